@@ -7,13 +7,16 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 
 from chorale import LLM, SamplingParams
-from chorale.errors import ChoraleError, ConfigError, ContextLengthError, EngineDeadError
+from chorale.config import EngineConfig
+from chorale.engine.types import TokenChunk
+from chorale.errors import ChoraleError, ConfigError, ContextLengthError, EngineDeadError, EngineError
 from chorale.harmony.messages import Conversation, DeveloperContent, Message, SystemContent
 from chorale.harmony.render import render_conversation
 from chorale.harmony.vocab import (
@@ -21,6 +24,7 @@ from chorale.harmony.vocab import (
     CHANNEL,
     CONSTRAIN,
     END,
+    ENDOFTEXT,
     MESSAGE,
     RETURN,
     START,
@@ -29,6 +33,7 @@ from chorale.harmony.vocab import (
 )
 from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
+from chorale.serve import build
 from chorale.turns.prompt.effort import DEFAULT_EFFORT
 from tests.support.scripted_core import scripted_llm
 
@@ -84,6 +89,13 @@ def test_prompts_of_different_salts_share_no_pages(llm: LLM) -> None:
     assert [output.num_cached_tokens for output in cached] == [0, 96, 0]
 
 
+def test_a_prompt_that_its_choices_share_counts_as_computed(llm: LLM) -> None:
+    """As in the server's usage. Here a choice beyond the eight rows finds what the first has computed."""
+    ids, params = list(range(500, 600)), SamplingParams(max_tokens=1, n=12)
+    cached = [llm.generate([ids], params)[0].num_cached_tokens for _ in range(2)]
+    assert cached == [0, 96]
+
+
 def test_special_tokens_in_raw_prompts(llm: LLM) -> None:
     output = llm.generate("<|start|>user<|message|>x<|end|>", SamplingParams(max_tokens=1))[0]
     assert output.prompt_token_ids[0] == START
@@ -94,8 +106,9 @@ def test_one_sampling_params_for_each_prompt(llm: LLM) -> None:
     several = [SamplingParams(max_tokens=count) for count in (1, 4, 9)]
     outputs = llm.generate(["a", "b", "c"], several)
     assert [len(output.outputs[0].token_ids) for output in outputs] == [1, 4, 9]
-    with pytest.raises(ValueError, match="2 sampling_params for 3"):
-        llm.generate(["a", "b", "c"], several[:2])
+    for count in (2, 4):
+        with pytest.raises(ValueError, match=f"{count} sampling_params for 3 prompts"):
+            llm.generate(["a", "b", "c"], (several * 2)[:count])
 
 
 def test_many_prompts_come_back_in_order(llm: LLM) -> None:
@@ -148,11 +161,11 @@ def test_stop_token_ids_and_the_models_own_end(llm: LLM) -> None:
         llm.generate([[9]], SamplingParams(logit_bias={token: 100.0}, stop_token_ids=[100, CALL]))[0].outputs[
             0
         ]
-        for token in (100, RETURN, CALL)
+        for token in (100, RETURN, CALL, ENDOFTEXT)
     ]
-    assert [choice.finish_reason for choice in found] == ["stop"] * 3
-    assert [choice.stop_reason for choice in found] == [100, None, CALL]
-    assert [choice.text for choice in found] == [""] * 3
+    assert [choice.finish_reason for choice in found] == ["stop"] * 4
+    assert [choice.stop_reason for choice in found] == [100, None, CALL, ENDOFTEXT]
+    assert [choice.text for choice in found] == [""] * 4
     assert found[1].token_ids == [RETURN]
     ignored = llm.generate([[9]], SamplingParams(logit_bias={RETURN: 100.0}, ignore_eos=True, max_tokens=3))
     assert ignored[0].outputs[0].token_ids == [RETURN] * 3
@@ -214,6 +227,8 @@ def test_a_sequence_that_fails_alone_says_so(llm: LLM) -> None:
         ([[201088]], ValueError),
         ([[1] * 512], ContextLengthError),
         ([1.5], TypeError),
+        ([True, False], TypeError),
+        ([[True, False]], TypeError),
         ({"multi_modal_data": 1}, ValueError),
         ({"prompt": "a", "multi_modal_data": {"image": 1}}, ValueError),
         ({"prompt": "a", "cache_salt": 1}, TypeError),
@@ -380,6 +395,59 @@ def test_a_turn_that_ends_after_its_reasoning_is_asked_for_an_answer(monkeypatch
     assert later[0].sampling.max_tokens == 50 - len(thought)
 
 
+def test_a_turn_without_room_for_its_answer_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    thought = [CHANNEL, *load_vocabulary().encode("analysis"), MESSAGE, RETURN]
+    with scripted_llm(monkeypatch, thought) as (llm, core):
+        output = llm.chat(HI, SamplingParams(max_tokens=len(thought)))[0].outputs[0]
+    assert (output.finish_reason, output.token_ids) == ("length", thought)
+    assert len(core.requests) == 1
+
+
+def test_an_error_after_some_tokens_comes_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = load_vocabulary().encode("one two three four")
+    with scripted_llm(monkeypatch, ids) as (llm, core):
+        step = core.step
+
+        def failing() -> list[TokenChunk]:
+            (chunk,) = step()
+            if chunk.token_ids == ids[2:3]:
+                core.abort(chunk.request_id)
+                return [TokenChunk(chunk.request_id, 0, [], "error", error="not finite")]
+            return [chunk]
+
+        monkeypatch.setattr(core, "step", failing)
+        output = llm.generate([[1]], SamplingParams(max_tokens=100))[0].outputs[0]
+    assert (output.finish_reason, output.error, output.token_ids) == ("error", "not finite", ids[:2])
+
+
+def test_the_bar_is_closed_when_the_engine_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    bar = Mock()
+
+    def fail() -> None:
+        raise EngineError("on fire")
+
+    with scripted_llm(monkeypatch, [1]) as (llm, core):
+        monkeypatch.setattr(core, "step", fail)
+        with pytest.raises(EngineDeadError, match="on fire"):
+            llm.generate([[1]], use_tqdm=lambda **_: bar)
+    bar.close.assert_called_once_with()
+
+
+def test_prompts_may_hold_up_running_rows_unless_the_caller_minds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody reads along: a bound on the delay would only make the whole slower."""
+    seen: list[float] = []
+
+    def build_engine(config: EngineConfig) -> None:
+        seen.append(config.prompt_delay)
+        raise ConfigError("seen")
+
+    monkeypatch.setattr(build, "build_engine", build_engine)
+    for options in ({}, {"prompt_delay": None}, {"prompt_delay": 0.25}):
+        with pytest.raises(ConfigError, match="seen"):
+            LLM(**options)
+    assert seen == [0.0, 0.0, 0.25]
+
+
 @pytest.mark.parametrize(
     ("messages", "error"),
     [
@@ -431,6 +499,8 @@ def test_chat_without_limits_runs_to_the_window(llm: LLM) -> None:
         ({"structured_outputs": {"json": {}, "regex": "a"}}, ValueError, "exactly one"),
         ({"structured_outputs": {"jsn": {}}}, TypeError, "jsn"),
         ({"structured_outputs": {"regex": "a"}, "min_tokens": 2}, ValueError, "min_tokens"),
+        ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, ValueError, "ignore_eos"),
+        ({"structured_outputs": {"regex": "a"}, "allowed_token_ids": [5]}, ValueError, "allowed_token_ids"),
         ({"temperature": -0.1}, ValueError, "temperature"),
         ({"temperature": float("nan")}, ValueError, "temperature"),
         ({"top_p": 0.0}, ValueError, "top_p"),
@@ -459,6 +529,12 @@ def test_chat_without_limits_runs_to_the_window(llm: LLM) -> None:
 def test_bad_sampling_params(given: dict[str, Any], error: type[Exception], word: str) -> None:
     with pytest.raises(error, match=word):
         SamplingParams(**given)
+
+
+def test_what_is_not_supported_may_be_left_out_by_name() -> None:
+    """As by code that passes all of vLLM's arguments on."""
+    refused = ("guided_decoding", "logits_processors", "best_of", "extra_args")
+    assert SamplingParams(**dict.fromkeys(refused)) == SamplingParams()
 
 
 def test_sampling_params_are_values() -> None:

@@ -61,10 +61,10 @@ def engine(device: Device) -> Iterator[OfflineEngine]:
     made.close()
 
 
-def requests(count: int, max_tokens: int = 20) -> list[GenerateRequest]:
+def requests(count: int, max_tokens: int = 20, prefix: str = "") -> list[GenerateRequest]:
     sampling = SamplingSpec(max_tokens=max_tokens, ignore_eos=True, seed=1)
     return [
-        GenerateRequest(request_id=str(index), prompt_token_ids=[1, 2, index], sampling=sampling)
+        GenerateRequest(request_id=f"{prefix}{index}", prompt_token_ids=[1, 2, index], sampling=sampling)
         for index in range(count)
     ]
 
@@ -144,6 +144,41 @@ def test_a_handler_that_does_not_raise_stops_nothing(engine: OfflineEngine, devi
     assert seen == [signal.SIGUSR1]
 
 
+def test_handlers_run_in_the_order_of_the_signals(engine: OfflineEngine, device: Device) -> None:
+    seen: list[int] = []
+    numbers = (signal.SIGUSR2, signal.SIGUSR1)
+    before = [signal.signal(number, lambda number, _: seen.append(number)) for number in numbers]
+
+    def send(step: int) -> None:
+        for number in numbers if step == 3 else ():
+            os.kill(os.getpid(), number)
+            time.sleep(0.01)
+
+    try:
+        device.before_step = send
+        run(engine, requests(2))
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+    assert seen == list(numbers)
+
+
+def test_a_handler_that_is_set_during_a_call_stays(engine: OfflineEngine) -> None:
+    def handler(number: int, _: object) -> None:
+        raise AssertionError(number)
+
+    def take(chunks: list[TokenChunk]) -> list[tuple[str, int]]:
+        signal.signal(signal.SIGUSR1, handler)
+        return []
+
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    try:
+        engine.run(requests(1), take)
+        assert signal.getsignal(signal.SIGUSR1) is handler
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
 def test_a_second_interrupt_ends_a_step_that_does_not_end(engine: OfflineEngine, device: Device) -> None:
     def hang(step: int) -> None:
         for _ in range(2):
@@ -165,6 +200,30 @@ def test_an_error_of_the_reader_leaves_the_engine_usable(engine: OfflineEngine) 
     with pytest.raises(ValueError, match="of the reader"):
         engine.run(requests(6), take)
     assert_usable(engine)
+
+
+def test_nothing_of_a_call_that_failed_is_left_for_the_next(engine: OfflineEngine) -> None:
+    """Neither its first rounds nor a later one; no row, page or chunk of them."""
+    (later,) = requests(1, max_tokens=200, prefix="later")
+    num_taken = 0
+
+    def take(chunks: list[TokenChunk]) -> list[GenerateRequest]:
+        nonlocal num_taken
+        num_taken += 1
+        if num_taken == 8:
+            raise ValueError("of the reader")
+        return [later] if num_taken == 1 else []
+
+    with pytest.raises(ValueError, match="of the reader"):
+        engine.run(requests(2, max_tokens=200), take)
+    stats = engine.stats()
+    assert (stats.num_running, stats.num_waiting, stats.kv_blocks_used) == (0, 0, 0)
+    assert stats.generation_tokens < 50, "none of them was run to its end"
+    assert {chunk.request_id for chunk in run(engine, requests(3, prefix="mine"))} == {
+        "mine0",
+        "mine1",
+        "mine2",
+    }
 
 
 @pytest.mark.parametrize("error", [EngineError("the device is on fire"), RuntimeError("on fire")])
@@ -252,6 +311,36 @@ def test_idle_time_is_used_until_there_is_nothing_to_prepare(monkeypatch: pytest
         made.close()
 
 
+def test_idle_time_begins_a_while_after_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One call often follows another: what is prepared in between would hold up the second."""
+    monkeypatch.setattr(module, "_QUIET", 0.01)
+    prepared = threading.Event()
+
+    class Ready(Device):
+        def use_idle_time(self) -> bool:
+            assert not prepared.is_set(), "within the quiet time after a call"
+            module._QUIET = 600.0  # from now on
+            prepared.set()
+            return False
+
+    made = OfflineEngine(EngineCore(LIMITS, Ready()), INFO)
+    try:
+        assert prepared.wait(30)
+        run(made, requests(1))
+        time.sleep(0.2)
+        assert made._idler.is_alive()  # an assertion in its thread would have ended it
+    finally:
+        made.close()
+
+
+def test_idle_time_is_not_used_after_the_end(device: Device, engine: OfflineEngine) -> None:
+    """Also if the thread was about to begin a piece when the engine was closed."""
+    device.pieces = 5
+    engine.close()
+    assert not engine._prepare_piece()
+    assert device.pieces == 5
+
+
 def test_a_fault_of_idle_time_is_told_to_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_QUIET", 0.01)
     failed = threading.Event()
@@ -266,6 +355,16 @@ def test_a_fault_of_idle_time_is_told_to_the_next_call(monkeypatch: pytest.Monke
     with pytest.raises(EngineDeadError, match="no graph"):
         run(made, requests(1))
     made.close()
+
+
+def test_what_the_program_has_frozen_stays_frozen(engine: OfflineEngine) -> None:
+    gc.freeze()
+    try:
+        count = gc.get_freeze_count()
+        run(engine, requests(1))
+        assert gc.get_freeze_count() > 0.9 * count  # all but what has been dropped since
+    finally:
+        gc.unfreeze()
 
 
 def test_the_collector_is_as_it_was_afterwards(engine: OfflineEngine, device: Device) -> None:
