@@ -44,6 +44,18 @@ def test_a_custom_call_in_body_and_stream() -> None:
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
+def test_an_input_of_nothing_stays_empty() -> None:
+    """The arguments of a function would become an empty object."""
+    empty = "<|channel|>commentary to=functions.{}<|message|><|call|><|start|>assistant"
+    script = (empty.format("sql") + empty.format("f")).removesuffix("<|start|>assistant")
+
+    async def one(server: Server) -> Any:
+        return (await server.chat(tools=[SQL, FUNCTION])).json()
+
+    custom, function = with_server(playing(script), one)["choices"][0]["message"]["tool_calls"]
+    assert (custom["custom"]["input"], function["function"]["arguments"]) == ("", "{}")
+
+
 def test_two_kinds_of_calls_are_numbered_together() -> None:
     script = call("f", "{}") + "<|call|><|start|>assistant" + NOTE
 

@@ -179,6 +179,20 @@ def test_a_call_to_a_built_in_tool_is_a_value_and_its_result_the_next_round() ->
     assert choice.feed(chunk(ids(FINAL + "42.<|return|>"), "stop")) == Ended()
 
 
+def test_cached_tokens_of_a_later_round_are_those_of_the_rounds_before() -> None:
+    """Whatever the engine found of it: it had computed all of it for this turn."""
+    choice, _ = with_tools()
+    call = choice.feed(chunk(ids(PYTHON), "stop", num_cached_tokens=2))
+    assert isinstance(call, CallTool)
+    after = choice.tool_done(call, result(call.call, "42"), RESULT)
+    assert isinstance(after, NextRound)
+    choice.begin_round(after)
+    choice.feed(chunk(ids(FINAL + "42.<|return|>"), "stop", num_cached_tokens=16))
+    ended = folded(choice).ended
+    assert ended is not None
+    assert ended.usage.cached_tokens == 2 + len(PROMPT) + len(ids(PYTHON))
+
+
 def test_a_forced_answer_is_not_summarized_first() -> None:
     choice = harmony(compaction=compaction(1, due=False))
     assert isinstance(choice.feed(chunk([RETURN], "stop")), NextRound)
@@ -387,6 +401,18 @@ def test_many_raw_tokens_at_once_are_what_they_are_one_by_one(skip: bool) -> Non
     assert item[2].count("\ufffd") == 2
     assert ("<|start|>" in item[2]) is not skip
     assert item[5] == tokens
+
+
+def test_a_token_whose_text_is_held_back_in_part_goes_out_once() -> None:
+    """Its space is shown at once; the rest may begin a stop string, and then does not."""
+    tokens = [*VOCAB.encode("A hot"), *VOCAB.encode(" dog"), *VOCAB.encode(" days")]
+    choice = RawChoice(VOCAB, request(stop=("dog food",), stream_interval=1), 0, EOS)
+    for token in tokens:
+        choice.feed(chunk([token]))
+    choice.feed(chunk(VOCAB.encode(" end"), "length"))
+    [item] = folded(choice).items
+    assert item.text == "A hot dog days end"
+    assert item.content_token_ids == [*tokens, *VOCAB.encode(" end")]
 
 
 def test_tokens_of_one_character_go_out_with_its_text() -> None:

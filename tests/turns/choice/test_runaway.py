@@ -117,6 +117,10 @@ def test_equal_calls_are_counted_by_their_results() -> None:
     assert watch.repeats
     watch.called("python", "2 + 2", "4")
     assert not watch.repeats
+    for number in range(MAX_SAME_RESULTS):  # as that of each call which changes something
+        assert not watch.repeats
+        watch.called("python", f"x = {number}", "[no output]")
+    assert not watch.repeats
     for number in range(MAX_SAME_CALLS):  # as if something was waited for
         assert not watch.repeats
         watch.called("mcp.status", "{}", str(number))

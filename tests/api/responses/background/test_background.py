@@ -151,6 +151,24 @@ def test_cancel_keeps_what_was_said_and_is_idempotent() -> None:
     run(scenario)
 
 
+def test_one_that_is_cancelled_stays_so_when_its_server_stops() -> None:
+    """Both at the same moment: the client has been told that it is cancelled."""
+
+    async def scenario() -> None:
+        async with serve(HANGS) as server:
+            made = await server.sdk.responses.create(model=MODEL, input="hello", background=True)
+            job = server.app.state.background.find(made.id)
+            assert job is not None
+            job.stop()
+            job.stop(EngineDeadError("the server stops"))
+            async with asyncio.timeout(30):
+                await job.ended()
+            body = await server.sdk.responses.retrieve(made.id)
+            assert (body.status, body.error) == ("cancelled", None)
+
+    run(scenario)
+
+
 def test_cancel_while_it_is_queued() -> None:
     async def scenario() -> None:
         async with serve(Script([], hang=True, delay=30)) as server:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from chorale.turns.events import (
     TurnEnded,
     Usage,
 )
+from tests.api.responses.background.test_background import ended
 from tests.support.responses import HELLO, TOOL, VOCAB, fold_events, serve, tokens
 from tests.support.scripted_tools import tools_served
 from tests.support.server import run
@@ -156,6 +158,26 @@ def test_what_was_read_before_a_crash_begins_what_is_read_after_it(tmp_path: Pat
         assert body["output"][-1]["content"][0]["text"].startswith("Hi")
 
     run(scenario)
+
+
+def test_the_last_message_of_a_recovered_response_has_no_tokens_to_replay() -> None:
+    """They may go on after a stop string that ended the turn, which nothing has recorded."""
+
+    async def scenario() -> None:
+        async with serve(HELLO) as server:
+            _, made = await server.post(input="x", background=True)
+            stored, log = await ended_log(server, made["id"])
+            assert [bool(item.token_ids) for item in stored.output] == [True, True]
+            found, *_ = recovery(VOCAB)(replace(stored, output=()), [join(packed(log))], "failed")
+            assert [bool(item.token_ids) for item in found.output] == [True, False]
+            assert [item.item for item in found.output] == [item.item for item in stored.output]
+
+    run(scenario)
+
+
+async def ended_log(server: Any, response_id: str) -> tuple[Any, list[LogEvent]]:
+    await ended(server, response_id)
+    return await whole_log(server, response_id)
 
 
 def test_a_resumed_response_is_shown_as_it_was_created(tmp_path: Path) -> None:
