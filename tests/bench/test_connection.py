@@ -202,4 +202,4 @@ def test_several_processes_give_all_outcomes() -> None:
     outcomes, seconds = asyncio.run(main())
     assert len(outcomes) == 9
     assert all(not each.error for each in outcomes)
-    assert 0 < seconds < 5
+    assert 0 < seconds < 60

@@ -50,7 +50,7 @@ def test_requests_of_a_client_that_vanished_are_aborted(number: signal.Signals) 
                 answer = asyncio.ensure_future(collect(r.client.submit(mine)))
                 lone.send_signal(number)
                 took = await until(lambda: r.client.stats.num_running <= 1, "its requests are aborted")
-                assert took < 5.0
+                assert took < 30.0  # they would take 500 s
                 assert await answer == {0: (expected(mine), "length")}
                 await r.engine_is_empty()
                 assert r.client.stats.kv_blocks_used == 0
@@ -120,7 +120,7 @@ def test_sigterm_lets_running_requests_finish() -> None:
             await until(lambda: client.status.state == "draining", "draining is shown")
             tokens += (await collect(stream))[0][0]
             assert tokens == expected(asked)
-            assert await asyncio.wait_for(process.wait(), 5) == EXIT_OK
+            assert await asyncio.wait_for(process.wait(), 30) == EXIT_OK
         finally:
             await client.close()
             if process.returncode is None:

@@ -124,13 +124,13 @@ def test_clients_that_leave_free_the_engine_and_a_full_queue_answers_429() -> No
                 answer = await asyncio.to_thread(connection.getresponse)
                 assert answer.status == 200
             refused = Streams(s, 1, 3)
-            assert await asyncio.wait_for(refused.tasks[0], 10) == 429
+            assert await asyncio.wait_for(refused.tasks[0], 60) == 429
             for connection in leaving:
                 connection.sock.close()
                 connection.close()
             left = time.monotonic()
             while (await asyncio.to_thread(complete, s.port, 1, lambda line: None)) != 200:
-                assert time.monotonic() - left < 10.0
+                assert time.monotonic() - left < 60.0  # they would take 1,000 s
             _, metrics = await asyncio.to_thread(fetch, s.port, "/metrics", {})
             assert b"vllm:num_requests_running" in metrics
 

@@ -18,7 +18,7 @@ from tests.support.server import run
 
 HELLO = "<|channel|>final<|message|>Hello.<|return|>"
 LOCK_SECONDS = 0.6
-SLACK = 1.5  # seconds, for two busy cores
+SLACK = 4.0  # seconds, for two busy cores; the jobs of a test would take longer one after another
 
 
 @contextlib.contextmanager
@@ -45,9 +45,9 @@ def test_all_that_wait_for_the_lock_share_one_deadline(tmp_path: Path) -> None:
             with write_lock(path):
                 began = time.monotonic()
                 async with asyncio.timeout(20):
-                    answers = await asyncio.gather(*(server.post(input="a") for _ in range(6)))
+                    answers = await asyncio.gather(*(server.post(input="a") for _ in range(12)))
                 assert LOCK_SECONDS - 0.1 <= time.monotonic() - began < LOCK_SECONDS + SLACK
-                assert [(status, body["store"]) for status, body in answers] == [(200, False)] * 6
+                assert [(status, body["store"]) for status, body in answers] == [(200, False)] * 12
                 assert all(body["status"] == "completed" for _, body in answers)
                 read = await server.http.get(f"/v1/responses/{kept['id']}")  # reads do not wait
                 assert read.status_code == 200
@@ -137,7 +137,7 @@ def test_jobs_that_come_later_have_a_later_deadline(tmp_path: Path) -> None:
             waited.append(time.monotonic() - began)
 
         with write_lock(path):
-            await asyncio.gather(*(write(i * LOCK_SECONDS / 4) for i in range(8)))
+            await asyncio.gather(*(write(i * LOCK_SECONDS / 4) for i in range(16)))
             assert store.fault is not None
         assert min(waited) >= LOCK_SECONDS - 0.1
         assert max(waited) < LOCK_SECONDS + SLACK
@@ -167,7 +167,7 @@ def test_a_locked_postgresql_has_the_same_deadline(database: str) -> None:
                 other.execute(statement.encode())
                 began = time.monotonic()
                 results = await asyncio.gather(
-                    *(store.conversations.create(b"", {}, []) for _ in range(6)), return_exceptions=True
+                    *(store.conversations.create(b"", {}, []) for _ in range(12)), return_exceptions=True
                 )
                 assert all(isinstance(result, StoreError) for result in results), results
                 assert time.monotonic() - began < LOCK_SECONDS + SLACK

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
-import time
 
 import openai
 import pytest
@@ -157,13 +156,11 @@ def test_a_long_prompt_is_cut_by_chunks_and_found_again(served: Served) -> None:
     client = served.client()
     prompt = " ".join(f"word{i}" for i in range(1500))
     first = client.completions.create(model=MODEL, prompt=prompt, max_tokens=4, temperature=0)
-    started = time.monotonic()
     again = client.completions.create(model=MODEL, prompt=prompt, max_tokens=4, temperature=0)
     assert again.choices[0].text == first.choices[0].text
     assert again.usage is not None
     assert again.usage.prompt_tokens_details is not None
     assert (again.usage.prompt_tokens_details.cached_tokens or 0) > 2000
-    assert time.monotonic() - started < 5
 
 
 @pytest.mark.parametrize(

@@ -142,15 +142,15 @@ def test_what_is_cut_at_the_end_of_the_drain_is_told() -> None:
         await _until(lambda: len(client.requests) == 1)
         await asyncio.sleep(0.05)
         server.stop()
-        answer = await asyncio.wait_for(read_answer(reader), 5)
+        answer = await asyncio.wait_for(read_answer(reader), 30)
         assert answer.body.endswith(b"data: [DONE]\n\n")
         writer.close()
-        await asyncio.wait_for(server.task, 5)
+        await asyncio.wait_for(server.task, 30)
 
     served(test, scripted(TEXT, hang=True), shutdown_timeout=0.3)
 
 
 async def _until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.01)

@@ -219,7 +219,7 @@ def test_names_that_dashboards_read() -> None:
 
 
 def test_counting_a_token_is_cheap() -> None:
-    """The budget is 1 us a token; the gate is loose because CI machines are shared."""
+    """The budget is 1 us of CPU a token; the gate is loose because caches are shared."""
     metrics = Metrics("demo")
     client: Any = scripted()
 
@@ -228,10 +228,10 @@ def test_counting_a_token_is_cheap() -> None:
         chunk = TokenChunk("r", 0, [1])
         best = float("inf")
         for _ in range(5):
-            began = time.perf_counter()
+            began = time.thread_time()
             for _ in range(10_000):
                 stream._observe(chunk, 1.0)  # type: ignore[attr-defined]
-            best = min(best, (time.perf_counter() - began) / 10_000)
+            best = min(best, (time.thread_time() - began) / 10_000)
         await stream.aclose()
         return best
 

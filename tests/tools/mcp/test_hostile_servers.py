@@ -77,7 +77,7 @@ def test_faults_of_a_program(kind: str, reason: str) -> None:
     started = time.monotonic()
     with pytest.raises(McpError, match=reason):
         talk(kind)
-    assert time.monotonic() - started < 8
+    assert time.monotonic() - started < 60  # of the 600 s that some of them would take
 
 
 def test_odd_but_usable_programs() -> None:

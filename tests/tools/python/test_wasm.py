@@ -44,7 +44,7 @@ def test_a_call_out_of_time_ends_the_session_and_says_so(sandbox: Sandbox) -> No
     quick = Sandbox("wasm", SandboxLimits(seconds=0.5, memory_bytes=LIMITS.memory_bytes))
     start = time.monotonic()
     timed, after = cells(quick, "y = 1\nimport time\nprint('before')\ntime.sleep(60)", "1")
-    assert time.monotonic() - start < 15
+    assert time.monotonic() - start < 50  # the cell would take 60 s
     assert timed.failed
     assert timed.content.startswith(
         "before\n\n[timed out after 0.5 s] [variables and files of this session are"

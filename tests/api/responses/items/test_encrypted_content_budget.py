@@ -99,9 +99,9 @@ def test_a_text_of_the_whole_budget_that_does_not_compress_is_read() -> None:
 def test_over_http_it_is_a_quick_400(kind: str) -> None:
     async def scenario() -> None:
         async with serve(HELLO) as server:
-            began = time.monotonic()
+            began = time.process_time()  # of this process, which has client and server
             status, body = await server.post(input=[item(kind)] * 100)
             assert (status, body["error"]["code"]) == (400, "string_above_max_length"), json.dumps(body)
-            assert time.monotonic() - began < 5
+            assert time.process_time() - began < 5
 
     run(scenario)
