@@ -26,6 +26,7 @@ _LIMITS = LLParserLimits(
 )
 _WALK_STEPS = 24
 _WALK_FIRST = b'"[{,:'  # the walk takes one of these wherever it may: they lead to most of the structure
+_UNSATISFIABLE = "nothing satisfies it"
 
 MASK_WORDS = VOCAB_SIZE // 32  # int32 of one row's mask, one bit a token
 _lock = threading.Lock()
@@ -87,7 +88,7 @@ def check_constraint(constraint: Constraint) -> None:
         _check_walk(matcher)
         if not mask.any():
             if step == 0:
-                raise ValueError("nothing satisfies it")
+                raise ValueError(_UNSATISFIABLE)
             return
         token = _next_token(mask)
         if token >= NUM_RANKS:  # the end
@@ -98,7 +99,8 @@ def check_constraint(constraint: Constraint) -> None:
 
 def _check_walk(matcher: LLMatcher) -> None:
     if matcher.is_error():
-        raise ValueError(f"too complex: {explain(matcher.get_error())}")
+        reason = explain(matcher.get_error())
+        raise ValueError(reason if reason == _UNSATISFIABLE else f"too complex: {reason}")
 
 
 def _next_token(mask: npt.NDArray[np.uint8]) -> int:
@@ -141,5 +143,5 @@ def explain(error: str) -> str:
     for advice in ("; consider ", " Enable '"):  # for those who write grammars, or set its options
         line = line.partition(advice)[0]
     if line.startswith("NoExtension"):
-        return "nothing satisfies it"
+        return _UNSATISFIABLE
     return line[:300]

@@ -207,6 +207,13 @@ def test_errors_are_one_short_line() -> None:
     assert explain("") == "cannot be compiled"
 
 
+@pytest.mark.parametrize("pattern", ["[a&&b]", r"[^\s\S]", "a[b&&c]"])
+def test_what_nothing_satisfies_is_not_called_complex(pattern: str) -> None:
+    for constraint in (make.regex(pattern, "p"), make.lark(f"start: /{pattern}/", "p")):
+        with pytest.raises(ValueError, match=r"^nothing satisfies it$"):
+            check_constraint(constraint)
+
+
 def test_errors_name_no_option_that_a_client_cannot_set() -> None:
     overlapping = {"oneOf": [{"type": "integer"}, {"type": "number"}]}
     with pytest.raises(ValueError, match=r"^oneOf constraints are not supported\.$"):
