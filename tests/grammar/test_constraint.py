@@ -11,7 +11,7 @@ import pytest
 from chorale.errors import RequestError
 from chorale.grammar import checker
 from chorale.grammar.checker import GrammarChecker
-from chorale.grammar.constraint import json_object, json_schema, regex
+from chorale.grammar.constraint import MAX_DEPTH, json_object, json_schema, regex
 from chorale.grammar.frames import raw_grammar
 from chorale.grammar.matcher import check_constraint, compile_grammar
 from chorale.harmony.vocab import load_vocabulary
@@ -31,6 +31,20 @@ def test_a_definition_may_have_any_name(name: str) -> None:
     schema = {"$ref": f"#/$defs/{name}", "$defs": {name.replace("%20", " "): {"type": "boolean"}}}
     assert accepts(schema, "true")
     assert not accepts(schema, "7")
+
+
+def nested(depth: int) -> dict[str, Any]:
+    """Objects within objects; the innermost one has a number."""
+    schema: dict[str, Any] = {"type": "number"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+def test_the_bound_of_nested_objects_is_exact() -> None:
+    json_schema(nested(MAX_DEPTH), "p")
+    with pytest.raises(RequestError, match=f"deeper than {MAX_DEPTH} objects"):
+        json_schema(nested(MAX_DEPTH + 1), "p")
 
 
 def test_an_id_may_be_a_title() -> None:
