@@ -106,6 +106,15 @@ def test_the_name_of_the_scheme_may_be_written_in_any_case(scheme: str) -> None:
     served(test, keys=(hash_key(KEY),))
 
 
+@pytest.mark.parametrize("line", ["x-api-key:  {} \t", "authorization: Bearer   {}  ", "X-API-Key:{}"])
+def test_blanks_around_a_key_do_not_count(line: str) -> None:
+    async def test(server: Running) -> None:
+        raw = f"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n{line.format(KEY)}\r\n\r\n"
+        assert (await exchange(server.port, raw.encode())).status == 200
+
+    served(test, keys=(hash_key(KEY),))
+
+
 def test_a_key_that_is_sent_twice_is_no_key() -> None:
     """Of two headers a proxy in front may have checked the other one."""
 
