@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 
+class Output(NamedTuple):
+    """The destination of a product, and what is applied to it on the way."""
+
+    bias_ptr: Any  # [2, E, rows] if GATE_UP, else [E, rows]
+    largest_ptr: Any  # likewise, uint8: each row's largest exponent (if FP8)
+    x_scale_ptr: Any  # [pairs] float32: what gate_up's inputs were divided by (if FP8)
+    ptr: Any  # [pairs, width]
+    rows: Any  # of a matrix: gate_up's I, down's H
+    width: Any
+    limit: Any
+    alpha: Any
+    experts: Any  # their number
+    inner_scale: Any  # what gate_up's results are multiplied with (if FP8)
+    GATE_UP: gl.constexpr
+    FP8: gl.constexpr
+
+
 @gluon.jit
-def row_of(tile, p, g, expert, experts, rows, GATE_UP: gl.constexpr):
+def row_of(tile, p, g, expert, out):
     """(which output column, and its place in [2, E, rows] or [E, rows]) of row 8 p + g of a tile."""
-    if GATE_UP:  # of each 16 rows, 8 gates and their 8 ups
+    if out.GATE_UP:  # of each 16 rows, 8 gates and their 8 ups
         column = tile * 8 + g
-        place = (p * experts + expert) * rows + column
+        place = (p * out.experts + expert) * out.rows + column
     else:
         column = tile * 16 + p * 8 + g
-        place = expert * rows + column
+        place = expert * out.rows + column
     return column, place
 
 
@@ -68,14 +87,15 @@ def _swiglu(acc, limit, alpha, TOKENS: gl.constexpr):
 
 @gluon.jit
 def _store(
-    result, out_ptr, first, last, column, width, TOKENS: gl.constexpr, COLUMNS: gl.constexpr,
-    WARPS: gl.constexpr, ZEROS: gl.constexpr, STRIDE: gl.constexpr = 0,
-):  # fmt: skip
-    """result [TOKENS, COLUMNS] -> rows first.., columns column.. of out, up to row last and to width.
+    result, out, first, last, column, WARPS: gl.constexpr, ZEROS: gl.constexpr, STRIDE: gl.constexpr = 0
+):
+    """result [TOKENS, COLUMNS] -> rows first.., columns column.. of out, up to row last and to its width.
 
-    ``ZEROS``: the other rows become that. ``STRIDE``: 4 columns together, STRIDE from one four to the next.
+    ``ZEROS``: the other rows become zeros. ``STRIDE``: 4 columns together, STRIDE from one four to the next.
     """
-    each: gl.constexpr = 4 if STRIDE > 0 else 128 // out_ptr.dtype.element_ty.primitive_bitwidth  # 16 bytes
+    TOKENS: gl.constexpr = result.shape[0]
+    COLUMNS: gl.constexpr = result.shape[1]
+    each: gl.constexpr = 4 if STRIDE > 0 else 128 // out.ptr.dtype.element_ty.primitive_bitwidth  # 16 bytes
     lanes: gl.constexpr = COLUMNS // each
     layout: gl.constexpr = gl.BlockedLayout([1, each], [32 // lanes, lanes], [WARPS, 1], [1, 0])
     result = gl.convert_layout(result, layout)
@@ -84,15 +104,15 @@ def _store(
     if STRIDE > 0:
         columns = columns // 4 * STRIDE + columns % 4
     columns += column
-    places = gl.expand_dims(rows.to(gl.int64) * width, 1) + gl.expand_dims(columns, 0)
+    places = gl.expand_dims(rows.to(gl.int64) * out.width, 1) + gl.expand_dims(columns, 0)
     inside = gl.expand_dims(rows < last, 1)
-    mask = gl.expand_dims(columns < width, 0)
+    mask = gl.expand_dims(columns < out.width, 0)
     if ZEROS:
         inside, result = gl.broadcast(inside, result)
         result = gl.where(inside, result, gl.zeros_like(result))
     else:
         mask = inside & mask
-    gl.store(out_ptr + places, result, mask=mask)
+    gl.store(out.ptr + places, result, mask=mask)
 
 
 @gluon.jit
@@ -107,87 +127,55 @@ def finish(
     acc,
     bias,
     factor,  # if FP8: what the weights of a row were divided by
-    x_scale_ptr,
-    out_ptr,
+    out,
     first,
     last,
     block,
-    width,
-    limit,
-    alpha,
-    inner_scale,
-    TOKENS: gl.constexpr,
-    GATE_UP: gl.constexpr,
-    FP8: gl.constexpr,
 ):
     """acc [128, TOKENS], bias and factor [128] -> pairs first .. last - 1 of out.
 
     In pieces of 64 pairs: few values at once need few registers, and each piece passes through shared memory,
     of which little is left.
     """
+    TOKENS: gl.constexpr = acc.shape[1]
     if TOKENS > 64:
         left, right = _split_pairs(acc, TOKENS)
-        finish(
-            left, bias, factor, x_scale_ptr, out_ptr, first, last, block, width, limit, alpha, inner_scale,
-            TOKENS // 2, GATE_UP, FP8,
-        )  # fmt: skip
-        finish(
-            right, bias, factor, x_scale_ptr, out_ptr, first + TOKENS // 2, last, block, width, limit, alpha,
-            inner_scale, TOKENS // 2, GATE_UP, FP8,
-        )  # fmt: skip
+        finish(left, bias, factor, out, first, last, block)
+        finish(right, bias, factor, out, first + TOKENS // 2, last, block)
     else:
-        _finish_piece(
-            acc, bias, factor, x_scale_ptr, out_ptr, first, last, block, width, limit, alpha, inner_scale,
-            TOKENS, GATE_UP, FP8,
-        )  # fmt: skip
+        _finish_piece(acc, bias, factor, out, first, last, block)
 
 
 @gluon.jit
-def _finish_piece(
-    acc,
-    bias,
-    factor,
-    x_scale_ptr,
-    out_ptr,
-    first,
-    last,
-    block,
-    width,
-    limit,
-    alpha,
-    inner_scale,
-    TOKENS: gl.constexpr,
-    GATE_UP: gl.constexpr,
-    FP8: gl.constexpr,
-):
+def _finish_piece(acc, bias, factor, out, first, last, block):
+    WARPS: gl.constexpr = acc.shape[0] // 16
+    TOKENS: gl.constexpr = acc.shape[1]
     mma: gl.constexpr = acc.type.layout
     row: gl.constexpr = gl.SliceLayout(1, mma)
     bias = gl.convert_layout(bias, row, assert_trivial=True)
-    if FP8:
+    if out.FP8:
         acc *= gl.expand_dims(gl.convert_layout(factor, row, assert_trivial=True), 1)
-        if GATE_UP:
+        if out.GATE_UP:
             pairs = first + gl.arange(0, TOKENS, gl.BlockedLayout([1], [32], [8], [0]))
-            scale = gl.load(x_scale_ptr + pairs, mask=pairs < last, other=0.0)
+            scale = gl.load(out.x_scale_ptr + pairs, mask=pairs < last, other=0.0)
             acc *= gl.expand_dims(gl.convert_layout(scale, gl.SliceLayout(0, mma)), 0)
         else:
-            acc *= 1.0 / inner_scale
+            acc *= 1.0 / out.inner_scale
     acc += gl.expand_dims(bias, 1)
-    WARPS: gl.constexpr = acc.shape[0] // 16
-    if GATE_UP:
-        inner = _swiglu(acc, limit, alpha, TOKENS)
-        if FP8:
-            inner = gl.reshape(_to_fp8(inner * inner_scale), [4, 4, 4, TOKENS])  # column: t, j, pairs
+    if out.GATE_UP:
+        inner = _swiglu(acc, out.limit, out.alpha, TOKENS)
+        if out.FP8:
+            inner = gl.reshape(_to_fp8(inner * out.inner_scale), [4, 4, 4, TOKENS])  # column: t, j, pairs
             inner = gl.reshape(gl.permute(inner, (3, 1, 0, 2)), [TOKENS, 64])  # place: j, t, pairs
-            _store(inner, out_ptr, first, last, block * 64, width, TOKENS, 64, WARPS, True)
+            _store(inner, out, first, last, block * 64, WARPS, True)
         else:
             quarters: gl.constexpr = WARPS // 2  # of 64 columns
             inner = gl.reshape(inner.to(gl.bfloat16), [quarters, 4, 2, 2, TOKENS])  # column: t, j, q, pair
             inner = gl.reshape(gl.permute(inner, (4, 1, 2, 0, 3)), [TOKENS, 16 * quarters])  # j, q, t, pair
             if WARPS == 8:
-                _store(inner, out_ptr, first, last, block * 64, width, TOKENS, 64, WARPS, True)
+                _store(inner, out, first, last, block * 64, WARPS, True)
             else:  # half of 64 columns: two values of t
-                column = block // 2 * 64 + block % 2 * 4
-                _store(inner, out_ptr, first, last, column, width, TOKENS, 32, WARPS, True, 8)
+                _store(inner, out, first, last, block // 2 * 64 + block % 2 * 4, WARPS, True, 8)
     else:
         acc = gl.permute(acc.to(gl.bfloat16), (1, 0))
-        _store(acc, out_ptr, first, last, block * 16 * WARPS, width, TOKENS, 16 * WARPS, WARPS, False)
+        _store(acc, out, first, last, block * 16 * WARPS, WARPS, False)

@@ -13,6 +13,8 @@ it reads until then, the list of tiles, was made by an earlier one, which that k
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -20,8 +22,15 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from chorale.kernels.triton.launch import dependent, tuning_of, wait_for_previous
-from chorale.kernels.triton.moe.hopper_epilogue import finish, row_of
-from chorale.kernels.triton.moe.hopper_mma import GROUP8, multiply, multiply8, products_layout, scale_boxes
+from chorale.kernels.triton.moe.hopper_epilogue import Output, finish, row_of
+from chorale.kernels.triton.moe.hopper_mma import (
+    GROUP8,
+    Pipeline,
+    multiply,
+    multiply8,
+    products_layout,
+    scale_boxes,
+)
 from chorale.kernels.triton.moe.hopper_operand import SCALES8
 from chorale.kernels.triton.moe.packing import COLUMNS, Experts, Matrices
 from chorale.kernels.triton.tuning import GroupedTile
@@ -30,10 +39,27 @@ from chorale.kernels.triton.tuning import GroupedTile
 _copy = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 
 
+class Sources(NamedTuple):
+    """Tensor descriptors of what the copy engine fetches: inputs in boxes of three heights, and weights."""
+
+    wide: Any
+    narrow: Any
+    other: Any
+    blocks: Any
+    scales: Any
+
+
 @gluon.constexpr_function
 def _most_of_second(wide, mid, narrow, tail):
     """Pairs of the second kind of tile: a wide one without a tail, or a mid one. If there is none: narrow."""
     return wide if tail else mid or narrow
+
+
+@gluon.jit
+def _entry(tiles_ptr, item, row_blocks):
+    """(expert, first pair, past the last) of the tile that an item belongs to."""
+    entry = tiles_ptr + 4 + (item // row_blocks) * 4
+    return gl.load(entry), gl.load(entry + 1), gl.load(entry + 2)
 
 
 @gluon.jit
@@ -47,257 +73,143 @@ def _fetch_inputs(desc, smem, stage, first, chunk, bar):
 
 
 @gluon.jit
-def _expect(
-    bar, pairs, row_bytes: gl.constexpr, weight_bytes: gl.constexpr, BOUND: gl.constexpr,
-    NARROW: gl.constexpr, MOST: gl.constexpr,
+def _fetch_weights(
+    sources, pipe, bar, stage, tile, chunk, pairs, BOUND: gl.constexpr, NARROW: gl.constexpr,
+    MOST: gl.constexpr,
 ):  # fmt: skip
-    """What a step of a tile with so many pairs brings."""
+    """Announce everything that a step of a tile with so many pairs brings, and fetch its weights."""
+    STAGES: gl.constexpr = pipe.ready.shape[0]
+    UNITS: gl.constexpr = pipe.words.shape[0] // STAGES
+    TILES: gl.constexpr = pipe.words.shape[1]
+    SCALES: gl.constexpr = scale_boxes(UNITS, TILES)
+    ROW: gl.constexpr = 16 * sources.wide.dtype.primitive_bitwidth  # bytes of a pair's 128 columns
+    WEIGHTS: gl.constexpr = UNITS * TILES * 1024 + SCALES * 512
     if pairs > BOUND:
-        mbarrier.expect(bar, MOST * row_bytes + weight_bytes)
+        mbarrier.expect(bar, MOST * ROW + WEIGHTS)
     elif pairs > NARROW:
         if BOUND > NARROW:
-            mbarrier.expect(bar, BOUND * row_bytes + weight_bytes)
+            mbarrier.expect(bar, BOUND * ROW + WEIGHTS)
     else:
-        mbarrier.expect(bar, NARROW * row_bytes + weight_bytes)
-
-
-@gluon.jit
-def _fetch_weights(
-    blocks_desc, scales_desc, w_smem, s_smem, stage, tile, chunk, bar, UNITS: gl.constexpr,
-    SCALES: gl.constexpr,
-):  # fmt: skip
-    TILES: gl.constexpr = blocks_desc.block_shape[0]
+        mbarrier.expect(bar, NARROW * ROW + WEIGHTS)
     for unit in gl.static_range(UNITS):
-        words = w_smem.index(stage * UNITS + unit)
-        _copy(blocks_desc, [tile + unit * TILES, chunk * 4, 0], bar, words)
-    width: gl.constexpr = scales_desc.block_shape[1] // 2  # of a chunk
+        words = pipe.words.index(stage * UNITS + unit)
+        _copy(sources.blocks, [tile + unit * TILES, chunk * 4, 0], bar, words)
+    width: gl.constexpr = sources.scales.block_shape[1] // 2  # of a chunk
     for box in gl.static_range(SCALES):
-        scales = s_smem.index(stage * SCALES + box)
-        _copy(scales_desc, [tile + box * 8, chunk * width], bar, scales)
+        scales = pipe.scales.index(stage * SCALES + box)
+        _copy(sources.scales, [tile + box * 8, chunk * width], bar, scales)
 
 
 @gluon.jit
 def _fetch(
-    wide_desc,
-    narrow_desc,
-    other_desc,
-    blocks_desc,
-    scales_desc,
-    tiles_ptr,
-    x_smem,
-    tail_smem,
-    w_smem,
-    s_smem,
-    ready,
-    empty,
-    row_blocks,
-    row_tiles,
-    chunks,
-    WIDE: gl.constexpr,
-    MID: gl.constexpr,
-    NARROW: gl.constexpr,
-    TAIL: gl.constexpr,
-    STAGES: gl.constexpr,
-    UNITS: gl.constexpr,
-    PDL: gl.constexpr,
-):
+    sources, tiles_ptr, pipe, row_blocks, row_tiles, chunks, WIDE: gl.constexpr, MID: gl.constexpr,
+    NARROW: gl.constexpr, TAIL: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
     """The fetching warp: every step of every tile that this program has."""
-    TILES: gl.constexpr = blocks_desc.block_shape[0]
-    SCALES: gl.constexpr = scale_boxes(UNITS, TILES)
+    STAGES: gl.constexpr = pipe.ready.shape[0]
+    ROWS: gl.constexpr = pipe.words.shape[0] // STAGES * pipe.words.shape[1]  # row tiles of a program's tile
     BOUND: gl.constexpr = _most_of_second(WIDE, MID, NARROW, TAIL)
-    ROW: gl.constexpr = 16 * wide_desc.dtype.primitive_bitwidth  # bytes of a pair's 128 columns
-    WEIGHTS: gl.constexpr = UNITS * TILES * 1024 + SCALES * 512
+    MOST: gl.constexpr = WIDE + TAIL
     items = gl.load(tiles_ptr) * row_blocks
     ahead = gl.minimum((chunks + 1) // 2, STAGES)
     step = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        entry = tiles_ptr + 4 + (item // row_blocks) * 4
-        expert = gl.load(entry)
-        first = gl.load(entry + 1)
-        pairs = gl.load(entry + 2) - first
-        tile = expert * row_tiles + item % row_blocks * (UNITS * TILES)
+        expert, first, last = _entry(tiles_ptr, item, row_blocks)
+        pairs = last - first
+        tile = expert * row_tiles + item % row_blocks * ROWS
         if step == 0:  # weights of the first steps, while the kernel before still makes their inputs
             for early in range(ahead):
-                bar = ready.index(early)
-                _expect(bar, pairs, ROW, WEIGHTS, BOUND, NARROW, WIDE + TAIL)
-                _fetch_weights(
-                    blocks_desc, scales_desc, w_smem, s_smem, early, tile, 2 * early, bar, UNITS, SCALES
-                )
+                bar = pipe.ready.index(early)
+                _fetch_weights(sources, pipe, bar, early, tile, 2 * early, pairs, BOUND, NARROW, MOST)
             wait_for_previous(PDL)
         for chunk in range(0, chunks, 2):
             stage = step % STAGES
-            bar = ready.index(stage)
+            bar = pipe.ready.index(stage)
             if step >= ahead:
-                mbarrier.wait(empty.index(stage), ((step // STAGES) & 1) ^ 1)
-                _expect(bar, pairs, ROW, WEIGHTS, BOUND, NARROW, WIDE + TAIL)
-                _fetch_weights(
-                    blocks_desc, scales_desc, w_smem, s_smem, stage, tile, chunk, bar, UNITS, SCALES
-                )
+                mbarrier.wait(pipe.empty.index(stage), ((step // STAGES) & 1) ^ 1)
+                _fetch_weights(sources, pipe, bar, stage, tile, chunk, pairs, BOUND, NARROW, MOST)
             if pairs > BOUND:
-                _fetch_inputs(wide_desc, x_smem, stage, first, chunk, bar)
+                _fetch_inputs(sources.wide, pipe.x, stage, first, chunk, bar)
                 if TAIL > 0:
-                    _fetch_inputs(other_desc, tail_smem, stage, first + WIDE, chunk, bar)
+                    _fetch_inputs(sources.other, pipe.tail, stage, first + WIDE, chunk, bar)
             elif pairs > NARROW:
                 if BOUND > NARROW:
                     if TAIL > 0:
-                        _fetch_inputs(wide_desc, x_smem, stage, first, chunk, bar)
+                        _fetch_inputs(sources.wide, pipe.x, stage, first, chunk, bar)
                     else:
-                        _fetch_inputs(other_desc, x_smem, stage, first, chunk, bar)
+                        _fetch_inputs(sources.other, pipe.x, stage, first, chunk, bar)
             else:
-                _fetch_inputs(narrow_desc, x_smem, stage, first, chunk, bar)
+                _fetch_inputs(sources.narrow, pipe.x, stage, first, chunk, bar)
             step += 1
 
 
 @gluon.jit
 def _tile(
-    bias_ptr,
-    largest_ptr,
-    x_scale_ptr,
-    out_ptr,
-    x_smem,
-    tail_smem,
-    w_smem,
-    s_smem,
-    ready,
-    empty,
-    step,
-    expert,
-    first,
-    last,
-    block,
-    chunks,
-    rows,
-    width,
-    limit,
-    alpha,
-    experts,
-    inner_scale,
-    zero,
-    TOKENS: gl.constexpr,
-    TAIL: gl.constexpr,
-    STAGES: gl.constexpr,
-    GATE_UP: gl.constexpr,
-    FP8: gl.constexpr,
-    REST: gl.constexpr,
-    WARPS: gl.constexpr,
-    UNITS: gl.constexpr,
-    OVERLAP: gl.constexpr,
-):
+    out, pipe, step, expert, first, last, block, chunks, zero, TOKENS: gl.constexpr, TAIL: gl.constexpr,
+    REST: gl.constexpr, OVERLAP: gl.constexpr,
+):  # fmt: skip
     """One tile: UNITS times 16 WARPS weight rows times pairs first .. last - 1, and what follows on it.
     Returns step."""
-    mma: gl.constexpr = products_layout(TOKENS, FP8, WARPS)
+    WARPS: gl.constexpr = pipe.words.shape[1]
+    UNITS: gl.constexpr = pipe.words.shape[0] // pipe.ready.shape[0]
+    mma: gl.constexpr = products_layout(TOKENS, out.FP8, WARPS)
     lanes = gl.arange(0, 16 * WARPS, gl.SliceLayout(1, mma))
     factor = 0
-    if FP8:
+    if out.FP8:
         gl.static_assert(WARPS == 8 and UNITS == 1)
         its_tile, p, g = block * 8 + (lanes >> 4), lanes >> 3 & 1, lanes & 7
-        column, place = row_of(its_tile, p, g, expert, experts, rows, GATE_UP)
+        column, place = row_of(its_tile, p, g, expert, out)
         tile = block * 8 + gl.expand_dims(gl.arange(0, 8, gl.SliceLayout(1, SCALES8)), 1)
         byte = gl.expand_dims(gl.arange(0, 64, gl.SliceLayout(0, SCALES8)), 0)
-        its_column, its_place = row_of(tile, byte & 1, byte >> 2 & 7, expert, experts, rows, GATE_UP)
-        largest = gl.load(largest_ptr + its_place, mask=its_column < rows, other=254).to(gl.int32)
-        exponent = gl.load(largest_ptr + place, mask=column < rows, other=254).to(gl.int32)
+        its_column, its_place = row_of(tile, byte & 1, byte >> 2 & 7, expert, out)
+        largest = gl.load(out.largest_ptr + its_place, mask=its_column < out.rows, other=254).to(gl.int32)
+        exponent = gl.load(out.largest_ptr + place, mask=column < out.rows, other=254).to(gl.int32)
         groups = (chunks + 1) // (2 * GROUP8)
-        acc, tail, step = multiply8(
-            x_smem, tail_smem, w_smem, s_smem, ready, empty, step, groups, largest, zero, mma, TOKENS, TAIL,
-            STAGES, REST,
-        )  # fmt: skip
+        acc, tail, step = multiply8(pipe, step, groups, largest, zero, TOKENS, TAIL, REST)
         # 2^(largest - 254), from its exponent field.
         factor = (gl.maximum(exponent - 127, 0) << 23).to(gl.float32, bitcast=True)
         accs = (acc,)
         tails = (tail,)
     else:
-        accs, tails, step = multiply(
-            x_smem, tail_smem, w_smem, s_smem, ready, empty, step, chunks, TOKENS, TAIL, STAGES, WARPS, UNITS,
-            OVERLAP, REST,
-        )  # fmt: skip
+        accs, tails, step = multiply(pipe, step, chunks, TOKENS, TAIL, OVERLAP, REST)
     biases = ()
     for unit in gl.static_range(UNITS):
         tile = (block * UNITS + unit) * WARPS + (lanes >> 4)
-        column, place = row_of(tile, lanes >> 3 & 1, lanes & 7, expert, experts, rows, GATE_UP)
-        bias = gl.load(bias_ptr + place, mask=column < rows, other=0.0).to(gl.float32)
+        column, place = row_of(tile, lanes >> 3 & 1, lanes & 7, expert, out)
+        bias = gl.load(out.bias_ptr + place, mask=column < out.rows, other=0.0).to(gl.float32)
         biases += (bias,)
     for unit in gl.static_range(UNITS):
         row_block = block * UNITS + unit
         end = last
         if TAIL > 0:
-            finish(
-                tails[unit], biases[unit], factor, x_scale_ptr, out_ptr, first + TOKENS, last, row_block,
-                width, limit, alpha, inner_scale, TAIL, GATE_UP, FP8,
-            )  # fmt: skip
+            finish(tails[unit], biases[unit], factor, out, first + TOKENS, last, row_block)
             end = first + TOKENS
-        finish(
-            accs[unit], biases[unit], factor, x_scale_ptr, out_ptr, first, end, row_block, width, limit,
-            alpha, inner_scale, TOKENS, GATE_UP, FP8,
-        )  # fmt: skip
+        finish(accs[unit], biases[unit], factor, out, first, end, row_block)
     return step
 
 
 @gluon.jit
 def _compute(
-    tiles_ptr,
-    bias_ptr,
-    largest_ptr,
-    x_scale_ptr,
-    out_ptr,
-    x_smem,
-    tail_smem,
-    w_smem,
-    s_smem,
-    ready,
-    empty,
-    row_blocks,
-    chunks,
-    rows,
-    width,
-    limit,
-    alpha,
-    experts,
-    inner_scale,
-    zero,
-    WIDE: gl.constexpr,
-    MID: gl.constexpr,
-    NARROW: gl.constexpr,
-    TAIL: gl.constexpr,
-    STAGES: gl.constexpr,
-    GATE_UP: gl.constexpr,
-    FP8: gl.constexpr,
-    REST: gl.constexpr,
-    WARPS: gl.constexpr,
-    UNITS: gl.constexpr,
-    OVERLAP: gl.constexpr,
-    PDL: gl.constexpr,
-):
+    tiles_ptr, out, pipe, row_blocks, chunks, zero, WIDE: gl.constexpr, MID: gl.constexpr,
+    NARROW: gl.constexpr, TAIL: gl.constexpr, REST: gl.constexpr, OVERLAP: gl.constexpr, PDL: gl.constexpr,
+):  # fmt: skip
     """The computing warps."""
     BOUND: gl.constexpr = _most_of_second(WIDE, MID, NARROW, TAIL)
     items = gl.load(tiles_ptr) * row_blocks
     wait_for_previous(PDL)  # x_scale; and nobody still reads out's memory
     step = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
-        entry = tiles_ptr + 4 + (item // row_blocks) * 4
-        expert = gl.load(entry)
-        first = gl.load(entry + 1)
-        last = gl.load(entry + 2)
+        expert, first, last = _entry(tiles_ptr, item, row_blocks)
         block = item % row_blocks
         if last - first > BOUND:
-            step = _tile(
-                bias_ptr, largest_ptr, x_scale_ptr, out_ptr, x_smem, tail_smem, w_smem, s_smem, ready,
-                empty, step, expert, first, last, block, chunks, rows, width, limit, alpha, experts,
-                inner_scale, zero, WIDE, TAIL, STAGES, GATE_UP, FP8, REST, WARPS, UNITS, OVERLAP,
-            )  # fmt: skip
+            step = _tile(out, pipe, step, expert, first, last, block, chunks, zero, WIDE, TAIL, REST, OVERLAP)
         elif last - first > NARROW:
             if BOUND > NARROW:  # with tails: a loop without, because asking at each step would slow it down
                 step = _tile(
-                    bias_ptr, largest_ptr, x_scale_ptr, out_ptr, x_smem, tail_smem, w_smem, s_smem, ready,
-                    empty, step, expert, first, last, block, chunks, rows, width, limit, alpha, experts,
-                    inner_scale, zero, BOUND, 0, STAGES, GATE_UP, FP8, REST, WARPS, UNITS, OVERLAP,
-                )  # fmt: skip
+                    out, pipe, step, expert, first, last, block, chunks, zero, BOUND, 0, REST, OVERLAP
+                )
         else:
-            step = _tile(
-                bias_ptr, largest_ptr, x_scale_ptr, out_ptr, x_smem, tail_smem, w_smem, s_smem, ready,
-                empty, step, expert, first, last, block, chunks, rows, width, limit, alpha, experts,
-                inner_scale, zero, NARROW, 0, STAGES, GATE_UP, FP8, REST, WARPS, UNITS, OVERLAP,
-            )  # fmt: skip
+            step = _tile(out, pipe, step, expert, first, last, block, chunks, zero, NARROW, 0, REST, OVERLAP)
 
 
 @gluon.jit
@@ -354,23 +266,26 @@ def _product_kernel(
     for stage in gl.static_range(STAGES):
         mbarrier.init(ready.index(stage), count=1)
         mbarrier.init(empty.index(stage), count=1)
+    pipe = Pipeline(x_smem, tail_smem, w_smem, s_smem, ready, empty)
+    # Inline, because constants in a tuple that is assigned to a name become tensors.
     gl.warp_specialize(
         [
             (
                 _compute,
                 (
-                    tiles_ptr, bias_ptr, largest_ptr, x_scale_ptr, out_ptr, x_smem, tail_smem, w_smem, s_smem,
-                    ready, empty, row_blocks, chunks, rows, width, limit, alpha, experts, inner_scale, zero,
-                    WIDE, MID, NARROW, TAIL, STAGES, GATE_UP, FP8, REST, WARPS, UNITS, OVERLAP,
-                    PDL,
+                    tiles_ptr,
+                    Output(
+                        bias_ptr, largest_ptr, x_scale_ptr, out_ptr, rows, width, limit, alpha, experts,
+                        inner_scale, GATE_UP, FP8,
+                    ),
+                    pipe, row_blocks, chunks, zero, WIDE, MID, NARROW, TAIL, REST, OVERLAP, PDL,
                 ),
             ),
             (
                 _fetch,
                 (
-                    wide_desc, narrow_desc, other_desc, blocks_desc, scales_desc, tiles_ptr, x_smem,
-                    tail_smem, w_smem, s_smem, ready, empty, row_blocks, row_tiles, chunks, WIDE, MID, NARROW,
-                    TAIL, STAGES, UNITS, PDL,
+                    Sources(wide_desc, narrow_desc, other_desc, blocks_desc, scales_desc),
+                    tiles_ptr, pipe, row_blocks, row_tiles, chunks, WIDE, MID, NARROW, TAIL, PDL,
                 ),
             ),
         ],

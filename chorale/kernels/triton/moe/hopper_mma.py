@@ -1,11 +1,12 @@
 """The products of ``hopper_kernel``: some weight rows of a tile, over the whole contraction.
 
-Shared memory holds ``STAGES`` steps of 128 columns. A unit is 16 weight rows a warp; those of a step share
-its inputs, and each has its sums. The fetching warp says on ``ready`` that a step is there, the computing
-warps on ``empty`` that they have read it.
+Shared memory holds the stages of a ``Pipeline``, a step of 128 columns each. A unit is 16 weight rows a
+warp; the units of a step share its inputs, and each has its own sums.
 """
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -24,6 +25,21 @@ from chorale.kernels.triton.moe.hopper_operand import (
 GROUP8 = gl.constexpr(6)  # steps in e4m3 between two waits for everything
 
 
+class Pipeline(NamedTuple):
+    """Steps in shared memory: step ``n`` is in stage ``n % STAGES``.
+
+    The fetching warp signals on ``ready`` that a stage is filled, the computing warps on ``empty`` that they
+    have read it.
+    """
+
+    x: Any  # [STAGES x boxes, pairs, 128 bytes]
+    tail: Any  # likewise; x if there are no tails
+    words: Any  # [STAGES x UNITS, WARPS, 8, 128] uint8
+    scales: Any  # [STAGES x boxes, 8, 32 uint16 or 64 uint8]
+    ready: Any  # [STAGES, 1]
+    empty: Any
+
+
 @gluon.constexpr_function
 def products_layout(tokens, fp8, warps):
     """The layout of [16 warps, tokens] sums: a warp has 16 rows."""
@@ -37,8 +53,8 @@ def scale_boxes(units, warps):
 
 
 @gluon.jit
-def _load_scales(s_smem, stage, unit: gl.constexpr, UNITS: gl.constexpr, WARPS: gl.constexpr):
-    box = s_smem.index(stage * scale_boxes(UNITS, WARPS) + unit * WARPS // 8).load(scales_layout(WARPS))
+def _load_scales(scales, stage, unit: gl.constexpr, UNITS: gl.constexpr, WARPS: gl.constexpr):
+    box = scales.index(stage * scale_boxes(UNITS, WARPS) + unit * WARPS // 8).load(scales_layout(WARPS))
     if WARPS == 4:
         first, second = gl.split(gl.permute(gl.reshape(box, [2, 4, 32]), (1, 2, 0)))
         box = second if unit % 2 else first
@@ -66,23 +82,22 @@ def _chunk(
     packed,
     scale,
     before,  # the operand of the product that is in flight
-    x_smem,
-    tail_smem,
+    pipe,
     place,
     acc,
     tail,
-    TOKENS: gl.constexpr,
     TAIL: gl.constexpr,
     OVERLAP: gl.constexpr,  # its products are in flight when it returns
 ):
-    """Decodes one chunk and begins its products; waits for those of the chunk before. Its operand, sums."""
+    """Decode one chunk, begin its products, and wait for those of the chunk before. Returns the chunk's
+    operand and the sums."""
     LEFT: gl.constexpr = 1 if OVERLAP else 0
     operand: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
     weights = chunk_operand(packed, scale, operand)
-    x = x_smem.index(place).slice(0, TOKENS, 0).permute((1, 0))
+    x = pipe.x.index(place).slice(0, acc.shape[1], 0).permute((1, 0))
     going = warpgroup_mma(weights, x, acc, is_async=True)
     if TAIL > 0:
-        also = _times_tail(weights, tail_smem, place, tail, 2)
+        also = _times_tail(weights, pipe.tail, place, tail, 2)
         acc, tail, before = warpgroup_mma_wait(2 * LEFT, deps=(going, also, before))
     else:
         acc, before = warpgroup_mma_wait(LEFT, deps=(going, before))
@@ -96,41 +111,33 @@ def _replaced(values, place: gl.constexpr, value):
 
 @gluon.jit
 def _step(
-    x_smem,
-    tail_smem,
-    w_smem,
-    s_smem,
-    ready,
-    empty,
+    pipe,
     step,
     has_previous,  # a step of this tile, whose last product ends in here
     before,
     accs,
     tails,
-    TOKENS: gl.constexpr,
     TAIL: gl.constexpr,
-    STAGES: gl.constexpr,
-    WARPS: gl.constexpr,
     OVERLAP: gl.constexpr,
     HALF: gl.constexpr,  # its first chunk alone
 ):
     """Both chunks of each unit. Returns the last one's operand, and the sums."""
     UNITS: gl.constexpr = len(accs)
+    STAGES: gl.constexpr = pipe.ready.shape[0]
+    WARPS: gl.constexpr = pipe.words.shape[1]
     stage = step % STAGES
-    mbarrier.wait(ready.index(stage), (step // STAGES) & 1)
+    mbarrier.wait(pipe.ready.index(stage), (step // STAGES) & 1)
     for unit in gl.static_range(UNITS):
-        left, right = _halves(w_smem.index(stage * UNITS + unit).load(words_layout(WARPS)))
-        left_scale, right_scale = _halves(_load_scales(s_smem, stage, unit, UNITS, WARPS))
+        left, right = _halves(pipe.words.index(stage * UNITS + unit).load(words_layout(WARPS)))
+        left_scale, right_scale = _halves(_load_scales(pipe.scales, stage, unit, UNITS, WARPS))
         acc = accs[unit]
         tail = tails[unit]
-        before, acc, tail = _chunk(
-            left, left_scale, before, x_smem, tail_smem, stage * 2, acc, tail, TOKENS, TAIL, OVERLAP
-        )
+        before, acc, tail = _chunk(left, left_scale, before, pipe, stage * 2, acc, tail, TAIL, OVERLAP)
         if unit == 0:
-            mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), pred=has_previous)
+            mbarrier.arrive(pipe.empty.index((step + STAGES - 1) % STAGES), pred=has_previous)
         if not HALF:
             before, acc, tail = _chunk(
-                right, right_scale, before, x_smem, tail_smem, stage * 2 + 1, acc, tail, TOKENS, TAIL, OVERLAP
+                right, right_scale, before, pipe, stage * 2 + 1, acc, tail, TAIL, OVERLAP
             )
         accs = _replaced(accs, unit, acc)
         tails = _replaced(tails, unit, tail)
@@ -139,26 +146,18 @@ def _step(
 
 @gluon.jit
 def multiply(
-    x_smem,
-    tail_smem,
-    w_smem,
-    s_smem,
-    ready,
-    empty,
+    pipe,
     step,
     chunks,
     TOKENS: gl.constexpr,
     TAIL: gl.constexpr,
-    STAGES: gl.constexpr,
-    WARPS: gl.constexpr,
-    UNITS: gl.constexpr,
-    OVERLAP: gl.constexpr,  # a chunk's products are in flight while the next one is decoded
+    OVERLAP: gl.constexpr,  # a chunk's products (with a tail, two) are in flight while the next is decoded
     ODD: gl.constexpr,  # chunks % 2: the last step is half a step
 ):
-    """Tuples of UNITS [16 WARPS, TOKENS] and [16 WARPS, TAIL] float32: one tile in bfloat16.
-
-    A chunk's products (with a tail, two) are in flight while the next chunk is decoded.
-    """
+    """Tuples of UNITS [16 WARPS, TOKENS] and [16 WARPS, TAIL] float32: one tile in bfloat16."""
+    STAGES: gl.constexpr = pipe.ready.shape[0]
+    WARPS: gl.constexpr = pipe.words.shape[1]
+    UNITS: gl.constexpr = pipe.words.shape[0] // STAGES
     mma: gl.constexpr = products_layout(TOKENS, False, WARPS)
     accs = ()
     tails = ()
@@ -170,19 +169,13 @@ def multiply(
             tails += (0,)
     before = gl.zeros([16 * WARPS, 64], gl.bfloat16, gl.DotOperandLayout(0, mma, 2))
     for chunk in range(0, chunks - ODD, 2):
-        before, accs, tails = _step(
-            x_smem, tail_smem, w_smem, s_smem, ready, empty, step, chunk > 0, before, accs, tails, TOKENS,
-            TAIL, STAGES, WARPS, OVERLAP, False,
-        )  # fmt: skip
+        before, accs, tails = _step(pipe, step, chunk > 0, before, accs, tails, TAIL, OVERLAP, False)
         step += 1
     if ODD:
-        before, accs, tails = _step(
-            x_smem, tail_smem, w_smem, s_smem, ready, empty, step, chunks > 1, before, accs, tails, TOKENS,
-            TAIL, STAGES, WARPS, OVERLAP, True,
-        )  # fmt: skip
+        before, accs, tails = _step(pipe, step, chunks > 1, before, accs, tails, TAIL, OVERLAP, True)
         step += 1
     accs, tails = _finished(accs, tails, before, TAIL)
-    mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES))
+    mbarrier.arrive(pipe.empty.index((step + STAGES - 1) % STAGES))
     return accs, tails, step
 
 
@@ -202,41 +195,25 @@ def _finished(accs, tails, before, TAIL: gl.constexpr):
 
 
 @gluon.jit
-def _group8(
-    x_smem,
-    tail_smem,
-    w_smem,
-    s_smem,
-    ready,
-    empty,
-    step,
-    largest,
-    zero,
-    acc,
-    tail,
-    mma: gl.constexpr,
-    TOKENS: gl.constexpr,
-    TAIL: gl.constexpr,
-    STAGES: gl.constexpr,
-    STEPS: gl.constexpr,
-):
+def _group8(pipe, step, largest, zero, acc, tail, TAIL: gl.constexpr, STEPS: gl.constexpr):
     """STEPS steps in e4m3, whose last product is waited for."""
-    operand: gl.constexpr = gl.DotOperandLayout(0, mma, 4)
+    STAGES: gl.constexpr = pipe.ready.shape[0]
+    operand: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 4)
     for i in gl.static_range(STEPS):
         stage = step % STAGES
-        mbarrier.wait(ready.index(stage), (step // STAGES) & 1)
-        packed, scales = w_smem.index(stage).load(words_layout(8)), s_smem.index(stage).load(SCALES8)
+        mbarrier.wait(pipe.ready.index(stage), (step // STAGES) & 1)
+        packed, scales = pipe.words.index(stage).load(words_layout(8)), pipe.scales.index(stage).load(SCALES8)
         weights, upper, lower = step_operand8(packed, scales, largest, operand)
-        x = x_smem.index(stage).slice(0, TOKENS, 0).permute((1, 0))
+        x = pipe.x.index(stage).slice(0, acc.shape[1], 0).permute((1, 0))
         going = warpgroup_mma(weights, x, acc, is_async=True)
         if TAIL > 0:
-            also = _times_tail(weights, tail_smem, stage, tail, 4)
+            also = _times_tail(weights, pipe.tail, stage, tail, 4)
             acc, tail = warpgroup_mma_wait(2, deps=(going, also))
         else:
             acc = warpgroup_mma_wait(1, deps=(going,))
         if i > 0:
             keep(upper_before, lower_before, zero)  # noqa: F821  (of the turn before)
-            mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES))
+            mbarrier.arrive(pipe.empty.index((step + STAGES - 1) % STAGES))
         upper_before = upper  # noqa: F841
         lower_before = lower  # noqa: F841
         step += 1
@@ -245,26 +222,19 @@ def _group8(
     else:
         acc = warpgroup_mma_wait(0, deps=(acc,))
     keep(upper, lower, zero)
-    mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES))
+    mbarrier.arrive(pipe.empty.index((step + STAGES - 1) % STAGES))
     return acc, tail, step
 
 
 @gluon.jit
 def multiply8(
-    x_smem,
-    tail_smem,
-    w_smem,
-    s_smem,
-    ready,
-    empty,
+    pipe,
     step,
     groups,  # of GROUP8 steps
     largest,  # [8, 64] int32, as the scales: each row's largest exponent
     zero,
-    mma: gl.constexpr,
     TOKENS: gl.constexpr,
     TAIL: gl.constexpr,
-    STAGES: gl.constexpr,
     REST: gl.constexpr,  # steps beside those of groups: 0 to GROUP8 - 1
 ):
     """``multiply`` in e4m3: weights are divided by their row's largest scale, times 2.
@@ -272,18 +242,12 @@ def multiply8(
     Steps go in groups whose last product is waited for: an operand that lived across the loop's end would be
     unpacked into bytes by the compiler, so it could not be kept in its registers.
     """
-    acc = gl.zeros([128, TOKENS], gl.float32, mma)
+    acc = gl.zeros([128, TOKENS], gl.float32, products_layout(TOKENS, True, 8))
     tail = 0
     if TAIL > 0:
         tail = gl.zeros([128, TAIL], gl.float32, products_layout(TAIL, True, 8))
     for _ in range(groups):
-        acc, tail, step = _group8(
-            x_smem, tail_smem, w_smem, s_smem, ready, empty, step, largest, zero, acc, tail, mma, TOKENS,
-            TAIL, STAGES, GROUP8,
-        )  # fmt: skip
+        acc, tail, step = _group8(pipe, step, largest, zero, acc, tail, TAIL, GROUP8)
     if REST > 0:
-        acc, tail, step = _group8(
-            x_smem, tail_smem, w_smem, s_smem, ready, empty, step, largest, zero, acc, tail, mma, TOKENS,
-            TAIL, STAGES, REST,
-        )  # fmt: skip
+        acc, tail, step = _group8(pipe, step, largest, zero, acc, tail, TAIL, REST)
     return acc, tail, step
