@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -47,69 +47,63 @@ def _expert_of(ids_ptr, program, num_pairs, PAIRS: tl.constexpr, BY_PAIR: tl.con
     return expert, work
 
 
-@triton.jit
-def _pair_of_token(ids_ptr, tokens, num_tokens, expert, K: tl.constexpr):
-    """The pair in which each token chose the expert, or -1."""
-    pairs = tokens * 0 - 1
-    for k in tl.static_range(K):
-        ids = tl.load(ids_ptr + tokens * K + k, mask=tokens < num_tokens, other=-1).to(tl.int32)
-        pairs = tl.where(ids == expert, tokens * K + k, pairs)
-    return pairs
+class Chosen(NamedTuple):
+    """The pairs of one expert that a program works on."""
+
+    ids_ptr: Any  # [T * K] int64
+    order_ptr: Any  # [T * K] int32 (if SORTED)
+    num_tokens: Any
+    expert: Any
+    last: Any  # the end of its places in the order (if SORTED)
 
 
 @triton.jit
-def _pair_of_column(
-    ids_ptr, order_ptr, column, first, last, num_tokens, expert, K: tl.constexpr, SORTED: tl.constexpr
-):
+def _pair_of_column(chosen, column, first, K: tl.constexpr, SORTED: tl.constexpr):
     """Columns of a product (tokens; or places from ``first`` on in the order) -> pairs, -1: none."""
     if SORTED:
-        pairs = tl.load(order_ptr + first + column, mask=first + column < last, other=-1)
-    else:
-        pairs = _pair_of_token(ids_ptr, column, num_tokens, expert, K)
+        pairs = tl.load(chosen.order_ptr + first + column, mask=first + column < chosen.last, other=-1)
+    else:  # the pair in which each token chose the expert
+        pairs = column * 0 - 1
+        for k in tl.static_range(K):
+            mask = column < chosen.num_tokens
+            ids = tl.load(chosen.ids_ptr + column * K + k, mask=mask, other=-1).to(tl.int32)
+            pairs = tl.where(ids == chosen.expert, column * K + k, pairs)
     return pairs
 
 
 @triton.jit
-def _floats(LOOP: tl.constexpr, CONSTRAINTS: tl.constexpr, operands, QUADS: tl.constexpr):
-    """LOOP's 4 * QUADS results; a tuple's types have to be spelled out."""
-    tl.static_assert(QUADS == 1 or QUADS == 2 or QUADS == 4)
-    if QUADS == 1:
-        results = tl.inline_asm_elementwise(
-            LOOP, CONSTRAINTS, operands, is_pure=False, pack=1,
-            dtype=(tl.float32, tl.float32, tl.float32, tl.float32),
-        )  # fmt: skip
-    elif QUADS == 2:
-        results = tl.inline_asm_elementwise(
-            LOOP, CONSTRAINTS, operands, is_pure=False, pack=1,
-            dtype=(
-                tl.float32, tl.float32, tl.float32, tl.float32,
-                tl.float32, tl.float32, tl.float32, tl.float32,
-            ),
-        )  # fmt: skip
-    else:
-        results = tl.inline_asm_elementwise(
-            LOOP, CONSTRAINTS, operands, is_pure=False, pack=1,
-            dtype=(
-                tl.float32, tl.float32, tl.float32, tl.float32,
-                tl.float32, tl.float32, tl.float32, tl.float32,
-                tl.float32, tl.float32, tl.float32, tl.float32,
-                tl.float32, tl.float32, tl.float32, tl.float32,
-            ),
-        )  # fmt: skip
-    return results
+def _pairs(chosen, column, begin, K: tl.constexpr, SORTED: tl.constexpr, COLUMNS: tl.constexpr):
+    """Pairs of columns ``column`` and (COLUMNS == 2) ``column + 8``, as a pair."""
+    first = _pair_of_column(chosen, column, begin, K, SORTED)
+    second = first
+    if COLUMNS == 2:
+        second = _pair_of_column(chosen, column + 8, begin, K, SORTED)
+    return first, second
+
+
+class Packed(NamedTuple):
+    """Weights, and the part of them that a lane multiplies."""
+
+    blocks_ptr: Any
+    scales_ptr: Any
+    row_tile: Any
+    row_tiles: Any
+    chunks: Any
+    groups: Any
+
+
+@triton.jit
+def _row_tile(thread, row_tiles, TILES: tl.constexpr, WARPS: tl.constexpr):
+    # The last program's warps may overlap: they write the same twice.
+    return tl.minimum((tl.program_id(0) * WARPS + thread // 32) * TILES, row_tiles - TILES)
 
 
 @triton.jit
 def _gemv(
     x_ptr,  # bfloat16 [*, 64 chunks]
     pairs,  # one a lane and 8 columns (a tuple): which rows of x: row = pair // PER_ROW; -1: none
-    blocks_ptr,
-    scales_ptr,
-    row_tile,
-    row_tiles,
-    chunks,
+    packed,
     first_chunk,
-    groups,
     expert,
     lane,
     LOOP: tl.constexpr,
@@ -118,20 +112,24 @@ def _gemv(
     COLUMNS: tl.constexpr,
     PER_ROW: tl.constexpr,
 ):
-    at = (expert.to(tl.int64) * row_tiles + row_tile) * chunks + first_chunk
-    weights = (blocks_ptr + at * 128 + lane * 4).to(tl.int64)
-    scales = (scales_ptr + at * 32 + lane // 4 * 4).to(tl.int64)
+    """LOOP's 4 * QUADS float32 results."""
+    chunks = packed.chunks
+    at = (expert.to(tl.int64) * packed.row_tiles + packed.row_tile) * chunks + first_chunk
+    weights = (packed.blocks_ptr + at * 128 + lane * 4).to(tl.int64)
+    scales = (packed.scales_ptr + at * 32 + lane // 4 * 4).to(tl.int64)
     place = first_chunk * 64 + lane % 4 * 16
     width = chunks * 64
     x0 = (x_ptr + (pairs[0] // PER_ROW).to(tl.int64) * width + place).to(tl.int64)
     there0 = (pairs[0] >= 0).to(tl.int32)
     if COLUMNS == 1:
-        operands = (weights, scales, chunks * 512, chunks * 32, groups, x0, there0)
+        operands = (weights, scales, chunks * 512, chunks * 32, packed.groups, x0, there0)
     else:
         x1 = (x_ptr + (pairs[1] // PER_ROW).to(tl.int64) * width + place).to(tl.int64)
         there1 = (pairs[1] >= 0).to(tl.int32)
-        operands = (weights, scales, chunks * 512, chunks * 32, groups, x0, x1, there0, there1)
-    return _floats(LOOP, CONSTRAINTS, operands, QUADS)
+        operands = (weights, scales, chunks * 512, chunks * 32, packed.groups, x0, x1, there0, there1)
+    return tl.inline_asm_elementwise(
+        LOOP, CONSTRAINTS, operands, dtype=(tl.float32,) * (4 * QUADS), is_pure=False, pack=1
+    )
 
 
 @triton.jit(do_not_specialize=["num_tokens", "groups", "further"])
@@ -168,22 +166,19 @@ def _gate_up_kernel(
 ):
     thread = tl.arange(0, 32 * WARPS)
     lane = thread % 32
-    # The last program's warps may overlap: they write the same twice.
-    row_tile = tl.minimum((tl.program_id(0) * WARPS + thread // 32) * TILES, row_tiles - TILES)
+    row_tile = _row_tile(thread, row_tiles, TILES, WARPS)
     wait_for_previous(PDL)
     expert, first, last = _work_of(
         ids_ptr, offsets_ptr, tl.program_id(1), num_tokens * K, further, E, PAIRS, BY_PAIR, SORTED, COLUMNS,
         EXPERTS,
     )  # fmt: skip
+    chosen = Chosen(ids_ptr, order_ptr, num_tokens, expert, last)
+    packed = Packed(blocks_ptr, scales_ptr, row_tile, row_tiles, chunks, groups)
     for begin in range(first, last, 8 * COLUMNS):
-        sources = _pairs(ids_ptr, order_ptr, lane // 4, begin, last, num_tokens, expert, K, SORTED, COLUMNS)
-        results = _gemv(
-            x_ptr, sources, blocks_ptr, scales_ptr, row_tile, row_tiles, chunks, 0, groups, expert, lane,
-            LOOP, CONSTRAINTS, QUADS, COLUMNS, K,
-        )  # fmt: skip
+        sources = _pairs(chosen, lane // 4, begin, K, SORTED, COLUMNS)
+        results = _gemv(x_ptr, sources, packed, 0, expert, lane, LOOP, CONSTRAINTS, QUADS, COLUMNS, K)
         for h in tl.static_range(2):
-            even = lane % 4 * 2 + h
-            pairs = _pairs(ids_ptr, order_ptr, even, begin, last, num_tokens, expert, K, SORTED, COLUMNS)
+            pairs = _pairs(chosen, lane % 4 * 2 + h, begin, K, SORTED, COLUMNS)
             for r in tl.static_range(TILES):
                 columns = (row_tile + r) * 8 + lane // 4
                 inside = columns < I
@@ -232,21 +227,22 @@ def _down_kernel(
     """LOOP waits for the kernel before, once its first weights travel: what chose them is older than that."""
     thread = tl.arange(0, 32 * WARPS)
     lane = thread % 32
-    row_tile = tl.minimum((tl.program_id(0) * WARPS + thread // 32) * TILES, row_tiles - TILES)
+    row_tile = _row_tile(thread, row_tiles, TILES, WARPS)
     split = tl.program_id(2)
     expert, first, last = _work_of(
         ids_ptr, offsets_ptr, tl.program_id(1), num_tokens * K, further, E, PAIRS, BY_PAIR, SORTED, COLUMNS,
         EXPERTS,
     )  # fmt: skip
+    chosen = Chosen(ids_ptr, order_ptr, num_tokens, expert, last)
+    packed = Packed(blocks_ptr, scales_ptr, row_tile, row_tiles, chunks, groups)
     for begin in range(first, last, 8 * COLUMNS):
-        sources = _pairs(ids_ptr, order_ptr, lane // 4, begin, last, num_tokens, expert, K, SORTED, COLUMNS)
+        sources = _pairs(chosen, lane // 4, begin, K, SORTED, COLUMNS)
+        first_chunk = split * (chunks // SPLITS)
         results = _gemv(
-            inner_ptr, sources, blocks_ptr, scales_ptr, row_tile, row_tiles, chunks,
-            split * (chunks // SPLITS), groups, expert, lane, LOOP, CONSTRAINTS, QUADS, COLUMNS, 1,
-        )  # fmt: skip
+            inner_ptr, sources, packed, first_chunk, expert, lane, LOOP, CONSTRAINTS, QUADS, COLUMNS, 1
+        )
         for h in tl.static_range(2):
-            even = lane % 4 * 2 + h
-            pairs = _pairs(ids_ptr, order_ptr, even, begin, last, num_tokens, expert, K, SORTED, COLUMNS)
+            pairs = _pairs(chosen, lane % 4 * 2 + h, begin, K, SORTED, COLUMNS)
             for n in tl.static_range(COLUMNS):
                 there = pairs[n] >= 0
                 gate = tl.load(gates_ptr + pairs[n], mask=there, other=0.0)
@@ -305,19 +301,6 @@ def _further_tile(offsets_ptr, number, E, WIDTH: tl.constexpr, EXPERTS: tl.const
     first = tl.sum(tl.where(mine, begins, 0), 0) + (number - before + 1) * WIDTH
     there = expert < E
     return tl.where(there, expert, 0), tl.where(there, first, 2**30)
-
-
-@triton.jit
-def _pairs(
-    ids_ptr, order_ptr, column, begin, last, num_tokens, expert, K: tl.constexpr, SORTED: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """Pairs of columns ``column`` and (COLUMNS == 2) ``column + 8``, as a pair."""
-    first = _pair_of_column(ids_ptr, order_ptr, column, begin, last, num_tokens, expert, K, SORTED)
-    second = first
-    if COLUMNS == 2:
-        second = _pair_of_column(ids_ptr, order_ptr, column + 8, begin, last, num_tokens, expert, K, SORTED)
-    return first, second
 
 
 # ------------------------------------------------------------------ launching
