@@ -34,6 +34,7 @@ from chorale.kernels.triton.dense.linear import pack_head
 from chorale.kernels.triton.dense.norm import Norm
 from chorale.kernels.triton.launch import tuning_of
 from chorale.kernels.triton.moe import grouped, hopper_kernel, moe, tiles
+from chorale.kernels.triton.moe.combine import combine
 from chorale.kernels.triton.moe.packing import Experts, Matrices, pack_experts
 
 GPU = torch.device("cuda")
@@ -231,7 +232,7 @@ def layer_times(
             hopper_kernel.gate_up(inputs, scale, permuted[n].tiles, layers[n], tile) for n in every
         ],
         "down": lambda: [hopper_kernel.down(inner, permuted[n].tiles, layers[n], H, tile) for n in every],
-        "combine": lambda: [grouped.combine(parts, permuted[n].place, gates, x, norm) for n in every],
+        "combine": lambda: [combine(parts, permuted[n].place, gates, x, norm) for n in every],
     }
     return {name: graph_us(work) / len(layers) for name, work in works.items()}
 

@@ -32,6 +32,7 @@ from chorale.bench.gpu_time import captured, event_seconds
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.dense.norm import Norm, add_norm
 from chorale.kernels.triton.moe import gemv, grouped
+from chorale.kernels.triton.moe.combine import combine
 from chorale.kernels.triton.moe.packing import Experts
 
 GPU = torch.device("cuda")
@@ -154,7 +155,7 @@ def time_sums(tokens: int = 8192) -> None:
     place = torch.randperm(tokens * 4, device=GPU).int()
     gates = torch.full((tokens, 4), 0.25, device=GPU)
     norm = Norm(torch.ones(H, device=GPU), 1e-5, torch.bfloat16)
-    us, state = sustained(lambda: [grouped.combine(parts, place, gates, x, norm) for _ in range(8)], 0.3, 0.9)
+    us, state = sustained(lambda: [combine(parts, place, gates, x, norm) for _ in range(8)], 0.3, 0.9)
     say(f"sum of the experts with the next norm: {us / 8:.1f} us, {state}")
     product = parts[:tokens].unsqueeze(0)
     for warps in (4, 8, 16):

@@ -17,6 +17,7 @@ from chorale.kernels.reference import moe as reference_moe
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.dense.norm import Norm
 from chorale.kernels.triton.moe import grouped, tiles
+from chorale.kernels.triton.moe.combine import combine
 from chorale.kernels.triton.moe.packing import Experts, fragment_columns, pack_experts
 from tests.kernels.triton.twins import CHOICES, DEVICE, check, check_norm, expert_tensors, randn
 
@@ -214,13 +215,13 @@ def test_combining_sums_in_float32(hidden: int) -> None:
     chosen = parts[place.long()].view(tokens, 4, hidden).double()
     expected = x.double() + (chosen * gates.double()[:, :, None]).sum(1)
     alone = x.clone()
-    assert grouped.combine(parts, place, gates, alone) is None
+    assert combine(parts, place, gates, alone) is None
     check(alone, expected, torch.float32)
     x[5, 0] = torch.nan
     keep = [row for row in range(tokens) if row != 5]
     for dtype in (torch.float32, torch.bfloat16):
         norm, found = Norm(1 + randn(hidden, seed=3) / 4, 1e-5, dtype), x.clone()
-        normed = grouped.combine(parts, place, gates, found, norm)
+        normed = combine(parts, place, gates, found, norm)
         assert normed is not None
         assert torch.equal(found[keep], alone[keep])
         check_norm(normed[keep], found[keep], norm)

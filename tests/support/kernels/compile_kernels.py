@@ -190,17 +190,19 @@ def skinny_variants() -> list[Variant]:
 
 def _sums(hopper: bool) -> list[Variant]:
     """What ends the expert layer: columns of a token, or a whole row and its norm."""
-    plain = {"K": 4, "NORM": False, "BLOCK": 1024, "PDL": hopper}
-    normed = plain | {"NORM": True, "BLOCK": 4096}
+    many = {"K": 4, "NORM": False, "BLOCK": 1024, "PDL": hopper}
+    many_normed = many | {"NORM": True, "BLOCK": 4096}
+    few = {"place_ptr": None, "gates_ptr": None}
+    plain, normed = many | few, many_normed | few
     fp32, warps = {"x_ptr": "*fp32"}, tuning.ADD_NORM_WARPS
     large, wide = fp32 | {"parts_ptr": "*bf16"}, fp32 | {"normed_ptr": "*fp32"}
     return [
         ("sum", combine._sum_kernel, plain, wide, 4, 3),
         ("sum norm", combine._sum_kernel, normed, fp32, warps, 3),
         ("sum norm fp32", combine._sum_kernel, normed, wide, warps, 3),
-        ("combine", grouped._combine_kernel, plain, large, tuning.COMBINE_WARPS, 3),
-        ("combine norm", grouped._combine_kernel, normed, large, tuning.COMBINE_WARPS, 3),
-        ("combine norm fp32", grouped._combine_kernel, normed, large | wide, tuning.COMBINE_WARPS, 3),
+        ("combine", combine._sum_kernel, many, large, tuning.COMBINE_WARPS, 3),
+        ("combine norm", combine._sum_kernel, many_normed, large, tuning.COMBINE_WARPS, 3),
+        ("combine norm fp32", combine._sum_kernel, many_normed, large | wide, tuning.COMBINE_WARPS, 3),
     ]
 
 

@@ -1,6 +1,6 @@
 """RMS norm over rows: the residual stream to what the matrix products read; alone, and with the addition to
 the residual stream before it (in one kernel, because the stream is float32 and its bytes are the time). The
-sums that end the expert layer (``combine.py``, ``grouped.py``) norm likewise, with ``normed_row``."""
+sums that end the expert layer (``moe/combine.py``) norm likewise, with ``normed_row``."""
 
 from __future__ import annotations
 

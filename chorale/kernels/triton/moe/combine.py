@@ -22,7 +22,9 @@ def swiglu(gate, up, limit, alpha):
 
 @triton.jit
 def _sum_kernel(
-    parts_ptr,  # [T, K, H] float32
+    parts_ptr,  # [T, K, H] float32; or [rows, H], by expert
+    place_ptr,  # None; or [T * K] int32: the row of each pair's part
+    gates_ptr,  # None; or [T * K] float32: what each part is multiplied with
     x_ptr,  # [T, H] float32
     norm_ptr,  # [H] float32 (if NORM, for which BLOCK is at least H)
     normed_ptr,  # [T, H] (if NORM)
@@ -41,7 +43,12 @@ def _sum_kernel(
     wait_for_previous(PDL)
     x = tl.load(x_ptr + token * H + columns, mask=inside, other=0.0)
     for k in tl.static_range(K):
-        x += tl.load(parts_ptr + (token * K + k) * H + columns, mask=inside, other=0.0)
+        if place_ptr is None:
+            x += tl.load(parts_ptr + (token * K + k) * H + columns, mask=inside, other=0.0)
+        else:
+            row = tl.load(place_ptr + token * K + k).to(tl.int64)
+            part = tl.load(parts_ptr + row * H + columns, mask=inside, other=0.0)
+            x += part.to(tl.float32) * tl.load(gates_ptr + token * K + k)
     tl.store(x_ptr + token * H + columns, x, mask=inside)
     if NORM:
         normed = normed_row(x, norm, eps, H)
@@ -57,7 +64,22 @@ def add_parts(parts: torch.Tensor, x: torch.Tensor, norm: Norm | None = None) ->
     if norm is None:
         block = min(1024, block) if tokens > 8 else 256
     _sum_kernel[tokens, triton.cdiv(hidden, block)](
-        parts, x, *ending, hidden, K=each, NORM=norm is not None, BLOCK=block,
+        parts, None, None, x, *ending, hidden, K=each, NORM=norm is not None, BLOCK=block,
         num_warps=block // 256 or 1 if norm is None else tuning.ADD_NORM_WARPS, **dependent(x),
+    )  # fmt: skip
+    return normed
+
+
+def combine(
+    parts: torch.Tensor, place: torch.Tensor, gates: torch.Tensor, x: torch.Tensor, norm: Norm | None = None
+) -> torch.Tensor | None:
+    """x [T, H] float32 += the sum of gates [T, K] times parts [rows, H] (by expert); its norm [T, H], if one
+    is given: then a program makes a whole row."""
+    tokens, hidden = x.shape
+    normed, ending = sum_ending(norm, x)
+    block = 1024 if norm is None else triton.next_power_of_2(hidden)
+    _sum_kernel[tokens, triton.cdiv(hidden, block)](
+        parts, place, gates, x, *ending, hidden, K=gates.shape[1], NORM=norm is not None, BLOCK=block,
+        num_warps=tuning.COMBINE_WARPS, **dependent(x),
     )  # fmt: skip
     return normed

@@ -19,8 +19,9 @@ import triton
 import triton.language as tl
 
 from chorale.kernels.triton import tuning
-from chorale.kernels.triton.dense.norm import Norm, in_fours, normed_row, sum_ending
+from chorale.kernels.triton.dense.norm import Norm
 from chorale.kernels.triton.launch import dependent, is_hopper, wait_for_previous
+from chorale.kernels.triton.moe.combine import combine
 from chorale.kernels.triton.moe.dequant import column_of
 from chorale.kernels.triton.moe.packing import COLUMNS, Experts
 from chorale.kernels.triton.moe.tiles import Permutation, permute_pairs
@@ -123,38 +124,6 @@ def _gather8_kernel(
             tl.store(scale_ptr + row, scale)
 
 
-@triton.jit
-def _combine_kernel(
-    parts_ptr,  # [rows, H], by expert
-    place_ptr,  # [T * K] int32
-    gates_ptr,  # [T * K] float32
-    x_ptr,  # [T, H] float32
-    norm_ptr,  # [H] float32 (if NORM, for which BLOCK is at least H)
-    normed_ptr,  # [T, H] (if NORM)
-    eps,
-    H,
-    K: tl.constexpr,
-    NORM: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    token = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * BLOCK + in_fours(BLOCK)
-    inside = columns < H
-    if NORM:
-        norm = tl.load(norm_ptr + columns, mask=inside, other=0.0)
-    wait_for_previous(PDL)
-    x = tl.load(x_ptr + token * H + columns, mask=inside, other=0.0)
-    for k in tl.static_range(K):
-        row = tl.load(place_ptr + token * K + k).to(tl.int64)
-        part = tl.load(parts_ptr + row * H + columns, mask=inside, other=0.0)
-        x += part.to(tl.float32) * tl.load(gates_ptr + token * K + k)
-    tl.store(x_ptr + token * H + columns, x, mask=inside)
-    if NORM:
-        normed = normed_row(x, norm, eps, H)
-        tl.store(normed_ptr + token * H + columns, normed.to(normed_ptr.dtype.element_ty), mask=inside)
-
-
 def _tile_constants(tile: tuning.GroupedTile) -> dict[str, int]:
     return {"WIDE": tile.wide, "MID": tile.middle, "NARROW": tile.narrow, "TAIL": tile.tail}
 
@@ -193,25 +162,6 @@ def gather8(
         **_tile_constants(tile), **dependent(normed),
     )  # fmt: skip
     return out, scale
-
-
-def combine(
-    parts: torch.Tensor,
-    place: torch.Tensor,
-    gates: torch.Tensor,
-    x: torch.Tensor,
-    norm: Norm | None = None,
-) -> torch.Tensor | None:
-    """x [T, H] float32 += the sum of gates [T, K] times parts [rows, H] (by expert); its norm [T, H], if one
-    is given: then a program makes a whole row."""
-    tokens, hidden = x.shape
-    normed, ending = sum_ending(norm, x)
-    block = 1024 if norm is None else triton.next_power_of_2(hidden)
-    _combine_kernel[tokens, triton.cdiv(hidden, block)](
-        parts, place, gates, x, *ending, hidden, K=gates.shape[1], NORM=norm is not None, BLOCK=block,
-        num_warps=tuning.COMBINE_WARPS, **dependent(x),
-    )  # fmt: skip
-    return normed
 
 
 def can_use_grouped(experts: Experts, hidden: int, num_pairs: int, device: torch.device) -> bool:
