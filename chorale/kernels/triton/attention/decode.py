@@ -11,34 +11,13 @@ import torch
 import triton
 import triton.language as tl
 
-from chorale.kernels.triton.attention.plan import AttentionPlan
-from chorale.kernels.triton.attention.prefill import prefill
-from chorale.kernels.triton.kv_elements import from_kv_element, kernel_view, query_of
+from chorale.kernels.triton.attention.plan import LOG2E, AttentionPlan
+from chorale.kernels.triton.attention.prefill import load_keys, prefill
+from chorale.kernels.triton.kv_elements import kernel_view, query_of
 from chorale.kernels.triton.launch import dependent, tuning_of, wait_for_previous
 
-_LOG2E = tl.constexpr(1.4426950408889634)
+_LOG2E = tl.constexpr(LOG2E)
 _DOT_ROWS = 16
-
-
-@triton.jit
-def _load_keys(
-    kv_ptr,
-    table_ptr,
-    head,
-    keys,
-    seen,
-    TYPE: tl.constexpr,  # what e4m3 cells are read as
-    D: tl.constexpr,
-    NUM_KV: tl.constexpr,
-    KV_BLOCK: tl.constexpr,
-):
-    """(K, V), each [BN, D], of one kv head at positions ``keys``; zero where not ``seen``."""
-    block = tl.load(table_ptr + keys // KV_BLOCK, mask=seen, other=0).to(tl.int64)
-    chunk = block * 2 * NUM_KV + head
-    places = kv_ptr + ((chunk * KV_BLOCK + keys % KV_BLOCK) * D)[:, None] + tl.arange(0, D)[None, :]
-    k = tl.load(places, mask=seen[:, None], other=0.0)
-    v = tl.load(places + NUM_KV * KV_BLOCK * D, mask=seen[:, None], other=0.0)
-    return from_kv_element(k, TYPE), from_kv_element(v, TYPE)
 
 
 # Not by where in a step's numbers these begin: nothing reads them in vectors.
@@ -99,8 +78,9 @@ def _decode_kernel(
         for position in range(begin, end, KEYS):
             keys = position + tl.arange(0, KEYS)
             seen = (keys >= low) & (keys < end)
-            k, v = _load_keys(
-                kv_ptr, table_ptr + row * table_stride, head, keys, seen, q.dtype, D, NUM_KV, KV_BLOCK
+            table = table_ptr + row * table_stride
+            k, v = load_keys(
+                kv_ptr, table, head, position, low, end, True, q.dtype, D, NUM_KV, KV_BLOCK, KEYS
             )
             scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
             scores = tl.where(seen[None, :], scores, -float("inf"))
@@ -162,21 +142,6 @@ def attention(
     return out.view(q.shape[0], -1)
 
 
-def _constants(plan: AttentionPlan, group: int) -> dict[str, int]:
-    shape = plan.shape
-    return {
-        "NUM_Q": shape.num_heads,
-        "NUM_KV": shape.num_kv_heads,
-        "D": shape.head_dim,
-        "KV_BLOCK": plan.block_size,
-        "WINDOW": shape.sliding_window if group else 0,
-    }
-
-
-def _scale(plan: AttentionPlan) -> float:
-    return float(plan.shape.head_dim**-0.5 * _LOG2E.value)
-
-
 def _decode(
     q: torch.Tensor, kv: torch.Tensor, sinks: torch.Tensor, plan: AttentionPlan, group: int, out: torch.Tensor
 ) -> None:
@@ -190,35 +155,13 @@ def _decode(
         stats = torch.empty(count * 2, dtype=torch.float32, device=q.device)
     table = meta.block_tables[group]
     _decode_kernel[(rows, shape.num_kv_heads, splits)](
-        q,
-        kv,
-        sinks,
-        table,
-        meta.context_lens,
-        meta.query_start,
-        out,
-        parts,
-        stats,
-        table.stride(0),
-        _scale(plan),
-        **_constants(plan, group),
-        SPLITS=splits,
+        q, kv, sinks, table, meta.context_lens, meta.query_start, out, parts, stats, table.stride(0),
+        plan.scale, **plan.sizes, WINDOW=plan.window(group), SPLITS=splits,
         ROWS=max(_DOT_ROWS, triton.next_power_of_2(shape.num_heads // shape.num_kv_heads)),
-        KEYS=tile.depth,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-        **dependent(q),
-    )
+        KEYS=tile.depth, num_warps=tile.num_warps, num_stages=tile.num_stages, **dependent(q),
+    )  # fmt: skip
     if splits > 1:
         _join_kernel[(rows, shape.num_heads)](
-            parts,
-            stats,
-            sinks,
-            meta.query_start,
-            out,
-            NUM_Q=shape.num_heads,
-            D=shape.head_dim,
-            SPLITS=splits,
-            num_warps=1,
-            **dependent(q),
-        )
+            parts, stats, sinks, meta.query_start, out,
+            NUM_Q=shape.num_heads, D=shape.head_dim, SPLITS=splits, num_warps=1, **dependent(q),
+        )  # fmt: skip

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from chorale.kernels.ops import AttentionMeta, AttentionShape
 from chorale.kernels.triton.launch import tuning_of
 
+LOG2E = 1.4426950408889634
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
@@ -14,8 +16,13 @@ class AttentionPlan:
 
     meta: AttentionMeta
     shape: AttentionShape
-    block_size: int
+    sizes: dict[str, int]  # NUM_Q, NUM_KV, D and KV_BLOCK of the kernels
+    scale: float  # of the scores, times log2(e)
     num_splits: int  # of the full layers' decodes
+
+    def window(self, group: int) -> int:
+        """Returns WINDOW of the kernels: 0 for full attention."""
+        return self.shape.sliding_window if group else 0
 
 
 def plan_attention(meta: AttentionMeta, shape: AttentionShape, block_size: int) -> AttentionPlan:
@@ -26,4 +33,10 @@ def plan_attention(meta: AttentionMeta, shape: AttentionShape, block_size: int) 
     rows = meta.context_lens.shape[0]
     arch = tuning_of(meta.context_lens.device)
     splits = arch.context_splits(rows, shape.num_kv_heads, meta.max_context_len)
-    return AttentionPlan(meta, shape, block_size, splits)
+    sizes = {
+        "NUM_Q": shape.num_heads,
+        "NUM_KV": shape.num_kv_heads,
+        "D": shape.head_dim,
+        "KV_BLOCK": block_size,
+    }
+    return AttentionPlan(meta, shape, sizes, shape.head_dim**-0.5 * LOG2E, splits)

@@ -12,11 +12,11 @@ import torch
 import triton
 import triton.language as tl
 
-from chorale.kernels.triton.attention.plan import AttentionPlan
+from chorale.kernels.triton.attention.plan import LOG2E, AttentionPlan
 from chorale.kernels.triton.kv_elements import from_kv_element, query_of
 from chorale.kernels.triton.launch import tuning_of
 
-_LOG2E = tl.constexpr(1.4426950408889634)
+_LOG2E = tl.constexpr(LOG2E)
 
 
 @triton.jit
@@ -33,7 +33,7 @@ def _find_row(start_ptr, num_rows, tile, TOKENS: tl.constexpr):
 
 
 @triton.jit
-def _load_keys(
+def load_keys(
     kv_ptr,
     table_ptr,
     head,
@@ -41,7 +41,7 @@ def _load_keys(
     low,
     high,
     MASKED: tl.constexpr,
-    TYPE: tl.constexpr,  # what e4m3 cells are read as
+    TYPE: tl.constexpr,  # what e4m3 elements are read as
     D: tl.constexpr,
     NUM_KV: tl.constexpr,
     KV_BLOCK: tl.constexpr,
@@ -50,23 +50,16 @@ def _load_keys(
     """(K, V) [KEYS, D] of one kv head from position ``begin``; if MASKED, zero outside low .. high - 1."""
     keys = begin + tl.arange(0, KEYS)
     dims = tl.arange(0, D)
-    if MASKED:
-        block = tl.load(table_ptr + keys // KV_BLOCK, mask=(keys >= low) & (keys < high), other=0).to(
-            tl.int64
-        )
-        places = (
-            kv_ptr + (((block * 2 * NUM_KV + head) * KV_BLOCK + keys % KV_BLOCK) * D)[:, None] + dims[None, :]
-        )
-    elif KV_BLOCK >= KEYS:
+    if MASKED or KV_BLOCK < KEYS:
+        inside = (keys >= low) & (keys < high) if MASKED else None
+        block = tl.load(table_ptr + keys // KV_BLOCK, mask=inside, other=0 if MASKED else None).to(tl.int64)
+        rows = (block * 2 * NUM_KV + head) * KV_BLOCK + keys % KV_BLOCK
+        places = kv_ptr + (rows * D)[:, None] + dims[None, :]
+    else:
         block = tl.load(table_ptr + begin // KV_BLOCK).to(tl.int64)
         rows = begin % KV_BLOCK + tl.arange(0, KEYS)
         base = kv_ptr + (block * 2 * NUM_KV + head) * (KV_BLOCK * D)
         places = base + rows[:, None] * D + dims[None, :]
-    else:
-        block = tl.load(table_ptr + keys // KV_BLOCK).to(tl.int64)
-        places = (
-            kv_ptr + (((block * 2 * NUM_KV + head) * KV_BLOCK + keys % KV_BLOCK) * D)[:, None] + dims[None, :]
-        )
     if MASKED:
         inside = ((keys >= low) & (keys < high))[:, None]
         k = tl.load(places, mask=inside, other=0.0)
@@ -99,7 +92,7 @@ def _attend(
     KEYS: tl.constexpr,
 ):
     """One tile of keys. top is in powers of two; scale (of the scores, times log2(e)) is positive."""
-    k, v = _load_keys(kv_ptr, table_ptr, head, begin, low, high, MASKED, q.dtype, D, NUM_KV, KV_BLOCK, KEYS)
+    k, v = load_keys(kv_ptr, table_ptr, head, begin, low, high, MASKED, q.dtype, D, NUM_KV, KV_BLOCK, KEYS)
     scores = tl.dot(q, tl.trans(k), input_precision="ieee")
     if MASKED:
         keys = begin + tl.arange(0, KEYS)
@@ -132,10 +125,8 @@ def _attend_two(
     KEYS: tl.constexpr,
 ):
     """Two tiles that all tokens see, with one change of the maximum."""
-    k, v = _load_keys(kv_ptr, table_ptr, head, begin, 0, 0, False, q.dtype, D, NUM_KV, KV_BLOCK, KEYS)
-    k2, v2 = _load_keys(
-        kv_ptr, table_ptr, head, begin + KEYS, 0, 0, False, q.dtype, D, NUM_KV, KV_BLOCK, KEYS
-    )
+    k, v = load_keys(kv_ptr, table_ptr, head, begin, 0, 0, False, q.dtype, D, NUM_KV, KV_BLOCK, KEYS)
+    k2, v2 = load_keys(kv_ptr, table_ptr, head, begin + KEYS, 0, 0, False, q.dtype, D, NUM_KV, KV_BLOCK, KEYS)
     first = tl.dot(q, tl.trans(k), input_precision="ieee")
     second = tl.dot(q, tl.trans(k2), input_precision="ieee")
     new_top = tl.maximum(top, tl.max(tl.maximum(first, second), 1) * scale)
@@ -234,25 +225,7 @@ def prefill(
     tokens = max(1, tile.rows // padded)
     table = meta.block_tables[group]
     _prefill_kernel[(shape.num_kv_heads, q.shape[0] // tokens + rows)](
-        q,
-        kv,
-        sinks,
-        table,
-        meta.context_lens,
-        meta.query_start,
-        out,
-        rows,
-        table.stride(0),
-        shape.head_dim**-0.5 * _LOG2E.value,
-        NUM_Q=shape.num_heads,
-        NUM_KV=shape.num_kv_heads,
-        D=shape.head_dim,
-        KV_BLOCK=plan.block_size,
-        WINDOW=shape.sliding_window if group else 0,
-        GROUP=padded,
-        TOKENS=tokens,
-        KEYS=tile.keys,
-        PAIRS=tile.pairs,
-        STAGES=tile.num_stages,
-        num_warps=tile.num_warps,
-    )
+        q, kv, sinks, table, meta.context_lens, meta.query_start, out, rows, table.stride(0), plan.scale,
+        **plan.sizes, WINDOW=plan.window(group), GROUP=padded, TOKENS=tokens, KEYS=tile.keys,
+        PAIRS=tile.pairs, STAGES=tile.num_stages, num_warps=tile.num_warps,
+    )  # fmt: skip

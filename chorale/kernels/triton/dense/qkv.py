@@ -201,25 +201,19 @@ def qkv_rope_cache(
     if tokens == 0:
         return q
     slots = plan.meta.slots[group]
-    constants = {
-        "NUM_Q": shape.num_heads,
-        "NUM_KV": shape.num_kv_heads,
-        "D": dim,
-        "KV_BLOCK": plan.block_size,
-    }
     if tokens == 1:
         tile = tuning.qkv_row()
         pairs = min(tile.rows, dim // 2)
         _one_kernel[(heads * (dim // 2 // pairs),)](
             x, weights.norm, linear.weight, linear.bias, rope, slots, q, kv, eps,
-            **constants, H=x.shape[1], PAIRS=pairs, CHUNK=chunk_of(x.shape[1]),
+            **plan.sizes, H=x.shape[1], PAIRS=pairs, CHUNK=chunk_of(x.shape[1]),
             num_warps=tile.num_warps, **dependent(x),
         )  # fmt: skip
         return q
     whole = tuning.skinny_qkv(tokens) if tokens <= tuning.SKINNY_TOKENS else None
     if whole is not None and skinny_fused.fits(whole, x, linear.weight):
         skinny_fused.qkv(
-            x, weights.norm, linear.weight, linear.bias, eps, rope, slots, q, kv, constants, whole
+            x, weights.norm, linear.weight, linear.bias, eps, rope, slots, q, kv, plan.sizes, whole
         )
         return q
     if tokens <= tuning.SKINNY_TOKENS:
@@ -230,7 +224,7 @@ def qkv_rope_cache(
         qkv = product(normed, linear)
     each = tuning.rotate_heads(tokens)
     _rotate_kernel[(tokens, triton.cdiv(heads, each))](
-        qkv, x, linear.bias, eps, rope, slots, q, kv, **constants, HEADS=each,
+        qkv, x, linear.bias, eps, rope, slots, q, kv, **plan.sizes, HEADS=each,
         H=x.shape[1], SPLITS=qkv.shape[0] if tokens <= tuning.SKINNY_TOKENS else 0,
         BLOCK=triton.next_power_of_2(x.shape[1]), **dependent(x),
     )  # fmt: skip
