@@ -100,15 +100,12 @@ def route_in_halves_from(num_experts: int) -> int:
     return ROUTE_HALVES // 2 if num_experts > 64 else ROUTE_HALVES
 
 
-def gate_up(tokens_each: int) -> Tile:
-    """``rows``: half of them gates, half ups. ``depth`` is fixed by the packed layout (64)."""
+def expert_tile(tokens_each: int) -> Tile:
+    """A tile of ``moe``'s products. In gate_up, half of its ``rows`` are gates, half ups; the packed layout
+    fixes its ``depth`` (64)."""
     if tokens_each == 1:
         return Tile(16, 1, 64, 1, 4)
     return Tile(64, 16 if tokens_each <= 16 else 32 if tokens_each <= 32 else 64, 64, 4, 4)
-
-
-def down(tokens_each: int) -> Tile:
-    return gate_up(tokens_each)
 
 
 @dataclass(frozen=True, slots=True)

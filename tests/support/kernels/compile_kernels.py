@@ -107,13 +107,11 @@ def variants(arch: tuning.ArchTuning, asm: bool, hopper: bool) -> list[Variant]:
         found.append((f"prefill {window}", prefill._prefill_kernel, constants, {}, many.num_warps, 3))
     for each in (1, 16, 32, 64):
         constants = {"E": 32, "EXPERTS": 32, "TOKENS": each, "SORTED": each > 1, "BF16": True, "ASM": asm}
-        tile = tuning.gate_up(each)
+        tile = tuning.expert_tile(each)
         sizes = {"TILES": tile.rows // 16, "STAGES": tile.num_stages}
         found.append(
             (f"gate_up {each}", moe._gate_up_kernel, {**constants, **sizes, "K": 4}, {}, tile.num_warps, 3)
         )
-        tile = tuning.down(each)
-        sizes = {"TILES": tile.rows // 16, "STAGES": tile.num_stages}
         types = {"out_ptr": "*fp32"}
         found.append((f"down {each}", moe._down_kernel, {**constants, **sizes}, types, tile.num_warps, 3))
     return found

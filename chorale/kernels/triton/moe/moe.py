@@ -45,37 +45,12 @@ def _shuffle_kernel(
 
 
 @triton.jit
-def _multiply(
-    acc,  # [R, 64] if TOKENS == 1, else [R, TOKENS]
-    weights,  # [R, 64]
-    x_ptr,
-    sources,  # [TOKENS] int64
-    inside,
-    places,  # [64], of x's columns
-    width,
-    TOKENS: tl.constexpr,
-):
-    x = tl.load(x_ptr + sources[None, :] * width + places[:, None], mask=inside[None, :], other=0.0)
-    if TOKENS == 1:
-        acc += weights.to(tl.float32) * tl.trans(x).to(tl.float32)
-    else:
-        acc = tl.dot(weights, x, acc, input_precision="ieee")
-    return acc
-
-
-@triton.jit
 def _pairs_of_tile(
-    ids_ptr,
-    order_ptr,
-    offsets_ptr,
-    tile,
-    E: tl.constexpr,
-    EXPERTS: tl.constexpr,
-    TOKENS: tl.constexpr,
+    ids_ptr, order_ptr, offsets_ptr, E: tl.constexpr, EXPERTS: tl.constexpr, TOKENS: tl.constexpr,
     SORTED: tl.constexpr,
-):
-    """(expert, pairs [TOKENS], which of them exist)."""
-    lanes = tl.arange(0, TOKENS)
+):  # fmt: skip
+    """(expert, pairs [TOKENS], which of them exist) of a program."""
+    tile, lanes = tl.program_id(1), tl.arange(0, TOKENS)
     if SORTED:
         expert, first, last = find_tile(offsets_ptr, tile, E, EXPERTS, TOKENS)
         inside = first + lanes < last
@@ -90,8 +65,8 @@ def _pairs_of_tile(
 @triton.jit
 def _product(
     x_ptr,
-    sources,
-    inside,
+    sources,  # [TOKENS]: rows of x
+    inside,  # [TOKENS]: which of them exist
     blocks_ptr,
     scales_ptr,
     first_tile,
@@ -111,18 +86,14 @@ def _product(
     for chunk in tl.range(0, chunks, num_stages=STAGES):
         at = start + chunk
         weights = load_tile(
-            blocks_ptr + at * 128,
-            scales_ptr + at * 32,
-            row_tiles - first_tile,
-            chunks,
-            TILES,
-            1,
-            BF16,
-            ASM,
+            blocks_ptr + at * 128, scales_ptr + at * 32, row_tiles - first_tile, chunks, TILES, 1, BF16, ASM
         )
-        acc = _multiply(
-            acc, weights, x_ptr, sources.to(tl.int64), inside, chunk * 64 + places, chunks * 64, TOKENS
-        )
+        rows = x_ptr + sources.to(tl.int64)[None, :] * (chunks * 64)
+        x = tl.load(rows + (chunk * 64 + places)[:, None], mask=inside[None, :], other=0.0)
+        if TOKENS == 1:
+            acc += weights.to(tl.float32) * tl.trans(x).to(tl.float32)
+        else:
+            acc = tl.dot(weights, x, acc, input_precision="ieee")
     if TOKENS == 1:
         acc = tl.sum(acc, 1)[:, None]
     return acc
@@ -154,9 +125,7 @@ def _gate_up_kernel(
     ASM: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    expert, pairs, inside = _pairs_of_tile(
-        ids_ptr, order_ptr, offsets_ptr, tl.program_id(1), E, EXPERTS, TOKENS, SORTED
-    )
+    expert, pairs, inside = _pairs_of_tile(ids_ptr, order_ptr, offsets_ptr, E, EXPERTS, TOKENS, SORTED)
     if expert < E:
         first_tile = tl.program_id(0) * TILES
         acc = _product(
@@ -198,9 +167,7 @@ def _down_kernel(
     ASM: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    expert, pairs, inside = _pairs_of_tile(
-        ids_ptr, order_ptr, offsets_ptr, tl.program_id(1), E, EXPERTS, TOKENS, SORTED
-    )
+    expert, pairs, inside = _pairs_of_tile(ids_ptr, order_ptr, offsets_ptr, E, EXPERTS, TOKENS, SORTED)
     if expert < E:
         first_tile = tl.program_id(0) * TILES
         acc = _product(
@@ -272,19 +239,22 @@ def _moe_of_tiles(
     if width > experts.gate_up.row_tiles * 8:
         inner.zero_()  # its last columns meet zero weights, and nobody writes them
     parts = torch.empty(num_pairs, hidden, dtype=torch.float32, device=x.device)
-    common = _constants(experts, alone, each, x.device)
-    tile, packed = tuning.gate_up(each), experts.gate_up
+    bf16, tile = experts.dtype == torch.bfloat16, tuning.expert_tile(each)
+    common: dict[str, Any] = {
+        "E": experts.num_experts, "EXPERTS": triton.next_power_of_2(experts.num_experts), "TOKENS": each,
+        "SORTED": not alone, "BF16": bf16, "ASM": bf16 and is_nvidia(x.device),
+        "TILES": tile.rows // 16, "STAGES": tile.num_stages, "num_warps": tile.num_warps,
+    }  # fmt: skip
+    packed = experts.gate_up
     _gate_up_kernel[(triton.cdiv(packed.row_tiles * 16, tile.rows), tiles)](
         shuffled, packed.blocks, packed.scales, experts.gate_up_bias, expert_ids, order, offsets, inner,
         experts.intermediate, width, packed.row_tiles, packed.chunks,
-        experts.swiglu_limit, experts.swiglu_alpha,
-        K=top_k, TILES=tile.rows // 16, STAGES=tile.num_stages, num_warps=tile.num_warps, **common,
+        experts.swiglu_limit, experts.swiglu_alpha, K=top_k, **common,
     )  # fmt: skip
-    tile, packed = tuning.down(each), experts.down
+    packed = experts.down
     _down_kernel[(triton.cdiv(packed.row_tiles * 16, tile.rows), tiles)](
         inner, packed.blocks, packed.scales, experts.down_bias, gates, expert_ids, order, offsets, parts,
-        hidden, packed.row_tiles, packed.chunks,
-        TILES=tile.rows // 16, STAGES=tile.num_stages, num_warps=tile.num_warps, **common,
+        hidden, packed.row_tiles, packed.chunks, **common,
     )  # fmt: skip
     return add_parts(parts.view(tokens, top_k, hidden), x, norm)
 
@@ -296,15 +266,3 @@ def shuffle_inputs(normed: torch.Tensor, experts: Experts) -> torch.Tensor:
     shuffled = torch.empty(tokens, width, dtype=experts.dtype, device=normed.device)
     _shuffle_kernel[(tokens, triton.cdiv(width, 1024))](normed, shuffled, hidden, width, BLOCK=1024)
     return shuffled
-
-
-def _constants(experts: Experts, alone: bool, each: int, device: torch.device) -> dict[str, Any]:
-    bf16 = experts.dtype == torch.bfloat16
-    return {
-        "E": experts.num_experts,
-        "EXPERTS": triton.next_power_of_2(experts.num_experts),
-        "TOKENS": each,
-        "SORTED": not alone,
-        "BF16": bf16,
-        "ASM": bf16 and is_nvidia(device),
-    }
