@@ -67,25 +67,21 @@ def _resident_kernel(
 ):
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = rows < N
-    w0 = load_rows(w_ptr, rows, inside, 0, K, CHUNK)
-    w1 = load_rows(w_ptr, rows, inside, CHUNK, K, CHUNK)
-    w2 = load_rows(w_ptr, rows, inside, 2 * CHUNK, K, CHUNK)
-    if K > 3 * CHUNK:
-        w3 = load_rows(w_ptr, rows, inside, 3 * CHUNK, K, CHUNK)
+    quarters: tl.constexpr = (K + CHUNK - 1) // CHUNK
+    w = ()
+    for n in tl.static_range(quarters):
+        w += (load_rows(w_ptr, rows, inside, n * CHUNK, K, CHUNK),)
     if HAS_BIAS:
         bias = tl.load(b_ptr + rows, mask=inside, other=0.0).to(tl.float32)
     wait_for_previous(PDL, LAUNCH_DEPENDENTS=False)
-    x0 = load_part(x_ptr, 0, K, CHUNK)  # all on their way before the first is used
-    x1 = load_part(x_ptr, CHUNK, K, CHUNK)
-    x2 = load_part(x_ptr, 2 * CHUNK, K, CHUNK)
-    if K > 3 * CHUNK:
-        x3 = load_part(x_ptr, 3 * CHUNK, K, CHUNK)
+    x = ()
+    for n in tl.static_range(quarters):
+        x += (load_part(x_ptr, n * CHUNK, K, CHUNK),)  # all on their way before the first is used
     if ADD:
         before = tl.load(out_ptr + rows, mask=inside, other=0.0)
-    products = w0.to(tl.float32) * x0[None, :] + w1.to(tl.float32) * x1[None, :]
-    products += w2.to(tl.float32) * x2[None, :]
-    if K > 3 * CHUNK:
-        products += w3.to(tl.float32) * x3[None, :]
+    products = w[0].to(tl.float32) * x[0][None, :]
+    for n in tl.static_range(1, quarters):
+        products += w[n].to(tl.float32) * x[n][None, :]
     total = tl.sum(products, 1)
     if HAS_BIAS:
         total += bias

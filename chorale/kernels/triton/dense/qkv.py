@@ -55,13 +55,6 @@ def _store_pair(
         tl.store(cell + half, to_kv_element(high, kv_ptr.dtype.element_ty))
 
 
-@triton.jit
-def _add_part(left, right, squares, w_left, w_right, x, norm):
-    """Some columns of both products, and of the input's sum of squares."""
-    scaled = (x * norm)[None, :]
-    return left + w_left.to(tl.float32) * scaled, right + w_right.to(tl.float32) * scaled, squares + x * x
-
-
 @triton.jit(do_not_specialize_on_alignment=["slots_ptr"])
 def _one_kernel(
     x_ptr,  # [H] float32
@@ -88,28 +81,18 @@ def _one_kernel(
     pairs = (tl.program_id(0) % per_head) * PAIRS + tl.arange(0, PAIRS)
     rows = head * D + pairs
     all_rows = pairs < half
-    l0 = load_rows(w_ptr, rows, all_rows, 0, H, CHUNK)
-    r0 = load_rows(w_ptr, rows + half, all_rows, 0, H, CHUNK)
-    l1 = load_rows(w_ptr, rows, all_rows, CHUNK, H, CHUNK)
-    r1 = load_rows(w_ptr, rows + half, all_rows, CHUNK, H, CHUNK)
-    l2 = load_rows(w_ptr, rows, all_rows, 2 * CHUNK, H, CHUNK)
-    r2 = load_rows(w_ptr, rows + half, all_rows, 2 * CHUNK, H, CHUNK)
-    if H > 3 * CHUNK:
-        l3 = load_rows(w_ptr, rows, all_rows, 3 * CHUNK, H, CHUNK)
-        r3 = load_rows(w_ptr, rows + half, all_rows, 3 * CHUNK, H, CHUNK)
+    quarters: tl.constexpr = (H + CHUNK - 1) // CHUNK
+    w_left, w_right, norm, x = (), (), (), ()
+    for n in tl.static_range(quarters):
+        w_left += (load_rows(w_ptr, rows, all_rows, n * CHUNK, H, CHUNK),)
+        w_right += (load_rows(w_ptr, rows + half, all_rows, n * CHUNK, H, CHUNK),)
     bias_left = tl.load(b_ptr + rows).to(tl.float32)
     bias_right = tl.load(b_ptr + rows + half).to(tl.float32)
-    n0 = load_part(norm_ptr, 0, H, CHUNK)
-    n1 = load_part(norm_ptr, CHUNK, H, CHUNK)
-    n2 = load_part(norm_ptr, 2 * CHUNK, H, CHUNK)
-    if H > 3 * CHUNK:
-        n3 = load_part(norm_ptr, 3 * CHUNK, H, CHUNK)
+    for n in tl.static_range(quarters):
+        norm += (load_part(norm_ptr, n * CHUNK, H, CHUNK),)
     wait_for_previous(PDL, LAUNCH_DEPENDENTS=False)
-    x0 = load_part(x_ptr, 0, H, CHUNK)
-    x1 = load_part(x_ptr, CHUNK, H, CHUNK)
-    x2 = load_part(x_ptr, 2 * CHUNK, H, CHUNK)
-    if H > 3 * CHUNK:
-        x3 = load_part(x_ptr, 3 * CHUNK, H, CHUNK)
+    for n in tl.static_range(quarters):
+        x += (load_part(x_ptr, n * CHUNK, H, CHUNK),)
     turned = head + pairs * 0 < NUM_Q + NUM_KV  # v is not
     cos = tl.load(rope_ptr + pairs, mask=turned, other=1.0)
     sin = tl.load(rope_ptr + pairs + half, mask=turned, other=0.0)
@@ -117,11 +100,11 @@ def _one_kernel(
     left = tl.zeros((PAIRS, CHUNK), tl.float32)
     right = tl.zeros((PAIRS, CHUNK), tl.float32)
     squares = tl.zeros((CHUNK,), tl.float32)
-    left, right, squares = _add_part(left, right, squares, l0, r0, x0, n0)
-    left, right, squares = _add_part(left, right, squares, l1, r1, x1, n1)
-    left, right, squares = _add_part(left, right, squares, l2, r2, x2, n2)
-    if H > 3 * CHUNK:
-        left, right, squares = _add_part(left, right, squares, l3, r3, x3, n3)
+    for n in tl.static_range(quarters):  # some columns of both products, and of the input's sum of squares
+        scaled = (x[n] * norm[n])[None, :]
+        left += w_left[n].to(tl.float32) * scaled
+        right += w_right[n].to(tl.float32) * scaled
+        squares += x[n] * x[n]
     scale = 1.0 / tl.sqrt(tl.sum(squares, 0) / H + eps)
     left_sum = tl.sum(left, 1) * scale + bias_left
     right_sum = tl.sum(right, 1) * scale + bias_right

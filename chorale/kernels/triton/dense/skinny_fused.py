@@ -31,10 +31,13 @@ def _place(T, UNITS: tl.constexpr, COLUMNS: tl.constexpr, WARPS: tl.constexpr):
 
 
 @triton.jit
-def _inputs(x_ptr, T, lane, warp, column, K: tl.constexpr, GROUP: tl.constexpr):
-    """Where a lane's inputs begin; tokens that do not exist are the last one's."""
-    row = tl.minimum(lane // 4 + 8 * column, T - 1)
-    return (x_ptr + row * K + warp * (GROUP * 32) + lane % 4 * 8).to(tl.int64)
+def _inputs(x_ptr, T, lane, warp, K: tl.constexpr, GROUP: tl.constexpr, COLUMNS: tl.constexpr):
+    """Where a lane's inputs begin, by column; tokens that do not exist are the last one's."""
+    inputs = ()
+    for column in tl.static_range(COLUMNS):
+        row = tl.minimum(lane // 4 + 8 * column, T - 1)
+        inputs += ((x_ptr + row * K + warp * (GROUP * 32) + lane % 4 * 8).to(tl.int64),)
+    return inputs
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -60,16 +63,11 @@ def _project_kernel(
     bias = (b_ptr + (row if HAS_BIAS else row * 0)).to(tl.int64)
     places = residual_ptr + tl.minimum(token, T - 1) * N + row
     before = places.to(tl.int64)
-    x0 = _inputs(x_ptr, T, lane, warp, 0, K, GROUP)
-    if COLUMNS == 1:
-        operands = (weights, first, weights, x0, bias, bias + 2, before, before + 4)
-    else:
-        x1 = _inputs(x_ptr, T, lane, warp, 1, K, GROUP)
-        operands = (weights, first, weights, x0, x1, bias, bias + 2, before, before + 4)
+    inputs = _inputs(x_ptr, T, lane, warp, K, GROUP, COLUMNS)
+    operands = (weights, first, weights) + inputs + (bias, bias + 2, before, before + 4)  # noqa: RUF005
     left, right, bias_left, bias_right, left_before, right_before = tl.inline_asm_elementwise(
-        TEXT, CONSTRAINTS, operands, is_pure=False, pack=1,
-        dtype=(tl.float32, tl.float32, tl.float32, tl.float32, tl.float32, tl.float32),
-    )  # fmt: skip
+        TEXT, CONSTRAINTS, operands, is_pure=False, pack=1, dtype=(tl.float32,) * 6
+    )
     if HAS_BIAS:
         left += bias_left
         right += bias_right
@@ -112,18 +110,12 @@ def _qkv_kernel(
     bias = (b_ptr + head * D + pair).to(tl.int64)
     rope = (rope_ptr + there * D + pair).to(tl.int64)
     slots = (slots_ptr + there).to(tl.int64)
-    x0 = _inputs(x_ptr, T, lane, warp, 0, H, GROUP)
-    if COLUMNS == 1:
-        operands = (weights, first, norm, x0, bias, bias + 2 * half, rope, rope + 4 * half, slots)
-    else:
-        x1 = _inputs(x_ptr, T, lane, warp, 1, H, GROUP)
-        operands = (weights, first, norm, x0, x1, bias, bias + 2 * half, rope, rope + 4 * half, slots)
+    inputs = _inputs(x_ptr, T, lane, warp, H, GROUP, COLUMNS)
+    early = (bias, bias + 2 * half, rope, rope + 4 * half, slots)
+    operands = (weights, first, norm) + inputs + early  # noqa: RUF005  (Triton has no stars)
     left, right, squares, bias_left, bias_right, cos, sin, slot = tl.inline_asm_elementwise(
-        TEXT, CONSTRAINTS, operands, is_pure=False, pack=1,
-        dtype=(
-            tl.float32, tl.float32, tl.float32, tl.float32, tl.float32, tl.float32, tl.float32, tl.int64
-        ),
-    )  # fmt: skip
+        TEXT, CONSTRAINTS, operands, is_pure=False, pack=1, dtype=(tl.float32,) * 7 + (tl.int64,)
+    )
     scale = 1.0 / tl.sqrt(squares / H + eps)
     left = left * scale + bias_left
     right = right * scale + bias_right

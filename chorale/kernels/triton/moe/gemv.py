@@ -73,12 +73,11 @@ def _pair_of_column(chosen, column, first, K: tl.constexpr, SORTED: tl.constexpr
 
 @triton.jit
 def _pairs(chosen, column, begin, K: tl.constexpr, SORTED: tl.constexpr, COLUMNS: tl.constexpr):
-    """Pairs of columns ``column`` and (COLUMNS == 2) ``column + 8``, as a pair."""
-    first = _pair_of_column(chosen, column, begin, K, SORTED)
-    second = first
-    if COLUMNS == 2:
-        second = _pair_of_column(chosen, column + 8, begin, K, SORTED)
-    return first, second
+    """Pairs of columns ``column`` and (COLUMNS == 2) ``column + 8``, as a tuple."""
+    pairs = ()
+    for n in tl.static_range(COLUMNS):
+        pairs += (_pair_of_column(chosen, column + 8 * n, begin, K, SORTED),)
+    return pairs
 
 
 class Packed(NamedTuple):
@@ -119,14 +118,11 @@ def _gemv(
     scales = (packed.scales_ptr + at * 32 + lane // 4 * 4).to(tl.int64)
     place = first_chunk * 64 + lane % 4 * 16
     width = chunks * 64
-    x0 = (x_ptr + (pairs[0] // PER_ROW).to(tl.int64) * width + place).to(tl.int64)
-    there0 = (pairs[0] >= 0).to(tl.int32)
-    if COLUMNS == 1:
-        operands = (weights, scales, chunks * 512, chunks * 32, packed.groups, x0, there0)
-    else:
-        x1 = (x_ptr + (pairs[1] // PER_ROW).to(tl.int64) * width + place).to(tl.int64)
-        there1 = (pairs[1] >= 0).to(tl.int32)
-        operands = (weights, scales, chunks * 512, chunks * 32, packed.groups, x0, x1, there0, there1)
+    inputs, there = (), ()
+    for n in tl.static_range(COLUMNS):
+        inputs += ((x_ptr + (pairs[n] // PER_ROW).to(tl.int64) * width + place).to(tl.int64),)
+        there += ((pairs[n] >= 0).to(tl.int32),)
+    operands = (weights, scales, chunks * 512, chunks * 32, packed.groups) + inputs + there  # noqa: RUF005
     return tl.inline_asm_elementwise(
         LOOP, CONSTRAINTS, operands, dtype=(tl.float32,) * (4 * QUADS), is_pure=False, pack=1
     )

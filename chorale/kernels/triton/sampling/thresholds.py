@@ -193,15 +193,11 @@ def _pass_kernel(
         tl.store(bounds_ptr + row * 2, low)
         tl.store(bounds_ptr + row * 2 + 1, width)
         floor = tl.load(floor_ptr + row)
-        p0 = _value_of(low + (width + 7) // 8)
-        p1 = _value_of(low + (width * 2 + 7) // 8)
-        p2 = _value_of(low + (width * 3 + 7) // 8)
-        p3 = _value_of(low + (width * 4 + 7) // 8)
-        p4 = _value_of(low + (width * 5 + 7) // 8)
-        p5 = _value_of(low + (width * 6 + 7) // 8)
-        p6 = _value_of(low + (width * 7 + 7) // 8)
-        zero = tl.zeros((BLOCK,), tl.float32)
-        s0, s1, s2, s3, s4, s5, s6, s7 = zero, zero, zero, zero, zero, zero, zero, zero
+        pivots = ()
+        sums = (tl.zeros((BLOCK,), tl.float32),)  # of everything; those of the pivots come before it
+        for n in tl.static_range(7):
+            pivots += (_value_of(low + (width * (n + 1) + 7) // 8),)
+            sums += (sums[0],)
         for block in range(BLOCKS):
             tokens = (piece * BLOCKS + block) * BLOCK + tl.arange(0, BLOCK)
             scores = _load_scores(
@@ -212,23 +208,12 @@ def _pass_kernel(
                 mass = tl.full((BLOCK,), 1.0, tl.float32)
             else:
                 mass = tl.where(scores >= floor, tl.exp(scores - top), 0.0)
-            s0 += tl.where(scores >= p0, mass, 0.0)
-            s1 += tl.where(scores >= p1, mass, 0.0)
-            s2 += tl.where(scores >= p2, mass, 0.0)
-            s3 += tl.where(scores >= p3, mass, 0.0)
-            s4 += tl.where(scores >= p4, mass, 0.0)
-            s5 += tl.where(scores >= p5, mass, 0.0)
-            s6 += tl.where(scores >= p6, mass, 0.0)
-            s7 += mass
-        sums = sums_ptr + (row * pieces + piece) * 8
-        tl.store(sums, tl.sum(s0, 0))
-        tl.store(sums + 1, tl.sum(s1, 0))
-        tl.store(sums + 2, tl.sum(s2, 0))
-        tl.store(sums + 3, tl.sum(s3, 0))
-        tl.store(sums + 4, tl.sum(s4, 0))
-        tl.store(sums + 5, tl.sum(s5, 0))
-        tl.store(sums + 6, tl.sum(s6, 0))
-        tl.store(sums + 7, tl.sum(s7, 0))
+            new = ()
+            for n in tl.static_range(7):
+                new += (sums[n] + tl.where(scores >= pivots[n], mass, 0.0),)
+            sums = new + (sums[7] + mass,)  # noqa: RUF005  (Triton has no stars)
+        for n in tl.static_range(8):
+            tl.store(sums_ptr + (row * pieces + piece) * 8 + n, tl.sum(sums[n], 0))
 
 
 @triton.jit(do_not_specialize=["number"], do_not_specialize_on_alignment=_COLUMNS)
