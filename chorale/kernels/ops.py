@@ -12,15 +12,14 @@ end's choice (the reference: float32).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import torch
 
+    from chorale.kernels.triton.precompile.compiler import Precompiler
     from chorale.kernels.triton.precompile.pool import CompilePool
 
 
@@ -174,48 +173,6 @@ class Sample(Protocol):
 
 class MakeSampler(Protocol):
     def __call__(self, forbidden: torch.Tensor, rows_at_once: int) -> Sample: ...
-
-
-class Precompiler(Protocol):
-    """Compiles kernels before they are launched. Owned by the thread that launches."""
-
-    num_late: int  # kernels that were compiled at their launch, because no dry run had found them
-
-    def is_cached(self, facts: str, device: torch.device, roots: Sequence[Path]) -> bool:
-        """Returns whether an earlier start has left all kernels on disk. If not, this start records them.
-
-        ``facts``, ``device`` and the sources under ``roots`` are all that kernels depend on.
-        """
-        ...
-
-    @property
-    def is_busy(self) -> bool:
-        """Returns whether kernels are being compiled."""
-        ...
-
-    @property
-    def num_kernels(self) -> int:
-        """Kernels that were recorded."""
-        ...
-
-    def recording(self) -> AbstractContextManager[None]:
-        """Prevents launches of this thread; other threads compile their kernels afterwards.
-
-        The tensors that the kernels would have written hold garbage.
-        """
-        ...
-
-    def wait(self, count: int, report: Callable[[int, int], None]) -> None:
-        """Waits for the first ``count`` kernels. ``report`` is called with (finished kernels, count)."""
-        ...
-
-    def throttle(self) -> None:
-        """Throttles the remaining compilation so that serving is not slowed."""
-        ...
-
-    def cancel(self) -> None:
-        """Stops precompilation: from now on kernels compile at their first launch."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

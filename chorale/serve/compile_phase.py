@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from chorale.config import EngineConfig
-from chorale.kernels.ops import Ops, Precompiler
+from chorale.kernels.ops import Ops
 from chorale.kernels.triton.precompile import pool as pools
 from chorale.model.gpt_oss import GptOss
 from chorale.runtime.assembly import allocate_kv, make_executor
@@ -26,6 +27,9 @@ from chorale.runtime.warmup.dry_run import (
     first_layers,
 )
 from chorale.runtime.warmup.plans import eager_plans, masked_plans
+
+if TYPE_CHECKING:
+    from chorale.kernels.triton.precompile.compiler import Precompiler
 
 logger = logging.getLogger(__name__)
 # The code that decides which kernels are launched, and how.

@@ -9,18 +9,20 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from chorale.engine.types import StepPlan
-from chorale.kernels.ops import Precompiler
 from chorale.model.gpt_oss import GptOss
 from chorale.runtime.device import Device
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.sampling.grammar import GrammarRows, Masks, allow_all_masks
 from chorale.runtime.warmup.captures import Preparation
+
+if TYPE_CHECKING:
+    from chorale.kernels.triton.precompile.compiler import Precompiler
 
 LAYERS = 2  # one of each kind
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from chorale.kernels.ops import Precompiler
+    from chorale.kernels.triton.precompile.compiler import Precompiler
     from chorale.kernels.triton.precompile.pool import CompilePool
 
 

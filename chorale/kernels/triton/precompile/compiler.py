@@ -101,7 +101,7 @@ class Precompiler:
         self._num_running = self._num_done = 0
         self.errors: list[str] = []  # of kernels that do not compile
         self._compiled: set[tuple[str, str]] = set()  # as the manifest lists them
-        self.num_late = 0
+        self.num_late = 0  # kernels that were compiled at their launch, because no dry run had found them
         self.num_here = 0  # kernels that a process should have compiled, and this one did
         self._keys = threading.Thread(target=settle_keys, name="kernel-keys", daemon=True)
         self._keys.start()
@@ -120,7 +120,10 @@ class Precompiler:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Launches of this thread only record. Afterwards the new kernels are compiled."""
+        """Launches of this thread only record. Afterwards the new kernels are compiled.
+
+        The tensors that the kernels would have written hold garbage.
+        """
         original, owner = JITFunction.run, threading.get_ident()
 
         def run(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
@@ -202,10 +205,10 @@ class Precompiler:
             return bool(self._queue or self._num_running)
 
     def wait(self, count: int, report: Callable[[int, int], None]) -> None:
-        """Wait for the first ``count`` kernels. Everything has been recorded.
+        """Wait for the first ``count`` kernels, once everything has been recorded.
 
-        ``report`` is called with (kernels that are done, ``count``). A kernel that does not compile raises
-        where it is launched.
+        ``report`` is called with (finished kernels, ``count``). A kernel that does not compile raises at its
+        launch.
         """
         self._is_complete = True
         with self._changed:
@@ -222,14 +225,14 @@ class Precompiler:
             return self._is_written
 
     def throttle(self) -> None:
-        """Compile in few threads from now on, so that steps are not slowed."""
+        """Throttle the remaining compilation so that serving is not slowed."""
         self._is_throttled = True
         with self._changed:
             self._limit = min(self._limit, FEW_THREADS)
         self._end_if_done()
 
     def cancel(self) -> None:
-        """Compile nothing more beforehand: from now on a kernel compiles at its launch, as without this."""
+        """Stop precompilation: from now on kernels compile at their first launch."""
         _async_compile.active_mode.set(None)
         with self._changed:
             self._queue.clear()
