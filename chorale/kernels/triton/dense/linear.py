@@ -68,13 +68,13 @@ def _resident_kernel(
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = rows < N
     quarters: tl.constexpr = (K + CHUNK - 1) // CHUNK
-    w = ()
+    w: tl.tuple = ()
     for n in tl.static_range(quarters):
         w += (load_rows(w_ptr, rows, inside, n * CHUNK, K, CHUNK),)
     if HAS_BIAS:
         bias = tl.load(b_ptr + rows, mask=inside, other=0.0).to(tl.float32)
     wait_for_previous(PDL, LAUNCH_DEPENDENTS=False)
-    x = ()
+    x: tl.tuple = ()
     for n in tl.static_range(quarters):
         x += (load_part(x_ptr, n * CHUNK, K, CHUNK),)  # all on their way before the first is used
     if ADD:

@@ -82,15 +82,18 @@ def _one_kernel(
     rows = head * D + pairs
     all_rows = pairs < half
     quarters: tl.constexpr = (H + CHUNK - 1) // CHUNK
-    w_left, w_right, norm, x = (), (), (), ()
+    w_left: tl.tuple = ()
+    w_right: tl.tuple = ()
     for n in tl.static_range(quarters):
         w_left += (load_rows(w_ptr, rows, all_rows, n * CHUNK, H, CHUNK),)
         w_right += (load_rows(w_ptr, rows + half, all_rows, n * CHUNK, H, CHUNK),)
     bias_left = tl.load(b_ptr + rows).to(tl.float32)
     bias_right = tl.load(b_ptr + rows + half).to(tl.float32)
+    norm: tl.tuple = ()
     for n in tl.static_range(quarters):
         norm += (load_part(norm_ptr, n * CHUNK, H, CHUNK),)
     wait_for_previous(PDL, LAUNCH_DEPENDENTS=False)
+    x: tl.tuple = ()
     for n in tl.static_range(quarters):
         x += (load_part(x_ptr, n * CHUNK, H, CHUNK),)
     turned = head + pairs * 0 < NUM_Q + NUM_KV  # v is not

@@ -33,7 +33,7 @@ def _place(T, UNITS: tl.constexpr, COLUMNS: tl.constexpr, WARPS: tl.constexpr):
 @triton.jit
 def _inputs(x_ptr, T, lane, warp, K: tl.constexpr, GROUP: tl.constexpr, COLUMNS: tl.constexpr):
     """Where a lane's inputs begin, by column; tokens that do not exist are the last one's."""
-    inputs = ()
+    inputs: tl.tuple = ()
     for column in tl.static_range(COLUMNS):
         row = tl.minimum(lane // 4 + 8 * column, T - 1)
         inputs += ((x_ptr + row * K + warp * (GROUP * 32) + lane % 4 * 8).to(tl.int64),)

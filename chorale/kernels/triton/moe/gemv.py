@@ -74,7 +74,7 @@ def _pair_of_column(chosen, column, first, K: tl.constexpr, SORTED: tl.constexpr
 @triton.jit
 def _pairs(chosen, column, begin, K: tl.constexpr, SORTED: tl.constexpr, COLUMNS: tl.constexpr):
     """Pairs of columns ``column`` and (COLUMNS == 2) ``column + 8``, as a tuple."""
-    pairs = ()
+    pairs: tl.tuple = ()
     for n in tl.static_range(COLUMNS):
         pairs += (_pair_of_column(chosen, column + 8 * n, begin, K, SORTED),)
     return pairs
@@ -118,7 +118,8 @@ def _gemv(
     scales = (packed.scales_ptr + at * 32 + lane // 4 * 4).to(tl.int64)
     place = first_chunk * 64 + lane % 4 * 16
     width = chunks * 64
-    inputs, there = (), ()
+    inputs: tl.tuple = ()
+    there: tl.tuple = ()
     for n in tl.static_range(COLUMNS):
         inputs += ((x_ptr + (pairs[n] // PER_ROW).to(tl.int64) * width + place).to(tl.int64),)
         there += ((pairs[n] >= 0).to(tl.int32),)

@@ -172,7 +172,7 @@ def _tile(
         tails = (tail,)
     else:
         accs, tails, step = multiply(pipe, step, chunks, TOKENS, TAIL, OVERLAP, REST)
-    biases = ()
+    biases: gl.tuple = ()
     for unit in gl.static_range(UNITS):
         tile = (block * UNITS + unit) * WARPS + (lanes >> 4)
         column, place = row_of(tile, lanes >> 3 & 1, lanes & 7, expert, out)

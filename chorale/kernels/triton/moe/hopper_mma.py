@@ -159,8 +159,8 @@ def multiply(
     WARPS: gl.constexpr = pipe.words.shape[1]
     UNITS: gl.constexpr = pipe.words.shape[0] // STAGES
     mma: gl.constexpr = products_layout(TOKENS, False, WARPS)
-    accs = ()
-    tails = ()
+    accs: gl.tuple = ()
+    tails: gl.tuple = ()
     for _ in gl.static_range(UNITS):
         accs += (gl.zeros([16 * WARPS, TOKENS], gl.float32, mma),)
         if TAIL > 0:
@@ -212,7 +212,7 @@ def _group8(pipe, step, largest, zero, acc, tail, TAIL: gl.constexpr, STEPS: gl.
         else:
             acc = warpgroup_mma_wait(1, deps=(going,))
         if i > 0:
-            keep(upper_before, lower_before, zero)  # noqa: F821  (of the turn before)
+            keep(upper_before, lower_before, zero)  # type: ignore[has-type]  # noqa: F821  (of the turn before)
             mbarrier.arrive(pipe.empty.index((step + STAGES - 1) % STAGES))
         upper_before = upper  # noqa: F841
         lower_before = lower  # noqa: F841

@@ -193,8 +193,8 @@ def _pass_kernel(
         tl.store(bounds_ptr + row * 2, low)
         tl.store(bounds_ptr + row * 2 + 1, width)
         floor = tl.load(floor_ptr + row)
-        pivots = ()
-        sums = (tl.zeros((BLOCK,), tl.float32),)  # of everything; those of the pivots come before it
+        pivots: tl.tuple = ()
+        sums: tl.tuple = (tl.zeros((BLOCK,), tl.float32),)  # of the pivots, then of everything
         for n in tl.static_range(7):
             pivots += (_value_of(low + (width * (n + 1) + 7) // 8),)
             sums += (sums[0],)
@@ -208,7 +208,7 @@ def _pass_kernel(
                 mass = tl.full((BLOCK,), 1.0, tl.float32)
             else:
                 mass = tl.where(scores >= floor, tl.exp(scores - top), 0.0)
-            new = ()
+            new: tl.tuple = ()
             for n in tl.static_range(7):
                 new += (sums[n] + tl.where(scores >= pivots[n], mass, 0.0),)
             sums = new + (sums[7] + mass,)  # noqa: RUF005  (Triton has no stars)
