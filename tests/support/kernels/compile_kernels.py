@@ -275,7 +275,8 @@ def large() -> list[Variant]:
     placing = cut | {"EXPERTS": 128, "LISTERS": 4, "PDL": True}
     few, many = placing | {"PAIRS": 1024, "PART": 8}, placing | {"GROUP": 1024, "BLOCK": 256}
     mids = {"MID": 128}
-    rows = cut | {"K": 4, "BLOCK": 1024, "PDL": True}
+    rows = cut | {"K": 4, "BLOCK": 1024, "FIXED": False, "PDL": True}
+    plain = rows | {"scale_ptr": None, "fixed": None}
     types = {"out_ptr": "*fp8e4nv", "scale_ptr": "*fp32"}
     fixed = rows | {"BLOCK": 4096, "FIXED": True}
     return [
@@ -286,10 +287,10 @@ def large() -> list[Variant]:
         ("place", tiles._permute_many_kernel, many | {"GROUP": 256, "BLOCK": 64}, {}, 8, 3),
         ("place with tails", tiles._permute_many_kernel, many | {"TAIL": 32}, {}, 8, 3),
         ("place with mids", tiles._permute_many_kernel, many | mids, {}, 8, 3),
-        ("gather", grouped._gather_kernel, rows, {}, 4, 3),
-        ("gather with mids", grouped._gather_kernel, rows | mids, {}, 4, 3),
-        ("gather8", grouped._gather8_kernel, fixed | {"FIXED": False}, types, 8, 3),
-        ("gather8 with mids", grouped._gather8_kernel, fixed | mids, types, 8, 3),
+        ("gather", grouped._gather_kernel, plain, {}, 4, 3),
+        ("gather with mids", grouped._gather_kernel, plain | mids, {}, 4, 3),
+        ("gather8", grouped._gather_kernel, fixed | {"FIXED": False}, types, 8, 3),
+        ("gather8 with mids", grouped._gather_kernel, fixed | mids, types, 8, 3),
     ]
 
 

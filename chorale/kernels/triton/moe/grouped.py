@@ -46,36 +46,6 @@ def _zero_left_out(
             tl.store(rows + row * width, zeros, mask=places < width)
 
 
-@triton.jit(do_not_specialize=["T"])
-def _gather_kernel(
-    x_ptr,  # [T, H]
-    place_ptr,  # [T * K] int32
-    out_ptr,  # [rows, width]: rows by expert, columns in fragment order, zeros past H
-    tiles_ptr,  # [1 + max tiles, 4] int32
-    T,
-    H,
-    width,
-    K: tl.constexpr,
-    WIDE: tl.constexpr,
-    MID: tl.constexpr,
-    NARROW: tl.constexpr,
-    TAIL: tl.constexpr,
-    BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    token = tl.program_id(0).to(tl.int64)
-    places = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    columns = column_of(places)
-    wait_for_previous(PDL)
-    if token >= T:
-        _zero_left_out(out_ptr, tiles_ptr, token - T, places, width, WIDE, MID, NARROW, TAIL, BLOCK)
-    else:
-        x = tl.load(x_ptr + token * H + columns, mask=columns < H, other=0.0).to(out_ptr.dtype.element_ty)
-        for k in tl.static_range(K):
-            row = tl.load(place_ptr + token * K + k).to(tl.int64)
-            tl.store(out_ptr + row * width + places, x, mask=places < width)
-
-
 @triton.jit
 def column8_of(place):
     """Place of an e4m3 contraction, 32 s + 16 h + 4 t + b in every 64 -> column 16 t + 8 s + 4 h + b."""
@@ -83,45 +53,52 @@ def column8_of(place):
 
 
 @triton.jit(do_not_specialize=["T"])
-def _gather8_kernel(
+def _gather_kernel(
     x_ptr,  # [T, H]
     place_ptr,  # [T * K] int32
-    out_ptr,  # [rows, width] e4m3: rows by expert, columns as column8_of says, zeros past H
-    scale_ptr,  # [T * K] float32
+    out_ptr,  # [rows, width]: rows by expert, columns as the contraction has them, zeros past H
+    scale_ptr,  # None; or [rows] float32: out is e4m3, and this is what each row was divided by
     tiles_ptr,  # [1 + max tiles, 4] int32
     T,
     H,
     width,
-    fixed,  # the scale of all, if FIXED
+    fixed,  # None; or the scale of all rows, if FIXED
     K: tl.constexpr,
     WIDE: tl.constexpr,
     MID: tl.constexpr,
     NARROW: tl.constexpr,
     TAIL: tl.constexpr,
-    BLOCK: tl.constexpr,  # at least width
+    BLOCK: tl.constexpr,  # for e4m3 at least width
     FIXED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
-    places = tl.arange(0, BLOCK)
-    columns = column8_of(places)
+    if scale_ptr is None:
+        places = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        columns = column_of(places)
+    else:
+        places = tl.arange(0, BLOCK)
+        columns = column8_of(places)
     wait_for_previous(PDL)
     if token >= T:
         _zero_left_out(out_ptr, tiles_ptr, token - T, places, width, WIDE, MID, NARROW, TAIL, BLOCK)
     else:
-        x = tl.load(x_ptr + token * H + columns, mask=columns < H, other=0.0).to(tl.float32)
-        if FIXED:
-            scale = fixed
-            x = tl.clamp(x / scale, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
-        else:
-            largest = tl.max(tl.abs(x), 0)
-            scale = tl.where(largest > 0, largest / 448.0, 1.0)
-            x = x / scale
+        x = tl.load(x_ptr + token * H + columns, mask=columns < H, other=0.0)
+        if scale_ptr is not None:
+            x = x.to(tl.float32)
+            if FIXED:
+                scale = fixed
+                x = tl.clamp(x / scale, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL)
+            else:
+                largest = tl.max(tl.abs(x), 0)
+                scale = tl.where(largest > 0, largest / 448.0, 1.0)
+                x = x / scale
         x = x.to(out_ptr.dtype.element_ty)
         for k in tl.static_range(K):
             row = tl.load(place_ptr + token * K + k).to(tl.int64)
             tl.store(out_ptr + row * width + places, x, mask=places < width)
-            tl.store(scale_ptr + row, scale)
+            if scale_ptr is not None:
+                tl.store(scale_ptr + row, scale)
 
 
 def _tile_constants(tile: tuning.GroupedTile) -> dict[str, int]:
@@ -138,8 +115,8 @@ def gather(
     out = torch.empty(permuted.rows, width, dtype=experts.dtype, device=normed.device)
     tiles = permuted.tiles.shape[0] - 1
     _gather_kernel[tokens + tiles, triton.cdiv(width, 1024)](
-        normed, permuted.place, out, permuted.tiles, tokens, hidden, width, K=top_k, BLOCK=1024,
-        **_tile_constants(tile), **dependent(normed),
+        normed, permuted.place, out, None, permuted.tiles, tokens, hidden, width, None, K=top_k, BLOCK=1024,
+        FIXED=False, **_tile_constants(tile), **dependent(normed),
     )  # fmt: skip
     return out
 
@@ -155,7 +132,7 @@ def gather8(
     scale = torch.empty(permuted.rows, dtype=torch.float32, device=normed.device)
     block = triton.next_power_of_2(width)
     tiles = permuted.tiles.shape[0] - 1
-    _gather8_kernel[(tokens + tiles,)](
+    _gather_kernel[(tokens + tiles,)](
         normed, permuted.place, out, scale, permuted.tiles, tokens, hidden, width,
         experts.gate_up_input_scale or 1.0,
         K=pairs // tokens, BLOCK=block, FIXED=experts.gate_up_input_scale is not None, num_warps=8,

@@ -7,6 +7,8 @@ row, which also goes to where the next step looks for it. A row's token depends 
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
@@ -144,9 +146,9 @@ def _shape(count: int) -> tuple[int, int]:
 
 
 def sample(
+    forbidden: torch.Tensor,
     logits: torch.Tensor,
     draws: SamplingInputs,
-    forbidden: torch.Tensor,
     last_token: torch.Tensor,
     out: torch.Tensor,
 ) -> None:
@@ -174,10 +176,4 @@ def sample(
 
 def make_sampler(forbidden: torch.Tensor, rows_at_once: int) -> Sample:
     """``Ops.make_sampler``. All rows of a step are sampled at once."""
-
-    def sampler(
-        logits: torch.Tensor, draws: SamplingInputs, last_token: torch.Tensor, out: torch.Tensor
-    ) -> None:
-        sample(logits, draws, forbidden, last_token, out)
-
-    return sampler
+    return functools.partial(sample, forbidden)
