@@ -1,5 +1,5 @@
-"""The end of the expert layer's products: SwiGLU in registers, and the sum of a token's experts, with the
-next layer's norm in the same kernel."""
+"""Ends the expert layer: SwiGLU in registers, and the sum of a token's experts with the next layer's norm in
+the same kernel."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def _sum_kernel(
 
 
 def add_parts(parts: torch.Tensor, x: torch.Tensor, norm: Norm | None = None) -> torch.Tensor | None:
-    """x [T, H] float32 += parts [T, K, H] float32 over K, always in this order; its norm [T, H], if one is
-    given: then a program makes a whole row."""
+    """x [T, H] float32 += parts [T, K, H] float32 over K, always in this order. Returns its norm [T, H]
+    if one is given; a program then makes a whole row."""
     tokens, each, hidden = parts.shape
     normed, ending = sum_ending(norm, x)
     block = triton.next_power_of_2(hidden)
@@ -73,8 +73,8 @@ def add_parts(parts: torch.Tensor, x: torch.Tensor, norm: Norm | None = None) ->
 def combine(
     parts: torch.Tensor, place: torch.Tensor, gates: torch.Tensor, x: torch.Tensor, norm: Norm | None = None
 ) -> torch.Tensor | None:
-    """x [T, H] float32 += the sum of gates [T, K] times parts [rows, H] (by expert); its norm [T, H], if one
-    is given: then a program makes a whole row."""
+    """x [T, H] float32 += the sum of gates [T, K] times parts [rows, H] (by expert). Returns its norm [T, H]
+    if one is given; a program then makes a whole row."""
     tokens, hidden = x.shape
     normed, ending = sum_ending(norm, x)
     block = 1024 if norm is None else triton.next_power_of_2(hidden)

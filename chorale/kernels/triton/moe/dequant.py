@@ -1,8 +1,8 @@
-"""e2m1 weights to bfloat16 or float32, in registers, from the layout of ``packing.py``.
+"""Dequantizes e2m1 weights in registers, to bfloat16 or float32, from the layout of ``packing.py``.
 
-The three bits below a nibble's sign are two of exponent and one of mantissa: placed at the bottom of a wider
-float's exponent field they are the same number times 2^-126, subnormal 0.5 included, and one multiplication
-by the (shifted) group scale makes it right, exactly.
+The three bits below a nibble's sign are two of exponent and one of mantissa. Placed at the bottom of a wider
+float's exponent field they are the same number times 2^-126, the subnormal 0.5 included. One multiplication
+by the (shifted) group scale gives the exact weight.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# A word -> its four parts (``experts.part_of_word``), each two of bfloat16.
+# A word -> its four parts (``packing.part_of_word``), each two of bfloat16.
 UNPACK = """
     shf.l.wrap.b32 a, $4, $4, 12; and.b32 $0, $4, 0x81C081C0; and.b32 $1, a, 0x81C081C0;
     shl.b32 a, $4, 2; shl.b32 b, $4, 6; shf.l.wrap.b32 c, $4, $4, 8;
@@ -58,7 +58,7 @@ def scale_of(exponents, BF16: tl.constexpr):
 
 @triton.jit
 def column_of(place):
-    """Place of the contraction -> column. ``experts.fragment_columns`` in every 64."""
+    """Place of the contraction -> column. ``packing.fragment_columns`` in every 64."""
     return place // 64 * 64 + place % 8 // 2 * 16 + place % 64 // 16 * 4 + place // 8 % 2 * 2 + place % 2
 
 
@@ -81,7 +81,7 @@ def load_tile(
 ):
     """TILES x CHUNKS of a packed matrix -> [16 TILES, 64 CHUNKS] weights, exact, columns in fragment order.
 
-    A lane's 16 bytes are its part of the A operand of (w)gmma: with TILES warps nothing has to move.
+    A lane's 16 bytes are its part of the A operand of (w)gmma: with TILES warps no data moves between lanes.
     """
     tiles = tl.arange(0, TILES)
     inside = tiles < tiles_left

@@ -1,13 +1,13 @@
 """The expert products for few tokens: every warp streams its rows of an expert's weights once.
 
-NVIDIA and bfloat16 only (the loop is ``gemv_ptx.py``); ``moe.py`` has the form for everything else, which
-reads the same packed weights. A tensor here has one element a thread: lane ``4 g + t`` of a warp loads inputs
-for column ``g`` of the product and ends with rows ``g`` and ``8 + g`` of columns ``2 t`` and ``2 t + 1``.
+For NVIDIA and bfloat16 only (the loop is ``gemv_ptx.py``); elsewhere ``moe.py`` reads the same packed
+weights. A tensor here has one element a thread: lane ``4 g + t`` of a warp loads inputs for column ``g`` of
+the product and ends with rows ``g`` and ``8 + g`` of columns ``2 t`` and ``2 t + 1``.
 
 Up to 16 tokens the columns are the tokens (those that did not choose the expert are not loaded), and nothing
-is sorted. Above, pairs are sorted by expert and a product's columns are pairs of its expert. Tiles of 16 that
-come after an expert's first have programs of their own, which start before all others: one after the other in
-one program they would end last.
+is sorted. Above, pairs are sorted by expert and a product's columns are pairs of its expert. The tiles of 16
+after an expert's first have separate programs, which start before all others: in sequence in one program
+they would end last.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from chorale.kernels.triton.moe.sort import sort_pairs
 
 @triton.jit
 def _expert_of(ids_ptr, program, num_pairs, PAIRS: tl.constexpr, BY_PAIR: tl.constexpr):
-    """(expert, there is work) of a program: a pair's expert if it is the first pair of it; or expert n."""
+    """(expert, whether there is work) of a program: one for each pair, of which the first of an expert works
+    (BY_PAIR), or one for each expert."""
     if BY_PAIR:
         expert = tl.load(ids_ptr + program).to(tl.int32)
     else:
@@ -59,7 +60,7 @@ class Chosen(NamedTuple):
 
 @triton.jit
 def _pair_of_column(chosen, column, first, K: tl.constexpr, SORTED: tl.constexpr):
-    """Columns of a product (tokens; or places from ``first`` on in the order) -> pairs, -1: none."""
+    """Columns of a product (tokens, or places from ``first`` on in the order) -> pairs; -1 without one."""
     if SORTED:
         pairs = tl.load(chosen.order_ptr + first + column, mask=first + column < chosen.last, other=-1)
     else:  # the pair in which each token chose the expert
@@ -100,7 +101,7 @@ def _row_tile(thread, row_tiles, TILES: tl.constexpr, WARPS: tl.constexpr):
 @triton.jit
 def _gemv(
     x_ptr,  # bfloat16 [*, 64 chunks]
-    pairs,  # one a lane and 8 columns (a tuple): which rows of x: row = pair // PER_ROW; -1: none
+    pairs,  # a tuple, one a lane for each 8 columns: row of x = pair // PER_ROW; -1 without one
     packed,
     first_chunk,
     expert,
@@ -221,7 +222,8 @@ def _down_kernel(
     CONSTRAINTS: tl.constexpr,
     QUADS: tl.constexpr,
 ):
-    """LOOP waits for the kernel before, once its first weights travel: what chose them is older than that."""
+    """LOOP waits for the previous kernel once its first weights are in flight. The kernel that chose the
+    experts ran before that one."""
     thread = tl.arange(0, 32 * WARPS)
     lane = thread % 32
     row_tile = _row_tile(thread, row_tiles, TILES, WARPS)
@@ -267,7 +269,7 @@ def _work_of(
     COLUMNS: tl.constexpr,
     EXPERTS: tl.constexpr,
 ):
-    """(expert, first, end of its columns): places in the order, or tokens from 0 on."""
+    """(expert, first and end of its columns): places in the order, or tokens from 0 on."""
     if SORTED:
         if program < further:
             expert, first = _further_tile(offsets_ptr, program, E, 8 * COLUMNS, EXPERTS)
@@ -286,13 +288,14 @@ def _work_of(
 
 @triton.jit
 def _further_tile(offsets_ptr, number, E, WIDTH: tl.constexpr, EXPERTS: tl.constexpr):
-    """(expert, first place) of one of the tiles after experts' first; places past all if there are fewer."""
+    """(expert, first place) of one of the tiles after experts' first; a place past the end if there are
+    fewer."""
     experts = tl.arange(0, EXPERTS)
     begins = tl.load(offsets_ptr + experts, mask=experts < E, other=0)
     stops = tl.load(offsets_ptr + experts + 1, mask=experts < E, other=0)
     more = tl.maximum((stops - begins + WIDTH - 1) // WIDTH - 1, 0)
     ends = tl.cumsum(more, 0)
-    expert = tl.sum((ends <= number).to(tl.int32), 0)  # E or more: there is no such tile
+    expert = tl.sum((ends <= number).to(tl.int32), 0)  # E or more: the tile does not exist
     mine = experts == expert
     before = tl.sum(tl.where(mine, ends - more, 0), 0)
     first = tl.sum(tl.where(mine, begins, 0), 0) + (number - before + 1) * WIDTH

@@ -1,10 +1,10 @@
-"""The inner loop of the streaming expert products, as PTX for NVIDIA GPUs from sm_80 on. Text only.
+"""Generates the inner loop of the streaming expert products: PTX for NVIDIA GPUs from sm_80 on.
 
-One warp makes ``tiles`` row tiles of one expert for up to ``8 * columns`` inputs. A lane's 16 bytes of
-weights and 4 of scales of a chunk of 64 columns are copied into shared memory some chunks ahead, which costs
-no registers, and read back by the same lane, so that no lane waits for another. They are decoded in registers
-(``decode.UNPACK``) and are the A operand of the tensor core. The inputs, 16 columns of one token in a run,
-are its B operand as they lie in memory.
+One warp makes ``tiles`` row tiles of one expert for up to ``8 * columns`` inputs. A lane copies its 16 bytes
+of weights and 4 of scales of a chunk of 64 columns into shared memory some chunks ahead, which takes no
+registers, and reads them back itself, so that no lane waits for another. Decoded in registers
+(``dequant.UNPACK``), they are the A operand of the tensor core. The inputs, 16 consecutive columns of one
+token, are its B operand as they are in memory.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ class Loop:
     warps: int  # of a program
     group: int  # chunks; divides their number
     groups: int  # in flight; at most their number
-    wait: bool  # for the kernel before (programmatic dependent launch), once the first weights travel
+    wait: bool  # for the previous kernel (dependent launch), once the first weights are in flight
 
     @property
     def ahead(self) -> int:
-        """Chunks that inputs are loaded ahead: one less than their buffers, which go into a group."""
+        """Chunks that inputs are loaded ahead: one less than their buffers, whose number divides
+        ``group``."""
         return next(n for n in (3, 2, 1) if self.group % n == 0) - 1
 
     @property
@@ -87,7 +88,7 @@ def _begin(loop: Loop) -> Iterator[str]:
 
 
 def _round(loop: Loop) -> Iterator[str]:
-    """``left`` groups are not done when a round begins, its own included."""
+    """One round. At its start ``left`` groups remain, including this round's."""
     yield f"setp.gt.s32 next, left, 1; setp.gt.s32 more, left, {loop.groups}; add.s32 left, left, -1;"
     for n in range(loop.columns):
         yield f"and.pred both{n}, there{n}, next;"

@@ -1,15 +1,15 @@
 """The expert layer for many pairs an expert: prefill and grouped decode batches. Deterministic, no atomics.
 
-(token, expert) pairs are permuted by expert (``tiles.py``), and their inputs are copied to that order, so
-that a tile of inputs is one block that the copy engine fetches. The two products are those of
-``hopper_kernel.py``. An expert's pairs are cut into wide tiles; what is left over, if it fits, becomes the
-tail of the last of them, which spares decoding the weights again, or one narrow tile, a mid one, or both. The
-longest come first, narrow ones last, where they even out what multiprocessors have to do. Every tile has all
-of its places: those without a pair hold zeros, which cost the tensor cores less power than a neighbour's
-pairs (``docs/kernels.md``). Down's results are rounded to bfloat16, one row a pair, and summed in float32 by
-a kernel that also norms for the next layer.
+(token, expert) pairs are permuted by expert (``tiles.py``) and their inputs are copied in that order, so that
+the copy engine fetches a tile of inputs as one block. ``hopper_kernel.py`` has the two products. An expert's
+pairs are cut into wide tiles. The rest, if it fits, becomes the tail of the last one, which saves decoding
+the weights again; otherwise it becomes a narrow tile, a mid one, or both. The longest tiles come first and
+narrow ones last, which balances the multiprocessors. Every tile has all of its places: those without a pair
+hold zeros, which cost the tensor cores less power than a neighbour's pairs (``docs/kernels.md``). Down's
+results are rounded to bfloat16, one row a pair; the kernel that sums them in float32 also norms for the next
+layer.
 
-Only for what ``can_use_grouped`` says; everything else is ``moe``'s.
+``can_use_grouped`` states the conditions; ``moe.py`` covers everything else.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _zero_left_out(
     out_ptr, tiles_ptr, tile, places, width, WIDE: tl.constexpr, MID: tl.constexpr, NARROW: tl.constexpr,
     TAIL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Some columns of the rows that a tile of the list, if it is that long, has beyond its pairs."""
+    """Zero some columns of a tile's rows without a pair. Does nothing past the end of the list."""
     if tile < tl.load(tiles_ptr):
         entry = tiles_ptr + 4 + tile * 4
         first, last = tl.load(entry + 1), tl.load(entry + 2)
@@ -108,8 +108,8 @@ def _tile_constants(tile: tuning.GroupedTile) -> dict[str, int]:
 def gather(
     normed: torch.Tensor, permuted: Permutation, experts: Experts, tile: tuning.GroupedTile
 ) -> torch.Tensor:
-    """normed [T, H] -> [rows, 64 chunks] in the experts' dtype, a row for each pair, by expert; zeros where a
-    tile has none."""
+    """normed [T, H] -> [rows, 64 chunks] in the experts' dtype: a row for each pair, by expert, and zeros in
+    a tile's other rows."""
     tokens, hidden = normed.shape
     top_k, width = permuted.place.shape[0] // tokens, experts.gate_up.chunks * COLUMNS
     out = torch.empty(permuted.rows, width, dtype=experts.dtype, device=normed.device)
@@ -124,8 +124,8 @@ def gather(
 def gather8(
     normed: torch.Tensor, permuted: Permutation, experts: Experts, tile: tuning.GroupedTile
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``gather`` in e4m3, and what each row was divided by [rows] float32: the checkpoint's scale (what does
-    not fit saturates), or what makes the row's largest 448."""
+    """``gather`` in e4m3. Also returns each row's divisor [rows] float32: the checkpoint's scale (larger
+    values saturate), or the one that makes the row's largest value 448."""
     tokens, hidden = normed.shape
     pairs, width = permuted.place.shape[0], experts.gate_up.chunks * COLUMNS
     out = torch.empty(permuted.rows, width, dtype=torch.float8_e4m3fn, device=normed.device)
@@ -177,5 +177,5 @@ def grouped_moe(
     else:
         inner = gate_up(gather(normed, permuted, experts, tile), None, permuted.tiles, experts, tile)
     parts = down(inner, permuted.tiles, experts, x.shape[1], tile)
-    del inner  # a row's norm needs memory, too
+    del inner  # frees memory for the norm
     return combine(parts, permuted.place, gates, x, norm)

@@ -14,14 +14,14 @@ class Output(NamedTuple):
 
     bias_ptr: Any  # [2, E, rows] if GATE_UP, else [E, rows]
     largest_ptr: Any  # likewise, uint8: each row's largest exponent (if FP8)
-    x_scale_ptr: Any  # [pairs] float32: what gate_up's inputs were divided by (if FP8)
+    x_scale_ptr: Any  # [pairs] float32: divisors of gate_up's inputs (if FP8)
     ptr: Any  # [pairs, width]
     rows: Any  # of a matrix: gate_up's I, down's H
     width: Any
     limit: Any
     alpha: Any
     experts: Any  # their number
-    inner_scale: Any  # what gate_up's results are multiplied with (if FP8)
+    inner_scale: Any  # the factor on gate_up's results (if FP8)
     GATE_UP: gl.constexpr
     FP8: gl.constexpr
 
@@ -40,7 +40,7 @@ def row_of(tile, p, g, expert, out):
 
 @gluon.jit
 def _sigmoid(x):
-    """1 / (1 + 2^-x), approximately (2^-22); NaN stays."""
+    """1 / (1 + 2^-x) to 2^-22; NaN stays NaN."""
     return gl.inline_asm_elementwise(
         """
         {
@@ -58,7 +58,7 @@ def _sigmoid(x):
 
 @gluon.jit
 def _to_fp8(x):
-    """float32 -> e4m3, the nearest; beyond 448 it is 448."""
+    """float32 -> the nearest e4m3; values beyond 448 become 448."""
     return gl.inline_asm_elementwise(
         """
         {
@@ -126,7 +126,7 @@ def _split_pairs(acc, TOKENS: gl.constexpr):
 def finish(
     acc,
     bias,
-    factor,  # if FP8: what the weights of a row were divided by
+    factor,  # if FP8: the divisor of a row's weights
     out,
     first,
     last,
@@ -134,8 +134,7 @@ def finish(
 ):
     """acc [128, TOKENS], bias and factor [128] -> pairs first .. last - 1 of out.
 
-    In pieces of 64 pairs: few values at once need few registers, and each piece passes through shared memory,
-    of which little is left.
+    Works in pieces of 64 pairs, which need few registers and little of the shared memory that is left.
     """
     TOKENS: gl.constexpr = acc.shape[1]
     if TOKENS > 64:

@@ -1,14 +1,14 @@
 """The products of ``grouped_moe`` for Hopper, in Gluon: warps with roles.
 
 A program stays on its multiprocessor and takes every n-th (tile of pairs, block of weight rows). One warp
-fetches: inputs, packed weights and scales, up to ``STAGES`` steps of 128 columns ahead, through the copy
-engine. ``WARPS`` (4 or 8) compute: each decodes its 16 rows of a step in registers, ``UNITS`` times, as the
+fetches inputs, packed weights and scales through the copy engine, up to ``STAGES`` steps of 128 columns
+ahead. ``WARPS`` (4 or 8) compute: each decodes its 16 rows of a step in registers, ``UNITS`` times, as the
 first operand of wgmma, while the tensor cores still work on the half step before (``hopper_mma.py``), and
 finishes them (``hopper_epilogue.py``). Weights are packed in the order of that operand (``packing.py``), so
 decoding moves nothing between threads.
 
-Weights of a program's first steps are on their way before it waits for the kernel that makes its inputs. What
-it reads until then, the list of tiles, was made by an earlier one, which that kernel has waited for.
+Weights of a program's first steps are in flight before it waits for the kernel that makes its inputs. Until
+then it reads only the list of tiles, which was complete before that kernel started its work.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def _compute(
     """The computing warps."""
     BOUND: gl.constexpr = _most_of_second(WIDE, MID, NARROW, TAIL)
     items = gl.load(tiles_ptr) * row_blocks
-    wait_for_previous(PDL)  # x_scale; and nobody still reads out's memory
+    wait_for_previous(PDL)  # for x_scale, and until no kernel reads out's memory
     step = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         expert, first, last = _entry(tiles_ptr, item, row_blocks)
@@ -204,7 +204,7 @@ def _compute(
         if last - first > BOUND:
             step = _tile(out, pipe, step, expert, first, last, block, chunks, zero, WIDE, TAIL, REST, OVERLAP)
         elif last - first > NARROW:
-            if BOUND > NARROW:  # with tails: a loop without, because asking at each step would slow it down
+            if BOUND > NARROW:  # a loop without a tail, because a test at each step would slow it down
                 step = _tile(
                     out, pipe, step, expert, first, last, block, chunks, zero, BOUND, 0, REST, OVERLAP
                 )
@@ -222,7 +222,7 @@ def _product_kernel(
     tiles_ptr,  # [1 + tiles, 4] int32: grouped_moe's Permutation
     bias_ptr,  # [2, E, I] or [E, H]
     largest_ptr,  # like bias, uint8: each row's largest exponent (if FP8)
-    x_scale_ptr,  # [pairs] float32: what gate_up's inputs were divided by (if FP8)
+    x_scale_ptr,  # [pairs] float32: divisors of gate_up's inputs (if FP8)
     out_ptr,  # [pairs, width]
     row_blocks,  # of UNITS x 16 weight rows a warp: GroupedTile.row_blocks
     row_tiles,  # of 16
@@ -232,7 +232,7 @@ def _product_kernel(
     limit,
     alpha,
     experts,
-    inner_scale,  # what gate_up's results are multiplied with (if FP8)
+    inner_scale,  # the factor on gate_up's results (if FP8)
     zero,  # 0, unknown to the compiler
     WIDE: gl.constexpr,
     MID: gl.constexpr,
@@ -349,7 +349,7 @@ def inner_scale(experts: Experts) -> float:
 def gate_up(
     x: torch.Tensor, x_scale: torch.Tensor | None, tiles: torch.Tensor, experts: Experts, tile: GroupedTile
 ) -> torch.Tensor:
-    """x [pairs, 64 chunks], of ``grouped_moe.gather``, and what e4m3 inputs were divided by [pairs].
+    """x [pairs, 64 chunks], of ``grouped.gather``, and the divisors [pairs] of e4m3 inputs.
 
     -> SwiGLU [pairs, 64 chunks of down] in x's dtype (e4m3: times ``inner_scale``).
     """
@@ -366,7 +366,7 @@ def gate_up(
 def down(
     inner: torch.Tensor, tiles: torch.Tensor, experts: Experts, hidden: int, tile: GroupedTile
 ) -> torch.Tensor:
-    """inner as ``gate_up`` makes it -> [pairs, H] bfloat16, by expert, without gates."""
+    """inner, of ``gate_up`` -> [pairs, H] bfloat16, by expert, not yet multiplied by gates."""
     out = torch.empty(inner.shape[0], hidden, dtype=torch.bfloat16, device=inner.device)
     largest = out if experts.down_largest is None else experts.down_largest
     _launch(inner, experts.down, tiles, experts.down_bias, largest, out, out, hidden, experts, tile, False)

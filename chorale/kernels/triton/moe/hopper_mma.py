@@ -48,7 +48,7 @@ def products_layout(tokens, fp8, warps):
 
 @gluon.constexpr_function
 def scale_boxes(units, warps):
-    """Copies that a step's scales take: eight row tiles each, of which the last may not be needed."""
+    """Copies that a step's scales take, of eight row tiles each; the last may bring unneeded ones."""
     return (units * warps + 7) // 8
 
 
@@ -71,7 +71,7 @@ def _halves(pair):
 
 @gluon.jit
 def _times_tail(weights, tail_smem, place, tail, pairs: gl.constexpr):
-    """The tail's product: weights as they are in registers. ``pairs``: what is packed in one of those."""
+    """The tail's product, of weights in registers. ``pairs``: numbers in one register."""
     operand: gl.constexpr = gl.DotOperandLayout(0, tail.type.layout, pairs)
     weights = gl.convert_layout(weights, operand, assert_trivial=True)
     return warpgroup_mma(weights, tail_smem.index(place).permute((1, 0)), tail, is_async=True)
@@ -239,8 +239,8 @@ def multiply8(
 ):
     """``multiply`` in e4m3: weights are divided by their row's largest scale, times 2.
 
-    Steps go in groups whose last product is waited for: an operand that lived across the loop's end would be
-    unpacked into bytes by the compiler, so it could not be kept in its registers.
+    Steps go in groups, and each group waits for its last product: the compiler would unpack an operand that
+    lives across the loop's end into bytes, so it could not be kept in its registers.
     """
     acc = gl.zeros([128, TOKENS], gl.float32, products_layout(TOKENS, True, 8))
     tail = 0

@@ -1,8 +1,8 @@
-"""Packed weights to the tensor cores' first operand, in registers: what ``hopper_kernel`` multiplies with.
+"""Turns packed weights into the tensor cores' first operand, in registers, for ``hopper_kernel``.
 
 A unit of a step is a row tile (16 rows) a warp by two chunks (128 columns): two words of 16 bytes a lane, and
-64 bytes of scales a tile. All that is done to a layout here is a change of names: which thread
-has which value is as ``packing.py`` packed it, and every ``convert_layout`` asserts that it moves nothing.
+64 bytes of scales a tile. Layouts are only renamed here: each value stays in the thread for which
+``packing.py`` packed it, and every ``convert_layout`` asserts that it moves nothing.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _UNPACK8 = gl.constexpr(
     """
 )
 
-# A store that never happens ($3 is 0), of which only we know that: until here, $1 and $2 are what they were.
+# A store that never happens ($3 is 0, unknown to the compiler): $1 and $2 keep their values until here.
 _KEEP = gl.constexpr(
     """
     {
@@ -130,8 +130,8 @@ _ROWS8 = gl.constexpr(
 
 @gluon.jit
 def scales_of(pairs):
-    """[tiles, n] uint16, two exponents each -> [tiles, 2 n] bfloat16. Both stay halves of one register, which
-    a multiplication takes as it is."""
+    """[tiles, n] uint16, two exponents each -> [tiles, 2 n] bfloat16. Both stay halves of one register, as a
+    multiplication takes them."""
     first, second = gl.inline_asm_elementwise(
         "{ .reg .b32 t; prmt.b32 t, $2, 0, 0x4140; shl.b32 t, t, 7; mov.b32 {$0, $1}, t; }",
         "=h,=h,r",
@@ -176,8 +176,8 @@ def chunk_operand(packed, scale, operand: gl.constexpr):
 def keep(upper, lower, zero):
     """Keeps an operand in its registers up to here.
 
-    wgmma reads its first operand long after it was issued, and the compiler, as it turned out, gives the
-    registers to others meanwhile. (A wait can name what must live until then, but nothing of 8 bits.)
+    wgmma reads its first operand long after it was issued, and the compiler has been seen to reuse the
+    registers before. (A wait can name values that must live until then, but none of 8 bits.)
     """
     gl.inline_asm_elementwise(
         _KEEP, "=r,r,r,r", [upper, lower, zero.to(gl.uint8)], dtype=gl.uint8, is_pure=False, pack=4

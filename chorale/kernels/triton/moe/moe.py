@@ -1,11 +1,10 @@
 """The expert layer: MXFP4 gate_up with SwiGLU, MXFP4 down, and the weighted sum. No atomics: deterministic.
 
-``moe`` chooses among three forms, by device, dtype and pairs ((token, chosen expert) pairs) an expert:
-``gemv.py``, ``grouped.py``, and the one here, for any device and dtype. Few pairs: a tile is one pair,
-nothing is sorted. Many: pairs are sorted by expert on the device and a tile is up to 64 pairs of one expert.
-Weights are the rows of the products (they are decoded in registers), pairs the columns. Inputs are put into
-the order in which the packed weights hold their columns (``experts.fragment_columns``), once, by the
-kernel that writes them.
+``moe`` chooses among three forms by device, dtype and (token, chosen expert) pairs an expert: ``gemv.py``,
+``grouped.py``, and the one here, for any device and dtype. With few pairs, a tile is one pair and nothing is
+sorted. With many, pairs are sorted by expert on the device and a tile is up to 64 pairs of one expert.
+Weights, decoded in registers, are the rows of the products, pairs the columns. The kernel that writes inputs
+puts them into the order in which the packed weights hold their columns (``packing.fragment_columns``).
 """
 
 from __future__ import annotations
@@ -192,8 +191,8 @@ def moe(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """x [T, H] float32 += sum over the K chosen experts of gate * expert(normed); returns x and its norm.
 
-    The norm is ``next_qkv``'s, [T, H] in the dtype of its weights; None without it, and up to
-    ``tuning.SKINNY_TOKENS`` tokens, for which QKV's own kernels norm.
+    The norm is ``next_qkv``'s, [T, H] in the dtype of its weights. It is None without ``next_qkv``, and up to
+    ``tuning.SKINNY_TOKENS`` tokens, where the QKV kernels apply it.
     """
     tokens, hidden = x.shape
     if tokens == 0:
@@ -208,7 +207,7 @@ def moe(
 def _adder(
     normed: torch.Tensor, num_pairs: int, experts: Experts, hidden: int
 ) -> Callable[..., torch.Tensor | None]:
-    """The products for so many pairs: (normed, expert_ids, gates, experts, x, norm) -> x's norm."""
+    """Returns the form for so many pairs: (normed, expert_ids, gates, experts, x, norm) -> x's norm."""
     is_direct = normed.shape[0] <= tuning.DIRECT_TOKENS
     if not is_direct and can_use_grouped(experts, hidden, num_pairs, normed.device):
         return grouped_moe
@@ -223,7 +222,7 @@ def _moe_of_tiles(
     x: torch.Tensor,
     norm: Norm | None,
 ) -> torch.Tensor | None:
-    """At most 64 pairs of one expert a program; any device and dtype."""
+    """The form in which a program takes at most 64 pairs of one expert; any device and dtype."""
     hidden = x.shape[1]
     (tokens, top_k), num_pairs = expert_ids.shape, expert_ids.numel()
     alone = num_pairs <= tuning.LONE_PAIRS
@@ -237,7 +236,7 @@ def _moe_of_tiles(
     width = experts.down.chunks * COLUMNS
     inner = torch.empty(num_pairs, width, dtype=experts.dtype, device=x.device)
     if width > experts.gate_up.row_tiles * 8:
-        inner.zero_()  # its last columns meet zero weights, and nobody writes them
+        inner.zero_()  # its last columns are multiplied by zero weights, and no kernel writes them
     parts = torch.empty(num_pairs, hidden, dtype=torch.float32, device=x.device)
     bf16, tile = experts.dtype == torch.bfloat16, tuning.expert_tile(each)
     common: dict[str, Any] = {

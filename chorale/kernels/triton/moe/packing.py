@@ -1,20 +1,20 @@
-"""Packing of MXFP4 experts: from the checkpoint's rows to what a tensor core takes from registers.
+"""Packs MXFP4 experts: from the checkpoint's rows to the operand that a tensor core takes from registers.
 
 A matrix [N, K] becomes row tiles of 16 rows and chunks of 64 columns: 512 bytes of weights, 16 for each of
 32 lanes, and 32 bytes of scales. Lane ``4 g + t`` holds rows ``g`` and ``8 + g`` of columns ``16 t`` to
 ``16 t + 15``. Its word ``j`` is the A operand of one m16n8k16 step: part ``i = p + 2 q`` of it is a pair of
-bfloat16, row ``8 p + g``, columns ``16 t + 4 j + 2 q + {0, 1}``. A sum does not care about the order of its
-terms, so the input is read in that order instead (``fragment_columns``): nothing is shuffled at run time.
+bfloat16, row ``8 p + g``, columns ``16 t + 4 j + 2 q + {0, 1}``. The order of a sum's terms is free, so the
+input is read in that order (``fragment_columns``) and nothing is shuffled at run time.
 
 In gate_up, rows ``g`` of a tile are gates and rows ``8 + g`` the ups that belong to them: both are in one
 thread of the product. N and K are padded with zero weights (20b and 120b need none: 180 x 16 rows, 45 x 64).
 
-Where the eight nibbles of a word have their bits: ``part_of_word`` says how parts are taken out, with two
-shifts and two logical operations a pair at most. No placement needs less: the four bits of a bfloat16 that
-e2m1 uses (15, 8, 7, 6) do not tile a half word, so two of the parts are the XOR of two shifted words.
+``part_of_word`` defines the bit positions of a word's eight nibbles: extracting a pair takes at most two
+shifts and two logical operations. No placement needs fewer: the four bits of a bfloat16 that e2m1 uses (15,
+8, 7, 6) do not tile a half word, so two of the parts are the XOR of two shifted words.
 
-A scale byte ``s`` (2^(s - 127)) is stored as ``s + 126``: the exponent field of 2^(s - 1), which is what
-multiplies an e2m1 weight whose bits were put into a bfloat16 or float32 as they are (2^-126 of its value).
+A scale byte ``s`` (2^(s - 127)) is stored as ``s + 126``: the exponent field of 2^(s - 1), the factor for an
+e2m1 weight whose bits were placed in a bfloat16 or float32 unchanged (2^-126 of its value).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from chorale.kernels.triton.launch import is_hopper
 ROWS = 16
 COLUMNS = 64
 _GROUP = 32
-_LARGEST_SCALE = 128  # as a byte: 2^1. Beyond, s + 126 is no exponent. Checkpoints are at 110 to 125.
+_LARGEST_SCALE = 128  # as a byte: 2^1. Above, s + 126 is not an exponent. Checkpoints have 110 to 125.
 _SCRATCH = 1 << 25  # bytes of a checkpoint's blocks that are packed at once; needs about 20 times that
 _PART_BITS = 0x81C081C0  # of a pair of bfloat16: sign, two of exponent, one of mantissa
 
@@ -73,7 +73,7 @@ class Experts:
     # For e4m3 inputs: each row's largest exponent, uint8.
     gate_up_largest: torch.Tensor | None = None  # [2, E, I]
     down_largest: torch.Tensor | None = None  # [E, H]
-    # What e4m3 inputs are divided by, if the checkpoint says so; else by each token's largest, and a bound.
+    # Divisors of e4m3 inputs, if the checkpoint has them; else each token's largest value, and a bound.
     gate_up_input_scale: float | None = None
     down_input_scale: float | None = None
 
@@ -151,7 +151,7 @@ def _words(pairs: torch.Tensor) -> torch.Tensor:
     return words.flatten(3, 4)
 
 
-# ------------------------------------------------------------------ where the bits are
+# ------------------------------------------------------------------ positions of the bits
 
 
 def _rotated(word: int, by: int) -> int:
@@ -159,7 +159,7 @@ def _rotated(word: int, by: int) -> int:
 
 
 def part_of_word(word: int, part: int) -> int:
-    """Part 0 .. 3 of a word as two bfloat16, times 2^-126: the specification of ``decode.unpack``."""
+    """Part 0 .. 3 of a word as two bfloat16, times 2^-126: the specification of ``dequant.UNPACK``."""
     if part == 0:
         return word & _PART_BITS
     if part == 1:
@@ -170,9 +170,9 @@ def part_of_word(word: int, part: int) -> int:
 
 @functools.cache
 def _tables() -> tuple[tuple[int, ...], ...]:
-    """[4 parts][256]: what a byte (nibble of the even column low) adds, by XOR, to the word, as int32.
+    """[4 parts][256] int32: the bits that a byte (low nibble: even column) adds to the word by XOR.
 
-    Taking parts out is linear over bits, so putting them in is the inverse of a 32 x 32 matrix.
+    Extracting parts is linear over bits, so inserting them is the inverse of a 32 x 32 matrix.
     """
     places = [half * 16 + bit for half in (0, 1) for bit in (6, 7, 8, 15)]  # of the bits of a byte
     outputs = [(part, place) for part in range(4) for place in places]

@@ -1,4 +1,4 @@
-"""(token, expert) pairs, called pairs, in the order of their experts: what grouped products walk through."""
+"""Sorts (token, expert) pairs, called pairs, by expert for the grouped products."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _sort_kernel(
     EXPERTS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """One program: count, then place. Stable, so the result does not depend on timing."""
+    """One program counts, then places. The sort is stable, so its result does not depend on timing."""
     experts = tl.arange(0, EXPERTS)
     counts = tl.zeros((EXPERTS,), tl.int32)
     for begin in range(0, num_pairs, CHUNK):
@@ -53,7 +53,7 @@ def _rank_kernel(
     PART: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """A program places some pairs and counts for some experts, by comparing with all ids. Stable."""
+    """A program places some pairs and counts for some experts by comparing with all ids. Stable."""
     part = tl.program_id(0) * PART + tl.arange(0, PART)
     pairs = tl.arange(0, PAIRS)
     wait_for_previous(PDL)
@@ -90,7 +90,7 @@ def sort_pairs(expert_ids: torch.Tensor, num_experts: int) -> tuple[torch.Tensor
 
 @triton.jit
 def find_tile(offsets_ptr, tile, E: tl.constexpr, EXPERTS: tl.constexpr, TOKENS: tl.constexpr):
-    """(expert, first, last place in the order) of a tile of TOKENS pairs; expert >= E: there is no such tile.
+    """(expert, first, last place in the order) of a tile of TOKENS pairs; expert >= E: no such tile.
 
     Each expert has ceil(count / TOKENS) tiles, one expert after the other.
     """

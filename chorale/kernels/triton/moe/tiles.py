@@ -1,8 +1,8 @@
-"""Pairs ((token, expert) pairs) in the order of their experts, cut into tiles for ``grouped_moe``'s products.
+"""Sorts (token, expert) pairs by expert and cuts them into tiles for the products of ``grouped_moe``.
 
-Few pairs: one kernel, each of whose programs compares some pairs with all. Many: one kernel counts, a second
-one places. A few programs of that kernel only write the list of tiles. Stable, and nothing depends on timing:
-programs do not meet, and those that make a histogram add integers.
+For few pairs there is one kernel: each of its programs compares some pairs with all others. For many, one
+kernel counts and a second one places. A few programs write only the list of tiles. The order is stable and
+does not depend on timing: programs do not communicate, and histograms add integers.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def _enter(tiles_ptr, place, expert, first, last, exists):
 
 @triton.jit
 def _cut(totals, WIDE: tl.constexpr, MID: tl.constexpr, NARROW: tl.constexpr, TAIL: tl.constexpr):
-    """totals [EXPERTS] int32, pairs of each expert -> how many wide tiles, others (with a tail; or mid ones)
-    and narrow ones that makes."""
+    """totals [EXPERTS] int32, pairs of each expert -> the numbers of its wide tiles, of others (with a tail,
+    or mid ones) and of narrow ones."""
     full = totals // WIDE
     rest = totals - full * WIDE
     tails = ((full > 0) & (rest > 0) & (rest <= TAIL)).to(tl.int32)
@@ -63,11 +63,11 @@ def _list_tiles(
     TAIL: tl.constexpr,
     LISTERS: tl.constexpr,
 ):
-    """Entry 0: how many there are. Then (expert, first pair, past the last), by kind: wide ones with a tail
-    (of more than WIDE pairs), wide ones, mid ones (at most MID), narrow ones (at most NARROW).
+    """Write the number of tiles to entry 0, then (expert, first pair, past the last) of each, by kind: wide
+    tiles with a tail (more than WIDE pairs), wide, mid (at most MID), narrow (at most NARROW).
 
-    An expert's last wide one may have a tail; then nothing is left over. TAIL or MID is 0. Programs below
-    LISTERS take every expert's wide ones in turn; of the others an expert has at most one.
+    An expert's last wide tile may have a tail; then no pair is left over. TAIL or MID is 0. Programs below
+    LISTERS take the wide tiles of every expert in turn; an expert has at most one of each other kind.
     """
     experts, lister = tl.arange(0, EXPERTS), tl.program_id(0)
     wides, others, narrows = _cut(totals, WIDE, MID, NARROW, TAIL)
