@@ -1,10 +1,10 @@
 """Programmatic dependent launch: a kernel starts while the one before it still runs, and waits inside.
 
 Every kernel launched with ``dependent`` calls ``wait_for_previous`` before it reads or writes anything that
-another kernel of the step touches; what it reads before that (weights) is loaded while its predecessor
-finishes. Small kernels let their successor start as soon as all their own programs run. Kernels that stream
-weights do not: waiting programs would occupy the multiprocessors (measured: 27.3 against 26.1 microseconds a
-layer without its experts, one token, H200).
+another kernel of the step touches; before that it loads weights, while its predecessor finishes. Small
+kernels let their successor start once all their own programs run. Kernels that stream weights do not: waiting
+programs would occupy the multiprocessors (27.3 instead of 26.1 microseconds a layer without its experts, one
+token, H200).
 """
 
 from __future__ import annotations

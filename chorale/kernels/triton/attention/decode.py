@@ -1,8 +1,8 @@
 """Paged attention with sinks and a window. The specification is ``kernels/reference/attention.py``.
 
 Rows with one new token go through the decode kernel: the context is split so that enough programs run, and a
-second kernel joins the parts and adds the sink. Rows with more go through ``prefill.py``. Which rows are
-which is decided on the device; the host never waits.
+second kernel joins the parts and adds the sink. Rows with more go through ``prefill.py``. The device decides
+which rows are which; the host never waits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LOG2E = tl.constexpr(LOG2E)
 _DOT_ROWS = 16
 
 
-# Not by where in a step's numbers these begin: nothing reads them in vectors.
+# They begin anywhere in a step's numbers, and nothing reads them in vectors.
 _INDICES = ["table_ptr", "context_ptr", "start_ptr"]
 
 

@@ -1,9 +1,8 @@
 """Attention of rows with more than one new token, paged, with sinks and a window.
 
 A program takes some tokens with all heads of one kv head, so that keys are read once for the group. Keys that
-all of its tokens see are walked through in pairs of tiles without masks; only the tiles at an edge (the
-diagonal, the window's end) compare positions. Which rows these are, and where a row's tiles are, is read on
-the device.
+all of its tokens see are processed in pairs of tiles without masks; only the tiles at an edge (the diagonal,
+the window's end) compare positions. The device finds the rows and their tiles.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ def _attend(
     KV_BLOCK: tl.constexpr,
     KEYS: tl.constexpr,
 ):
-    """One tile of keys. top is in powers of two; scale (of the scores, times log2(e)) is positive."""
+    """Attend to one tile of keys. ``top`` is an exponent of two; ``scale`` is positive."""
     k, v = load_keys(kv_ptr, table_ptr, head, begin, low, high, MASKED, q.dtype, D, NUM_KV, KV_BLOCK, KEYS)
     scores = tl.dot(q, tl.trans(k), input_precision="ieee")
     if MASKED:
@@ -124,7 +123,7 @@ def _attend_two(
     KV_BLOCK: tl.constexpr,
     KEYS: tl.constexpr,
 ):
-    """Two tiles that all tokens see, with one change of the maximum."""
+    """Attend to two tiles that all tokens see, updating the maximum once."""
     k, v = load_keys(kv_ptr, table_ptr, head, begin, 0, 0, False, q.dtype, D, NUM_KV, KV_BLOCK, KEYS)
     k2, v2 = load_keys(kv_ptr, table_ptr, head, begin + KEYS, 0, 0, False, q.dtype, D, NUM_KV, KV_BLOCK, KEYS)
     first = tl.dot(q, tl.trans(k), input_precision="ieee")

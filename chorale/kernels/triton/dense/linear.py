@@ -1,8 +1,9 @@
-"""Dense products. One token: kernels that stream the weights once, without the tensor cores. A few tokens:
-``skinny.py``. More: cuBLAS.
+"""Dense products. For one token, kernels stream the weights once, without the tensor cores. For a few tokens
+there is ``skinny.py``, for more cuBLAS.
 
-Two streaming kernels. Rows short enough for the registers (output projection): a program has all its weights
-on their way before it waits for its input. Many rows (the head): a loop that keeps several tiles in flight.
+There are two streaming kernels. Where rows fit in registers (output projection), a program has all its
+weights in flight before it waits for its input. For many rows (the head), a loop keeps several tiles in
+flight.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Linear:
 
 
 def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-    """weight [N, K] as in the checkpoint: rows are already what a program streams."""
+    """weight [N, K] as in the checkpoint: a program streams its rows."""
     return Linear(weight.contiguous(), bias if bias is None else bias.contiguous())
 
 
@@ -76,7 +77,7 @@ def _resident_kernel(
     wait_for_previous(PDL, LAUNCH_DEPENDENTS=False)
     x: tl.tuple = ()
     for n in tl.static_range(quarters):
-        x += (load_part(x_ptr, n * CHUNK, K, CHUNK),)  # all on their way before the first is used
+        x += (load_part(x_ptr, n * CHUNK, K, CHUNK),)  # all in flight before the first is used
     if ADD:
         before = tl.load(out_ptr + rows, mask=inside, other=0.0)
     products = w[0].to(tl.float32) * x[0][None, :]
@@ -124,7 +125,7 @@ def product(x: torch.Tensor, linear: Linear) -> torch.Tensor:
 
 
 def chunk_of(depth: int) -> int:
-    """Columns of a quarter of a row: what the resident kernels hold at once, four times."""
+    """Returns the columns of a quarter of a row; the resident kernels hold all quarters at once."""
     return int(max(16, triton.next_power_of_2(triton.cdiv(depth, 4))))
 
 

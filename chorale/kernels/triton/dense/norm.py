@@ -1,6 +1,6 @@
-"""RMS norm over rows: the residual stream to what the matrix products read; alone, and with the addition to
-the residual stream before it (in one kernel, because the stream is float32 and its bytes are the time). The
-sums that end the expert layer (``moe/combine.py``) norm likewise, with ``normed_row``."""
+"""RMS norm over rows, from the residual stream to the input of the matrix products: alone, or fused with the
+addition to the residual stream before it (the stream is float32, and its traffic takes the time). The sums
+that end the expert layer (``moe/combine.py``) norm likewise, with ``normed_row``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from chorale.kernels.triton.launch import dependent, wait_for_previous
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """The RMS norm that a row is put through by the kernel that ends its sum."""
+    """The RMS norm that the kernel that ends a row's sum applies to the row."""
 
     weight: torch.Tensor  # [H] float32
     eps: float
@@ -38,11 +38,11 @@ def sum_ending(
 
 @triton.jit
 def in_fours(BLOCK: tl.constexpr):
-    """0..BLOCK-1, for rows some of which are float32, some bfloat16: a thread takes four numbers of either.
+    """0..BLOCK-1, for rows in float32 or bfloat16: a thread takes four numbers of either.
 
-    Left to itself the compiler gives it eight where it can, and a float32 row that is written goes to other
-    threads through shared memory first. All kernels here share it, so that those of as many warps add squares
-    in one order.
+    By default the compiler gives it eight where it can, and then moves a float32 row to other threads through
+    shared memory before writing it. All kernels here use this function, so that those of as many warps add
+    squares in the same order.
     """
     return tl.max_contiguous(tl.arange(0, BLOCK), 4)
 
@@ -85,23 +85,15 @@ def rms_norm(
     *,
     index: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """x [*, H] float32 -> [T, H] in ``dtype``: of the rows at ``index`` [T] int64, or of all."""
+    """x [*, H] float32 -> [T, H] in ``dtype``: the rows at ``index`` [T] int64, or all."""
     tokens, hidden = x.shape[0] if index is None else index.shape[0], x.shape[1]
     out = torch.empty(tokens, hidden, dtype=dtype, device=x.device)
     if tokens == 0:
         return out
     _norm_kernel[(tokens,)](
-        x,
-        x if index is None else index,
-        norm,
-        out,
-        eps,
-        hidden,
-        INDEXED=index is not None,
-        BLOCK=triton.next_power_of_2(hidden),
-        num_warps=8,
-        **dependent(x),
-    )
+        x, x if index is None else index, norm, out, eps, hidden,
+        INDEXED=index is not None, BLOCK=triton.next_power_of_2(hidden), num_warps=8, **dependent(x),
+    )  # fmt: skip
     return out
 
 
@@ -112,7 +104,7 @@ def _add_norm_kernel(
     b_ptr,  # [H], added too (if HAS_BIAS)
     norm_ptr,  # [H] float32
     high_ptr,  # [T, H]: the norm of the sum, rounded
-    low_ptr,  # [T, H]: what rounding took away (if LOW)
+    low_ptr,  # [T, H]: the rounding error (if LOW)
     T,
     eps,
     H,
@@ -156,7 +148,7 @@ def add_norm(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """x [T, H] float32 += bias [H] + the sum of y [SPLITS, T, H] -> x's RMS norm [T, H] in ``dtype``.
 
-    Second result, ``with_low``: what rounding to ``dtype`` took away, in ``dtype``.
+    With ``with_low``, also returns the rounding error in ``dtype``.
     """
     splits, tokens, hidden = y.shape
     high = torch.empty(tokens, hidden, dtype=dtype, device=x.device)

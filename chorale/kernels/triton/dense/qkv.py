@@ -1,10 +1,10 @@
 """First half of attention: norm, QKV, bias, rotary, and k and v into their blocks.
 
-One token: one kernel. A program makes rows ``i`` and ``i + D/2`` of one head, which rotary turns together;
-the norm's scale is one number, so it is applied after the product, and all weights are on their way before
-the program waits for its input. Up to 8 tokens, where ``skinny_fused.py`` can: one kernel, too. Else a
-product (up to 16 tokens ``skinny.py``'s, above, cuBLAS's, of rows that the layer before has normed
-or, in the first, a norm kernel), and a kernel that rotates and writes.
+One token takes one kernel. A program makes rows ``i`` and ``i + D/2`` of one head, which rotary turns
+together. The norm's scale is one number, so it is applied after the product, and all weights are in flight
+before the program waits for its input. Up to 8 tokens also take one kernel, where ``skinny_fused.py`` can
+run. Otherwise a product is followed by a kernel that rotates and writes. The product is ``skinny.py``'s up to
+16 tokens and cuBLAS's above, of rows normed by the previous layer or, in the first, by a norm kernel.
 """
 
 from __future__ import annotations

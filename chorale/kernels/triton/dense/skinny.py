@@ -1,8 +1,8 @@
 """Dense products of a few tokens (2 to 16): weights are the rows of a ``tl.dot``, tokens its columns.
 
-The contraction is split so that the device is full; parts are float32 and are added up, always in one order,
-by the kernel that follows anyway (residual, or bias and rotary). Where ``tuning`` says so,
-``skinny_fused.py`` takes the output projection's place, in one kernel.
+The contraction is split to fill the device. The next kernel (residual, or bias and rotary) adds up the parts,
+in float32 and always in the same order. For the output projection ``tuning`` may choose ``skinny_fused.py``,
+which takes one kernel.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def parts(x: torch.Tensor, weight: torch.Tensor, norm: torch.Tensor | None = Non
 
 
 def whole(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """x [T, K] by weight [N, K] of so many rows that nothing has to be split -> [T, N] float32. T <= 16."""
+    """x [T, K] by weight [N, K] with enough rows to fill the device unsplit -> [T, N] float32. T <= 16."""
     return _parts(x, weight, None, tuning_of(x.device).skinny_head, 1)[0]
 
 

@@ -21,7 +21,7 @@ from chorale.kernels.triton.tuning import SkinnyConfig
 
 @triton.jit
 def _place(T, UNITS: tl.constexpr, COLUMNS: tl.constexpr, WARPS: tl.constexpr):
-    """(lane, warp, first unit, unit of the result, its token, whether the token is there and it is ours)."""
+    """(lane, warp, first unit, unit of the result, its token, whether this thread stores the token)."""
     thread = tl.arange(0, 32 * WARPS)
     lane, warp = thread % 32, thread // 32
     first = tl.program_id(0) * UNITS + lane * 0
@@ -32,7 +32,7 @@ def _place(T, UNITS: tl.constexpr, COLUMNS: tl.constexpr, WARPS: tl.constexpr):
 
 @triton.jit
 def _inputs(x_ptr, T, lane, warp, K: tl.constexpr, GROUP: tl.constexpr, COLUMNS: tl.constexpr):
-    """Where a lane's inputs begin, by column; tokens that do not exist are the last one's."""
+    """Addresses of a lane's inputs, by column; missing tokens read the last one."""
     inputs: tl.tuple = ()
     for column in tl.static_range(COLUMNS):
         row = tl.minimum(lane // 4 + 8 * column, T - 1)

@@ -1,10 +1,10 @@
-"""A dense product of up to 16 tokens as PTX for NVIDIA GPUs from sm_90 on. Text only.
+"""Generates the dense product of up to 16 tokens: PTX for NVIDIA GPUs from sm_90 on.
 
-One program makes ``units`` of eight weight rows for all tokens; its warps share the contraction out among
-themselves, chunk by chunk of 32 columns, and add up in shared memory at the end. A lane copies 16 bytes of a
-row (eight columns) into a place of shared memory that only it reads; the same eight columns of a token are
-its part of the tensor core's first operand: a sum may be taken in any order, so nothing is exchanged. Weights
-travel before the program waits for its predecessor. Everything is unrolled: a warp has few chunks.
+One program makes ``units`` of eight weight rows for all tokens. Its warps divide the contraction into chunks
+of 32 columns, and add up their sums in shared memory at the end. A lane copies 16 bytes of a row (eight
+columns) into a place of shared memory that only it reads. The same eight columns of a token are its part of
+the tensor core's first operand: the order of a sum is free, so lanes exchange nothing. Weights are in flight
+before the program waits for its predecessor. All loops are unrolled, because a warp has few chunks.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ class Product:
 
     @property
     def constraints(self) -> str:
-        """Two results of a token's (of rows 2 t and 2 t + 1 of a unit), its sum of squares, what was early;
-        weights (the lane's row of unit 0, its columns), first unit, norm's weights, inputs ..., early ones.
+        """Outputs: two results of a token (rows 2 t and 2 t + 1 of a unit), its sum of squares, early values.
+        Inputs: addresses of weights (the lane's row of unit 0), first unit, norm, inputs ..., early values.
         """
         results = ["=&f"] * (2 + self.norm) + ["=&l" if kind == "l" else "=&f" for kind in self.early]
         return ",".join(results + list("lrl") + ["l"] * (self.columns + len(self.early)))
 
     def check(self) -> None:
-        """Raises ValueError for a shape that cannot be."""
+        """Raises ``ValueError`` for an impossible shape."""
         if self.ring > MOST_SHARED or self.units * self.columns > self.warps or self.group * self.groups < 2:
             raise ValueError(f"no such product: {self}")
         if self.depth % CHUNK:
@@ -142,7 +142,7 @@ def _guard(p: Product, r: int, j: int) -> str | None:
 
 
 def _copy(p: Product, r: int) -> Iterator[str]:
-    """Weights of round ``r`` on their way; what does not exist becomes zeros."""
+    """Start the copy of round ``r``'s weights; missing ones become zeros."""
     for j in range(p.group) if r < p.rounds else ():
         guard = _guard(p, r, j)
         if guard is not None:
@@ -229,7 +229,7 @@ def _multiply(p: Product, r: int, j: int, u: int) -> Iterator[str]:
 
 
 def _end(p: Product) -> Iterator[str]:
-    """A lane puts its sums into its own places; warp w then adds up what is unit w // columns's."""
+    """Each lane stores its sums in its own places; then warp w adds up those of unit w // columns."""
     place = 512 * p.warps
     if p.pdl and p.launch_dependents == 2:
         yield "griddepcontrol.launch_dependents;"

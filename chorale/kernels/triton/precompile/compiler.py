@@ -1,14 +1,14 @@
 """Compiling kernels before they are launched: a dry run records them, processes compile them.
 
-Triton compiles a kernel when it is first launched, in the launching thread. While ``Precompiler.recording``
-is in force, launches of its thread end before the device: a kernel that is not in memory is queued instead.
-Triton's own code specialises the arguments, so the later launch finds its kernel. A launch waits for a kernel
-that is being compiled, and compiles (and counts) one that was not recorded.
+Triton compiles a kernel when it is first launched, in the launching thread. Within ``Precompiler.recording``,
+launches of its thread stop before the device, and kernels that are not in memory are queued. Triton's own
+code specialises the arguments, so the later launch finds its kernel. A launch waits for a kernel that is
+being compiled, and compiles (and counts) one that was not recorded.
 
 A thread has a process of the pool compile into Triton's disk cache, then makes the call that Triton would
 have made, which reads the kernel from there. If the process fails, that call compiles.
 
-What this relies on in Triton is listed and checked in ``contract.py``.
+``contract.py`` lists and checks the parts of Triton that this relies on.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class Precompiler:
     def submit(
         self, key: str, compile_: Callable[[], Any], finalize: Callable[[Any], None], _cleanup: Any = None
     ) -> Any:
-        """Called by Triton for a kernel that it does not have."""
+        """Called by Triton for a kernel that is not in memory."""
         found = self._kernels.get(key)
         if found is None:
             found = PendingKernel(self._through_pool(key, compile_) if self._is_recording else compile_)
@@ -169,7 +169,7 @@ class Precompiler:
         logger.debug("%s was compiled at its launch: %.2f s", name, time.perf_counter() - start)
 
     def _through_pool(self, key: str, compile_: Callable[[], Any]) -> Callable[[], Any]:
-        """``compile_``, after a process has put on disk what it reads."""
+        """Returns ``compile_``, preceded by a process that puts the kernel on disk."""
 
         def compile_after() -> Any:
             if self._pool is not None and not self._is_on_disk(self._pool, key, compile_):

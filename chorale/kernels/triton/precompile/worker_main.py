@@ -77,9 +77,9 @@ def perform(task: bytes) -> None:
 
 
 def prepare_launcher(kernel: Any) -> None:
-    """Compile the C code through which Triton 3.6 launches kernels of a signature, which gcc takes long for.
+    """Compile the C code through which Triton 3.6 launches kernels of a signature; gcc takes long for it.
 
-    Best effort: a launch compiles what is missing, and raises what failed.
+    Best effort: a launch compiles a missing launcher, and raises the error of a failed one.
     """
     if kernel.metadata.target.backend == "cuda" and hasattr(nvidia, "make_launcher"):
         with contextlib.suppress(Exception):
@@ -89,9 +89,9 @@ def prepare_launcher(kernel: Any) -> None:
 def settle_keys() -> None:
     """Have Triton compute the keys of all kernels in one order, callees first.
 
-    In Triton 3.6 a kernel's key depends on whether one with the same callees was asked for before: only then
-    do a callee's constants count. Two processes, or starts with and without a dry run, would look for one
-    kernel under two keys. Also hashes all of Triton, which takes most of a second.
+    In Triton 3.6 a kernel's key depends on whether the key of one with the same callees was computed before:
+    only then do a callee's constants count. Two processes, or starts with and without a dry run, would use
+    two keys for one kernel. Also hashes all of Triton, which takes most of a second.
     """
     triton_key()
     for found in sorted(
@@ -128,7 +128,7 @@ def main(sockets: list[int]) -> None:
         if not child:
             for other in sockets:
                 if other != mine:
-                    os.close(other)  # so that its owner's end is seen at the other end
+                    os.close(other)  # so that the parent sees the end of its owner
             serve(Connection(mine))
             os._exit(0)
         children.append(child)

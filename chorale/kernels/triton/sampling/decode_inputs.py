@@ -1,7 +1,7 @@
-"""The first kernel of a decode step: from a few numbers a row to what the model reads.
+"""The first kernel of a decode step: expands a few numbers a row into the model's inputs.
 
-One program a row and cache group. A row that has reached a new block brings its id along, so that block
-tables are appended to here and nothing else writes to them during a decode step.
+There is one program for each row and cache group. A row that reaches a new block brings the block's id: only
+this kernel appends to block tables during a decode step.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import triton.language as tl
 
 from chorale.kernels.ops import DecodeInputs, DecodeState
 
-# Columns of a step begin where its size puts them: not a kernel for each place.
+# Columns begin where the step's size puts them; kernels are not specialised on that.
 _COLUMNS = ["rows_ptr", "computed_ptr", "new_token_ptr", "new_block_ptr"]
 
 

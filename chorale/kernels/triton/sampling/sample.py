@@ -1,8 +1,8 @@
-"""Sampling in one pass over the logits, after filters have become a threshold: noise is made in registers.
+"""Samples in one pass over the logits, with filters reduced to a threshold and noise generated in registers.
 
-The noise is that of ``kernels/reference/noise.py`` to the integer; its two logarithms are taken here so that
-they are accurate where the noise is large. Two kernels: the best of each piece of a row, then the best of the
-row, which also goes to where the next step looks for it. A row's token depends on nothing but the row.
+The integers of the noise equal those of ``kernels/reference/noise.py``; its two logarithms are computed so
+that they are accurate where the noise is large. One kernel finds the best token of each piece of a row, a
+second one the best of the row, which it also stores for the next step. A row's token depends only on the row.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SECOND = tl.constexpr(0x735A2D97)
 
 @triton.jit
 def _log(x, ASM: tl.constexpr):
-    """Natural; with ASM one instruction and a multiplication, to 1e-7 (absolutely between 1/2 and 2)."""
+    """Natural logarithm; with ASM to 1e-7 (absolute between 1/2 and 2), in two instructions."""
     if ASM:
         result = tl.inline_asm_elementwise(
             "lg2.approx.f32 $0, $1; mul.f32 $0, $0, 0f3F317218;", "=f,f", [x], dtype=tl.float32,
@@ -55,7 +55,7 @@ def gumbel(tokens, a, b, ASM: tl.constexpr):
     return -_log(tl.where(v < 0.125, series, -_log(1.0 - v, ASM)), ASM)
 
 
-# Columns of a step's numbers, and their strides: a kernel for each place where they may begin is too many.
+# Columns of a step's numbers begin anywhere; specialising kernels on the alignment would make too many.
 _COLUMNS = ["keys_ptr", "temperature_ptr", "rows_ptr", "out_ptr", "index_ptr"]
 
 
@@ -141,7 +141,7 @@ def _rows_kernel(
 
 
 def _shape(count: int) -> tuple[int, int]:
-    """(tokens of a block, blocks of a piece): many pieces while there are few rows."""
+    """Returns (tokens of a block, blocks of a piece): more pieces for few rows."""
     return (1024, 1) if count <= 8 else (1024, 8)
 
 

@@ -2,10 +2,10 @@
 
 Specified by ``kernels/reference/filters.py``.
 
-A threshold is the largest score that enough of the row reaches. It is searched for among the 2^32 ordered
-images of float32: each pass measures how much reaches seven pivots and so divides the range by eight. A
-pass is one kernel over all rows, cut into the same pieces whatever the batch, so that sums round alike; the
-next pass adds the pieces up before it starts. Rows without a filter leave at once.
+A threshold is the largest score that enough of the row reaches. The search runs over the 2^32 ordered images
+of float32: each pass measures how much reaches seven pivots and so divides the range by eight. A pass is one
+kernel over all rows. Its pieces do not depend on the batch, so that sums round alike; the next pass adds them
+up before it starts. Rows without a filter return at once.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _value_of(key):
 
 @triton.jit
 def is_out(forbidden_ptr, index_ptr, octets_ptr, octets_stride, row, tokens, V, MASKED: tl.constexpr):
-    """Which of some tokens a row cannot have: those that nobody can, and those that its grammar forbids."""
+    """Which of some tokens a row cannot have: those forbidden to all rows, or by the row's grammar."""
     inside = tokens < V
     out = tl.load(forbidden_ptr + tokens, mask=inside, other=1) != 0
     if MASKED:
@@ -55,7 +55,7 @@ def _load_scores(
     logits_ptr, forbidden_ptr, index_ptr, octets_ptr, octets_stride, row, tokens, V, temperature,
     MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Logits over temperature of some tokens of a row; -inf where they are out, NaN or past the end."""
+    """Logits over temperature of some tokens of a row; -inf for tokens that are out, NaN or past the end."""
     raw = tl.load(logits_ptr + tokens, mask=tokens < V, other=-float("inf"))
     out = is_out(forbidden_ptr, index_ptr, octets_ptr, octets_stride, row, tokens, V, MASKED)
     scores = raw / temperature
@@ -135,7 +135,7 @@ def _prepare_kernel(
 
 @triton.jit
 def _range_of(bounds_ptr, sums_ptr, goal, top, row, pieces, number, K: tl.constexpr, PIECES: tl.constexpr):
-    """(low, width, goal) for pass ``number``: what the pass before it left of the row's range."""
+    """(low, width) for pass ``number``: the part of the row's range that the previous pass left."""
     if number == 0:
         low = tl.cast(_LOWEST_KEY, tl.int64)
         width = _key_of(top) + 1 - low
@@ -280,7 +280,7 @@ def thresholds(logits: torch.Tensor, draws: SamplingInputs, forbidden: torch.Ten
 
 
 def mask_of(draws: SamplingInputs, unused: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """The mask's arguments of a kernel: index, octets and their stride; ``unused`` where there is none."""
+    """Returns a kernel's mask arguments: index, octets and their stride; ``unused`` without a mask."""
     if draws.allowed is None:
         return unused, unused, 0
     return draws.allowed.index, draws.allowed.octets, draws.allowed.octets.stride(0)
