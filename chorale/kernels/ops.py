@@ -1,9 +1,9 @@
 """Ops: the frozen record of callables that the model is written in.
 
-Chosen once at worker start, by name: ``reference`` (plain torch: the specification, the oracle, and what a
-CPU runs) or ``triton`` (CUDA and ROCm). An op family owns the packing of its own weights: ``pack_*`` turns
-checkpoint tensors into whatever its kernels read, and nothing else looks inside. The op boundaries are the
-fused kernels of the GPU plan, so that both back ends have one signature.
+Chosen once at worker start, by name: ``reference`` (plain torch: the specification, the oracle, and the CPU
+back end) or ``triton`` (CUDA and ROCm). An op family packs its own weights: ``pack_*`` turns checkpoint
+tensors into the form that its kernels read, which is private to it. The op boundaries are the fused kernels
+of a GPU, so that both back ends have the same signatures.
 
 Shapes: T tokens in the step, R rows, H hidden, Nq/Nkv heads, D head_dim, E experts, K experts per token, I
 intermediate, V vocabulary, L rows of logits. ``x`` is the residual stream, [T, H], in a dtype of the back
@@ -240,6 +240,6 @@ class Ops:
     # A step of one new token a row never waits for the host, so it can be captured in a graph.
     capturable: bool = False
 
-    # (what starts the processes that compile) -> precompiler of this op set. Raises ``RuntimeError`` if it
-    # cannot work here. None: there is nothing to compile.
+    # (function that starts the compile processes) -> precompiler. Raises ``RuntimeError`` if it cannot work
+    # here. None: there is nothing to compile.
     precompiler: Callable[[Callable[[], CompilePool | None]], Precompiler] | None = None

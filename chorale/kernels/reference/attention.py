@@ -4,9 +4,9 @@ Query ``i`` of a row, at position ``p``, sees keys ``0..p`` (full layers) or ``p
 layers). With scores ``s = q k / sqrt(D)`` the weights are ``exp(s) / (exp(sink) + sum exp(s))``: the sink is
 one more logit of the softmax that has no value. All of it is float32, whatever the blocks hold.
 
-RowGroup with one new token are batched, by similar length, so that a decode step of many rows is a few large
-matrix products; longer ones go row by row, in chunks of queries, so that no [T, context] tensor of more
-than ``_MAX_SCORES`` elements exists. Blocks are only read at positions that some query of the row sees.
+Rows with one new token are batched by similar length, so that a decode step of many rows is a few large
+matrix products. Longer ones go row by row, in chunks of queries, so that no [T, context] tensor has more than
+``_MAX_SCORES`` elements. Blocks are read only at positions that some query of the row sees.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def plan_attention(meta: AttentionMeta, shape: AttentionShape, block_size: int) 
 
 @dataclass(frozen=True, slots=True)
 class _Planner:
-    """Works out, for one group, which blocks each row reads."""
+    """Determines which blocks each row reads, for one group."""
 
     table: torch.Tensor
     num_kv_heads: int
@@ -207,7 +207,9 @@ def _decode(
     scores = q @ k.transpose(-1, -2)  # [rows, Nkv, G, L]
     if rows.hidden is not None:
         scores.masked_fill_(rows.hidden.transpose(-1, -2), -torch.inf)
-        v = v.masked_fill(rows.hidden, 0.0)  # a stale NaN in another request's cell must not spread: 0 * NaN
+        v = v.masked_fill(
+            rows.hidden, 0.0
+        )  # a stale NaN in another request's element must not spread: 0 * NaN
     return (_softmax_with_sink(scores, sinks) @ v).view(rows.num_rows, -1)
 
 

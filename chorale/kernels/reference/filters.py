@@ -1,9 +1,9 @@
 """top_k, top_p and min_p as thresholds on the scores, found without sorting the row.
 
-All three keep the tokens whose score reaches some value, so each is one number a row. It is found by
-bisection over the order-preserving integer image of float32: 32 passes of compare and sum, exact to the
-last bit, no data-dependent sizes (so no wait for a device), and every row on its own (so its result does not
-depend on the batch). Tokens that tie with the last one kept are kept too.
+All three keep the tokens whose score reaches some value, so each is one number a row. Bisection over the
+order-preserving integer image of float32 finds it: 32 passes of compare and sum, exact to the last bit. No
+size depends on the data (so nothing waits for a device), and no row depends on the batch. Tokens that tie
+with the last one kept are kept too.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ def reach_threshold(
 ) -> torch.Tensor:
     """[N, 1] float32: the largest ``t`` with ``sum(weights[scores >= t]) >= target``, row by row.
 
-    ``scores`` [N, V] float32; ``weights`` [N, V] float32, None for ones; ``targets`` [N, 1]. A target that
-    even everything does not reach gives the lowest float: keep everything but -inf. ``reached`` [N, V]
-    float32 is room to work in.
+    ``scores`` [N, V] float32; ``weights`` [N, V] float32, None for ones; ``targets`` [N, 1]. A target above
+    the total gives the lowest float, which keeps everything but -inf. ``reached`` [N, V] float32 is scratch.
     """
     low = order_keys(torch.full_like(targets, _LOWEST))
     high = order_keys(scores.amax(-1, keepdim=True)) + 1
@@ -81,10 +80,10 @@ def filter_scores(
 
 
 def _kth_largest(scores: torch.Tensor, k: torch.Tensor, most_k: int, room: torch.Tensor) -> torch.Tensor:
-    """[N, 1]. Both methods find the same value, so choosing one for several rows changes no result."""
+    """[N, 1]. Both methods find the same value, so the choice for several rows changes no result."""
     if most_k > SMALL_K:
         return reach_threshold(scores, None, k, room)
-    place = k.long().clamp(max=most_k) - 1  # rows that do not use top_k are put right by the caller
+    place = k.long().clamp(max=most_k) - 1  # the caller corrects rows that do not use top_k
     return scores.topk(most_k, dim=-1).values.gather(1, place)
 
 

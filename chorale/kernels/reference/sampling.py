@@ -29,8 +29,8 @@ class Needs:
 class ReferenceSampler:
     """Works through ``rows_at_once`` rows at a time.
 
-    Its working memory is kept from step to step: fresh pages for it would cost as much as the arithmetic
-    (750 page faults, 1.3 ms, for one row of 201,088 logits on a CPU).
+    It keeps its working memory from step to step: fresh memory would cost as much as the arithmetic (750 page
+    faults, 1.3 ms, for one row of 201,088 logits on a CPU).
     """
 
     def __init__(self, forbidden: torch.Tensor, rows_at_once: int) -> None:
@@ -47,7 +47,7 @@ class ReferenceSampler:
     ) -> None:
         """logits [N, V] float32 -> out [N] int64, and ``last_token`` at ``draws.rows``.
 
-        Waits for the device in order to leave out what no row needs.
+        Waits for the device to skip work that no row needs.
         """
         for start in range(0, len(logits), self.rows_at_once):
             some = slice(start, start + self.rows_at_once)

@@ -1,7 +1,7 @@
-"""Block sizes, by kernel, regime and architecture, in one place. Torch-free and Triton-free.
+"""Block sizes by kernel, regime and architecture. Imports neither torch nor Triton.
 
-First what all architectures share, then each architecture's own table, then kernels that only some of them
-run. Times were measured on an H200; nothing was ever run on another GPU (``docs/kernels.md``).
+Settings that all architectures share come first, then a table for each architecture, then kernels that only
+some of them run. Times were measured on an H200; no other GPU was tried (``docs/kernels.md``).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def qkv_row() -> Tile:
     return Tile(2, 1, 0, 2, 1)
 
 
-SKINNY_TOKENS = 16  # up to here our own split product is ahead of cuBLAS
+SKINNY_TOKENS = 16  # up to here our split product is faster than cuBLAS
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class SkinnyConfig:
 
 
 def skinny_qkv(tokens: int) -> SkinnyConfig | None:
-    """QKV of 2 to ``SKINNY_TOKENS`` tokens in one kernel (benchmarks/gpu_dense.py); None: a split product."""
+    """QKV of 2 to ``SKINNY_TOKENS`` tokens in one kernel, or None for a split product (gpu_dense.py)."""
     # 8 tokens: 9.8 us, split 11.0; 16: more than 11.1
     return SkinnyConfig(5, 8, 1, 2, 2) if tokens <= 8 else None
 
@@ -72,21 +72,21 @@ ADD_COLUMNS = 128  # of a program that adds up a split product's parts: 8.2 us, 
 
 
 def rotate_heads(tokens: int) -> int:
-    """Heads of a program that rotates: many small programs for few tokens, 0.3 to 1 us less."""
+    """Heads of a program that rotates. Many small programs save 0.3 to 1 us for few tokens."""
     return 4 if tokens <= SKINNY_TOKENS else 16
 
 
 def experts_each(tokens: int, num_experts: int) -> int:
-    """Experts whose logits one program makes, for few tokens."""
+    """Experts whose logits one program computes, for few tokens."""
     return 1 if tokens * num_experts <= 64 else 4
 
 
 def route(tokens: int) -> Tile:
-    """The router for many tokens; all experts are in one program."""
+    """The router for many tokens; a program takes all experts."""
     return Tile(0, 16, 64, 4, 3) if tokens <= 256 else Tile(0, 32, 64, 4, 3)
 
 
-# Of a row a program, with its norm; 8,192 tokens.
+# One row a program, with its norm; 8,192 tokens.
 ADD_NORM_WARPS = 8  # addition to the residual: 69 us, 4 warps 74; and the sum of a few tokens' experts
 COMBINE_WARPS = 4  # sum of many tokens' experts: 103 us, 8 warps 118
 
@@ -121,9 +121,9 @@ class PrefillTile:
 
 @dataclass(frozen=True, slots=True)
 class ArchTuning:
-    """An architecture's own table, for kernels that run on all of them; an H200's unless said otherwise."""
+    """An architecture's table for kernels that run on all of them. Defaults are an H200's."""
 
-    multiprocessors: int  # of its largest; a device's own number takes the place of it
+    multiprocessors: int  # of its largest GPU; replaced by the device's number
     # Bytes of shared memory for all programs of a multiprocessor; two fit, of any of these kernels.
     shared: int
     # Dense products of 2 to ``SKINNY_TOKENS`` tokens: QKV 11.0 us, output 8.2 (64 deep: 12.2 and 9.3).
@@ -140,7 +140,7 @@ class ArchTuning:
 
     @property
     def programs(self) -> int:
-        """Enough to fill it."""
+        """Returns how many programs fill the device."""
         return 2 * self.multiprocessors
 
     def decode_tile(self, rows: int, *, is_window: bool) -> Tile:
@@ -150,7 +150,7 @@ class ArchTuning:
         return self.prefill_window if is_window else self.prefill
 
     def context_splits(self, rows: int, kv_heads: int, max_context: int) -> int:
-        """Parts of the context that decode attention reads at once: a power of two up to 64."""
+        """Returns into how many parts decode attention splits the context: a power of two up to 64."""
         tiles = -(-max_context // self.decode.depth)
         splits = 1
         while splits < 64 and splits < tiles and rows * kv_heads * splits < self.programs:
@@ -158,13 +158,13 @@ class ArchTuning:
         return splits
 
     def skinny_splits(self, tiles: int, steps: int) -> int:
-        """Parts of a contraction of ``steps`` tiles: enough programs, none without work."""
+        """Returns into how many parts to split a contraction of ``steps`` tiles, each part with work."""
         wanted = max(1, min(steps, self.programs // tiles))
         each = -(-steps // wanted)
         return -(-steps // each)
 
     def route_slices(self, tiles: int) -> int:
-        """Parts of the hidden size: each is a program, and tiles that are split need an arrival counter."""
+        """Returns into how many programs to split the hidden size; split tiles need an arrival counter."""
         if tiles > MOST_ARRIVALS:
             return 1
         return max(1, min(15, self.programs // tiles))
@@ -172,8 +172,8 @@ class ArchTuning:
 
 KIB = 1024
 H200 = ArchTuning(132, 228 * KIB)
-# By what compilers call them. All but the H200's follow from its table, the hardware's sizes and the compiler
-# (two programs of every kernel fit a multiprocessor, at most two registers are spilled): never run.
+# By the compilers' names. All but the H200's follow from its table, the hardware's sizes and the compiler
+# (two programs of every kernel fit a multiprocessor, at most two registers are spilled) and were never run.
 ARCH_TUNINGS = {
     "sm_80": ArchTuning(  # A100: converts e4m3 in integers; paired tiles do not fit its registers
         108,
@@ -194,7 +194,7 @@ ARCH_TUNINGS = {
 
 
 def arch_tuning(architecture: str, multiprocessors: int) -> ArchTuning:
-    """The table of ``sm_XY`` or ``gfxXYZ``: its own, or of its family the one that asks for least."""
+    """The table of ``sm_XY`` or ``gfxXYZ``, or the least demanding one of its family."""
     least = "gfx942"
     if architecture.startswith("sm_"):  # 12.0 has less shared memory than even an A100, not a B200's
         least = "sm_100" if architecture.startswith("sm_10") else "sm_80"
@@ -208,7 +208,7 @@ DIRECT_TOKENS = 16  # up to here their columns are the tokens as they come; abov
 
 @dataclass(frozen=True, slots=True)
 class GemvConfig:
-    """A streaming expert product: what a warp and a program make."""
+    """A streaming expert product: the shares of a warp and of a program."""
 
     tiles: int  # row tiles (of 16) a warp
     columns: int  # inputs / 8
@@ -246,7 +246,7 @@ def gemv_down(tokens: int, pairs_each: float) -> GemvConfig:
 
 
 def tokens_each(num_pairs: int, num_experts: int) -> int:
-    """Tokens of a grouped tile: 16, 32 or 64, by the mean number of pairs an expert gets."""
+    """Tokens of a grouped tile: 16, 32 or 64, by the mean number of pairs an expert."""
     mean = num_pairs / num_experts
     return 16 if mean <= 16 else 32 if mean <= 48 else 64
 
@@ -264,10 +264,10 @@ def grouped_from(num_experts: int, *, fp8: bool) -> int:
 class GroupedTile:
     """Shape of a tile of ``grouped_moe``: pairs of a wide and of a narrow tile, and steps fetched ahead.
 
-    ``tail``: a power of two; so many more pairs a wide tile may take, as a second product of the same decoded
-    weights (0: none). ``mid``: pairs of a third kind, for what is left over (0: none; nor with a tail).
+    ``tail``: additional pairs that a wide tile may take as a second product of the same decoded weights, a
+    power of two or 0. ``mid``: pairs of a third kind of tile, for the remainder, or 0; unused with a tail.
     ``warps`` that compute make 16 weight rows each, ``units`` times in a step. ``overlap``: a chunk's product
-    is in flight while the next chunk is decoded, for which its operand needs registers of its own.
+    is in flight while the next chunk is decoded, which takes separate registers for its operand.
     """
 
     wide: int
@@ -283,7 +283,7 @@ class GroupedTile:
 
     @property
     def middle(self) -> int:
-        """``mid``, or 0 if such tiles would be of no use."""
+        """``mid``, or 0 if such tiles would be useless."""
         return self.mid if self.narrow < self.mid < self.wide and not self.tail else 0
 
     def row_blocks(self, columns: int, *, is_gate_up: bool) -> int:
@@ -295,13 +295,13 @@ class GroupedTile:
 
     @property
     def most_left_out(self) -> int:
-        """Places of an expert's last tile that can have no pair."""
+        """Returns how many places of an expert's last tile may have no pair."""
         rest = self.wide - self.middle - self.narrow
         return max(self.tail, self.narrow, self.middle - self.narrow, rest) - 1
 
 
 def grouped(pairs_each: float, num_experts: int, *, fp8: bool = False) -> GroupedTile:
-    """By the mean number of pairs an expert gets, and whether inputs are e4m3.
+    """Returns the tile for the mean number of pairs an expert, and for e4m3 inputs.
 
     Microseconds a layer, sustained (docs/kernels.md)."""
     if fp8:
@@ -336,4 +336,4 @@ def _grouped_fp8(pairs_each: float) -> GroupedTile:
 
 
 PERMUTE_AT_ONCE = 2048  # pairs of tiles that one kernel compares all with all; above, two count and place
-PERMUTE_PROGRAMS = 128  # that place: one for each multiprocessor, as far as their blocks allow
+PERMUTE_PROGRAMS = 128  # that place pairs: one for each multiprocessor, if their blocks allow

@@ -96,6 +96,6 @@ def test_what_is_sampled_was_kept(name: str) -> None:
     rows, last = torch.arange(count, dtype=torch.int32), torch.zeros(count, dtype=torch.int64)
     on_device = (tensor.to(DEVICE) for tensor in (keys, temperature, rows, filters))
     out = torch.zeros(count, dtype=torch.int64, device=DEVICE)
-    sample(logits.to(DEVICE), SamplingInputs(*on_device), forbidden.to(DEVICE), last.to(DEVICE), out)
+    sample(forbidden.to(DEVICE), logits.to(DEVICE), SamplingInputs(*on_device), last.to(DEVICE), out)
     assert sum(bool(kept[row, token]) for row, token in enumerate(out.tolist())) >= count - 1
     assert len(set(out.tolist())) > 3

@@ -69,7 +69,7 @@ def draw_both(
     allowed = None if masks is None else allowed_of(masks, count, vocab)
     columns = None if filters is None else filters.to(DEVICE)
     draws = SamplingInputs(strided, heat.to(DEVICE), rows.to(DEVICE), columns, allowed)
-    sample(logits.to(DEVICE), draws, sampler.forbidden.to(DEVICE), ours_last, ours)
+    sample(sampler.forbidden.to(DEVICE), logits.to(DEVICE), draws, ours_last, ours)
     assert int(ours_last[count]) == 99
     return ours.tolist(), theirs.tolist(), ours_last[rows.long()].tolist()
 
