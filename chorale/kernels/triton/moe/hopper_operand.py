@@ -66,7 +66,7 @@ _KEEP = gl.constexpr(
 
 @gluon.constexpr_function
 def _tile_bases(warps, rank, step=1):
-    """Of a layout's warps, which are its first dimension."""
+    """Returns the bases of a layout's warps, which are its first dimension."""
     return [[step * warp] + [0] * (rank - 1) for warp in (1, 2, 4)[: warps.bit_length() - 1]]
 
 

@@ -46,7 +46,7 @@ def _cut(totals, WIDE: tl.constexpr, MID: tl.constexpr, NARROW: tl.constexpr, TA
 
 @triton.jit
 def _begins(totals, WIDE: tl.constexpr, MID: tl.constexpr, NARROW: tl.constexpr, TAIL: tl.constexpr):
-    """Where each expert's pairs begin: after the last tile of the expert before."""
+    """The first place of each expert's pairs: after the last tile of the previous expert."""
     wides, others, narrows = _cut(totals, WIDE, MID, NARROW, TAIL)
     sizes = wides * WIDE + others * (WIDE + TAIL if TAIL > 0 else MID) + narrows * NARROW
     return tl.cumsum(sizes, 0) - sizes

@@ -64,7 +64,7 @@ def _load_scores(
 
 @triton.jit
 def _uses(filters_ptr, row, V, K: tl.constexpr):
-    """Whether a row searches for its kth score (K), or for the edge of its nucleus."""
+    """True if a row searches for its kth score (K), or for the edge of its nucleus."""
     k = tl.load(filters_ptr + row * 3)
     p = tl.load(filters_ptr + row * 3 + 1)
     return k < V if K else p < 1.0
