@@ -41,8 +41,6 @@ def settle_signals(ignored: Sequence[signal.Signals] = ()) -> None:
 
     ``ignored``: signals that are somebody else's business. Main thread only.
     """
-    if sys.platform == "win32":
-        return
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
     for number in (signal.SIGUSR2, *ignored):
         signal.signal(number, signal.SIG_IGN)

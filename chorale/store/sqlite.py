@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
 import os
 import sqlite3
-import sys
 import time
 from pathlib import Path
 
@@ -95,7 +95,7 @@ def _migrate(connection: SqliteDatabase) -> None:
 
 def is_read_only(folder: Path) -> bool:
     """Returns whether ``folder``, or its nearest existing parent, is on a read-only disk."""
-    return bool(_disk(folder).f_flag & os.ST_RDONLY) if sys.platform != "win32" else False
+    return bool(_disk(folder).f_flag & os.ST_RDONLY)
 
 
 def _disk(folder: Path) -> os.statvfs_result:
@@ -110,7 +110,7 @@ def _fault(path: Path, error: Exception) -> StoreError:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     no_space = code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY)
     no_space = no_space or getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-    if not no_space and sys.platform != "win32":
+    if not no_space:
         disk = _disk(path.parent)
         no_space = bool(disk.f_flag & os.ST_RDONLY) or disk.f_bavail * disk.f_frsize < _LEAST_BYTES
     return NoSpaceError(message) if no_space else StoreError(message)
@@ -129,11 +129,6 @@ def prepare_file(path: Path) -> tuple[int, bool]:
         lock_fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise _fault(path, error) from error
-    if sys.platform == "win32":
-        _check_or_quarantine(path)
-        return lock_fd, False
-    import fcntl
-
     try:
         fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -148,10 +143,7 @@ def prepare_file(path: Path) -> tuple[int, bool]:
 
 
 def share_file(lock_fd: int) -> None:
-    if sys.platform != "win32":
-        import fcntl
-
-        fcntl.flock(lock_fd, fcntl.LOCK_SH)
+    fcntl.flock(lock_fd, fcntl.LOCK_SH)
 
 
 def _check_or_quarantine(path: Path) -> None:

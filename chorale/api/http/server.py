@@ -329,11 +329,9 @@ def stop_signals() -> tuple[signal.Signals, ...]:
 
     SIGHUP (the terminal was closed) and SIGQUIT are included unless they are ignored, as under ``nohup``.
     """
-    names = [signal.SIGTERM, signal.SIGINT]
-    if sys.platform != "win32":
-        others = (signal.SIGHUP, signal.SIGQUIT)
-        names += [name for name in others if signal.getsignal(name) is not signal.SIG_IGN]
-    return tuple(names)
+    others = (signal.SIGHUP, signal.SIGQUIT)
+    used = (name for name in others if signal.getsignal(name) is not signal.SIG_IGN)
+    return (signal.SIGTERM, signal.SIGINT, *used)
 
 
 @contextlib.contextmanager
@@ -351,15 +349,3 @@ def _signals(stop: Stop) -> Iterator[None]:
     finally:
         for name in names:
             loop.remove_signal_handler(name)
-
-
-def run(
-    app: HttpMiddleware,
-    config: ServerConfig,
-    sockets: Sequence[socket.socket] | None = None,
-    on_ready: Callable[[], None] | None = None,
-) -> None:
-    """Runs ``serve_app`` in a new event loop, uvloop's if available."""
-    factory = uvicorn.Config(app, loop="auto", log_config=None).get_loop_factory()
-    with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(serve_app(app, config, sockets, on_ready))
