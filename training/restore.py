@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file
 
 from chorale.demo.archive import demo_config
-from chorale.demo.features import token_features
 from chorale.harmony.vocab import VOCAB_SIZE, load_vocabulary
 from chorale.kernels import mxfp4
+from training.features import token_features
 from training.net import DemoNet, Layer
 
 _SAME = {

@@ -18,12 +18,12 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from chorale.demo.archive import demo_config
-from chorale.demo.features import token_features
 from chorale.harmony.vocab import VOCAB_SIZE, load_vocabulary
 from training import optim
 from training.corpus import FAMILIES
 from training.data import BatchShape, batches, frequent_tokens
 from training.export import write_archive
+from training.features import token_features
 from training.init import write_heads
 from training.net import DemoNet, Table
 from training.ops import TRAINING_OPS, StraightThrough, nearest_mxfp4

@@ -64,17 +64,6 @@ class Parts:
     columns_of_piece: npt.NDArray[np.int64]  # [MAX_PIECES, PIECE_DIMS]
 
 
-def token_features(token_bytes: list[bytes]) -> FloatArray:
-    """[len(token_bytes), NUM_FEATURES] float32; rows have a norm near 1."""
-    parts = feature_parts(token_bytes)
-    features = np.empty((len(token_bytes), NUM_FEATURES), np.float32)
-    features[:, parts.columns_of_core] = parts.of_core[parts.core_ids]
-    features[:, parts.columns_own] = parts.own
-    for columns, rows in zip(parts.columns_of_piece, parts.piece_ids, strict=True):
-        features[:, columns] = parts.of_piece[rows]
-    return features
-
-
 def feature_parts(token_bytes: list[bytes]) -> Parts:
     """R before it is spread out: a product with the parts costs less than one with R."""
     texts = [token.decode("utf-8", "replace") for token in token_bytes]

@@ -21,7 +21,6 @@ import numpy as np
 import numpy.typing as npt
 
 IntArray = npt.NDArray[np.int32]
-FloatArray = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
 
 FinishReason = Literal["stop", "length", "abort", "error"]

@@ -84,16 +84,6 @@ def render_message(
     return ids
 
 
-def render_forced_final(*, is_message_open: bool) -> list[int]:
-    """Returns the ids that open a final message, so that the model must answer.
-
-    Append them to the prompt and the ids generated so far, without a terminator such as ``<|return|>``.
-    ``is_message_open``: generation stopped inside a message, which is ended first.
-    """
-    opening = [START, ASSISTANT, CHANNEL, FINAL, MESSAGE]
-    return [END, *opening] if is_message_open else opening
-
-
 def kept_messages(messages: Iterable[Message], rule: DropAnalysis) -> list[Message]:
     """Returns the messages that remain under ``rule``."""
     messages = list(messages)

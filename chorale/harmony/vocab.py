@@ -156,11 +156,6 @@ def special_name(token_id: int) -> str:
     return SPECIAL_NAMES.get(token_id) or f"<|reserved_{token_id}|>"
 
 
-def is_reserved(token_id: int) -> bool:
-    """Returns whether the id is special but has no meaning. Such ids are never sampled."""
-    return NUM_RANKS <= token_id < VOCAB_SIZE and token_id not in SPECIAL_NAMES
-
-
 def load_vocabulary() -> Vocabulary:
     """Returns the vocabulary, which is loaded once (about 0.4 s). Raises ``VocabularyError``."""
     return _load(os.environ.get(RANKS_DIR_VARIABLE) or None)

@@ -8,7 +8,6 @@ waiting writes of a server share one commit.
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,6 @@ from chorale.store.schema import COUNTED, VERSION, migrate, version
 if TYPE_CHECKING:
     import psycopg
 
-logger = logging.getLogger(__name__)
 
 _LOCK = 0x63686F72616C65  # the writers' advisory lock: "chorale" in ASCII
 _LOCK_NOT_AVAILABLE = "55P03"

@@ -110,7 +110,6 @@ class ResponseStore:
 
     def __init__(self, access: Access, recover: Recover = without_output) -> None:
         self._access = access
-        self._num_failed_puts = 0
         self.background = BackgroundResponses(access, recover)
         self.conversations = Conversations(access)
         self.completions = Completions(access)
@@ -126,11 +125,7 @@ class ResponseStore:
         With ``lease``, input and output are appended to its conversation in the same transaction if the
         response is completed or incomplete, and the lease ends.
         """
-        try:
-            await self._access.write(partial(self._put, response, lease))
-        except StoreError:
-            self._num_failed_puts += 1
-            raise
+        await self._access.write(partial(self._put, response, lease))
 
     async def get(self, response_id: str, owner: bytes) -> StoredResponse | None:
         if not RESPONSE_ID.fullmatch(response_id):
@@ -172,7 +167,7 @@ class ResponseStore:
         (num, size, conversations), num_live = await self._access.read(
             lambda db: (totals(db), count_live(db))
         )
-        return StoreStats(num, size, self._num_failed_puts, self._access.num_evicted, conversations, num_live)
+        return StoreStats(num, size, self._access.num_evicted, conversations, num_live)
 
     async def close(self) -> None:
         """Finishes accepted jobs and closes. Idempotent."""

@@ -332,9 +332,3 @@ class ToolService(Protocol):
         ...
 
     async def aclose(self) -> None: ...
-
-
-def cite(stream: CitationStream, text: str) -> tuple[str, tuple[UrlCitation, ...]]:
-    """Rewrites a complete text through a fresh stream. Returns the text and its citations."""
-    pieces = stream.feed(text) + stream.finish()
-    return "".join(p.text for p in pieces), tuple(p.citation for p in pieces if p.citation is not None)

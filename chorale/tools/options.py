@@ -18,7 +18,6 @@ from chorale.tools.browser.offline import load_folder
 from chorale.tools.errors import ToolError
 from chorale.tools.net.addresses import AddressPolicy
 from chorale.tools.net.fetch import Fetcher, FetchLimits
-from chorale.tools.net.transport import Resolve, system_resolve
 from chorale.tools.net.urls import parse_url
 from chorale.tools.python.launch import SandboxLimits
 from chorale.tools.python.presence import check_program
@@ -84,10 +83,10 @@ def _first_service(config: ToolConfig, environment: Mapping[str, str]) -> Browse
     return next(found, "offline")
 
 
-def fetchers(config: ToolConfig, resolve: Resolve = system_resolve) -> tuple[Fetcher, Fetcher]:
+def fetchers(config: ToolConfig) -> tuple[Fetcher, Fetcher]:
     """Returns a fetcher for pages, with checked addresses, and one for the configured search service."""
     limits = FetchLimits(config.fetch_timeout, config.fetch_bytes)
-    pages = Fetcher(AddressPolicy(allow_private=config.allow_private_hosts), limits, resolve=resolve)
+    pages = Fetcher(AddressPolicy(allow_private=config.allow_private_hosts), limits)
     return pages, Fetcher(AddressPolicy(allow_private=True), limits)
 
 

@@ -158,7 +158,6 @@ class TurnEnded:
     usage: Usage
     stop_reason: str | int | None = None
     error: ChoraleError | None = None
-    num_repairs: int = 0
     repairs: dict[str, int] = field(default_factory=dict)
     output_token_ids: tuple[int, ...] = ()  # every sampled token, headers and terminators included
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None

@@ -22,7 +22,6 @@ from chorale.harmony.render import (
     kept_messages,
     render_conversation,
     render_developer,
-    render_forced_final,
     render_message,
     render_system,
 )
@@ -121,12 +120,6 @@ def test_a_turn_is_an_exact_prefix_of_the_next_prompt(vocab: Vocabulary) -> None
     )
     following = render_conversation(Conversation(opening + turn), vocab)
     assert following[: len(prompt) + len(output)] == prompt + output
-
-
-def test_forced_final(vocab: Vocabulary) -> None:
-    spliced = "<|end|><|start|>assistant<|channel|>final<|message|>"
-    assert vocab.decode(render_forced_final(is_message_open=True)) == spliced
-    assert [END, *render_forced_final(is_message_open=False)] == render_forced_final(is_message_open=True)
 
 
 # --------------------------------------------------------------------------- what is dropped

@@ -302,7 +302,6 @@ def test_one_faulty_put_does_not_take_others_with_it(path: str) -> None:
         assert isinstance(results[0], StoreError)
         assert results[1] is None
         assert await store.get(good.id, b"") == good
-        assert (await store.stats()).num_failed_puts == 1
         await store.close()
 
     asyncio.run(scenario())
@@ -325,7 +324,6 @@ def test_a_full_disk_fails_the_put_and_nothing_else(tmp_path: Path) -> None:
             await store.put(make(text="x" * 100_000))
         assert await store.get(small.id, b"") == small
         assert await store.delete(small.id, b"")
-        assert (await store.stats()).num_failed_puts == 1
         await store.close()
 
     asyncio.run(scenario())

@@ -20,11 +20,10 @@ from chorale.tools.contract import (
     ToolBox,
     ToolService,
     WebSearchRequest,
-    cite,
 )
 from chorale.tools.python.wasm import module as interpreter
 from chorale.tools.service import BuiltinToolService, container_id, probe_tools, start_tools
-from tests.support.tools.drive import count_words, drive, run
+from tests.support.tools.drive import cite, count_words, drive, run
 
 BOTH = RequestTools(web_search=WebSearchRequest(), code_interpreter=CodeInterpreterRequest())
 

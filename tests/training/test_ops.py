@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from chorale.demo import archive
-from chorale.demo.features import NUM_FEATURES, PIECE_DIMS, feature_parts, token_features
+from chorale.demo.features import NUM_FEATURES, PIECE_DIMS, feature_parts
 from chorale.demo.spelling import other_forms
 from chorale.harmony.vocab import VOCAB_SIZE, load_vocabulary
 from chorale.kernels import mxfp4, select_ops
@@ -20,6 +20,7 @@ from chorale.model.config import ModelConfig
 from chorale.model.gpt_oss import GptOss
 from chorale.model.weights import load_weights
 from training.export import write_archive
+from training.features import token_features
 from training.init import write_heads
 from training.net import DemoNet
 from training.ops import nearest_mxfp4

@@ -74,8 +74,7 @@ def test_malformed_headers_are_read_and_counted(text: str) -> None:
     fold = one(text, functions=["f"])
     assert shape(fold) == [("function_call", "f", "{}", "completed")]
     assert fold.ended is not None
-    assert fold.ended.num_repairs >= 1
-    assert sum(fold.ended.repairs.values()) == fold.ended.num_repairs
+    assert sum(fold.ended.repairs.values()) >= 1
 
 
 def test_a_missing_start_is_implied() -> None:

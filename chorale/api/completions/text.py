@@ -67,9 +67,6 @@ class OffsetWriter:
         self._skip_special = skip_special
         self._offset = 0
 
-    def skip(self, num_chars: int) -> None:
-        self._offset += num_chars
-
     def entries(
         self, tokens: Iterable[int], logprobs: Iterable[TokenLogprobs | None], is_prompt: bool = False
     ) -> list[tuple[int, TokenLogprobs | None, int]]:

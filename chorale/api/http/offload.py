@@ -26,12 +26,12 @@ async def beside(work: Callable[[], Result], *, heavy: bool = True) -> Result:
     return await asyncio.get_running_loop().run_in_executor(_threads, work)
 
 
-def is_heavy(*values: Any, enough: int = HEAVY) -> bool:
-    """Returns whether JSON ``values`` weigh more than ``enough``: the length of strings plus 16 per value.
+def is_heavy(*values: Any) -> bool:
+    """Returns whether JSON ``values`` weigh more than ``HEAVY``: the length of strings plus 16 per value.
 
     Stops as soon as the answer is known, so that the check is cheap.
     """
-    left, stack = enough, list(values)
+    left, stack = HEAVY, list(values)
     while stack:
         value = stack.pop()
         left -= len(value) if isinstance(value, str) else _VALUE

@@ -36,10 +36,6 @@ class BlockPool:
         """Number of blocks that ``allocate`` can return, cached ones included."""
         return len(self._plain) + len(self._cached)
 
-    @property
-    def num_cached_free(self) -> int:
-        return len(self._cached)
-
     def refs(self, block: int) -> int:
         return self._refs[block]
 

@@ -98,8 +98,8 @@ def _window(lines: list[str], loc: int, num_lines: int, view_tokens: int, count:
     return shown
 
 
-def _shorten(url: str, limit: int = 1024) -> str:
-    return url if len(url) <= limit else url[: limit - 1] + "…"
+def _shorten(url: str) -> str:
+    return url if len(url) <= 1024 else url[:1023] + "…"
 
 
 def find(page: Page, pattern: str) -> Page:

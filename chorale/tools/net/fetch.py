@@ -48,12 +48,11 @@ class Fetcher:
         limits: FetchLimits,
         *,
         resolve: Resolve = system_resolve,
-        user_agent: str = USER_AGENT,
     ) -> None:
         self.limits = limits
         self._client = httpx2.AsyncClient(
             transport=FilteringTransport(policy, resolve=resolve),
-            headers={"user-agent": user_agent, "accept-encoding": "gzip"},
+            headers={"user-agent": USER_AGENT, "accept-encoding": "gzip"},
             timeout=limits.seconds,
             follow_redirects=False,
             trust_env=False,

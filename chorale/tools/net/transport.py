@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 
 import httpcore2
@@ -93,13 +92,11 @@ class FilteringTransport(httpx2.AsyncBaseTransport):
         *,
         resolve: Resolve = system_resolve,
         max_connections: int = 64,
-        keepalive: bool = True,
-        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._pool = httpcore2.AsyncConnectionPool(
-            ssl_context=tls if tls is not None else httpx2.create_ssl_context(trust_env=False),
+            ssl_context=httpx2.create_ssl_context(trust_env=False),
             max_connections=max_connections,
-            max_keepalive_connections=16 if keepalive else 0,
+            max_keepalive_connections=16,
             keepalive_expiry=30.0,
             network_backend=_JudgingBackend(policy, resolve),
         )

@@ -16,7 +16,6 @@ from chorale.tools.python.launch_wasm import wasm
 from chorale.tools.python.wasm.module import PYTHON as WASM_PYTHON
 
 SandboxKind = Literal["docker", "podman", "gvisor", "bubblewrap", "wasm", "dangerously_use_uv"]
-KINDS: tuple[SandboxKind, ...] = ("gvisor", "docker", "podman", "bubblewrap", "wasm", "dangerously_use_uv")
 # "auto" tries these in order; it never selects a kind without isolation.
 SAFE_KINDS: tuple[SandboxKind, ...] = ("gvisor", "docker", "podman", "bubblewrap", "wasm")
 

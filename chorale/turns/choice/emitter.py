@@ -115,7 +115,6 @@ class Emitter:
                 usage=self.usage,
                 stop_reason=stop_reason,
                 error=error,
-                num_repairs=sum(self._repairs.values()),
                 repairs=dict(self._repairs),
                 output_token_ids=tuple(self.sampled),
                 prompt_logprobs=self.prompt_logprobs,

@@ -37,7 +37,7 @@ def test_cached_block_stays_findable_until_it_is_evicted() -> None:
     pool.release(first)
     pool.release(second)
     assert (pool.find(FULL, b"a"), pool.find(WINDOW, b"a")) == (first, second)
-    assert (pool.num_free, pool.num_cached_free) == (2, 2)
+    assert (pool.num_free, len(pool._cached)) == (2, 2)
     assert pool.allocate() == first  # the oldest
     assert pool.find(FULL, b"a") is None
     assert pool.find(WINDOW, b"a") == second
@@ -73,7 +73,7 @@ def test_second_block_of_equal_content_stays_out_of_the_index() -> None:
     pool.publish(FULL, b"a", second)
     assert pool.find(FULL, b"a") == first
     pool.release(second)
-    assert pool.num_cached_free == 0
+    assert len(pool._cached) == 0
     pool.check([first])
 
 
@@ -84,7 +84,7 @@ def test_forget_all_makes_every_free_block_plain() -> None:
     pool.release(block)
     pool.forget_all()
     assert pool.find(FULL, b"a") is None
-    assert (pool.num_free, pool.num_cached_free) == (2, 0)
+    assert (pool.num_free, len(pool._cached)) == (2, 0)
     pool.check([])
 
 

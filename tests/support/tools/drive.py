@@ -12,11 +12,24 @@ from chorale.tools.browser.history import History
 from chorale.tools.browser.html import html_page
 from chorale.tools.browser.offline import OfflinePages
 from chorale.tools.browser.tool import Browser, PageCache
-from chorale.tools.contract import Progress, ToolCall, ToolResult, WebSearchRequest
+from chorale.tools.contract import (
+    CitationStream,
+    Progress,
+    ToolCall,
+    ToolResult,
+    UrlCitation,
+    WebSearchRequest,
+)
 from chorale.tools.net.addresses import AddressPolicy
 from chorale.tools.net.fetch import Fetcher, FetchLimits
 
 Caller = Callable[[ToolCall], AsyncGenerator[Progress | ToolResult, None]]
+
+
+def cite(stream: CitationStream, text: str) -> tuple[str, tuple[UrlCitation, ...]]:
+    """Rewrites a complete text through a fresh stream. Returns the text and its citations."""
+    pieces = stream.feed(text) + stream.finish()
+    return "".join(p.text for p in pieces), tuple(p.citation for p in pieces if p.citation is not None)
 
 
 def count_words(text: str) -> int:

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from chorale.tools.browser.citations import CitationRewriter
 from chorale.tools.browser.page import Link
-from chorale.tools.contract import UrlCitation, cite
+from chorale.tools.contract import UrlCitation
+from tests.support.tools.drive import cite
 
 
 def lookup(cursor: int, line: int | None) -> Link | None:

@@ -15,20 +15,21 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import uvloop
 
 from chorale.tools.python.launch import NOBODY
 from chorale.tools.python.proof import prove
-from chorale.tools.python.sandbox import KINDS, SandboxKind
+from chorale.tools.python.sandbox import SandboxKind
 from chorale.tools.python.wasm import module as interpreter
 from tests.support.tools.drive import run
 from tests.tools.escape_run import forbidden, greedy, shared_bytes
 from tests.tools.escapes import FORBIDDEN, GREEDY, SUCCEED_UNHELD
 from tests.tools.python.test_sandboxes import sandbox_of
 
-ISOLATED = [kind for kind in KINDS if kind != "dangerously_use_uv"]
+ISOLATED = [kind for kind in get_args(SandboxKind) if kind != "dangerously_use_uv"]
 ROOT = Path(__file__).resolve().parents[3]
 MEMORY = tuple(name for name in GREEDY if "memory" in name or "tmpfs" in name)
 

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -21,7 +22,7 @@ from chorale.tools.python.launch import SandboxLimits
 from chorale.tools.python.memory import tree_bytes
 from chorale.tools.python.presence import check_program
 from chorale.tools.python.proof import prove
-from chorale.tools.python.sandbox import KINDS, Sandbox, SandboxKind, SandboxMissing
+from chorale.tools.python.sandbox import Sandbox, SandboxKind, SandboxMissing
 from chorale.tools.python.session import KeptOutput
 from chorale.tools.python.tool import PythonTool, SessionPool, new_container_id
 from chorale.tools.python.visible import Visible
@@ -57,7 +58,7 @@ def sandbox_of(kind: SandboxKind, limits: SandboxLimits = LIMITS) -> Sandbox:
     return Sandbox(kind, limits)
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=get_args(SandboxKind))
 def sandbox(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Sandbox:
     monkeypatch.setenv(
         "PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}"
