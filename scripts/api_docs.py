@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import zip_longest
 from pathlib import Path
+
+from pydantic import BaseModel
 
 from chorale.api import fields, limits
 from chorale.api.chat import request as chat
@@ -25,6 +27,39 @@ from chorale.api.responses import request as responses
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "api.md"
 
 
+# Fields that are stored and echoed, without other effect.
+ECHOED: dict[str, str] = {
+    "metadata": "labels of the stored response",
+    "user": "an end-user label",
+    "safety_identifier": "an end-user label",
+    "prompt_cache_key": "the prefix cache finds equal prefixes by itself",
+    "service_tier": "there is one tier; responses say `default`",
+    "text.verbosity": "a hint that this model was not trained on",
+}
+
+
+def fields_table(
+    model: type[BaseModel], harmless: Mapping[str, str], refused: Mapping[str, fields.Refusal]
+) -> str:
+    """Returns a table of how each field of one endpoint is treated."""
+    rows = ["| field | treatment |", "|---|---|"]
+    rows += [f"| `{name}` | honoured |" for name in model.model_fields]
+    rows += [f"| `{name}` | accepted without effect: {reason} |" for name, reason in harmless.items()]
+    rows += [f"| `{name}` | refused (400): {refusal.reason} |" for name, refusal in refused.items()]
+    return "\n".join(rows) + "\n"
+
+
+def limits_table() -> str:
+    """Returns both tables as Markdown."""
+    rows = ["| field | type | minimum | maximum | default | meaning |", "|---|---|---|---|---|---|"]
+    for name, limit in limits.LIMITS.items():
+        low = f"above {limit.min}" if limit.exclusive_min else str(limit.min)
+        rows.append(f"| `{name}` | {limit.type} | {low} | {limit.max} | {limit.default} | {limit.doc} |")
+    rows += ["", "| size | at most | meaning |", "|---|---|---|"]
+    rows += [f"| `{name}` | {size.max} {size.unit} | {size.doc} |" for name, size in limits.SIZES.items()]
+    return "\n".join(rows) + "\n"
+
+
 def endpoints() -> str:
     rows = ["| method | path | what it does | key needed |", "|---|---|---|---|"]
     for operation in operations():
@@ -34,29 +69,27 @@ def endpoints() -> str:
 
 
 def responses_table() -> str:
-    table = fields.markdown_table(responses.ResponsesRequest, responses.HARMLESS, responses.REFUSED)
-    echoed = [f"| `{name}` | kept and echoed: {why} |" for name, why in responses.ECHOED.items()]
-    kept = [
-        line for line in table.splitlines() if line.split("`")[1:2] not in ([n] for n in responses.ECHOED)
-    ]
+    table = fields_table(responses.ResponsesRequest, responses.HARMLESS, responses.REFUSED)
+    echoed = [f"| `{name}` | kept and echoed: {why} |" for name, why in ECHOED.items()]
+    kept = [line for line in table.splitlines() if line.split("`")[1:2] not in ([n] for n in ECHOED)]
     return "\n".join([*kept, *echoed]) + "\n"
 
 
 def messages_table() -> str:
-    table = fields.markdown_table(messages.MessagesRequest, messages.HARMLESS, messages.REFUSED)
+    table = fields_table(messages.MessagesRequest, messages.HARMLESS, messages.REFUSED)
     refused = {f"| `{name}` | honoured |" for name in messages.REFUSED}
     return "\n".join(line for line in table.splitlines() if line not in refused) + "\n"
 
 
 TABLES: dict[str, Callable[[], str]] = {
     "endpoints": endpoints,
-    "chat": lambda: fields.markdown_table(chat.ChatRequest, chat.HARMLESS, chat.REFUSED),
-    "completions": lambda: fields.markdown_table(
+    "chat": lambda: fields_table(chat.ChatRequest, chat.HARMLESS, chat.REFUSED),
+    "completions": lambda: fields_table(
         completions.CompletionRequest, completions.HARMLESS, completions.REFUSED
     ),
     "responses": responses_table,
     "messages": messages_table,
-    "limits": limits.markdown_table,
+    "limits": limits_table,
 }
 
 

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from chorale.api import limits
+from chorale.api.http.body import Model, parse_model
 from chorale.errors import RequestError
 
 TokenId = Annotated[int, limits.token_id()]
@@ -89,6 +90,16 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool | None = None
 
 
+def wants_usage(options: StreamOptions | None) -> bool:
+    """Returns whether a stream ends with the usage."""
+    return options is not None and bool(options.include_usage)
+
+
+def wants_continuous_usage(options: StreamOptions | None) -> bool:
+    """Returns whether every chunk has the usage so far."""
+    return options is not None and bool(options.include_usage and options.continuous_usage_stats)
+
+
 class SamplingFields(BaseModel):
     """Sampling fields: OpenAI's names, then vLLM's. None: the default."""
 
@@ -138,6 +149,16 @@ class StructuredFields(SamplingFields):
     guided_grammar: str | None = None
 
 
+def parse(
+    model: type[Model],
+    data: Mapping[str, Any],
+    harmless: Mapping[str, str] = {},
+    refused: Mapping[str, Refusal] = {},
+) -> Model:
+    """Validates a body. Raises ``RequestError`` for the first unknown, unsupported or invalid field."""
+    return parse_model(model, triage(data, model.model_fields, harmless, refused))
+
+
 def triage(
     data: Mapping[str, Any],
     honoured: Iterable[str],
@@ -171,14 +192,3 @@ def _unknown(key: str, names: set[str]) -> RequestError:
     near = difflib.get_close_matches(shown, sorted(names), n=1)
     hint = f"; did you mean '{near[0]}'?" if near else ""
     return RequestError(f"unknown parameter '{shown}'{hint}", param=shown, code="unknown_parameter")
-
-
-def markdown_table(
-    model: type[BaseModel], harmless: Mapping[str, str], refused: Mapping[str, Refusal]
-) -> str:
-    """Returns a table of how each field of one endpoint is treated, for ``docs/api.md``."""
-    rows = ["| field | treatment |", "|---|---|"]
-    rows += [f"| `{name}` | honoured |" for name in model.model_fields]
-    rows += [f"| `{name}` | accepted without effect: {reason} |" for name, reason in harmless.items()]
-    rows += [f"| `{name}` | refused (400): {refusal.reason} |" for name, refusal in refused.items()]
-    return "\n".join(rows) + "\n"

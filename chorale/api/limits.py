@@ -215,14 +215,3 @@ def check_scores(num_prompt_tokens: int, prompt_logprobs: int | None) -> None:
             param="prompt_logprobs",
             code="above_max_value",
         )
-
-
-def markdown_table() -> str:
-    """Returns both tables as Markdown, for ``docs/api.md``."""
-    rows = ["| field | type | minimum | maximum | default | meaning |", "|---|---|---|---|---|---|"]
-    for name, limit in LIMITS.items():
-        low = f"above {limit.min}" if limit.exclusive_min else str(limit.min)
-        rows.append(f"| `{name}` | {limit.type} | {low} | {limit.max} | {limit.default} | {limit.doc} |")
-    rows += ["", "| size | at most | meaning |", "|---|---|---|"]
-    rows += [f"| `{name}` | {size.max} {size.unit} | {size.doc} |" for name, size in SIZES.items()]
-    return "\n".join(rows) + "\n"

@@ -15,6 +15,7 @@ from chorale.api.chat.chunks import ChunkWriter, usage_event
 from chorale.api.chat.prepare import prepare
 from chorale.api.chat.request import ChatRequest, parse_chat
 from chorale.api.chat.stored import keep
+from chorale.api.fields import wants_continuous_usage, wants_usage
 from chorale.api.http.offload import beside, is_heavy
 from chorale.api.http.responses import EventStream, large_response, read_as, until_disconnect
 from chorale.api.http.sse import DONE, last_error
@@ -61,12 +62,13 @@ async def stream_chat(
 ) -> AsyncGenerator[bytes]:
     """Yields the chunks of each wake-up together, an event after an error, and always ``[DONE]`` last."""
     folds = [Fold() for _ in range(chat.n if chat.store else 0)]
+    with_usage = wants_usage(chat.stream_options)
     writers = [
         ChunkWriter(
             answer,
             index,
-            with_usage=chat.with_usage,
-            continuous=chat.continuous_usage,
+            with_usage=with_usage,
+            continuous=wants_continuous_usage(chat.stream_options),
             prompt_token_ids=turn.prompt_token_ids if chat.return_token_ids and index == 0 else None,
         )
         for index in range(chat.n)
@@ -89,7 +91,7 @@ async def stream_chat(
                     folds[index].add(events)
     if folds and all(writer.ended and end_error(writer.ended) is None for writer in writers):
         await keep(state, chat, chat_body(answer, folds, turn.prompt_token_ids), owner)
-    yield _conclusion(state, writers, answer, chat.with_usage)
+    yield _conclusion(state, writers, answer, with_usage)
 
 
 def _conclusion(state: ServerState, writers: list[ChunkWriter], answer: Answer, with_usage: bool) -> bytes:

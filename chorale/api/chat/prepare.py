@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from chorale.api.chat.request import ChatRequest
+from chorale.api.fields import wants_continuous_usage
 from chorale.api.http.cache_salt import cache_salt
 from chorale.api.http.offload import beside, is_heavy
 from chorale.api.limits import SIZES, check_scores
@@ -77,7 +78,7 @@ async def _prepare(
         parallel_tool_calls=chat.parallel_tool_calls,
         stream_interval=state.config.stream_interval if chat.stream else None,
         prefill_token_ids=header,
-        progress=chat.stream and (chat.continuous_usage or chat.return_token_ids),
+        progress=chat.stream and (wants_continuous_usage(chat.stream_options) or chat.return_token_ids),
         cache_salt=cache_salt(owner, chat.cache_salt),
         tools=tools,
     )

@@ -9,7 +9,6 @@ from pydantic import Field
 
 from chorale.api import fields, limits
 from chorale.api.fields import Metadata, Refusal, StreamOptions, StructuredFields
-from chorale.api.http.body import parse_model
 from chorale.errors import RequestError, invalid, unsupported
 
 _STORED = ("metadata", "store")  # harmless if nothing is stored
@@ -75,14 +74,6 @@ class ChatRequest(StructuredFields):
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
-    def with_usage(self) -> bool:
-        return bool(self.stream_options and self.stream_options.include_usage)
-
-    @property
-    def continuous_usage(self) -> bool:
-        return self.with_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
-
-    @property
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
@@ -105,8 +96,7 @@ class ChatRequest(StructuredFields):
 
 def parse_chat(data: Mapping[str, Any]) -> ChatRequest:
     """Validates a body. Raises ``RequestError`` for the first invalid, unknown or unsupported field."""
-    kept = fields.triage(data, ChatRequest.model_fields, HARMLESS, REFUSED)
-    chat = parse_model(ChatRequest, kept)
+    chat = fields.parse(ChatRequest, data, HARMLESS, REFUSED)
     _check_logprobs(chat)
     _check_formats(chat)
     _check_template(chat)

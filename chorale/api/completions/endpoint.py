@@ -19,6 +19,7 @@ from chorale.api.completions.request import (
     parse_completion,
 )
 from chorale.api.completions.text import ChoiceText, TextAnswer, TextChunkWriter, body_choice
+from chorale.api.fields import wants_continuous_usage, wants_usage
 from chorale.api.http.cache_salt import cache_salt
 from chorale.api.http.offload import beside
 from chorale.api.http.responses import EventStream, large_response, read_as, until_disconnect
@@ -82,7 +83,8 @@ async def _job(
         prompt_param="prompt",
         logprobs_param="logprobs",
         stream_interval=state.config.stream_interval if completion.stream else None,
-        progress=completion.stream and (completion.return_token_ids or completion.continuous_usage),
+        progress=completion.stream
+        and (completion.return_token_ids or wants_continuous_usage(completion.stream_options)),
         cache_salt=cache_salt(owner, completion.cache_salt),
     )
     check_scores(len(prompt.token_ids), completion.num_prompt_logprobs)
@@ -192,7 +194,7 @@ def _conclusion(writers: list[list[TextChunkWriter]], answer: TextAnswer) -> byt
     errors = [error for row in ends for ended in row if (error := end_error(ended)) is not None]
     if errors:
         return last_error(errors[0])
-    if not answer.request.with_usage:
+    if not wants_usage(answer.request.stream_options):
         return DONE
     usage = of_prompts([of_choices([ended.usage for ended in row]) for row in ends])
     return event(answer.object([], usage_object(usage))) + DONE

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 from chorale.api import fields, limits
 from chorale.api.fields import Refusal, StreamOptions, StructuredFields
-from chorale.api.http.body import parse_model
 from chorale.api.http.offload import beside, is_heavy
 from chorale.errors import RequestError, invalid, unsupported
 from chorale.harmony.vocab import Vocabulary
@@ -39,14 +38,6 @@ class CompletionRequest(StructuredFields):
     return_tokens_as_token_ids: bool = False
 
     @property
-    def with_usage(self) -> bool:
-        return bool(self.stream_options and self.stream_options.include_usage)
-
-    @property
-    def continuous_usage(self) -> bool:
-        return self.with_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
-
-    @property
     def num_prompt_logprobs(self) -> int | None:
         """Returns the number of prompt log-probabilities to compute, including those for ``echo``."""
         echoed = self.logprobs if self.echo else None
@@ -64,8 +55,7 @@ class CompletionPrompt:
 
 def parse_completion(data: Mapping[str, Any]) -> CompletionRequest:
     """Validates a body. Raises ``RequestError`` for the first invalid, unknown or unsupported field."""
-    kept = fields.triage(data, CompletionRequest.model_fields, HARMLESS, REFUSED)
-    completion = parse_model(CompletionRequest, kept)
+    completion = fields.parse(CompletionRequest, data, HARMLESS, REFUSED)
     if completion.best_of not in (None, completion.n):
         raise unsupported("best_of", "must equal n")
     if completion.stream and completion.prompt_logprobs is not None:

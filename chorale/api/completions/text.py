@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chorale.api.completions.request import CompletionPrompt, CompletionRequest
+from chorale.api.fields import wants_continuous_usage, wants_usage
 from chorale.api.http.sse import PLACEHOLDER, Template, event
 from chorale.api.logprobs import LogprobsWriter
 from chorale.api.usage import usage_object
@@ -51,7 +52,7 @@ class TextAnswer:
             "model": self.model,
             "choices": choices,
         }
-        if usage is not None or self.request.with_usage:
+        if usage is not None or wants_usage(self.request.stream_options):
             body["usage"] = usage
         return body
 
@@ -145,7 +146,8 @@ class TextChunkWriter:
     def __init__(self, text: ChoiceText) -> None:
         self._text = text
         request = text.answer.request
-        self._slow = request.logprobs is not None or request.return_token_ids or request.continuous_usage
+        self._continuous = wants_continuous_usage(request.stream_options)
+        self._slow = request.logprobs is not None or request.return_token_ids or self._continuous
         self._template = Template(text.answer.object([text.choice(PLACEHOLDER, None)]))
         self._started = False
         self._prompt_token_ids = text.prompt.token_ids if request.return_token_ids else None
@@ -196,7 +198,7 @@ class TextChunkWriter:
         progress, self._progress = self._progress, None
         if request.return_token_ids:
             choice["token_ids"] = [] if progress is None else list(progress.token_ids)
-        usage = self._usage if request.continuous_usage else None
+        usage = self._usage if self._continuous else None
         return self._event(choice, None if usage is None else usage_object(usage))
 
     def _event(self, choice: dict[str, Any], usage: dict[str, Any] | None = None) -> bytes:

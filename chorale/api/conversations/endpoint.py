@@ -15,7 +15,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from chorale.api.conversations.request import read_create, read_items, read_update
+from chorale.api.conversations.request import CreateConversation, CreateItems, read_update
+from chorale.api.fields import parse
 from chorale.api.http.offload import beside, is_heavy
 from chorale.api.http.responses import json_response, read_as
 from chorale.api.responses.by_id import owner_of
@@ -44,7 +45,7 @@ def routes(state: ServerState) -> list[Route]:
 
 
 async def create(state: ServerState, request: Request) -> Response:
-    fields = await read_as(request, state.config, read_create)
+    fields = await read_as(request, state.config, partial(parse, CreateConversation))
     owner = owner_of(request)
     items = await _resolved(state, fields.items, owner)
     made = await state.store.conversations.create(owner, fields.metadata, items)
@@ -78,7 +79,7 @@ async def list_items(state: ServerState, request: Request) -> Response:
 
 async def add_items(state: ServerState, request: Request) -> Response:
     _check_query(request)
-    fields = await read_as(request, state.config, read_items)
+    fields = await read_as(request, state.config, partial(parse, CreateItems))
     owner = owner_of(request)
     items = await _resolved(state, fields.items, owner)
     added = await state.store.conversations.append(_id(request), owner, items)

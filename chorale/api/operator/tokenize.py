@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from chorale.api import fields, limits
+from chorale.api import limits
 from chorale.api.chat.prepare import built_in_tools, encode, prepare, read_rules
 from chorale.api.chat.request import parse_chat
+from chorale.api.fields import parse
 from chorale.api.http.offload import HEAVY, beside
-from chorale.api.http.responses import json_response, parse_model, read_as, read_json
+from chorale.api.http.responses import json_response, read_as, read_json
 from chorale.api.operator.names import check_model
 from chorale.api.state import ServerState
 from chorale.errors import invalid
 from chorale.harmony.vocab import Vocabulary
 from chorale.turns.prompt.encode import at
 from chorale.turns.tools.open_built_in import close_tools
-
-Model = TypeVar("Model", bound=BaseModel)
 
 _HEAVY_TOKENS = 8 * 1024  # longer lists are decoded in a thread: a million tokens take half a second
 
@@ -62,15 +61,11 @@ async def tokenize(state: ServerState, request: Request) -> Response:
     data = await read_json(request, state.config)
     if "messages" in data:
         given = {key: data.pop(key) for key in Shown.model_fields if key in data}
-        shown = _parse(Shown, given)
+        shown = parse(Shown, given)
         return await _answer(state, await encode_chat(state, data), shown.return_token_strs)
-    parsed = _parse(TokenizeRequest, data)
+    parsed = parse(TokenizeRequest, data)
     check_model(state, parsed.model)
     return await _answer(state, await encode_prompt(state.vocab, parsed.prompt), parsed.return_token_strs)
-
-
-def _parse(model: type[Model], data: dict[str, Any]) -> Model:
-    return parse_model(model, fields.triage(data, model.model_fields, {}, {}))
 
 
 async def encode_chat(state: ServerState, data: dict[str, Any]) -> list[int]:
@@ -122,7 +117,7 @@ async def detokenize(state: ServerState, request: Request) -> Response:
 
 
 def _decode(state: ServerState, data: dict[str, Any]) -> Response:
-    parsed = _parse(DetokenizeRequest, data)
+    parsed = parse(DetokenizeRequest, data)
     check_model(state, parsed.model)
     try:
         return json_response({"prompt": state.vocab.decode(parsed.tokens)})

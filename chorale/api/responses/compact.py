@@ -13,9 +13,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from chorale.api import limits
-from chorale.api.fields import triage
+from chorale.api.fields import parse
 from chorale.api.http.offload import beside
-from chorale.api.http.responses import json_response, parse_model, read_as, until_disconnect
+from chorale.api.http.responses import json_response, read_as, until_disconnect
 from chorale.api.operator.models import check_model
 from chorale.api.responses.by_id import owner_of
 from chorale.api.responses.items.compaction import compaction_object
@@ -46,7 +46,7 @@ class CompactRequest(BaseModel):
 
 
 def _parse(data: dict[str, Any]) -> CompactRequest:
-    return parse_model(CompactRequest, triage(data, CompactRequest.model_fields, _HARMLESS, {}))
+    return parse(CompactRequest, data, _HARMLESS)
 
 
 async def compact(state: ServerState, request: Request) -> Response:

@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from chorale.api import fields, limits
-from chorale.api.fields import Refusal, StreamOptions, StructuredFields, triage
-from chorale.api.http.responses import parse_model
+from chorale.api.fields import Metadata, Refusal, StreamOptions, StructuredFields, parse
 from chorale.errors import RequestError
 from chorale.turns.prompt.effort import reasoning_effort
 
@@ -36,15 +35,6 @@ HARMLESS: dict[str, str] = {
     "access_programs": "a setting of OpenAI accounts",
     "image": "a setting for images; image parts are refused",
     "client_metadata": "labels that Codex sends for OpenAI's own logs",
-}
-# Fields that are stored and echoed, without other effect.
-ECHOED: dict[str, str] = {
-    "metadata": "labels of the stored response",
-    "user": "an end-user label",
-    "safety_identifier": "an end-user label",
-    "prompt_cache_key": "the prefix cache finds equal prefixes by itself",
-    "service_tier": "there is one tier; responses say `default`",
-    "text.verbosity": "a hint that this model was not trained on",
 }
 REFUSED: dict[str, Refusal] = {
     **fields.REFUSED,
@@ -118,8 +108,6 @@ class TemplateOptions(BaseModel):
 
 
 Identifier = Annotated[str, limits.items("identifier")]
-_Key = Annotated[str, limits.items("metadata_key")]
-_Value = Annotated[str, limits.items("metadata_value")]
 
 
 def as_message(text: Any) -> Any:
@@ -162,7 +150,7 @@ class ResponsesRequest(StructuredFields):
     top_logprobs: Annotated[int, limits.number("top_logprobs")] = 0
     truncation: Literal["auto", "disabled"] = "disabled"
     context_management: Annotated[list[ContextManagement], Field(max_length=1)] = Field(default_factory=list)
-    metadata: Annotated[dict[_Key, _Value], limits.items("metadata")] = Field(default_factory=dict)
+    metadata: Annotated[Metadata, limits.items("metadata")] = Field(default_factory=dict)
     user: Identifier | None = None
     safety_identifier: Identifier | None = None
     prompt_cache_key: Identifier | None = None
@@ -196,7 +184,7 @@ class ResponsesRequest(StructuredFields):
 
 def parse_request(data: dict[str, Any], *, needs_input: bool = True) -> ResponsesRequest:
     """Validates a body. Raises ``RequestError`` with the field."""
-    request = parse_model(ResponsesRequest, triage(data, ResponsesRequest.model_fields, HARMLESS, REFUSED))
+    request = parse(ResponsesRequest, data, HARMLESS, REFUSED)
     _check(request, needs_input)
     return request
 
