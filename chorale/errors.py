@@ -84,3 +84,8 @@ def invalid(param: str, message: str) -> RequestError:
 def unsupported(param: str, message: str) -> RequestError:
     """The value of a request's field is known, and cannot be honoured here."""
     return RequestError(f"{param}: {message}", param=param, code="unsupported_value")
+
+
+def unsupported_content(path: str, message: str) -> RequestError:
+    """The content at ``path`` has a type that the model cannot take."""
+    return RequestError(f"{path}: {message}", param=f"{path}.type", code="unsupported_content_type")

@@ -43,3 +43,8 @@ class ServerState:
     @property
     def tool_host(self) -> ToolHost:
         return ToolHost(self.tools, self.grammars, self.metrics.tool_called)
+
+    @property
+    def background_room(self) -> int:
+        """Returns this process's share of the limit on running background responses."""
+        return max(1, self.config.max_background_responses // self.config.api_server_count)

@@ -39,8 +39,5 @@ def of_prompts(usages: Iterable[Usage]) -> Usage:
     """Returns the summed usage of several prompts in one request."""
     total = Usage()
     for usage in usages:
-        total.input_tokens += usage.input_tokens
-        total.cached_tokens += usage.cached_tokens
-        total.output_tokens += usage.output_tokens
-        total.reasoning_tokens += usage.reasoning_tokens
+        total.add(usage)
     return total

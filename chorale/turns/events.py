@@ -255,6 +255,14 @@ class Fold:
             raise ValueError("the turn ended with an open item")
         self.ended = event
 
+    def result(self) -> TurnEnded:
+        """Returns the end of the choice. Raises the ``ChoraleError`` with which it ended."""
+        if self.ended is None:
+            raise EngineError("a choice did not end")
+        if (error := end_error(self.ended)) is not None:
+            raise error
+        return self.ended
+
     def joined(self, kind: ItemKind) -> str | None:
         """Returns the texts of one kind as one string, or None if there are no texts."""
         return SEPARATOR.join(item.text for item in self.items if item.kind == kind and item.text) or None

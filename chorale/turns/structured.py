@@ -58,7 +58,7 @@ def read_format(value: Mapping[str, Any] | None, param: str) -> Structured:
     kind = value.get("type", "text")
     if kind in ("text", "json_object"):
         # Other servers take a schema beside json_object; ignoring it would break a promise.
-        _check_keys([key for key, given in value.items() if given is not None], ("type",), param)
+        check_keys([key for key, given in value.items() if given is not None], ("type",), param)
         return FREE if kind == "text" else Structured(make.json_object(param))
     if kind != "json_schema":
         raise unsupported(param, f"type {str(kind)[:64]!r} is not one of text, json_object, json_schema")
@@ -67,11 +67,12 @@ def read_format(value: Mapping[str, Any] | None, param: str) -> Structured:
         param = f"{param}.json_schema"
     if not isinstance(nested, Mapping):
         raise invalid(param, "must be an object")
-    _check_keys(nested, _SCHEMA_KEYS, param)
+    check_keys(nested, _SCHEMA_KEYS, param)
     return _read_schema(nested, param)
 
 
-def _check_keys(given: Iterable[str], known: Sequence[str], param: str) -> None:
+def check_keys(given: Iterable[str], known: Sequence[str], param: str) -> None:
+    """Raises ``RequestError`` for a key that is not known."""
     for key in given:
         if key not in known:
             raise RequestError(

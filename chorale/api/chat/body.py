@@ -8,13 +8,12 @@ from typing import Any
 from chorale.api.chat.answer import Answer, call_object
 from chorale.api.chat.builtin import SHOWN, annotation, whole
 from chorale.api.usage import of_choices, usage_object
-from chorale.errors import EngineError
-from chorale.turns.events import CLIENT_CALLS, SEPARATOR, Fold, FoldedItem, TurnEnded, end_error
+from chorale.turns.events import CLIENT_CALLS, SEPARATOR, Fold, FoldedItem, TurnEnded
 
 
 def chat_body(answer: Answer, folds: Sequence[Fold], prompt_token_ids: list[int]) -> dict[str, Any]:
     """Returns the body. Raises the ``ChoraleError`` with which a choice ended."""
-    ends = [_ended(fold) for fold in folds]
+    ends = [fold.result() for fold in folds]
     choices = [_choice(answer, index, fold, ends[index]) for index, fold in enumerate(folds)]
     body = answer.completion("chat.completion", choices)
     body["usage"] = usage_object(of_choices([ended.usage for ended in ends]))
@@ -23,16 +22,6 @@ def chat_body(answer: Answer, folds: Sequence[Fold], prompt_token_ids: list[int]
     if answer.return_token_ids:
         body["prompt_token_ids"] = prompt_token_ids
     return body
-
-
-def _ended(fold: Fold) -> TurnEnded:
-    ended = fold.ended
-    if ended is None:
-        raise EngineError("a choice did not end")
-    error = end_error(ended)
-    if error is not None:
-        raise error
-    return ended
 
 
 def _choice(answer: Answer, index: int, fold: Fold, ended: TurnEnded) -> dict[str, Any]:

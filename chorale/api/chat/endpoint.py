@@ -20,7 +20,7 @@ from chorale.api.http.offload import beside, is_heavy
 from chorale.api.http.responses import EventStream, large_response, read_as, until_disconnect
 from chorale.api.http.sse import DONE, last_error
 from chorale.api.logprobs import is_scored
-from chorale.api.operator.names import check_model
+from chorale.api.operator.models import check_model
 from chorale.api.state import ServerState
 from chorale.api.usage import of_choices
 from chorale.turns.events import Fold, end_error
@@ -51,7 +51,7 @@ async def complete_chat(state: ServerState, turn: TurnRequest, answer: Answer) -
             for index, events in batch:
                 folds[index].add(events)
     for fold in folds:
-        if fold.ended is not None and fold.ended.repairs:
+        if fold.ended is not None:
             state.metrics.repaired(fold.ended.repairs)
     scored = is_scored(turn.sampling)
     return await beside(lambda: chat_body(answer, folds, turn.prompt_token_ids), heavy=scored)
@@ -97,8 +97,7 @@ async def stream_chat(
 def _conclusion(state: ServerState, writers: list[ChunkWriter], answer: Answer, with_usage: bool) -> bytes:
     ends = [writer.ended for writer in writers if writer.ended is not None]
     for ended in ends:
-        if ended.repairs:
-            state.metrics.repaired(ended.repairs)
+        state.metrics.repaired(ended.repairs)
     error = next((error for ended in ends if (error := end_error(ended)) is not None), None)
     if error is not None:
         return last_error(error)

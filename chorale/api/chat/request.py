@@ -10,6 +10,7 @@ from pydantic import Field
 from chorale.api import fields, limits
 from chorale.api.fields import Metadata, Refusal, StreamOptions, StructuredFields
 from chorale.errors import RequestError, invalid, unsupported
+from chorale.turns.structured import check_keys
 
 _STORED = ("metadata", "store")  # harmless if nothing is stored
 HARMLESS: dict[str, str] = {name: why for name, why in fields.HARMLESS.items() if name not in _STORED} | {
@@ -98,7 +99,8 @@ def parse_chat(data: Mapping[str, Any]) -> ChatRequest:
     """Validates a body. Raises ``RequestError`` for the first invalid, unknown or unsupported field."""
     chat = fields.parse(ChatRequest, data, HARMLESS, REFUSED)
     _check_logprobs(chat)
-    _check_formats(chat)
+    if chat.modalities is not None and chat.modalities != ["text"]:
+        raise unsupported("modalities", "the model writes text only")
     _check_template(chat)
     return chat
 
@@ -110,11 +112,6 @@ def _check_logprobs(chat: ChatRequest) -> None:
         raise invalid("prompt_logprobs", "not available when streaming")
     if chat.stream_options is not None and not chat.stream:
         raise invalid("stream_options", "only with stream set to true")
-
-
-def _check_formats(chat: ChatRequest) -> None:
-    if chat.modalities is not None and chat.modalities != ["text"]:
-        raise unsupported("modalities", "the model writes text only")
 
 
 def _check_template(chat: ChatRequest) -> None:
@@ -129,17 +126,9 @@ def _check_template(chat: ChatRequest) -> None:
             )
     names = kwargs.get("builtin_tools") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        path = "chat_template_kwargs.builtin_tools"
-        raise invalid(path, "must be a list of names")
+        raise invalid("chat_template_kwargs.builtin_tools", "must be a list of names")
     if not isinstance(kwargs.get("model_identity"), str | None):
-        path = "chat_template_kwargs.model_identity"
-        raise invalid(path, "must be a string")
-    for key in chat.reasoning or {}:
-        if key not in ("effort", "summary", "generate_summary"):
-            raise RequestError(
-                f"reasoning: unknown key '{key[:64]}'",
-                param=f"reasoning.{key[:64]}",
-                code="unknown_parameter",
-            )
+        raise invalid("chat_template_kwargs.model_identity", "must be a string")
+    check_keys(chat.reasoning or {}, ("effort", "summary", "generate_summary"), "reasoning")
     if chat.add_generation_prompt is not None and chat.add_generation_prompt == chat.continue_final_message:
         raise invalid("add_generation_prompt", "must be true, or false together with continue_final_message")

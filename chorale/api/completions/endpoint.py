@@ -26,11 +26,11 @@ from chorale.api.http.responses import EventStream, large_response, read_as, unt
 from chorale.api.http.sse import DONE, event, last_error
 from chorale.api.limits import check_scores
 from chorale.api.logprobs import is_scored
-from chorale.api.operator.names import check_model
+from chorale.api.operator.models import check_model
 from chorale.api.state import ServerState
 from chorale.api.usage import of_choices, of_prompts, usage_object
-from chorale.errors import ChoraleError, EngineError
-from chorale.turns.events import Fold, PromptScored, TurnEnded, end_error
+from chorale.errors import ChoraleError
+from chorale.turns.events import Fold, PromptScored, end_error
 from chorale.turns.merge import Sources
 from chorale.turns.request import TurnRequest, check_grammar, turn_request
 from chorale.turns.rules import TurnRules
@@ -139,21 +139,12 @@ def _text_body(jobs: Sequence[Job], folds: Sequence[Sequence[Fold]], answer: Tex
     completion = answer.request
     choices, usages = [], []
     for position, (job, of_prompt) in enumerate(zip(jobs, folds, strict=True)):
-        ends = [_ended(fold) for fold in of_prompt]
+        ends = [fold.result() for fold in of_prompt]
         usages.append(of_choices([ended.usage for ended in ends]))
         for index, (fold, ended) in enumerate(zip(of_prompt, ends, strict=True)):
             text = ChoiceText(answer, job.prompt, position * completion.n + index)
             choices.append(body_choice(text, fold, ended))
     return answer.object(choices, usage_object(of_prompts(usages)))
-
-
-def _ended(fold: Fold) -> TurnEnded:
-    if fold.ended is None:
-        raise EngineError("a choice did not end")
-    error = end_error(fold.ended)
-    if error is not None:
-        raise error
-    return fold.ended
 
 
 async def stream_text(state: ServerState, jobs: Sequence[Job], answer: TextAnswer) -> AsyncGenerator[bytes]:

@@ -8,7 +8,6 @@ from typing import Any
 from chorale.api.messages.request import MessagesRequest
 from chorale.api.reasoning_tokens import write_reasoning
 from chorale.api.state import ServerState
-from chorale.errors import EngineError
 from chorale.harmony.json_text import MAX_CALL_DEPTH, read_object
 from chorale.ids import new_id
 from chorale.turns.events import (
@@ -19,7 +18,6 @@ from chorale.turns.events import (
     ItemOpened,
     TurnEnded,
     Usage,
-    end_error,
 )
 
 _STOPS: dict[EndReason, str] = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -75,11 +73,7 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 def message_body(answer: MessageAnswer, fold: Fold) -> dict[str, Any]:
     """Returns the body. Raises the ``ChoraleError`` with which the turn ended."""
-    ended = fold.ended
-    if ended is None:
-        raise EngineError("the turn did not end")
-    if (error := end_error(ended)) is not None:
-        raise error
+    ended = fold.result()
     content = [_block(answer, item) for item in fold.items if answer.shows(item.opened)]
     return answer.object([block for block in content if block is not None], ended, ended.usage)
 

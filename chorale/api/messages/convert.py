@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from chorale.api.reasoning_tokens import ReasoningReader
-from chorale.errors import RequestError, invalid
+from chorale.errors import invalid, unsupported_content
 from chorale.harmony.messages import FUNCTIONS, DeveloperContent, Message, function_call, tool_result
 from chorale.harmony.vocab import Vocabulary
 from chorale.turns.prompt.encode import tool_name
@@ -142,10 +142,8 @@ def _text(block: Block, path: str) -> str:
     kind = block.get("type")
     reader = _READERS.get(kind) if isinstance(kind, str) else None
     if reader is None:
-        raise RequestError(
-            f"{path}: blocks of type {str(kind)[:64]!r} are not supported: the model takes text only",
-            param=f"{path}.type",
-            code="unsupported_content_type",
+        raise unsupported_content(
+            path, f"blocks of type {str(kind)[:64]!r} are not supported: the model takes text only"
         )
     return reader(block, path)
 
@@ -159,10 +157,9 @@ def _document(block: Block, path: str) -> str:
     source = block.get("source")
     kind = source.get("type") if isinstance(source, Mapping) else None
     if not isinstance(source, Mapping) or kind not in ("text", "content"):
-        raise RequestError(
-            f"{path}.source: documents of type {str(kind)[:64]!r} are not supported: the model takes text",
-            param=f"{path}.source.type",
-            code="unsupported_content_type",
+        raise unsupported_content(
+            f"{path}.source",
+            f"documents of type {str(kind)[:64]!r} are not supported: the model takes text",
         )
     if kind == "text":
         text = _string(source, "data", f"{path}.source")

@@ -15,9 +15,9 @@ from chorale.api.messages.blocks import MessageAnswer, message_body
 from chorale.api.messages.events import EventWriter, error_bytes
 from chorale.api.messages.prepare import build_prompt, prepare
 from chorale.api.messages.request import parse_count, parse_messages
-from chorale.api.operator.names import check_model
+from chorale.api.operator.models import check_model
 from chorale.api.state import ServerState
-from chorale.turns.events import Fold, TurnEnded
+from chorale.turns.events import Fold
 from chorale.turns.request import TurnRequest
 from chorale.turns.run import run_turn
 
@@ -49,7 +49,8 @@ async def _complete(state: ServerState, request: TurnRequest, answer: MessageAns
     async with aclosing(run_turn(state.client, state.vocab, request)) as turn:
         async for events in turn:
             fold.add(events)
-    _count_repairs(state, fold.ended)
+    if fold.ended is not None:
+        state.metrics.repaired(fold.ended.repairs)
     return message_body(answer, fold)
 
 
@@ -60,9 +61,5 @@ async def _stream(state: ServerState, request: TurnRequest, answer: MessageAnswe
             data = writer.feed(events)
             if data:
                 yield data
-    _count_repairs(state, writer.ended)
-
-
-def _count_repairs(state: ServerState, ended: TurnEnded | None) -> None:
-    if ended is not None and ended.repairs:
-        state.metrics.repaired(ended.repairs)
+    if writer.ended is not None:
+        state.metrics.repaired(writer.ended.repairs)

@@ -16,7 +16,7 @@ from chorale.api.chat.request import parse_chat
 from chorale.api.fields import parse
 from chorale.api.http.offload import HEAVY, beside
 from chorale.api.http.responses import json_response, read_as, read_json
-from chorale.api.operator.names import check_model
+from chorale.api.operator.models import check_model
 from chorale.api.state import ServerState
 from chorale.errors import invalid
 from chorale.harmony.vocab import Vocabulary

@@ -12,12 +12,12 @@ from starlette.responses import Response
 from chorale.api.http.offload import is_heavy
 from chorale.api.http.responses import EventStream, json_response, large_response
 from chorale.api.http.sse import DONE, Frame, framed
-from chorale.api.responses.background.follow import follow
+from chorale.api.responses.background.follow import follow, not_found
 from chorale.api.responses.dialects import dialect_of, translate_body, translate_items
 from chorale.api.responses.pages import PageQuery, check_include, check_names, page, read_flag, read_number
 from chorale.api.responses.translate import RenderOptions
 from chorale.api.state import ServerState
-from chorale.errors import NotFoundError, RequestError
+from chorale.errors import RequestError
 from chorale.store.protocol import StoredResponse
 
 _CANCEL_SECONDS = 5.0  # for this process's job to store its end; then it is ended in the store
@@ -53,7 +53,7 @@ async def cancel(state: ServerState, request: Request) -> Response:
                 await job.ended()
     ended = await state.store.background.end(stored.id, stored.owner, "cancelled")
     if ended is None:
-        raise _not_found(stored.id)
+        raise not_found(stored.id)
     return json_response(translate_body(ended.to_object(), dialect_of(request, state.config)))
 
 
@@ -61,7 +61,7 @@ async def delete(state: ServerState, request: Request) -> Response:
     """Deletes it, and stops it if it is running."""
     response_id = _id(request)
     if not await state.store.delete(response_id, owner_of(request)):
-        raise _not_found(response_id)
+        raise not_found(response_id)
     job = state.background.find(response_id)
     if job is not None:
         job.stop()
@@ -99,9 +99,5 @@ async def _stored(state: ServerState, request: Request) -> StoredResponse:
     response_id = _id(request)
     stored = await state.store.get(response_id, owner_of(request))
     if stored is None:
-        raise _not_found(response_id)
+        raise not_found(response_id)
     return stored
-
-
-def _not_found(response_id: str) -> NotFoundError:
-    return NotFoundError(f"no response with id {response_id[:128]!r}", param="response_id")

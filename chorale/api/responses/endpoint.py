@@ -105,7 +105,7 @@ async def begin(
     ``history``: the conversation of the previous response, if the store does not have it.
     """
     if fields.background:
-        state.background.check_room(_room(state))  # before the work
+        state.background.check_room(state.background_room)  # before the work
     lease: Lease | None = None
     if fields.conversation is not None:
         server_id = state.background.server_id
@@ -122,12 +122,7 @@ async def begin(
 async def _launch(state: ServerState, run: Run, request: bytes | None) -> None:
     job = Job(run, state.store, state.background.server_id, request=request)
     try:
-        await state.background.launch(job, _room(state))
+        await state.background.launch(job, state.background_room)
     except BaseException:
         await run.release()
         raise
-
-
-def _room(state: ServerState) -> int:
-    """Returns this process's share of the limit on running background responses."""
-    return max(1, state.config.max_background_responses // state.config.api_server_count)

@@ -212,7 +212,7 @@ class Run:
         """Returns the finished object and its row. ``status`` is "cancelled" if the turn cannot know it."""
         builder = self._builder
         ended = builder.fold.ended
-        if ended is not None and ended.repairs:
+        if ended is not None:
             self._state.metrics.repaired(ended.repairs)
         output = builder.output()
         body = builder.finish(output)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from chorale.errors import RequestError
+from chorale.errors import unsupported_content
 
 _DATA_URL = re.compile(r"data:(?P<type>[\w.+/-]*)(?:;[\w=.+-]+)*;base64,", re.ASCII)
 _PIECE = 2**20  # characters, a multiple of four
@@ -21,7 +21,9 @@ def inline_file(file: Mapping[str, Any], path: str, kind: str) -> str:
     """
     data = file.get("file_data")
     if not isinstance(data, str):
-        raise _refusal(f"{path}: parts of type {kind!r} need file_data: ids and URLs are not fetched", path)
+        raise unsupported_content(
+            path, f"parts of type {kind!r} need file_data: ids and URLs are not fetched"
+        )
     url = _DATA_URL.match(data)
     if url is not None:
         data = data[url.end() :]
@@ -30,8 +32,8 @@ def inline_file(file: Mapping[str, Any], path: str, kind: str) -> str:
     except (binascii.Error, ValueError):
         text = "\x00"
     if "\x00" in text:
-        raise _refusal(
-            f"{path}: the {kind!r} is not a text file; the model takes text only (base64 of UTF-8)", path
+        raise unsupported_content(
+            path, f"the {kind!r} is not a text file; the model takes text only (base64 of UTF-8)"
         )
     name = file.get("filename")
     return f"{name}\n\n{text}" if isinstance(name, str) and name else text
@@ -43,7 +45,3 @@ def _from_base64(data: str) -> bytes:
         raise ValueError("padding before the end")
     pieces = (data[start : start + _PIECE] for start in range(0, len(data), _PIECE))
     return b"".join(base64.b64decode(piece, validate=True) for piece in pieces)
-
-
-def _refusal(message: str, path: str) -> RequestError:
-    return RequestError(message, param=f"{path}.type", code="unsupported_content_type")

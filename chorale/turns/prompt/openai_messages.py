@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from chorale.errors import RequestError, invalid
+from chorale.errors import invalid, unsupported_content
 from chorale.harmony.messages import (
     FUNCTIONS,
     DeveloperContent,
@@ -212,10 +212,8 @@ def _part_text(part: Any, path: str) -> str:
         return text
     if kind == "file" and isinstance(part.get("file"), Mapping):
         return inline_file(part["file"], path, kind)
-    raise RequestError(
-        f"{path}: parts of type '{kind[:64]}' are not supported: the model takes text only",
-        param=f"{path}.type",
-        code="unsupported_content_type",
+    raise unsupported_content(
+        path, f"parts of type '{kind[:64]}' are not supported: the model takes text only"
     )
 
 

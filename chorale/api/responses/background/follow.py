@@ -29,7 +29,7 @@ async def follow(
     """
     stored = await state.store.get(response_id, owner)
     if stored is None:
-        raise _not_found(response_id)
+        raise not_found(response_id)
     if not stored.body.get("background"):
         raise RequestError(
             "'stream': only background responses keep their events and can be resumed",
@@ -45,7 +45,7 @@ async def follow(
         page = await rows.events(response_id, owner, num_read)
         if page is None:
             if not begun:
-                raise _not_found(response_id)
+                raise not_found(response_id)
             yield translator.error(_deleted())
             return
         if not started:
@@ -84,7 +84,7 @@ async def _terminal(state: ServerState, stored: StoredResponse, translator: Tran
     return translator.error(_deleted()) if ended is None else translator.finish(ended.to_object())
 
 
-def _not_found(response_id: str) -> NotFoundError:
+def not_found(response_id: str) -> NotFoundError:
     return NotFoundError(f"no response with id {response_id[:128]!r}", param="response_id")
 
 

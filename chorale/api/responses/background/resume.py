@@ -57,8 +57,7 @@ class Resumer:
 
     @property
     def room(self) -> int:
-        """Returns this process's share of the limit on running background responses."""
-        return max(1, self._state.config.max_background_responses // self._state.config.api_server_count)
+        return self._state.background_room
 
     async def take(self, response_id: str, server_id: str) -> Job | None:
         """Claims a response and prepares its job. Returns None if it is gone or cannot be begun."""

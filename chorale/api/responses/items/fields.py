@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from chorale.errors import RequestError
+from chorale.errors import RequestError, invalid, unsupported_content
 from chorale.ids import new_id
 from chorale.store.protocol import ITEM_ID
 from chorale.turns.prompt.files import inline_file
@@ -26,14 +26,14 @@ def read_status(item: Mapping[str, Any]) -> str:
 def read_string(item: Mapping[str, Any], key: str, path: str) -> str:
     value = item.get(key)
     if not isinstance(value, str) or (not value and key != "text"):
-        raise RequestError(f"{path}.{key}: must be a string", param=f"{path}.{key}")
+        raise invalid(f"{path}.{key}", "must be a string")
     return value
 
 
 def read_type(part: Any, path: str) -> str:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if not isinstance(kind, str):
-        raise RequestError(f"{path}: must be an object with a type", param=path)
+        raise invalid(path, "must be an object with a type")
     return kind
 
 
@@ -42,7 +42,7 @@ def read_parts(content: Any, role: str, path: str) -> list[dict[str, Any]]:
     if isinstance(content, str):
         return [_text_part(content, role)]
     if not isinstance(content, list):
-        raise RequestError(f"{path}: must be a string or a list of parts", param=path)
+        raise invalid(path, "must be a string or a list of parts")
     return [_part(part, role, f"{path}[{position}]") for position, part in enumerate(content)]
 
 
@@ -66,8 +66,6 @@ def _text_part(text: str, role: str) -> dict[str, Any]:
 
 
 def unsupported_part(kind: str, path: str) -> RequestError:
-    return RequestError(
-        f"{path}: parts of type {kind[:64]!r} are not supported: the model takes text only",
-        param=f"{path}.type",
-        code="unsupported_content_type",
+    return unsupported_content(
+        path, f"parts of type {kind[:64]!r} are not supported: the model takes text only"
     )

@@ -27,7 +27,7 @@ from chorale.api.http.offload import beside
 from chorale.api.http.responses import error_response
 from chorale.api.http.sse import encode
 from chorale.api.http.websocket import GOING_AWAY
-from chorale.api.operator.names import check_model
+from chorale.api.operator.models import check_model
 from chorale.api.responses.dialects import dialect_of
 from chorale.api.responses.endpoint import begin
 from chorale.api.responses.request import ResponsesRequest, parse_request
