@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import platform
 import time
 from typing import Any
@@ -26,13 +25,6 @@ def fingerprint() -> dict[str, Any]:
             {"name": gpu.name, "memory_gib": round(gpu.total_bytes / 2**30, 1), "driver": gpu.driver}
             for gpu in machine.gpus()
         ],
-        "torch": _version("torch"),
-        "triton": _version("triton"),
+        "torch": machine.version_of("torch"),
+        "triton": machine.version_of("triton"),
     }
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None

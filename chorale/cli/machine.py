@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import platform
 import shutil
@@ -64,3 +65,11 @@ def hub_cache() -> Path:
             return Path(os.environ[name]).expanduser()
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(os.environ.get("HF_HOME") or f"{base}/huggingface").expanduser() / "hub"
+
+
+def version_of(name: str) -> str | None:
+    """Returns the version of an installed package, or None."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -28,10 +28,10 @@ COMMANDS = {
     "config": ("chorale.cli.commands.config", "show the merged configuration and where each value is from"),
     "collect-env": ("chorale.cli.commands.collect_env", "print versions and hardware for a bug report"),
     "tools": ("chorale.cli.commands.tools", "serve the built-in tools over MCP, or check them"),
-    "vocab": ("chorale.cli.commands.vocab", "export the vocabulary for other harmony tools"),
+    "vocab": ("chorale.cli.commands.export:run_vocab", "export the vocabulary for other harmony tools"),
     "completion": ("chorale.cli.commands.completion", "print a completion script for bash, zsh or fish"),
     "man": ("chorale.cli.commands.man", "print the manual page"),
-    "demo": ("chorale.cli.commands.demo", "export the built-in demo model as a checkpoint"),
+    "demo": ("chorale.cli.commands.export:run_demo", "export the built-in demo model as a checkpoint"),
 }
 
 

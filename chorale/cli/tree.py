@@ -12,14 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from chorale.cli.bench import BENCHES
-from chorale.cli.bench.offline_options import (
-    kernels_parser,
-    latency_parser,
-    make_checkpoint_parser,
-    report_parser,
-    startup_parser,
-    throughput_parser,
-)
+from chorale.cli.bench.offline_options import PARSERS
 from chorale.cli.bench.serve import parser as bench_serve_parser
 from chorale.cli.commands.chat import chat_parser
 from chorale.cli.commands.chat import parser as talk_parser
@@ -28,7 +21,6 @@ from chorale.cli.gpus import MODELS
 from chorale.cli.main import COMMANDS
 from chorale.cli.options.flags import ENGINE_FLAGS, MODEL_FLAGS, SERVER_FLAGS, TOOL_FLAGS
 from chorale.cli.options.values import Flag
-from chorale.cli.parser import Parser
 from chorale.model.names import SIZES
 
 Takes = Literal["nothing", "value", "file", "folder"]
@@ -97,19 +89,11 @@ def _parts(name: str) -> tuple[tuple[Option, ...], tuple[str, ...], bool]:
 
 def _inner() -> Iterator[Command]:
     serve = _serve_options()
-    parsers: dict[str, tuple[Parser, bool]] = {
-        "serve": (bench_serve_parser(), False),
-        "latency": (latency_parser(), True),
-        "throughput": (throughput_parser(), True),
-        "startup": (startup_parser(), True),
-        "kernels": (kernels_parser(), False),
-        "make-checkpoint": (make_checkpoint_parser(), False),
-        "report": (report_parser(), False),
-    }
+    parsers = {"serve": bench_serve_parser, **PARSERS}
     for name, (_, line) in BENCHES.items():
-        parser, serves = parsers[name]
+        serves = name in ("latency", "throughput", "startup")
         words = NAMES if serves else SIZES if name == "make-checkpoint" else ()
-        options = (*_options(parser), *(serve if serves else ()))
+        options = (*_options(parsers[name]()), *(serve if serves else ()))
         yield Command(("bench", name), line, options, words, paths=serves or name == "report")
     changed = Option("--changed", "show only values that differ from the defaults")
     yield Command(("config", "show"), "the merged configuration", (changed, *serve), NAMES, paths=True)

@@ -9,14 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from chorale.cli.bench.offline_options import (
-    kernels_parser,
-    latency_parser,
-    make_checkpoint_parser,
-    report_parser,
-    startup_parser,
-    throughput_parser,
-)
+from chorale.cli.bench.offline_options import PARSERS
 from chorale.cli.ending import signals_as_exceptions
 from chorale.cli.fingerprint import fingerprint
 from chorale.cli.options.parse import flag_names
@@ -67,7 +60,7 @@ def _build(rest: list[str]) -> tuple[Any, str]:
 
 def latency(arguments: list[str]) -> int:
     """Measures one batch through the engine, without HTTP, several times."""
-    given, rest = _split(latency_parser(), arguments)
+    given, rest = _split(PARSERS["latency"](), arguments)
     check_least(given, {"batch_size": 1, "input_len": 1, "output_len": 1, "num_iters": 1, "seed": 0})
     from chorale.bench import offline
 
@@ -79,7 +72,7 @@ def latency(arguments: list[str]) -> int:
 
 def throughput(arguments: list[str]) -> int:
     """Measures many requests through the engine, without HTTP, all submitted at the start."""
-    given, rest = _split(throughput_parser(), arguments)
+    given, rest = _split(PARSERS["throughput"](), arguments)
     check_least(given, {"num_prompts": 1, "input_len": 1, "output_len": 1, "seed": 0})
     from chorale.bench import offline
 
@@ -90,7 +83,7 @@ def throughput(arguments: list[str]) -> int:
 
 def startup(arguments: list[str]) -> int:
     """Measures start-up to the first token, with empty and with filled caches."""
-    given, rest = _split(startup_parser(), arguments)
+    given, rest = _split(PARSERS["startup"](), arguments)
     check_least(given, {"num_iters_cold": 0, "num_iters_warm": 0})
     if given.num_iters_cold + given.num_iters_warm == 0:
         raise ConfigError("--num-iters-cold 0 and --num-iters-warm 0 leave nothing to measure")
@@ -108,7 +101,7 @@ def startup(arguments: list[str]) -> int:
 
 
 def kernels(arguments: list[str]) -> int:
-    given = kernels_parser().read(arguments)
+    given = PARSERS["kernels"]().read(arguments)
     try:
         sizes = [int(text) for text in given.batch_sizes.split(",")]
     except ValueError:
@@ -129,7 +122,7 @@ def kernels(arguments: list[str]) -> int:
 
 
 def make_checkpoint(arguments: list[str]) -> int:
-    given = make_checkpoint_parser().read(arguments)
+    given = PARSERS["make-checkpoint"]().read(arguments)
     check_least(given, {"threads": 1})
     _check_new_folder(given.folder)
     import torch
@@ -157,7 +150,7 @@ def _check_new_folder(folder: Path) -> None:
 
 
 def report(arguments: list[str]) -> int:
-    given = report_parser().read(arguments)
+    given = PARSERS["report"]().read(arguments)
     from chorale.bench.report import write_report
 
     write_report(given.results, given.out)

@@ -106,3 +106,13 @@ def report_parser() -> Parser:
     made.add_argument("results", nargs="+", type=Path, metavar="RESULT", help="JSON result files")
     made.add_argument("--out", type=Path, default=Path("report.html"), help="the HTML file to write")
     return made
+
+
+PARSERS = {
+    "latency": latency_parser,
+    "throughput": throughput_parser,
+    "startup": startup_parser,
+    "kernels": kernels_parser,
+    "make-checkpoint": make_checkpoint_parser,
+    "report": report_parser,
+}

@@ -6,6 +6,8 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +50,7 @@ def chat_parser() -> Parser:
 
 def run(arguments: list[str]) -> int:
     given = chat_parser().read(arguments)
-    key = given.api_key or os.environ.get("CHORALE_API_KEY") or os.environ.get("VLLM_API_KEY")
-    with connect(given.url, given.model_name, key, [given.model] if given.model else []) as connection:
+    with connection_of(given) as connection:
         session = Session(connection, given)
         if given.quick is not None:
             return session.ask(given.quick)
@@ -61,9 +62,23 @@ def sampling(given: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in chosen.items() if value is not None}
 
 
-def prompt() -> str:
-    """Returns the input prompt, empty if standard input is not a terminal."""
-    return "> " if sys.stdin.isatty() else ""
+def connection_of(given: argparse.Namespace) -> AbstractContextManager[Connection]:
+    """Returns the connection that the options describe."""
+    key = given.api_key or os.environ.get("CHORALE_API_KEY") or os.environ.get("VLLM_API_KEY")
+    return connect(given.url, given.model_name, key, [given.model] if given.model else [])
+
+
+def typed_lines() -> Iterator[str]:
+    """Yields lines until the end of the input or Ctrl-C, after a prompt on a terminal."""
+    is_terminal = sys.stdin.isatty()
+    while True:
+        try:
+            line = input("> " if is_terminal else "")
+        except (EOFError, KeyboardInterrupt):
+            if is_terminal:
+                print()
+            return
+        yield line
 
 
 class Session:
@@ -83,19 +98,14 @@ class Session:
     def loop(self) -> int:
         print(f"chorale chat with {self._connection.model} ({self._connection.where})")
         print(HELP)
-        while True:
-            try:
-                line = input(prompt()).strip()
-            except (EOFError, KeyboardInterrupt):
-                if sys.stdin.isatty():
-                    print()
-                return 0
+        for line in map(str.strip, typed_lines()):
             if line in ("/quit", "/exit"):
-                return 0
+                break
             if line.startswith("/"):
                 self._command(line)
             elif line:
                 self.ask(line)
+        return 0
 
     def _command(self, line: str) -> None:
         name, _, argument = line.partition(" ")

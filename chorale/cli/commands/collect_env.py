@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 
@@ -40,17 +39,10 @@ def run(arguments: list[str]) -> int:
     for index, gpu in enumerate(machine.gpus()):
         print(f"gpu {index}:    {gpu.name}, {gib(gpu.total_bytes)}, driver {gpu.driver}")
     for name in PACKAGES:
-        print(f"{name}: {_version(name)}")
+        print(f"{name}: {machine.version_of(name) or 'not installed'}")
     for name in VARIABLES:
         if name in os.environ:
             print(f"{name}={os.environ[name]}")
     for name in SECRETS:
         print(f"{name}: {'set' if os.environ.get(name) else 'not set'}")
     return 0
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 
-from chorale.cli.commands.chat import parser, prompt, sampling
-from chorale.cli.connection import Connection, connect
+from chorale.cli.commands.chat import connection_of, parser, sampling, typed_lines
+from chorale.cli.connection import Connection
 from chorale.cli.error import print_error
 from chorale.cli.terminal import Answer, printable
 from chorale.errors import ChoraleError
@@ -15,20 +14,13 @@ from chorale.errors import ChoraleError
 
 def run(arguments: list[str]) -> int:
     given = parser("complete", "Continue raw text.").read(arguments)
-    key = given.api_key or os.environ.get("CHORALE_API_KEY") or os.environ.get("VLLM_API_KEY")
-    with connect(given.url, given.model_name, key, [given.model] if given.model else []) as connection:
+    with connection_of(given) as connection:
         options = {"max_tokens": 128} | sampling(given)
         if given.quick is not None:
             return _complete(connection, given.quick, options, given.stats)
-        while True:
-            try:
-                text = input(prompt())
-            except (EOFError, KeyboardInterrupt):
-                if sys.stdin.isatty():
-                    print()
-                return 0
-            if text:
-                _complete(connection, text, options, given.stats)
+        for text in filter(None, typed_lines()):
+            _complete(connection, text, options, given.stats)
+    return 0
 
 
 def _complete(connection: Connection, prompt: str, options: dict[str, object], stats: bool) -> int:

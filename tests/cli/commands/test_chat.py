@@ -82,7 +82,7 @@ def test_complete_shows_its_speed_where_that_is_asked_for(
         client = httpx2.Client(transport=httpx2.MockTransport(answer), base_url="http://test/v1")
         yield Connection(client, "m", "http://test/v1")
 
-    monkeypatch.setattr(complete, "connect", connected)
+    monkeypatch.setattr(complete, "connection_of", connected)
     assert main(["complete", "-q", "one"]) == 0
     assert capsys.readouterr() == ("two\n", "")
     assert main(["complete", "-q", "one", "--stats"]) == 0
