@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from chorale.store.access import Access
@@ -102,8 +102,7 @@ class Completions:
                 return None
             start = int(row[0])
         found: list[dict[str, Any]] = []
-        read = _reader(db, owner, self._access.oldest(), wanted.newest_first)
-        for _, body in _batches(read, start):
+        for body in _bodies(db, owner, self._access.oldest(), wanted.newest_first, start):
             completion = json.loads(body)["completion"]
             if wanted.takes(completion):
                 found.append(completion)
@@ -112,26 +111,13 @@ class Completions:
         return found[: wanted.limit], len(found) > wanted.limit
 
 
-Row = tuple[int, bytes]
-
-
-def _reader(db: Database, owner: bytes, oldest: float, newest_first: bool) -> Callable[[int], list[Row]]:
-    """Returns a function that reads the next rows after a ``seq``."""
+def _bodies(db: Database, owner: bytes, oldest: float, newest_first: bool, start: int) -> Iterator[bytes]:
+    """Yields the bodies of an owner's completions after the row ``start``, read in batches."""
     beyond, order = ("<", "DESC") if newest_first else (">", "ASC")
     query = (
         "SELECT seq, body FROM responses WHERE owner = ? AND substr(id, 1, 9) = 'chatcmpl-' AND used >= ?"
         f" AND seq {beyond} ? ORDER BY seq {order} LIMIT {_BATCH}"
     )
-
-    def read(seq: int) -> list[Row]:
-        rows: list[Row] = db.execute(query, (owner, oldest, seq)).fetchall()
-        return rows
-
-    return read
-
-
-def _batches(read: Callable[[int], list[Row]], start: int) -> Iterator[Row]:
-    """Yields rows, fetched in batches."""
-    while rows := read(start):
-        yield from rows
+    while rows := db.execute(query, (owner, oldest, start)).fetchall():
+        yield from (body for _, body in rows)
         start = rows[-1][0]

@@ -12,17 +12,14 @@ from chorale.harmony.messages import ToolNamespace
 from chorale.tools.browser.citations import CitationRewriter
 from chorale.tools.browser.page import Link
 from chorale.tools.contract import (
-    BrowserDetail,
     CitationStream,
-    McpDetail,
     McpListing,
     Progress,
-    PythonDetail,
-    SearchAction,
     ToolCall,
     ToolIdentity,
     ToolResult,
     Unavailable,
+    failed_result,
 )
 from chorale.tools.mcp.toolset import McpToolset
 
@@ -130,17 +127,7 @@ class Box:
         return self._broken(call, f"Error: there is no tool {call.recipient[:128]}{hint} Available: {there}.")
 
     def _broken(self, call: ToolCall, text: str) -> ToolResult:
-        identity = self.identify(call.recipient)
-        if identity.kind == "mcp":
-            return ToolResult(
-                call.recipient,
-                text,
-                True,
-                McpDetail(identity.server_label, identity.name, call.content, None, text),
-            )
-        if identity.kind == "python":
-            return ToolResult(call.recipient, text, True, PythonDetail("", call.content, text))
-        return ToolResult(call.recipient, text, True, BrowserDetail(SearchAction("")))
+        return failed_result(self.identify(call.recipient), call, text, text)
 
     def citation_stream(self) -> CitationStream:
         browser = self._system.get("browser")

@@ -179,6 +179,18 @@ class ToolResult:
     detail: BrowserDetail | PythonDetail | McpDetail
 
 
+def failed_result(identity: ToolIdentity, call: ToolCall, content: str, error: str) -> ToolResult:
+    """Returns the result of a call that has no result of its tool. ``error``: for the API's item."""
+    detail: BrowserDetail | PythonDetail | McpDetail
+    if identity.kind == "browser":
+        detail = BrowserDetail(SearchAction(""))
+    elif identity.kind == "python":
+        detail = PythonDetail("", call.content, error)
+    else:
+        detail = McpDetail(identity.server_label, identity.name, call.content, None, error)
+    return ToolResult(call.recipient, content, True, detail)
+
+
 # --------------------------------------------------------------------------- citations
 
 

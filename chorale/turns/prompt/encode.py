@@ -60,22 +60,6 @@ def system_message(
     return Message("system", content)
 
 
-def developer_message(
-    instructions: str | None,
-    tools: Sequence[ToolDescription],
-    answer: ResponseFormat | None = None,
-    about: str | None = None,
-    box: ToolBox | None = None,
-) -> Message | None:
-    """Returns the first developer message, or None if empty. ``about``: a note on the functions."""
-    servers = box.developer_namespaces if box is not None else ()
-    if not instructions and not tools and answer is None and not servers:
-        return None
-    namespaces = (ToolNamespace(FUNCTIONS, about, tuple(tools)), *servers) if tools else servers
-    formats = () if answer is None else (answer,)
-    return Message("developer", DeveloperContent(instructions or None, namespaces, formats))
-
-
 def prompt_head(
     config: ServerConfig,
     effort: ReasoningEffort,
@@ -87,10 +71,18 @@ def prompt_head(
     about: str | None = None,
     box: ToolBox | None = None,
 ) -> list[Message]:
-    """Returns the system message, and the first developer message unless it is empty."""
-    developer = developer_message(instructions, tools, answer, about, box)
+    """Returns the system message, and the first developer message unless it is empty.
+
+    ``about``: a note on the functions.
+    """
     system = system_message(config, effort, identity, box)
-    return [system] if developer is None else [system, developer]
+    servers = box.developer_namespaces if box is not None else ()
+    if not instructions and not tools and answer is None and not servers:
+        return [system]
+    namespaces = (ToolNamespace(FUNCTIONS, about, tuple(tools)), *servers) if tools else servers
+    formats = () if answer is None else (answer,)
+    content = DeveloperContent(instructions or None, namespaces, formats)
+    return [system, Message("developer", content)]
 
 
 def open_message(channel: str, text: str, vocab: Vocabulary, most: int) -> tuple[tuple[int, ...], list[int]]:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from chorale.harmony.messages import tool_result
 from chorale.harmony.render import render_message
 from chorale.harmony.vocab import Vocabulary
-from chorale.tools.contract import BrowserDetail, McpDetail, Progress, PythonDetail, SearchAction, ToolResult
+from chorale.tools.contract import Progress, ToolResult, failed_result
 from chorale.turns.choice.needs import CallTool
 from chorale.turns.tools.turn_tools import TurnTools
 
@@ -41,7 +41,8 @@ async def run_call(tools: TurnTools, need: CallTool) -> AsyncGenerator[Progress 
     except Exception:  # a bug in a tool: the model sees an error, the operator has the log
         logger.exception("the tool %s failed", need.call.recipient)
     if result is None:
-        result = _failed(need, "The tool failed and gave no result.")
+        error = "The tool failed and gave no result."
+        result = failed_result(need.identity, need.call, f"Error: {error}", error)
     if tools.on_called is not None:
         tools.on_called(need.identity.kind, result.failed)
     yield result
@@ -63,16 +64,3 @@ def render_result(need: CallTool, result: ToolResult, vocab: Vocabulary, room: i
     overhead = len(render_message(replace(message, content=_CUT_NOTE), vocab)) + 4
     kept = vocab.decode(vocab.encode(result.content)[: room - overhead]).removesuffix("\ufffd")
     return render_message(replace(message, content=kept + _CUT_NOTE), vocab)
-
-
-def _failed(need: CallTool, message: str) -> ToolResult:
-    identity, call = need.identity, need.call
-    assert identity is not None
-    detail: BrowserDetail | PythonDetail | McpDetail
-    if identity.kind == "browser":
-        detail = BrowserDetail(SearchAction(""))
-    elif identity.kind == "python":
-        detail = PythonDetail("", call.content, message)
-    else:
-        detail = McpDetail(identity.server_label, identity.name, call.content, None, message)
-    return ToolResult(call.recipient, f"Error: {message}", True, detail)
