@@ -80,7 +80,10 @@ def resolve_sampling(
 
 
 def _chosen(fields: SamplingChoices, info: EngineInfo) -> dict[str, Any]:
-    """Returns the numbers that generation_config.json may set and the request does not."""
+    """Returns the request's numbers of ``CHOSEN_BY_MODEL``, else those of generation_config.json.
+
+    A number that neither sets is left out.
+    """
     chosen: dict[str, Any] = {}
     for name in CHOSEN_BY_MODEL:
         value = getattr(fields, name)

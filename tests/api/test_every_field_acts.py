@@ -6,16 +6,18 @@ somebody reads the property.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import pkgutil
 from collections.abc import Iterable
+from functools import cache
 
 from pydantic import BaseModel
 
 import chorale.api
 from chorale.api.chat.request import ChatRequest
 from chorale.sampling_fields import CHOSEN_BY_MODEL
-from tests.support.field_reads import is_read, strings, through_self
+from tests.support.field_reads import ROOT, is_read, strings, terminal, through_self, trees
 
 # (model, field) -> why nothing reads it
 WITHOUT_EFFECT: dict[tuple[str, str], str] = {
@@ -29,7 +31,6 @@ WITHOUT_EFFECT: dict[tuple[str, str], str] = {
 }
 # Fields that ``getattr`` reads: where, and the string that names them there.
 BY_NAME = {
-    **{name: ("sampling_fields.py", name) for name in CHOSEN_BY_MODEL},
     **{f"guided_{way}": ("turns/structured.py", way) for way in ("json", "regex", "choice", "grammar")},
     "function_call": ("api/chat/prepare.py", "function_call"),
 }
@@ -48,7 +49,19 @@ def models() -> list[type[BaseModel]]:
     return sorted(found, key=lambda model: model.__qualname__)
 
 
+@cache
+def chosen_are_read() -> bool:
+    """Whether ``_chosen`` reads every name of ``CHOSEN_BY_MODEL`` from the request, in a loop over them."""
+    tree = trees()[ROOT / "turns" / "sampling.py"]
+    chosen = next(n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == "_chosen")
+    loops = (n for n in ast.walk(chosen) if isinstance(n, ast.For) and terminal(n.iter) == "CHOSEN_BY_MODEL")
+    reading = f"getattr({chosen.args.args[0].arg}, {{}})"
+    return any(reading.format(terminal(loop.target)) in ast.unparse(loop) for loop in loops)
+
+
 def acts(model: type[BaseModel], name: str) -> bool:
+    if name in CHOSEN_BY_MODEL:
+        return chosen_are_read()
     if name in BY_NAME:
         path, string = BY_NAME[name]
         return string in strings(path)
