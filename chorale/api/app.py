@@ -51,7 +51,7 @@ def all_routes(state: ServerState) -> list[BaseRoute]:
 
 
 def _cors(state: ServerState) -> Layer | None:
-    """Returns the CORS layer for the allowed origins, or None if there are none."""
+    """Returns the CORS layer, or None if the operator allows no origin."""
     config = state.config
     if not config.allowed_origins:
         return None
