@@ -142,6 +142,8 @@ def shown_tool(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
     """Returns a declared tool in the form of responses. Raises ``RequestError``."""
     if tool.get("type") == "function":
         return _flatten(tool, path)
+    if tool.get("type") == "code_interpreter" and tool.get("container") is None:
+        return {**tool, "container": {"type": "auto"}}  # OpenAI's type requires one
     return without_secrets(tool) if tool.get("type") == "mcp" else dict(tool)
 
 

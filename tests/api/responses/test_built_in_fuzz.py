@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from openai.types.responses.tool import CodeInterpreter
 
 from tests.api.chat.test_built_in_tools import CHAT, USER
 from tests.support.scripted_tools import tools_served
@@ -84,6 +86,22 @@ async def check(server: Server, path: str, body: dict[str, Any]) -> None:
     if status == 400:
         assert answer["error"]["message"]
         assert answer["error"]["param"], (body, answer)
+
+
+@pytest.mark.parametrize(
+    "asked", [{}, {"container": None}, {"container": {"type": "auto", "memory_limit": "1g"}}]
+)
+def test_a_code_interpreter_is_shown_with_its_container(asked: dict[str, Any]) -> None:
+    """OpenAI's type requires the container that a request may leave out here."""
+
+    async def main() -> None:
+        async with tools_served(FINAL) as server:
+            body = await server.respond(input="x", tools=[{"type": "code_interpreter", **asked}])
+            (shown,) = body["tools"]
+            assert shown["container"] == (asked.get("container") or {"type": "auto"})
+            CodeInterpreter.model_validate(shown, strict=True)
+
+    asyncio.run(main())
 
 
 def test_secrets_are_neither_shown_nor_stored() -> None:
