@@ -44,6 +44,9 @@ from chorale.processes import tune_garbage_collector
 from chorale.runtime.executor import LocalExecutor
 from chorale.serve.build import build_engine
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.support.engine.integrity import check_integrity
+
 MIB = 2**20
 SAMPLINGS: list[dict[str, Any]] = [
     {},
@@ -162,7 +165,7 @@ class Soak:
             self.take(chunk)
         self.count["steps"] += 1
         if self.count["steps"] % 50 == 0:
-            self.core.check_integrity()
+            check_integrity(self.core)
 
     def take(self, chunk: TokenChunk) -> None:
         assert chunk.error is None, (chunk.request_id, chunk.error)
@@ -213,7 +216,7 @@ class Soak:
         while self.core.has_work:
             self.step()
         assert not self.live, f"{len(self.live)} requests never ended"
-        self.core.check_integrity()
+        check_integrity(self.core)
         assert self.core.stats().kv_blocks_used == 0
 
     def settle(self) -> Taken:

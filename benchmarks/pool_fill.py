@@ -28,10 +28,12 @@ Prefix caching is off; it decides which pages are used, not how many there are.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,6 +49,9 @@ from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.memory import GIB, KvGeometry
 from chorale.runtime.steps.graph_sizes import MIXED_ROWS, context_sizes
 from chorale.runtime.worker import Worker
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.support.engine.integrity import check_integrity
 
 REAL_STEPS = 12  # of each kind, once the pool is full; fewer where the host takes half a second for one
 MOST_STEPS = 400  # real ones of a stage; some 50 are expected
@@ -191,7 +196,7 @@ class Filler:
             self.core.abort(name)
         while self.core.has_work:
             self.core.step()
-        self.core.check_integrity()
+        check_integrity(self.core)
         assert self.core.stats().kv_blocks_used == 0
         self.began, self.ended, self.sent = set(), set(), 0
         self.most_pages = 0

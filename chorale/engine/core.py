@@ -15,7 +15,6 @@ from collections.abc import Callable
 
 from chorale.engine.admission import Admission
 from chorale.engine.engine_state import EngineState
-from chorale.engine.integrity import check_integrity
 from chorale.engine.pending_grammars import PendingGrammarQueue
 from chorale.engine.scheduler import Scheduler
 from chorale.engine.types import (
@@ -179,13 +178,6 @@ class EngineCore:
             recomputed_prompt_tokens=committed.num_recomputed_tokens,
             num_corrupted=committed.num_corrupted,
         )
-
-    def check_integrity(self) -> None:
-        """Raise AssertionError if blocks, rows, tables and queue contradict each other.
-
-        For tests and idle moments: the time it takes grows with the pool.
-        """
-        check_integrity(self._engine)
 
     def shutdown(self) -> None:
         self._pending_grammars.close()

@@ -54,6 +54,3 @@ class WaitingQueue:
             self._heap = [entry for entry in self._heap if is_live(entry) and entry[1] is not sequence]
             heapq.heapify(self._heap)
             self._num_dead = 0
-
-    def live(self) -> list[Sequence]:
-        return [entry[1] for entry in self._heap if is_live(entry)]

@@ -10,6 +10,7 @@ from chorale.engine.core import EngineCore
 from chorale.engine.types import EngineLimits
 from chorale.errors import ConfigError, EngineError
 from chorale.testing.fake_executor import FakeExecutor
+from tests.support.engine.integrity import check_integrity
 from tests.support.engine.recording import DEFAULTS, Engine, ends, tokens_by_choice
 
 
@@ -79,7 +80,7 @@ def test_abort_at_any_moment_ends_all_choices_once_and_frees_everything(depth: i
     engine.add("b", [3] * 5, max_tokens=5)
     chunks = [chunk for _ in range(steps) for chunk in engine.step()]
     engine.core.abort("a")
-    engine.core.check_integrity()
+    check_integrity(engine.core)
     engine.core.abort("a")
     engine.core.abort("unknown")
     assert engine.core.stats().kv_blocks_used <= 10
@@ -99,7 +100,7 @@ def test_one_choice_leaves_and_its_siblings_get_what_they_would_have(
     request = engine.add("a", 20, n=3, max_tokens=30, prompt_logprobs=1)
     chunks = [chunk for _ in range(steps) for chunk in engine.step()]
     engine.core.abort("a", leaver)
-    engine.core.check_integrity()
+    check_integrity(engine.core)
     for index in (leaver, 3, -1):
         engine.core.abort("a", index)
     stats = engine.core.stats()
@@ -152,7 +153,7 @@ def test_a_failed_step_ends_everything_and_leaves_an_engine_that_works(depth: in
         chunks += engine.step()
     with pytest.raises(EngineError, match="the fake device failed"):
         engine.step()
-    engine.core.check_integrity()
+    check_integrity(engine.core)
     chunks += engine.core.take_chunks()
     assert sorted(ends(chunks)) == [(name, index, "error") for name in "abc" for index in range(2)]
     assert all("failed" in (chunk.error or "") for chunk in chunks if chunk.finish_reason)

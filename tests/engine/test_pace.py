@@ -23,6 +23,7 @@ from chorale.engine.types import (
 from chorale.testing.fake_executor import FakeExecutor, FakeModel
 from tests.engine.test_simulation import tight_limits
 from tests.support.engine import simulation
+from tests.support.engine.integrity import check_integrity
 from tests.support.engine.simulation import Life, simulate
 
 DELAY = 0.1
@@ -99,7 +100,7 @@ class Scene:
     def step(self) -> list[TokenChunk]:
         chunks = self.core.step()
         if len(self.device.steps) % 100 == 0:
-            self.core.check_integrity()
+            check_integrity(self.core)
         for chunk in chunks:
             assert chunk.error is None
             self.times[chunk.request_id].append(self.device.now)

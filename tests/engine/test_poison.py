@@ -19,6 +19,7 @@ from chorale.engine.types import (
     TokenChunk,
 )
 from chorale.testing.fake_executor import FakeExecutor, FakeModel, FakeRow
+from tests.support.engine.integrity import check_integrity
 from tests.support.engine.recording import DEFAULTS, ends, tokens_by_choice
 from tests.support.engine.simulation import Ticker
 
@@ -78,7 +79,7 @@ class Poisoned:
         chunks: list[TokenChunk] = []
         while self.core.has_work:
             chunks += self.core.step()
-            self.core.check_integrity()
+            check_integrity(self.core)
         return chunks
 
     def wanted(self, request: GenerateRequest) -> list[int]:

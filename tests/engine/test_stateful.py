@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from chorale.engine.types import EngineLimits, GenerateRequest, SamplingSpec
+from tests.support.engine.integrity import check_integrity
 from tests.support.engine.simulation import EOS, VOCAB, Life
 
 
@@ -87,7 +88,7 @@ class EngineMachine(RuleBasedStateMachine):
     @invariant()
     def whole(self) -> None:
         if hasattr(self, "life"):
-            self.life.core.check_integrity()
+            check_integrity(self.life.core)
 
     def teardown(self) -> None:
         if hasattr(self, "life"):

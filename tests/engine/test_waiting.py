@@ -7,6 +7,7 @@ import numpy as np
 from chorale.engine.sequence import RequestState, Sequence, Status
 from chorale.engine.types import GenerateRequest
 from chorale.engine.waiting import WaitingQueue
+from tests.support.engine.integrity import live
 
 
 def sequence(priority: int, arrival: int) -> Sequence:
@@ -44,7 +45,7 @@ def test_an_ended_sequence_is_skipped_and_not_counted() -> None:
     first.status = Status.ENDED
     assert len(queue) == 1
     assert queue.head() is second
-    assert queue.live() == [second]
+    assert live(queue) == [second]
 
 
 def test_the_last_ones_removal_leaves_no_garbage() -> None:
@@ -65,5 +66,5 @@ def test_clients_that_come_and_go_do_not_fill_the_heap() -> None:
         queue.forget(gone)
         gone.status = Status.ENDED
         assert len(queue._heap) <= 20
-    assert queue.live() == [stays]
+    assert live(queue) == [stays]
     assert len(queue) == 1

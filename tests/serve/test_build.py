@@ -14,6 +14,7 @@ from chorale.model.config import ModelConfig
 from chorale.runtime.device import default_threads, open_device
 from chorale.runtime.hardware import available_memory
 from chorale.serve.build import build_engine
+from tests.support.engine.integrity import check_integrity
 from tests.support.runtime import make_engine, random_prompt, request, run
 
 
@@ -35,7 +36,7 @@ def test_phases_and_info(checkpoint: Path) -> None:
     assert (info.block_size, info.dtype, info.ops, info.notes) == (16, "float32", "reference", ())
     assert info.parameters == ModelConfig.load(checkpoint).num_parameters
     assert info.num_kv_tokens == core._engine.cache.capacity
-    core.check_integrity()
+    check_integrity(core)
     assert core.stats().num_steps == 0
     core.shutdown()
 

@@ -30,6 +30,7 @@ from chorale.runtime.sampling.logprobs import LogprobTensors
 from chorale.runtime.steps.batch import SamplingBatch
 from chorale.runtime.worker import Worker
 from chorale.serve.build import build_engine
+from tests.support.engine.integrity import check_integrity
 
 Floats = npt.NDArray[np.float64]
 SAMPLED = 20  # ids, beside the text's own token
@@ -168,7 +169,7 @@ def score(
             assert chunk.error is None, chunk.error
             found[chunk.request_id][0].extend(chunk.prompt_logprobs or ())
             found[chunk.request_id][1].extend(chunk.logprobs or ())
-    core.check_integrity()
+    check_integrity(core)
     scored = []
     for number, copy in asked:
         text, (prompt, decoded) = texts[number], found[f"{number}/{copy}"]

@@ -21,6 +21,7 @@ from chorale.runtime.hardware import Hardware
 from chorale.runtime.sampling.row_state import RowSamplingState
 from chorale.runtime.steps.batch import SamplingBatch
 from chorale.serve.build import build_engine
+from tests.support.engine.integrity import check_integrity
 
 VOCAB = 512
 SIZES: dict[str, Any] = {
@@ -94,7 +95,7 @@ def run(core: EngineCore, requests: Iterable[GenerateRequest]) -> dict[str, list
     while core.has_work:
         for chunk in core.step():
             answers[chunk.request_id][chunk.index].add(chunk)
-        core.check_integrity()
+        check_integrity(core)
     assert core.stats().kv_blocks_used == 0
     return answers
 

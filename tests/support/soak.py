@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from chorale.engine.core import EngineCore
+from tests.support.engine.integrity import check_integrity
 from tests.support.runtime import VOCAB, request
 
 SAMPLINGS: list[dict[str, Any]] = [
@@ -50,6 +51,6 @@ def soak(core: EngineCore, num_requests: int, seed: int, memory: Callable[[], in
                     marks.append(memory())
     while core.has_work:
         core.step()
-    core.check_integrity()
+    check_integrity(core)
     assert core.stats().kv_blocks_used == 0
     return marks

@@ -12,8 +12,7 @@ The pool works with block ids and block hashes; it never sees tokens or sequence
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections import OrderedDict
 
 from chorale.engine.types import CacheGroup
 
@@ -104,22 +103,3 @@ class BlockPool:
         if key is not None:
             del self._index[key[0]][key[1]]
             self._key[block] = None
-
-    def check(self, held: Iterable[int]) -> None:
-        """Raise AssertionError unless the three states partition the pool and ``held`` (every table's
-        every block, once per table) explains each reference."""
-        counts = Counter(held)
-        plain, cached = set(self._plain), set(self._cached)
-        assert len(plain) == len(self._plain), "a block is on the free stack twice"
-        assert not plain & cached, f"blocks both plain and cached: {plain & cached}"
-        for block in range(self.num_blocks):
-            refs = self._refs[block]
-            assert refs == counts[block], f"block {block}: {refs} references, {counts[block]} holders"
-            free = block in plain or block in cached
-            assert free == (refs == 0), f"block {block}: refs {refs} but free is {free}"
-            assert not (block in plain and self._key[block]), f"block {block} is cached yet on the stack"
-            assert not (block in cached and not self._key[block]), f"block {block} is cached without a key"
-        keyed = [(key, block) for block, key in enumerate(self._key) if key is not None]
-        assert len(keyed) == sum(len(index) for index in self._index), "index and keys differ in number"
-        for (group, block_hash), block in keyed:
-            assert self._index[group].get(block_hash) == block, f"index does not lead to block {block}"

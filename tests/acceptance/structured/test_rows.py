@@ -26,6 +26,7 @@ from chorale.runtime.device import CpuDevice
 from chorale.runtime.hardware import Hardware
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows, Masks
 from chorale.serve.build import build_engine
+from tests.support.engine.integrity import check_integrity
 from tests.support.schema_cases import BIAS, SCHEMAS, obj, valid
 from tests.support.server import VOCAB
 
@@ -66,7 +67,7 @@ def play(core: EngineCore, requests: Iterable[GenerateRequest]) -> Answers:
             tokens[chunk.request_id] += chunk.token_ids
             if chunk.finish_reason is not None:
                 ends[chunk.request_id] = (chunk.error or chunk.finish_reason, _preemptions(chunk))
-        core.check_integrity()
+        check_integrity(core)
     return {name: (ids, *ends[name]) for name, ids in tokens.items()}
 
 

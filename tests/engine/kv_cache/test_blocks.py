@@ -6,6 +6,7 @@ import pytest
 
 from chorale.engine.kv_cache.blocks import BlockPool
 from chorale.engine.types import CacheGroup
+from tests.support.engine.integrity import check_pool
 
 FULL, WINDOW = CacheGroup.FULL, CacheGroup.WINDOW
 
@@ -14,7 +15,7 @@ def test_allocates_low_ids_first_and_counts() -> None:
     pool = BlockPool(3)
     assert [pool.allocate(), pool.allocate()] == [0, 1]
     assert pool.num_free == 1
-    pool.check([0, 1])
+    check_pool(pool, [0, 1])
 
 
 def test_shared_block_is_free_after_its_last_holder() -> None:
@@ -41,7 +42,7 @@ def test_cached_block_stays_findable_until_it_is_evicted() -> None:
     assert pool.allocate() == first  # the oldest
     assert pool.find(FULL, b"a") is None
     assert pool.find(WINDOW, b"a") == second
-    pool.check([first])
+    check_pool(pool, [first])
 
 
 def test_plain_blocks_go_before_cached_ones() -> None:
@@ -74,7 +75,7 @@ def test_second_block_of_equal_content_stays_out_of_the_index() -> None:
     assert pool.find(FULL, b"a") == first
     pool.release(second)
     assert len(pool._cached) == 0
-    pool.check([first])
+    check_pool(pool, [first])
 
 
 def test_forget_all_makes_every_free_block_plain() -> None:
@@ -85,14 +86,14 @@ def test_forget_all_makes_every_free_block_plain() -> None:
     pool.forget_all()
     assert pool.find(FULL, b"a") is None
     assert (pool.num_free, len(pool._cached)) == (2, 0)
-    pool.check([])
+    check_pool(pool, [])
 
 
 def test_check_notices_a_reference_that_no_table_explains() -> None:
     pool = BlockPool(2)
     block = pool.allocate()
     with pytest.raises(AssertionError, match="references"):
-        pool.check([])
+        check_pool(pool, [])
     pool.share(block)
     with pytest.raises(AssertionError, match="references"):
-        pool.check([block])
+        check_pool(pool, [block])

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from chorale.engine.kv_cache.cache import BlockTables, HybridCache
 from chorale.engine.types import CacheGroup
+from tests.support.engine.integrity import check_pool
 
 FULL, WINDOW = CacheGroup.FULL, CacheGroup.WINDOW
 
@@ -56,7 +57,7 @@ def test_window_blocks_are_kept_exactly_while_a_query_can_see_them(block_size: i
         # Beyond those: at most the block that is being filled, whose tokens later queries see.
         assert blocks.window_start == max(0, computed - window + 1) // block_size
         assert len(blocks.full) == len(kept) + blocks.window_start
-        cache.pool.check(blocks.full + blocks.window) if computed % 50 == 0 else None
+        check_pool(cache.pool, blocks.full + blocks.window) if computed % 50 == 0 else None
 
 
 @pytest.mark.parametrize("block_size", [1, 7, 16, 64])
@@ -91,7 +92,7 @@ def test_released_prefix_is_hit_and_shared() -> None:
     assert first.full == second.full
     assert first.window == second.window
     assert first.window_start == 3
-    cache.pool.check(2 * (first.full + first.window))
+    check_pool(cache.pool, 2 * (first.full + first.window))
 
 
 def test_freed_window_blocks_still_serve_a_shorter_prefix() -> None:

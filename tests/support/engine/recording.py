@@ -7,6 +7,7 @@ from typing import Any
 from chorale.engine.core import EngineCore
 from chorale.engine.types import EngineLimits, GenerateRequest, SamplingSpec, StepPlan, TokenChunk
 from chorale.testing.fake_executor import FakeExecutor, FakeHandle, FakeModel
+from tests.support.engine.integrity import check_integrity
 from tests.support.engine.simulation import Ticker
 
 DEFAULTS: dict[str, Any] = {
@@ -61,7 +62,7 @@ class Engine:
 
     def step(self) -> list[TokenChunk]:
         chunks = self.core.step()
-        self.core.check_integrity()
+        check_integrity(self.core)
         return chunks
 
     def run(self) -> list[TokenChunk]:

@@ -11,6 +11,7 @@ from itertools import count
 from chorale.engine.core import EngineCore
 from chorale.engine.types import EngineLimits, EngineStats, GenerateRequest, SamplingSpec, TokenChunk
 from chorale.testing.fake_executor import FakeExecutor, FakeModel
+from tests.support.engine.integrity import check_integrity
 
 VOCAB, EOS = 300, (7, 11)
 
@@ -64,11 +65,11 @@ class Life:
         self.core.abort(request_id, index)
         num_choices = self.requests[request_id].sampling.n
         self.aborted |= {(request_id, i) for i in (range(num_choices) if index is None else (index,))}
-        self.core.check_integrity()
+        check_integrity(self.core)
 
     def step(self) -> list[TokenChunk]:
         chunks = self.core.step()
-        self.core.check_integrity()
+        check_integrity(self.core)
         for chunk in chunks:
             record = self.records[chunk.request_id, chunk.index]
             assert record.finish_reason is None, f"{chunk} after the end"

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
+from chorale.engine.core import EngineCore
 from chorale.engine.engine_state import EngineState
+from chorale.engine.kv_cache.blocks import BlockPool
 from chorale.engine.sequence import Sequence, Status
+from chorale.engine.waiting import WaitingQueue, is_live
 
 
-def check_integrity(engine: EngineState) -> None:
-    """Raises AssertionError at the first contradiction."""
+def check_integrity(core: EngineCore) -> None:
+    """Raises AssertionError if blocks, rows, tables and queue contradict each other.
+
+    The time it takes grows with the pool.
+    """
+    engine = core._engine
     sequences = [sequence for state in engine.requests.values() for sequence in state.sequences]
     _check_blocks(engine, sequences)
     _check_rows(engine, sequences)
@@ -27,7 +37,7 @@ def _check_blocks(engine: EngineState, sequences: list[Sequence]) -> None:
         own = blocks.full + blocks.window
         assert len(own) == len(set(own)), f"{sequence} has one block in two places"
         held += own
-    engine.cache.pool.check(held)
+    check_pool(engine.cache.pool, held)
 
 
 def _check_rows(engine: EngineState, sequences: list[Sequence]) -> None:
@@ -55,7 +65,7 @@ def _check_rows(engine: EngineState, sequences: list[Sequence]) -> None:
 
 def _check_queue(engine: EngineState, sequences: list[Sequence]) -> None:
     waiting = [sequence for sequence in sequences if sequence.status is Status.WAITING]
-    assert sorted(map(id, waiting)) == sorted(map(id, engine.waiting.live())), "the queue is not the WAITING"
+    assert sorted(map(id, waiting)) == sorted(map(id, live(engine.waiting))), "the queue is not the WAITING"
     assert len(waiting) == len(engine.waiting), "the queue miscounts"
     held = [sequence for sequence in sequences if sequence.status is Status.WAITING_FOR_PREFIX]
     assert len(held) == engine.num_waiting_for_prefix, "choices that wait for a prefix are miscounted"
@@ -96,3 +106,28 @@ def _check_progress(engine: EngineState, sequence: Sequence) -> None:
         assert computed < len(sequence.tokens_to_compute), f"{sequence} has nothing to prefill"
     if sequence.request.root is not None:
         assert blocks.num_published == committed // bs, f"{sequence}: {blocks.num_published} blocks published"
+
+
+def check_pool(pool: BlockPool, held: Iterable[int]) -> None:
+    """Raise AssertionError unless the three states partition the pool and ``held`` (every table's
+    every block, once per table) explains each reference."""
+    counts = Counter(held)
+    plain, cached = set(pool._plain), set(pool._cached)
+    assert len(plain) == len(pool._plain), "a block is on the free stack twice"
+    assert not plain & cached, f"blocks both plain and cached: {plain & cached}"
+    for block in range(pool.num_blocks):
+        refs = pool._refs[block]
+        assert refs == counts[block], f"block {block}: {refs} references, {counts[block]} holders"
+        free = block in plain or block in cached
+        assert free == (refs == 0), f"block {block}: refs {refs} but free is {free}"
+        assert not (block in plain and pool._key[block]), f"block {block} is cached yet on the stack"
+        assert not (block in cached and not pool._key[block]), f"block {block} is cached without a key"
+    keyed = [(key, block) for block, key in enumerate(pool._key) if key is not None]
+    assert len(keyed) == sum(len(index) for index in pool._index), "index and keys differ in number"
+    for (group, block_hash), block in keyed:
+        assert pool._index[group].get(block_hash) == block, f"index does not lead to block {block}"
+
+
+def live(queue: WaitingQueue) -> list[Sequence]:
+    """Returns the sequences that wait."""
+    return [entry[1] for entry in queue._heap if is_live(entry)]
