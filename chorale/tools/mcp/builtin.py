@@ -35,7 +35,6 @@ from chorale.tools.contract import (
 )
 from chorale.tools.errors import ToolError
 from chorale.tools.mcp.client import CallOutcome, McpClient
-from chorale.tools.mcp.wire import McpError
 
 _HEADER = re.compile(r"\A\s*\[(\d{1,9})\] (.*?)(?: \((\S+)\))?\n\*\*viewing lines ")
 _MARK = re.compile(r"【(\d{1,9})†([^†【】]{1,300})(?:†([^†【】]{1,300}))?】")
@@ -61,7 +60,7 @@ class RemotePython:
         yield CodeStarted(self.container_id)
         text, failed = "", False
         try:
-            running = _run(self._client, "python", {"code": call.content}, call.call_id)
+            running = self._client.run("python", {"code": call.content}, call.call_id)
             async with contextlib.aclosing(running) as items:
                 async for item in items:
                     if isinstance(item, CallOutcome):
@@ -108,7 +107,7 @@ class RemoteBrowser:
         else:
             yield PageOpening(action.url)
         try:
-            running = _run(self._client, verb, parse_object(call.content), call.call_id)
+            running = self._client.run(verb, parse_object(call.content), call.call_id)
             async with contextlib.aclosing(running) as items:
                 async for item in items:
                     if isinstance(item, McpProgress):
@@ -176,21 +175,6 @@ def _sources(outcome: CallOutcome) -> tuple[Source, ...]:
         )
     marks = _MARK.findall(outcome.text)
     return tuple(Source(f"https://{domain}", title) for _, title, domain in marks[:20] if domain)
-
-
-async def _run(
-    client: McpClient, name: str, arguments: Mapping[str, Any], token: str
-) -> AsyncGenerator[McpProgress | CallOutcome, None]:
-    """Calls a tool, connecting first if necessary. After an error the next call reconnects."""
-    try:
-        if not client.connected:
-            await client.connect()
-        async with contextlib.aclosing(client.call(name, arguments, token)) as items:
-            async for item in items:
-                yield item
-    except McpError:
-        await client.aclose()
-        raise
 
 
 CLEANUP = "cleanup_session"

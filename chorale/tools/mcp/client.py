@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -135,6 +136,20 @@ class McpClient:
             if not isinstance(cursor, str) or not cursor:
                 return tuple(found.values())
         raise McpError(f"the list of tools has more than {_MAX_PAGES} pages")
+
+    async def run(
+        self, name: str, arguments: Mapping[str, Any], token: str
+    ) -> AsyncGenerator[McpProgress | CallOutcome, None]:
+        """Calls a tool, connecting first if necessary. After an ``McpError`` the next ``run`` reconnects."""
+        try:
+            if not self.connected:
+                await self.connect()
+            async with contextlib.aclosing(self.call(name, arguments, token)) as items:
+                async for item in items:
+                    yield item
+        except McpError:
+            await self.aclose()
+            raise
 
     async def call(
         self, name: str, arguments: Mapping[str, Any], token: str

@@ -22,13 +22,12 @@ from chorale.tools.contract import (
 from chorale.tools.errors import ToolError
 from chorale.tools.mcp.client import CallOutcome, McpClient
 from chorale.tools.mcp.servers import namespace_name
-from chorale.tools.mcp.wire import McpError
 
 _EMPTY = "[the tool returned nothing]"
 
 
 class McpToolset:
-    """The tools of a listing. The client (re)connects when a call requires it."""
+    """The tools of a listing."""
 
     def __init__(self, request: McpRequest, listing: McpListing, client: McpClient) -> None:
         self._request = request
@@ -65,14 +64,10 @@ class McpToolset:
         name = self.real_name(call.recipient.partition(".")[2])
         try:
             arguments = parse_object(call.content)
-            if not self._client.connected:
-                await self._client.connect()
-            async with contextlib.aclosing(self._client.call(name, arguments, call.call_id)) as items:
+            async with contextlib.aclosing(self._client.run(name, arguments, call.call_id)) as items:
                 async for item in items:
                     yield item if isinstance(item, McpProgress) else self._result(call, name, item)
         except ToolError as fault:
-            if isinstance(fault, McpError):
-                await self._client.aclose()  # the next call opens a new connection
             text = f"Error: {fault.message}"
             detail = McpDetail(self.label, name, call.content, None, fault.message)
             yield ToolResult(call.recipient, text, True, detail)
