@@ -227,12 +227,11 @@ def encode(
     else:
         if len(prompt) < window.max_len or not window.truncate:
             return prompt
-    kept = _newest_that_fit(head, groups, vocab, rule, window, render)
+    kept = _newest_that_fit(groups, vocab, rule, window, render)
     return render(kept)
 
 
 def _newest_that_fit(
-    head: Sequence[Message],
     groups: Sequence[Group],
     vocab: Vocabulary,
     rule: DropAnalysis,
