@@ -60,7 +60,6 @@ class EngineCore:
         self._handles: deque[StepHandle] = deque()
         self._num_steps = 0
         self._last_step_tokens = 0
-        self._last_step_seconds = 0.0
 
     # ------------------------------------------------------------------ requests
 
@@ -126,11 +125,9 @@ class EngineCore:
                 self._handles.append(self._executor.execute(plan))
             if len(in_flight) > (1 if plan is not None and self.limits.async_scheduling else 0):
                 record, result = in_flight[0], self._handles.popleft().result()
-                now = self._clock()
-                scheduler.commit(record, result, now)
+                scheduler.commit(record, result, self._clock())
                 self._num_steps += 1
                 self._last_step_tokens = record.plan.num_tokens
-                self._last_step_seconds = now - record.started
             elif plan is None and self._engine.requests:
                 raise EngineError("requests are waiting, but the scheduler finds nothing to do")
         except Exception as error:
@@ -172,7 +169,6 @@ class EngineCore:
             num_preemptions=engine.num_preemptions,
             num_steps=self._num_steps,
             last_step_tokens=self._last_step_tokens,
-            last_step_seconds=self._last_step_seconds,
             num_deferred=engine.num_waiting_for_prefix + len(self._pending_grammars),
             cached_prompt_tokens=committed.num_cached_tokens,
             recomputed_prompt_tokens=committed.num_recomputed_tokens,

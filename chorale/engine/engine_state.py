@@ -175,15 +175,13 @@ class EngineState:
 
     # ------------------------------------------------------------------ steps
 
-    def record_step(
-        self, plan: StepPlan, num_decodes: int, chunks: list[ScheduledChunk], now: float
-    ) -> StepPlan:
+    def record_step(self, plan: StepPlan, num_decodes: int, chunks: list[ScheduledChunk]) -> StepPlan:
         """Put a plan in flight. Sequences whose last chunk it contains decode from the next step on."""
         self.rows.record_step(plan.step_id, plan.rows, plan.num_new)
         for chunk in chunks:
             if chunk.is_last:
                 self._begin_decode(chunk.sequence)
-        self.in_flight.append(StepRecord(plan, num_decodes, chunks, now))
+        self.in_flight.append(StepRecord(plan, num_decodes, chunks))
         self.next_step_id += 1
         return plan
 

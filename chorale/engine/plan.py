@@ -33,7 +33,6 @@ class StepRecord:
     plan: StepPlan
     num_decodes: int  # the first entries
     chunks: list[ScheduledChunk]  # the entries after them
-    started: float  # clock
     dead_rows: set[int] = field(default_factory=set)  # ended or preempted since: results are dropped
     retiring: list[int] = field(default_factory=list)  # rows to release when this step is committed
 

@@ -66,7 +66,7 @@ class Scheduler:
             decodes = self._best_rows(decodes, budget)
         budget = self._extend_running(decodes, budget)
         self._admit(budget, now)
-        return self._plan(decodes, now)
+        return self._plan(decodes)
 
     def commit(self, record: StepRecord, result: StepResult, now: float) -> None:
         """Commit the result of the oldest step in flight."""
@@ -248,7 +248,7 @@ class Scheduler:
 
     # ------------------------------------------------------------------ the plan
 
-    def _plan(self, decodes: IntArray, now: float) -> StepPlan | None:
+    def _plan(self, decodes: IntArray) -> StepPlan | None:
         rows = self._rows
         decodes = decodes[rows.decoding[decodes]]
         for row in self._skipped_rows:
@@ -262,7 +262,7 @@ class Scheduler:
         plan = self._build.build(
             step_id, decodes, rows.computed[decodes], rows.last_token[decodes], wants_prompt
         )
-        return self._engine.record_step(plan, len(decodes), chunks, now)
+        return self._engine.record_step(plan, len(decodes), chunks)
 
 
 def by_key(sequence: Sequence) -> tuple[int, int]:

@@ -129,7 +129,6 @@ class EngineStats(msgspec.Struct, array_like=True):
     num_preemptions: int = 0
     num_steps: int = 0
     last_step_tokens: int = 0
-    last_step_seconds: float = 0.0
     num_deferred: int = 0  # waiting for a grammar, or for a sibling to compute the prompt
     # Of ``prompt_tokens``: those whose keys and values were cached, and, not counted among these, those that
     # were cached but recomputed because the last token's logits are needed.

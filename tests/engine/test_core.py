@@ -268,7 +268,6 @@ def test_stats_count_what_happened() -> None:
     assert (stats.num_running, stats.num_waiting) == (1, 2)
     assert (stats.kv_blocks_used, stats.kv_blocks_total) == (4, 64)
     assert (stats.prompt_tokens, stats.generation_tokens, stats.last_step_tokens) == (6, 1, 6)
-    assert stats.last_step_seconds > 0
     engine.run()
     stats = engine.core.stats()
     assert (stats.prompt_tokens, stats.generation_tokens) == (11, 8)

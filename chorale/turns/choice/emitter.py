@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from chorale.engine.types import ChunkTimings, TokenChunk, TokenLogprobs
+from chorale.engine.types import TokenChunk, TokenLogprobs
 from chorale.errors import ChoraleError
 from chorale.turns.choice.item import OpenItem
 from chorale.turns.events import (
@@ -38,7 +38,6 @@ class Emitter:
         self._pending: list[OutputEvent] = []
         self._num_items = 0
         self._repairs: dict[str, int] = {}
-        self._timings: ChunkTimings | None = None
         self._is_urgent = False
         self._streamed = False  # a delta was emitted
         self._num_taken = 0  # sampled tokens at the last take
@@ -47,8 +46,6 @@ class Emitter:
         """Takes the metadata of a chunk. Call it before its tokens are added to ``sampled``."""
         if chunk.num_cached_tokens and not self.sampled:
             self.usage.cached_tokens = chunk.num_cached_tokens
-        if chunk.timings is not None:
-            self._timings = chunk.timings
         if chunk.prompt_logprobs is not None:
             self.prompt_logprobs = tuple(chunk.prompt_logprobs)
 
@@ -118,7 +115,6 @@ class Emitter:
                 repairs=dict(self._repairs),
                 output_token_ids=tuple(self.sampled),
                 prompt_logprobs=self.prompt_logprobs,
-                timings=self._timings,
                 tool_state=tool_state,
             )
         )
