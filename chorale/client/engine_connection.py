@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -29,6 +30,7 @@ from chorale.client.wire import (
 )
 
 logger = logging.getLogger(__name__)
+Received = TypeVar("Received")
 RECONNECT_MS = 50  # a new engine is found within this time after it binds
 LINGER_MS = 200  # time in which close() may still send aborts and Unregister
 
@@ -92,30 +94,12 @@ class EngineConnection:
             self._loop.call_soon(self.drain_messages)
 
     def drain_messages(self) -> None:
-        dealer = self._dealer
-        while dealer is not None and not dealer.closed:
-            try:
-                data = dealer.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            try:
-                message = decode_from_engine(data)
-            except DECODE_ERRORS as error:
-                logger.error("dropped a message from the engine that cannot be decoded: %s", error)
-                continue
-            self._on_message(message)
+        if self._dealer is not None:
+            for message in _arrived(self._dealer, decode_from_engine, "message from the engine"):
+                self._on_message(message)
 
     def drain_heartbeats(self) -> None:
-        while not self._heartbeats.closed:
-            try:
-                data = self._heartbeats.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            try:
-                beat = decode_heartbeat(data)
-            except DECODE_ERRORS as error:
-                logger.error("dropped a heartbeat that cannot be decoded: %s", error)
-                continue
+        for beat in _arrived(self._heartbeats, decode_heartbeat, "heartbeat"):
             self._on_heartbeat(beat)
 
     def _drain_monitor(self) -> None:
@@ -148,3 +132,18 @@ class EngineConnection:
         self._monitor.close(0)
         self._heartbeats.close(0)
         self._context.term()  # waits for pending messages, at most LINGER_MS
+
+
+def _arrived(socket: zmq.Socket[bytes], decode: Callable[[bytes], Received], what: str) -> Iterator[Received]:
+    """Yields the messages that have arrived, until none is left or the socket is closed."""
+    while not socket.closed:
+        try:
+            data = socket.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return
+        try:
+            message = decode(data)
+        except DECODE_ERRORS as error:
+            logger.error("dropped a %s that cannot be decoded: %s", what, error)
+            continue
+        yield message
