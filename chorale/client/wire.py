@@ -5,8 +5,7 @@ Two unix sockets in one private directory (mode 0700):
 * ``engine``: each client's DEALER to the engine's ROUTER. Clients send requests; for each step, the engine
   sends each client one ``StepMessage`` with that client's chunks only.
 * ``beats``: the engine's PUB, driven by a separate thread. A ``Heartbeat`` is self-contained (state,
-progress,
-  info, stats, how long the current step has been running), so a late subscriber needs no replay.
+  progress, info, stats, how long the current step has been running), so a late subscriber needs no replay.
 
 Messages are msgpack of typed structs. A message that cannot be decoded is dropped.
 """

@@ -155,9 +155,8 @@ class Supervisor:
             return EXIT_OK
         if not engine.done():
             error = frontend.exception()
-            said = error is None or isinstance(
-                error, ChoraleError
-            )  # its message is enough, without a traceback
+            # A ChoraleError's message is enough, without a traceback.
+            said = error is None or isinstance(error, ChoraleError)
             logger.error(
                 "the HTTP side ended%s", f": {error}" if error else "", exc_info=None if said else error
             )
