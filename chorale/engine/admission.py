@@ -9,7 +9,7 @@ from itertools import count
 import numpy as np
 
 from chorale.engine.bounds import sampling_fault
-from chorale.engine.kv_cache.hashing import root_hash
+from chorale.engine.kv_cache.hashing import root_hash, salted_root
 from chorale.engine.sequence import RequestState, Sequence
 from chorale.engine.types import EngineLimits, GenerateRequest
 
@@ -19,12 +19,12 @@ SEED_MASK = 2**63 - 1  # seeds fit a signed 64-bit integer on the device
 class Admission:
     """Makes the sequences of a request. ``capacity``: tokens that one sequence can hold in the pool."""
 
-    def __init__(self, limits: EngineLimits, capacity: int) -> None:
+    def __init__(self, limits: EngineLimits, capacity: int, prefix_secret: bytes = b"") -> None:
         self._limits = limits
         self._max_len = min(limits.max_model_len, capacity)
         self._capacity = capacity
         self._random = random.Random(limits.seed)
-        self._secret = secrets.token_bytes(16)
+        self.prefix_secret = prefix_secret or secrets.token_bytes(16)
         self._arrivals = count()
 
     def refusal(self, request: GenerateRequest) -> str | None:
@@ -73,7 +73,7 @@ class Admission:
     def _root(self, request: GenerateRequest) -> bytes | None:
         """Returns the root of the request's block hashes, by salt or by request; None: no sharing."""
         if self._limits.enable_prefix_caching:
-            return root_hash(self._secret, "salt:" + request.cache_salt)
+            return salted_root(self.prefix_secret, request.cache_salt)
         if request.sampling.n > 1:
-            return root_hash(self._secret, f"request:{next(self._arrivals)}")
+            return root_hash(self.prefix_secret, f"request:{next(self._arrivals)}")
         return None

@@ -18,12 +18,14 @@ from chorale.engine.engine_state import EngineState
 from chorale.engine.pending_grammars import PendingGrammarQueue
 from chorale.engine.scheduler import Scheduler
 from chorale.engine.types import (
+    BlockChanges,
     EngineLimits,
     EngineStats,
     Executor,
     FinishReason,
     GenerateRequest,
     GrammarService,
+    PrefixIndexState,
     StepHandle,
     TokenChunk,
 )
@@ -43,9 +45,10 @@ class EngineCore:
         executor: Executor,
         clock: Callable[[], float] = time.time,
         grammars: GrammarService | None = None,
+        prefix_secret: bytes = b"",
     ) -> None:
         """``clock`` returns seconds since the epoch. With ``grammars`` None, requests with a grammar are
-        refused.
+        refused. ``prefix_secret``: the key of the prefix hashes; "" draws one.
 
         Raises ``ConfigError`` for limits that cannot work.
         """
@@ -54,7 +57,7 @@ class EngineCore:
         self._executor = executor
         self._clock = clock
         self._engine = EngineState(limits)
-        self._admission = Admission(limits, self._engine.cache.capacity)
+        self._admission = Admission(limits, self._engine.cache.capacity, prefix_secret)
         self._scheduler = Scheduler(self._engine, limits)
         self._pending_grammars = PendingGrammarQueue(grammars)
         self._handles: deque[StepHandle] = deque()
@@ -173,7 +176,26 @@ class EngineCore:
             cached_prompt_tokens=committed.num_cached_tokens,
             recomputed_prompt_tokens=committed.num_recomputed_tokens,
             num_corrupted=committed.num_corrupted,
+            prompt_tokens_left=engine.prompt_tokens_left,
         )
+
+    def follow_blocks(self) -> PrefixIndexState:
+        """Record changes of the prefix index from now on. Returns its present state."""
+        cache = self._engine.cache
+        return PrefixIndexState(
+            secret=self._admission.prefix_secret if self.limits.enable_prefix_caching else b"",
+            block_size=cache.block_size,
+            window=cache.window,
+            blocks=cache.pool.follow(),
+        )
+
+    def unfollow_blocks(self) -> None:
+        """Record no more changes."""
+        self._engine.cache.pool.unfollow()
+
+    def take_block_changes(self) -> BlockChanges | None:
+        """Return the changes since the last call or ``follow_blocks``, or None."""
+        return self._engine.cache.pool.take_changes()
 
     def shutdown(self) -> None:
         self._pending_grammars.close()

@@ -80,6 +80,13 @@ class EngineState:
         """Returns whether no request, step or chunk is left."""
         return not (self.requests or self.in_flight or self._outbox)
 
+    @property
+    def prompt_tokens_left(self) -> int:
+        """Estimate of the tokens that prefills and waiting sequences must still compute."""
+        computed = self.rows.computed
+        left = sum(len(each.tokens_to_compute) - int(computed[each.row]) for each in self.prefills)
+        return left + self.waiting.num_tokens
+
     # ------------------------------------------------------------------ sequences
 
     def start(self, sequence: Sequence, num_cached: int, now: float) -> RowStart:

@@ -72,6 +72,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     priority: int = 0  # lower runs first under the "priority" policy
     arrival_time: float = 0.0  # time.time() at the client
     cache_salt: str = ""  # prefix blocks are shared only between requests of equal salt
+    # Prompt tokens that the sender believes to be cached, for ``EngineStats.prompt_tokens_left`` only.
+    num_expected_cached: int = 0
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -135,6 +137,7 @@ class EngineStats(msgspec.Struct, array_like=True):
     cached_prompt_tokens: int = 0
     recomputed_prompt_tokens: int = 0
     num_corrupted: int = 0  # sequences that ended because their logits were not finite
+    prompt_tokens_left: int = 0  # tokens that prefills and waiting sequences must still compute, an estimate
 
 
 class StepOutputs(msgspec.Struct, array_like=True):
@@ -142,6 +145,26 @@ class StepOutputs(msgspec.Struct, array_like=True):
 
     chunks: list[TokenChunk]
     stats: EngineStats
+
+
+class BlockChanges(msgspec.Struct, frozen=True, array_like=True):
+    """Changes of a prefix index: hashes of each group, one after the other. Each hash is in one of its two
+    lists at most.
+    """
+
+    full_added: bytes
+    full_removed: bytes
+    window_added: bytes
+    window_removed: bytes
+
+
+class PrefixIndexState(msgspec.Struct, frozen=True, array_like=True):
+    """All that it takes to compute a prompt's prefix hit elsewhere. ``secret`` "": no prefix is cached."""
+
+    secret: bytes
+    block_size: int
+    window: int  # tokens that a WINDOW layer sees
+    blocks: BlockChanges  # the whole index, as additions
 
 
 # --------------------------------------------------------------------------- device side

@@ -13,15 +13,24 @@ def is_live(entry: Entry) -> bool:
     return entry[1].status is Status.WAITING
 
 
+def tokens_left(sequence: Sequence) -> int:
+    """Estimate of the tokens that a waiting sequence will compute: all but the prefix that is cached."""
+    state = sequence.request
+    if state.prompt_done:
+        return 1 + len(sequence.output)
+    return max(1, sequence.num_prompt - state.request.num_expected_cached) + len(sequence.output)
+
+
 class WaitingQueue:
     """A heap of WAITING sequences. Sequences that ended while they waited are skipped at the top."""
 
-    __slots__ = ("_heap", "_num_dead", "_num_live")
+    __slots__ = ("_heap", "_num_dead", "_num_live", "num_tokens")
 
     def __init__(self) -> None:
         self._heap: list[Entry] = []
         self._num_live = 0
         self._num_dead = 0  # entries whose sequence has ended
+        self.num_tokens = 0  # ``tokens_left`` of the live
 
     def __len__(self) -> int:
         return self._num_live
@@ -30,6 +39,7 @@ class WaitingQueue:
         sequence.status = Status.WAITING
         heapq.heappush(self._heap, (sequence.key, sequence))  # keys are unique among the live
         self._num_live += 1
+        self.num_tokens += tokens_left(sequence)
 
     def head(self) -> Sequence | None:
         while self._heap and not is_live(self._heap[0]):
@@ -40,7 +50,9 @@ class WaitingQueue:
     def pop(self) -> Sequence:
         """Remove and return the sequence that ``head`` returned."""
         self._num_live -= 1
-        return heapq.heappop(self._heap)[1]
+        sequence = heapq.heappop(self._heap)[1]
+        self.num_tokens -= tokens_left(sequence)
+        return sequence
 
     def forget(self, sequence: Sequence) -> None:
         """Drop a WAITING sequence that is about to end.
@@ -49,6 +61,7 @@ class WaitingQueue:
         that come and go do not fill the memory.
         """
         self._num_live -= 1
+        self.num_tokens -= tokens_left(sequence)
         self._num_dead += 1
         if self._num_dead > self._num_live + 16:
             self._heap = [entry for entry in self._heap if is_live(entry) and entry[1] is not sequence]

@@ -13,14 +13,19 @@ The pool works with block ids and block hashes; it never sees tokens or sequence
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 
-from chorale.engine.types import CacheGroup
+from chorale.engine.kv_cache.changes import IndexChanges
+from chorale.engine.types import BlockChanges, CacheGroup
 
 
 class BlockPool:
-    """Ids ``0 .. num_blocks - 1``, their reference counts, and the prefix index of each group."""
+    """Ids ``0 .. num_blocks - 1``, their reference counts, and the prefix index of each group.
 
-    __slots__ = ("_cached", "_index", "_key", "_plain", "_refs", "num_blocks")
+    Changes of the index are recorded from ``follow`` on, for clients that route by prefix.
+    """
+
+    __slots__ = ("_cached", "_changes", "_index", "_key", "_plain", "_refs", "num_blocks")
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -28,7 +33,8 @@ class BlockPool:
         self._plain = list(range(num_blocks - 1, -1, -1))  # a stack: low ids first
         self._cached: OrderedDict[int, None] = OrderedDict()  # oldest first
         self._index: tuple[dict[bytes, int], dict[bytes, int]] = ({}, {})
-        self._key: list[tuple[int, bytes] | None] = [None] * num_blocks
+        self._key: list[tuple[CacheGroup, bytes] | None] = [None] * num_blocks
+        self._changes: IndexChanges | None = None  # None: nobody follows
 
     @property
     def num_free(self) -> int:
@@ -79,6 +85,8 @@ class BlockPool:
         if block_hash not in index and self._key[block] is None:
             index[block_hash] = block
             self._key[block] = (group, block_hash)
+            if self._changes is not None:
+                self._changes.add(group, block_hash)
 
     def unpublish(self, group: CacheGroup, block_hash: bytes) -> None:
         """Remove a block from the prefix index; its holders keep it. Unknown hashes are ignored."""
@@ -86,14 +94,19 @@ class BlockPool:
         if block is None:
             return
         self._key[block] = None
+        if self._changes is not None:
+            self._changes.remove(group, block_hash)
         if self._refs[block] == 0:
             del self._cached[block]
             self._plain.append(block)
 
     def forget_all(self) -> None:
         """Empty the prefix index, because the device's blocks can no longer be trusted."""
-        for index in self._index:
-            index.clear()
+        for group in CacheGroup:
+            if self._changes is not None:
+                for block_hash in self._index[group]:
+                    self._changes.remove(group, block_hash)
+            self._index[group].clear()
         self._key = [None] * self.num_blocks
         self._plain.extend(self._cached)
         self._cached.clear()
@@ -103,3 +116,28 @@ class BlockPool:
         if key is not None:
             del self._index[key[0]][key[1]]
             self._key[block] = None
+            if self._changes is not None:
+                self._changes.remove(*key)
+
+    # ------------------------------------------------------------------ followers
+
+    def published(self, group: CacheGroup) -> Mapping[bytes, int]:
+        """The prefix index of a group. Read only."""
+        return self._index[group]
+
+    def follow(self) -> BlockChanges:
+        """Record changes from now on. Returns the whole index as additions.
+
+        Changes that were recorded before stay: they repeat what the additions say.
+        """
+        if self._changes is None:
+            self._changes = IndexChanges()
+        full, window = (b"".join(index) for index in self._index)
+        return BlockChanges(full, b"", window, b"")
+
+    def unfollow(self) -> None:
+        self._changes = None
+
+    def take_changes(self) -> BlockChanges | None:
+        """Return what was recorded since the last call, or None."""
+        return self._changes.take() if self._changes is not None else None

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from chorale.engine.kv_cache.blocks import BlockPool
+from chorale.engine.kv_cache.prefix import first_window_block, usable_prefix
 from chorale.engine.types import CacheGroup
 
 FULL, WINDOW = CacheGroup.FULL, CacheGroup.WINDOW
@@ -59,27 +60,19 @@ class HybridCache:
 
     def first_window_block(self, num_computed: int) -> int:
         """Return the first logical block that the query at ``num_computed``, or a later one, can see."""
-        return max(0, num_computed - self.window + 1) // self.block_size
+        return first_window_block(num_computed, self.window, self.block_size)
 
     # ------------------------------------------------------------------ prefix hits
 
     def lookup(self, block_hashes: Sequence[bytes]) -> int:
         """Return the length, in blocks, of the longest prefix of ``block_hashes`` that both groups can serve.
 
-        FULL must have every block of it, WINDOW those that the query after it can see. The walk down the
-        window blocks visits each once: a missing block at i rules out every prefix that needs it, so the
-        next candidate ends at i.
+        FULL must have every block of it, WINDOW those that the query after it can see.
         """
-        find = self.pool.find
-        end = 0
-        while end < len(block_hashes) and find(FULL, block_hashes[end]) is not None:
+        full, end = self.pool.published(FULL), 0
+        while end < len(block_hashes) and block_hashes[end] in full:
             end += 1
-        index = end - 1
-        while index >= self.first_window_block(end * self.block_size) and index >= 0:
-            if find(WINDOW, block_hashes[index]) is None:
-                end = index
-            index -= 1
-        return end
+        return usable_prefix(block_hashes, end, self.pool.published(WINDOW), self.window, self.block_size)
 
     def blocks_to_admit(self, block_hashes: Sequence[bytes], hit: int, num_tokens: int) -> int:
         """Return the free blocks that a sequence of ``num_tokens`` needs after a hit of ``hit`` blocks.

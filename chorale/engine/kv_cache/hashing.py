@@ -18,6 +18,11 @@ def root_hash(secret: bytes, salt: str) -> bytes:
     return blake2b(salt.encode("utf-8", "surrogatepass"), key=secret, digest_size=HASH_SIZE).digest()
 
 
+def salted_root(secret: bytes, cache_salt: str) -> bytes:
+    """Start of the chains of all requests with this ``cache_salt``."""
+    return root_hash(secret, "salt:" + cache_salt)
+
+
 def extend_chain(chain: list[bytes], root: bytes, tokens: bytes, block_bytes: int) -> None:
     """Append one hash for each whole block in ``tokens`` (int32 ids as bytes), in place.
 

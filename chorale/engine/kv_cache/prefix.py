@@ -1,0 +1,27 @@
+"""The rule by which a prefix hit is found, for the engine's own cache and for whoever follows its index."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+
+
+def first_window_block(num_computed: int, window: int, block_size: int) -> int:
+    """First logical block that the query at ``num_computed``, or a later one, can see in a WINDOW layer."""
+    return max(0, num_computed - window + 1) // block_size
+
+
+def usable_prefix(
+    block_hashes: Sequence[bytes], end: int, cached: Container[bytes], window: int, block_size: int
+) -> int:
+    """Return the longest prefix of at most ``end`` blocks whose WINDOW blocks are ``cached``.
+
+    FULL has every block before ``end``. WINDOW must have those that the query after the prefix can see. The
+    walk down visits each block once: a missing block at i rules out every prefix that needs it, so the next
+    candidate ends at i.
+    """
+    index = end - 1
+    while index >= first_window_block(end * block_size, window, block_size) and index >= 0:
+        if block_hashes[index] not in cached:
+            end = index
+        index -= 1
+    return end
