@@ -71,6 +71,10 @@ class PacedEngine:
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
+    def engines(self) -> tuple[PacedEngine, ...]:
+        return (self,)
+
+    @property
     def num_in_flight(self) -> int:
         return len(self.streams)
 

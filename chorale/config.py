@@ -14,9 +14,8 @@ from chorale.errors import ConfigError
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 ONE_DEVICE = (
-    "a server uses one device, and each gpt-oss model fits on one (20b from 24 GB, 120b from 80 GB); for "
-    "more throughput start one server per GPU (CUDA_VISIBLE_DEVICES=0, 1, ..., each with its own --port) "
-    "behind a load balancer"
+    "an engine uses one device, and each gpt-oss model fits on one (20b from 24 GB, 120b from 80 GB); for "
+    "more throughput use --data-parallel-size, which runs an engine on each GPU"
 )
 BrowserOption = Literal["none", "auto", "searxng", "exa", "you", "brave", "tavily", "offline"]
 PythonOption = Literal[
@@ -58,6 +57,7 @@ class EngineConfig:
     generation_config: Literal["auto", "none"] = "auto"
     override_generation_config: dict[str, float] | None = None  # wins over the checkpoint's file
     num_threads: int | None = None  # CPU threads of the reference ops
+    host_share: int = 1  # engines that share this host's cores and memory where they run on its CPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +93,8 @@ class ServerConfig:
     root_path: str = ""
     served_model_names: tuple[str, ...] = ()  # empty: the model argument itself
     api_server_count: int = 1
+    data_parallel_size: int = 1  # engines behind this server (replicas), each with its own devices
+    data_parallel_backend: Literal["mp"] = "mp"  # how they are started: as processes of this machine
     stream_interval: int = 1  # tokens per SSE event after the first
     max_queued_requests: int | None = None  # choices waiting beyond max_num_seqs; None: 4 x max_num_seqs
     shutdown_timeout: float = 120.0  # seconds that running requests get after SIGTERM

@@ -1,13 +1,14 @@
 """The interface between text code and the engine, which works with tokens.
 
-``EngineClient`` has one implementation in the product, ``remote`` (the engine in its own process, over an
-ipc socket), and two for tests: token streams written by hand (``chorale/testing``), and an engine in a thread
-(``tests/support``). The server cannot tell them apart. ``LLM`` has no client: it steps a ``Core`` itself.
+``EngineClient`` has two implementations in the product, ``remote`` (the engine in its own process, over an
+ipc socket) and ``replicas`` (several of those), and two for tests: token streams written by hand
+(``chorale/testing``), and an engine in a thread (``tests/support``). The server cannot tell them apart.
+``LLM`` has no client: it steps a ``Core`` itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -80,6 +81,11 @@ class TokenStream(Protocol):
     items). Raises ``EngineDeadError`` if the engine dies. Closing it early (``aclose``) aborts the request.
     """
 
+    @property
+    def engine(self) -> int:
+        """Index of the engine that serves it; final once the first chunks, or an error, were read."""
+        ...
+
     def __aiter__(self) -> AsyncIterator[list[TokenChunk]]: ...
 
     async def __anext__(self) -> list[TokenChunk]: ...
@@ -91,7 +97,29 @@ class TokenStream(Protocol):
         ...
 
 
+class EngineView(Protocol):
+    """What is known of one engine."""
+
+    @property
+    def info(self) -> EngineInfo:
+        """Raises ``EngineLoadingError`` until the engine was ready once."""
+        ...
+
+    @property
+    def status(self) -> EngineStatus: ...
+
+    @property
+    def stats(self) -> EngineStats: ...
+
+
 class EngineClient(Protocol):
+    """One engine, or several replicas: then ``info``, ``status`` and ``stats`` are those of all together."""
+
+    @property
+    def engines(self) -> Sequence[EngineView]:
+        """Each engine, in the order of its index."""
+        ...
+
     @property
     def info(self) -> EngineInfo:
         """Raises ``EngineLoadingError`` until the engine was ready once."""

@@ -16,17 +16,22 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from chorale.client.admission import Admission, total_capacity
 from chorale.client.base import EngineInfo, EngineStatus
 from chorale.client.engine_connection import EngineConnection
-from chorale.client.in_flight import InFlightRequests, total_capacity
+from chorale.client.follower import Follower
+from chorale.client.in_flight import InFlightRequests
 from chorale.client.stream import RequestStream
 from chorale.client.wire import (
     Abort,
     ClientExpired,
     EngineFailed,
+    EngineUpdate,
+    FollowBlocks,
     FromEngine,
     Heartbeat,
     Ping,
+    PrefixSnapshot,
     Submit,
     Unregister,
 )
@@ -50,7 +55,9 @@ class RemoteClient:
     """An ``EngineClient``; see ``client.base``. Not thread-safe: everything happens on one event loop.
 
     Call ``start()`` on that loop before the first ``submit``, and ``await close()`` at the end.
-    ``directory`` holds the engine's sockets; the engine may start later, die and come back.
+    ``directory`` holds the engine's sockets; the engine may start later, die and come back. As a replica
+    (``admission`` and ``follower`` given, by ``ReplicaClient``) it follows its engine, and leaves admission
+    to its owner.
     """
 
     def __init__(
@@ -62,13 +69,17 @@ class RemoteClient:
         limits: ClientLimits | None = None,
         on_status: Callable[[EngineStatus], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        engine: int = 0,
+        admission: Admission | None = None,
+        follower: Follower | None = None,
     ) -> None:
+        self._engine, self._follower, self._owns_admission = engine, follower, admission is None
         self._limits = limits or ClientLimits()
         self._max_queued_requests = max_queued_requests
         self._num_api_processes = num_api_processes
         self._on_status = on_status
         self._clock = clock
-        self._in_flight = InFlightRequests(clock)
+        self._in_flight = InFlightRequests(clock, admission)
         self._connection = EngineConnection(
             directory, on_heartbeat=self._heartbeat, on_message=self._message, on_gone=self._engine_gone
         )
@@ -83,6 +94,10 @@ class RemoteClient:
         self._ticker: asyncio.Task[None] | None = None
 
     # ------------------------------------------------------------------ EngineClient
+
+    @property
+    def engines(self) -> tuple[RemoteClient, ...]:
+        return (self,)
 
     @property
     def info(self) -> EngineInfo:
@@ -103,17 +118,24 @@ class RemoteClient:
         return self._in_flight.num_in_flight
 
     def reserve(self, num_choices: Mapping[str, int]) -> None:
-        self._require_engine()
-        self._in_flight.reserve(num_choices)
+        self.require_engine()
+        self._in_flight.admission.reserve(num_choices)
 
     def release(self, request_ids: Iterable[str]) -> None:
-        self._in_flight.release(request_ids)
+        self._in_flight.admission.release(request_ids)
 
     def submit(self, request: GenerateRequest) -> RequestStream:
-        self._require_engine()
-        stream = self._in_flight.admit(request, self._left)
+        self.require_engine()
+        stream = self._in_flight.admit(request, self.leave)
         self._connection.send(Submit(self._engine_id, request))
         return stream
+
+    def take(self, request: GenerateRequest, stream: RequestStream, follower: Follower) -> None:
+        """Submit a request that ``ReplicaClient`` has admitted."""
+        stream.engine = self._engine
+        self._in_flight.adopt(stream, request.sampling.n)
+        follower.sent(request)
+        self._connection.send(Submit(self._engine_id, request))
 
     def abort(self, request_id: str) -> None:
         if self._in_flight.abort(request_id):
@@ -166,9 +188,16 @@ class RemoteClient:
             self._restart_seconds = max(self._clock() - self._died_at, MIN_RETRY_AFTER)
             self._died_at = None
         self._engine_id, self._info = engine_id, info
-        capacity = total_capacity(info.max_num_seqs, self._max_queued_requests)
-        self._in_flight.set_capacity(capacity, self._num_api_processes)
+        if self._owns_admission:
+            capacity = total_capacity(info.max_num_seqs, self._max_queued_requests)
+            self._in_flight.admission.set_capacity(capacity, self._num_api_processes)
         self._connection.connect()
+        self._follow()
+
+    def _follow(self) -> None:
+        if self._follower is not None:
+            self._follower.begin()
+            self._connection.send(FollowBlocks())
 
     def _message(self, message: FromEngine) -> None:
         if message.engine_id != self._engine_id:
@@ -179,6 +208,12 @@ class RemoteClient:
             return
         if isinstance(message, ClientExpired):
             self._fail_all(message.message)
+            self._follow()
+            return
+        if isinstance(message, PrefixSnapshot | EngineUpdate):
+            self._stats = message.stats
+            if self._follower is not None:
+                self._follower.receive(message)
             return
         self._stats = message.step.stats
         self._in_flight.deliver(message.step.chunks)
@@ -190,6 +225,8 @@ class RemoteClient:
     def _lose_engine(self, state: str, message: str) -> None:
         self._engine_id = ""
         self._connection.disconnect()
+        if self._follower is not None:
+            self._follower.begin()
         if self._died_at is None:
             self._died_at = self._clock()
         self._set_status(EngineStatus("failed" if state == "failed" else "dead", message=message))
@@ -208,7 +245,8 @@ class RemoteClient:
 
     # ------------------------------------------------------------------ internals
 
-    def _require_engine(self) -> None:
+    def require_engine(self) -> None:
+        """Raises ``EngineLoadingError`` or ``EngineDeadError`` if there is none."""
         if self._engine_id:
             return
         if self._status.state == "loading":
@@ -216,10 +254,18 @@ class RemoteClient:
         message = self._status.message or "no engine is running"
         raise EngineDeadError(message, retry_after=self._restart_seconds)
 
-    def _left(self, request_id: str, index: int | None) -> None:
+    def leave(self, request_id: str, index: int | None) -> None:
         """Called when a consumer closes its stream early, or leaves one choice of it."""
         if self._in_flight.leave(request_id, index):
             self._connection.send(Abort([request_id], index))
+
+    @property
+    def is_known(self) -> bool:
+        """Returns whether the engine was ready once."""
+        return self._info is not None
+
+    def holds(self, request_id: str) -> bool:
+        return request_id in self._in_flight
 
     def _set_status(self, status: EngineStatus) -> None:
         if status != self._status:
@@ -235,7 +281,8 @@ class RemoteClient:
             await asyncio.sleep(self._limits.ping_interval)
             # This loop may have paused: read what arrived meanwhile before judging the engine's silence.
             self._connection.drain_heartbeats()
-            self._in_flight.tick()
+            if self._owns_admission:
+                self._in_flight.admission.tick()
             self._connection.send(Ping())
             self._abort_slow_readers()
             silence = self._clock() - self._last_heartbeat

@@ -19,10 +19,11 @@ OnClose = Callable[[str, int | None], None]
 class RequestStream:
     """Async iterator of chunk batches; see ``TokenStream``. Not thread-safe: one event loop only."""
 
-    __slots__ = ("_error", "_finished", "_on_close", "_open", "_pending", "_waiter", "request_id")
+    __slots__ = ("_error", "_finished", "_on_close", "_open", "_pending", "_waiter", "engine", "request_id")
 
     def __init__(self, request_id: str, num_choices: int, on_close: OnClose) -> None:
         self.request_id = request_id
+        self.engine = 0
         self._open = set(range(num_choices))
         self._on_close = on_close
         self._pending: list[TokenChunk] = []

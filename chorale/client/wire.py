@@ -3,7 +3,9 @@
 Two unix sockets in one private directory (mode 0700):
 
 * ``engine``: each client's DEALER to the engine's ROUTER. Clients send requests; for each step, the engine
-  sends each client one ``StepMessage`` with that client's chunks only.
+  sends each client one ``StepMessage`` with that client's chunks only. A client that follows the engine
+  (``FollowBlocks``) also gets a ``PrefixSnapshot``, and from then on the changes of each step, before the
+  chunks of that step.
 * ``beats``: the engine's PUB, driven by a separate thread. A ``Heartbeat`` is self-contained (state,
   progress, info, stats, how long the current step has been running), so a late subscriber needs no replay.
 
@@ -18,7 +20,13 @@ from typing import Literal
 import msgspec
 
 from chorale.client.base import EngineInfo
-from chorale.engine.types import EngineStats, GenerateRequest, StepOutputs
+from chorale.engine.types import (
+    BlockChanges,
+    EngineStats,
+    GenerateRequest,
+    PrefixIndexState,
+    StepOutputs,
+)
 from chorale.errors import ConfigError
 
 # sockaddr_un.sun_path holds 108 bytes on Linux and 104 on macOS; libzmq refuses longer ones.
@@ -52,7 +60,11 @@ class Unregister(msgspec.Struct, frozen=True, array_like=True, tag="unregister")
     """The client disconnects; its requests in flight are aborted."""
 
 
-ToEngine = Register | Submit | Abort | Ping | Unregister
+class FollowBlocks(msgspec.Struct, frozen=True, array_like=True, tag="follow"):
+    """Ask for a ``PrefixSnapshot`` and the ``EngineUpdate``s after it."""
+
+
+ToEngine = Register | Submit | Abort | Ping | Unregister | FollowBlocks
 
 
 # --------------------------------------------------------------------------- engine -> client
@@ -79,7 +91,25 @@ class ClientExpired(msgspec.Struct, frozen=True, array_like=True, tag="client_ex
     message: str
 
 
-FromEngine = StepMessage | EngineFailed | ClientExpired
+class PrefixSnapshot(msgspec.Struct, frozen=True, array_like=True, tag="snapshot"):
+    """The prefix index of the engine when it read ``FollowBlocks``."""
+
+    engine_id: str
+    index: PrefixIndexState
+    stats: EngineStats
+    num_received: int = 0  # ``Submit``s of this client after its ``FollowBlocks``; ``stats`` include them
+
+
+class EngineUpdate(msgspec.Struct, frozen=True, array_like=True, tag="update"):
+    """What a step changed, for a client that follows the engine."""
+
+    engine_id: str
+    stats: EngineStats
+    num_received: int
+    changes: BlockChanges | None = None
+
+
+FromEngine = StepMessage | EngineFailed | ClientExpired | PrefixSnapshot | EngineUpdate
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -208,18 +208,22 @@ def _nothing() -> None:
     return None
 
 
-def default_threads(num_parameters: int) -> int:
+def default_threads(num_parameters: int, host_share: int = 1) -> int:
     """Default number of CPU threads: all cores for a large model, all but one for a small one.
 
     A small model's steps take milliseconds, and each parallel section waits for its slowest thread: with the
-    HTTP side on the same two cores, a 256-wide step took 140 ms on two threads and 17 on one.
+    HTTP side on the same two cores, a 256-wide step took 140 ms on two threads and 17 on one. ``host_share``:
+    engines among which they are divided.
     """
     cores = cpu_count()
-    return cores if num_parameters > SMALL_PARAMETERS else max(1, cores - 1)
+    return max(1, (cores if num_parameters > SMALL_PARAMETERS else cores - 1) // host_share)
 
 
-def open_device(kind: str, num_threads: int | None = None) -> Device:
-    """``kind``: "auto", "cpu" or "cuda". Raises ``ConfigError`` when a named device is absent."""
+def open_device(kind: str, num_threads: int | None = None, host_share: int = 1) -> Device:
+    """``kind``: "auto", "cpu" or "cuda". Raises ``ConfigError`` when a named device is absent.
+
+    ``host_share``: engines among which the memory of a CPU is divided.
+    """
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     has_cuda = kind != "cpu" and torch.cuda.is_available()
@@ -227,14 +231,8 @@ def open_device(kind: str, num_threads: int | None = None) -> Device:
         raise ConfigError("--device cuda: PyTorch finds no CUDA device here; use --device cpu, or auto")
     if not has_cuda:
         threads = torch.get_num_threads()
-        return CpuDevice(
-            Hardware(
-                "cpu",
-                f"CPU, {threads} thread{'s' if threads > 1 else ''}",
-                available_memory(),
-                available_memory(),
-            )
-        )
+        name, memory = f"CPU, {threads} thread{'s' if threads > 1 else ''}", available_memory() // host_share
+        return CpuDevice(Hardware("cpu", name, memory, memory))
     properties = torch.cuda.get_device_properties(0)
     free, total = torch.cuda.mem_get_info(0)
     return CudaDevice(Hardware("cuda", properties.name, total, free), torch.device("cuda", 0))

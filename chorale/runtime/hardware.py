@@ -46,12 +46,17 @@ def why_no_cuda() -> str | None:
         return None  # AMD's GPUs have the same name in PyTorch, and another driver
     if build == "cpu":
         return "this PyTorch is a build for CPUs"
-    driver, count = _cuda_driver(), ctypes.c_int()
-    if driver is None:
+    if not has_cuda_driver():
         return "there is no NVIDIA driver here"
-    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
-        return "the NVIDIA driver finds no GPU"
-    return None
+    return None if gpu_count() else "the NVIDIA driver finds no GPU"
+
+
+def gpu_count() -> int:
+    """Number of GPUs that NVIDIA's driver shows this process (CUDA_VISIBLE_DEVICES chooses); 0 without it."""
+    driver, count = _cuda_driver(), ctypes.c_int()
+    if driver is None or driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+        return 0
+    return count.value
 
 
 def _cuda_driver() -> ctypes.CDLL | None:

@@ -48,6 +48,9 @@ class EngineStart(msgspec.Struct, frozen=True, kw_only=True):
     directory: str  # of the sockets; exists, mode 0700
     config: EngineConfig
     parent_pid: int
+    name: str = "engine"  # in the log; replicas are engine-0, engine-1, ...
+    environment: dict[str, str] = {}  # on top of the supervisor's: which devices are this engine's
+    prefix_secret: bytes = b""  # key of the prefix hashes, the same for all replicas; "": drawn
     heartbeat_interval: float = 0.2
     client_timeout: float = 10.0  # requests of a client that is silent for this long are aborted
     log_level: str = "info"
@@ -59,6 +62,7 @@ class ApiStart(msgspec.Struct, frozen=True, kw_only=True):
     directory: str
     server: ServerConfig
     model: str
+    engine_directories: tuple[str, ...] = ()  # of each replica; (): one engine, in ``directory``
     api_key_hashes: tuple[bytes, ...]
     socket_fds: tuple[int, ...]
     parent_pid: int
@@ -91,7 +95,7 @@ def make_directory() -> Folder:
     Removes the directories of killed servers. Raises ``ConfigError`` if no location is suitable.
     """
     places = (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp")
-    folder = folder_for_sockets(places, "engine")
+    folder = folder_for_sockets(places, "000/engine")  # a replica has a folder in it
     if folder is not None:
         return folder
     raise ConfigError("no directory for the engine's sockets: set TMPDIR to a short, writable path")

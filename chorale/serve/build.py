@@ -51,11 +51,15 @@ def _silent(phase: str, fraction: float | None = None, message: str = "") -> Non
 
 
 def build_engine(
-    config: EngineConfig, progress: Progress | None = None, pool: CompilePool | None = None
+    config: EngineConfig,
+    progress: Progress | None = None,
+    pool: CompilePool | None = None,
+    prefix_secret: bytes = b"",
 ) -> tuple[EngineCore, EngineInfo]:
     """Finds, loads, allocates and warms up. Raises ``ConfigError`` or a subclass for invalid configurations.
 
-    ``pool``: compile processes that were already started; they are closed here.
+    ``pool``: compile processes that were already started; they are closed here. ``prefix_secret``: the key of
+    the prefix hashes; "" draws one.
 
     Phases: "download", "device", "load", with Triton "compile", "kv_pool", "warm_up" and, with CUDA graphs,
     "graphs".
@@ -67,8 +71,8 @@ def build_engine(
         )
         model_config = ModelConfig.load(folder)
     with phases.phase("device"):
-        threads = config.num_threads or default_threads(model_config.num_parameters)
-        device = open_device(config.device, threads)
+        threads = config.num_threads or default_threads(model_config.num_parameters, config.host_share)
+        device = open_device(config.device, threads, config.host_share)
         grammars = GrammarCache(model_config.vocab_size)
         ops = select_ops(config.ops, str(device.torch_device), dense_experts=model_config.dense_experts)
     precompiler = compile_phase.make_precompiler(config, ops, pool)
@@ -105,7 +109,7 @@ def build_engine(
         logger.debug("%d kernels; %d were not recorded", precompiler.num_kernels, precompiler.num_late)
     if pool is not None and (precompiler is None or not precompiler.is_busy):
         pool.close()
-    core = EngineCore(resolved.limits, executor, grammars=grammars)
+    core = EngineCore(resolved.limits, executor, grammars=grammars, prefix_secret=prefix_secret)
     return core, _info(config, model, resolved, device, phases.seconds)
 
 

@@ -46,6 +46,8 @@ async def spawn(command: Sequence[str], start: msgspec.Struct, *, pass_fds: Sequ
     environment = {k: v for k, v in os.environ.items() if k not in hidden}
     # OpenMP's waiting threads must sleep: spinning threads would take the core of the HTTP side.
     environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if isinstance(start, EngineStart):
+        environment |= start.environment
     process = await asyncio.create_subprocess_exec(
         *command, stdin=PIPE, env=environment, start_new_session=True, pass_fds=tuple(pass_fds)
     )

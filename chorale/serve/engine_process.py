@@ -17,13 +17,14 @@ import threading
 import uuid
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
 import msgspec
 
 from chorale.client.base import Core, EngineInfo
-from chorale.client.wire import Abort, Submit, ToEngine, Unregister
+from chorale.client.wire import Abort, FollowBlocks, Submit, ToEngine, Unregister
 from chorale.config import EngineConfig
-from chorale.engine.types import GenerateRequest
+from chorale.engine.types import BlockChanges, EngineStats, GenerateRequest, PrefixIndexState
 from chorale.errors import ChoraleError, ConfigError
 from chorale.kernels.triton.precompile import pool
 from chorale.processes import settle_signals, tune_garbage_collector
@@ -48,18 +49,34 @@ from chorale.serve.heartbeat import HeartbeatThread
 logger = logging.getLogger(__name__)
 _NVIDIA = "/dev/nvidiactl"  # exists where an NVIDIA driver is loaded
 
-Build = Callable[[EngineConfig, Progress], tuple[Core, EngineInfo]]
+
+class FollowedCore(Core, Protocol):
+    """A core whose prefix index clients can follow: ``engine.core.EngineCore``."""
+
+    def follow_blocks(self) -> PrefixIndexState: ...
+
+    def unfollow_blocks(self) -> None: ...
+
+    def take_block_changes(self) -> BlockChanges | None: ...
+
+
+Build = Callable[[EngineConfig, Progress], tuple[FollowedCore, EngineInfo]]
 
 
 class EngineInbox:
     """The engine loop's ``Inbox``: the server socket, watched by the heartbeat."""
 
     def __init__(
-        self, core: Core, server_socket: EngineServerSocket, heartbeat: HeartbeatThread, engine_id: str
+        self,
+        core: FollowedCore,
+        server_socket: EngineServerSocket,
+        heartbeat: HeartbeatThread,
+        engine_id: str,
     ) -> None:
         self._core, self._engine_id = core, engine_id
         self._server_socket, self._heartbeat = server_socket, heartbeat
         self._draining = False
+        self._is_followed = False  # the core records changes of the prefix index
 
     def drain(self) -> None:
         """End the loop as soon as there is no work left."""
@@ -71,6 +88,8 @@ class EngineInbox:
         for client, message in self._server_socket.receive():
             self._handle(client, message)
         self._server_socket.expire_silent_clients()
+        if self._is_followed and not core.has_work:
+            self._update_followers(core.stats)  # of requests that were refused
         return core.has_work or not self._draining
 
     def wait(self, timeout: float) -> None:
@@ -81,8 +100,17 @@ class EngineInbox:
         chunks = core.step()
         self._heartbeat.step_ends()
         self._heartbeat.stats = stats = core.stats()
+        if self._is_followed:
+            self._update_followers(lambda: stats)
         if chunks:
             self._server_socket.deliver(chunks, stats)
+
+    def _update_followers(self, stats: Callable[[], EngineStats]) -> None:
+        if self._server_socket.has_followers:
+            self._server_socket.update_followers(self._core.take_block_changes(), stats())
+        else:
+            self._core.unfollow_blocks()
+            self._is_followed = False
 
     def abort(self, request_ids: list[str]) -> None:
         for request_id in request_ids:
@@ -95,6 +123,9 @@ class EngineInbox:
                 self._submit(client, message.request)
         elif isinstance(message, Abort):
             self._abort(client, message)
+        elif isinstance(message, FollowBlocks):
+            self._is_followed = True
+            self._server_socket.follow(client, self._core.follow_blocks(), self._core.stats())
         elif isinstance(message, Unregister):
             self._server_socket.drop(client)
 
@@ -109,6 +140,7 @@ class EngineInbox:
 
     def _submit(self, client: bytes, request: GenerateRequest) -> None:
         server_socket, stats = self._server_socket, self._heartbeat.stats
+        server_socket.received_from(client)
         if not server_socket.own(client, request.request_id, request.sampling.n):
             server_socket.refuse(client, request, "the request id is already in use", stats)
             return
@@ -122,7 +154,7 @@ class EngineInbox:
 
 def run_engine_process(start: EngineStart, build: Build) -> int:
     """Loads with ``build``, serves until SIGTERM, and returns the exit code. Runs in the main thread."""
-    configure_logging(start.log_level, "engine")
+    configure_logging(start.log_level, start.name)
     # SIGUSR1 makes a hung engine dump its stacks. The supervisor handles a terminal's signals.
     settle_signals((signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))
     check_directory(start.directory)
@@ -151,7 +183,7 @@ def _start_failed(start: EngineStart, error: Exception) -> int:
 
 
 def _serve(
-    start: EngineStart, core: Core, info: EngineInfo, heartbeat: HeartbeatThread, engine_id: str
+    start: EngineStart, core: FollowedCore, info: EngineInfo, heartbeat: HeartbeatThread, engine_id: str
 ) -> int:
     reader, writer = socket.socketpair()
     writer.setblocking(False)
@@ -205,7 +237,8 @@ def main() -> int:
         threading.Thread(target=open_cuda, name="cuda", daemon=True).start()
     from chorale.serve.build import build_engine  # imports torch, so never in the HTTP process
 
-    return run_engine_process(start, partial(build_engine, pool=compile_pool))
+    build = partial(build_engine, pool=compile_pool, prefix_secret=start.prefix_secret)
+    return run_engine_process(start, build)
 
 
 def early_pool(config: EngineConfig) -> pool.CompilePool | None:

@@ -12,14 +12,23 @@ from chorale.client.wire import (
     DECODE_ERRORS,
     ClientExpired,
     EngineFailed,
+    EngineUpdate,
     FromEngine,
+    PrefixSnapshot,
     StepMessage,
     ToEngine,
     decode_to_engine,
     encode,
     engine_address,
 )
-from chorale.engine.types import EngineStats, GenerateRequest, StepOutputs, TokenChunk
+from chorale.engine.types import (
+    BlockChanges,
+    EngineStats,
+    GenerateRequest,
+    PrefixIndexState,
+    StepOutputs,
+    TokenChunk,
+)
 
 logger = logging.getLogger(__name__)
 FAILURE_LINGER_MS = 500
@@ -33,6 +42,16 @@ class _Owner:
     def __init__(self, client: bytes, num_open: int) -> None:
         self.client = client
         self.num_open = num_open
+
+
+class _Follower:
+    """A client that follows the engine: its requests since then, and the load that it was told last."""
+
+    __slots__ = ("last", "num_received")
+
+    def __init__(self) -> None:
+        self.num_received = 0
+        self.last: tuple[int, ...] = ()
 
 
 class EngineServerSocket:
@@ -63,6 +82,7 @@ class EngineServerSocket:
             self._poller.register(wake_fd, zmq.POLLIN)
         self._last_seen: dict[bytes, float] = {}
         self._owners: dict[str, _Owner] = {}
+        self._followers: dict[bytes, _Follower] = {}
 
     # ------------------------------------------------------------------ in
 
@@ -107,6 +127,7 @@ class EngineServerSocket:
     def drop(self, client: bytes) -> None:
         """Forget a client that has disconnected or vanished, and its requests."""
         self._last_seen.pop(client, None)
+        self._followers.pop(client, None)
         orphans = [request_id for request_id, owner in self._owners.items() if owner.client == client]
         for request_id in orphans:
             del self._owners[request_id]
@@ -130,6 +151,31 @@ class EngineServerSocket:
         """Send each client its chunks of this step, in one message."""
         for client, part in self._by_client(chunks).items():
             self._send(client, StepMessage(self._engine_id, StepOutputs(part, stats)))
+
+    def follow(self, client: bytes, index: PrefixIndexState, stats: EngineStats) -> None:
+        """Send a client the prefix index; ``update_followers`` tells it what changes."""
+        self._followers[client] = _Follower()
+        self._send(client, PrefixSnapshot(self._engine_id, index, stats))
+
+    def received_from(self, client: bytes) -> None:
+        """Count a request of a client, for its view of the load."""
+        follower = self._followers.get(client)
+        if follower is not None:
+            follower.num_received += 1
+
+    @property
+    def has_followers(self) -> bool:
+        return bool(self._followers)
+
+    def update_followers(self, changes: BlockChanges | None, stats: EngineStats) -> None:
+        """Tell the followers what changed. Call before ``deliver``: a client that has an answer should know
+        the blocks that it left.
+        """
+        for client, follower in list(self._followers.items()):
+            load = (follower.num_received, stats.num_running, stats.num_waiting, stats.prompt_tokens_left)
+            if changes is not None or load != follower.last:
+                follower.last = load
+                self._send(client, EngineUpdate(self._engine_id, stats, follower.num_received, changes))
 
     def _by_client(self, chunks: list[TokenChunk]) -> dict[bytes, list[TokenChunk]]:
         owners, parts = self._owners, dict[bytes, list[TokenChunk]]()

@@ -13,7 +13,9 @@ from chorale.api.http.server import Stop, serve_app
 from chorale.api.operator.metrics import Metrics
 from chorale.api.responses.background.recovery import recovery
 from chorale.api.state import ServerState
+from chorale.client.base import EngineClient
 from chorale.client.remote import RemoteClient
+from chorale.client.replicas import ReplicaClient
 from chorale.config import ServerConfig
 from chorale.errors import ConfigError
 from chorale.grammar.matcher import warm
@@ -26,16 +28,17 @@ from chorale.tools.service import start_tools
 logger = logging.getLogger(__name__)
 
 
-def make_client(start: ApiStart) -> RemoteClient:
+def make_client(start: ApiStart) -> RemoteClient | ReplicaClient:
     """Returns a client with this process's share of the queue."""
-    return RemoteClient(
-        start.directory,
-        max_queued_requests=start.server.max_queued_requests,
-        num_api_processes=start.server.api_server_count,
+    queued, count = start.server.max_queued_requests, start.server.api_server_count
+    if not start.engine_directories:
+        return RemoteClient(start.directory, max_queued_requests=queued, num_api_processes=count)
+    return ReplicaClient(
+        start.engine_directories, max_queued_requests=queued, num_api_processes=count, turn=start.process
     )
 
 
-async def serve_http(client: RemoteClient, start: ApiStart, sockets: list[socket.socket], stop: Stop) -> None:
+async def serve_http(client: EngineClient, start: ApiStart, sockets: list[socket.socket], stop: Stop) -> None:
     """Serves until ``stop``, a signal, or a failure, then drains. The caller closes ``client``."""
     try:
         vocab = await asyncio.to_thread(load_vocabulary)
@@ -54,7 +57,7 @@ async def serve_http(client: RemoteClient, start: ApiStart, sockets: list[socket
         await state.store.close()
 
 
-def _make_state(client: RemoteClient, start: ApiStart, vocab: Vocabulary, tools: ToolService) -> ServerState:
+def _make_state(client: EngineClient, start: ApiStart, vocab: Vocabulary, tools: ToolService) -> ServerState:
     warm()  # so that the first grammar does not wait for the tokenizer
     names = start.server.served_model_names or (start.model,)
     log_stats = not start.server.disable_log_stats

@@ -18,6 +18,7 @@ import msgspec
 
 from chorale.api.http.server import Stop
 from chorale.client.remote import RemoteClient
+from chorale.client.replicas import ReplicaClient
 from chorale.errors import ChoraleError, ConfigError
 from chorale.serve.bootstrap import EXIT_CONFIG, ApiStart
 from chorale.serve.engine_monitor import end, spawn
@@ -48,7 +49,7 @@ class InProcessFrontend:
 
     def __init__(self, start: ApiStart, sockets: list[socket.socket], stop: Stop) -> None:
         self._start, self._sockets, self._stop = start, sockets, stop
-        self._client: RemoteClient | None = None
+        self._client: RemoteClient | ReplicaClient | None = None
 
     async def run(self) -> None:
         # Imported here, so that the engine process starts meanwhile.

@@ -1,6 +1,6 @@
 """The supervisor: the process that the operator started, above the engine process and the HTTP side.
 
-    supervisor ──spawns──► engine process          (watched by its heartbeats, restarted with back-off)
+    supervisor ──spawns──► engine processes        (watched by their heartbeats, restarted with back-off)
         └─ HTTP server in this process, or ──spawns──► N API processes on one listening socket
 
 ``run`` is called by the command line and returns the process's exit code: 0 after a drain, 1 when it gave up,
@@ -10,12 +10,16 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import os
+import secrets
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from chorale.api.http.server import Stop, bind_sockets, stop_signals
 from chorale.config import EngineConfig, ServerConfig
@@ -30,8 +34,10 @@ from chorale.serve.bootstrap import (
     loop_factory,
     make_directory,
 )
+from chorale.serve.devices import replica_environments
 from chorale.serve.engine_monitor import ENGINE_COMMAND, EngineMonitor, OnStatus
 from chorale.serve.http_frontend import CUT_GRACE, make_frontend, share
+from chorale.serve.replica_status import ReplicaStatuses
 from chorale.serve.watch import WatchLimits
 
 logger = logging.getLogger(__name__)
@@ -70,9 +76,9 @@ def run(
     sockets = bind_sockets(server_config)
     try:
         with make_directory() as directory:
-            engine, api = _starts(directory, engine_config, server_config, sockets, api_key_hashes)
+            engines, api = _starts(directory, engine_config, server_config, sockets, api_key_hashes)
             supervisor = Supervisor(
-                engine,
+                engines,
                 api,
                 sockets,
                 callbacks=Callbacks(on_status=on_status, on_listening=on_listening, on_stopping=on_stopping),
@@ -94,27 +100,54 @@ def _starts(
     server: ServerConfig,
     sockets: list[socket.socket],
     api_key_hashes: Sequence[bytes],
-) -> tuple[EngineStart, ApiStart]:
+) -> tuple[tuple[EngineStart, ...], ApiStart]:
     parent = os.getpid()
-    return (
-        EngineStart(directory=str(directory), config=engine, parent_pid=parent, log_level=server.log_level),
-        ApiStart(
-            directory=str(directory),
-            server=server,
-            model=engine.model,
-            api_key_hashes=tuple(api_key_hashes),
-            socket_fds=share(sockets) if server.api_server_count > 1 else (),
-            parent_pid=parent,
-        ),
+    start = EngineStart(
+        directory=str(directory), config=engine, parent_pid=parent, log_level=server.log_level
+    )
+    engines = replicate(start, server.data_parallel_size)
+    return engines, ApiStart(
+        directory=str(directory),
+        server=server,
+        model=engine.model,
+        engine_directories=tuple(each.directory for each in engines) if len(engines) > 1 else (),
+        api_key_hashes=tuple(api_key_hashes),
+        socket_fds=share(sockets) if server.api_server_count > 1 else (),
+        parent_pid=parent,
     )
 
 
+def replicate(start: EngineStart, count: int) -> tuple[EngineStart, ...]:
+    """Returns the start of each replica: its folder of sockets, which is made, and its devices.
+
+    On a CPU they share its cores and memory. Raises ``ConfigError`` if there are fewer GPUs than they need.
+    """
+    if count == 1:
+        return (start,)
+    environments = replica_environments(start.config, count)
+    config = start.config if environments else dataclasses.replace(start.config, host_share=count)
+    secret, made = secrets.token_bytes(16), []
+    for index in range(count):
+        directory = Path(start.directory, str(index))
+        directory.mkdir(mode=0o700)
+        replica = msgspec.structs.replace(
+            start,
+            directory=str(directory),
+            config=config,
+            name=f"engine-{index}",
+            environment=environments[index] if environments else {},
+            prefix_secret=secret,
+        )
+        made.append(replica)
+    return tuple(made)
+
+
 class Supervisor:
-    """One run of the server. ``run`` starts the engine and the HTTP side, and always ends both."""
+    """One run of the server. ``run`` starts the engines and the HTTP side, and always ends both."""
 
     def __init__(
         self,
-        engine: EngineStart,
+        engines: Sequence[EngineStart],
         api: ApiStart,
         sockets: list[socket.socket],
         *,
@@ -126,13 +159,15 @@ class Supervisor:
         self._callbacks, self._limits = callbacks, limits
         self._stop = Stop()
         self._frontend = make_frontend(api, sockets, limits, self._stop)
-        self._engine_monitor = EngineMonitor(
-            engine, command=engine_command, limits=limits, on_status=callbacks.on_status
+        statuses = ReplicaStatuses(len(engines), callbacks.on_status)
+        self._monitors = tuple(
+            EngineMonitor(start, command=engine_command, limits=limits, on_status=statuses.callback(index))
+            for index, start in enumerate(engines)
         )
 
     async def run(self) -> int:
         self._catch_signals()
-        engine = asyncio.ensure_future(self._engine_monitor.run())
+        engine = asyncio.ensure_future(self._run_engines())
         frontend = asyncio.ensure_future(self._frontend.run())
         stopped = asyncio.ensure_future(self._stop.asked.wait())
         if self._callbacks.on_listening is not None:
@@ -141,13 +176,25 @@ class Supervisor:
             await asyncio.wait([engine, frontend, stopped], return_when=asyncio.FIRST_COMPLETED)
             code = await self._verdict(engine, frontend)
             await self._drain(frontend)
-            self._engine_monitor.stop()
+            for monitor in self._monitors:
+                monitor.stop()
             await asyncio.wait([engine], timeout=self._limits.kill_grace + ENGINE_STOP_SLACK)
         finally:
             for task in (stopped, frontend, engine):
                 task.cancel()
             await asyncio.gather(stopped, frontend, engine, return_exceptions=True)
         return code
+
+    async def _run_engines(self) -> int:
+        """Keeps the engines running. Returns the exit code of the last one that gives up."""
+        engines = [asyncio.ensure_future(monitor.run()) for monitor in self._monitors]
+        try:
+            *_, last = [await each for each in asyncio.as_completed(engines)]
+        finally:
+            for each in engines:
+                each.cancel()
+            await asyncio.gather(*engines, return_exceptions=True)
+        return last
 
     async def _verdict(self, engine: asyncio.Task[int], frontend: asyncio.Task[None]) -> int:
         """Returns the exit code, by what ended first."""
@@ -164,7 +211,7 @@ class Supervisor:
         error = engine.exception()
         if error is not None:
             logger.error("the engine monitor failed", exc_info=error)
-        failure = self._engine_monitor.failure
+        failure = next((each.failure for each in self._monitors if each.failure is not None), None)
         self._frontend.fail(failure.message if failure is not None else "the engine failed")
         await asyncio.sleep(FAILURE_SHOWN)
         self._stop()

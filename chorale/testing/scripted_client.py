@@ -73,6 +73,10 @@ class ScriptedClient:
         return EngineStats(num_running=len(self._streams))
 
     @property
+    def engines(self) -> tuple[ScriptedClient, ...]:
+        return (self,)
+
+    @property
     def num_in_flight(self) -> int:
         return sum(stream.num_unfinished for stream in self._streams.values())
 

@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from chorale.client.in_flight import RETRY_AFTER_MAX, InFlightRequests
+from chorale.client.admission import RETRY_AFTER_MAX
+from chorale.client.in_flight import InFlightRequests
 from chorale.client.stream import RequestStream
 from chorale.engine.types import GenerateRequest, SamplingSpec, TokenChunk
 from chorale.errors import EngineDeadError, QueueFullError, RequestError
@@ -77,7 +78,7 @@ def test_one_choice_can_be_left() -> None:
 
 def test_capacity_counts_choices_and_more_than_that_can_never_fit() -> None:
     in_flight = InFlightRequests(Clock())
-    in_flight.set_capacity(4)
+    in_flight.admission.set_capacity(4)
     in_flight.admit(asked("a", 4), no_close)
     with pytest.raises(QueueFullError):
         in_flight.admit(asked("b"), no_close)
@@ -91,43 +92,43 @@ def test_capacity_counts_choices_and_more_than_that_can_never_fit() -> None:
 
 def test_a_request_of_several_parts_is_admitted_as_a_whole() -> None:
     in_flight = InFlightRequests(Clock())
-    in_flight.set_capacity(6)
+    in_flight.admission.set_capacity(6)
     parts = {"a": 2, "b": 2, "c": 2}
-    in_flight.reserve(parts)
+    in_flight.admission.reserve(parts)
     with pytest.raises(QueueFullError):  # the places are taken before anything is submitted
         in_flight.admit(asked("other"), no_close)
     in_flight.admit(asked("a", 2), no_close)
-    assert (in_flight.num_in_flight, in_flight.num_admitted) == (2, 6)
-    in_flight.release(parts)
-    in_flight.release(parts)
-    assert in_flight.num_admitted == 2  # "a" is in flight, and its place is not given back twice
+    assert (in_flight.num_in_flight, in_flight.admission.num_admitted) == (2, 6)
+    in_flight.admission.release(parts)
+    in_flight.admission.release(parts)
+    assert in_flight.admission.num_admitted == 2  # "a" is in flight, and its place is not given back twice
     with pytest.raises(QueueFullError):
-        in_flight.reserve({"d": 3, "e": 2})
-    assert in_flight.num_admitted == 2  # nothing of it was kept
+        in_flight.admission.reserve({"d": 3, "e": 2})
+    assert in_flight.admission.num_admitted == 2  # nothing of it was kept
     with pytest.raises(RequestError) as refused:
-        in_flight.reserve({"d": 4, "e": 3})
+        in_flight.admission.reserve({"d": 4, "e": 3})
     assert (refused.value.status, refused.value.param) == (400, "prompt")
 
 
 def test_processes_share_the_capacity_and_an_idle_one_admits_what_the_server_can_hold() -> None:
     in_flight = InFlightRequests(Clock())
-    in_flight.set_capacity(8, num_processes=2)
+    in_flight.admission.set_capacity(8, num_processes=2)
     in_flight.admit(asked("a"), no_close)
     with pytest.raises(QueueFullError):
         in_flight.admit(asked("b", 4), no_close)
     in_flight.admit(asked("c", 3), no_close)
     in_flight.remove("a")
     in_flight.remove("c")
-    in_flight.reserve({"d": 4, "e": 4})  # idle: admitted whole, beyond the share of four
-    in_flight.release(["d", "e"])
+    in_flight.admission.reserve({"d": 4, "e": 4})  # idle: admitted whole, beyond the share of four
+    in_flight.admission.release(["d", "e"])
     with pytest.raises(RequestError, match="at most 8"):
-        in_flight.reserve({"d": 4, "e": 5})
+        in_flight.admission.reserve({"d": 4, "e": 5})
 
 
 def test_retry_after_follows_the_completion_rate() -> None:
     clock = Clock()
     in_flight = InFlightRequests(clock)
-    in_flight.set_capacity(100)
+    in_flight.admission.set_capacity(100)
     for i in range(100):
         in_flight.admit(asked(f"r{i}"), no_close)
     for _ in range(40):  # two choices end, and two come, each second
@@ -135,14 +136,14 @@ def test_retry_after_follows_the_completion_rate() -> None:
             in_flight.deliver([TokenChunk("r0", 0, [], finish_reason="stop")])
             in_flight.admit(asked("r0"), no_close)
             clock.now += 0.5
-            in_flight.tick()
+            in_flight.admission.tick()
             assert step in (0, 1)
-    assert in_flight.retry_after(10) == pytest.approx(5.0, rel=0.01)
-    assert in_flight.retry_after(1) == 1.0  # never less than a second
+    assert in_flight.admission.retry_after(10) == pytest.approx(5.0, rel=0.01)
+    assert in_flight.admission.retry_after(1) == 1.0  # never less than a second
     for _ in range(60):  # nothing ends any more
         clock.now += 1.0
-        in_flight.tick()
-    assert in_flight.retry_after(10) == RETRY_AFTER_MAX
+        in_flight.admission.tick()
+    assert in_flight.admission.retry_after(10) == RETRY_AFTER_MAX
 
 
 def test_a_slow_reader_is_one_that_stays_behind() -> None:

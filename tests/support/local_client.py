@@ -13,8 +13,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 
+from chorale.client.admission import total_capacity
 from chorale.client.base import Core, EngineInfo, EngineStatus
-from chorale.client.in_flight import InFlightRequests, total_capacity
+from chorale.client.in_flight import InFlightRequests
 from chorale.client.stream import RequestStream
 from chorale.engine.types import EngineStats, GenerateRequest, TokenChunk
 from chorale.errors import EngineDeadError, EngineError
@@ -32,7 +33,7 @@ class LocalClient:
         many."""
         self._core, self._info = core, info
         self._in_flight = InFlightRequests(time.monotonic)
-        self._in_flight.set_capacity(total_capacity(info.max_num_seqs, max_queued_requests))
+        self._in_flight.admission.set_capacity(total_capacity(info.max_num_seqs, max_queued_requests))
         self._status = EngineStatus("ready")
         self._stats = core.stats()
         self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
@@ -53,15 +54,19 @@ class LocalClient:
         return self._stats
 
     @property
+    def engines(self) -> tuple[LocalClient, ...]:
+        return (self,)
+
+    @property
     def num_in_flight(self) -> int:
         return self._in_flight.num_in_flight
 
     def reserve(self, num_choices: Mapping[str, int]) -> None:
         self._require_engine()
-        self._in_flight.reserve(num_choices)
+        self._in_flight.admission.reserve(num_choices)
 
     def release(self, request_ids: Iterable[str]) -> None:
-        self._in_flight.release(request_ids)
+        self._in_flight.admission.release(request_ids)
 
     def _require_engine(self) -> None:
         if self._status.state != "ready":

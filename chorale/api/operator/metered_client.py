@@ -9,10 +9,10 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from chorale.api.operator.metrics import Metrics
-from chorale.client.base import EngineClient, EngineInfo, EngineStatus, TokenStream
+from chorale.client.base import EngineClient, EngineInfo, EngineStatus, EngineView, TokenStream
 from chorale.engine.types import ChunkTimings, EngineStats, GenerateRequest, TokenChunk
 from chorale.errors import ChoraleError, QueueFullError
 
@@ -25,6 +25,10 @@ class MeteredClient:
     def __init__(self, client: EngineClient, metrics: Metrics) -> None:
         self._client = client
         self._metrics = metrics
+
+    @property
+    def engines(self) -> Sequence[EngineView]:
+        return self._client.engines
 
     @property
     def info(self) -> EngineInfo:
@@ -94,6 +98,10 @@ class MeteredStream:
         observe["vllm:request_params_n"].observe(n)
         if request.sampling.max_tokens is not None:
             observe["vllm:request_params_max_tokens"].observe(request.sampling.max_tokens)
+
+    @property
+    def engine(self) -> int:
+        return self._stream.engine
 
     def __aiter__(self) -> MeteredStream:
         return self

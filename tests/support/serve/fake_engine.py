@@ -6,8 +6,10 @@ written by the test into ``EngineConfig.model``, as ``Behaviour.encode`` does.
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import time
+from functools import partial
 
 import msgspec
 
@@ -34,12 +36,15 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True):
     refuse: str | None = None  # a ConfigError with this message
     crash: str | None = None  # any other error while loading
     max_num_seqs: int = 256
+    num_blocks: int = LIMITS.num_blocks
 
     def encode(self) -> EngineConfig:
         return EngineConfig(model=msgspec.json.encode(self).decode())
 
 
-def build(config: EngineConfig, progress: Progress) -> tuple[EngineCore, EngineInfo]:
+def build(
+    config: EngineConfig, progress: Progress, prefix_secret: bytes = b""
+) -> tuple[EngineCore, EngineInfo]:
     behaviour = msgspec.json.decode(config.model, type=Behaviour)
     progress("load", 0.5, "half of it")
     time.sleep(behaviour.load_seconds)
@@ -47,14 +52,16 @@ def build(config: EngineConfig, progress: Progress) -> tuple[EngineCore, EngineI
         raise ConfigError(behaviour.refuse)
     if behaviour.crash is not None:
         raise RuntimeError(behaviour.crash)
+    limits = dataclasses.replace(LIMITS, num_blocks=behaviour.num_blocks)
     executor = FakeExecutor(
-        LIMITS, MODEL, step_seconds=behaviour.step_seconds, fail_at_step=behaviour.fail_at_step
+        limits, MODEL, step_seconds=behaviour.step_seconds, fail_at_step=behaviour.fail_at_step
     )
     info = EngineInfo(
         model="fake", max_model_len=LIMITS.max_model_len, max_num_seqs=behaviour.max_num_seqs, device="cpu"
     )
-    return EngineCore(LIMITS, executor), info
+    return EngineCore(limits, executor, prefix_secret=prefix_secret), info
 
 
 if __name__ == "__main__":
-    sys.exit(run_engine_process(read_start(sys.stdin.buffer, EngineStart), build))
+    start = read_start(sys.stdin.buffer, EngineStart)
+    sys.exit(run_engine_process(start, partial(build, prefix_secret=start.prefix_secret)))

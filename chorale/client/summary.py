@@ -1,0 +1,39 @@
+"""What several engines are together, as one ``EngineClient`` shows it. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from chorale.client.base import EngineInfo, EngineStatus
+from chorale.engine.types import EngineStats
+
+# The best state of any engine is that of all: as long as one serves, the server does.
+ORDER = ("ready", "draining", "loading", "dead", "failed")
+_LAST_STEP = ("last_step_tokens", "last_step_seconds")  # not sums
+
+
+def merge_status(statuses: Sequence[EngineStatus]) -> EngineStatus:
+    """Returns the best status; of equal ones the first."""
+    return min(statuses, key=lambda status: ORDER.index(status.state))
+
+
+def merge_info(infos: Sequence[EngineInfo]) -> EngineInfo:
+    """Returns what holds for a request whichever engine serves it: the least of each size."""
+    sizes = ("max_model_len", "max_num_seqs", "num_kv_tokens", "num_blocks", "max_logprobs")
+    return msgspec.structs.replace(
+        infos[0],
+        engine_id=" ".join(info.engine_id for info in infos),
+        notes=tuple(dict.fromkeys(note for info in infos for note in info.notes)),
+        **{name: min(getattr(info, name) for info in infos) for name in sizes},
+    )
+
+
+def add_stats(stats: Sequence[EngineStats]) -> EngineStats:
+    """Returns the sums of counts and gauges; of the last step, the largest."""
+    total = EngineStats()
+    for name in EngineStats.__struct_fields__:
+        values = [getattr(each, name) for each in stats]
+        setattr(total, name, max(values) if name in _LAST_STEP else sum(values))
+    return total

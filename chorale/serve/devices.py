@@ -1,0 +1,60 @@
+"""Which devices each replica gets. Torch-free: the supervisor decides before any engine starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from chorale.config import EngineConfig
+from chorale.errors import ConfigError
+from chorale.runtime.hardware import gpu_count, why_no_cuda
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def visible_ids(environment: Mapping[str, str]) -> list[str] | None:
+    """Returns the ids in CUDA_VISIBLE_DEVICES as the operator wrote them, or None if it is not set.
+
+    They may be numbers, UUIDs or MIG instances. As for the driver, the list ends at the first "-1".
+    """
+    given = environment.get(VISIBLE)
+    if given is None:
+        return None
+    ids = [part.strip() for part in given.split(",")]
+    end = next((place for place, part in enumerate(ids) if part in ("", "-1")), len(ids))
+    return ids[:end]
+
+
+def share(ids: Sequence[str], num_replicas: int, num_ranks: int) -> list[list[str]]:
+    """Returns each replica's ids: the first ``num_ranks``, the next ones, and so on.
+
+    Raises ``ConfigError`` if there are too few.
+    """
+    needed = num_replicas * num_ranks
+    if len(ids) < needed:
+        each = "" if num_ranks == 1 else f" of {num_ranks} GPUs (--tensor-parallel-size)"
+        seen = f" ({', '.join(ids)})" if ids else ""
+        most = len(ids) // num_ranks
+        remedy = f"use --data-parallel-size {most}" if most else "use fewer, or --device cpu"
+        raise ConfigError(
+            f"--data-parallel-size {num_replicas}: {num_replicas} engines{each} need {needed} GPUs, and "
+            f"{len(ids)} can be seen{seen}: {remedy}, or name more in {VISIBLE} "
+            "(a MIG instance counts as one)"
+        )
+    return [list(ids[start : start + num_ranks]) for start in range(0, needed, num_ranks)]
+
+
+def replica_environments(
+    config: EngineConfig, num_replicas: int, environment: Mapping[str, str] = os.environ
+) -> list[dict[str, str]] | None:
+    """Returns the variables of each replica, or None if they run on the CPU and share it.
+
+    Raises ``ConfigError`` if there are fewer GPUs than the replicas need.
+    """
+    ids = visible_ids(environment)
+    if config.device == "cpu" or why_no_cuda() is not None:
+        return None
+    if ids is None:
+        ids = [str(index) for index in range(gpu_count())]
+    shares = share(ids, num_replicas, config.tensor_parallel_size)
+    return [{VISIBLE: ",".join(part)} for part in shares]

@@ -1,0 +1,351 @@
+"""ReplicaClient against several engines in real other processes (real scheduler, fake device)."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from chorale.client.replicas import SLICE
+from chorale.client.wire import ClientExpired
+from chorale.engine.types import GenerateRequest, SamplingSpec
+from chorale.errors import ConflictError, EngineDeadError, QueueFullError, RequestError
+from tests.support.serve.fake_engine import Behaviour
+from tests.support.serve.harness import collect, expected, request, run, until
+from tests.support.serve.replica_rig import ReplicaRig, replica_rig
+
+LONG = list(range(1, 16 * SLICE * 3))  # longer than what is hashed at once
+
+
+async def talk(rig: ReplicaRig, name: str, rounds: int, opening: list[int]) -> list[tuple[int, int, int]]:
+    """A conversation: (engine, cached tokens that it reported, cached tokens that were expected) a round."""
+    found, prompt = [], opening
+    for number in range(rounds):
+        asked = request(f"{name}-{number}", 24, prompt=prompt, seed=number)
+        sent = []
+        for replica in rig.client.engines:  # what ``ReplicaClient`` hands to the replica
+            replica.take = recorded(replica.take, sent)  # type: ignore[method-assign]
+        engine, cached, tokens = await rig.ask(asked)
+        assert tokens == expected(asked)
+        (estimate,) = {each.num_expected_cached for each in sent if each.request_id == asked.request_id}
+        found.append((engine, cached, estimate))
+        prompt = prompt + tokens + [number + 1] * 30
+    return found
+
+
+def recorded(take, sent):  # type: ignore[no-untyped-def]
+    def wrapper(asked, stream, follower):  # type: ignore[no-untyped-def]
+        sent.append(asked)
+        take(asked, stream, follower)
+
+    return wrapper
+
+
+@pytest.mark.parametrize("own_secrets", [False, True])
+def test_a_conversation_stays_and_the_estimate_is_what_the_engine_reports(own_secrets: bool) -> None:
+    async def scene() -> None:
+        async with replica_rig(3, own_secrets=own_secrets) as rig:
+            openings = [[10 + i] * random.Random(i).randint(40, 300) for i in range(6)]
+            for name, opening in enumerate(openings):
+                found = await talk(rig, f"c{name}", 5, opening)
+                assert len({engine for engine, _, _ in found}) == 1, found
+                assert all(cached == estimate for _, cached, estimate in found), found
+                assert all(cached > 0 for _, cached, _ in found[1:]), found
+
+    run(scene())
+
+
+def test_many_conversations_at_once_have_the_hits_of_one_engine() -> None:
+    """Each asks its next question while the others are being answered."""
+
+    async def hits(count: int) -> tuple[int, set[int]]:
+        async with replica_rig(count, Behaviour(step_seconds=0.002, num_blocks=32768)) as rig:
+            openings = [[10 + i] * (8000 + 16 * i) for i in range(12)]
+            found = await asyncio.gather(*(talk(rig, f"c{i}", 4, each) for i, each in enumerate(openings)))
+            await rig.idle()
+            stats = rig.client.stats
+            assert stats.prefix_cache_hits == sum(cached for rounds in found for _, cached, _ in rounds)
+            for rounds in found:
+                assert len({engine for engine, _, _ in rounds}) == 1
+            return stats.prefix_cache_hits, {rounds[0][0] for rounds in found}
+
+    async def scene() -> None:
+        one, two = await hits(1), await hits(2)
+        assert one[0] == two[0] > 0
+        assert (one[1], two[1]) == ({0}, {0, 1})
+
+    run(scene())
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_a_long_prompt_is_hashed_in_slices_and_found(loop: str) -> None:
+    async def scene() -> None:
+        async with replica_rig(2) as rig:
+            first = await rig.ask(request("a", 3, prompt=LONG))
+            assert not rig.client._routings  # nobody has its first block: nothing more is hashed
+            asked = request("b", 3, prompt=[*LONG, 5])
+            stream = rig.client.submit(asked)
+            assert rig.client._routings
+            assert rig.client.num_in_flight == 1
+            chunks = [chunk async for part in stream for chunk in part]
+            assert stream.engine == first[0]
+            assert chunks[0].num_cached_tokens == len(LONG) // 16 * 16
+            assert not rig.client._routings
+            assert rig.client.num_in_flight == 0
+
+    run(scene(), loop)
+
+
+def test_leaving_while_the_prompt_is_hashed() -> None:
+    async def scene() -> None:
+        async with replica_rig(2, Behaviour(step_seconds=0.005)) as rig:
+            client = rig.client
+            await rig.ask(request("first", 3, prompt=LONG))
+
+            closed = client.submit(request("closed", 50_000, prompt=LONG, n=2))
+            await closed.aclose()
+            assert (client.num_in_flight, client._routings) == (0, {})
+
+            aborted = client.submit(request("aborted", 50_000, prompt=LONG, n=2))
+            aborted.drop(0)
+            client.abort("aborted")
+            assert await collect(aborted) == {1: ([], "abort")}
+            assert client.num_in_flight == 0
+
+            dropped = client.submit(request("dropped", 50_000, prompt=LONG, n=2))
+            dropped.drop(0)
+            dropped.drop(1)
+            assert (client.num_in_flight, client._routings) == (0, {})
+
+            asked = request("half", 30, prompt=LONG, n=3)
+            half = client.submit(asked)
+            half.drop(1)
+            with pytest.raises(ConflictError):
+                client.submit(request("half"))
+            answer = await collect(half)
+            assert {i: answer[i] for i in (0, 2)} == {i: (expected(asked, i), "length") for i in (0, 2)}
+            assert client.num_in_flight == 0
+            await rig.idle()
+            assert client.stats.kv_blocks_used == 0
+
+    run(scene())
+
+
+def test_a_burst_is_spread_before_any_engine_has_answered() -> None:
+    async def scene() -> None:
+        async with replica_rig(3, Behaviour(step_seconds=0.005)) as rig:
+            streams = [rig.client.submit(request(f"r{i}", 30, prompt=[i + 1] * 100)) for i in range(30)]
+            engines = [stream.engine for stream in streams]
+            assert [engines.count(index) for index in range(3)] == [10, 10, 10]
+            await asyncio.gather(*(collect(stream) for stream in streams))
+            await rig.idle()
+            assert all(not follower._unseen for follower in rig.client._followers)
+
+    run(scene())
+
+
+def test_requests_for_a_hot_prefix_use_every_engine() -> None:
+    async def scene() -> None:
+        async with replica_rig(2, Behaviour(step_seconds=0.005)) as rig:
+            hot = [7] * 1600
+            await rig.ask(request("warm", 3, prompt=[*hot, 1]))
+            streams = [rig.client.submit(request(f"r{i}", 200, prompt=[*hot, i + 2])) for i in range(40)]
+            engines = [stream.engine for stream in streams]
+            assert min(engines.count(0), engines.count(1)) >= 8, engines
+            await asyncio.gather(*(collect(stream) for stream in streams))
+
+    run(scene())
+
+
+def test_the_load_of_another_process_is_seen() -> None:
+    async def scene() -> None:
+        async with replica_rig(2, Behaviour(step_seconds=0.01)) as rig:
+            other = type(rig.client)(rig.directories, turn=1)
+            other.start()
+            try:
+                await until(lambda: all(follower.index for follower in other._followers), "it follows")
+                streams = [rig.client.engines[0].submit(request(f"r{i}", 50_000)) for i in range(6)]
+                await asyncio.gather(*(anext(stream) for stream in streams))
+                await until(lambda: other._followers[0].load().num_rows == 6, "the other process knows")
+                assert other._followers[1].load().num_rows == 0
+                theirs = [other.submit(request(f"o{i}", 3, prompt=[50 + i] * 40)) for i in range(3)]
+                assert {stream.engine for stream in theirs} == {1}
+                await asyncio.gather(*(collect(stream) for stream in theirs))
+            finally:
+                await other.close()
+            assert len([s for s in streams if s.num_unfinished]) == 6
+
+    run(scene())
+
+
+def test_a_prefix_that_one_process_computed_is_known_to_the_other() -> None:
+    async def scene() -> None:
+        async with replica_rig(2) as rig:
+            other = type(rig.client)(rig.directories, turn=1)
+            other.start()
+            try:
+                await until(lambda: all(follower.index for follower in other._followers), "it follows")
+                engine, _, _ = await rig.ask(request("a", 3, prompt=[3] * 500))
+                await rig.idle()
+                await until(
+                    lambda: (
+                        all(f.load().num_rows == 0 for f in other._followers)
+                        and other._followers[engine].index.full
+                    ),  # type: ignore[union-attr]
+                    "the blocks and the end are told",
+                )
+                stream = other.submit(request("b", 3, prompt=[3] * 500))
+                chunks = [chunk async for part in stream for chunk in part]
+                assert (stream.engine, chunks[0].num_cached_tokens) == (engine, 496)
+            finally:
+                await other.close()
+
+    run(scene())
+
+
+def test_one_engine_dies_and_only_its_requests_fail() -> None:
+    async def scene() -> None:
+        async with replica_rig(2, Behaviour(step_seconds=0.005)) as rig:
+            client = rig.client
+            asked = [request(f"r{i}", 200, prompt=[i + 1] * 50, seed=i) for i in range(8)]
+            streams = [client.submit(each) for each in asked]
+            engines = [stream.engine for stream in streams]
+            assert sorted(engines) == [0] * 4 + [1] * 4
+            firsts = await asyncio.gather(*(anext(stream) for stream in streams))
+            rig.kill(1)
+
+            async def rest(stream) -> object:  # type: ignore[no-untyped-def]
+                try:
+                    return await collect(stream)
+                except EngineDeadError as error:
+                    return error
+
+            reads = [asyncio.ensure_future(rest(stream)) for stream in streams]
+            await asyncio.wait([each for each, engine in zip(reads, engines, strict=True) if engine == 1])
+            assert client.status.state == "ready"  # the other serves
+            assert client.engines[1].status.state == "dead"
+            assert (await rig.ask(request("meanwhile", 3)))[0] == 0
+            ends = await asyncio.gather(*reads)
+            for each, engine, first, end in zip(asked, engines, firsts, ends, strict=True):
+                if engine == 1:
+                    assert isinstance(end, EngineDeadError)
+                    assert end.retry_after
+                else:
+                    assert isinstance(end, dict)
+                    tokens = [token for chunk in first for token in chunk.token_ids] + end[0][0]
+                    assert (tokens, end[0][1]) == (expected(each), "length")
+            assert client.num_in_flight == 0
+            await rig.ready()
+            assert rig.monitors[1].num_restarts == 1
+            both = [client.submit(request(f"again{i}", 20, prompt=[90 + i] * 40)) for i in range(4)]
+            assert {stream.engine for stream in both} == {0, 1}
+            await asyncio.gather(*(collect(stream) for stream in both))
+
+    run(scene())
+
+
+def test_a_new_engine_has_an_empty_index() -> None:
+    async def scene() -> None:
+        async with replica_rig(2) as rig:
+            engine, _, _ = await rig.ask(request("a", 3, prompt=[3] * 500))
+            index = rig.client._followers[engine].index
+            assert index is not None
+            assert index.full
+            rig.kill(engine)
+            await until(lambda: rig.client._followers[engine].index is None, "it is forgotten")
+            await rig.ready()
+            assert not rig.client._followers[engine].index.full  # type: ignore[union-attr]
+            found = await talk(rig, "c", 3, [4] * 100)
+            assert all(cached == estimate for _, cached, estimate in found)
+
+    run(scene())
+
+
+def test_without_any_engine_requests_fail_and_later_ones_do_not() -> None:
+    async def scene() -> None:
+        async with replica_rig(2, Behaviour(step_seconds=0.005)) as rig:
+            client = rig.client
+            await rig.ask(request("warm", 3, prompt=LONG))
+            streams = [client.submit(request(f"r{i}", 50_000)) for i in range(4)]
+            hashed = client.submit(request("long", 3, prompt=LONG))
+            assert "long" in client._routings
+            for index in range(2):
+                rig.kill(index)
+            for stream in streams:
+                with pytest.raises(EngineDeadError):
+                    await collect(stream)
+            await until(lambda: client.status.state in ("dead", "loading"), "none is up")
+            with pytest.raises(Exception, match=r"retry|restart|loading|ended"):
+                client.submit(request("none"))
+            with pytest.raises(Exception, match=r"retry|restart|loading|ended"):
+                client.reserve({"none": 1})
+            with pytest.raises(EngineDeadError):
+                await collect(hashed)
+            assert client.num_in_flight == 0
+            await rig.ready()
+            assert (await rig.ask(request("after", 3)))[1] == 0
+
+    run(scene())
+
+
+def test_the_queue_is_that_of_all_engines_and_a_request_of_many_parts_is_admitted_as_one() -> None:
+    async def scene() -> None:
+        behaviour = Behaviour(step_seconds=0.005, max_num_seqs=2)
+        async with replica_rig(2, behaviour, max_queued_requests=2) as rig:
+            client = rig.client  # room for 2 + 2 + 2
+            assert client.info.max_num_seqs == 2
+            streams = [client.submit(request(f"r{i}", 50_000)) for i in range(4)]
+            with pytest.raises(QueueFullError):
+                client.reserve({"a": 1, "b": 2})
+            client.reserve({"a": 1, "b": 1})
+            with pytest.raises(QueueFullError):
+                client.submit(request("c"))
+            with pytest.raises(RequestError, match="at most 6"):
+                client.submit(request("d", n=7))
+            parts = [client.submit(request(name, 3)) for name in ("a", "b")]
+            client.release(["a", "b"])
+            assert client.num_in_flight == 6
+            await asyncio.gather(*(stream.aclose() for stream in streams))
+            assert [len(answer[0][0]) for answer in await asyncio.gather(*map(collect, parts))] == [3, 3]
+            rig.kill(0)
+            await until(lambda: client.engines[0].status.state != "ready", "one is gone")
+            rest = [client.submit(request(f"s{i}", 50_000)) for i in range(4)]
+            with pytest.raises(QueueFullError):  # room for 2 + 2 while it is away
+                client.submit(request("e"))
+            with pytest.raises(QueueFullError):  # later there is room for it
+                client.submit(request("f", n=6))
+            await asyncio.gather(*(stream.aclose() for stream in rest))
+
+    run(scene())
+
+
+def test_a_refused_request_leaves_no_load_behind() -> None:
+    async def scene() -> None:
+        async with replica_rig(2) as rig:
+            bad = GenerateRequest(
+                request_id="bad", prompt_token_ids=[2**40] * 40, sampling=SamplingSpec(max_tokens=3)
+            )
+            chunks = [chunk async for part in rig.client.submit(bad) for chunk in part]
+            assert [chunk.finish_reason for chunk in chunks] == ["error"]
+            await rig.idle()
+            first = rig.client.submit(request("same", 3))
+            with pytest.raises(ConflictError):
+                rig.client.submit(request("same", 3))
+            await collect(first)
+
+    run(scene())
+
+
+def test_a_client_that_was_taken_for_dead_follows_again() -> None:
+    async def scene() -> None:
+        async with replica_rig(2) as rig:
+            replica, follower = rig.client.engines[0], rig.client._followers[0]
+            await rig.ask(request("a", 3, prompt=[3] * 100))
+            replica._message(ClientExpired(replica.info.engine_id, "the server process was silent"))
+            assert follower.index is None
+            await until(lambda: follower.index is not None, "it has a new snapshot")
+            found = await talk(rig, "c", 3, [4] * 100)
+            assert all(cached == estimate for _, cached, estimate in found)
+
+    run(scene())

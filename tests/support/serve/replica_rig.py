@@ -1,0 +1,86 @@
+"""Several engine processes (fake device, everything else real), and the client of them all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from chorale.client.replicas import ReplicaClient
+from chorale.engine.types import GenerateRequest
+from chorale.serve.bootstrap import EngineStart, make_directory
+from chorale.serve.engine_monitor import EngineMonitor
+from chorale.serve.supervisor import replicate
+from tests.support.serve.fake_engine import Behaviour
+from tests.support.serve.harness import FAKE_ENGINE, until
+
+
+@dataclass
+class ReplicaRig:
+    client: ReplicaClient
+    monitors: list[EngineMonitor]
+    directories: list[str]
+
+    def up(self) -> list[bool]:
+        """Of each replica, whether its index is followed."""
+        return [
+            replica.status.state == "ready" and follower.index is not None
+            for replica, follower in zip(self.client.engines, self.client._followers, strict=True)
+        ]
+
+    async def ready(self) -> None:
+        await until(lambda: all(self.up()), "every replica is followed")
+
+    def kill(self, index: int) -> None:
+        pid = self.monitors[index].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+
+    async def ask(self, request: GenerateRequest) -> tuple[int, int, list[int]]:
+        """Which engine answered, how many prompt tokens it had cached, and its tokens."""
+        stream = self.client.submit(request)
+        chunks = [chunk async for part in stream for chunk in part]
+        assert not [chunk.error for chunk in chunks if chunk.error]
+        tokens = [token for chunk in chunks for token in chunk.token_ids]
+        return stream.engine, chunks[0].num_cached_tokens, tokens
+
+    async def idle(self) -> None:
+        await until(
+            lambda: all(f.load().num_rows == f.load().tokens_left == 0 for f in self.client._followers),
+            "every engine is idle, and its followers know",
+        )
+
+
+@contextlib.asynccontextmanager
+async def replica_rig(
+    count: int = 2, behaviour: Behaviour | None = None, *, own_secrets: bool = False, **client: Any
+) -> AsyncIterator[ReplicaRig]:
+    """``own_secrets``: each engine draws its own, as engines of other servers would."""
+    folder = make_directory()
+    start = EngineStart(
+        directory=str(folder.path), config=(behaviour or Behaviour()).encode(), parent_pid=os.getpid()
+    )
+    starts = replicate(start, count)
+    if own_secrets:
+        starts = tuple(msgspec.structs.replace(each, prefix_secret=b"") for each in starts)
+    monitors = [EngineMonitor(each, command=FAKE_ENGINE) for each in starts]
+    directories = [each.directory for each in starts]
+    replicas = ReplicaClient(directories, **client)
+    replicas.start()
+    running = [asyncio.ensure_future(monitor.run()) for monitor in monitors]
+    made = ReplicaRig(replicas, monitors, directories)
+    try:
+        await made.ready()
+        yield made
+    finally:
+        await replicas.close()
+        for monitor in monitors:
+            monitor.stop()
+        await asyncio.gather(*running)
+        folder.remove()
