@@ -14,6 +14,7 @@ from typing import Any
 
 from chorale.cli.options.compilation import LEVELS, MODES, read_compilation
 from chorale.cli.options.flags import FLAGS
+from chorale.cli.options.replicas import replica_fields
 from chorale.cli.options.values import RANK, Setting, check_bounds
 from chorale.config import EngineConfig, ServerConfig, ToolConfig
 from chorale.errors import ConfigError
@@ -44,6 +45,7 @@ def build_configs(values: Mapping[str, Setting]) -> tuple[EngineConfig, ServerCo
     if fields["engine"].get("cudagraph_capture_sizes") is not None:
         fields["engine"]["cudagraph_capture_sizes"] = _sizes(fields["engine"]["cudagraph_capture_sizes"])
     fields["engine"] |= _graphs(values)
+    fields["server"] |= replica_fields(values)
     _name_both(fields)
     engine = EngineConfig(**_without_unset(EngineConfig, fields["engine"]))
     server = ServerConfig(**_without_unset(ServerConfig, fields["server"]))

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from chorale.cli.options import compilation
+from chorale.cli.options import compilation, replicas
 from chorale.cli.options.configs import build_configs
 from chorale.cli.options.flags import FLAGS
 from chorale.cli.options.parse import read_arguments, read_config_file
@@ -137,6 +137,8 @@ def _notice(name: str, setting: Setting) -> str | None:
         return compilation.notice(value, shown)
     if name == "optimization-level" and value is not None:
         return compilation.level_notice(value, shown)
+    if name == "data-parallel-backend":
+        return replicas.backend_notice(value, shown)
     if name == "tensor-parallel-size" and value not in (None, 1):
         raise ConfigError(f"--{name} {value} ({setting.origin}) is not supported: {ONE_DEVICE}")
     if flag.target is not None or not flag.asks(value):

@@ -28,7 +28,7 @@ def _flags(
     )
 
 
-_ONE_DEVICE = "a server runs one engine on one device"
+_ONE_DEVICE = "a server runs on one machine, each engine on one device"
 _HARMONY = "Chorale parses and renders harmony itself"
 _KERNELS = "Chorale picks its own kernels; see --ops"
 _COMPILE = "there is no torch.compile stage to configure"
@@ -119,7 +119,7 @@ _NO_EFFECT: tuple[Flag, ...] = (
     *_flags("no effect", _SPECULATION,
             "speculative-model num-speculative-tokens spec-model spec-method spec-tokens"),
     *_flags("no effect", _ONE_DEVICE,
-            "distributed-executor-backend data-parallel-backend data-parallel-address data-parallel-rpc-port "
+            "distributed-executor-backend data-parallel-address data-parallel-rpc-port "
             "all2all-backend ubatch-size worker-cls worker-extension-cls", harmless=("mp", "uni")),
     *_flags("no effect", _ONE_DEVICE, "eplb-config", kind="json"),
     *_flags("not needed", "the one device holds every expert", "enable-expert-parallel",
@@ -161,8 +161,8 @@ _NO_EFFECT: tuple[Flag, ...] = (
 # fmt: off
 _REFUSED: tuple[Flag, ...] = (
     *_flags("refused", ONE_DEVICE,
-            "data-parallel-size data-parallel-size-local pipeline-parallel-size decode-context-parallel-size "
-            "prefill-context-parallel-size", kind="int", harmless=(1,)),
+            "pipeline-parallel-size decode-context-parallel-size prefill-context-parallel-size",
+            kind="int", harmless=(1,)),
     *_flags("refused", _ADAPTERS, "enable-lora enable-prompt-adapter", kind="bool"),
     *_flags("refused", _ADAPTERS, "lora-modules", kind="list"),
     *_flags("no effect", _ADAPTERS, "max-loras max-lora-rank max-cpu-loras lora-dtype"),

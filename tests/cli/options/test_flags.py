@@ -162,14 +162,14 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["tensor-parallel-size", "data-parallel-size", "pipeline-parallel-size", "decode-context-parallel-size"],
+    ["tensor-parallel-size", "pipeline-parallel-size", "decode-context-parallel-size"],
 )
 def test_several_devices_are_answered_alike(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
         merge([f"--{name}", "2"], {})
     same = caught.value.message.removeprefix(f"--{name} 2 (command line) is not supported: ")
-    assert same.startswith("a server uses one device")
-    assert "one server per GPU" in same
+    assert same.startswith("an engine uses one device")
+    assert "--data-parallel-size" in same
     assert merge([f"--{name}", "1"], {}).notices == ()
 
 

@@ -233,3 +233,29 @@ def test_lists_of_values_end_at_the_next_option() -> None:
     settings = merge(["demo", "--served-model-name", "a", "b", "--port", "1"], {})
     assert settings.server.served_model_names == ("a", "b")
     assert settings.engine.model == "demo"
+
+
+@pytest.mark.parametrize(
+    ("line", "engines", "http"),
+    [
+        ([], 1, 1),
+        (["-dp", "4"], 4, 4),  # as many HTTP processes as engines, as in vLLM
+        (["--data-parallel-size", "4", "--api-server-count", "1"], 4, 1),
+        (["-dpl", "2"], 2, 2),
+        (["--api-server-count", "3"], 1, 3),
+    ],
+)
+def test_replicas_bring_their_http_processes(line: list[str], engines: int, http: int) -> None:
+    server = merge(line, {}).server
+    assert (server.data_parallel_size, server.data_parallel_backend) == (engines, "mp")
+    assert server.api_server_count == http
+
+
+def test_replicas_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "dp.yaml"
+    file.write_text("model: demo\ndata-parallel-size: 2\ndata-parallel-backend: mp\n")
+    assert merge(["--config", str(file)], {}).server.data_parallel_size == 2
+    file.write_text("model: demo\ndata-parallel-size: 2\ndata-parallel-backend: ray\n")
+    with pytest.raises(ConfigError, match=r"ray \(file\): Ray is not supported"):
+        merge(["--config", str(file)], {})
+    assert len(merge(["-dpb", "ray"], {}).notices) == 1
