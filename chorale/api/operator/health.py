@@ -31,25 +31,49 @@ def routes(state: ServerState) -> list[Route]:
 
 
 async def health(state: ServerState, request: Request) -> Response:
-    """Returns 200 with an empty body while the engine works, even during the drain; otherwise 503 with the
-    reason.
+    """Returns 200 while an engine works, even during the drain; otherwise 503 with the reason.
+
+    The body of a 200 is empty with one engine, and lists the engines if there are several.
     """
     if state.client.status.state in ("ready", "draining"):
-        return Response(status_code=200)
+        return _available(state)
     return _unavailable(state)
 
 
 async def ready(state: ServerState, request: Request) -> Response:
     """Like /health, but returns 503 once the server drains, so that load balancers choose another server."""
     if state.client.status.state == "ready" and not state.lifecycle.draining:
-        return Response(status_code=200)
+        return _available(state)
     return _unavailable(state)
+
+
+def _available(state: ServerState) -> Response:
+    engines = _engines(state)
+    return json_response({"status": state.client.status.state, "engines": engines}) if engines else Response()
+
+
+def _engines(state: ServerState) -> list[dict[str, object]]:
+    """Returns the state of each of several engines; those that do not serve say why."""
+    engines = state.client.engines
+    if len(engines) == 1:
+        return []
+    found: list[dict[str, object]] = []
+    for index, engine in enumerate(engines):
+        status, more = engine.status, dict[str, object]()
+        if status.state not in ("ready", "draining"):
+            more = {"phase": status.phase, "progress": status.progress, "message": status.message}
+        found.append({"engine": str(index), "status": status.state, **more})
+    return found
 
 
 def _unavailable(state: ServerState) -> Response:
     status = state.client.status
     name = "draining" if state.lifecycle.draining and status.state == "ready" else status.state
-    body = {"status": name, "phase": status.phase, "progress": status.progress, "message": status.message}
+    body: dict[str, object] = {
+        "status": name, "phase": status.phase, "progress": status.progress, "message": status.message,
+    }  # fmt: skip
+    if engines := _engines(state):
+        body["engines"] = engines
     # "failed" is permanent, so there is no Retry-After.
     return json_response(body, 503, None if name == "failed" else {"retry-after": "1"})
 

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from chorale.api.operator.engine_record import EngineRecord
 from chorale.api.operator.metrics import Metrics
 from chorale.client.base import EngineClient, EngineInfo, EngineStatus, EngineView, TokenStream
 from chorale.engine.types import ChunkTimings, EngineStats, GenerateRequest, TokenChunk
@@ -77,8 +78,8 @@ class MeteredStream:
     """Wraps a ``TokenStream``. Per-choice lists are indexed by choice."""
 
     __slots__ = (
-        "_arrival", "_client", "_first", "_itl", "_last", "_metrics", "_num_computed", "_num_prompt",
-        "_num_tokens", "_open", "_stream",
+        "_arrival", "_client", "_first", "_itl", "_last", "_max_tokens", "_metrics", "_num_computed",
+        "_num_prompt", "_num_tokens", "_open", "_record", "_stream", "_view",
     )  # fmt: skip
 
     def __init__(
@@ -86,18 +87,26 @@ class MeteredStream:
     ) -> None:
         n = request.sampling.n
         self._stream, self._client, self._metrics = stream, client, metrics
-        self._itl = metrics.histograms["vllm:inter_token_latency_seconds"]
         self._arrival = request.arrival_time or time.time()
         self._first, self._last, self._num_tokens = [0.0] * n, [0.0] * n, [0] * n
         self._open = set(range(n))
         # Prompt tokens without the cached ones; None until the prompt has been computed.
         self._num_computed: int | None = None
-        self._num_prompt = len(request.prompt_token_ids)
-        observe = metrics.histograms
-        observe["vllm:request_prompt_tokens"].observe(len(request.prompt_token_ids))
-        observe["vllm:request_params_n"].observe(n)
-        if request.sampling.max_tokens is not None:
-            observe["vllm:request_params_max_tokens"].observe(request.sampling.max_tokens)
+        self._num_prompt, self._max_tokens = len(request.prompt_token_ids), request.sampling.max_tokens
+        self._record: EngineRecord | None = None  # of the engine that serves it, once that is known
+
+    def _begin(self) -> EngineRecord:
+        """Counts the request for its engine, which is known at the first chunks and at every end."""
+        engine = self._stream.engine
+        self._record = record = self._metrics.engines[engine]
+        self._view = self._client.engines[engine]
+        observe = record.histograms
+        self._itl = observe["vllm:inter_token_latency_seconds"]
+        observe["vllm:request_prompt_tokens"].observe(self._num_prompt)
+        observe["vllm:request_params_n"].observe(len(self._num_tokens))
+        if self._max_tokens is not None:
+            observe["vllm:request_params_max_tokens"].observe(self._max_tokens)
+        return record
 
     @property
     def engine(self) -> int:
@@ -113,9 +122,10 @@ class MeteredStream:
             self._end_all("error", "engine")
             raise
         now = time.time()
+        record = self._record or self._begin()
         for chunk in chunks:
-            self._observe(chunk, now)
-        self._metrics.engine_stats(self._client.stats)
+            self._observe(chunk, now, record)
+        record.observe(self._view.stats)
         return chunks
 
     async def aclose(self) -> None:
@@ -131,24 +141,24 @@ class MeteredStream:
             self._end(index, "stop", None)
         self._stream.drop(index)
 
-    def _observe(self, chunk: TokenChunk, now: float) -> None:
+    def _observe(self, chunk: TokenChunk, now: float, record: EngineRecord) -> None:
         index = chunk.index
         if chunk.token_ids:
             if self._num_tokens[index]:
                 self._itl.observe(now - self._last[index])
             else:
                 self._first[index] = now
-                self._metrics.histograms["vllm:time_to_first_token_seconds"].observe(now - self._arrival)
+                record.histograms["vllm:time_to_first_token_seconds"].observe(now - self._arrival)
             self._num_tokens[index] += len(chunk.token_ids)
             self._last[index] = now
         if self._num_computed is None and chunk.token_ids:
             self._num_computed = self._num_prompt - chunk.num_cached_tokens
         if chunk.num_cached_tokens and index == 0:  # choices share one prompt, which is counted once
-            self._metrics.series.count("vllm:prompt_tokens_cached", (), chunk.num_cached_tokens)
+            record.series.count("vllm:prompt_tokens_cached", (), chunk.num_cached_tokens)
         if chunk.finish_reason is not None and index in self._open:
             self._end(index, chunk.finish_reason, "engine" if chunk.finish_reason == "abort" else None)
             if chunk.timings is not None:
-                self._observe_timings(chunk.timings)
+                _observe_timings(chunk.timings, record)
 
     def _end_all(self, reason: str, abort: str | None) -> None:
         for index in sorted(self._open):
@@ -156,7 +166,8 @@ class MeteredStream:
 
     def _end(self, index: int, reason: str, abort: str | None) -> None:
         self._open.discard(index)
-        series, observe = self._metrics.series, self._metrics.histograms
+        record = self._record or self._begin()
+        series, observe = record.series, record.histograms
         series.count("vllm:request_success", (reason,))
         if abort is not None:
             series.count("chorale:aborts", (abort,))
@@ -171,15 +182,16 @@ class MeteredStream:
             per_token = (self._last[index] - self._first[index]) / (num_tokens - 1)
             observe["vllm:request_time_per_output_token_seconds"].observe(per_token)
 
-    def _observe_timings(self, timings: ChunkTimings) -> None:
-        if not timings.first_scheduled:
-            return  # aborted in the queue
-        observe = self._metrics.histograms
-        spans = {
-            "queue": timings.first_scheduled - timings.arrival,
-            "prefill": timings.first_token - timings.first_scheduled,
-            "decode": timings.last_token - timings.first_token,
-            "inference": timings.last_token - timings.first_scheduled,
-        }
-        for name, seconds in spans.items():
-            observe[f"vllm:request_{name}_time_seconds"].observe(max(0.0, seconds))
+
+def _observe_timings(timings: ChunkTimings, record: EngineRecord) -> None:
+    if not timings.first_scheduled:
+        return  # aborted in the queue
+    observe = record.histograms
+    spans = {
+        "queue": timings.first_scheduled - timings.arrival,
+        "prefill": timings.first_token - timings.first_scheduled,
+        "decode": timings.last_token - timings.first_token,
+        "inference": timings.last_token - timings.first_scheduled,
+    }
+    for name, seconds in spans.items():
+        observe[f"vllm:request_{name}_time_seconds"].observe(max(0.0, seconds))

@@ -62,6 +62,12 @@ COUNTERS: dict[str, tuple[str, Labels]] = {
     "http_requests": ("HTTP requests", ("handler", "method", "status")),
 }
 
+# Counted of the server, not of an engine: they have one series, that of engine 0.
+BY_SERVER = (
+    "chorale:queue_rejections", "chorale:tool_calls", "chorale:harmony_repairs",
+    "chorale:response_store_failures",
+)  # fmt: skip
+
 # Metric name -> field of ``EngineStats``.
 ENGINE_COUNTERS: dict[str, tuple[str, str]] = {
     "vllm:prompt_tokens": ("prompt_tokens", "Prompt tokens, including cached ones"),

@@ -5,14 +5,14 @@ every token, by the HTTP middleware, and by endpoints for what only they know (`
 
 With several API processes on one port, a scrape reaches any of them. Each process writes its counts to a file
 in ``share`` once a second, and a scrape adds the other processes' files to its own counts, so the sums are at
-most a second old. Engine metrics come from the engine's statistics, which every process receives in full;
-they are not summed.
+most a second old. Engine metrics come from the engines' statistics, which every process receives in full;
+they are not summed. With several engines, each has its own series under vLLM's label ``engine``.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,10 +27,11 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from chorale.api.operator.engine_record import EngineRecord
 from chorale.api.operator.metric_names import (
+    BY_SERVER,
     COUNTERS,
     ENGINE_COUNTERS,
-    ENGINE_FIELDS,
     HISTOGRAMS,
     SLEEP_STATES,
     is_http,
@@ -38,52 +39,38 @@ from chorale.api.operator.metric_names import (
 from chorale.api.operator.metric_types import Histogram, Labels, Series, total
 from chorale.client.base import EngineClient
 from chorale.engine.types import EngineStats
-from chorale.errors import ChoraleError
 
 if TYPE_CHECKING:
     from chorale.store.protocol import StoreStats
 
+ENGINE_LABELS = ("model_name", "engine")
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Metrics(Collector):
     """The metrics of one API process. ``create_app`` calls ``watch`` once.
 
-    ``log_stats`` False leaves out the vllm: metrics, as in vLLM with --disable-log-stats.
+    There is a record for each engine; what belongs to none (HTTP, tools, the store) is in the first one's
+    series. ``log_stats`` False leaves out the vllm: metrics, as in vLLM with --disable-log-stats.
     """
 
     def __init__(
-        self,
-        model_name: str = "",
-        engine: str = "0",
-        *,
-        process: int = 0,
-        share: Path | None = None,
-        log_stats: bool = True,
+        self, model_name: str = "", *, process: int = 0, share: Path | None = None, log_stats: bool = True
     ) -> None:
-        self.series = Series()
-        self._labels: dict[str, str] = {"model_name": model_name, "engine": engine}
-        self._client: EngineClient | None = None
-        self._last_stats = EngineStats()
-        self._before_restarts = dict.fromkeys(ENGINE_FIELDS, 0)
-        self._num_restarts = 0
-        self._engine_id = ""
+        self._model_name = model_name
+        self.engines = [EngineRecord({"model_name": model_name, "engine": "0"})]
+        self.series = self.engines[0].series
+        self._labels = self.engines[0].labels
         self._store_works = True
         self._store_sizes: dict[str, int] = {}  # contents of the response store, by metric
         self.process, self._share, self._log_stats = process, share, log_stats
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
         self._register_process()
-        self.histograms = {
-            name: self.series.histogram(name, bounds)
-            for name, (_, bounds, labels) in HISTOGRAMS.items()
-            if not labels
-        }
-        self._step_tokens = self.histograms["vllm:iteration_tokens_total"]
-        self._all_http = self.histograms["http_request_duration_highr_seconds"]
+        self._all_http = self.engines[0].histograms["http_request_duration_highr_seconds"]
 
     def _register_process(self) -> None:
-        """Registers the process_* and python_* metrics of this process, and process_* of the engine's.
+        """Registers the process_* and python_* metrics of this process.
 
         With several API processes, each scrape would show another process, so they are left out, as in vLLM.
         """
@@ -91,19 +78,14 @@ class Metrics(Collector):
             ProcessCollector(registry=self._registry)
             PlatformCollector(registry=self._registry)
             GCCollector(registry=self._registry)
-        ProcessCollector(namespace="chorale:engine", pid=self._engine_pid, registry=self._registry)
-
-    def _engine_pid(self) -> int:
-        """Returns the engine's process id, or an invalid one if there is no separate engine process."""
-        with contextlib.suppress(ChoraleError):
-            if self._client is not None and self._client.info.pid:
-                return self._client.info.pid
-        return -1
 
     # ---------------------------------------------------------------- written by others
 
     def watch(self, client: EngineClient) -> None:
-        self._client = client
+        for index, engine in enumerate(client.engines):
+            if index == len(self.engines):
+                self.engines.append(EngineRecord({"model_name": self._model_name, "engine": str(index)}))
+            self.engines[index].watch(engine)
 
     def tool_called(self, tool: str, failed: bool) -> None:
         """Counts a call. ``tool``: browser, python or mcp."""
@@ -137,17 +119,6 @@ class Metrics(Collector):
         self.series.histogram("http_request_duration_seconds", bounds, (handler, method)).observe(seconds)
         self._all_http.observe(seconds)
 
-    def engine_stats(self, stats: EngineStats) -> None:
-        """Updates from the engine's counters. Returns at once if there was no step since the last call."""
-        last = self._last_stats
-        if stats.num_steps == last.num_steps:
-            return
-        if stats.num_steps < last.num_steps:  # a new engine process counts from zero
-            for field in self._before_restarts:
-                self._before_restarts[field] += getattr(last, field)
-        self._last_stats = stats
-        self._step_tokens.observe(stats.last_step_tokens)
-
     # ---------------------------------------------------------------- read by a scrape
 
     def render(self) -> bytes:
@@ -158,12 +129,15 @@ class Metrics(Collector):
         """Writes this process's counts for the other processes, if ``share`` is set."""
         if self._share is None:
             return
+        for engine in self.engines:
+            engine.notice_restart()
         target = self._share / f"metrics-{self.process}.msgpack"
         unfinished = target.with_suffix(".tmp")
-        unfinished.write_bytes(msgspec.msgpack.encode(_portable(self.series)))
+        unfinished.write_bytes(msgspec.msgpack.encode([_portable(engine.series) for engine in self.engines]))
         unfinished.replace(target)
 
-    def _others(self) -> Iterator[Series]:
+    def _others(self) -> Iterator[list[Series]]:
+        """Yields the series of each other process, by engine."""
         if self._share is None:
             return
         for path in sorted(self._share.glob("metrics-*.msgpack")):
@@ -185,104 +159,142 @@ class Metrics(Collector):
         )
         for name, value in self._store_sizes.items():
             yield self._gauge(name, "Contents of the response store", value)
-        series = total([self.series, *self._others()])
+        yield from self._collect_series()
+
+    def _collect_series(self) -> Iterator[Any]:
+        """Yields what all processes have counted: by engine, but for what belongs to the server."""
+        every = [[engine.series for engine in self.engines], *self._others()]
+        series = [
+            total(process[place] for process in every if place < len(process))
+            for place in range(len(self.engines))
+        ]
         for name, (doc, labels) in COUNTERS.items():
-            own = {} if is_http(name) else self._labels
-            counter = CounterMetricFamily(name, doc, labels=[*own, *labels])
-            for values, amount in series.counters.get(name, {} if labels else {(): 0.0}).items():
-                counter.add_metric([*own.values(), *values], amount)
-            yield counter
+            family = self._family(CounterMetricFamily, name, doc, labels)
+            for own, part in self._parts(name, series):
+                for values, amount in part.counters.get(name, {} if labels else {(): 0.0}).items():
+                    family.add_metric([*own, *values], amount)
+            yield family
         for name, (doc, _, labels) in HISTOGRAMS.items():
-            own = {} if is_http(name) else self._labels
-            family = HistogramMetricFamily(name, doc, labels=[*own, *labels])
-            for values, histogram in series.histograms.get(name, {}).items():
-                family.add_metric([*own.values(), *values], histogram.cumulative(), histogram.total)
+            family = self._family(HistogramMetricFamily, name, doc, labels)
+            for own, part in self._parts(name, series):
+                for values, histogram in part.histograms.get(name, {}).items():
+                    family.add_metric([*own, *values], histogram.cumulative(), histogram.total)
             yield family
 
+    def _family(self, kind: Any, name: str, doc: str, labels: Iterable[str]) -> Any:
+        return kind(name, doc, labels=[*([] if is_http(name) else self._labels), *labels])
+
+    def _parts(self, name: str, series: list[Series]) -> list[tuple[list[str], Series]]:
+        """Returns the label values of each engine that has this metric, with its series."""
+        if is_http(name):
+            return [([], series[0])]
+        parts = [(list(e.labels.values()), part) for e, part in zip(self.engines, series, strict=True)]
+        return parts[:1] if name in BY_SERVER else parts
+
     def _collect_engine(self) -> Iterator[Any]:
-        stats = self._current_stats()
-        used = stats.kv_blocks_used / stats.kv_blocks_total if stats.kv_blocks_total else 0.0
-        yield self._gauge("vllm:num_requests_running", "Sequences in the running batch", stats.num_running)
-        yield self._gauge("vllm:num_requests_waiting", "Waiting sequences", stats.num_waiting)
-        reasons = {"capacity": stats.num_waiting - stats.num_deferred, "deferred": stats.num_deferred}
-        yield self._gauges(
+        engines = [(engine, engine.current_stats()) for engine in self.engines]
+        gauge, counter = GaugeMetricFamily, CounterMetricFamily
+
+        def each(kind: Any, name: str, doc: str, read: Callable[[EngineStats], float]) -> Any:
+            return _by_engine(kind, name, doc, [(engine, read(stats)) for engine, stats in engines])
+
+        def each_of(kind: Any, name: str, doc: str, label: str, read: ByLabel) -> Any:
+            rows = [(engine, read(engine, stats)) for engine, stats in engines]
+            return _by_label(kind, name, doc, label, rows)
+
+        yield each(
+            gauge, "vllm:num_requests_running", "Sequences in the running batch", lambda s: s.num_running
+        )
+        yield each(gauge, "vllm:num_requests_waiting", "Waiting sequences", lambda s: s.num_waiting)
+        yield each_of(
+            gauge,
             "vllm:num_requests_waiting_by_reason",
             "Waiting sequences: for room (capacity), or for a grammar or a shared prompt (deferred)",
             "reason",
-            reasons,
+            lambda _, s: {"capacity": s.num_waiting - s.num_deferred, "deferred": s.num_deferred},
         )
-        yield self._gauge("vllm:kv_cache_usage_perc", "Share of KV pages in use, 0 to 1", used)
-        since = {field: self._before_restarts[field] + getattr(stats, field) for field in ENGINE_FIELDS}
+        yield each(gauge, "vllm:kv_cache_usage_perc", "Share of KV pages in use, 0 to 1", _kv_usage)
         for name, (field, doc) in ENGINE_COUNTERS.items():
-            yield self._counter(name, doc, since[field])
-        yield self._prompt_tokens_by_source(since)
-        states = dict.fromkeys(SLEEP_STATES, 0) | {"awake": 1}
-        yield self._gauges(
-            "vllm:engine_sleep_state", "Sleep state of the engine (always awake)", "sleep_state", states
+            yield _by_engine(counter, name, doc, [(e, e.totals(stats)[field]) for e, stats in engines])
+        yield each_of(
+            counter, "vllm:prompt_tokens_by_source", "Prompt tokens by source", "source", _by_source
         )
-        yield self._counter("chorale:engine_restarts", "Restarts of the engine process", self._num_restarts)
+        states = dict.fromkeys(SLEEP_STATES, 0.0) | {"awake": 1.0}
+        yield each_of(
+            gauge,
+            "vllm:engine_sleep_state",
+            "Sleep state of the engine (always awake)",
+            "sleep_state",
+            lambda *_: states,
+        )
+        restarts = [(engine, engine.num_restarts) for engine in self.engines]
+        yield _by_engine(counter, "chorale:engine_restarts", "Restarts of the engine process", restarts)
         yield from self._collect_info()
-
-    def _current_stats(self) -> EngineStats:
-        if self._client is None:
-            return self._last_stats
-        with contextlib.suppress(ChoraleError):
-            engine_id = self._client.info.engine_id
-            if self._engine_id and engine_id != self._engine_id:
-                self._num_restarts += 1
-            self._engine_id = engine_id
-        stats = self._client.stats
-        self.engine_stats(stats)
-        return stats
+        yield from self._collect_processes()
 
     def _collect_info(self) -> Iterator[Any]:
-        if self._client is None:
-            return
-        with contextlib.suppress(ChoraleError):
-            info = self._client.info
-            labels = {
-                **self._labels,
-                "block_size": str(info.block_size),
-                "num_gpu_blocks": str(info.num_blocks),
-                "enable_prefix_caching": str(info.enable_prefix_caching),
-                "cache_dtype": info.kv_cache_dtype,
-            }
-            family = GaugeMetricFamily(
-                "vllm:cache_config_info", "Configuration of the KV cache", labels=list(labels)
-            )
-            family.add_metric(list(labels.values()), 1.0)
+        facts = ("block_size", "num_gpu_blocks", "enable_prefix_caching", "cache_dtype")
+        family = GaugeMetricFamily(
+            "vllm:cache_config_info", "Configuration of the KV cache", labels=[*self._labels, *facts]
+        )
+        for engine in self.engines:
+            if (info := engine.info) is not None:
+                values = (info.block_size, info.num_blocks, info.enable_prefix_caching, info.kv_cache_dtype)
+                family.add_metric([*engine.labels.values(), *map(str, values)], 1.0)
+        if family.samples:
             yield family
 
-    def _prompt_tokens_by_source(self, since: Mapping[str, int]) -> Any:
-        """Yields prompt tokens by source. Recomputed tokens count as cached and as computed, as in vLLM."""
-        cached = since["cached_prompt_tokens"]
-        sources = {
-            "local_compute": since["prompt_tokens"] - cached,
-            "local_cache_hit": cached + since["recomputed_prompt_tokens"],
-            "external_kv_transfer": 0,
-        }
-        name = "vllm:prompt_tokens_by_source"
-        labels = [*self._labels, "source"]
-        family = CounterMetricFamily(name, "Prompt tokens by source", labels=labels)
-        for source, number in sources.items():
-            family.add_metric([*self._labels.values(), source], number)
-        return family
-
-    def _gauges(self, name: str, doc: str, label: str, values: Mapping[str, float]) -> Any:
-        family = GaugeMetricFamily(name, doc, labels=[*self._labels, label])
-        for key, value in values.items():
-            family.add_metric([*self._labels.values(), key], value)
-        return family
+    def _collect_processes(self) -> Iterator[Any]:
+        """Yields process_* of the engine processes; with several, by engine."""
+        merged: dict[str, Any] = {}
+        for engine in self.engines:
+            own = ProcessCollector(namespace="chorale:engine", pid=engine.pid, registry=None)
+            for family in own.collect():
+                found = merged.setdefault(family.name, family)
+                if len(self.engines) == 1:
+                    continue
+                label = {"engine": engine.labels["engine"]}
+                named = [sample._replace(labels=label) for sample in family.samples]
+                found.samples = named if found is family else found.samples + named
+        yield from merged.values()
 
     def _gauge(self, name: str, doc: str, value: float) -> Any:
-        family = GaugeMetricFamily(name, doc, labels=list(self._labels))
-        family.add_metric(list(self._labels.values()), value)
-        return family
+        return _by_engine(GaugeMetricFamily, name, doc, [(self.engines[0], value)])
 
-    def _counter(self, name: str, doc: str, value: float) -> Any:
-        family = CounterMetricFamily(name, doc, labels=list(self._labels))
-        family.add_metric(list(self._labels.values()), value)
-        return family
+
+ByLabel = Callable[[EngineRecord, EngineStats], Mapping[str, float]]
+
+
+def _by_engine(kind: Any, name: str, doc: str, rows: Iterable[tuple[EngineRecord, float]]) -> Any:
+    family = kind(name, doc, labels=list(ENGINE_LABELS))
+    for engine, value in rows:
+        family.add_metric(list(engine.labels.values()), value)
+    return family
+
+
+def _by_label(
+    kind: Any, name: str, doc: str, label: str, rows: Iterable[tuple[EngineRecord, Mapping[str, float]]]
+) -> Any:
+    family = kind(name, doc, labels=[*ENGINE_LABELS, label])
+    for engine, values in rows:
+        for key, value in values.items():
+            family.add_metric([*engine.labels.values(), key], value)
+    return family
+
+
+def _kv_usage(stats: EngineStats) -> float:
+    return stats.kv_blocks_used / stats.kv_blocks_total if stats.kv_blocks_total else 0.0
+
+
+def _by_source(engine: EngineRecord, stats: EngineStats) -> Mapping[str, float]:
+    """Returns prompt tokens by source. Recomputed tokens count as cached and as computed, as in vLLM."""
+    since = engine.totals(stats)
+    cached = since["cached_prompt_tokens"]
+    return {
+        "local_compute": since["prompt_tokens"] - cached,
+        "local_cache_hit": cached + since["recomputed_prompt_tokens"],
+        "external_kv_transfer": 0,
+    }
 
 
 _Counts = dict[str, list[tuple[Labels, float]]]
@@ -297,9 +309,11 @@ def _portable(series: Series) -> Any:
     )
 
 
-def _from_portable(data: bytes) -> Series:
-    counters, histograms = msgspec.msgpack.decode(data, type=tuple[_Counts, _Histograms])
-    return Series(
-        {name: dict(found) for name, found in counters.items()},
-        {name: dict(found) for name, found in histograms.items()},
-    )
+def _from_portable(data: bytes) -> list[Series]:
+    return [
+        Series(
+            {name: dict(found) for name, found in counters.items()},
+            {name: dict(found) for name, found in histograms.items()},
+        )
+        for counters, histograms in msgspec.msgpack.decode(data, type=list[tuple[_Counts, _Histograms]])
+    ]

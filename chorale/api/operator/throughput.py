@@ -42,9 +42,10 @@ class _Counts:
 
 
 class Throughput:
-    """Formats the lines. ``now``: seconds of any monotonic clock."""
+    """Formats the lines of one engine. ``now``: seconds of any monotonic clock."""
 
-    def __init__(self, stats: EngineStats, now: float) -> None:
+    def __init__(self, stats: EngineStats, now: float, engine: int = 0) -> None:
+        self._engine = engine
         self._stats, self._time = stats, now
         self._was_busy = False
         self._cache: deque[tuple[int, int]] = deque(maxlen=HIT_RATE_LINES)
@@ -63,7 +64,7 @@ class Throughput:
     def _parts(self, stats: EngineStats, counts: _Counts, seconds: float) -> Iterator[str]:
         queries, hits = (sum(column) for column in zip(*self._cache, strict=True))
         used = stats.kv_blocks_used / stats.kv_blocks_total if stats.kv_blocks_total else 0.0
-        yield f"Engine 000: Avg prompt throughput: {counts.prompt / seconds:.1f} tokens/s"
+        yield f"Engine {self._engine:03}: Avg prompt throughput: {counts.prompt / seconds:.1f} tokens/s"
         yield f"Avg generation throughput: {counts.generated / seconds:.1f} tokens/s"
         yield f"Running: {stats.num_running} reqs"
         yield f"Waiting: {stats.num_waiting} reqs"
@@ -74,10 +75,13 @@ class Throughput:
 
 
 async def log_throughput(client: EngineClient, interval: float) -> None:
-    """Logs a line every ``interval`` seconds until cancelled."""
-    throughput = Throughput(client.stats, time.monotonic())
+    """Logs a line for each engine every ``interval`` seconds until cancelled."""
+    engines = client.engines
+    began = time.monotonic()
+    throughputs = [Throughput(engine.stats, began, index) for index, engine in enumerate(engines)]
     while True:
         await asyncio.sleep(interval)
-        line = throughput.line(client.stats, time.monotonic())
-        if line is not None:
-            logger.info("%s", line)
+        for engine, throughput in zip(engines, throughputs, strict=True):
+            line = throughput.line(engine.stats, time.monotonic())
+            if line is not None:
+                logger.info("%s", line)

@@ -35,6 +35,7 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True):
     fail_at_step: int | None = None
     refuse: str | None = None  # a ConfigError with this message
     crash: str | None = None  # any other error while loading
+    faulty: str | None = None  # name of the replica that refuses or crashes; None: every engine
     max_num_seqs: int = 256
     num_blocks: int = LIMITS.num_blocks
 
@@ -43,15 +44,16 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def build(
-    config: EngineConfig, progress: Progress, prefix_secret: bytes = b""
+    config: EngineConfig, progress: Progress, prefix_secret: bytes = b"", name: str = "engine"
 ) -> tuple[EngineCore, EngineInfo]:
     behaviour = msgspec.json.decode(config.model, type=Behaviour)
     progress("load", 0.5, "half of it")
     time.sleep(behaviour.load_seconds)
-    if behaviour.refuse is not None:
-        raise ConfigError(behaviour.refuse)
-    if behaviour.crash is not None:
-        raise RuntimeError(behaviour.crash)
+    if behaviour.faulty in (None, name):
+        if behaviour.refuse is not None:
+            raise ConfigError(behaviour.refuse)
+        if behaviour.crash is not None:
+            raise RuntimeError(behaviour.crash)
     limits = dataclasses.replace(LIMITS, num_blocks=behaviour.num_blocks)
     executor = FakeExecutor(
         limits, MODEL, step_seconds=behaviour.step_seconds, fail_at_step=behaviour.fail_at_step
@@ -64,4 +66,4 @@ def build(
 
 if __name__ == "__main__":
     start = read_start(sys.stdin.buffer, EngineStart)
-    sys.exit(run_engine_process(start, partial(build, prefix_secret=start.prefix_secret)))
+    sys.exit(run_engine_process(start, partial(build, prefix_secret=start.prefix_secret, name=start.name)))

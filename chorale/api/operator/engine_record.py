@@ -1,0 +1,75 @@
+"""EngineRecord: what one process counts of one engine, beyond the engine's own statistics."""
+
+from __future__ import annotations
+
+import contextlib
+
+from chorale.api.operator.metric_names import ENGINE_FIELDS, HISTOGRAMS
+from chorale.api.operator.metric_types import Series
+from chorale.client.base import EngineInfo, EngineView
+from chorale.engine.types import EngineStats
+from chorale.errors import ChoraleError
+
+
+class EngineRecord:
+    """The series of the requests that an engine served, and its counters over restarts."""
+
+    def __init__(self, labels: dict[str, str]) -> None:
+        self.labels = labels
+        self.series = Series()
+        self.histograms = {
+            name: self.series.histogram(name, bounds)
+            for name, (_, bounds, more) in HISTOGRAMS.items()
+            if not more
+        }
+        self.num_restarts = 0
+        self._step_tokens = self.histograms["vllm:iteration_tokens_total"]
+        self._engine: EngineView | None = None
+        self._engine_id = ""
+        self._last_stats = EngineStats()
+        self._before_restarts = dict.fromkeys(ENGINE_FIELDS, 0)
+
+    def watch(self, engine: EngineView) -> None:
+        self._engine = engine
+
+    @property
+    def info(self) -> EngineInfo | None:
+        """None until the engine was ready once."""
+        with contextlib.suppress(ChoraleError):
+            return self._engine.info if self._engine is not None else None
+        return None
+
+    def pid(self) -> int:
+        """Returns the engine's process id, or an invalid one if there is no separate engine process."""
+        info = self.info
+        return (info.pid if info is not None else 0) or -1
+
+    def observe(self, stats: EngineStats) -> None:
+        """Updates from the engine's counters. Returns at once if there was no step since the last call."""
+        last = self._last_stats
+        if stats.num_steps == last.num_steps:
+            return
+        if stats.num_steps < last.num_steps:  # a new engine process counts from zero
+            for field in self._before_restarts:
+                self._before_restarts[field] += getattr(last, field)
+        self._last_stats = stats
+        self._step_tokens.observe(stats.last_step_tokens)
+
+    def notice_restart(self) -> None:
+        info = self.info
+        if info is not None:
+            self.num_restarts += bool(self._engine_id) and info.engine_id != self._engine_id
+            self._engine_id = info.engine_id
+
+    def current_stats(self) -> EngineStats:
+        """Returns the newest statistics, which are observed too."""
+        if self._engine is None:
+            return self._last_stats
+        self.notice_restart()
+        stats = self._engine.stats
+        self.observe(stats)
+        return stats
+
+    def totals(self, stats: EngineStats) -> dict[str, int]:
+        """Returns the engine's counters since the server's start, by field."""
+        return {field: self._before_restarts[field] + getattr(stats, field) for field in ENGINE_FIELDS}

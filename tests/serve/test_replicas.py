@@ -1,0 +1,324 @@
+"""Several engines under one supervisor (fake device): health, metrics, deaths, drain, devices."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from chorale.client.base import EngineInfo, EngineStatus
+from chorale.config import EngineConfig
+from chorale.errors import ConfigError
+from chorale.serve import devices
+from chorale.serve.bootstrap import EngineStart
+from chorale.serve.devices import replica_environments, share, visible_ids
+from chorale.serve.replica_status import ReplicaStatuses
+from chorale.serve.supervisor import replicate
+from tests.serve.test_supervisor import JSON, Supervised, ended, fetch, serve
+from tests.support.serve.harness import is_alive, run, until
+
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+ONE_HTTP = {"data_parallel_size": 2, "api_server_count": 1}
+TWO_HTTP = {"data_parallel_size": 2, "api_server_count": 2}
+
+
+async def health(server: Supervised, path: str = "/health") -> tuple[int | None, Any]:
+    status, body = await asyncio.to_thread(fetch, server.port, path, {})
+    return status, json.loads(body) if body else None
+
+
+async def states(server: Supervised) -> list[str]:
+    _, body = await health(server)
+    return [each["status"] for each in body["engines"]] if body else []
+
+
+async def both_ready(server: Supervised) -> None:
+    await server.listening()
+    while await states(server) != ["ready", "ready"]:
+        await asyncio.sleep(0.02)
+
+
+async def metric(server: Supervised, name: str) -> dict[str, float]:
+    """The values of a metric by engine. The parser refuses what Prometheus would."""
+    _, body = await asyncio.to_thread(fetch, server.port, "/metrics", {})
+    return {
+        sample.labels["engine"]: sample.value
+        for family in text_string_to_metric_families(body.decode())
+        for sample in family.samples
+        if sample.name == name
+    }
+
+
+async def complete(server: Supervised, prompt: list[int], **fields: Any) -> tuple[int, Any]:
+    def post() -> tuple[int, Any]:
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)) as client:
+            body = {"prompt": prompt, "max_tokens": 4, "ignore_eos": True, **fields}
+            client.request("POST", "/v1/completions", json.dumps(body), JSON)
+            answer = client.getresponse()
+            return answer.status, json.loads(answer.read())
+
+    return await asyncio.to_thread(post)
+
+
+@on_linux
+@pytest.mark.parametrize("server", [ONE_HTTP, TWO_HTTP], ids=["one", "workers"])
+def test_one_dies_and_the_server_serves(server: dict[str, int]) -> None:
+    async def scene() -> None:
+        async with serve(server=server, limits={"backoff": 1.0}) as s:
+            await both_ready(s)
+            assert len(s.children("fake_engine")) == 2
+            assert await health(s) == (
+                200,
+                {"status": "ready", "engines": [{"engine": "0", "status": "ready"},
+                                                {"engine": "1", "status": "ready"}]},
+            )  # fmt: skip
+            for number in range(8):
+                status, _ = await complete(s, [number + 1] * 40)
+                assert status == 200
+            assert set(await metric(s, "vllm:generation_tokens_total")) == {"0", "1"}
+            victim = s.children("fake_engine")[0]
+            os.kill(victim, signal.SIGKILL)
+            await until(lambda: victim not in s.children("fake_engine"), "it is gone")
+            while "dead" not in await states(s):
+                await asyncio.sleep(0.01)
+            status, body = await health(s)
+            assert status == 200
+            assert body["status"] == "ready"
+            (gone,) = [each for each in body["engines"] if each["status"] == "dead"]
+            assert "message" in gone
+            assert (await health(s, "/ready"))[0] == 200
+            for number in range(4):
+                assert (await complete(s, [number + 50] * 40))[0] == 200
+            await both_ready(s)
+            assert len(s.children("fake_engine")) == 2
+            assert any("engine " in e.get("message", "") for e in s.events if e.get("state") == "dead")
+            restarts = "chorale:engine_restarts_total"
+            for _ in range(4):  # whichever process answers; they look once a second
+                for _ in range(200):
+                    found = await metric(s, restarts)
+                    if sum(found.values()) == 1:
+                        break
+                    await asyncio.sleep(0.02)
+                assert sorted(found.values()) == [0, 1]
+
+    run(scene())
+
+
+@on_linux
+def test_both_die_and_come_back() -> None:
+    async def scene() -> None:
+        async with serve(server=ONE_HTTP, limits={"backoff": 0.5}) as s:
+            await both_ready(s)
+            for pid in s.children("fake_engine"):
+                os.kill(pid, signal.SIGKILL)
+            await s.answers(503)
+            status, body = await health(s)
+            if status == 503:
+                assert body["status"] in ("dead", "loading")
+                assert len(body["engines"]) == 2
+            status, _ = await complete(s, [1] * 40)
+            assert status in (200, 503)
+            await both_ready(s)
+            assert (await complete(s, [1] * 40))[0] == 200
+
+    run(scene())
+
+
+@on_linux
+@pytest.mark.parametrize("server", [ONE_HTTP, TWO_HTTP], ids=["one", "workers"])
+def test_sigterm_lets_the_requests_of_every_engine_finish(server: dict[str, int]) -> None:
+    async def scene() -> None:
+        async with serve(behaviour={"step_seconds": 0.05}, server=server) as s:
+            await both_ready(s)
+            engines = s.children("fake_engine")
+            asked = [
+                asyncio.ensure_future(complete(s, [i + 1] * 40, max_tokens=120, temperature=0))
+                for i in range(6)
+            ]
+            while sum((await metric(s, "vllm:num_requests_running")).values()) < 6:
+                await asyncio.sleep(0.01)
+            assert all(value > 0 for value in (await metric(s, "vllm:num_requests_running")).values())
+            s.process.terminate()
+            for status, body in await asyncio.gather(*asked):
+                assert status == 200
+                assert body["choices"][0]["finish_reason"] == "length"
+            assert await ended(s) == 0
+            assert not any(is_alive(pid) for pid in engines)
+
+    run(scene())
+
+
+@on_linux
+@pytest.mark.parametrize(
+    ("fault", "code"), [({"refuse": "no such tensor"}, 2), ({"crash": "no such device"}, 1)]
+)
+def test_the_server_ends_when_all_have_given_up(fault: dict[str, str], code: int) -> None:
+    async def scene() -> None:
+        async with serve(behaviour=fault, server=ONE_HTTP, limits={"backoff": 0.01}) as s:
+            assert await ended(s) == code
+            assert s.states[-1] == "failed"
+            assert s.states.count("failed") == 1
+            assert "no such" in s.events[-1].get("message", "no such")
+
+    run(scene())
+
+
+@on_linux
+def test_one_that_can_never_start_leaves_the_others_serving() -> None:
+    async def scene() -> None:
+        behaviour = {"refuse": "out of memory", "faulty": "engine-1"}
+        async with serve(behaviour=behaviour, server=ONE_HTTP) as s:
+            await s.listening()
+            await s.answers(200)
+            await until(lambda: "ready" in s.states, "the operator is told")
+            assert (await complete(s, [1] * 40))[0] == 200
+            (lost,) = [e["message"] for e in s.events if e.get("state") == "dead"]
+            assert lost == "engine 1: out of memory; the others go on without it"
+            assert "failed" not in s.states
+            s.process.terminate()
+            assert await ended(s) == 0
+
+    run(scene())
+
+
+@on_linux
+def test_children_die_with_a_killed_supervisor() -> None:
+    async def scene() -> None:
+        async with serve(server=TWO_HTTP) as s:
+            await both_ready(s)
+            children = [*s.children("fake_engine"), *s.children("api_process")]
+            assert len(children) == 4
+            s.process.kill()
+            await s.process.wait()
+            await until(lambda: not any(is_alive(pid) for pid in children), "all end")
+
+    run(scene())
+
+
+# --------------------------------------------------------------------------- the operator's view
+
+INFO = EngineInfo(model="m", max_model_len=100, max_num_seqs=4, num_kv_tokens=1000)
+
+
+class Told:
+    def __init__(self, count: int) -> None:
+        self.heard: list[tuple[str, str]] = []
+        self.infos: list[EngineInfo] = []
+        statuses = ReplicaStatuses(count, self.hear)
+        self.say = [statuses.callback(index) for index in range(count)]
+
+    def hear(self, status: EngineStatus, info: EngineInfo | None) -> None:
+        self.heard.append((status.state, status.message or status.phase))
+        if info is not None:
+            self.infos.append(info)
+
+    def tell(self, index: int, state: Any, message: str = "", info: EngineInfo | None = None) -> None:
+        say = self.say[index]
+        assert say is not None
+        say(EngineStatus(state, message=message), info)
+
+
+def test_ready_is_said_once_all_are_and_a_death_names_its_engine() -> None:
+    told = Told(2)
+    told.tell(0, "loading", "a")
+    told.tell(1, "loading", "b")  # one row a phase: that of the first
+    told.tell(0, "ready", info=INFO)
+    told.tell(1, "loading", "c")
+    told.tell(1, "ready", info=EngineInfo(model="m", max_model_len=50, max_num_seqs=9, num_kv_tokens=2000))
+    assert told.heard == [("loading", "a"), ("loading", "c"), ("ready", "")]
+    (info,) = told.infos  # what any of them can take
+    assert (info.max_model_len, info.max_num_seqs, info.num_kv_tokens) == (50, 4, 1000)
+    told.heard.clear()
+    told.tell(1, "dead", "killed")
+    told.tell(1, "loading", "again")
+    told.tell(1, "ready", info=INFO)
+    assert told.heard == [("dead", "engine 1: killed"), ("ready", "")]
+    told.heard.clear()
+    told.tell(0, "failed", "no memory")
+    told.tell(1, "failed", "no memory either")
+    assert told.heard == [
+        ("dead", "engine 0: no memory; the others go on without it"), ("failed", "no memory either")
+    ]  # fmt: skip
+
+
+def test_one_engine_has_the_callback_itself() -> None:
+    told = Told(1)
+    assert told.say == [told.hear]
+    assert ReplicaStatuses(2, None).callback(1) is not None
+
+
+# --------------------------------------------------------------------------- devices
+
+
+@pytest.mark.parametrize(
+    ("given", "ids"),
+    [
+        (None, None),
+        ("", []),
+        ("0,1,2", ["0", "1", "2"]),
+        (" 3 , 1", ["3", "1"]),
+        ("GPU-8932f937,GPU-1", ["GPU-8932f937", "GPU-1"]),
+        ("MIG-GPU-8932/1/0,MIG-7", ["MIG-GPU-8932/1/0", "MIG-7"]),
+        ("0,-1,2", ["0"]),
+    ],
+)
+def test_ids_are_kept_as_they_were_written(given: str | None, ids: list[str] | None) -> None:
+    assert visible_ids({} if given is None else {"CUDA_VISIBLE_DEVICES": given}) == ids
+
+
+def test_each_replica_gets_its_share() -> None:
+    assert share(["4", "5", "6", "7"], 2, 2) == [["4", "5"], ["6", "7"]]
+    assert share(["GPU-a", "GPU-b", "GPU-c"], 2, 1) == [["GPU-a"], ["GPU-b"]]  # what is left stays idle
+    with pytest.raises(ConfigError, match=r"4 engines need 4 GPUs, and 2 can be seen \(0, 1\): use "
+                                          "--data-parallel-size 2,"):  # fmt: skip
+        share(["0", "1"], 4, 1)
+    with pytest.raises(
+        ConfigError, match=r"2 engines of 4 GPUs .* need 8 GPUs, and 3 can be seen .*use fewer"
+    ):
+        share(["0", "1", "2"], 2, 4)
+
+
+def test_environments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "why_no_cuda", lambda: None)
+    monkeypatch.setattr(devices, "gpu_count", lambda: 4)
+    config = EngineConfig(device="cuda")
+    name = "CUDA_VISIBLE_DEVICES"
+    assert replica_environments(config, 2, {}) == [{name: "0"}, {name: "1"}]
+    assert replica_environments(config, 2, {name: "3,GPU-1"}) == [{name: "3"}, {name: "GPU-1"}]
+    ranks = EngineConfig(tensor_parallel_size=2)
+    assert replica_environments(ranks, 2, {name: "3,2,1,0"}) == [{name: "3,2"}, {name: "1,0"}]
+    assert replica_environments(EngineConfig(device="cpu"), 2, {}) is None
+    monkeypatch.setattr(devices, "why_no_cuda", lambda: "no driver")
+    assert replica_environments(EngineConfig(), 2, {}) is None
+
+
+def test_starts_of_replicas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = EngineStart(directory=str(tmp_path), config=EngineConfig(device="cpu"), parent_pid=1)
+    assert replicate(start, 1) == (start,)
+    one, two = replicate(start, 2)
+    assert [each.directory for each in (one, two)] == [f"{tmp_path}/0", f"{tmp_path}/1"]
+    assert Path(one.directory).stat().st_mode & 0o777 == 0o700
+    assert (one.name, two.name) == ("engine-0", "engine-1")
+    assert one.config.host_share == two.config.host_share == 2
+    assert len(one.prefix_secret) == 16
+    assert one.prefix_secret == two.prefix_secret
+    monkeypatch.setattr(devices, "why_no_cuda", lambda: None)
+    monkeypatch.setattr(devices, "gpu_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    other = tmp_path / "gpus"
+    other.mkdir()
+    start = EngineStart(directory=str(other), config=EngineConfig(), parent_pid=1)
+    one, two = replicate(start, 2)
+    assert (one.environment, two.environment) == (
+        {"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}
+    )  # fmt: skip
+    assert one.config.host_share == 1
