@@ -142,9 +142,9 @@ def test_sigterm_lets_the_requests_of_every_engine_finish(server: dict[str, int]
             engines = s.children("fake_engine")
             asked = [
                 asyncio.ensure_future(complete(s, [i + 1] * 40, max_tokens=120, temperature=0))
-                for i in range(6)
+                for i in range(4)  # a thread each, of the six that asyncio has on two cores
             ]
-            while sum((await metric(s, "vllm:num_requests_running")).values()) < 6:
+            while sum((await metric(s, "vllm:num_requests_running")).values()) < 4:
                 await asyncio.sleep(0.01)
             assert all(value > 0 for value in (await metric(s, "vllm:num_requests_running")).values())
             s.process.terminate()
