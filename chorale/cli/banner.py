@@ -87,7 +87,9 @@ class Screen:
             if self._failed:
                 print_error(status.message)
             else:
-                self._console.print(f"the engine died and is restarting: {status.message}", markup=False)
+                many = self._settings.server.data_parallel_size > 1
+                said = status.message if many else f"the engine died and is restarting: {status.message}"
+                self._console.print(said, markup=False)
 
     def on_stopping(self) -> None:
         self._end_live()
@@ -145,7 +147,10 @@ class Screen:
         self._end_live()
         self._phases = {}
         if self._ready_once:
-            self._console.print("the engine is ready again", markup=False)
+            many = self._settings.server.data_parallel_size > 1
+            self._console.print(
+                "every engine is ready again" if many else "the engine is ready again", markup=False
+            )
             return
         self._ready_once = True
         for line in banner(
@@ -175,10 +180,17 @@ def banner(
     full = info.num_kv_tokens / max(info.max_model_len, 1)
     yield ""
     yield f"model     {', '.join(names)}{revision} ({info.parameters / 1e6:,.0f} M parameters, {info.dtype})"
-    yield f"device    {info.device}, {info.ops} ops"
+    replicas = settings.server.data_parallel_size
+    yield f"device    {info.device}, {info.ops} ops{f' (each of {replicas} engines)' if replicas > 1 else ''}"
     longest = f"{info.max_model_len:,} tokens"
     pool = f"{info.num_kv_tokens:,} tokens in {info.kv_cache_dtype}"
-    yield f"KV cache  {pool}: {full:.1f} requests at the full {longest}"
+    each = " an engine" if replicas > 1 else ""
+    yield f"KV cache  {pool}: {full:.1f} requests{each} at the full {longest}"
+    if replicas > 1:
+        yield (
+            f"engines   {replicas} behind one port, {settings.server.api_server_count} HTTP process(es); a "
+            "request goes where its prefix is cached, if the load allows"
+        )
     docs = "" if settings.server.disable_docs else f"    docs {url}/docs"
     yield f"API       {url}/v1    metrics {url}/metrics{docs}"
     if settings.server.uds is None:

@@ -86,7 +86,9 @@ def find_gpu(name: str) -> GpuModel:
     if found is not None:
         return found
     if re.fullmatch(r"\d{1,2}x[a-z]+\d+.*|[a-z]+\d+.*x\d{1,2}", _key(name)):
-        raise ConfigError(f"--gpu {name}: one device is served; name a single GPU")
+        raise ConfigError(
+            f"--gpu {name}: one device is served by each engine; name a single GPU, and how many with --data-parallel-size"
+        )
     near = nearest(name.lower(), [each.name.lower() for each in MODELS])
     known = ", ".join(each.name for each in MODELS)
     raise ConfigError(f"--gpu {name}: unknown GPU{near or f'; known GPUs: {known}'}")

@@ -6,6 +6,7 @@ The engine and the HTTP side find the same faults later; here they end the comma
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import os
 import sqlite3
@@ -18,6 +19,7 @@ from chorale.errors import ChoraleError, ConfigError
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import SHAPES, make_config
 from chorale.model.hub import DEMO, find_folder, has_weights
+from chorale.runtime.devices import replica_environments
 from chorale.runtime.hardware import Hardware, available_memory, has_cuda_driver, why_no_cuda
 from chorale.runtime.resolve import check_model, resolve
 from chorale.store.schema import VERSION
@@ -32,6 +34,8 @@ def check_start(engine: EngineConfig, server: ServerConfig) -> None:
     """Raises ``ConfigError`` for the first fault."""
     check_tls(server)
     check_device(engine)
+    if server.data_parallel_size > 1 and replica_environments(engine, server.data_parallel_size) is None:
+        engine = dataclasses.replace(engine, host_share=server.data_parallel_size)
     model = find_model(engine)
     if model is not None:
         _check_sizes(engine, model)
@@ -66,7 +70,7 @@ def find_model(config: EngineConfig) -> ModelConfig | None:
 def _check_sizes(config: EngineConfig, model: ModelConfig) -> None:
     """Checks sizes on a CPU as the engine does. A GPU's memory is known only to the process that opens it."""
     if config.device == "cpu" or not has_cuda_driver():
-        free = available_memory()
+        free = available_memory() // config.host_share
         resolve(config, model, Hardware("cpu", "this machine", free, free))
     else:
         check_model(config, model)

@@ -25,6 +25,7 @@ from chorale.api.http.server import Stop, bind_sockets, stop_signals
 from chorale.config import EngineConfig, ServerConfig
 from chorale.errors import ChoraleError, ConfigError
 from chorale.processes import settle_signals
+from chorale.runtime.devices import replica_environments
 from chorale.serve.bootstrap import (
     EXIT_CONFIG,
     EXIT_FAILED,
@@ -34,7 +35,6 @@ from chorale.serve.bootstrap import (
     loop_factory,
     make_directory,
 )
-from chorale.serve.devices import replica_environments
 from chorale.serve.engine_monitor import ENGINE_COMMAND, EngineMonitor, OnStatus
 from chorale.serve.http_frontend import CUT_GRACE, make_frontend, share
 from chorale.serve.replica_status import ReplicaStatuses

@@ -93,3 +93,20 @@ def test_a_death_and_a_restart() -> None:
         (EngineStatus("ready"), INFO),
     )
     assert lines[-2:] == ["the engine died and is restarting: killed", "the engine is ready again"]
+
+
+def test_replicas_have_one_banner_and_name_the_engine_that_died() -> None:
+    lines = shown(
+        ["-dp", "2", "--api-server-count", "3"],
+        (EngineStatus("ready"), INFO),
+        (EngineStatus("dead", message="engine 1: the engine process was killed; restarting in 0.1 s"), None),
+        (EngineStatus("ready"), INFO),
+    )
+    assert "device    CPU, 2 threads, reference ops (each of 2 engines)" in lines
+    assert "KV cache  262,144 tokens in fp8_e4m3: 2.0 requests an engine at the full 131,072 tokens" in lines
+    (engines,) = [line for line in lines if line.startswith("engines   ")]
+    assert engines.startswith("engines   2 behind one port, 3 HTTP process(es)")
+    assert lines[-2:] == [
+        "engine 1: the engine process was killed; restarting in 0.1 s",
+        "every engine is ready again",
+    ]

@@ -18,9 +18,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from chorale.client.base import EngineInfo, EngineStatus
 from chorale.config import EngineConfig
 from chorale.errors import ConfigError
-from chorale.serve import devices
+from chorale.runtime import devices
+from chorale.runtime.devices import replica_environments, share, visible_ids
 from chorale.serve.bootstrap import EngineStart
-from chorale.serve.devices import replica_environments, share, visible_ids
 from chorale.serve.replica_status import ReplicaStatuses
 from chorale.serve.supervisor import replicate
 from tests.serve.test_supervisor import JSON, Supervised, ended, fetch, serve

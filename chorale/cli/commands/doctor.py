@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from chorale.cli import machine
+from chorale.runtime.devices import VISIBLE, visible_ids
 from chorale.runtime.hardware import available_memory, cpu_count, total_memory
 from chorale.runtime.memory import gib
 from chorale.tools.python.wasm import module as interpreter
@@ -59,6 +60,22 @@ def check_gpu() -> Iterator[Finding]:
         free, total = gib(gpu.free_bytes), gib(gpu.total_bytes)
         level = "OK" if gpu.free_bytes > 0.8 * gpu.total_bytes else "WARN"
         yield level, f"gpu {index}", f"{gpu.name}, {free} free of {total}, driver {gpu.driver}"
+    yield from _several(found)
+
+
+def _several(found: list[machine.Gpu]) -> Iterator[Finding]:
+    """What several GPUs can be used for, and whether the environment hides some."""
+    visible = visible_ids(os.environ)
+    if visible is not None and found:
+        shown = ", ".join(visible) or "none"
+        level = "OK" if visible else "WARN"
+        yield level, "gpus", f"{VISIBLE} shows {len(visible)} of {len(found)} to the server: {shown}"
+    count = len(found) if visible is None else len(visible)
+    if count > 1:
+        detail = f"chorale serve --data-parallel-size {count} runs an engine on each, behind one port"
+        if len({gpu.total_bytes for gpu in found}) > 1:
+            detail += "; they differ in memory, and a request must fit the smallest"
+        yield "OK", "replicas", detail
 
 
 def check_memory() -> Iterator[Finding]:

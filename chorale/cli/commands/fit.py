@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import textwrap
 from pathlib import Path
@@ -108,6 +109,11 @@ def report(settings: Settings, model: ModelConfig, hardware: Hardware, gpu: GpuM
     if gpu is not None:
         share = settings.engine.gpu_memory_utilization
         print(f"assumed   an idle GPU, --gpu-memory-utilization {share:g}; figures may differ slightly")
+    replicas = settings.server.data_parallel_size
+    if replicas > 1:
+        show_replicas(hardware, replicas)
+        if hardware.kind == "cpu":
+            hardware = dataclasses.replace(hardware, free_bytes=hardware.free_bytes // replicas)
     on_gpu = hardware.kind == "cuda"
     try:
         resolved = resolve(settings.engine, model, hardware, can_overlap=on_gpu, can_capture=on_gpu)
@@ -124,6 +130,15 @@ def report(settings: Settings, model: ModelConfig, hardware: Hardware, gpu: GpuM
         show_gpu(model, resolved, gpu)
     print("fits")
     return 0
+
+
+def show_replicas(hardware: Hardware, replicas: int) -> None:
+    """Prints what the engines share. The figures after it are those of each."""
+    if hardware.kind == "cuda":
+        where = f"each on such a GPU ({replicas} are needed)"
+    else:
+        where = "which share the memory and the cores"
+    print(f"engines   {replicas}, {where}; the figures below are for one")
 
 
 def show(model: ModelConfig, resolved: Resolved) -> None:

@@ -285,3 +285,23 @@ def test_config_show_changed_leaves_the_defaults_out(capsys: pytest.CaptureFixtu
     ]
     assert main(["config", "show", "--changed"]) == 0
     assert "every setting has its default" in capsys.readouterr().out
+
+
+def test_doctor_says_what_several_gpus_are_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    from chorale.cli import machine
+    from chorale.cli.commands import doctor
+
+    big, small = (machine.Gpu("H200", size * 2**30, size * 2**30, "570") for size in (140, 80))
+    monkeypatch.setattr(machine, "gpus", lambda: [big, big, small])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    found = {what: detail for _, what, detail in doctor.check_gpu()}
+    assert "--data-parallel-size 3" in found["replicas"]
+    assert "fit the smallest" in found["replicas"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
+    found = {what: detail for _, what, detail in doctor.check_gpu()}
+    assert found["gpus"] == "CUDA_VISIBLE_DEVICES shows 2 of 3 to the server: GPU-a, GPU-b"
+    assert "--data-parallel-size 2" in found["replicas"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert "replicas" not in {what for _, what, _ in doctor.check_gpu()}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert ("WARN", "gpus") in {(level, what) for level, what, _ in doctor.check_gpu()}

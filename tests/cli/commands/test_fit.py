@@ -79,3 +79,17 @@ def test_the_model_may_follow_the_names() -> None:
 def test_a_card_and_the_cpu_contradict(capsys: pytest.CaptureFixture[str]) -> None:
     code, shown = fit("20b --gpu h100 --device cpu", capsys)
     assert (code, "cannot be combined" in shown) == (2, True)
+
+
+def test_replicas_on_gpus_and_on_a_cpu(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, alone = fit("20b --gpu h200", capsys)
+    code, shown = fit("20b --gpu h200 --data-parallel-size 4", capsys)
+    assert (one, code) == (0, 0)
+    assert "engines   4, each on such a GPU (4 are needed); the figures below are for one" in shown
+    assert [line for line in shown.splitlines() if not line.startswith("engines")] == alone.splitlines()
+    monkeypatch.setattr("chorale.cli.commands.fit.available_memory", lambda: 16 * 2**30)
+    _, shared = fit("20b --device cpu -dp 2", capsys)
+    assert "engines   2, which share the memory and the cores; the figures below are for one" in shared
+    assert "does not fit" in shared  # 8 GiB each
