@@ -8,8 +8,8 @@ has it, find the hit of each, compute the costs and choose. Three cases: a promp
 one that a replica has but for its last block (a conversation goes on), and one that every replica has (a hot
 prefix). A prompt of more than ``SLICE`` blocks is hashed in slices between the loop's other work; the longest
 slice is what another stream may wait. Then the other direction: the messages that a follower of an engine
-reads, by block that was published, and the snapshot of a full index. No engine runs: indexes are filled by the
-engine's own functions. Figures are medians of the thread's CPU time.
+reads, by block that was published, and the snapshot of a full index. No engine runs: indexes are filled by
+the engine's own functions. Figures are medians of the CPU time of the thread.
 """
 
 from __future__ import annotations

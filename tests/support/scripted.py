@@ -69,7 +69,7 @@ class ChangingClient(ScriptedClient):
 
 class _ChangedStream:
     def __init__(self, stream: RequestStream, change: Callable[[TokenChunk], None]) -> None:
-        self._stream, self._change = stream, change
+        self._stream, self._change, self.engine = stream, change, stream.engine
 
     def __aiter__(self) -> _ChangedStream:
         return self

@@ -29,7 +29,7 @@ def with_engine(main: Any, step_seconds: float = 0.0) -> None:
         try:
             async with served(client) as server:
                 await main(server)
-                assert client._in_flight.num_admitted == 0
+                assert client._in_flight.admission.num_admitted == 0
         finally:
             await client.close()
 
