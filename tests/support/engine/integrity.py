@@ -9,7 +9,7 @@ from chorale.engine.core import EngineCore
 from chorale.engine.engine_state import EngineState
 from chorale.engine.kv_cache.blocks import BlockPool
 from chorale.engine.sequence import Sequence, Status
-from chorale.engine.waiting import WaitingQueue, is_live
+from chorale.engine.waiting import WaitingQueue, is_live, tokens_left
 
 
 def check_integrity(core: EngineCore) -> None:
@@ -67,6 +67,7 @@ def _check_queue(engine: EngineState, sequences: list[Sequence]) -> None:
     waiting = [sequence for sequence in sequences if sequence.status is Status.WAITING]
     assert sorted(map(id, waiting)) == sorted(map(id, live(engine.waiting))), "the queue is not the WAITING"
     assert len(waiting) == len(engine.waiting), "the queue miscounts"
+    assert sum(map(tokens_left, waiting)) == engine.waiting.num_tokens, "the queue miscounts its tokens"
     held = [sequence for sequence in sequences if sequence.status is Status.WAITING_FOR_PREFIX]
     assert len(held) == engine.num_waiting_for_prefix, "choices that wait for a prefix are miscounted"
     for sequence in held:
