@@ -337,3 +337,28 @@ def _grouped_fp8(pairs_each: float) -> GroupedTile:
 
 PERMUTE_AT_ONCE = 2048  # pairs of tiles that one kernel compares all with all; above, two count and place
 PERMUTE_PROGRAMS = 128  # that place pairs: one for each multiprocessor, if their blocks allow
+
+# The all-reduce (kernels/triton/reduce): predicted, not measured (docs/kernels.md).
+REDUCE_FLAGS = 512  # programs of a two-shot call at most
+REDUCE_WIDE_ROWS = 16  # up to here ranks send float32: few bytes, and the sum is as good as one rank's
+PREFETCH_PROGRAMS = 128  # of a one-shot call that fetches weights into the L2
+
+
+def one_shot_rows(ranks: int) -> int:
+    """Rows up to which every rank sums all rows; above, each sums and norms its own for all."""
+    return {2: 256, 4: 96, 8: 32}[ranks]
+
+
+def reduce_few() -> Tile:
+    """A one-shot call; ``rows`` of a program. 16 warps: a thread has eight columns and waits once."""
+    return Tile(1, 1, 0, 16, 1)
+
+
+def reduce_many() -> Tile:
+    """A two-shot call; ``rows`` that a program has on their way at once."""
+    return Tile(1, 1, 0, 16, 1)
+
+
+def reduce_programs(rows: int) -> int:
+    """Programs of a two-shot call in which a rank owns ``rows``; four fit a multiprocessor."""
+    return min(rows, 384)

@@ -33,6 +33,7 @@ from chorale.kernels.triton.moe import (
     sort,
     tiles,
 )
+from chorale.kernels.triton.reduce import one_shot, two_shot
 from chorale.kernels.triton.sampling import decode_inputs, sample, thresholds
 from tests.support.kernels.hazards import disassemble, overwritten
 
@@ -202,6 +203,45 @@ def _sums(hopper: bool) -> list[Variant]:
         ("combine norm", combine._sum_kernel, many_normed, large, tuning.COMBINE_WARPS, 3),
         ("combine norm fp32", combine._sum_kernel, many_normed, large | wide, tuning.COMBINE_WARPS, 3),
     ]
+
+
+def over_ranks(asm: bool, hopper: bool) -> list[Variant]:
+    """The all-reduce, with what follows it: float32 words of few rows, bfloat16 ones of more."""
+    types = dict.fromkeys(("x_ptr", "sum_ptr", "w_ptr", "router_b_ptr"), "*fp32")
+    types |= {"peers_ptr": "*i64", "calls_ptr": "*i32", "arrivals_ptr": "*i32", "status": "i64"}
+    types |= dict.fromkeys(("next_address", "next_bytes", "words", "normed_at", "low_at", "whole_at"), "i64")
+    common = {"H": 2880, "LANES": 512, "ASM": asm, "PDL": hopper}
+    few = common | {"SPLITS": 4, "HAS_BIAS": False, "WIDE": True}
+    many = common | {"SPLITS": 1, "HAS_BIAS": True, "WIDE": False}
+    rows = {"NORM": True, "PREFETCH": False}
+    choice = {"E": 32, "K": 4, "EXPERTS": 32}
+    scattered = many | {"NORM": True, "NORM_WIDE": False, "LOW": True, "WHOLE": False, "HAS_BIAS": False}
+    scattered |= {"FLAGS": tuning.REDUCE_FLAGS}
+    parts, once = types | {"y_ptr": "*fp32"}, tuning.reduce_few()
+    found: list[Variant] = []
+    for ranks in (2, 4, 8):
+        few["N"] = many["N"] = scattered["N"] = ranks
+        each, tile = rows | {"ROWS": once.rows}, tuning.reduce_many()
+        found += [
+            (f"reduce {ranks}", one_shot._rows_kernel, few | each, parts, once.num_warps, 3),
+            (f"reduce many {ranks}", one_shot._rows_kernel, many | each, types, once.num_warps, 3),
+            (f"reduce route {ranks}", one_shot._route_kernel, few | choice | {"EACH": 1}, parts, 16, 3),
+            (f"reduce routes {ranks}", one_shot._route_kernel, few | choice | {"EACH": 4}, parts, 16, 3),
+            (
+                f"scatter {ranks}",
+                two_shot._scattered_kernel,
+                scattered | {"ROWS": tile.rows},
+                types,
+                tile.num_warps,
+                3,
+            ),
+        ]
+    if hopper:
+        ahead = few | rows | {"ROWS": once.rows, "PREFETCH": True}
+        found.append(("reduce ahead", one_shot._rows_kernel, ahead, parts, once.num_warps, 3))
+    last = scattered | {"NORM": False, "LOW": False, "WHOLE": True, "ROWS": tuning.reduce_many().rows}
+    found.append(("scatter last", two_shot._scattered_kernel, last, types, 16, 3))
+    return found
 
 
 def streaming(hopper: bool) -> list[Variant]:
@@ -394,6 +434,7 @@ def compile_all(target: GPUTarget, wanted: list[str], verbose: bool) -> None:
     hopper = nvidia and int(target.arch) >= 90
     arch = tuning.ARCH_TUNINGS[f"sm_{target.arch}" if nvidia else str(target.arch)]
     found = variants(arch, nvidia, hopper)
+    found += over_ranks(nvidia, hopper)
     found += around_the_model(nvidia) + supports_fp8_kv(target, found)
     found += streaming(hopper) if nvidia else []
     found += large() if target.arch == 90 else []

@@ -64,7 +64,7 @@ def _logits_of(keys):
 
 
 @triton.jit
-def _choose(logits, token, ids_ptr, gates_ptr, E: tl.constexpr, K: tl.constexpr, EXPERTS: tl.constexpr):
+def choose(logits, token, ids_ptr, gates_ptr, E: tl.constexpr, K: tl.constexpr, EXPERTS: tl.constexpr):
     """logits [EXPERTS] float32, -inf past E: the K largest (of equals the first) and their softmax."""
     width: tl.constexpr = triton.next_power_of_2(K)
     places = tl.arange(0, width)
@@ -96,7 +96,7 @@ def _choose_all(
     EXPERTS: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
-    """``_choose`` for logits [TOKENS, EXPERTS] at once."""
+    """``choose`` for logits [TOKENS, EXPERTS] at once."""
     width: tl.constexpr = triton.next_power_of_2(K)
     places = tl.arange(0, width)[None, :]
     best = tl.full((TOKENS, width), -(2**63), tl.int64)
@@ -163,7 +163,7 @@ def _few_kernel(
         # From the L2: other multiprocessors wrote them.
         places = logits_ptr + token * E + experts
         logits = tl.load(places, mask=experts < E, other=-float("inf"), cache_modifier=".cg")
-        _choose(logits, token, ids_ptr, gates_ptr, E, K, EXPERTS)
+        choose(logits, token, ids_ptr, gates_ptr, E, K, EXPERTS)
         tl.store(arrivals_ptr + token, 0)
 
 

@@ -1,0 +1,191 @@
+"""One-shot all-reduce, for few rows: a rank sends its part of each row to all peers, and every rank sums.
+
+A row's words go to place (slot, sender, row) of each peer's memory and are their own signal (``words.py``). The
+slot is the parity of the number of calls that had this row: a counter a row, on the device, so that a captured
+graph needs nothing from the host. Two slots are enough without a second signal: a rank that sends its words of
+call n + 2 has received all of call n + 1, which peers sent when their kernel of call n had ended, so they have
+read and cleared the slot.
+
+A program sends before it waits, and waits only for programs of its own number on other ranks: they need not
+all be resident at once, as long as programs start in order.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from chorale.kernels.triton.launch import wait_for_previous
+from chorale.kernels.triton.moe.router import choose
+from chorale.kernels.triton.reduce.words import (
+    add8,
+    clear_ranks8,
+    dot8,
+    load8,
+    normed8,
+    part8,
+    prefetch,
+    rounded8,
+    send8,
+    store8,
+    sum_of_ranks8,
+)
+
+
+@triton.jit
+def _send_to_peers(
+    peers_ptr, place, inside, values, rank, N: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr
+):
+    """The next rank first, so that not all ranks send to one at a time."""
+    for step in tl.static_range(1, N):
+        to = tl.load(peers_ptr + (rank + step) % N)
+        send8(to + place, inside, values, WIDE, ASM)
+
+
+@triton.jit(do_not_specialize=["T", "rank", "split_stride", "row_stride", "row_programs"])
+def _rows_kernel(
+    y_ptr,  # this rank's part: SPLITS times rows of H
+    b_ptr,  # [H], added to this rank's part (if HAS_BIAS)
+    x_ptr,  # [T, H] float32
+    sum_ptr,  # [T, H] float32: x and all ranks' parts. May be x
+    norm_ptr,  # [H] float32 (if NORM)
+    normed_ptr,  # [T, H] (if NORM)
+    peers_ptr,  # [N] int64: where each rank's memory begins
+    calls_ptr,  # [rows] int32
+    status,  # address
+    next_address,  # what later kernels will read (if PREFETCH)
+    next_bytes,
+    T,
+    rank,
+    split_stride,
+    row_stride,
+    row_programs,
+    from_bytes,  # of a sender's words
+    eps,
+    H: tl.constexpr,
+    N: tl.constexpr,
+    SPLITS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    NORM: tl.constexpr,
+    WIDE: tl.constexpr,  # words are float32
+    ROWS: tl.constexpr,
+    LANES: tl.constexpr,
+    PREFETCH: tl.constexpr,
+    ASM: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    pid = tl.program_id(0)
+    rows = pid * ROWS + tl.arange(0, ROWS)[:, None]
+    lanes = tl.arange(0, LANES)[None, :]
+    inside = (rows < T) & (lanes < H // 8)
+    here = tl.load(peers_ptr + rank)
+    if NORM:
+        norm = load8(norm_ptr.to(tl.int64) + (rows * 0 + lanes) * 32, lanes + rows * 0 < H // 8, True, ASM)
+    wait_for_previous(PDL)
+    if PREFETCH and pid >= row_programs:
+        each = tl.cdiv(next_bytes // 16, tl.num_programs(0) - row_programs) * 16
+        begin = (pid - row_programs).to(tl.int64) * each
+        end = tl.minimum(begin + each, next_bytes)
+        for ahead in range(begin, end, 16384):
+            prefetch(next_address + ahead, tl.minimum(end - ahead, 16384).to(tl.int32), ASM)
+    else:
+        calls = tl.load(calls_ptr + rows, mask=rows < T, other=0)
+        part = part8(
+            y_ptr, b_ptr, rows, lanes, inside, split_stride, row_stride, SPLITS, HAS_BIAS, ASM
+        )  # fmt: skip
+        slot = ((calls & 1) * N).to(tl.int64) * from_bytes
+        place = slot + rows.to(tl.int64) * (4 * H) + lanes * (32 if WIDE else 16)
+        _send_to_peers(peers_ptr, place + rank * from_bytes, inside, part, rank, N, WIDE, ASM)
+        bytes_of_row = rows.to(tl.int64) * (4 * H) + lanes * 32
+        x = load8(x_ptr.to(tl.int64) + bytes_of_row, inside, True, ASM)
+        own = rounded8(part, WIDE)
+        total = sum_of_ranks8(own, here + place, from_bytes, inside, rank, status, N, WIDE, ASM)
+        x = add8(x, total)
+        store8(sum_ptr.to(tl.int64) + bytes_of_row, inside, x, True, ASM)
+        if NORM:
+            wide: tl.constexpr = normed_ptr.dtype.element_ty == tl.float32
+            normed_at = normed_ptr.to(tl.int64) + (rows.to(tl.int64) * (H // 8) + lanes) * (32 if wide else 16)
+            store8(normed_at, inside, normed8(x, norm, eps, H), wide, ASM)
+        clear_ranks8(here + place, from_bytes, inside, rank, N, WIDE, ASM)
+        tl.debug_barrier()  # all threads have read the counters
+        tl.store(calls_ptr + rows, calls + 1, mask=rows < T)
+
+
+@triton.jit(do_not_specialize=["T", "rank", "split_stride", "row_stride"])
+def _route_kernel(
+    y_ptr,
+    b_ptr,
+    x_ptr,
+    sum_ptr,  # [T, H] float32. Not x: other programs still read it
+    norm_ptr,
+    normed_ptr,
+    w_ptr,  # [E, H] float32
+    router_b_ptr,  # [E] float32
+    logits_ptr,  # [T, E] float32
+    arrivals_ptr,  # [rows] int32, zeros between calls
+    ids_ptr,  # [T, K] int64
+    gates_ptr,  # [T, K] float32
+    peers_ptr,
+    calls_ptr,
+    status,
+    T,
+    rank,
+    split_stride,
+    row_stride,
+    from_bytes,
+    eps,
+    H: tl.constexpr,
+    N: tl.constexpr,
+    SPLITS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    WIDE: tl.constexpr,
+    E: tl.constexpr,
+    K: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    EACH: tl.constexpr,  # experts of one program
+    LANES: tl.constexpr,
+    ASM: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """``_rows_kernel`` and the router: a program has one token and EACH experts; all of a token's programs
+    receive and sum its row, the first sends and writes it, the last to arrive chooses and clears."""
+    token = tl.program_id(1)
+    rows = token + tl.arange(0, 1)[:, None]
+    lanes = tl.arange(0, LANES)[None, :]
+    inside = lanes + rows * 0 < H // 8
+    here = tl.load(peers_ptr + rank)
+    norm = load8(norm_ptr.to(tl.int64) + lanes * 32, inside, True, ASM)
+    wait_for_previous(PDL)
+    calls = tl.load(calls_ptr + token)
+    part = part8(y_ptr, b_ptr, rows, lanes, inside, split_stride, row_stride, SPLITS, HAS_BIAS, ASM)
+    slot = ((calls & 1) * N).to(tl.int64) * from_bytes
+    place = slot + rows.to(tl.int64) * (4 * H) + lanes * (32 if WIDE else 16)
+    if tl.program_id(0) == 0:
+        _send_to_peers(peers_ptr, place + rank * from_bytes, inside, part, rank, N, WIDE, ASM)
+    bytes_of_row = rows.to(tl.int64) * (4 * H) + lanes * 32
+    x = load8(x_ptr.to(tl.int64) + bytes_of_row, inside, True, ASM)
+    own = rounded8(part, WIDE)
+    x = add8(x, sum_of_ranks8(own, here + place, from_bytes, inside, rank, status, N, WIDE, ASM))
+    normed = normed8(x, norm, eps, H)
+    if tl.program_id(0) == 0:
+        store8(sum_ptr.to(tl.int64) + bytes_of_row, inside, x, True, ASM)
+        wide: tl.constexpr = normed_ptr.dtype.element_ty == tl.float32
+        normed_at = normed_ptr.to(tl.int64) + (rows.to(tl.int64) * (H // 8) + lanes) * (32 if wide else 16)
+        store8(normed_at, inside, normed, wide, ASM)
+    only = tl.arange(0, 1)
+    for n in tl.static_range(EACH):
+        expert = tl.program_id(0) * EACH + n
+        there = inside & (expert < E)
+        weights = load8(w_ptr.to(tl.int64) + expert.to(tl.int64) * (4 * H) + lanes * 32, there, True, ASM)
+        bias = tl.load(router_b_ptr + expert + only, mask=expert + only < E, other=0.0)
+        tl.store(logits_ptr + token * E + expert + only, dot8(weights, normed) + bias, mask=expert + only < E)
+    tl.debug_barrier()  # all threads' logits are written before the program counts as arrived
+    if tl.atomic_add(arrivals_ptr + token, 1, sem="acq_rel") == tl.num_programs(0) - 1:
+        experts = tl.arange(0, EXPERTS)
+        # From the L2: other multiprocessors wrote them.
+        places = logits_ptr + token * E + experts
+        logits = tl.load(places, mask=experts < E, other=-float("inf"), cache_modifier=".cg")
+        choose(logits, token.to(tl.int64), ids_ptr, gates_ptr, E, K, EXPERTS)
+        clear_ranks8(here + place, from_bytes, inside, rank, N, WIDE, ASM)
+        tl.store(arrivals_ptr + token, 0)
+        tl.store(calls_ptr + token, calls + 1)

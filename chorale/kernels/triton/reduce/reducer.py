@@ -1,0 +1,193 @@
+"""The sum over ranks, with what follows it: what a communicator owns if its ranks share a host's memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+
+from chorale.errors import EngineError
+from chorale.kernels.ops import RouterWeights
+from chorale.kernels.triton import tuning
+from chorale.kernels.triton.dense.norm import Norm
+from chorale.kernels.triton.launch import dependent, is_nvidia
+from chorale.kernels.triton.reduce.memory import Layout, PeerMemory
+from chorale.kernels.triton.reduce.one_shot import _route_kernel, _rows_kernel
+from chorale.kernels.triton.reduce.two_shot import _scattered_kernel
+
+SECONDS = 2.0  # that a kernel waits for a peer
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """A result of ``SymmetricReducer.add_norm``. Tensors of a two-shot call lie in the peers' memory and hold
+    until the next such call."""
+
+    x: torch.Tensor  # [T, H] float32: with the sum added. Two-shot: own rows only, unless asked for all
+    normed: torch.Tensor | None  # [T, H], if a norm was given
+    low: torch.Tensor | None  # [T, H]: what rounding took from ``normed`` (two-shot, in bfloat16)
+
+
+class SymmetricReducer:
+    """Adds all ranks' parts to the residual stream and norms it: every rank gets the same bits.
+
+    All ranks make the same calls in the same order, on one stream. Nothing is passed from the host, so calls
+    may be captured in a graph. A peer that does not arrive within the limit is noted: the kernels end, their
+    results are NaN, later ones do not wait any more, and ``check`` raises.
+    """
+
+    def __init__(self, memory: PeerMemory, layout: Layout, seconds: float = SECONDS) -> None:
+        """All ranks call this."""
+        self.memory, self.layout = memory, layout
+        self.rank, self.size = memory.rank, memory.size
+        device = memory.buffer.device
+        self._asm = is_nvidia(device)
+        pinned = device.type == "cuda"  # the host reads it while kernels hang, and kernels write it
+        self._status = torch.zeros(2, dtype=torch.int64, pin_memory=pinned)
+        self.set_limit(seconds)
+        self._few_calls = torch.zeros(layout.few, dtype=torch.int32, device=device)
+        self._many_calls = torch.zeros(tuning.REDUCE_FLAGS, dtype=torch.int32, device=device)
+        layout.prepare(memory)
+
+    # -------------------------------------------------------------- the host's side
+
+    def set_limit(self, seconds: float) -> None:
+        """How long kernels wait for a peer, captured ones, too. Longer while ranks may still compile."""
+        self._status[1] = int(seconds * (1e9 if self._asm else 1e3))  # ns; a poll without PTX: about 1 ms
+
+    @property
+    def missing(self) -> int | None:
+        """The rank that a kernel has waited for in vain. Needs no call to the GPU."""
+        code = int(self._status[0])
+        return None if code == 0 else code - 1
+
+    def check(self) -> None:
+        """Raises ``EngineError`` if a rank was missing."""
+        missing = self.missing
+        if missing is not None:
+            raise EngineError(f"rank {missing} did not take part in an all-reduce: it has ended or hangs")
+
+    def is_one_shot(self, tokens: int) -> bool:
+        return tokens <= min(self.layout.few, tuning.one_shot_rows(self.size))
+
+    # -------------------------------------------------------------- the kernels
+
+    def add_norm(
+        self,
+        parts: torch.Tensor,
+        bias: torch.Tensor | None,
+        x: torch.Tensor,
+        norm: Norm | None,
+        *,
+        low: bool = False,
+        whole: bool = False,
+        following: torch.Tensor | None = None,
+    ) -> Reduced:
+        """x [T, H] float32 += bias + the sum of parts [S, T, H] of all ranks, and its norm.
+
+        ``bias`` [H] is this rank's alone. ``low``, ``whole``: a two-shot call also returns what rounding took
+        from the norm; all rows of x. ``following``: weights that an idle part of the GPU fetches into the L2
+        meanwhile (one-shot, Hopper and later).
+        """
+        if self.is_one_shot(x.shape[0]):
+            return self._one_shot(parts, bias, x, norm, following)
+        return self._two_shot(parts, bias, x, norm, low=low, whole=whole)
+
+    def _one_shot(
+        self,
+        parts: torch.Tensor,
+        bias: torch.Tensor | None,
+        x: torch.Tensor,
+        norm: Norm | None,
+        following: torch.Tensor | None,
+    ) -> Reduced:
+        tokens, hidden = x.shape
+        launch = dependent(x)
+        tile = tuning.reduce_few()
+        normed = None if norm is None else torch.empty(tokens, hidden, dtype=norm.dtype, device=x.device)
+        programs, fetching = triton.cdiv(tokens, tile.rows), 0
+        if following is not None and launch["PDL"]:
+            fetching = max(0, tuning.PREFETCH_PROGRAMS - programs)
+        _rows_kernel[(programs + fetching,)](
+            parts, parts if bias is None else bias, x, x,
+            x if norm is None else norm.weight, x if normed is None else normed,
+            self.memory.addresses, self._few_calls, self._status.data_ptr(),
+            following.data_ptr() if following is not None and fetching else 0,
+            following.nbytes if following is not None and fetching else 0,
+            tokens, self.rank, parts.stride(0), parts.stride(1), programs, self.layout.few_from,
+            0.0 if norm is None else norm.eps,
+            PREFETCH=fetching > 0, NORM=norm is not None, ROWS=tile.rows,
+            **self._constants(parts, bias, wide=self._is_wide(tokens)), num_warps=tile.num_warps, **launch,
+        )  # fmt: skip
+        return Reduced(x, normed, None)
+
+    def add_norm_route(
+        self, parts: torch.Tensor, bias: torch.Tensor | None, x: torch.Tensor, weights: RouterWeights, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """``add_norm`` of few rows and the router in one kernel -> (new x, normed, expert_ids, gates)."""
+        linear, (tokens, hidden) = weights.linear, x.shape
+        num_experts, top_k, device = linear.weight.shape[0], weights.top_k, x.device
+        normed = torch.empty_like(x, dtype=weights.dtype or torch.float32)
+        logits = torch.empty(tokens, num_experts, dtype=torch.float32, device=device)
+        ids = torch.empty(tokens, top_k, dtype=torch.int64, device=device)
+        gates = torch.empty(tokens, top_k, dtype=torch.float32, device=device)
+        total, each = torch.empty_like(x), tuning.experts_each(tokens, num_experts)
+        _route_kernel[(triton.cdiv(num_experts, each), tokens)](
+            parts, parts if bias is None else bias, x, total, weights.norm, normed, linear.weight, linear.bias,
+            logits, linear.arrivals, ids, gates, self.memory.addresses, self._few_calls,
+            self._status.data_ptr(), tokens, self.rank, parts.stride(0), parts.stride(1),
+            self.layout.few_from, eps,
+            E=num_experts, K=top_k, EXPERTS=triton.next_power_of_2(num_experts), EACH=each,
+            **self._constants(parts, bias, wide=self._is_wide(tokens)), num_warps=tuning.reduce_few().num_warps, **dependent(x),
+        )  # fmt: skip
+        return total, normed, ids, gates
+
+    def _two_shot(
+        self,
+        parts: torch.Tensor,
+        bias: torch.Tensor | None,
+        x: torch.Tensor,
+        norm: Norm | None,
+        *,
+        low: bool,
+        whole: bool,
+    ) -> Reduced:
+        layout, tokens = self.layout, x.shape[0]
+        if tokens > layout.tokens:
+            raise ValueError(f"{tokens} rows, and there is memory for {layout.tokens}")
+        tile, rows = tuning.reduce_many(), triton.cdiv(tokens, self.size)
+        low &= norm is not None and norm.dtype != torch.float32
+        _scattered_kernel[(min(tuning.reduce_programs(rows), triton.cdiv(rows, tile.rows)),)](
+            parts, parts if bias is None else bias, x, x if norm is None else norm.weight,
+            self.memory.addresses, self._many_calls, self._status.data_ptr(),
+            tokens, rows, self.rank, parts.stride(0), parts.stride(1),
+            layout.words, layout.many_from, layout.normed, layout.low, layout.whole, layout.flags,
+            0.0 if norm is None else norm.eps,
+            NORM=norm is not None, NORM_WIDE=norm is not None and norm.dtype == torch.float32, LOW=low,
+            WHOLE=whole, ROWS=tile.rows, FLAGS=tuning.REDUCE_FLAGS,
+            **self._constants(parts, bias, wide=layout.dtype == torch.float32),
+            num_warps=tile.num_warps, **dependent(x),
+        )  # fmt: skip
+        result, memory = layout.result, self.memory
+        return Reduced(
+            result(memory, layout.whole, tokens, torch.float32) if whole else x,
+            None if norm is None else result(memory, layout.normed, tokens, norm.dtype),
+            result(memory, layout.low, tokens, norm.dtype) if low and norm is not None else None,
+        )
+
+    def _is_wide(self, tokens: int) -> bool:
+        return self.layout.dtype == torch.float32 or tokens <= tuning.REDUCE_WIDE_ROWS
+
+    def _constants(self, parts: torch.Tensor, bias: torch.Tensor | None, *, wide: bool) -> dict[str, Any]:
+        hidden = self.layout.hidden
+        return {
+            "H": hidden,
+            "N": self.size,
+            "SPLITS": parts.shape[0],
+            "HAS_BIAS": bias is not None,
+            "WIDE": wide,
+            "LANES": triton.next_power_of_2(hidden // 8),
+            "ASM": self._asm,
+        }
