@@ -9,8 +9,8 @@ from chorale.kernels.reference.ops import rms_norm
 
 
 def sent_part(parts: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-    """A rank's part [T, H] float32 of its parts [S, T, H]: added in order, the bias last, rounded to ``dtype``,
-    in which ranks send."""
+    """A rank's part [T, H] float32 of its parts [S, T, H]: added in order, the bias last, rounded to
+    ``dtype``, in which ranks send."""
     total = parts[0].float()
     for part in parts[1:]:
         total = total + part.float()

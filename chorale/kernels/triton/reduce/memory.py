@@ -27,7 +27,9 @@ class PeerMemory:
     owner: Any = None  # keeps the peers' memory mapped
 
 
-def symmetric_memory(num_bytes: int, group: torch.distributed.ProcessGroup, device: torch.device) -> PeerMemory:
+def symmetric_memory(
+    num_bytes: int, group: torch.distributed.ProcessGroup, device: torch.device
+) -> PeerMemory:
     """Allocates on all ranks of ``group``, which all call this. Raises ``RuntimeError`` if the GPUs cannot
     access each other's memory."""
     import torch.distributed._symmetric_memory as symmetric
@@ -100,9 +102,7 @@ class Layout:
         memory.buffer[self.flags // 4 :].zero_()
         memory.barrier()
 
-    def result(
-        self, memory: PeerMemory, offset: int, tokens: int, dtype: torch.dtype
-    ) -> torch.Tensor:
+    def result(self, memory: PeerMemory, offset: int, tokens: int, dtype: torch.dtype) -> torch.Tensor:
         """[tokens, H] of one of the results."""
         begin = offset // 4
         words = tokens * self.hidden * dtype.itemsize // 4

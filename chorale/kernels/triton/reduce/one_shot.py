@@ -1,13 +1,13 @@
 """One-shot all-reduce, for few rows: a rank sends its part of each row to all peers, and every rank sums.
 
-A row's words go to place (slot, sender, row) of each peer's memory and are their own signal (``words.py``). The
-slot is the parity of the number of calls that had this row: a counter a row, on the device, so that a captured
-graph needs nothing from the host. Two slots are enough without a second signal: a rank that sends its words of
-call n + 2 has received all of call n + 1, which peers sent when their kernel of call n had ended, so they have
-read and cleared the slot.
+A row's words go to place (slot, sender, row) of each peer's memory and are their own signal (``words.py``).
+The slot is the parity of the number of calls that had this row: a counter a row, on the device, so that a
+captured graph needs nothing from the host. Two slots are enough without a second signal: a rank that sends
+its words of call n + 2 has received all of call n + 1, which peers sent when their kernel of call n had
+ended, so they have read and cleared the slot.
 
-A program sends before it waits, and waits only for programs of its own number on other ranks: they need not
-all be resident at once, as long as programs start in order.
+A program sends before it waits, and waits only for programs of its number on other ranks: they need not all
+be resident at once, as long as programs start in order.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ import triton.language as tl
 
 from chorale.kernels.triton.launch import wait_for_previous
 from chorale.kernels.triton.moe.router import choose
-from chorale.kernels.triton.reduce.words import (
+from chorale.kernels.triton.reduce.columns import (
     add8,
     clear_ranks8,
     dot8,
     load8,
     normed8,
     part8,
-    prefetch,
     rounded8,
     send8,
     store8,
     sum_of_ranks8,
 )
+from chorale.kernels.triton.reduce.words import prefetch
 
 
 @triton.jit
@@ -98,13 +98,15 @@ def _rows_kernel(
         _send_to_peers(peers_ptr, place + rank * from_bytes, inside, part, rank, N, WIDE, ASM)
         bytes_of_row = rows.to(tl.int64) * (4 * H) + lanes * 32
         x = load8(x_ptr.to(tl.int64) + bytes_of_row, inside, True, ASM)
-        own = rounded8(part, WIDE)
+        own = rounded8(part, WIDE, ASM)
         total = sum_of_ranks8(own, here + place, from_bytes, inside, rank, status, N, WIDE, ASM)
         x = add8(x, total)
         store8(sum_ptr.to(tl.int64) + bytes_of_row, inside, x, True, ASM)
         if NORM:
             wide: tl.constexpr = normed_ptr.dtype.element_ty == tl.float32
-            normed_at = normed_ptr.to(tl.int64) + (rows.to(tl.int64) * (H // 8) + lanes) * (32 if wide else 16)
+            normed_at = normed_ptr.to(tl.int64) + (rows.to(tl.int64) * (H // 8) + lanes) * (
+                32 if wide else 16
+            )
             store8(normed_at, inside, normed8(x, norm, eps, H), wide, ASM)
         clear_ranks8(here + place, from_bytes, inside, rank, N, WIDE, ASM)
         tl.debug_barrier()  # all threads have read the counters
@@ -164,7 +166,7 @@ def _route_kernel(
         _send_to_peers(peers_ptr, place + rank * from_bytes, inside, part, rank, N, WIDE, ASM)
     bytes_of_row = rows.to(tl.int64) * (4 * H) + lanes * 32
     x = load8(x_ptr.to(tl.int64) + bytes_of_row, inside, True, ASM)
-    own = rounded8(part, WIDE)
+    own = rounded8(part, WIDE, ASM)
     x = add8(x, sum_of_ranks8(own, here + place, from_bytes, inside, rank, status, N, WIDE, ASM))
     normed = normed8(x, norm, eps, H)
     if tl.program_id(0) == 0:
@@ -175,7 +177,7 @@ def _route_kernel(
     only = tl.arange(0, 1)
     for n in tl.static_range(EACH):
         expert = tl.program_id(0) * EACH + n
-        there = inside & (expert < E)
+        there = lanes + rows * 0 + tl.where(expert < E, 0, H) < H // 8
         weights = load8(w_ptr.to(tl.int64) + expert.to(tl.int64) * (4 * H) + lanes * 32, there, True, ASM)
         bias = tl.load(router_b_ptr + expert + only, mask=expert + only < E, other=0.0)
         tl.store(logits_ptr + token * E + expert + only, dot8(weights, normed) + bias, mask=expert + only < E)

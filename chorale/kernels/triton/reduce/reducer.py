@@ -124,10 +124,15 @@ class SymmetricReducer:
         return Reduced(x, normed, None)
 
     def add_norm_route(
-        self, parts: torch.Tensor, bias: torch.Tensor | None, x: torch.Tensor, weights: RouterWeights, eps: float
+        self,
+        parts: torch.Tensor,
+        bias: torch.Tensor | None,
+        x: torch.Tensor,
+        weights: RouterWeights,
+        eps: float,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """``add_norm`` of few rows and the router in one kernel -> (new x, normed, expert_ids, gates)."""
-        linear, (tokens, hidden) = weights.linear, x.shape
+        linear, tokens = weights.linear, x.shape[0]
         num_experts, top_k, device = linear.weight.shape[0], weights.top_k, x.device
         normed = torch.empty_like(x, dtype=weights.dtype or torch.float32)
         logits = torch.empty(tokens, num_experts, dtype=torch.float32, device=device)
@@ -135,12 +140,13 @@ class SymmetricReducer:
         gates = torch.empty(tokens, top_k, dtype=torch.float32, device=device)
         total, each = torch.empty_like(x), tuning.experts_each(tokens, num_experts)
         _route_kernel[(triton.cdiv(num_experts, each), tokens)](
-            parts, parts if bias is None else bias, x, total, weights.norm, normed, linear.weight, linear.bias,
-            logits, linear.arrivals, ids, gates, self.memory.addresses, self._few_calls,
+            parts, parts if bias is None else bias, x, total, weights.norm, normed, linear.weight,
+            linear.bias, logits, linear.arrivals, ids, gates, self.memory.addresses, self._few_calls,
             self._status.data_ptr(), tokens, self.rank, parts.stride(0), parts.stride(1),
             self.layout.few_from, eps,
             E=num_experts, K=top_k, EXPERTS=triton.next_power_of_2(num_experts), EACH=each,
-            **self._constants(parts, bias, wide=self._is_wide(tokens)), num_warps=tuning.reduce_few().num_warps, **dependent(x),
+            **self._constants(parts, bias, wide=self._is_wide(tokens)),
+            num_warps=tuning.reduce_few().num_warps, **dependent(x),
         )  # fmt: skip
         return total, normed, ids, gates
 

@@ -1,15 +1,15 @@
 """Two-shot all-reduce with scattered norm, for many rows: a rank sums and norms its rows for all.
 
-Rank r owns rows r * R .. r * R + R - 1. Every rank sends its part of a row to the owner, whose words are their
-own signal (``words.py``). The owner adds the residual, which it alone keeps, norms, and writes the norm into
-all ranks' results; a flag a program and rank, numbered by a counter on the device, says that they are there.
+Rank r owns rows r * R .. r * R + R - 1. Every rank sends its part of a row to the owner, whose words are
+their own signal (``words.py``). The owner adds the residual, which it alone keeps, norms, and writes the norm
+into all ranks' results; a flag a program and rank, numbered by a counter on the device, says that they are
+there.
 
-Who has left a call has seen all peers' flags of it, which come after they have read and cleared what they were
-sent: one slot is enough. An owner writes a row's result only when it has received that row from all, so all have
-begun this call, and what read the results of the call before has ended.
+Who has left a call has seen all peers' flags of it, which come after they have read and cleared what they
+were sent: one slot is enough. An owner writes a row's result only when it has received that row from all, so
+all have begun this call, and what read the results of the call before has ended.
 
-A program of a number handles the same rows of each owner, so it waits only for programs of its number. They
-are all resident at once (``tuning.REDUCE_FLAGS``).
+A program of a number handles the same rows of each owner, so it waits only for programs of its number.
 """
 
 from __future__ import annotations
@@ -18,20 +18,19 @@ import triton
 import triton.language as tl
 
 from chorale.kernels.triton.launch import wait_for_previous
-from chorale.kernels.triton.reduce.words import (
+from chorale.kernels.triton.reduce.columns import (
     add8,
     clear_ranks8,
     load8,
     normed8,
     part8,
-    publish,
     rounded8,
     send8,
     store8,
     sub8,
     sum_of_ranks8,
-    wait_for_flags,
 )
+from chorale.kernels.triton.reduce.words import publish, wait_for_flags
 
 
 @triton.jit(do_not_specialize=["T", "R", "rank", "split_stride", "row_stride"])
@@ -102,13 +101,13 @@ def _scattered_kernel(
         x_at = row * (4 * H) + lanes * 32
         x = load8(x_ptr.to(tl.int64) + x_at, inside, True, ASM)
         received = here + words + local.to(tl.int64) * row_bytes + lanes * lane_bytes
-        own = rounded8(part, WIDE)
+        own = rounded8(part, WIDE, ASM)
         x = add8(x, sum_of_ranks8(own, received, from_bytes, inside, rank, status, N, WIDE, ASM))
         store8(x_ptr.to(tl.int64) + x_at, inside, x, True, ASM)
         if NORM:
             normed = normed8(x, norm, eps, H)
             if LOW:
-                low = sub8(normed, rounded8(normed, NORM_WIDE))
+                low = sub8(normed, rounded8(normed, NORM_WIDE, ASM))
         place = (row * (H // 8) + lanes) * normed_lane
         for shift in tl.static_range(N):
             to = tl.load(peers_ptr + (rank + shift) % N)

@@ -1,8 +1,6 @@
 """Accesses of 16 bytes to this and to other GPUs' memory, and waiting for what a peer writes.
 
-A tensor's lane holds eight consecutive columns of a row, as a tuple of eight tensors: no layout has to be
-converted between a load, the arithmetic and a store. In memory they are float32 (WIDE: two accesses) or
-bfloat16 (one). Addresses are integers, because those of peers come from a table.
+Addresses are integers, because those of peers come from a table.
 
 Words that a peer sends are their own signal: a place holds ``EMPTY`` until they arrive, and whoever has read
 them writes it back. As a number, EMPTY is a NaN; a sender replaces the same bits by another NaN. So there is
@@ -10,7 +8,7 @@ no flag, no fence and no way back: the sum can begin one trip over NVLink after 
 EMPTY makes the result NaN, never a number.
 
 With ASM the accesses are PTX. Without (Triton's interpreter, AMD) they are Triton's own volatile ones, and a
-waiting program polls as a whole; ``limit`` then counts polls instead of nanoseconds.
+waiting program polls as a whole; the limit then counts polls instead of nanoseconds.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ import triton
 import triton.language as tl
 
 EMPTY = tl.constexpr(-1)  # all bits set
-OTHER_NAN = tl.constexpr(0x7FFFFFFF)  # the same, positive: two NaN in bfloat16, too
 
 _LOAD = tl.constexpr("""{
 .reg .pred there; setp.ne.s32 there, $5, 0;
@@ -49,8 +46,9 @@ setp.lt.u64 more, now, limit;
 
 
 def _receive_text(count: int) -> str:
-    """Polls ``count`` places at once. Operands: 4 * count words, the places, then for each what is left at the
-    status if it is given up (0: there is nothing to wait for, and the words are zeros), and the status."""
+    """Polls ``count`` places at once. Operands: 4 * count words, the places, then for each what is left at
+    the status if it is given up (0: there is nothing to wait for, and the words are zeros), and the
+    status."""
     places, codes, status = ([f"${n * count + k}" for k in range(count)] for n in (4, 5, 6))
     words = [[f"${4 * k + n}" for n in range(4)] for k in range(count)]
     lines = [
@@ -71,7 +69,7 @@ def _receive_text(count: int) -> str:
     lines += [f"or.pred more, more, empty{k};" for k in range(1, count)]
     lines += ["@!more bra DONE;", _GIVE_UP.format(status=status[0], shift=0)]
     lines += [f"@empty{k} mov.b32 some, {codes[k]};" for k in reversed(range(count))]
-    lines += [f"atom.relaxed.sys.global.cas.b32 some, [{status[0]}], 0, some;", "DONE:"]
+    lines += [f"st.relaxed.sys.global.b32 [{status[0]}], some;", "DONE:"]
     return "{\n" + "\n".join(lines) + "\n}"
 
 
@@ -96,8 +94,9 @@ AGAIN:
 ld.acquire.sys.global.b32 some, [from]; sub.s32 some, some, $3; setp.lt.s32 more, some, 0;
 @!more bra DONE;
 """
-    + _GIVE_UP.format(status="$6", shift=1)  # later than those that wait for words: they know who is missing
-    + "atom.relaxed.sys.global.cas.b32 some, [$6], 0, n;\nDONE:\n}"
+    # Later than those that wait for words, who know which rank is missing.
+    + _GIVE_UP.format(status="$6", shift=1)
+    + "st.relaxed.sys.global.b32 [$6], n;\nDONE:\n}"
 )
 _PREFETCH = tl.constexpr("""{
 .reg .pred first; .reg .b32 n; mov.u32 n, %tid.x; setp.eq.s32 first, n, 0; mov.b32 $0, 0;
@@ -114,7 +113,7 @@ def _words_at(address):
 
 
 @triton.jit
-def _load4(address, there, ASM: tl.constexpr):
+def load4(address, there, ASM: tl.constexpr):
     """What kernels before this one wrote: zeros where ``there`` is false."""
     if ASM:
         words = tl.inline_asm_elementwise(
@@ -133,7 +132,7 @@ def _load4(address, there, ASM: tl.constexpr):
 
 
 @triton.jit
-def _store4(address, there, words, SEND: tl.constexpr, ASM: tl.constexpr):
+def store4(address, there, words, SEND: tl.constexpr, ASM: tl.constexpr):
     """SEND: to a peer that waits for these words."""
     if ASM:
         tl.inline_asm_elementwise(
@@ -169,7 +168,7 @@ def _poll4(place, code, status):
             if tl.load(code_at, volatile=True) != 0:
                 missing = 0
             elif polls >= limit:
-                tl.atomic_cas(code_at, 0, missing, sem="relaxed", scope="sys")
+                tl.store(code_at, missing)
                 missing = 0
     return (
         tl.load(at, mask=there, other=0, volatile=True),
@@ -180,16 +179,9 @@ def _poll4(place, code, status):
 
 
 @triton.jit
-def _receive(places, codes, status, COUNT: tl.constexpr, ASM: tl.constexpr):
-    """Words at 2 or 4 (COUNT) places, a tuple of them, once none is EMPTY. Codes: see ``_receive_text``."""
-    if not ASM:
-        first = _poll4(places[0], codes[0], status)
-        second = _poll4(places[1], codes[1], status)
-        if COUNT == 2:
-            words = (first, second)
-        else:
-            words = (first, second, _poll4(places[2], codes[2], status), _poll4(places[3], codes[3], status))
-    elif COUNT == 2:
+def receive2(places, codes, status, ASM: tl.constexpr):
+    """Words at two places, as a pair, once none is EMPTY. Codes: see ``_receive_text``."""
+    if ASM:
         w = tl.inline_asm_elementwise(
             _RECEIVE2, "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,l,l,r,r,l",
             (places[0], places[1], codes[0], codes[1], status), is_pure=False, pack=1,
@@ -199,6 +191,14 @@ def _receive(places, codes, status, COUNT: tl.constexpr, ASM: tl.constexpr):
         )  # fmt: skip
         words = ((w[0], w[1], w[2], w[3]), (w[4], w[5], w[6], w[7]))
     else:
+        words = (_poll4(places[0], codes[0], status), _poll4(places[1], codes[1], status))
+    return words
+
+
+@triton.jit
+def receive4(places, codes, status, ASM: tl.constexpr):
+    """``receive2`` of four places."""
+    if ASM:
         w = tl.inline_asm_elementwise(
             _RECEIVE4, "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,l,l,l,l,r,r,r,r,l",
             (places[0], places[1], places[2], places[3], codes[0], codes[1], codes[2], codes[3], status),
@@ -212,250 +212,12 @@ def _receive(places, codes, status, COUNT: tl.constexpr, ASM: tl.constexpr):
             (w[0], w[1], w[2], w[3]), (w[4], w[5], w[6], w[7]),
             (w[8], w[9], w[10], w[11]), (w[12], w[13], w[14], w[15]),
         )  # fmt: skip
+    else:
+        words = (
+            _poll4(places[0], codes[0], status), _poll4(places[1], codes[1], status),
+            _poll4(places[2], codes[2], status), _poll4(places[3], codes[3], status),
+        )  # fmt: skip
     return words
-
-
-# ------------------------------------------------------------------ eight columns
-
-
-@triton.jit
-def _floats(words):
-    """Four words of bfloat16 -> eight columns."""
-    return (
-        (words[0] << 16).to(tl.float32, bitcast=True),
-        (words[0] & -65536).to(tl.float32, bitcast=True),
-        (words[1] << 16).to(tl.float32, bitcast=True),
-        (words[1] & -65536).to(tl.float32, bitcast=True),
-        (words[2] << 16).to(tl.float32, bitcast=True),
-        (words[2] & -65536).to(tl.float32, bitcast=True),
-        (words[3] << 16).to(tl.float32, bitcast=True),
-        (words[3] & -65536).to(tl.float32, bitcast=True),
-    )
-
-
-@triton.jit
-def _pair(low, high):
-    left = low.to(tl.bfloat16).to(tl.int16, bitcast=True).to(tl.int32)
-    right = high.to(tl.bfloat16).to(tl.int16, bitcast=True).to(tl.int32)
-    return (left & 0xFFFF) | (right << 16)
-
-
-@triton.jit
-def _packed(v):
-    return _pair(v[0], v[1]), _pair(v[2], v[3]), _pair(v[4], v[5]), _pair(v[6], v[7])
-
-
-@triton.jit
-def _bits(a, b, c, d):
-    return (
-        a.to(tl.int32, bitcast=True),
-        b.to(tl.int32, bitcast=True),
-        c.to(tl.int32, bitcast=True),
-        d.to(tl.int32, bitcast=True),
-    )
-
-
-@triton.jit
-def _full(words):
-    """No word is EMPTY."""
-    return (
-        tl.where(words[0] == EMPTY, OTHER_NAN, words[0]),
-        tl.where(words[1] == EMPTY, OTHER_NAN, words[1]),
-        tl.where(words[2] == EMPTY, OTHER_NAN, words[2]),
-        tl.where(words[3] == EMPTY, OTHER_NAN, words[3]),
-    )
-
-
-@triton.jit
-def _joined(low, high):
-    """Two times four words of float32 -> eight columns."""
-    return (
-        low[0].to(tl.float32, bitcast=True),
-        low[1].to(tl.float32, bitcast=True),
-        low[2].to(tl.float32, bitcast=True),
-        low[3].to(tl.float32, bitcast=True),
-        high[0].to(tl.float32, bitcast=True),
-        high[1].to(tl.float32, bitcast=True),
-        high[2].to(tl.float32, bitcast=True),
-        high[3].to(tl.float32, bitcast=True),
-    )
-
-
-@triton.jit
-def load8(address, there, WIDE: tl.constexpr, ASM: tl.constexpr):
-    if WIDE:
-        values = _joined(_load4(address, there, ASM), _load4(address + 16, there, ASM))
-    else:
-        values = _floats(_load4(address, there, ASM))
-    return values
-
-
-@triton.jit
-def store8(address, there, v, WIDE: tl.constexpr, ASM: tl.constexpr):
-    if WIDE:
-        _store4(address, there, _bits(v[0], v[1], v[2], v[3]), False, ASM)
-        _store4(address + 16, there, _bits(v[4], v[5], v[6], v[7]), False, ASM)
-    else:
-        _store4(address, there, _packed(v), False, ASM)
-
-
-@triton.jit
-def send8(address, there, v, WIDE: tl.constexpr, ASM: tl.constexpr):
-    if WIDE:
-        _store4(address, there, _full(_bits(v[0], v[1], v[2], v[3])), True, ASM)
-        _store4(address + 16, there, _full(_bits(v[4], v[5], v[6], v[7])), True, ASM)
-    else:
-        _store4(address, there, _full(_packed(v)), True, ASM)
-
-
-@triton.jit
-def clear8(address, there, WIDE: tl.constexpr, ASM: tl.constexpr):
-    """Makes a place ready for the call after the next."""
-    empty = there.to(tl.int32) * 0 + EMPTY
-    _store4(address, there, (empty, empty, empty, empty), False, ASM)
-    if WIDE:
-        _store4(address + 16, there, (empty, empty, empty, empty), False, ASM)
-
-
-@triton.jit
-def rounded8(v, WIDE: tl.constexpr):
-    """As a peer receives them."""
-    if WIDE:
-        values = v
-    else:
-        values = _floats(_packed(v))
-    return values
-
-
-@triton.jit
-def add8(a, b):
-    return (
-        a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3],
-        a[4] + b[4], a[5] + b[5], a[6] + b[6], a[7] + b[7],
-    )  # fmt: skip
-
-
-@triton.jit
-def sub8(a, b):
-    return (
-        a[0] - b[0], a[1] - b[1], a[2] - b[2], a[3] - b[3],
-        a[4] - b[4], a[5] - b[5], a[6] - b[6], a[7] - b[7],
-    )  # fmt: skip
-
-
-@triton.jit
-def select8(condition, a, b):
-    return (
-        tl.where(condition, a[0], b[0]), tl.where(condition, a[1], b[1]),
-        tl.where(condition, a[2], b[2]), tl.where(condition, a[3], b[3]),
-        tl.where(condition, a[4], b[4]), tl.where(condition, a[5], b[5]),
-        tl.where(condition, a[6], b[6]), tl.where(condition, a[7], b[7]),
-    )  # fmt: skip
-
-
-@triton.jit
-def dot8(a, b):
-    """Sums of the products of a row [ROWS]."""
-    products = a[0] * b[0] + a[1] * b[1] + a[2] * b[2] + a[3] * b[3]
-    products += a[4] * b[4] + a[5] * b[5] + a[6] * b[6] + a[7] * b[7]
-    return tl.sum(products, 1)
-
-
-@triton.jit
-def normed8(x, norm, eps, H: tl.constexpr):
-    """The RMS norm of rows x times ``norm``."""
-    scale = (1.0 / tl.sqrt(dot8(x, x) / H + eps))[:, None]
-    return (
-        x[0] * scale * norm[0], x[1] * scale * norm[1], x[2] * scale * norm[2], x[3] * scale * norm[3],
-        x[4] * scale * norm[4], x[5] * scale * norm[5], x[6] * scale * norm[6], x[7] * scale * norm[7],
-    )  # fmt: skip
-
-
-# ------------------------------------------------------------------ what both kernels do
-
-
-@triton.jit
-def part8(
-    y_ptr,  # float32 or bfloat16
-    b_ptr,  # [H] (if HAS_BIAS)
-    rows,  # [ROWS, 1]
-    lanes,  # [1, LANES]
-    inside,
-    split_stride,
-    row_stride,
-    SPLITS: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    ASM: tl.constexpr,
-):
-    """This rank's part of rows: the sum of y's splits, in order, and the bias."""
-    wide: tl.constexpr = y_ptr.dtype.element_ty == tl.float32
-    bytes_each: tl.constexpr = 4 if wide else 2
-    first = y_ptr.to(tl.int64) + (rows.to(tl.int64) * row_stride + lanes * 8) * bytes_each
-    total = load8(first, inside, wide, ASM)
-    for split in tl.static_range(1, SPLITS):
-        place = first + tl.cast(split, tl.int64) * split_stride * bytes_each
-        total = add8(total, load8(place, inside, wide, ASM))
-    if HAS_BIAS:
-        bias_wide: tl.constexpr = b_ptr.dtype.element_ty == tl.float32
-        bias_at = b_ptr.to(tl.int64) + lanes * (32 if bias_wide else 16) + rows.to(tl.int64) * 0
-        total = add8(total, load8(bias_at, inside, bias_wide, ASM))
-    return total
-
-
-@triton.jit
-def _code_of(other, inside, rank):
-    return tl.where(inside & (rank != other), other + 1, 0)
-
-
-@triton.jit
-def sum_of_ranks8(
-    own,  # this rank's part, as it was sent
-    received,  # address of rank 0's words
-    from_bytes,  # from a rank's words to the next one's
-    inside,
-    rank,
-    status,
-    N: tl.constexpr,
-    WIDE: tl.constexpr,
-    ASM: tl.constexpr,
-):
-    """All ranks' parts, added in the order of the ranks. Up to four places are polled at once."""
-    together: tl.constexpr = 2 if WIDE or N == 2 else 4
-    total = own
-    for begin in tl.static_range(0, N, together):
-        a = received + tl.cast(begin, tl.int64) * from_bytes
-        b = a + from_bytes
-        a_code, b_code = _code_of(begin, inside, rank), _code_of(begin + 1, inside, rank)
-        if WIDE:
-            w = _receive((a, a + 16, b, b + 16), (a_code, a_code, b_code, b_code), status, 4, ASM)
-            first, second = _joined(w[0], w[1]), _joined(w[2], w[3])
-        elif together == 2:
-            w = _receive((a, b), (a_code, b_code), status, 2, ASM)
-            first, second = _floats(w[0]), _floats(w[1])
-        else:
-            c_code, d_code = _code_of(begin + 2, inside, rank), _code_of(begin + 3, inside, rank)
-            places = (a, b, b + from_bytes, b + 2 * from_bytes)
-            w = _receive(places, (a_code, b_code, c_code, d_code), status, 4, ASM)
-            first, second = _floats(w[0]), _floats(w[1])
-        first = select8(rank == begin, own, first)
-        if begin == 0:
-            total = first
-        else:
-            total = add8(total, first)
-        total = add8(total, select8(rank == begin + 1, own, second))
-        if together == 4:
-            total = add8(total, select8(rank == begin + 2, own, _floats(w[2])))
-            total = add8(total, select8(rank == begin + 3, own, _floats(w[3])))
-    return total
-
-
-@triton.jit
-def clear_ranks8(
-    received, from_bytes, inside, rank, N: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr
-):
-    for other in tl.static_range(N):
-        there = _code_of(other, inside, rank) != 0
-        clear8(received + tl.cast(other, tl.int64) * from_bytes, there, WIDE, ASM)
 
 
 # ------------------------------------------------------------------ flags
@@ -463,11 +225,11 @@ def clear_ranks8(
 
 @triton.jit
 def publish(peers_ptr, offset, value, rank, N: tl.constexpr, ASM: tl.constexpr):
-    """Writes ``value`` at ``offset`` of every peer's memory, after everything that this program has written."""
+    """Writes ``value`` at ``offset`` of all peers' memory, after all that this program has written."""
     tl.debug_barrier()
     if ASM:
         tl.inline_asm_elementwise(
-            _PUBLISH, "=r,l,l,r,r,r", (peers_ptr.to(tl.int64), offset, value, rank, N),
+            _PUBLISH, "=r,l,l,r,r,r", (peers_ptr.to(tl.int64), tl.cast(offset, tl.int64), value, rank, N),
             dtype=tl.int32, is_pure=False, pack=1,
         )  # fmt: skip
     else:
@@ -499,7 +261,7 @@ def wait_for_flags(first, stride, value, rank, status, N: tl.constexpr, ASM: tl.
                     if tl.load(code_at, volatile=True) != 0:
                         waiting = rank < 0
                     elif polls >= limit:
-                        tl.atomic_cas(code_at, 0, rank * 0 + other + 1, sem="relaxed", scope="sys")
+                        tl.store(code_at, rank * 0 + other + 1)
                         waiting = rank < 0
     tl.debug_barrier()
 

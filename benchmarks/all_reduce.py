@@ -1,0 +1,486 @@
+"""The all-reduce between GPUs of one host: correctness, then microseconds inside a CUDA graph, then faults.
+
+    python benchmarks/all_reduce.py --ranks 2 [--check] [--sweep] [--json FILE] [--rows 1 8 64 ...]
+
+One process a GPU. First every form is compared with the float32 reference at each number of rows, several
+calls of changing sizes, and all ranks must have the same bits. Then a graph of 100 calls is timed: ours with
+residual and norm (and with the router), against NCCL's and torch's symmetric memory's all-reduce with our
+kernel for addition and norm after it, and against these alone. ``--sweep``: warps, rows of a program, numbers
+of programs, what is sent, fetching the next weights. Last, a rank leaves out a call, and then a rank is
+killed: the others must name it within the limit. ``--check``: no times. NVLink multicast is never used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as processes
+
+from chorale.kernels.ops import RouterWeights
+from chorale.kernels.reference import reduce as reference
+from chorale.kernels.triton import tuning
+from chorale.kernels.triton.dense.linear import float32_product
+from chorale.kernels.triton.dense.norm import Norm, add_norm
+from chorale.kernels.triton.moe.router import pack_router
+from chorale.kernels.triton.reduce.memory import Layout, symmetric_memory
+from chorale.kernels.triton.reduce.reducer import SymmetricReducer
+from chorale.processes import die_with_parent
+
+H, EPS, CALLS = 2880, 1e-5, 100
+ROWS = (1, 8, 64, 256, 1024, 4096)
+LIMIT = 0.5  # seconds, of the fault tests
+Work = Callable[[], Any]
+
+
+@dataclass
+class Bench:
+    """One rank's inputs and results."""
+
+    rank: int
+    size: int
+    group: dist.ProcessGroup
+    reducer: SymmetricReducer
+    norm: Norm
+    routers: dict[int, RouterWeights]
+    results: list[dict[str, Any]]
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda", self.rank)
+
+    def say(self, text: str) -> None:
+        if self.rank == 0:
+            print(text, flush=True)
+
+    def randn(self, *shape: int, seed: int) -> torch.Tensor:
+        """The same on all ranks for the same seed."""
+        generator = torch.Generator(device=self.device).manual_seed(seed)
+        return torch.randn(*shape, device=self.device, generator=generator)
+
+    def use(self, form: str) -> None:
+        """Makes the reducer take ``form`` ("one" or "two") for any number of rows it has memory for."""
+        tuning.one_shot_rows = lambda _: 10**6 if form == "one" else 0
+
+
+# ------------------------------------------------------------------ correctness
+
+
+def gathered(bench: Bench, tensor: torch.Tensor) -> list[torch.Tensor]:
+    found = [torch.empty_like(tensor) for _ in range(bench.size)]
+    dist.all_gather(found, tensor.contiguous(), group=bench.group)
+    return found
+
+
+def same_bits(bench: Bench, name: str, tensor: torch.Tensor) -> None:
+    mine = tensor.contiguous().view(torch.uint8)
+    for rank, other in enumerate(gathered(bench, mine)):
+        assert torch.equal(mine, other), f"{name}: rank {bench.rank} has other bits than rank {rank}"
+
+
+def error_of(found: torch.Tensor, expected: torch.Tensor) -> float:
+    assert bool(found.isfinite().all())
+    return float((found.double() - expected.double()).norm() / expected.double().norm())
+
+
+def check_rows(bench: Bench, form: str, rows: int, splits: int, seed: int) -> None:
+    """One call with an x of fresh numbers, against the reference."""
+    bench.use(form)
+    dtype = torch.float32 if splits > 1 else torch.bfloat16
+    parts = [bench.randn(splits, rows, H, seed=100 * seed + r).to(dtype) for r in range(bench.size)]
+    bias = bench.randn(H, seed=7).bfloat16()
+    biases = [bias if r == 0 else None for r in range(bench.size)]
+    x = bench.randn(rows, H, seed=seed)
+    wide = form == "one" and rows <= tuning.REDUCE_WIDE_ROWS
+    sent_in = torch.float32 if wide else torch.bfloat16
+    sent = [reference.sent_part(p, b, sent_in) for p, b in zip(parts, biases, strict=True)]
+    total, normed = reference.add_norm(sent, x, bench.norm.weight, EPS)
+    exact = x + sum(reference.sent_part(p, b, torch.float32) for p, b in zip(parts, biases, strict=True))
+    found = bench.reducer.add_norm(
+        parts[bench.rank], biases[bench.rank], x.clone(), bench.norm, low=form == "two"
+    )
+    torch.cuda.synchronize()
+    bench.reducer.check()
+    name = f"{form}-shot, {rows} rows"
+    own = slice(0, rows)
+    if form == "two":
+        owned = -(-rows // bench.size)
+        own = slice(bench.rank * owned, (bench.rank + 1) * owned)
+        assert found.low is not None
+        same_bits(bench, name, found.low)
+        assert error_of(found.normed.float() + found.low.float(), normed) < 2**-14
+    else:
+        same_bits(bench, name, found.x)
+    same_bits(bench, name, found.normed)
+    error = error_of(found.x[own], total[own]) if total[own].numel() else 0.0
+    assert error < 1e-6, (name, error)
+    rounding = error_of(found.normed.float(), normed)
+    assert rounding < 4e-3, (name, rounding)
+    if seed % 10 == 0:
+        lost = error_of(total, exact)
+        bench.say(f"  {name:22} x {error:.1e}  norm {rounding:.1e}  (lost by what is sent: {lost:.1e})")
+    if form == "two":  # the last layer's: all rows of x, no norm
+        last = bench.reducer.add_norm(parts[bench.rank], biases[bench.rank], found.x, None, whole=True)
+        torch.cuda.synchronize()
+        bench.reducer.check()
+        same_bits(bench, name, last.x)
+        assert error_of(last.x, reference.add_norm(sent, total, bench.norm.weight, EPS)[0]) < 1e-6
+
+
+def check_route(bench: Bench, rows: int, experts: int, seed: int) -> None:
+    weights = bench.routers[experts]
+    parts = [bench.randn(4, rows, H, seed=100 * seed + r) for r in range(bench.size)]
+    x = bench.randn(rows, H, seed=seed)
+    wide = rows <= tuning.REDUCE_WIDE_ROWS
+    sent = [reference.sent_part(p, None, torch.float32 if wide else torch.bfloat16) for p in parts]
+    total, normed = reference.add_norm(sent, x, weights.norm, EPS)
+    logits = normed.double() @ weights.linear.weight.double().t() + weights.linear.bias.double()
+    found, rounded, ids, gates = bench.reducer.add_norm_route(parts[bench.rank], None, x, weights, EPS)
+    torch.cuda.synchronize()
+    bench.reducer.check()
+    for tensor in (found, rounded, ids, gates):
+        same_bits(bench, f"route, {rows} rows", tensor)
+    assert error_of(found, total) < 1e-6
+    chosen = logits.gather(1, ids)
+    assert float((chosen.amin(1) - logits.topk(weights.top_k).values.amin(1)).abs().max()) < 1e-3
+    torch.testing.assert_close(gates.double(), torch.softmax(chosen, -1), rtol=1e-3, atol=1e-4)
+
+
+def check(bench: Bench, rows: list[int]) -> None:
+    bench.say("correct: relative errors against float32, and the same bits on all ranks")
+    for repeat in range(3):
+        for place, count in enumerate(rows if repeat % 2 == 0 else rows[::-1]):
+            for form in ("one", "two"):
+                check_rows(bench, form, count, 1 + 3 * (count <= 64), seed=10 * (place + 1) + repeat)
+    for repeat in range(3):
+        for experts, count in ((32, 1), (32, 8), (32, 32), (128, 1), (128, 8)):
+            check_route(bench, count, experts, seed=500 + repeat)
+    check_graph(bench)
+
+
+def check_graph(bench: Bench) -> None:
+    """An odd number of calls of changing sizes in a graph, replayed: the counters live on the device."""
+    bench.use("one")
+    sizes = (8, 1, 3)
+    parts = [bench.randn(1, n, H, seed=n + 31 * bench.rank) for n in sizes]
+    x = [torch.zeros(n, H, device=bench.device) for n in sizes]
+
+    def work() -> None:
+        for part, mine in zip(parts, x, strict=True):
+            bench.reducer.add_norm(part, None, mine, bench.norm)
+
+    graph = captured(work)  # runs once before it captures
+    for _ in range(20):
+        graph.replay()
+    torch.cuda.synchronize()
+    bench.reducer.check()
+    for n, mine in zip(sizes, x, strict=True):
+        every = [bench.randn(1, n, H, seed=n + 31 * r)[0] for r in range(bench.size)]
+        assert error_of(mine, 21 * sum(every)) < 1e-5
+        same_bits(bench, "graph", mine)
+
+
+# ------------------------------------------------------------------ times
+
+
+def captured(work: Work) -> torch.cuda.CUDAGraph:
+    work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # NCCL's watchdog looks at events
+        work()
+    return graph
+
+
+def time_of(bench: Bench, work: Work, calls: int = CALLS) -> float:
+    """Microseconds of one of ``calls`` calls in a graph: the median of the replays, of the slowest rank."""
+    graph = captured(lambda: [work() for _ in range(calls)])
+    graph.replay()
+    times = []
+    for _ in range(15):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        dist.barrier(group=bench.group)
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1e3 / calls)
+    slowest = torch.tensor(statistics.median(times), device=bench.device)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX, group=bench.group)
+    bench.reducer.check()
+    return float(slowest)
+
+
+def record(bench: Bench, variant: str, rows: int, work: Work) -> float:
+    try:
+        us = time_of(bench, work)
+    except (RuntimeError, ValueError) as error:  # a library that lacks it: the others go on
+        bench.say(f"{variant:44} {rows:5} rows: {type(error).__name__}: {str(error)[:120]}")
+        return float("nan")
+    bench.results.append({"variant": variant, "rows": rows, "us": round(us, 2), "ranks": bench.size})
+    return us
+
+
+def ours(bench: Bench, form: str, rows: int, dtype: torch.dtype = torch.bfloat16, splits: int = 1) -> Work:
+    """x += parts and the norm; the numbers are small, so that x does not grow out of hand."""
+    parts = (bench.randn(splits, rows, H, seed=bench.rank) * 0.01).to(dtype)
+    x = torch.zeros(rows, H, device=bench.device)
+
+    def work() -> None:
+        bench.use(form)
+        bench.reducer.add_norm(parts, None, x, bench.norm)
+
+    return work
+
+
+def routed(bench: Bench, rows: int, experts: int) -> Work:
+    parts, x = bench.randn(1, rows, H, seed=bench.rank) * 0.01, torch.zeros(rows, H, device=bench.device)
+    return lambda: bench.reducer.add_norm_route(parts, None, x, bench.routers[experts], EPS)
+
+
+def libraries(bench: Bench, rows: int) -> dict[str, Work]:
+    """All-reduce in bfloat16; alone, and with the kernel that adds it to the residual and norms."""
+    import torch.distributed._symmetric_memory as symmetric
+
+    plain = torch.zeros(rows, H, dtype=torch.bfloat16, device=bench.device)
+    x = torch.zeros(rows, H, device=bench.device)
+    shared = symmetric.empty(rows, H, dtype=torch.bfloat16, device=bench.device)
+    symmetric.rendezvous(shared, bench.group.group_name)
+    shared.zero_()
+    name, ops = bench.group.group_name, torch.ops.symm_mem
+
+    def after(result: torch.Tensor) -> None:
+        add_norm(x, result.view(1, rows, H), None, bench.norm.weight, EPS, torch.bfloat16)
+
+    def nccl() -> torch.Tensor:
+        dist.all_reduce(plain, group=bench.group)
+        return plain
+
+    forms: dict[str, Callable[[], torch.Tensor]] = {
+        "NCCL": nccl,
+        "torch one-shot": lambda: ops.one_shot_all_reduce(shared, "sum", name),
+        "torch two-shot": lambda: ops.two_shot_all_reduce_(shared, "sum", name),
+    }
+    found: dict[str, Work] = dict(forms)
+    for variant, form in forms.items():
+        found[f"{variant}, addition, norm"] = lambda form=form: after(form())
+    found["addition and norm alone"] = lambda: after(plain)
+    return found
+
+
+def time_table(bench: Bench, rows: list[int]) -> None:
+    columns = {count: libraries(bench, count) for count in rows}
+    names = ["ours one-shot", "ours two-shot", *columns[rows[0]]]
+    table: dict[str, list[float]] = {name: [] for name in names}
+    for count in rows:
+        works = {f"ours {form}-shot": ours(bench, form, count) for form in ("one", "two")} | columns[count]
+        for name, work in works.items():
+            if count > 1024 and name == "ours one-shot":
+                table[name].append(float("nan"))
+                continue
+            table[name].append(record(bench, name, count, work))
+    bench.say(
+        f"\n{bench.size} GPUs, us a call, {CALLS} in a graph" + " " * 12 + "".join(f"{n:9}" for n in rows)
+    )
+    for name, times in table.items():
+        bench.say(f"{name:44}" + "".join(f"{us:9.1f}" for us in times))
+    for experts, counts in ((32, (1, 8, 32)), (128, (1, 8))):
+        times = [
+            record(bench, f"ours with router of {experts}", n, routed(bench, n, experts)) for n in counts
+        ]
+        bench.say(f"ours with the router of {experts} experts, {counts} rows: {[round(t, 1) for t in times]}")
+
+
+def sweep(bench: Bench, rows: list[int], until: float) -> None:
+    original = (tuning.reduce_few, tuning.reduce_many, tuning.reduce_programs, tuning.REDUCE_WIDE_ROWS)
+    few, many = tuning.reduce_few(), tuning.reduce_many()
+    bench.say("\nsweep, us a call")
+
+    def line(name: str, counts: list[int], form: str) -> None:
+        late = torch.tensor(float(time.monotonic() > until), device=bench.device)
+        dist.all_reduce(late, dist.ReduceOp.MAX, group=bench.group)
+        if not float(late):
+            times = [record(bench, name, n, ours(bench, form, n)) for n in counts]
+            bench.say(
+                f"{name:44}" + "".join(f"{n:6}: {us:6.2f}" for n, us in zip(counts, times, strict=True))
+            )
+
+    small = [n for n in rows if n <= 256]
+    for warps in (4, 8, 16):
+        for each in (1, 2):
+            for wide in (0, 10**6):
+                tuning.REDUCE_WIDE_ROWS = wide
+                tuning.reduce_few = lambda w=warps, e=each: replace(few, rows=e, num_warps=w)
+                sent = "float32" if wide else "bfloat16"
+                line(f"one-shot, {warps} warps, {each} rows, {sent}", small, "one")
+    tuning.reduce_few, _, _, tuning.REDUCE_WIDE_ROWS = original
+    large = [n for n in rows if n >= 64]
+    for warps, each in ((8, 1), (16, 1), (8, 2), (16, 2)):
+        for programs in (128, 256, 384, 512):
+            tuning.reduce_many = lambda w=warps, e=each: replace(many, rows=e, num_warps=w)
+            tuning.reduce_programs = lambda _, p=programs: p
+            line(f"two-shot, {warps} warps, {each} rows, {programs} programs", large, "two")
+    _, tuning.reduce_many, tuning.reduce_programs, _ = original
+    for form in ("one", "two"):
+        line(f"{form}-shot again", [n for n in rows if n <= 1024], form)
+
+
+def time_prefetch(bench: Bench) -> None:
+    """A call and the product that follows it, of weights that the L2 does not hold."""
+    weights = [bench.randn(5120 // bench.size, H, seed=n).bfloat16() for n in range(12)]
+    parts, x = bench.randn(1, 1, H, seed=bench.rank) * 0.01, torch.zeros(1, H, device=bench.device)
+    for ahead in (False, True):
+        turn = [0]
+
+        def work(ahead: bool = ahead, turn: list[int] = turn) -> None:
+            bench.use("one")
+            weight = weights[turn[0] % len(weights)]
+            turn[0] += 1
+            found = bench.reducer.add_norm(parts, None, x, bench.norm, following=weight if ahead else None)
+            float32_product(found.normed, weight)
+
+        us = record(bench, f"one-shot and product, weights fetched ahead: {ahead}", 1, work)
+        bench.say(
+            f"one-shot and a product of {weights[0].nbytes / 1e6:.1f} MB, fetched ahead {ahead}: {us:.2f} us"
+        )
+
+
+# ------------------------------------------------------------------ faults
+
+
+def leave_out_a_call(bench: Bench) -> None:
+    """The last rank makes no call; the others end within the limit, twice, and say who it was."""
+    bench.use("one")
+    last = bench.size - 1
+    bench.reducer.set_limit(LIMIT)
+    dist.barrier(group=bench.group)
+    if bench.rank != last:
+        report_missing(bench, last, "a rank that leaves out a call")
+    dist.barrier(group=bench.group)
+
+
+def report_missing(bench: Bench, last: int, what: str) -> None:
+    times = []
+    for _ in range(2):
+        begin = time.monotonic()
+        ours(bench, "one", 8)()
+        torch.cuda.synchronize()
+        times.append(time.monotonic() - begin)
+        assert bench.reducer.missing == last, bench.reducer.missing
+    assert times[0] < LIMIT + 1.0, times
+    assert times[1] < 0.3, times
+    bench.say(f"{what}: rank {last} named after {times[0]:.3f} s; the next call took {times[1]:.3f} s")
+
+
+def die(bench: Bench) -> None:
+    """The last rank kills itself after it has joined; the others have a fresh reducer."""
+    layout = bench.reducer.layout
+    memory = symmetric_memory(layout.num_bytes, bench.group, bench.device)
+    bench.reducer = SymmetricReducer(memory, layout, LIMIT)
+    bench.use("one")
+    ours(bench, "one", 8)()
+    torch.cuda.synchronize()
+    dist.barrier(group=bench.group)
+    if bench.rank == bench.size - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(2.0)
+    report_missing(bench, bench.size - 1, "a rank that was killed")
+    os._exit(0)  # NCCL's own threads would wait for the dead
+
+
+# ------------------------------------------------------------------ ranks
+
+
+def run_rank(parent: int, rank: int, size: int, store: str, options: argparse.Namespace) -> None:
+    die_with_parent(parent)
+    torch.cuda.set_device(rank)
+    device = torch.device("cuda", rank)
+    dist.init_process_group(
+        "nccl", init_method=f"file://{store}", rank=rank, world_size=size, device_id=device
+    )
+    group = dist.group.WORLD
+    assert group is not None
+    layout = Layout(size, H, max(options.rows), 1024, torch.bfloat16)
+    memory = symmetric_memory(layout.num_bytes, group, device)
+    reducer = SymmetricReducer(memory, layout, seconds=60.0)  # the other ranks compile, too
+    norm = Norm(torch.linspace(0.5, 1.5, H, device=device), EPS, torch.bfloat16)
+    routers = {}
+    for experts in (32, 128):
+        generator = torch.Generator(device=device).manual_seed(experts)
+        weight = torch.randn(experts, H, device=device, generator=generator) * H**-0.5
+        packed = pack_router(weight, torch.zeros(experts, device=device), torch.bfloat16)
+        routers[experts] = RouterWeights(norm.weight, packed, 4, torch.bfloat16)
+    bench = Bench(rank, size, group, reducer, norm, routers, [])
+    rows = [n for n in options.rows if n <= 1024]
+    check(bench, sorted({*rows, 2, 3, 33}))
+    if max(options.rows) > 1024:
+        check_rows(bench, "two", max(options.rows), 1, seed=990)
+    if not options.check:
+        time_table(bench, options.rows)
+        time_prefetch(bench)
+        if options.sweep:
+            sweep(bench, options.rows, time.monotonic() + options.seconds)
+        if rank == 0 and options.json:
+            Path(options.json).write_text(json.dumps(bench.results, indent=1))
+    leave_out_a_call(bench)
+    die(bench)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--ranks", type=int, default=2, choices=(2, 4, 8))
+    parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--seconds", type=float, default=240.0, help="after which no more shapes are tried")
+    parser.add_argument("--json")
+    options = parser.parse_args()
+    if torch.cuda.device_count() < options.ranks:
+        sys.exit(f"{options.ranks} GPUs are needed, and there are {torch.cuda.device_count()}")
+    with tempfile.TemporaryDirectory() as folder:
+        context = processes.get_context("spawn")
+        started = [
+            context.Process(
+                target=run_rank,
+                args=(os.getpid(), rank, options.ranks, f"{folder}/store", options),
+                daemon=True,
+            )
+            for rank in range(options.ranks)
+        ]
+        for process in started:
+            process.start()
+        return wait_for(started)
+
+
+def wait_for(started: list[Any]) -> int:
+    """Exit code: 0 if all but the last rank ended well, and that one by its SIGKILL."""
+    while any(process.is_alive() for process in started):
+        time.sleep(0.2)
+        if any(process.exitcode not in (None, 0, -signal.SIGKILL) for process in started):
+            time.sleep(2.0)  # for the others' messages
+            for process in started:
+                process.kill()
+    codes = [process.exitcode for process in started]
+    print("exit codes", codes, flush=True)
+    return 0 if codes == [0] * (len(started) - 1) + [-signal.SIGKILL] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

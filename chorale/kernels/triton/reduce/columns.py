@@ -1,0 +1,258 @@
+"""Rows as lanes of eight consecutive columns: a tuple of eight tensors [ROWS, LANES] float32.
+
+No layout has to be converted between a load, the arithmetic and a store. In memory the columns are float32
+(WIDE: two accesses of 16 bytes) or bfloat16 (one).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from chorale.kernels.triton.reduce.words import EMPTY, load4, receive2, receive4, store4
+
+OTHER_NAN = tl.constexpr(0x7FFFFFFF)  # EMPTY, positive
+
+
+@triton.jit
+def _floats(words):
+    """Four words of bfloat16 -> eight columns."""
+    return (
+        (words[0] << 16).to(tl.float32, bitcast=True),
+        (words[0] & -65536).to(tl.float32, bitcast=True),
+        (words[1] << 16).to(tl.float32, bitcast=True),
+        (words[1] & -65536).to(tl.float32, bitcast=True),
+        (words[2] << 16).to(tl.float32, bitcast=True),
+        (words[2] & -65536).to(tl.float32, bitcast=True),
+        (words[3] << 16).to(tl.float32, bitcast=True),
+        (words[3] & -65536).to(tl.float32, bitcast=True),
+    )
+
+
+@triton.jit
+def _rounded(x, ASM: tl.constexpr):
+    """bfloat16 bits of float32, the nearest, even in a tie; any NaN becomes one that is not EMPTY."""
+    if ASM:
+        bits = x.to(tl.bfloat16).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+    else:  # Triton's interpreter would cut bits off
+        bits = x.to(tl.int32, bitcast=True)
+        bits = tl.where(x != x, 0x7FC0, (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16) & 0xFFFF
+    return bits
+
+
+@triton.jit
+def _packed(v, ASM: tl.constexpr):
+    return (
+        _rounded(v[0], ASM) | (_rounded(v[1], ASM) << 16),
+        _rounded(v[2], ASM) | (_rounded(v[3], ASM) << 16),
+        _rounded(v[4], ASM) | (_rounded(v[5], ASM) << 16),
+        _rounded(v[6], ASM) | (_rounded(v[7], ASM) << 16),
+    )
+
+
+@triton.jit
+def _bits(a, b, c, d):
+    return (
+        a.to(tl.int32, bitcast=True),
+        b.to(tl.int32, bitcast=True),
+        c.to(tl.int32, bitcast=True),
+        d.to(tl.int32, bitcast=True),
+    )
+
+
+@triton.jit
+def _full(words):
+    """No word is EMPTY."""
+    return (
+        tl.where(words[0] == EMPTY, OTHER_NAN, words[0]),
+        tl.where(words[1] == EMPTY, OTHER_NAN, words[1]),
+        tl.where(words[2] == EMPTY, OTHER_NAN, words[2]),
+        tl.where(words[3] == EMPTY, OTHER_NAN, words[3]),
+    )
+
+
+@triton.jit
+def _joined(low, high):
+    """Two times four words of float32 -> eight columns."""
+    return (
+        low[0].to(tl.float32, bitcast=True),
+        low[1].to(tl.float32, bitcast=True),
+        low[2].to(tl.float32, bitcast=True),
+        low[3].to(tl.float32, bitcast=True),
+        high[0].to(tl.float32, bitcast=True),
+        high[1].to(tl.float32, bitcast=True),
+        high[2].to(tl.float32, bitcast=True),
+        high[3].to(tl.float32, bitcast=True),
+    )
+
+
+@triton.jit
+def load8(address, there, WIDE: tl.constexpr, ASM: tl.constexpr):
+    if WIDE:
+        values = _joined(load4(address, there, ASM), load4(address + 16, there, ASM))
+    else:
+        values = _floats(load4(address, there, ASM))
+    return values
+
+
+@triton.jit
+def store8(address, there, v, WIDE: tl.constexpr, ASM: tl.constexpr):
+    if WIDE:
+        store4(address, there, _bits(v[0], v[1], v[2], v[3]), False, ASM)
+        store4(address + 16, there, _bits(v[4], v[5], v[6], v[7]), False, ASM)
+    else:
+        store4(address, there, _packed(v, ASM), False, ASM)
+
+
+@triton.jit
+def send8(address, there, v, WIDE: tl.constexpr, ASM: tl.constexpr):
+    if WIDE:
+        store4(address, there, _full(_bits(v[0], v[1], v[2], v[3])), True, ASM)
+        store4(address + 16, there, _full(_bits(v[4], v[5], v[6], v[7])), True, ASM)
+    else:
+        store4(address, there, _packed(v, ASM), True, ASM)
+
+
+@triton.jit
+def clear8(address, there, WIDE: tl.constexpr, ASM: tl.constexpr):
+    """Makes a place ready for the call after the next."""
+    empty = there.to(tl.int32) * 0 + EMPTY
+    store4(address, there, (empty, empty, empty, empty), False, ASM)
+    if WIDE:
+        store4(address + 16, there, (empty, empty, empty, empty), False, ASM)
+
+
+@triton.jit
+def rounded8(v, WIDE: tl.constexpr, ASM: tl.constexpr):
+    """As a peer receives them."""
+    if WIDE:
+        values = v
+    else:
+        values = _floats(_packed(v, ASM))
+    return values
+
+
+@triton.jit
+def add8(a, b):
+    return (
+        a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3],
+        a[4] + b[4], a[5] + b[5], a[6] + b[6], a[7] + b[7],
+    )  # fmt: skip
+
+
+@triton.jit
+def sub8(a, b):
+    return (
+        a[0] - b[0], a[1] - b[1], a[2] - b[2], a[3] - b[3],
+        a[4] - b[4], a[5] - b[5], a[6] - b[6], a[7] - b[7],
+    )  # fmt: skip
+
+
+@triton.jit
+def select8(condition, a, b):
+    return (
+        tl.where(condition, a[0], b[0]), tl.where(condition, a[1], b[1]),
+        tl.where(condition, a[2], b[2]), tl.where(condition, a[3], b[3]),
+        tl.where(condition, a[4], b[4]), tl.where(condition, a[5], b[5]),
+        tl.where(condition, a[6], b[6]), tl.where(condition, a[7], b[7]),
+    )  # fmt: skip
+
+
+@triton.jit
+def dot8(a, b):
+    """Sums of the products of a row [ROWS]."""
+    products = a[0] * b[0] + a[1] * b[1] + a[2] * b[2] + a[3] * b[3]
+    products += a[4] * b[4] + a[5] * b[5] + a[6] * b[6] + a[7] * b[7]
+    return tl.sum(products, 1)
+
+
+@triton.jit
+def normed8(x, norm, eps, H: tl.constexpr):
+    """The RMS norm of rows x times ``norm``."""
+    scale = (1.0 / tl.sqrt(dot8(x, x) / H + eps))[:, None]
+    return (
+        x[0] * scale * norm[0], x[1] * scale * norm[1], x[2] * scale * norm[2], x[3] * scale * norm[3],
+        x[4] * scale * norm[4], x[5] * scale * norm[5], x[6] * scale * norm[6], x[7] * scale * norm[7],
+    )  # fmt: skip
+
+
+@triton.jit
+def part8(
+    y_ptr,  # float32 or bfloat16
+    b_ptr,  # [H] (if HAS_BIAS)
+    rows,  # [ROWS, 1]
+    lanes,  # [1, LANES]
+    inside,
+    split_stride,
+    row_stride,
+    SPLITS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ASM: tl.constexpr,
+):
+    """This rank's part of rows: the sum of y's splits, in order, and the bias."""
+    wide: tl.constexpr = y_ptr.dtype.element_ty == tl.float32
+    bytes_each: tl.constexpr = 4 if wide else 2
+    first = y_ptr.to(tl.int64) + (rows.to(tl.int64) * row_stride + lanes * 8) * bytes_each
+    total = load8(first, inside, wide, ASM)
+    for split in tl.static_range(1, SPLITS):
+        place = first + tl.cast(split, tl.int64) * split_stride * bytes_each
+        total = add8(total, load8(place, inside, wide, ASM))
+    if HAS_BIAS:
+        bias_wide: tl.constexpr = b_ptr.dtype.element_ty == tl.float32
+        bias_at = b_ptr.to(tl.int64) + lanes * (32 if bias_wide else 16) + rows.to(tl.int64) * 0
+        total = add8(total, load8(bias_at, inside, bias_wide, ASM))
+    return total
+
+
+@triton.jit
+def _code_of(other, inside, rank):
+    return tl.where(inside & (rank != other), other + 1, 0)
+
+
+@triton.jit
+def sum_of_ranks8(
+    own,  # this rank's part, as it was sent
+    received,  # address of rank 0's words
+    from_bytes,  # from a rank's words to the next one's
+    inside,
+    rank,
+    status,
+    N: tl.constexpr,
+    WIDE: tl.constexpr,
+    ASM: tl.constexpr,
+):
+    """All ranks' parts, added in the order of the ranks. Up to four places are polled at once."""
+    together: tl.constexpr = 2 if WIDE or N == 2 else 4
+    total = own
+    for begin in tl.static_range(0, N, together):
+        a = received + tl.cast(begin, tl.int64) * from_bytes
+        b = a + from_bytes
+        a_code, b_code = _code_of(begin, inside, rank), _code_of(begin + 1, inside, rank)
+        if WIDE:
+            w = receive4((a, a + 16, b, b + 16), (a_code, a_code, b_code, b_code), status, ASM)
+            first, second = _joined(w[0], w[1]), _joined(w[2], w[3])
+        elif together == 2:
+            w = receive2((a, b), (a_code, b_code), status, ASM)
+            first, second = _floats(w[0]), _floats(w[1])
+        else:
+            c_code, d_code = _code_of(begin + 2, inside, rank), _code_of(begin + 3, inside, rank)
+            places = (a, b, b + from_bytes, b + 2 * from_bytes)
+            w = receive4(places, (a_code, b_code, c_code, d_code), status, ASM)
+            first, second = _floats(w[0]), _floats(w[1])
+        first = select8(rank == begin, own, first)
+        if begin == 0:
+            total = first
+        else:
+            total = add8(total, first)
+        total = add8(total, select8(rank == begin + 1, own, second))
+        if together == 4:
+            total = add8(total, select8(rank == begin + 2, own, _floats(w[2])))
+            total = add8(total, select8(rank == begin + 3, own, _floats(w[3])))
+    return total
+
+
+@triton.jit
+def clear_ranks8(received, from_bytes, inside, rank, N: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr):
+    for other in tl.static_range(N):
+        there = _code_of(other, inside, rank) != 0
+        clear8(received + tl.cast(other, tl.int64) * from_bytes, there, WIDE, ASM)

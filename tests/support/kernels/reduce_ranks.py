@@ -1,0 +1,300 @@
+"""A script of ``test_reduce.py``: the all-reduce through Triton's interpreter, a process a rank.
+
+    TRITON_INTERPRET=1 python -m tests.support.kernels.reduce_ranks RANKS [SCENARIO ...]
+
+Peers' memory is shared memory of the CPU. Each rank checks its results against the reference, which sees all
+ranks' parts; this process checks that all ranks have the same bits. It prints one line for each scenario, of
+which there are float32 and bfloat16 forms; without names: all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing as processes
+
+from chorale.errors import EngineError
+from chorale.kernels.ops import RouterWeights
+from chorale.kernels.reference import ops as reference_ops
+from chorale.kernels.reference import reduce as reference
+from chorale.kernels.triton import tuning
+from chorale.kernels.triton.dense.norm import Norm
+from chorale.kernels.triton.moe.router import pack_router
+from chorale.kernels.triton.reduce.memory import Layout, PeerMemory
+from chorale.kernels.triton.reduce.reducer import SymmetricReducer
+from chorale.processes import die_with_parent
+
+H, EPS = 72, 1e-5  # nine lanes of eight columns, so that some of 16 are outside
+FEW, TOKENS = 6, 21
+SECONDS = 60.0  # on a busy machine a rank may be that late
+SPLITS = 3
+Digest = tuple[str, ...]
+
+
+class Rank:
+    """One rank of a scenario; parts of all ranks are known to each."""
+
+    def __init__(
+        self, memory: PeerMemory, dtype: torch.dtype, seconds: float = SECONDS, seed: int = 0
+    ) -> None:
+        self.rank, self.size, self.dtype = memory.rank, memory.size, dtype
+        self.layout = Layout(memory.size, H, TOKENS, FEW, dtype)
+        self.memory = memory
+        self.reducer = SymmetricReducer(memory, self.layout, seconds)
+        self.generator = torch.Generator().manual_seed(seed)
+        self.norm = self.randn(H)
+        self.router = (self.randn(8, H), self.randn(8))
+
+    def randn(self, *shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=self.generator)
+
+    def inputs(
+        self, tokens: int, *, strided: bool = False
+    ) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]:
+        """(x, parts [S, T, H] of each rank, bias of rank 0), the same on every rank."""
+        parts = [self.randn(SPLITS, tokens, H) for _ in range(self.size)]
+        if strided:
+            parts = [part.transpose(0, 1).contiguous().transpose(0, 1) for part in parts]
+        return self.randn(tokens, H), parts, self.randn(H)
+
+    def bias(self, bias: torch.Tensor, rank: int) -> torch.Tensor | None:
+        return bias if rank == 0 else None
+
+    def sent(self, parts: list[torch.Tensor], bias: torch.Tensor, tokens: int) -> list[torch.Tensor]:
+        wide = self.reducer.is_one_shot(tokens) and tokens <= tuning.REDUCE_WIDE_ROWS
+        dtype = torch.float32 if wide else self.dtype
+        return [reference.sent_part(p, self.bias(bias, rank), dtype) for rank, p in enumerate(parts)]
+
+    def check_norm(self, found: torch.Tensor | None, expected: torch.Tensor) -> None:
+        assert found is not None
+        assert found.dtype == self.dtype
+        bound = 1e-5 if self.dtype == torch.float32 else 2**-7
+        torch.testing.assert_close(found.float(), expected, rtol=bound, atol=1e-6)
+
+    def check_empty(self) -> None:
+        """All words have been cleared by those who read them, and nobody has begun the next call."""
+        self.memory.barrier()
+        assert bool((self.memory.buffer[: self.layout.normed // 4] == -1).all())
+        self.memory.barrier()
+
+
+def digest(*tensors: torch.Tensor | None) -> Digest:
+    return tuple(
+        "-" if t is None else hashlib.sha256(t.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+        for t in tensors
+    )
+
+
+# ------------------------------------------------------------------ scenarios of one rank
+
+
+def few_rows(memory: PeerMemory, dtype: torch.dtype) -> list[Digest]:
+    """One-shot calls of different sizes, so that rows' counters differ."""
+    rank, found = Rank(memory, dtype), []
+    for call, tokens in enumerate((1, 3, 6, 2, 6, 1, 1)):
+        x, parts, bias = rank.inputs(tokens, strided=call % 2 == 1)
+        mine = x.clone()
+        norm = Norm(rank.norm, EPS, dtype) if call != 4 else None
+        reduced = rank.reducer.add_norm(parts[rank.rank], rank.bias(bias, rank.rank), mine, norm)
+        rank.reducer.check()
+        summed, normed = reference.add_norm(rank.sent(parts, bias, tokens), x, rank.norm, EPS)
+        assert reduced.x is mine
+        assert torch.equal(mine, summed), (tokens, mine - summed)
+        if norm is not None:
+            rank.check_norm(reduced.normed, normed)
+        rank.check_empty()
+        found.append(digest(reduced.x, reduced.normed))
+    return found
+
+
+def narrow_rows(memory: PeerMemory, dtype: torch.dtype) -> list[Digest]:
+    """One-shot calls that round what they send."""
+    tuning.REDUCE_WIDE_ROWS = 0
+    rank, found = Rank(memory, dtype), []
+    for tokens in (1, 5):
+        x, parts, bias = rank.inputs(tokens)
+        reduced = rank.reducer.add_norm(
+            parts[rank.rank].to(dtype), rank.bias(bias, rank.rank), x.clone(), Norm(rank.norm, EPS, dtype)
+        )
+        rank.reducer.check()
+        sent = rank.sent([part.to(dtype) for part in parts], bias, tokens)
+        summed, normed = reference.add_norm(sent, x, rank.norm, EPS)
+        assert torch.equal(reduced.x, summed)
+        rank.check_norm(reduced.normed, normed)
+        rank.check_empty()
+        found.append(digest(reduced.x, reduced.normed))
+    return found
+
+
+def routed(memory: PeerMemory, dtype: torch.dtype) -> list[Digest]:
+    rank, found = Rank(memory, dtype), []
+    weight, bias = rank.router
+    given = RouterWeights(rank.norm, pack_router(weight, bias, torch.float32), 4, dtype)
+    plain = RouterWeights(rank.norm, reference_ops.pack_linear(weight, bias), 4)
+    for tokens in (1, 4, 1):
+        x, parts, added = rank.inputs(tokens)
+        before = x.clone()
+        total, normed, ids, gates = rank.reducer.add_norm_route(
+            parts[rank.rank], rank.bias(added, rank.rank), x, given, EPS
+        )
+        rank.reducer.check()
+        expected = reference.add_norm_route(rank.sent(parts, added, tokens), before, plain, EPS)
+        assert torch.equal(total, expected[0])
+        assert torch.equal(ids, expected[2]), (ids, expected[2])
+        rank.check_norm(normed, expected[1])
+        torch.testing.assert_close(gates, expected[3], rtol=1e-5, atol=1e-6)
+        assert not given.linear.arrivals.any()
+        rank.check_empty()
+        found.append(digest(total, normed, ids, gates))
+    return found
+
+
+def many_rows(memory: PeerMemory, dtype: torch.dtype) -> list[Digest]:
+    """Two-shot calls: each rank has its own rows of x, and all of the norm."""
+    tuning.reduce_programs = lambda rows: 3  # more rows than programs
+    rank, found = Rank(memory, dtype), []
+    for tokens in (21, 7, 18):
+        x, parts, bias = rank.inputs(tokens)
+        given, mine = parts[rank.rank].to(dtype), x.clone()
+        owned = -(-tokens // rank.size)
+        mine[: rank.rank * owned] = float("nan")  # other ranks keep these
+        mine[(rank.rank + 1) * owned :] = float("nan")
+        norm = Norm(rank.norm, EPS, dtype)
+        reduced = rank.reducer.add_norm(given, rank.bias(bias, rank.rank), mine, norm, low=True)
+        rank.reducer.check()
+        sent = rank.sent([part.to(dtype) for part in parts], bias, tokens)
+        summed, normed = reference.add_norm(sent, x, rank.norm, EPS)
+        own = slice(rank.rank * owned, (rank.rank + 1) * owned)
+        assert torch.equal(reduced.x[own], summed[own])
+        rank.check_norm(reduced.normed, normed)
+        if dtype == torch.bfloat16:
+            assert reduced.normed is not None
+            assert reduced.low is not None
+            both = reduced.normed.float() + reduced.low.float()
+            torch.testing.assert_close(both, normed, rtol=2**-15, atol=1e-6)
+        found.append(digest(reduced.normed, reduced.low))
+        rank.check_empty()
+        memory.barrier()  # the digest reads what the next call writes
+        last = rank.reducer.add_norm(given, rank.bias(bias, rank.rank), reduced.x, None, whole=True)
+        rank.reducer.check()
+        assert last.normed is None
+        assert torch.equal(last.x, reference.add_norm(sent, summed, rank.norm, EPS)[0])
+        found.append(digest(last.x))
+        memory.barrier()
+    return found
+
+
+def odd_numbers(memory: PeerMemory, dtype: torch.dtype) -> list[Digest]:
+    """Numbers whose bits are those of an empty place, negative zeros and infinities."""
+    found: list[Digest] = []
+    for wide in (True, False):
+        tuning.REDUCE_WIDE_ROWS = 16 if wide else 0
+        rank = Rank(memory, dtype, seed=int(wide))
+        x, parts, _ = rank.inputs(1)
+        part = parts[rank.size - 1][:1]
+        part.view(torch.int32)[0, 0, :4] = -1
+        part[0, 0, 4:6] = torch.tensor([-0.0, float("inf")])
+        parts = [p[:1].to(dtype) for p in parts]
+        if not wide:
+            parts[rank.size - 1].view(torch.int16)[0, 0, :4] = -1
+        reduced = rank.reducer.add_norm(parts[rank.rank], None, x.clone(), None)
+        rank.reducer.check()
+        expected, _ = reference.add_norm([p[0].float() for p in parts], x, rank.norm, EPS)
+        assert bool(reduced.x[0, :4].isnan().all())
+        assert not bool(reduced.x[0, 4:].isnan().any())
+        assert torch.equal(reduced.x[0, 4:], expected[0, 4:])
+        rank.check_empty()
+        found.append(digest(reduced.x[:, 4:]))
+    return found
+
+
+def absent(memory: PeerMemory, dtype: torch.dtype) -> list[Digest]:
+    """The last rank makes two calls and no third: the others end, say who it was, and do not wait again."""
+    rank, last = Rank(memory, dtype), memory.size - 1
+    for call in range(5):
+        tokens = TOKENS if call % 2 else 2
+        if rank.rank == last and call == 2:
+            return []
+        x, parts, _ = rank.inputs(tokens)
+        rank.reducer.set_limit(SECONDS if call < 2 else 0.05)
+        begin = time.monotonic()
+        reduced = rank.reducer.add_norm(parts[rank.rank].to(dtype), None, x, Norm(rank.norm, EPS, dtype))
+        if call < 2:
+            rank.reducer.check()
+            continue
+        assert rank.reducer.missing == last, rank.reducer.missing
+        with pytest.raises(EngineError, match=f"rank {last} did not take part"):
+            rank.reducer.check()
+        if call == 2:
+            assert bool(reduced.x.isnan().all())  # nothing that looks like a result
+        else:
+            assert time.monotonic() - begin < SECONDS / 2
+    return []
+
+
+SCENARIOS: dict[str, Callable[[PeerMemory, torch.dtype], list[Digest]]] = {
+    "few": few_rows,
+    "narrow": narrow_rows,
+    "routed": routed,
+    "many": many_rows,
+    "odd": odd_numbers,
+    "absent": absent,
+}
+
+
+# ------------------------------------------------------------------ ranks
+
+DTYPES = (torch.float32, torch.bfloat16)
+Case = tuple[str, torch.dtype]
+
+
+def run_rank(
+    parent: int, rank: int, cases: dict[Case, list[torch.Tensor]], barrier: Any, result: Connection
+) -> None:
+    die_with_parent(parent)
+    torch.set_num_threads(1)
+    original = dict(vars(tuning))
+    for (scenario, dtype), buffers in cases.items():
+        vars(tuning).update(original)
+        addresses = torch.tensor([buffer.data_ptr() for buffer in buffers])
+        memory = PeerMemory(rank, len(buffers), buffers[rank], addresses, lambda: barrier.wait(SECONDS))
+        result.send(SCENARIOS[scenario](memory, dtype))
+
+
+def run(ranks: int, scenarios: list[str]) -> None:
+    cases: dict[Case, list[torch.Tensor]] = {}
+    for name in scenarios:
+        for dtype in DTYPES:
+            words = Layout(ranks, H, TOKENS, FEW, dtype).num_bytes // 4
+            cases[name, dtype] = [torch.zeros(words, dtype=torch.int32).share_memory_() for _ in range(ranks)]
+    context = processes.get_context("spawn")
+    barrier = context.Barrier(ranks)
+    pipes = [context.Pipe(duplex=False) for _ in range(ranks)]
+    started = [
+        context.Process(target=run_rank, args=(os.getpid(), rank, cases, barrier, pipes[rank][1]))
+        for rank in range(ranks)
+    ]
+    for process in started:
+        process.start()
+    for _, end in pipes:
+        end.close()  # so that a rank that fails ends its pipe
+    for name, dtype in cases:
+        found = [begin.recv() for begin, _ in pipes]
+        for rank, digests in enumerate(found):
+            assert digests == found[0], f"{name}: rank {rank} has other bits than rank 0"
+        print(f"{name} {dtype} {ranks} ranks: {len(found[0])} results, equal on all", flush=True)
+    for process in started:
+        process.join()
+    assert all(process.exitcode == 0 for process in started)
+
+
+if __name__ == "__main__":
+    run(int(sys.argv[1]), sys.argv[2:] or list(SCENARIOS))
