@@ -22,17 +22,23 @@ import torch
 import torch.multiprocessing as processes
 
 from chorale.errors import EngineError
-from chorale.kernels.ops import RouterWeights
+from chorale.kernels import mxfp4
+from chorale.kernels.ops import ExpertTensors, QkvWeights, RouterWeights
+from chorale.kernels.reference import moe as reference_moe
 from chorale.kernels.reference import ops as reference_ops
 from chorale.kernels.reference import reduce as reference
 from chorale.kernels.triton import tuning
+from chorale.kernels.triton.dense.linear import pack_linear
 from chorale.kernels.triton.dense.norm import Norm
+from chorale.kernels.triton.moe.packing import pack_experts
 from chorale.kernels.triton.moe.router import pack_router
+from chorale.kernels.triton.reduce import ops as reduce_ops
 from chorale.kernels.triton.reduce.memory import Layout, PeerMemory
 from chorale.kernels.triton.reduce.reducer import SymmetricReducer
 from chorale.processes import die_with_parent
 
-H, EPS = 72, 1e-5  # nine lanes of eight columns, so that some of 16 are outside
+H, EPS = 96, 1e-5  # twelve lanes of eight columns, so that some of 16 are outside
+EXPERTS, ATTENDED = 8, 64
 FEW, TOKENS = 6, 21
 SECONDS = 60.0  # on a busy machine a rank may be that late
 SPLITS = 3
@@ -51,7 +57,7 @@ class Rank:
         self.reducer = SymmetricReducer(memory, self.layout, seconds)
         self.generator = torch.Generator().manual_seed(seed)
         self.norm = self.randn(H)
-        self.router = (self.randn(8, H), self.randn(8))
+        self.router = (self.randn(EXPERTS, H), self.randn(EXPERTS))
 
     def randn(self, *shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=self.generator)
@@ -192,6 +198,71 @@ def many_rows(memory: PeerMemory, dtype: torch.dtype) -> list[Digest]:
     return found
 
 
+def ops_of_the_model(memory: PeerMemory, dtype: torch.dtype) -> list[Digest]:
+    """``project_and_route`` and ``moe`` of each rank's columns: one-shot with the router, one-shot, two-shot."""
+    if dtype == torch.bfloat16:
+        return []  # the interpreter has no products of bfloat16
+    tuning.FEW_LOGITS = 2 * EXPERTS
+    rank, found = Rank(memory, dtype), []
+    given = RouterWeights(rank.norm, pack_router(*rank.router, dtype), 4, dtype)
+    plain = RouterWeights(rank.norm, reference_ops.pack_linear(*rank.router), 4)
+    weight, bias = rank.randn(H, ATTENDED), rank.randn(H)
+    each = ATTENDED // rank.size
+    own = slice(rank.rank * each, (rank.rank + 1) * each)
+    linear = pack_linear(weight[:, own].contiguous(), rank.bias(bias, rank.rank))
+    tensors = [expert_tensors(rank, 64 // rank.size) for _ in range(rank.size)]
+    experts = pack_experts(tensors[rank.rank])
+    qkv = QkvWeights(rank.randn(H), pack_linear(rank.randn(H, H), None))
+    for tokens, is_last in ((1, False), (4, True), (TOKENS, False), (TOKENS, True)):
+        x, attended = rank.randn(tokens, H), rank.randn(tokens, ATTENDED)
+        expected = reference_ops.project_and_route(
+            attended, reference_ops.pack_linear(weight, bias), x.clone(), plain, EPS
+        )
+        mine, normed, ids, gates = reduce_ops.project_and_route(
+            rank.reducer, attended[:, own].contiguous(), linear, x, given, EPS
+        )
+        assert torch.equal(ids, expected[2])
+        torch.testing.assert_close(gates, expected[3], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(normed, expected[1], rtol=1e-4, atol=1e-5)
+        found.append(digest(normed, ids, gates))
+        memory.barrier()  # the digest reads what the next call writes
+        total = expected[0]
+        for some in tensors:
+            total = reference_moe.moe(*expected[1:], reference_moe.pack_experts(some), total)
+        summed, following = reduce_ops.moe(
+            rank.reducer, normed, ids, gates, experts, mine, None if is_last else qkv, EPS
+        )
+        rank.reducer.check()
+        rows = slice(None)
+        if tokens == TOKENS and not is_last:
+            owned = -(-tokens // rank.size)
+            rows = slice(rank.rank * owned, (rank.rank + 1) * owned)
+            assert following is not None
+            torch.testing.assert_close(
+                following, reference_ops.rms_norm(total, qkv.norm, EPS), rtol=1e-4, atol=1e-5
+            )
+            found.append(digest(following))
+        else:
+            assert following is None
+            found.append(digest(summed))
+        torch.testing.assert_close(summed[rows], total[rows], rtol=1e-4, atol=1e-4)
+        memory.barrier()
+    return found
+
+
+def expert_tensors(rank: Rank, inter: int) -> ExpertTensors:
+    def draw(rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+        weights = rank.randn(EXPERTS, rows, columns) / columns**0.5
+        blocks, scales = zip(*(mxfp4.quantize(each) for each in weights), strict=True)
+        return torch.stack(blocks), torch.stack(scales)
+
+    gate_up, down = draw(2 * inter, H), draw(H, inter)
+    return ExpertTensors(
+        rank.randn(EXPERTS, 2 * inter), rank.randn(EXPERTS, H), 1.5, 1.702, 1, torch.float32,
+        gate_up[0], gate_up[1], down[0], down[1],
+    )  # fmt: skip
+
+
 def odd_numbers(memory: PeerMemory, dtype: torch.dtype) -> list[Digest]:
     """Numbers whose bits are those of an empty place, negative zeros and infinities."""
     found: list[Digest] = []
@@ -245,6 +316,7 @@ SCENARIOS: dict[str, Callable[[PeerMemory, torch.dtype], list[Digest]]] = {
     "narrow": narrow_rows,
     "routed": routed,
     "many": many_rows,
+    "ops": ops_of_the_model,
     "odd": odd_numbers,
     "absent": absent,
 }

@@ -134,14 +134,25 @@ def project_add(x: torch.Tensor, linear: Linear, residual: torch.Tensor) -> torc
     x = x.to(linear.weight.dtype)
     if x.shape[0] > 1:
         return project_few(x, linear.weight, linear.bias, residual)
+    _project_row(x, linear, residual, add=True)
+    return residual
+
+
+def project_row(x: torch.Tensor, linear: Linear) -> torch.Tensor:
+    """x [1, K] weight^T + bias -> [1, N] float32."""
+    out = torch.empty(1, linear.weight.shape[0], dtype=torch.float32, device=x.device)
+    _project_row(x.to(linear.weight.dtype), linear, out, add=False)
+    return out
+
+
+def _project_row(x: torch.Tensor, linear: Linear, out: torch.Tensor, *, add: bool) -> None:
     num_rows, depth = linear.weight.shape
     tile = tuning.output_row()
     _resident_kernel[(triton.cdiv(num_rows, tile.rows),)](
-        x, linear.weight, linear.weight if linear.bias is None else linear.bias, residual, num_rows,
-        K=depth, HAS_BIAS=linear.bias is not None, ADD=True, ROWS=tile.rows, CHUNK=chunk_of(depth),
+        x, linear.weight, linear.weight if linear.bias is None else linear.bias, out, num_rows,
+        K=depth, HAS_BIAS=linear.bias is not None, ADD=add, ROWS=tile.rows, CHUNK=chunk_of(depth),
         num_warps=tile.num_warps, **dependent(x),
     )  # fmt: skip
-    return residual
 
 
 def float32_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

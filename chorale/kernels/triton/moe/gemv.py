@@ -388,12 +388,18 @@ def gemv_moe(
     norm: Norm | None,
 ) -> torch.Tensor | None:
     """``moe`` where ``can_use_gemv``: adds to x and returns its ``norm``, if one is given."""
-    tokens, hidden = x.shape
+    return add_parts(gemv_parts(normed, expert_ids, gates, experts), x, norm)
+
+
+def gemv_parts(
+    normed: torch.Tensor, expert_ids: torch.Tensor, gates: torch.Tensor, experts: Experts
+) -> torch.Tensor:
+    """What ``gemv_moe`` adds up: [T, parts, H] float32."""
+    tokens, hidden = normed.shape
     work = divide_work(expert_ids, experts.num_experts)
-    inner = torch.empty(expert_ids.numel(), experts.intermediate, dtype=experts.dtype, device=x.device)
+    inner = torch.empty(expert_ids.numel(), experts.intermediate, dtype=experts.dtype, device=normed.device)
     gate_up(normed.to(experts.dtype), experts, work, tuning.gemv_gate_up(tokens, work.mean), inner)
-    parts = down(inner, gates, experts, work, tuning.gemv_down(tokens, work.mean), hidden)
-    return add_parts(parts, x, norm)
+    return down(inner, gates, experts, work, tuning.gemv_down(tokens, work.mean), hidden)
 
 
 def _further_tiles(work: Work, tile: tuning.GemvConfig) -> int:

@@ -288,16 +288,16 @@ def project_and_route(
         return *_route_few(x, y, weights, eps, ids, gates), ids, gates
     in_halves = weights.linear.halves is not None
     in_halves &= tokens >= tuning.route_in_halves_from(weights.linear.weight.shape[0])
-    y, bias = _projected(attended.to(linear.weight.dtype), linear)
+    y, bias = projected(attended.to(linear.weight.dtype), linear)
     normed, low = add_norm(x, y, bias, weights.norm, eps, dtype, with_low=in_halves)
     if low is None:
-        _route_many(x, weights, eps, ids, gates)
+        route_many(x, weights, eps, ids, gates)
     else:
-        _route_halves(normed, low, weights, ids, gates)
+        route_halves(normed, low, weights, ids, gates)
     return x, normed, ids, gates
 
 
-def _projected(attended: torch.Tensor, linear: Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
+def projected(attended: torch.Tensor, linear: Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(parts [SPLITS, T, H] of the product, the bias that they lack)."""
     if 1 < attended.shape[0] <= tuning.SKINNY_TOKENS:
         return parts(attended, linear.weight), linear.bias
@@ -328,7 +328,7 @@ def _route_few(
     return total, normed
 
 
-def _route_many(
+def route_many(
     x: torch.Tensor, weights: RouterWeights, eps: float, ids: torch.Tensor, gates: torch.Tensor
 ) -> None:
     linear, (tokens, hidden) = weights.linear, x.shape
@@ -351,7 +351,7 @@ def _route_many(
     )  # fmt: skip
 
 
-def _route_halves(
+def route_halves(
     high: torch.Tensor, low: torch.Tensor, weights: RouterWeights, ids: torch.Tensor, gates: torch.Tensor
 ) -> None:
     """high, low [T, H] bfloat16: the normed input, rounded, and what rounding took away."""

@@ -1,0 +1,84 @@
+"""The two ops whose result is a sum over ranks, with the all-reduce in the kernels that follow the products.
+
+The products leave this rank's part where they make it: split or per-expert parts are added up by the kernel
+that sends them. Up to ``SymmetricReducer.is_one_shot`` rows x is whole on every rank; above, a rank keeps its
+own rows of x, and every rank has all rows of the norms, until the last layer, which returns all of x.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from chorale.kernels.ops import QkvWeights, RouterWeights
+from chorale.kernels.triton import tuning
+from chorale.kernels.triton.dense.linear import Linear, project_row
+from chorale.kernels.triton.dense.norm import Norm
+from chorale.kernels.triton.moe import moe as experts_of_one_rank
+from chorale.kernels.triton.moe.gemv import can_use_gemv, gemv_parts
+from chorale.kernels.triton.moe.packing import Experts
+from chorale.kernels.triton.moe.router import projected, route_halves, route_many
+from chorale.kernels.triton.reduce.reducer import SymmetricReducer
+
+
+def project_and_route(
+    reducer: SymmetricReducer,
+    attended: torch.Tensor,
+    linear: Linear,
+    x: torch.Tensor,
+    weights: RouterWeights,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """``Ops.project_and_route`` of one rank's heads; ``linear`` has its bias on one rank only."""
+    tokens, top_k, dtype = x.shape[0], weights.top_k, weights.dtype or torch.float32
+    if tokens == 1:
+        parts, bias = project_row(attended, linear).unsqueeze(0), None
+    else:
+        parts, bias = projected(attended.to(linear.weight.dtype), linear)
+    is_few = tokens * weights.linear.weight.shape[0] <= tuning.FEW_LOGITS
+    if 0 < tokens and is_few and reducer.is_one_shot(tokens):
+        return reducer.add_norm_route(parts, bias, x, weights, eps)
+    ids = torch.empty(tokens, top_k, dtype=torch.int64, device=x.device)
+    gates = torch.empty(tokens, top_k, dtype=torch.float32, device=x.device)
+    if tokens == 0:
+        return x, x.to(dtype), ids, gates
+    in_halves = weights.linear.halves is not None
+    norm = Norm(weights.norm, eps, dtype)
+    reduced = reducer.add_norm(parts, bias, x, norm, low=in_halves, whole=not in_halves)
+    assert reduced.normed is not None
+    if reduced.low is None:
+        route_many(reduced.x, weights, eps, ids, gates)
+    else:
+        route_halves(reduced.normed, reduced.low, weights, ids, gates)
+    return x, reduced.normed, ids, gates
+
+
+def moe(
+    reducer: SymmetricReducer,
+    normed: torch.Tensor,
+    expert_ids: torch.Tensor,
+    gates: torch.Tensor,
+    experts: Experts,
+    x: torch.Tensor,
+    next_qkv: QkvWeights | None,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """``Ops.moe`` of one rank's columns of the experts."""
+    tokens = x.shape[0]
+    if tokens == 0:
+        return x, None
+    norm = None
+    if next_qkv is not None and (tokens > tuning.SKINNY_TOKENS or not reducer.is_one_shot(tokens)):
+        norm = Norm(next_qkv.norm, eps, next_qkv.linear.weight.dtype)
+    parts = _expert_parts(normed, expert_ids, gates, experts, x)
+    reduced = reducer.add_norm(parts, None, x, norm, whole=next_qkv is None)
+    return reduced.x if next_qkv is None else x, reduced.normed
+
+
+def _expert_parts(
+    normed: torch.Tensor, expert_ids: torch.Tensor, gates: torch.Tensor, experts: Experts, x: torch.Tensor
+) -> torch.Tensor:
+    """[S, T, H]: this rank's sum is that over S."""
+    if x.shape[0] <= tuning.DIRECT_TOKENS and can_use_gemv(normed, expert_ids.numel(), experts):
+        return gemv_parts(normed, expert_ids, gates, experts).transpose(0, 1)
+    total, _ = experts_of_one_rank.moe(normed, expert_ids, gates, experts, torch.zeros_like(x), None, 0.0)
+    return total.unsqueeze(0)
