@@ -24,7 +24,7 @@ def test_one_form_of_each_kernel_compiles_for_hopper(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(SECONDS)
 def test_some_kernels_compile_for_hardware_that_was_never_tried(tmp_path: Path) -> None:
-    compile_for(tmp_path, "cuda:80", "hip:gfx942", "gate_up 64", "skinny", "decode 0")
+    compile_for(tmp_path, "cuda:80", "hip:gfx942", "gate_up 64", "skinny", "decode 0", "scatter 4")
 
 
 @pytest.mark.slow

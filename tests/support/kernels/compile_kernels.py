@@ -426,6 +426,21 @@ def spilled(compiled: Any) -> int:
     return int(re.findall(r"\.vgpr_spill_count:\s+(\d+)", compiled.asm["amdgcn"])[-1])
 
 
+OVER_RANKS = (one_shot._rows_kernel, one_shot._route_kernel, two_shot._scattered_kernel)
+
+
+def check_over_ranks(kernel: Any, ptx: str) -> None:
+    """Peers' memory is written and polled 16 bytes at a time, flags are released and acquired, and NVLink
+    multicast is not used."""
+    assert "st.relaxed.sys.global.v4.b32" in ptx
+    polls = re.findall(r"ld\.relaxed\.sys\.global\.(\S+) \{", ptx)
+    assert set(polls) == {"v4.b32"}, polls
+    is_flagged = kernel is two_shot._scattered_kernel
+    assert ("st.release.sys.global.b32" in ptx) == is_flagged
+    assert ("ld.acquire.sys.global.b32" in ptx) == is_flagged
+    assert "multimem" not in ptx
+
+
 ONE_OF_EACH = "each"  # instead of names: the first form of every kernel
 
 
@@ -451,6 +466,8 @@ def compile_all(target: GPUTarget, wanted: list[str], verbose: bool) -> None:
         assert len(compiled.asm["cubin" if nvidia else "hsaco"]) > 1000, name
         assert 2 * compiled.metadata.shared <= arch.shared, f"{name}: two programs do not fit"
         assert spilled(compiled) <= MOST_SPILLED, f"{name}: {spilled(compiled)} registers do not fit"
+        if kernel in OVER_RANKS and nvidia:
+            check_over_ranks(kernel, compiled.asm["ptx"])
         if verbose:
             print(f"{target.arch} {name:12} shared {compiled.metadata.shared:7} bytes", flush=True)
 

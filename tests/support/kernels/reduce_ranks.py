@@ -32,6 +32,7 @@ from chorale.kernels.triton.dense.linear import pack_linear
 from chorale.kernels.triton.dense.norm import Norm
 from chorale.kernels.triton.moe.packing import pack_experts
 from chorale.kernels.triton.moe.router import pack_router
+from chorale.kernels.triton.reduce import one_shot, two_shot
 from chorale.kernels.triton.reduce import ops as reduce_ops
 from chorale.kernels.triton.reduce.memory import Layout, PeerMemory
 from chorale.kernels.triton.reduce.reducer import SymmetricReducer
@@ -199,7 +200,8 @@ def many_rows(memory: PeerMemory, dtype: torch.dtype) -> list[Digest]:
 
 
 def ops_of_the_model(memory: PeerMemory, dtype: torch.dtype) -> list[Digest]:
-    """``project_and_route`` and ``moe`` of each rank's columns: one-shot with the router, one-shot, two-shot."""
+    """``project_and_route`` and ``moe`` of each rank's columns: one-shot with the router and without,
+    two-shot."""
     if dtype == torch.bfloat16:
         return []  # the interpreter has no products of bfloat16
     tuning.FEW_LOGITS = 2 * EXPERTS
@@ -210,7 +212,7 @@ def ops_of_the_model(memory: PeerMemory, dtype: torch.dtype) -> list[Digest]:
     each = ATTENDED // rank.size
     own = slice(rank.rank * each, (rank.rank + 1) * each)
     linear = pack_linear(weight[:, own].contiguous(), rank.bias(bias, rank.rank))
-    tensors = [expert_tensors(rank, 64 // rank.size) for _ in range(rank.size)]
+    tensors = [expert_tensors(rank, 32) for _ in range(rank.size)]
     experts = pack_experts(tensors[rank.rank])
     qkv = QkvWeights(rank.randn(H), pack_linear(rank.randn(H, H), None))
     for tokens, is_last in ((1, False), (4, True), (TOKENS, False), (TOKENS, True)):
@@ -287,6 +289,29 @@ def odd_numbers(memory: PeerMemory, dtype: torch.dtype) -> list[Digest]:
     return found
 
 
+def late(memory: PeerMemory, dtype: torch.dtype) -> list[Digest]:
+    """The second rank reads what it was sent so late that the others would be in their next calls by then."""
+    rank, found = Rank(memory, dtype), []
+    for module in (one_shot, two_shot) if rank.rank == 1 else ():
+        original = module.sum_of_ranks8
+
+        def reads_late(*arguments: Any, original: Callable[..., Any] = original, **named: Any) -> Any:
+            time.sleep(0.3)
+            return original(*arguments, **named)
+
+        module.sum_of_ranks8 = reads_late
+    for tokens in (2, 2, 2, TOKENS, TOKENS):
+        x, parts, bias = rank.inputs(tokens)
+        norm = Norm(rank.norm, EPS, dtype)
+        given = rank.bias(bias, rank.rank)
+        reduced = rank.reducer.add_norm(parts[rank.rank].to(dtype), given, x.clone(), norm)
+        rank.reducer.check()
+        sent = rank.sent([part.to(dtype) for part in parts], bias, tokens)
+        rank.check_norm(reduced.normed, reference.add_norm(sent, x, rank.norm, EPS)[1])
+        found.append(digest(reduced.normed))
+    return found
+
+
 def absent(memory: PeerMemory, dtype: torch.dtype) -> list[Digest]:
     """The last rank makes two calls and no third: the others end, say who it was, and do not wait again."""
     rank, last = Rank(memory, dtype), memory.size - 1
@@ -318,6 +343,7 @@ SCENARIOS: dict[str, Callable[[PeerMemory, torch.dtype], list[Digest]]] = {
     "many": many_rows,
     "ops": ops_of_the_model,
     "odd": odd_numbers,
+    "late": late,
     "absent": absent,
 }
 

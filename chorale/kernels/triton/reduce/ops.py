@@ -35,7 +35,7 @@ def project_and_route(
     else:
         parts, bias = projected(attended.to(linear.weight.dtype), linear)
     is_few = tokens * weights.linear.weight.shape[0] <= tuning.FEW_LOGITS
-    if 0 < tokens and is_few and reducer.is_one_shot(tokens):
+    if tokens and is_few and reducer.is_one_shot(tokens):
         return reducer.add_norm_route(parts, bias, x, weights, eps)
     ids = torch.empty(tokens, top_k, dtype=torch.int64, device=x.device)
     gates = torch.empty(tokens, top_k, dtype=torch.float32, device=x.device)
