@@ -38,7 +38,7 @@ from chorale.kernels.triton import tuning
 from chorale.kernels.triton.dense.linear import float32_product
 from chorale.kernels.triton.dense.norm import Norm, add_norm
 from chorale.kernels.triton.moe.router import pack_router
-from chorale.kernels.triton.reduce.memory import Layout, symmetric_memory
+from chorale.kernels.triton.reduce.memory import Layout, PeerMemory, symmetric_memory
 from chorale.kernels.triton.reduce.reducer import SymmetricReducer
 from chorale.processes import die_with_parent
 
@@ -363,6 +363,10 @@ def time_prefetch(bench: Bench) -> None:
 # ------------------------------------------------------------------ faults
 
 
+def peer_memory(layout: Layout, group: dist.ProcessGroup, device: torch.device) -> PeerMemory:
+    return symmetric_memory(layout.num_bytes, group.group_name, device, lambda: dist.barrier(group=group))
+
+
 def leave_out_a_call(bench: Bench) -> None:
     """The last rank makes no call; the others end within the limit, twice, and say who it was."""
     bench.use("one")
@@ -390,7 +394,7 @@ def report_missing(bench: Bench, last: int, what: str) -> None:
 def die(bench: Bench) -> None:
     """The last rank kills itself after it has joined; the others have a fresh reducer."""
     layout = bench.reducer.layout
-    memory = symmetric_memory(layout.num_bytes, bench.group, bench.device)
+    memory = peer_memory(layout, bench.group, bench.device)
     bench.reducer = SymmetricReducer(memory, layout, LIMIT)
     bench.use("one")
     ours(bench, "one", 8)()
@@ -416,7 +420,7 @@ def run_rank(parent: int, rank: int, size: int, store: str, options: argparse.Na
     group = dist.group.WORLD
     assert group is not None
     layout = Layout(size, H, max(options.rows), 1024, torch.bfloat16)
-    memory = symmetric_memory(layout.num_bytes, group, device)
+    memory = peer_memory(layout, group, device)
     reducer = SymmetricReducer(memory, layout, seconds=60.0)  # the other ranks compile, too
     norm = Norm(torch.linspace(0.5, 1.5, H, device=device), EPS, torch.bfloat16)
     routers = {}

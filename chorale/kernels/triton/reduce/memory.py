@@ -27,23 +27,30 @@ class PeerMemory:
     owner: Any = None  # keeps the peers' memory mapped
 
 
+def name_group(name: str, rank: int, size: int, store: torch.distributed.Store) -> None:
+    """Makes ``name`` known to ``symmetric_memory`` for ranks that have a store and no registered group."""
+    from torch._C._distributed_c10d import _SymmetricMemory
+
+    _SymmetricMemory.set_group_info(name, rank, size, store)
+
+
 def symmetric_memory(
-    num_bytes: int, group: torch.distributed.ProcessGroup, device: torch.device
+    num_bytes: int, group_name: str, device: torch.device, barrier: Callable[[], None]
 ) -> PeerMemory:
-    """Allocates on all ranks of ``group``, which all call this. Raises ``RuntimeError`` if the GPUs cannot
-    access each other's memory."""
+    """Allocates on all ranks of a group, which all call this. Raises ``RuntimeError`` if the GPUs cannot
+    access each other's memory. ``barrier`` returns when all ranks have called it."""
     import torch.distributed._symmetric_memory as symmetric
 
     buffer = symmetric.empty(num_bytes // 4, dtype=torch.int32, device=device)
-    handle = symmetric.rendezvous(buffer, group.group_name)
+    handle = symmetric.rendezvous(buffer, group_name)
     offset = buffer.data_ptr() - handle.buffer_ptrs[handle.rank]  # of a tensor in a larger allocation
     addresses = torch.tensor([place + offset for place in handle.buffer_ptrs], device=device)
 
-    def barrier() -> None:
+    def wait_for_all() -> None:
         torch.cuda.synchronize(device)
-        torch.distributed.barrier(group)
+        barrier()
 
-    return PeerMemory(handle.rank, handle.world_size, buffer, addresses, barrier, handle)
+    return PeerMemory(handle.rank, handle.world_size, buffer, addresses, wait_for_all, handle)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,9 @@ class SymmetricReducer:
     """
 
     def __init__(self, memory: PeerMemory, layout: Layout, seconds: float = SECONDS) -> None:
-        """All ranks call this."""
+        """All ranks call this. Raises ``ValueError`` for sizes that the kernels do not have."""
+        if memory.size not in (2, 4, 8) or layout.hidden % 8:
+            raise ValueError(f"{memory.size} ranks and a hidden size of {layout.hidden}")
         self.memory, self.layout = memory, layout
         self.rank, self.size = memory.rank, memory.size
         device = memory.buffer.device
