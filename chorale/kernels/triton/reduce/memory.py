@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -27,7 +27,7 @@ class PeerMemory:
     owner: Any = None  # keeps the peers' memory mapped
 
 
-def name_group(name: str, rank: int, size: int, store: torch.distributed.Store) -> None:
+def name_group(name: str, rank: int, size: int, store: Any) -> None:
     """Makes ``name`` known to ``symmetric_memory`` for ranks that have a store and no registered group."""
     from torch._C._distributed_c10d import _SymmetricMemory
 
@@ -42,7 +42,7 @@ def symmetric_memory(
     import torch.distributed._symmetric_memory as symmetric
 
     buffer = symmetric.empty(num_bytes // 4, dtype=torch.int32, device=device)
-    handle = symmetric.rendezvous(buffer, group_name)
+    handle = symmetric.rendezvous(buffer, cast("Any", group_name))
     offset = buffer.data_ptr() - handle.buffer_ptrs[handle.rank]  # of a tensor in a larger allocation
     addresses = torch.tensor([place + offset for place in handle.buffer_ptrs], device=device)
 
