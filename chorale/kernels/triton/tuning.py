@@ -360,5 +360,6 @@ def reduce_many() -> Tile:
 
 
 def reduce_programs(rows: int) -> int:
-    """Programs of a two-shot call in which a rank owns ``rows``; four fit a multiprocessor."""
-    return min(rows, 384)
+    """Programs of a two-shot call in which a rank owns ``rows``: two fit a multiprocessor with 64 registers a
+    thread (2 ranks), one with more."""
+    return min(rows, 256)

@@ -136,7 +136,7 @@ def store4(address, there, words, SEND: tl.constexpr, ASM: tl.constexpr):
     """SEND: to a peer that waits for these words."""
     if ASM:
         tl.inline_asm_elementwise(
-            _SEND if SEND else _STORE, "=r,l,r,r,r,r,r",
+            _SEND if SEND else _STORE, "=&r,l,r,r,r,r,r",
             (address, there.to(tl.int32), words[0], words[1], words[2], words[3]),
             dtype=tl.int32, is_pure=False, pack=1,
         )  # fmt: skip
@@ -229,7 +229,7 @@ def publish(peers_ptr, offset, value, rank, N: tl.constexpr, ASM: tl.constexpr):
     tl.debug_barrier()
     if ASM:
         tl.inline_asm_elementwise(
-            _PUBLISH, "=r,l,l,r,r,r", (peers_ptr.to(tl.int64), tl.cast(offset, tl.int64), value, rank, N),
+            _PUBLISH, "=&r,l,l,r,r,r", (peers_ptr.to(tl.int64), tl.cast(offset, tl.int64), value, rank, N),
             dtype=tl.int32, is_pure=False, pack=1,
         )  # fmt: skip
     else:
@@ -270,4 +270,6 @@ def wait_for_flags(first, stride, value, rank, status, N: tl.constexpr, ASM: tl.
 def prefetch(address, size, ASM: tl.constexpr):
     """Fetches ``size`` bytes (a multiple of 16) into the L2; Hopper and later."""
     if ASM:
-        tl.inline_asm_elementwise(_PREFETCH, "=r,l,r", (address, size), dtype=tl.int32, is_pure=False, pack=1)
+        tl.inline_asm_elementwise(
+            _PREFETCH, "=&r,l,r", (address, size), dtype=tl.int32, is_pure=False, pack=1
+        )
