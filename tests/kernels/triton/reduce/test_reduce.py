@@ -12,12 +12,14 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 
 
 @pytest.mark.timeout(SECONDS)
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_get_equal_bits_and_what_the_reference_computes(ranks: int) -> None:
-    run(["-m", "tests.support.kernels.reduce_ranks", str(ranks)], TRITON_INTERPRET="1")
+@pytest.mark.parametrize(("ranks", "scenarios"), [(2, []), (4, ["few", "many", "ops", "absent"])])
+def test_ranks_get_equal_bits_and_what_the_reference_computes(ranks: int, scenarios: list[str]) -> None:
+    """Without names: all scenarios."""
+    run(["-m", "tests.support.kernels.reduce_ranks", str(ranks), *scenarios], TRITON_INTERPRET="1")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS)
-def test_eight_ranks_get_equal_bits() -> None:
-    run(["-m", "tests.support.kernels.reduce_ranks", "8", "few", "many"], TRITON_INTERPRET="1")
+@pytest.mark.parametrize(("ranks", "scenarios"), [(4, []), (8, ["few", "many"])])
+def test_more_ranks_get_equal_bits(ranks: int, scenarios: list[str]) -> None:
+    run(["-m", "tests.support.kernels.reduce_ranks", str(ranks), *scenarios], TRITON_INTERPRET="1")
