@@ -94,7 +94,6 @@ class ServerConfig:
     served_model_names: tuple[str, ...] = ()  # empty: the model argument itself
     api_server_count: int = 1
     data_parallel_size: int = 1  # engines behind this server (replicas), each with its own devices
-    data_parallel_backend: Literal["mp"] = "mp"  # how they are started: as processes of this machine
     stream_interval: int = 1  # tokens per SSE event after the first
     max_queued_requests: int | None = None  # choices waiting beyond max_num_seqs; None: 4 x max_num_seqs
     shutdown_timeout: float = 120.0  # seconds that running requests get after SIGTERM

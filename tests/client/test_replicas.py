@@ -124,6 +124,7 @@ def test_leaving_while_the_prompt_is_hashed() -> None:
             with pytest.raises(ConflictError):
                 client.submit(request("half"))
             answer = await collect(half)
+            assert set(answer) == {0, 2}
             assert {i: answer[i] for i in (0, 2)} == {i: (expected(asked, i), "length") for i in (0, 2)}
             assert client.num_in_flight == 0
             await rig.idle()
@@ -141,6 +142,15 @@ def test_a_burst_is_spread_before_any_engine_has_answered() -> None:
             await asyncio.gather(*(collect(stream) for stream in streams))
             await rig.idle()
             assert all(not follower._unseen for follower in rig.client._followers)
+            # Long and short in turn: who takes turns only sends all the long ones to the same engine.
+            sizes = [4000, 20] * 6
+            mixed = [request(f"m{i}", 3, prompt=[60 + i] * size) for i, size in enumerate(sizes)]
+            streams = [rig.client.submit(each) for each in mixed]
+            tokens = [0, 0, 0]
+            for stream, size in zip(streams, sizes, strict=True):
+                tokens[stream.engine] += size
+            assert max(tokens) < 9000, tokens
+            await asyncio.gather(*(collect(stream) for stream in streams))
 
     run(scene())
 

@@ -21,6 +21,7 @@ from chorale.errors import ConfigError
 from chorale.runtime import devices
 from chorale.runtime.devices import replica_environments, share, visible_ids
 from chorale.serve.bootstrap import EngineStart
+from chorale.serve.engine_monitor import spawn
 from chorale.serve.replica_status import ReplicaStatuses
 from chorale.serve.supervisor import replicate
 from tests.serve.test_supervisor import JSON, Supervised, ended, fetch, serve
@@ -322,3 +323,21 @@ def test_starts_of_replicas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         {"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}
     )  # fmt: skip
     assert one.config.host_share == 1
+
+
+def test_an_engine_process_gets_the_variables_of_its_start(tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    program = f"import os; open({str(seen)!r}, 'w').write(os.environ['CUDA_VISIBLE_DEVICES'])"
+    start = EngineStart(
+        directory=str(tmp_path),
+        config=EngineConfig(),
+        parent_pid=1,
+        environment={"CUDA_VISIBLE_DEVICES": "GPU-7"},
+    )
+
+    async def scene() -> None:
+        process = await spawn([sys.executable, "-c", program], start)
+        assert await process.wait() == 0
+
+    run(scene())
+    assert seen.read_text() == "GPU-7"

@@ -55,17 +55,18 @@ class EngineRecord:
         self._last_stats = stats
         self._step_tokens.observe(stats.last_step_tokens)
 
-    def notice_restart(self) -> None:
+    def current_stats(self) -> EngineStats:
+        """Returns the newest statistics, which are observed too, and notices a restart.
+
+        Called at each scrape and, with several API processes, once a second: each has to know what the engine
+        had counted before it was restarted.
+        """
+        if self._engine is None:
+            return self._last_stats
         info = self.info
         if info is not None:
             self.num_restarts += bool(self._engine_id) and info.engine_id != self._engine_id
             self._engine_id = info.engine_id
-
-    def current_stats(self) -> EngineStats:
-        """Returns the newest statistics, which are observed too."""
-        if self._engine is None:
-            return self._last_stats
-        self.notice_restart()
         stats = self._engine.stats
         self.observe(stats)
         return stats

@@ -130,7 +130,7 @@ class Metrics(Collector):
         if self._share is None:
             return
         for engine in self.engines:
-            engine.notice_restart()
+            engine.current_stats()
         target = self._share / f"metrics-{self.process}.msgpack"
         unfinished = target.with_suffix(".tmp")
         unfinished.write_bytes(msgspec.msgpack.encode([_portable(engine.series) for engine in self.engines]))

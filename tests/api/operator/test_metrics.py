@@ -307,3 +307,54 @@ def test_statistics_that_are_off() -> None:
     text = metrics.render().decode()
     assert "vllm:" not in text
     assert "http_request_duration_highr_seconds_count 1.0" in text
+
+
+class Replicas(Engine):
+    """Two engines, as a scrape looks at them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.engines = (Engine(), Engine())
+
+
+def test_each_engine_has_its_series_and_what_is_the_servers_has_one(tmp_path: Path) -> None:
+    processes = [Metrics("demo", process=index, share=tmp_path) for index in range(2)]
+    replicas = Replicas()
+    for number, engine in enumerate(replicas.engines):
+        engine.stats = EngineStats(num_running=number + 1, generation_tokens=10 * number, num_steps=5)
+        engine.info = EngineInfo(
+            model="m",
+            max_model_len=1,
+            max_num_seqs=1,
+            engine_id=f"e{number}",
+            num_blocks=100,
+            pid=os.getpid(),
+        )
+    for metrics in processes:
+        metrics.watch(replicas)  # type: ignore[arg-type]
+        metrics.engines[1].series.count("vllm:request_success", ("stop",), 3)
+        metrics.repaired({"cut_header": 1})
+        metrics.save()
+    shown, demo = samples(processes[0]), ("model_name", "demo")
+    text = processes[0].render().decode()
+    for name in ("vllm:num_requests_running", "vllm:request_success_total", "vllm:cache_config_info"):
+        assert text.count(f"# TYPE {name.removesuffix('_total')}") <= 1
+        assert len([line for line in text.splitlines() if line.startswith("# TYPE " + name)]) == 1
+    for number in range(2):
+        engine_label = ("engine", str(number))
+        assert shown["vllm:num_requests_running", (engine_label, demo)] == number + 1
+        assert shown["vllm:generation_tokens_total", (engine_label, demo)] == 10 * number
+        assert shown["chorale:engine_restarts_total", (engine_label, demo)] == 0
+        assert shown["chorale:engine_process_resident_memory_bytes", (engine_label,)] > 2**20
+    stop = ("finished_reason", "stop")
+    assert shown["vllm:request_success_total", (("engine", "1"), stop, demo)] == 6  # of both processes
+    assert ("vllm:request_success_total", (("engine", "0"), stop, demo)) not in shown
+    repairs = [labels for name, labels in shown if name == "chorale:harmony_repairs_total"]
+    assert repairs == [(("engine", "0"), ("kind", "cut_header"), demo)]
+    replicas.engines[1].info = EngineInfo(model="m", max_model_len=1, max_num_seqs=1, engine_id="new")
+    replicas.engines[1].stats = EngineStats(generation_tokens=1, num_steps=1)
+    processes[1].save()  # once a second, whether it is scraped or not
+    shown = samples(processes[1])
+    assert shown["chorale:engine_restarts_total", (("engine", "1"), demo)] == 1
+    assert shown["vllm:generation_tokens_total", (("engine", "1"), demo)] == 11
+    assert shown["chorale:engine_restarts_total", (("engine", "0"), demo)] == 0

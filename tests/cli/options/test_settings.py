@@ -247,7 +247,7 @@ def test_lists_of_values_end_at_the_next_option() -> None:
 )
 def test_replicas_bring_their_http_processes(line: list[str], engines: int, http: int) -> None:
     server = merge(line, {}).server
-    assert (server.data_parallel_size, server.data_parallel_backend) == (engines, "mp")
+    assert server.data_parallel_size == engines
     assert server.api_server_count == http
 
 
