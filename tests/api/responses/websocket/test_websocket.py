@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
+from socket import create_connection
 from typing import Any
 
 import pytest
@@ -583,17 +584,34 @@ def test_nothing_is_compressed() -> None:
 )
 def test_a_client_that_breaks_the_rules_is_told_why(frame: bytes, code: int) -> None:
     async def test(server: Running) -> None:
-        reader, writer = await connect(server.port)
-        writer.write(HANDSHAKE % (b"/v1/responses", b""))
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(frame)
-        opcode, size = await asyncio.wait_for(reader.readexactly(2), 10)
+        answer = await asyncio.to_thread(answer_to, server.port, frame)
+        opcode, size = answer[:2]
         assert opcode == 0x88
-        assert int.from_bytes((await reader.readexactly(size))[:2], "big") == code
-        assert await asyncio.wait_for(reader.read(), 10) == b""
+        assert len(answer) == 2 + size
+        assert int.from_bytes(answer[2:4], "big") == code
         assert server.state.lifecycle.num_sockets == 0
 
     served(test, body_timeout=0.3)
+
+
+def answer_to(port: int, frame: bytes) -> bytes:
+    """Everything that the server sends after the handshake.
+
+    A plain socket: what the server did not read of ``frame`` can reset the connection, and then asyncio's reader
+    raises although the answer has arrived.
+    """
+    with create_connection(("127.0.0.1", port), timeout=30) as connection:
+        connection.sendall(HANDSHAKE % (b"/v1/responses", b""))
+        found = b""
+        while b"\r\n\r\n" not in found:
+            found += connection.recv(1)
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(frame)
+        found = b""
+        with contextlib.suppress(ConnectionResetError):
+            while part := connection.recv(4096):
+                found += part
+    return found
 
 
 def test_a_client_that_leaves_ends_its_generations() -> None:
