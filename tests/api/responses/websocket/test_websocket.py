@@ -589,7 +589,9 @@ def test_a_client_that_breaks_the_rules_is_told_why(frame: bytes, code: int) -> 
         assert opcode == 0x88
         assert len(answer) == 2 + size
         assert int.from_bytes(answer[2:4], "big") == code
-        assert server.state.lifecycle.num_sockets == 0
+        async with asyncio.timeout(30):
+            while server.state.lifecycle.num_sockets:
+                await asyncio.sleep(0.01)
 
     served(test, body_timeout=0.3)
 
@@ -597,8 +599,8 @@ def test_a_client_that_breaks_the_rules_is_told_why(frame: bytes, code: int) -> 
 def answer_to(port: int, frame: bytes) -> bytes:
     """Everything that the server sends after the handshake.
 
-    A plain socket: what the server did not read of ``frame`` can reset the connection, and then asyncio's reader
-    raises although the answer has arrived.
+    A plain socket: what the server did not read of ``frame`` can reset the connection, and then asyncio's
+    reader raises although the answer has arrived.
     """
     with create_connection(("127.0.0.1", port), timeout=30) as connection:
         connection.sendall(HANDSHAKE % (b"/v1/responses", b""))
