@@ -25,8 +25,9 @@ from chorale.client.prefix_index import PrefixIndex, PrefixSearch
 from chorale.client.replicas import SLICE
 from chorale.client.routing import choose, cost
 from chorale.client.wire import EngineUpdate, PrefixSnapshot, decode_from_engine, encode
+from chorale.engine.kv_cache.changes import IndexChanges
 from chorale.engine.kv_cache.hashing import extend_chain, salted_root
-from chorale.engine.types import BlockChanges, EngineStats, GenerateRequest, PrefixIndexState
+from chorale.engine.types import BlockChanges, CacheGroup, EngineStats, GenerateRequest, PrefixIndexState
 
 BLOCK, WINDOW, SECRET = 16, 128, b"0123456789abcdef"
 LENGTHS = (1024, 16 * 1024, 128 * 1024)
@@ -96,6 +97,17 @@ def largest(slices: list[float], rounds: int) -> list[float]:
     return [max(slices[start : start + size]) for start in range(0, len(slices), size)]
 
 
+def collect(hashes: list[bytes]) -> bytes:
+    """What following adds to a step of the engine: half of the hashes come, in both groups, and half go."""
+    changes, half = IndexChanges(), len(hashes) // 2
+    for block_hash in hashes[:half]:
+        changes.add(CacheGroup.FULL, block_hash)
+        changes.add(CacheGroup.WINDOW, block_hash)
+    for block_hash in hashes[half:]:
+        changes.remove(CacheGroup.FULL, block_hash)
+    return encode(EngineUpdate("e" * 16, EngineStats(), 7, changes.take()))
+
+
 def messages(rounds: int) -> None:
     hashes = chain([number % 50_000 for number in range(BLOCK * 100_000)])
     stats = EngineStats()
@@ -110,7 +122,11 @@ def messages(rounds: int) -> None:
         made = Follower()
         made.index = index
         each = median_us(rounds * 10, lambda d=data, m=made: m.receive(decode_from_engine(d)))
-        print(f"a step that published {blocks} blocks: {each:,.0f} us to read ({len(data):,} bytes)")
+        there = median_us(rounds * 10, lambda b=blocks: collect(hashes[: 2 * b]))
+        print(
+            f"a step that published {blocks} blocks: {there:,.0f} us in the engine, {each:,.0f} us to read "
+            f"({len(data):,} bytes)"
+        )
     whole = joined(0, 100_000)
     state = PrefixIndexState(SECRET, BLOCK, WINDOW, BlockChanges(whole, b"", whole, b""))
     snapshot = encode(PrefixSnapshot("e" * 16, state, stats))

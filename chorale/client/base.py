@@ -98,7 +98,7 @@ class TokenStream(Protocol):
 
 
 class EngineView(Protocol):
-    """What is known of one engine."""
+    """The public state of one engine."""
 
     @property
     def info(self) -> EngineInfo:

@@ -1,4 +1,4 @@
-"""Where a request costs least: a pure function of the replicas' loads and of what they have cached.
+"""The choice of a replica for a request: a pure function of the loads and of the cached tokens.
 
 The unit is a prompt token that has to be computed.
 """
@@ -19,7 +19,7 @@ SHORTAGE = 4  # per token that does not fit the free part of the KV cache: other
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a replica has to do, this client's newest requests included."""
+    """The work of a replica, this client's newest requests included."""
 
     tokens_left: int = 0  # of prompts that wait or are being computed
     num_rows: int = 0  # choices that run or wait

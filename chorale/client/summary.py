@@ -1,4 +1,4 @@
-"""What several engines are together, as one ``EngineClient`` shows it. Pure functions."""
+"""Summaries of several engines, for the one ``EngineClient`` that they have. Pure functions."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class PrefixSnapshot(msgspec.Struct, frozen=True, array_like=True, tag="snapshot
 
 
 class EngineUpdate(msgspec.Struct, frozen=True, array_like=True, tag="update"):
-    """What a step changed, for a client that follows the engine."""
+    """The changes of a step, for a client that follows the engine."""
 
     engine_id: str
     stats: EngineStats

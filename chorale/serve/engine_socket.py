@@ -45,7 +45,7 @@ class _Owner:
 
 
 class _Follower:
-    """A client that follows the engine: its requests since then, and the load that it was told last."""
+    """A client that follows the engine: its requests since then, and the load that was sent to it last."""
 
     __slots__ = ("last", "num_received")
 

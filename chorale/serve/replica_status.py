@@ -1,4 +1,4 @@
-"""ReplicaStatuses: what the operator is told of several engines, as if they were one."""
+"""ReplicaStatuses: several engines' statuses, as one for the operator."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def check_gpu() -> Iterator[Finding]:
 
 
 def _several(found: list[machine.Gpu]) -> Iterator[Finding]:
-    """What several GPUs can be used for, and whether the environment hides some."""
+    """Yields what several GPUs can be used for, and whether the environment hides some."""
     visible = visible_ids(os.environ)
     if visible is not None and found:
         shown = ", ".join(visible) or "none"

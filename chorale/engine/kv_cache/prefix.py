@@ -1,4 +1,4 @@
-"""The rule by which a prefix hit is found, for the engine's own cache and for whoever follows its index."""
+"""The rule by which a prefix hit is found, for the engine's cache and for clients that follow its index."""
 
 from __future__ import annotations
 
