@@ -394,7 +394,7 @@ def gemv_moe(
 def gemv_parts(
     normed: torch.Tensor, expert_ids: torch.Tensor, gates: torch.Tensor, experts: Experts
 ) -> torch.Tensor:
-    """What ``gemv_moe`` adds up: [T, parts, H] float32."""
+    """Returns the parts that ``gemv_moe`` adds up: [T, parts, H] float32."""
     tokens, hidden = normed.shape
     work = divide_work(expert_ids, experts.num_experts)
     inner = torch.empty(expert_ids.numel(), experts.intermediate, dtype=experts.dtype, device=normed.device)

@@ -56,7 +56,7 @@ class SymmetricReducer:
     # -------------------------------------------------------------- the host's side
 
     def set_limit(self, seconds: float) -> None:
-        """How long kernels wait for a peer, captured ones, too. Longer while ranks may still compile."""
+        """Sets how long kernels wait for a peer, captured ones, too. Longer while ranks may still compile."""
         self._status[1] = int(seconds * (1e9 if self._asm else 1e3))  # ns; a poll without PTX: about 1 ms
 
     @property

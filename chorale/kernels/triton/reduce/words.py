@@ -2,8 +2,8 @@
 
 Addresses are integers, because those of peers come from a table.
 
-Words that a peer sends are their own signal: a place holds ``EMPTY`` until they arrive, and whoever has read
-them writes it back. As a number, EMPTY is a NaN; a sender replaces the same bits by another NaN. So there is
+Words that a peer sends are their own signal: a place holds ``EMPTY`` until they arrive, and the program that
+has read them writes it back. As a number, EMPTY is a NaN; a sender replaces the same bits by another NaN. So there is
 no flag, no fence and no way back: the sum can begin one trip over NVLink after the send. A place that stays
 EMPTY makes the result NaN, never a number.
 
@@ -114,7 +114,7 @@ def _words_at(address):
 
 @triton.jit
 def load4(address, there, ASM: tl.constexpr):
-    """What kernels before this one wrote: zeros where ``there`` is false."""
+    """Words that kernels before this one wrote: zeros where ``there`` is false."""
     if ASM:
         words = tl.inline_asm_elementwise(
             _LOAD, "=&r,=&r,=&r,=&r,l,r", (address, there.to(tl.int32)), is_pure=False, pack=1,
