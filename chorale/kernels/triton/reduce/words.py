@@ -3,12 +3,9 @@
 Addresses are integers, because those of peers come from a table.
 
 Words that a peer sends are their own signal: a place holds ``EMPTY`` until they arrive, and the program that
-has read them writes it back. As a number, EMPTY is a NaN; a sender replaces the same bits by another NaN. So there is
-no flag, no fence and no way back: the sum can begin one trip over NVLink after the send. A place that stays
-EMPTY makes the result NaN, never a number.
-
-With ASM the accesses are PTX. Without (Triton's interpreter, AMD) they are Triton's own volatile ones, and a
-waiting program polls as a whole; the limit then counts polls instead of nanoseconds.
+has read them writes it back. As a number, EMPTY is a NaN; a sender replaces the same bits by another NaN. So
+there is no flag, no fence and no way back: the sum can begin one trip over NVLink after the send. A place
+that stays EMPTY makes the result NaN, never a number.
 """
 
 from __future__ import annotations
