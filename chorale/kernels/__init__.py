@@ -11,21 +11,29 @@ from typing import Literal
 
 from chorale.errors import ConfigError
 from chorale.kernels.ops import Ops
+from chorale.parallel.rank import Rank
 
 OpsName = Literal["auto", "reference", "triton"]
 
 
-def select_ops(name: OpsName | str, device: str, *, dense_experts: bool = False) -> Ops:
-    """The back end called ``name`` for ``device`` ("cpu", "cuda", "cuda:1").
+def select_ops(
+    name: OpsName | str, device: str, *, dense_experts: bool = False, rank: Rank | None = None
+) -> Ops:
+    """The back end called ``name`` for ``device`` ("cpu", "cuda", "cuda:1"), of one rank among several if
+    ``rank`` says so.
 
     "auto" takes Triton on NVIDIA GPUs from Ampere on, unless the experts are not MXFP4, and the reference
     elsewhere. A back end asked for by name that cannot run raises ``ConfigError``; there is no silent
     fallback.
     """
     if name == "triton" or (name == "auto" and not dense_experts and _suits_triton(device)):
-        return _triton_ops(device)
+        return _triton_ops(device, rank)
     if name not in ("auto", "reference"):
         raise ConfigError(f"ops {name!r}: not one of auto, reference, triton")
+    if rank is not None:
+        from chorale.kernels.reference.shared_ops import shared_ops
+
+        return shared_ops(rank)
     from chorale.kernels.reference.ops import REFERENCE_OPS
 
     return REFERENCE_OPS
@@ -41,7 +49,7 @@ def _suits_triton(device: str) -> bool:
     return on_nvidia and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def _triton_ops(device: str) -> Ops:
+def _triton_ops(device: str, rank: Rank | None) -> Ops:
     import torch
 
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's own switch: kernels run on the CPU
@@ -51,6 +59,10 @@ def _triton_ops(device: str) -> Ops:
         raise ConfigError(
             "ops 'triton': the package triton is not installed (on Linux, torch for CUDA brings it)"
         )
+    if rank is not None:
+        from chorale.kernels.triton.shared_ops import shared_ops
+
+        return shared_ops(rank)
     from chorale.kernels.triton.ops import TRITON_OPS
 
     return TRITON_OPS

@@ -37,6 +37,7 @@ class Checkpoint:
             _check_tensor(where[spec.name], spec)
         self.num_layers = config.num_hidden_layers
         self._tensors = {(spec.layer, spec.role): (where[spec.name], spec.name) for spec in specs}
+        self._specs = {(spec.layer, spec.role): spec for spec in specs}
 
     def has(self, layer: int | None, role: str) -> bool:
         return (layer, role) in self._tensors
@@ -50,8 +51,11 @@ class Checkpoint:
         """The file that holds a tensor, and its name there."""
         return self._tensors[layer, role]
 
-    def roles(self, layer: int | None) -> list[str]:
-        return [role for owner, role in self._tensors if owner == layer]
+    def spec(self, layer: int | None, role: str) -> TensorSpec:
+        return self._specs[layer, role]
+
+    def specs(self, layer: int | None) -> list[TensorSpec]:
+        return [spec for spec in self._specs.values() if spec.layer == layer]
 
     @property
     def num_bytes(self) -> int:

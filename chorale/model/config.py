@@ -11,13 +11,14 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from chorale.errors import ModelConfigError
 from chorale.model.config_fields import Fields, read_json_object
 from chorale.model.quantization import read_quantization
+from chorale.parallel.shares import Share
 from chorale.sampling_fields import GENERATION, SAMPLING_FIELDS
 
 FULL, WINDOW = 0, 1  # the values of engine.types.CacheGroup, which this package must not import
@@ -129,6 +130,17 @@ class ModelConfig:
         )
         _check_sizes(config, fields)
         return config
+
+    def part(self, share: Share) -> ModelConfig:
+        """The sizes of one rank's part: what a process of ``share`` allocates and computes."""
+        return replace(
+            self,
+            num_attention_heads=len(share.heads),
+            num_key_value_heads=len(share.kv_heads),
+            intermediate_size=len(share.columns),
+            num_local_experts=len(share.experts),
+            vocab_size=len(share.vocabulary),
+        )
 
     def kv_tensor_of(self, layer: int) -> tuple[int, int]:
         """(cache group, index of the KV tensor) of a layer: the i-th layer of its group uses the i-th KV

@@ -14,14 +14,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from chorale.errors import CheckpointError
 from chorale.model.checkpoint import Checkpoint
+from chorale.model.cuts import Cut
 from chorale.model.safetensors_file import DTYPES
 
 _THREADS = 8
 _PIECE = 16 * 2**20  # bytes
+_LEAST_RANGE = 64 * 1024  # bytes; shorter parts of a row are read with the rest of it
 
 
 @dataclass(slots=True)
@@ -66,19 +70,25 @@ class DeviceReader:
         self._lane = threading.local()
         self._files: dict[Path, int] = {}
 
-    def start(self, layer: int | None, role: str) -> Arrival:
-        """Start reading a tensor, in the file's dtype."""
+    def start(self, layer: int | None, role: str, cut: Cut | None = None) -> Arrival:
+        """Start reading a tensor, or a part of it, in the file's dtype."""
         file, name = self._checkpoint.place(layer, role)
         entry, (begin, end) = file.entries[name], file.span(name)
-        tensor = torch.empty(entry.shape, dtype=DTYPES[entry.dtype], device=self._device)
+        shape, dtype = entry.shape, DTYPES[entry.dtype]
+        if cut is None:
+            pieces = pieces_of(1, end - begin, [range(end - begin)], self._piece)
+        else:
+            pieces = pieces_of(*cut.spans(shape, dtype.itemsize), self._piece)
+            shape = cut.shape(shape)
+        tensor = torch.empty(shape, dtype=dtype, device=self._device)
         raw = tensor.view(-1).view(torch.uint8)
         free = torch.cuda.Event()  # earlier work may still use the memory that the allocator handed out
         free.record(torch.cuda.current_stream(self._device))
-        pieces = [
-            self._pool.submit(self._copy, file.path, first, raw[first - begin : last - begin], free)
-            for first, last in _pieces(begin, end, self._piece)
+        jobs = [
+            self._pool.submit(self._copy, file.path, begin, piece, raw[piece.place : piece.place_end], free)
+            for piece in pieces
         ]
-        return Arrival(tensor, pieces)
+        return Arrival(tensor, jobs)
 
     def close(self) -> None:
         """Wait for everything that was started."""
@@ -89,11 +99,13 @@ class DeviceReader:
 
     # ------------------------------------------------------------------ in the threads
 
-    def _copy(self, path: Path, first: int, target: torch.Tensor, free: torch.cuda.Event) -> torch.cuda.Event:
+    def _copy(
+        self, path: Path, begin: int, piece: Piece, target: torch.Tensor, free: torch.cuda.Event
+    ) -> torch.cuda.Event:
         lane = self._own_lane()
         buffer, copied = lane.next_buffer()
         size = target.shape[0]
-        _read(self._open(path), buffer.numpy().data[:size], first, path)
+        piece.read(self._open(path), begin, buffer.numpy()[:size], path)
         with torch.cuda.stream(lane.stream):
             lane.stream.wait_event(free)
             target.copy_(buffer[:size], non_blocking=True)
@@ -120,8 +132,54 @@ class DeviceReader:
         return descriptor
 
 
-def _pieces(begin: int, end: int, size: int) -> list[tuple[int, int]]:
-    return [(first, min(first + size, end)) for first in range(begin, end, size)]
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Bytes that are read at once, and where they go in the tensor. Offsets count from its first byte."""
+
+    offset: int  # in the file
+    rows: int
+    width: int  # bytes of a row in the file
+    kept: tuple[range, ...]  # bytes of each row that the tensor has
+    place: int  # in the tensor
+
+    @property
+    def place_end(self) -> int:
+        return self.place + self.rows * sum(map(len, self.kept))
+
+    def read(self, descriptor: int, begin: int, target: npt.NDArray[np.uint8], path: Path) -> None:
+        """Fill ``target``; ``begin``: where the tensor begins in the file. Raises ``CheckpointError``."""
+        if self.rows * self.width == len(target):
+            _read(descriptor, target.data, begin + self.offset, path)
+            return
+        found = np.empty(self.rows * self.width, np.uint8)
+        _read(descriptor, found.data, begin + self.offset, path)
+        rows, kept, first = found.reshape(self.rows, -1), target.reshape(self.rows, -1), 0
+        for some in self.kept:
+            kept[:, first : first + len(some)] = rows[:, some.start : some.stop]
+            first += len(some)
+
+
+def pieces_of(rows: int, width: int, ranges: Sequence[range], size: int) -> list[Piece]:
+    """The pieces, of at most ``size`` bytes, of ``ranges`` of each row.
+
+    Short ranges are read with what lies between them: a call for each would take longer.
+    """
+    count = sum(map(len, ranges))
+    if min(map(len, ranges)) < _LEAST_RANGE and width <= size and rows > 1:
+        each = size // width
+        return [
+            Piece(row * width, min(each, rows - row), width, tuple(ranges), row * count)
+            for row in range(0, rows, each)
+        ]
+    found = []
+    for row in range(rows):
+        place = row * count
+        for some in ranges:
+            for first in range(some.start, some.stop, size):
+                length = min(size, some.stop - first)
+                found.append(Piece(row * width + first, 1, length, (range(length),), place))
+                place += length
+    return found
 
 
 def _read(descriptor: int, target: memoryview, offset: int, path: Path) -> None:

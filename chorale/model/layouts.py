@@ -89,6 +89,13 @@ class TensorSpec:
     name: str
     shape: tuple[int, ...]
     dtypes: frozenset[str]
+    letters: tuple[str, ...]  # of the shape
+
+    @property
+    def expert(self) -> int | None:
+        """Whose tensor it is, if the layout has one for each expert."""
+        _, _, number = self.role.partition("/")
+        return int(number) if number else None
 
 
 def tensor_specs(config: ModelConfig, layout: Layout) -> Iterator[TensorSpec]:
@@ -118,7 +125,7 @@ def _layer_rows(config: ModelConfig, layout: Layout) -> Iterator[tuple[str, str,
 def _spec(layer: int | None, role: str, name: str, letters: str, sizes: dict[str, int]) -> TensorSpec:
     shape = tuple(sizes[letter] for letter in letters.split())
     packed = role.partition("/")[0].endswith((".blocks", ".scales"))
-    return TensorSpec(layer, role, name, shape, BYTES if packed else FLOATS)
+    return TensorSpec(layer, role, name, shape, BYTES if packed else FLOATS, tuple(letters.split()))
 
 
 def detect_layout(names: Iterable[str]) -> Layout | None:

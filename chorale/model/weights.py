@@ -18,9 +18,11 @@ from chorale.errors import CheckpointError
 from chorale.kernels.ops import ExpertTensors, Ops, QkvWeights, RouterWeights
 from chorale.model.checkpoint import Checkpoint
 from chorale.model.config import MXFP4_GROUP, ModelConfig
+from chorale.model.cuts import Cut, cut_of
 from chorale.model.device_reader import Arrival, DeviceReader
 from chorale.model.gpt_oss import LayerWeights, Weights
-from chorale.model.layouts import FLOATS, Layout, tensor_specs
+from chorale.model.layouts import FLOATS, Layout, TensorSpec, tensor_specs
+from chorale.parallel.shares import Share
 
 # (phase, fraction of the phase 0..1, message)
 Progress = Callable[[str, float, str], None]
@@ -36,18 +38,23 @@ def load_weights(
     dtype: torch.dtype,
     progress: Progress | None = None,
     fp8_activations: bool = False,
+    share: Share | None = None,
 ) -> Weights:
     """Map, check and pack a checkpoint in any of the four layouts.
 
     ``dtype`` is what dense weights and decoded experts are computed in; ``fp8_activations`` asks for experts
-    whose inputs may be rounded to e4m3. Raises ``ConfigError`` if the ops cannot do that, and
-    ``CheckpointError`` naming file and tensor. The files must not change while the weights are in use.
+    whose inputs may be rounded to e4m3. ``share``: what is read, if not everything. Raises ``ConfigError`` if
+    the ops cannot do that, and ``CheckpointError`` naming file and tensor. The files must not change while
+    the weights are in use.
     """
     checkpoint = Checkpoint(Path(folder), config)
     target = torch.device(device)
-    source = _Streamed(checkpoint, target) if target.type == "cuda" else _Mapped(checkpoint, target)
+    cuts = _Cuts(config, share)
+    source = (
+        _Streamed(checkpoint, target, cuts) if target.type == "cuda" else _Mapped(checkpoint, target, cuts)
+    )
     try:
-        loader = _Loader(source, config, ops, dtype, fp8_activations)
+        loader = _Loader(source, config, ops, dtype, fp8_activations, share)
         return _load(loader, config, ops, checkpoint, progress)
     finally:
         source.close()
@@ -101,6 +108,23 @@ class _Source(Protocol):
     def close(self) -> None: ...
 
 
+class _Cuts:
+    """The cuts of one rank's share; without a share, everything is read."""
+
+    def __init__(self, config: ModelConfig, share: Share | None) -> None:
+        self._config, self._share = config, share
+
+    def cut(self, spec: TensorSpec) -> Cut | None:
+        return None if self._share is None else cut_of(spec, self._config, self._share)
+
+    def is_read(self, spec: TensorSpec) -> bool:
+        """Returns whether this rank needs any of the tensor. The scales of all experts' inputs are read: the
+        largest counts."""
+        if self._share is None or spec.expert is None or "input_scale" in spec.role:
+            return True
+        return spec.expert in self._share.experts
+
+
 class _Shapes:
     """Meta tensors in the types of the published checkpoints. A number on its own is 1."""
 
@@ -124,14 +148,16 @@ class _Shapes:
 class _Mapped:
     """Views of the mapped files, moved to the device if it is another."""
 
-    def __init__(self, checkpoint: Checkpoint, device: torch.device) -> None:
-        self._checkpoint, self._device = checkpoint, device
+    def __init__(self, checkpoint: Checkpoint, device: torch.device, cuts: _Cuts) -> None:
+        self._checkpoint, self._device, self._cuts = checkpoint, device, cuts
 
     def has(self, layer: int | None, role: str) -> bool:
         return self._checkpoint.has(layer, role)
 
     def read(self, layer: int | None, role: str) -> torch.Tensor:
-        return self._checkpoint.read(layer, role).to(self._device)
+        whole = self._checkpoint.read(layer, role)
+        cut = self._cuts.cut(self._checkpoint.spec(layer, role))
+        return (whole if cut is None else cut.of(whole)).to(self._device)
 
     def close(self) -> None:
         return None
@@ -140,8 +166,8 @@ class _Mapped:
 class _Streamed:
     """Reads tensors in ``_load``'s order, a few layers ahead."""
 
-    def __init__(self, checkpoint: Checkpoint, device: torch.device) -> None:
-        self._checkpoint = checkpoint
+    def __init__(self, checkpoint: Checkpoint, device: torch.device, cuts: _Cuts) -> None:
+        self._checkpoint, self._cuts = checkpoint, cuts
         self._reader = DeviceReader(checkpoint, device)
         self._layers: deque[int | None] = deque([*range(checkpoint.num_layers), None])
         self._arrivals: dict[tuple[int | None, str], Arrival] = {}
@@ -163,21 +189,31 @@ class _Streamed:
     def _start_layer(self) -> None:
         if self._layers:
             layer = self._layers.popleft()
-            for role in self._checkpoint.roles(layer):
-                self._arrivals[layer, role] = self._reader.start(layer, role)
+            for spec in filter(self._cuts.is_read, self._checkpoint.specs(layer)):
+                self._arrivals[layer, spec.role] = self._reader.start(layer, spec.role, self._cuts.cut(spec))
 
 
 class _Loader:
     """Reads tensors of one checkpoint by role, in the dtypes that packing needs."""
 
     def __init__(
-        self, source: _Source, config: ModelConfig, ops: Ops, dtype: torch.dtype, fp8_activations: bool
+        self,
+        source: _Source,
+        config: ModelConfig,
+        ops: Ops,
+        dtype: torch.dtype,
+        fp8_activations: bool,
+        share: Share | None = None,
     ) -> None:
         self.source = source
         self.fp8_activations = fp8_activations
         self.config = config
         self.ops = ops
         self.dtype = dtype
+        self.experts_read = range(config.num_local_experts) if share is None else share.experts
+        # Added to a sum over ranks, so by one of them. An expert that one rank has alone keeps its own.
+        self.adds_output_bias = share is None or share.is_first
+        self.adds_down_bias = self.adds_output_bias or len(self.experts_read) < config.num_local_experts
 
     def layer(self, layer: int) -> LayerWeights:
         return LayerWeights(
@@ -186,7 +222,7 @@ class _Loader:
                 linear=self.ops.pack_linear(self.qkv(layer, "weight"), self.qkv(layer, "bias")),
             ),
             sinks=self.float32(layer, "sinks"),
-            output=self.ops.pack_linear(self.dense(layer, "output.weight"), self.dense(layer, "output.bias")),
+            output=self.ops.pack_linear(self.dense(layer, "output.weight"), self.output_bias(layer)),
             router=RouterWeights(
                 norm=self.float32(layer, "expert_norm"),
                 # Small, and a rounded logit can choose another expert: float32 in every mode.
@@ -205,6 +241,8 @@ class _Loader:
             for field, role in _EXPERT_FIELDS.items()
             if self.source.has(layer, role) or self.source.has(layer, f"{role}/0")
         }
+        if not self.adds_down_bias:
+            tensors["down_bias"] = torch.zeros_like(tensors["down_bias"])
         return self.ops.pack_experts(
             ExpertTensors(
                 **tensors,
@@ -222,7 +260,7 @@ class _Loader:
         """Return one tensor for all experts, stacked if the checkpoint has one for each."""
         if self.source.has(layer, role):
             return self.source.read(layer, role)
-        each = [self.source.read(layer, f"{role}/{n}") for n in range(self.config.num_local_experts)]
+        each = [self.source.read(layer, f"{role}/{n}") for n in self.experts_read]
         whole = torch.stack(each)
         return whole.unflatten(-1, (-1, MXFP4_GROUP // 2)) if role.endswith(".blocks") else whole
 
@@ -246,6 +284,10 @@ class _Loader:
         if self.source.has(layer, f"qkv.{part}"):
             return self.dense(layer, f"qkv.{part}")
         return torch.cat([self.dense(layer, f"{name}.{part}") for name in "qkv"])
+
+    def output_bias(self, layer: int) -> torch.Tensor:
+        bias = self.dense(layer, "output.bias")
+        return bias if self.adds_output_bias else torch.zeros_like(bias)
 
     def dense(self, layer: int | None, role: str) -> torch.Tensor:
         return self.source.read(layer, role).to(self.dtype)

@@ -22,7 +22,7 @@ pytestmark = [
 def test_every_tensor_arrives(tmp_path: Path, threads: int, piece: int) -> None:
     checkpoint = Checkpoint(write_checkpoint(tmp_path / "model"), small_config())
     reader = DeviceReader(checkpoint, torch.device("cuda"), threads, piece)
-    places = [(layer, role) for layer in (0, 3, None) for role in checkpoint.roles(layer)]
+    places = [(layer, spec.role) for layer in (0, 3, None) for spec in checkpoint.specs(layer)]
     arrivals = {place: reader.start(*place) for place in places}
     for place, arrival in arrivals.items():
         assert torch.equal(arrival.wait().cpu(), checkpoint.read(*place)), place

@@ -92,7 +92,8 @@ def moe(
 ) -> torch.Tensor:
     """x + sum over the K chosen experts of gate * expert(normed), added in the order of expert ids.
 
-    normed [T, H], expert_ids [T, K] int64, gates [T, K] float32, x [T, H] float32 (overwritten).
+    normed [T, H], expert_ids [T, K] int64, gates [T, K] float32, x [T, H] float32 (overwritten). An id past
+    the last expert adds nothing.
     """
     top_k = expert_ids.shape[1]
     flat = expert_ids.reshape(-1)
@@ -101,7 +102,7 @@ def moe(
     by_expert = gates.reshape(-1).index_select(0, order).unsqueeze(1)
     inputs = normed.to(experts.gate_up_bias.dtype)
     end = 0
-    for expert, count in enumerate(torch.bincount(flat).tolist()):
+    for expert, count in enumerate(torch.bincount(flat).tolist()[: len(experts.down_bias)]):
         if count == 0:
             continue
         begin, end = end, end + count

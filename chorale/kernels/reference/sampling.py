@@ -7,6 +7,7 @@ f(seed, position, token id) (``noise.py``); the largest wins. At temperature 0 t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -33,11 +34,15 @@ class ReferenceSampler:
     faults, 1.3 ms, for one row of 201,088 logits on a CPU).
     """
 
-    def __init__(self, forbidden: torch.Tensor, rows_at_once: int) -> None:
-        """``forbidden`` [V] uint8: 1 for ids that can never be sampled."""
+    def __init__(
+        self, forbidden: torch.Tensor, rows_at_once: int, first: int = 0, vocab_size: int | None = None
+    ) -> None:
+        """``forbidden`` [V] uint8: 1 for ids that can never be sampled. ``first``: the id of column 0;
+        ``vocab_size``: ids of the whole vocabulary."""
         self.rows_at_once = rows_at_once
+        self._vocab_size = vocab_size or len(forbidden)
         self._forbidden = forbidden.nonzero().squeeze(1)
-        self._steps = token_steps(len(forbidden), forbidden.device)
+        self._steps = token_steps(first + len(forbidden), forbidden.device)[first:]
         self._biases = _bias_table(forbidden.device)
         shape = (rows_at_once, len(forbidden))
         self._scores, *self._space = (torch.empty(shape, device=forbidden.device) for _ in range(3))
@@ -49,6 +54,12 @@ class ReferenceSampler:
 
         Waits for the device to skip work that no row needs.
         """
+        for some, scores in self.scored(logits, draws):
+            out[some] = _decide(scores, logits[some])
+        last_token[draws.rows.long()] = out.clamp(min=0)
+
+    def scored(self, logits: torch.Tensor, draws: SamplingInputs) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Some rows and their scores, of which the largest wins; the next iteration overwrites them."""
         for start in range(0, len(logits), self.rows_at_once):
             some = slice(start, start + self.rows_at_once)
             scores, allowed = self.permitted(logits[some]), draws.allowed
@@ -56,9 +67,8 @@ class ReferenceSampler:
                 self.forbid(scores, Allowed(allowed.index[some], allowed.octets))
             filters = None if draws.filters is None else draws.filters[some]
             keys, temperature = draws.keys[some], draws.temperature[some]
-            needs = _needs(temperature, filters, logits.shape[1])
-            out[some] = self.choose(scores, logits[some], keys, temperature, filters, needs)
-        last_token[draws.rows.long()] = out.clamp(min=0)
+            needs = _needs(temperature, filters, self._vocab_size)
+            yield some, self.drawn(scores, keys, temperature, filters, needs)
 
     def permitted(self, logits: torch.Tensor) -> torch.Tensor:
         """A copy of at most ``rows_at_once`` rows, forbidden ids at -inf. The next call overwrites it."""
@@ -85,6 +95,17 @@ class ReferenceSampler:
 
         A row without a token gets ``NO_FINITE_LOGITS`` or ``NOTHING_ALLOWED``. Never waits for the device.
         """
+        return _decide(self.drawn(scores, keys, temperature, filters, needs), logits)
+
+    def drawn(
+        self,
+        scores: torch.Tensor,
+        keys: torch.Tensor,
+        temperature: torch.Tensor,
+        filters: torch.Tensor | None,
+        needs: Needs,
+    ) -> torch.Tensor:
+        """``scores`` after temperature, filters and noise: the largest wins."""
         if needs.heat:
             space = (self._space[0][: len(scores)], self._space[1][: len(scores)])
             heat = temperature.unsqueeze(1)
@@ -92,12 +113,24 @@ class ReferenceSampler:
             if filters is not None and any(needs.filters):
                 columns = zip(filters.unbind(1), needs.filters, strict=True)
                 top_k, top_p, min_p = (column if is_used else None for column, is_used in columns)
-                filter_scores(scores, top_k, top_p, min_p, most_k=needs.most_k, space=space)
+                self.limit(scores, top_k, top_p, min_p, needs.most_k, space)
             noise = gumbel_noise(keys, self._steps, space)
             if not needs.all_heat:
                 noise *= heat > 0
             scores = noise.add_(scores)
-        return _decide(scores, logits)
+        return scores
+
+    def limit(
+        self,
+        scores: torch.Tensor,
+        top_k: torch.Tensor | None,
+        top_p: torch.Tensor | None,
+        min_p: torch.Tensor | None,
+        most_k: int,
+        space: tuple[torch.Tensor, torch.Tensor],
+    ) -> None:
+        """Apply the filters (``filter_scores``)."""
+        filter_scores(scores, top_k, top_p, min_p, most_k, space)
 
 
 def _needs(temperature: torch.Tensor, filters: torch.Tensor | None, vocab_size: int) -> Needs:
@@ -122,6 +155,10 @@ def _decide(scores: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
     token = scores.argmax(-1, keepdim=True)
     # The raw maximum is NaN if any logit is (edits may hide one), and infinite if any is +inf.
     most = logits.amax(-1, keepdim=True)
+    return token_or_reason(token, scores.gather(1, token), most).squeeze(1)
+
+
+def token_or_reason(token: torch.Tensor, score: torch.Tensor, most: torch.Tensor) -> torch.Tensor:
+    """The token, or why the row has none. ``score``: the token's; ``most``: the largest raw logit."""
     why_none = torch.where(most.isfinite(), NOTHING_ALLOWED, NO_FINITE_LOGITS)
-    sound = (scores.gather(1, token) + most).isfinite()
-    return torch.where(sound, token, why_none).squeeze(1)
+    return torch.where((score + most).isfinite(), token, why_none)

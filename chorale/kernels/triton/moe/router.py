@@ -297,6 +297,27 @@ def project_and_route(
     return x, normed, ids, gates
 
 
+def route(
+    x: torch.Tensor, weights: RouterWeights, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """``project_and_route`` of an x to which everything has been added: (normed, expert_ids, gates)."""
+    tokens, top_k, dtype = x.shape[0], weights.top_k, weights.dtype or torch.float32
+    ids = torch.empty(tokens, top_k, dtype=torch.int64, device=x.device)
+    gates = torch.empty(tokens, top_k, dtype=torch.float32, device=x.device)
+    if tokens == 0:
+        return x.to(dtype), ids, gates
+    if tokens * weights.linear.weight.shape[0] <= tuning.FEW_LOGITS:
+        return _route_few(x, None, weights, eps, ids, gates)[1], ids, gates
+    in_halves = weights.linear.halves is not None
+    in_halves &= tokens >= tuning.route_in_halves_from(weights.linear.weight.shape[0])
+    normed, low = add_norm(x, x.new_empty(0, *x.shape), None, weights.norm, eps, dtype, with_low=in_halves)
+    if low is None:
+        route_many(x, weights, eps, ids, gates)
+    else:
+        route_halves(normed, low, weights, ids, gates)
+    return normed, ids, gates
+
+
 def projected(attended: torch.Tensor, linear: Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(parts [SPLITS, T, H] of the product, the bias that they lack)."""
     if 1 < attended.shape[0] <= tuning.SKINNY_TOKENS:

@@ -82,6 +82,7 @@ def _pieces_kernel(
     FILTERED: tl.constexpr,
     MASKED: tl.constexpr,
     ASM: tl.constexpr,
+    FIRST: tl.constexpr,  # the token id of column 0
 ):
     row, piece = tl.program_id(1).to(tl.int64), tl.program_id(0)
     temperature = tl.load(temperature_ptr + row)
@@ -102,7 +103,7 @@ def _pieces_kernel(
         scores = raw
         if temperature > 0:
             heat = raw / temperature
-            scores = tl.where(heat >= edge, heat + gumbel(tokens, a, b, ASM), -float("inf"))
+            scores = tl.where(heat >= edge, heat + gumbel(tokens + FIRST, a, b, ASM), -float("inf"))
         scores = tl.where((scores == scores) & ~out, scores, -float("inf"))
         better = scores > best
         best = tl.where(better, scores, best)
@@ -145,6 +146,34 @@ def _shape(count: int) -> tuple[int, int]:
     return (1024, 1) if count <= 8 else (1024, 8)
 
 
+def best_of_pieces(
+    logits: torch.Tensor,
+    draws: SamplingInputs,
+    forbidden: torch.Tensor,
+    edge: torch.Tensor | None,
+    first: int = 0,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of each piece of a row, [N, PIECES]: the largest score, its column, the largest raw logit.
+
+    ``edge`` [N]: scores below are out. ``first``: the token id of column 0.
+    """
+    count, vocab = logits.shape
+    block, blocks = _shape(count)
+    pieces = triton.cdiv(vocab, block * blocks)
+    best = torch.empty(count, pieces, dtype=torch.float32, device=logits.device)
+    tokens = torch.empty(count, pieces, dtype=torch.int32, device=logits.device)
+    most = torch.empty(count, pieces, dtype=torch.float32, device=logits.device)
+    keys = draws.keys
+    _pieces_kernel[(pieces, count)](
+        logits, keys, draws.temperature, best if edge is None else edge, forbidden,
+        *mask_of(draws, forbidden), best, tokens, most,
+        vocab, logits.stride(0), keys.stride(0), keys.stride(1), pieces,
+        BLOCK=block, BLOCKS=blocks, FILTERED=edge is not None,
+        MASKED=draws.allowed is not None, ASM=is_nvidia(logits.device), FIRST=first, num_warps=4,
+    )  # fmt: skip
+    return best, tokens, most
+
+
 def sample(
     forbidden: torch.Tensor,
     logits: torch.Tensor,
@@ -153,21 +182,9 @@ def sample(
     out: torch.Tensor,
 ) -> None:
     """logits [N, V] float32 -> out [N] int64, and ``last_token`` at ``draws.rows``."""
-    count, vocab = logits.shape
-    block, blocks = _shape(count)
-    pieces = triton.cdiv(vocab, block * blocks)
-    best = torch.empty(count, pieces, dtype=torch.float32, device=logits.device)
-    tokens = torch.empty(count, pieces, dtype=torch.int32, device=logits.device)
-    most = torch.empty(count, pieces, dtype=torch.float32, device=logits.device)
-    keys, edge = draws.keys, best
-    if draws.filters is not None:
-        edge = thresholds(logits, draws, forbidden)
-    _pieces_kernel[(pieces, count)](
-        logits, keys, draws.temperature, edge, forbidden, *mask_of(draws, forbidden), best, tokens, most,
-        vocab, logits.stride(0), keys.stride(0), keys.stride(1), pieces,
-        BLOCK=block, BLOCKS=blocks, FILTERED=draws.filters is not None,
-        MASKED=draws.allowed is not None, ASM=is_nvidia(logits.device), num_warps=4,
-    )  # fmt: skip
+    edge = None if draws.filters is None else thresholds(logits, draws, forbidden)
+    best, tokens, most = best_of_pieces(logits, draws, forbidden, edge)
+    count, pieces = best.shape
     _rows_kernel[(count,)](
         best, tokens, most, draws.rows, last_token, out, pieces,
         PIECES=triton.next_power_of_2(pieces), num_warps=1,

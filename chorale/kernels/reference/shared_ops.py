@@ -1,0 +1,70 @@
+"""The reference op set of one rank among several: the ops of ``ops.py`` on its share, and the exchanges.
+
+Heads, columns and token ids are the rank's own; x is whole on every rank and has the same bits on all of
+them. An output projection and an expert layer give a part of a sum: the first rank adds its part to x, the
+others to zeros, and the sum over all ranks is the new x. So biases are on the first rank only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from chorale.kernels.ops import Ops, QkvWeights, RouterWeights
+from chorale.kernels.reference import moe as reference_moe
+from chorale.kernels.reference.ops import REFERENCE_OPS, Linear, output_projection, route
+from chorale.kernels.reference.shared_sampling import SharedSampler
+from chorale.parallel.rank import Rank
+
+
+def shared_ops(rank: Rank) -> Ops:
+    """Returns the reference ops of ``rank``."""
+    return replace(
+        REFERENCE_OPS,
+        embed=partial(embed, rank),
+        project_and_route=partial(project_and_route, rank),
+        moe=partial(moe, rank),
+        make_sampler=partial(SharedSampler, rank),
+    )
+
+
+def embed(rank: Rank, embedding: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    """embedding [V of this rank, H], token_ids [T] of the whole vocabulary -> x [T, H]. Exact: all parts of
+    a sum but one are 0."""
+    local = token_ids - rank.share.vocabulary.start
+    is_other = (local < 0) | (local >= len(embedding))
+    x = F.embedding(local.masked_fill(is_other, 0), embedding).float()
+    return rank.communicator.all_reduce_(x.masked_fill_(is_other.unsqueeze(1), 0.0))
+
+
+def addend(rank: Rank, x: torch.Tensor) -> torch.Tensor:
+    """What this rank adds its part to: x on the first, zeros on the others."""
+    return x if rank.share.is_first else torch.zeros_like(x)
+
+
+def project_and_route(
+    rank: Rank, attended: torch.Tensor, linear: Linear, x: torch.Tensor, weights: RouterWeights, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    x = rank.communicator.all_reduce_(output_projection(attended, linear, addend(rank, x)))
+    return x, *route(x, weights, eps)
+
+
+def moe(
+    rank: Rank,
+    normed: torch.Tensor,
+    expert_ids: torch.Tensor,
+    gates: torch.Tensor,
+    experts: Any,
+    x: torch.Tensor,
+    next_qkv: QkvWeights | None,
+    eps: float,
+) -> tuple[torch.Tensor, None]:
+    own = rank.share.experts
+    local = expert_ids - own.start
+    local = local.masked_fill((local < 0) | (local >= len(own)), len(own))  # the last number: another rank's
+    part = reference_moe.moe(normed, local, gates, experts, addend(rank, x))
+    return rank.communicator.all_reduce_(part), None

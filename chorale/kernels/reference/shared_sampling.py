@@ -1,0 +1,79 @@
+"""Sampling by several ranks, each of which has the logits of some token ids. No row of logits is gathered.
+
+Noise is a function of (seed, position, token id), so each rank draws among its ids and the ranks compare: the
+largest score wins, and of equal ones that of the lowest id, as on one rank. Filters need the maximum, the
+largest ``top_k`` scores and sums of all ranks (``filters.py``).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from chorale.kernels.ops import Allowed, SamplingInputs
+from chorale.kernels.reference.filters import filter_scores
+from chorale.kernels.reference.sampling import Needs, ReferenceSampler, token_or_reason
+from chorale.parallel.communicator import Communicator
+from chorale.parallel.rank import Rank
+
+
+class SharedSampler(ReferenceSampler):
+    """``ReferenceSampler`` over the ids of one rank."""
+
+    def __init__(self, rank: Rank, forbidden: torch.Tensor, rows_at_once: int) -> None:
+        """``forbidden`` [V] uint8, of the whole vocabulary."""
+        own = rank.share.vocabulary
+        super().__init__(forbidden[own.start : own.stop], rows_at_once, own.start, len(forbidden))
+        self._own, self._ranks = own, rank.communicator
+
+    def __call__(
+        self, logits: torch.Tensor, draws: SamplingInputs, last_token: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        """As ``ReferenceSampler``; one exchange for all rows, beside those of filters."""
+        parts = [self._best(scores, logits[some]) for some, scores in self.scored(logits, draws)]
+        if parts:
+            out.copy_(agree(torch.cat(parts, dim=1), self._ranks))
+        last_token[draws.rows.long()] = out.clamp(min=0)
+
+    def choose(
+        self,
+        scores: torch.Tensor,
+        logits: torch.Tensor,
+        keys: torch.Tensor,
+        temperature: torch.Tensor,
+        filters: torch.Tensor | None,
+        needs: Needs,
+    ) -> torch.Tensor:
+        return agree(self._best(self.drawn(scores, keys, temperature, filters, needs), logits), self._ranks)
+
+    def forbid(self, scores: torch.Tensor, allowed: Allowed) -> None:
+        """``allowed`` is of the whole vocabulary."""
+        super().forbid(scores, allowed_of(allowed, self._own))
+
+    def limit(
+        self,
+        scores: torch.Tensor,
+        top_k: torch.Tensor | None,
+        top_p: torch.Tensor | None,
+        min_p: torch.Tensor | None,
+        most_k: int,
+        space: tuple[torch.Tensor, torch.Tensor],
+    ) -> None:
+        filter_scores(scores, top_k, top_p, min_p, most_k, space, self._ranks)
+
+    def _best(self, scores: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """[3, N] float32: the largest score, its token id and the largest raw logit (NaN if one is)."""
+        best, column = scores.max(dim=-1)
+        return torch.stack((best, (column + self._own.start).float(), logits.amax(-1)))
+
+
+def allowed_of(allowed: Allowed, own: range) -> Allowed:
+    """The part of some ids; shares of the vocabulary begin at an octet."""
+    return Allowed(allowed.index, allowed.octets[:, own.start // 8 : -(-own.stop // 8)])
+
+
+def agree(own: torch.Tensor, ranks: Communicator) -> torch.Tensor:
+    """[N] int64 tokens from what each rank found, [3, N] float32; ids below 2^24 are exact in it."""
+    best, tokens, most = ranks.all_gather(own).unbind(1)  # [size, N] each
+    winner = best.argmax(0, keepdim=True)  # the first of equals, which has the lowest ids
+    token = tokens.gather(0, winner).long()
+    return token_or_reason(token, best.gather(0, winner), most.amax(0, keepdim=True)).squeeze(0)

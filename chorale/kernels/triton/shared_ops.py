@@ -1,0 +1,100 @@
+"""The Triton op set of one rank among several. It has not run on GPUs yet (docs/parallel.md).
+
+As ``kernels/reference/shared_ops.py``: each rank adds its part of a sum to x or to zeros, and the sum over
+ranks is the new x. Filters need all logits of a row, so a step with filters gathers them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from chorale.errors import ConfigError
+from chorale.kernels.ops import Ops, QkvWeights, RouterWeights, Sample, SamplingInputs
+from chorale.kernels.reference.shared_ops import addend, embed
+from chorale.kernels.reference.shared_sampling import agree, allowed_of
+from chorale.kernels.triton import tuning
+from chorale.kernels.triton.dense.linear import Linear, product, project_add
+from chorale.kernels.triton.dense.norm import rms_norm
+from chorale.kernels.triton.moe import moe as experts_of_one_rank
+from chorale.kernels.triton.moe.packing import Experts
+from chorale.kernels.triton.moe.router import route
+from chorale.kernels.triton.ops import TRITON_OPS
+from chorale.kernels.triton.sampling.sample import best_of_pieces
+from chorale.kernels.triton.sampling.thresholds import thresholds
+from chorale.parallel.rank import Rank
+
+
+def shared_ops(rank: Rank) -> Ops:
+    """Returns the Triton ops of ``rank``. Raises ``ConfigError`` for what they cannot do yet."""
+    if rank.by_expert:
+        raise ConfigError("--enable-expert-parallel: only the reference ops cut by whole experts so far")
+    return replace(
+        TRITON_OPS,
+        embed=partial(embed, rank),
+        project_and_route=partial(project_and_route, rank),
+        moe=partial(moe, rank),
+        make_sampler=partial(make_sampler, rank),
+    )
+
+
+def project_and_route(
+    rank: Rank, attended: torch.Tensor, linear: Linear, x: torch.Tensor, weights: RouterWeights, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    part = addend(rank, x)
+    if 0 < len(part) <= tuning.SKINNY_TOKENS:
+        part = project_add(attended, linear, part)
+    else:
+        part.add_(product(attended.to(linear.weight.dtype), linear))
+    x = rank.communicator.all_reduce_(part)
+    return x, *route(x, weights, eps)
+
+
+def moe(
+    rank: Rank,
+    normed: torch.Tensor,
+    expert_ids: torch.Tensor,
+    gates: torch.Tensor,
+    experts: Experts,
+    x: torch.Tensor,
+    next_qkv: QkvWeights | None,
+    eps: float,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    part, _ = experts_of_one_rank.moe(normed, expert_ids, gates, experts, addend(rank, x), None, eps)
+    x = rank.communicator.all_reduce_(part)
+    if next_qkv is None or len(x) <= tuning.SKINNY_TOKENS:
+        return x, None
+    return x, rms_norm(x, next_qkv.norm, eps, next_qkv.linear.weight.dtype)
+
+
+def make_sampler(rank: Rank, forbidden: torch.Tensor, rows_at_once: int) -> Sample:
+    """``Ops.make_sampler``: ``forbidden`` is of the whole vocabulary."""
+    own, ranks = rank.share.vocabulary, rank.communicator
+    local = forbidden[own.start : own.stop].contiguous()
+
+    def sampler(
+        logits: torch.Tensor, draws: SamplingInputs, last_token: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        edge = None
+        if draws.filters is not None:
+            edge = thresholds(_whole(logits, rank, len(forbidden)), draws, forbidden)
+        if draws.allowed is not None:
+            draws = replace(draws, allowed=allowed_of(draws.allowed, own))
+        best, columns, most = best_of_pieces(logits, draws, local, edge, own.start)
+        top = best.amax(1)
+        lowest = torch.where(best == top.unsqueeze(1), columns, len(local)).amin(1)  # of equal scores
+        out.copy_(agree(torch.stack((top, (lowest + own.start).float(), most.amax(1))), ranks))
+        last_token.index_copy_(0, draws.rows.long(), out.clamp(min=0))
+
+    return sampler
+
+
+def _whole(logits: torch.Tensor, rank: Rank, vocab_size: int) -> torch.Tensor:
+    """[N, V]: the logits of all ranks side by side. The first rank has the most ids."""
+    widths = [len(own) for own in rank.vocabularies(vocab_size)]
+    padded = F.pad(logits, (0, widths[0] - logits.shape[1]))
+    parts = rank.communicator.all_gather(padded).unbind(0)
+    return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], dim=1)

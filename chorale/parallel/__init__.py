@@ -1,0 +1,1 @@
+"""Several processes that run one model: what each rank owns, how ranks exchange tensors, their executor."""

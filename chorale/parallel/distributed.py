@@ -1,0 +1,105 @@
+"""Communicators over torch's process groups: gloo between CPUs, NCCL between GPUs.
+
+The groups are made directly, so that a program that uses ``LLM`` keeps its own default group.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from chorale.parallel.communicator import CommunicationError, Communicator
+
+# A backstop: ranks that end or hang are noticed by their channels (``ranks.py``) long before.
+TIMEOUT = datetime.timedelta(minutes=10)
+
+
+class GroupCommunicator:
+    """What both kinds of group have in common."""
+
+    def __init__(self, group: Any, rank: int, size: int) -> None:
+        self._group = group
+        self.rank, self.size = rank, size
+
+    def maximum_(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.amax(self.all_gather(tensor), dim=0, out=tensor)
+
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        found = tensor.new_empty(self.size, *tensor.shape)
+        with _failures():
+            self._group.allgather([list(found.unbind(0))], [tensor.contiguous()]).wait()
+        return found
+
+    def abort(self) -> None:
+        self._group.abort()
+
+    def close(self) -> None:
+        self._group.shutdown()
+
+
+class Gloo(GroupCommunicator):
+    """Ranks on CPUs of one machine, connected over the loopback interface."""
+
+    def __init__(self, meeting_point: Path, rank: int, size: int) -> None:
+        """``meeting_point``: a file that all ranks name, in a private folder; it does not exist before.
+
+        Waits for all ranks. Raises ``CommunicationError``.
+        """
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        options._timeout = TIMEOUT
+        with _failures():
+            store = dist.FileStore(str(meeting_point), size)  # type: ignore[attr-defined]
+            super().__init__(dist.ProcessGroupGloo(store, rank, size, options), rank, size)
+
+    def all_reduce_(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Each rank adds all parts itself: the order of additions depends neither on the rank nor on where
+        an element stands."""
+        first, *others = self.all_gather(tensor).unbind(0)
+        for part in others:
+            first += part
+        return tensor.copy_(first)
+
+    def abort(self) -> None:
+        return None  # a peer's end breaks its connections, which ends the exchange
+
+
+class Nccl(GroupCommunicator):
+    """Ranks on GPUs of one machine. Its calls can be captured in a graph."""
+
+    def __init__(self, meeting_point: Path, rank: int, size: int, device: torch.device) -> None:
+        """As ``Gloo``. ``device``: this rank's, which must be the current one."""
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = TIMEOUT
+        with _failures():
+            store = dist.FileStore(str(meeting_point), size)  # type: ignore[attr-defined]
+            super().__init__(dist.ProcessGroupNCCL(store, rank, size, options), rank, size)
+            self.all_reduce_(torch.zeros(1, device=device))  # connects, which a graph's capture must not
+            self.all_gather(torch.zeros(1, device=device))
+
+    def all_reduce_(self, tensor: torch.Tensor) -> torch.Tensor:
+        """NCCL's order of additions is its own, but every rank gets the same bits."""
+        with _failures():
+            self._group.allreduce([tensor]).wait()
+        return tensor
+
+
+def connect(meeting_point: Path, rank: int, size: int, device: torch.device) -> Communicator:
+    """Connects this process to the other ranks. Raises ``CommunicationError``."""
+    if device.type == "cuda":
+        return Nccl(meeting_point, rank, size, device)
+    return Gloo(meeting_point, rank, size)
+
+
+@contextmanager
+def _failures() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise CommunicationError(f"the exchange between ranks failed: {error}") from error

@@ -1,0 +1,26 @@
+"""Rank: one process's place among those that run a model together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from chorale.parallel.communicator import Communicator, Silent
+from chorale.parallel.shares import CHUNK, Share, cut
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """What a process owns of the model, and how it reaches the others."""
+
+    share: Share
+    communicator: Communicator
+    by_expert: bool = False  # the experts are cut into whole ones, not by columns
+
+    @property
+    def silent(self) -> Rank:
+        """The same rank in a dry run: it exchanges nothing."""
+        return replace(self, communicator=Silent(self.share.rank, self.share.size))
+
+    def vocabularies(self, vocab_size: int) -> list[range]:
+        """The token ids of every rank."""
+        return cut(vocab_size, self.share.size, CHUNK, "token ids")

@@ -1,0 +1,103 @@
+"""Shares: the part of the model that each rank of a tensor-parallel engine owns. Pure functions of sizes.
+
+Attention is cut by KV heads and their query heads, the experts by columns of the intermediate size (or, with
+expert parallelism, by whole experts), embedding and head by token ids. Nothing is padded: where a number of
+chunks does not divide, the first ranks have one chunk more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from chorale.errors import ConfigError
+
+VALID_SIZES = (1, 2, 4, 8)
+CHUNK = 64  # columns and token ids that stay together (masks of grammars have eight ids an octet)
+MXFP4_GROUP = 32  # columns that share a scale: the chunk where 64 does not divide the intermediate size
+
+
+class ModelSizes(Protocol):
+    """The sizes of a model that shares depend on; ``model.config.ModelConfig`` has them."""
+
+    @property
+    def num_attention_heads(self) -> int: ...
+    @property
+    def num_key_value_heads(self) -> int: ...
+    @property
+    def intermediate_size(self) -> int: ...
+    @property
+    def num_local_experts(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one rank owns of the model."""
+
+    rank: int
+    size: int  # ranks
+    heads: range  # query heads
+    kv_heads: range
+    columns: range  # of each expert's intermediate size
+    experts: range
+    vocabulary: range  # token ids: rows of embedding and head
+
+    @property
+    def is_first(self) -> bool:
+        """Returns whether this rank adds what must be added once: biases of summed products, and x."""
+        return self.rank == 0
+
+
+def check_size(size: int) -> None:
+    """Raises ``ConfigError`` for a number of ranks that no model can have."""
+    if size not in VALID_SIZES:
+        raise ConfigError(f"--tensor-parallel-size {size}: must be one of {', '.join(map(str, VALID_SIZES))}")
+
+
+def make_shares(model: ModelSizes, size: int, *, by_expert: bool = False) -> tuple[Share, ...]:
+    """Returns the share of each rank. ``by_expert``: whole experts instead of columns of all.
+
+    Raises ``ConfigError`` if the model cannot be cut into ``size`` parts.
+    """
+    check_size(size)
+    kv_heads, inter = model.num_key_value_heads, model.intermediate_size
+    if kv_heads % size:
+        fitting = [each for each in VALID_SIZES if kv_heads % each == 0]
+        raise ConfigError(
+            f"--tensor-parallel-size {size}: the model has {kv_heads} KV heads, which {size} ranks cannot "
+            f"share; possible: {', '.join(map(str, fitting))}"
+        )
+    group = model.num_attention_heads // kv_heads
+    chunk = MXFP4_GROUP if inter % CHUNK else CHUNK
+    whole = range(inter), range(model.num_local_experts)
+    columns = [whole[0]] * size if by_expert else cut(inter, size, chunk, "columns of the experts")
+    experts = cut(model.num_local_experts, size, 1, "experts") if by_expert else [whole[1]] * size
+    vocabulary = cut(model.vocab_size, size, CHUNK, "token ids")
+    each = kv_heads // size
+    return tuple(
+        Share(
+            rank=rank,
+            size=size,
+            heads=range(rank * each * group, (rank + 1) * each * group),
+            kv_heads=range(rank * each, (rank + 1) * each),
+            columns=columns[rank],
+            experts=experts[rank],
+            vocabulary=vocabulary[rank],
+        )
+        for rank in range(size)
+    )
+
+
+def cut(total: int, parts: int, chunk: int, what: str) -> list[range]:
+    """Cuts ``range(total)`` into parts of complete chunks; only the very last chunk may be shorter.
+
+    45 chunks in 4 parts: 12, 11, 11, 11. Raises ``ConfigError`` if there are fewer chunks than parts.
+    """
+    chunks = -(-total // chunk)
+    if chunks < parts:
+        raise ConfigError(f"--tensor-parallel-size {parts}: the model has too few {what} ({total})")
+    each, more = divmod(chunks, parts)
+    ends = [chunk * (part * each + min(part, more)) for part in range(parts)] + [total]
+    return [range(ends[part], ends[part + 1]) for part in range(parts)]
