@@ -33,6 +33,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int = 16
     num_blocks: int = 0
     device: str = "cpu"
+    tensor_parallel_size: int = 1  # ranks, each with such a device
     dtype: str = "float32"
     kv_cache_dtype: str = "float32"  # type of keys and values in the KV cache
     ops: str = "reference"

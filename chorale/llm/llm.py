@@ -48,10 +48,9 @@ _IGNORED = {
     "swap_space": "preempted sequences are recomputed",
     "cpu_offload_gb": "weights are not offloaded",
     "max_seq_len_to_capture": "graphs are captured as needed",
-    "disable_custom_all_reduce": "there is one device",
     "disable_log_stats": "LLM logs none",
     "enable_chunked_prefill": "prefill is always chunked",
-    "distributed_executor_backend": "there is one device",
+    "distributed_executor_backend": "ranks are processes of one machine",
     "load_format": "safetensors is the only format",
     "skip_tokenizer_init": "the harmony vocabulary is built in",
 }

@@ -6,6 +6,7 @@ import torch
 
 from chorale.model.config import ModelConfig
 from chorale.model.gpt_oss import GptOss
+from chorale.parallel.rank import Rank
 from chorale.runtime.cache_dtype import E4M3
 from chorale.runtime.device import Device
 from chorale.runtime.executor import LocalExecutor
@@ -38,8 +39,14 @@ def allocate_kv(model: ModelConfig, resolved: Resolved, device: Device) -> list[
 
 
 def make_executor(
-    model: GptOss, kv: list[torch.Tensor], resolved: Resolved, device: Device, grammar: GrammarRows
+    model: GptOss,
+    kv: list[torch.Tensor],
+    resolved: Resolved,
+    device: Device,
+    grammar: GrammarRows,
+    rank: Rank | None = None,
 ) -> LocalExecutor:
+    """``rank``: whose model it is, if there are several."""
     limits = resolved.limits
     buffers = Buffers(
         device,
@@ -47,8 +54,9 @@ def make_executor(
         max_len=limits.max_model_len,
         block_size=limits.block_size,
         vocab_size=limits.vocab_size,
+        own=None if rank is None else rank.share.vocabulary,
     )
-    sampler = Sampler(device, limits.vocab_size, make_sampler=model.ops.make_sampler)
+    sampler = Sampler(device, limits.vocab_size, make_sampler=model.ops.make_sampler, rank=rank)
     decode_graphs = mixed_graphs = None
     if resolved.graph_rows:
         decode_graphs = DecodeGraphRunner(

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from chorale.errors import ConfigError
-from chorale.runtime.hardware import Hardware, available_memory, cpu_count
+from chorale.runtime.hardware import Hardware, available_memory, check_gpus, cpu_count
 from chorale.runtime.memory import SMALL_PARAMETERS
 
 GPU_SAMPLE_ROWS = 64  # rows that the sampler takes at once on a GPU
@@ -219,10 +219,13 @@ def default_threads(num_parameters: int, host_share: int = 1) -> int:
     return max(1, (cores if num_parameters > SMALL_PARAMETERS else cores - 1) // host_share)
 
 
-def open_device(kind: str, num_threads: int | None = None, host_share: int = 1) -> Device:
+def open_device(
+    kind: str, num_threads: int | None = None, host_share: int = 1, *, rank: int = 0, ranks: int = 1
+) -> Device:
     """``kind``: "auto", "cpu" or "cuda". Raises ``ConfigError`` when a named device is absent.
 
-    ``host_share``: engines among which the memory of a CPU is divided.
+    ``host_share``: processes among which the memory of a CPU is divided, engines times their ranks.
+    ``rank`` takes the visible GPU of that number.
     """
     if num_threads is not None:
         torch.set_num_threads(num_threads)
@@ -230,9 +233,11 @@ def open_device(kind: str, num_threads: int | None = None, host_share: int = 1) 
     if kind == "cuda" and not has_cuda:
         raise ConfigError("--device cuda: PyTorch finds no CUDA device here; use --device cpu, or auto")
     if not has_cuda:
-        threads = torch.get_num_threads()
-        name, memory = f"CPU, {threads} thread{'s' if threads > 1 else ''}", available_memory() // host_share
+        threads, memory = torch.get_num_threads(), available_memory() // host_share
+        name = f"CPU, {threads} thread{'s' if threads > 1 else ''}"
         return CpuDevice(Hardware("cpu", name, memory, memory))
-    properties = torch.cuda.get_device_properties(0)
-    free, total = torch.cuda.mem_get_info(0)
-    return CudaDevice(Hardware("cuda", properties.name, total, free), torch.device("cuda", 0))
+    check_gpus(ranks, torch.cuda.device_count())
+    torch.cuda.set_device(rank)
+    properties = torch.cuda.get_device_properties(rank)
+    free, total = torch.cuda.mem_get_info(rank)
+    return CudaDevice(Hardware("cuda", properties.name, total, free), torch.device("cuda", rank))

@@ -53,6 +53,13 @@ class LocalExecutor:
         except Exception as error:
             raise EngineError(f"a step could not be prepared ({type(error).__name__}: {error})") from error
 
+    def take_worker(self) -> Worker:
+        """Return the worker, to run it without this executor. Raises ``EngineError``."""
+        worker, self._worker = self._worker, None
+        if worker is None:
+            raise EngineError("the executor was shut down")
+        return worker
+
     def shutdown(self) -> None:
         """Release the device's memory. Results of executed steps can still be read."""
         self._worker = None

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from chorale.errors import ConfigError
+from chorale.parallel.shares import VALID_SIZES
+
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -57,6 +60,25 @@ def gpu_count() -> int:
     if driver is None or driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
         return 0
     return count.value
+
+
+def visible_gpus() -> int:
+    """NVIDIA GPUs that this process may use, as CUDA_VISIBLE_DEVICES says; 0 without a driver."""
+    driver, count = _cuda_driver(), ctypes.c_int()
+    if driver is None or driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+        return 0
+    return count.value
+
+
+def check_gpus(ranks: int, gpus: int) -> None:
+    """Raises ``ConfigError`` if there are fewer GPUs than ranks."""
+    if ranks > max(gpus, 1):
+        most = max(size for size in VALID_SIZES if size <= max(gpus, 1))
+        raise ConfigError(
+            f"--tensor-parallel-size {ranks} needs {ranks} GPUs, and {gpus} "
+            f"{'is' if gpus == 1 else 'are'} visible here (CUDA_VISIBLE_DEVICES counts): use "
+            f"--tensor-parallel-size {most}; chorale fit says what fits on how many"
+        )
 
 
 def _cuda_driver() -> ctypes.CDLL | None:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from chorale.config import ONE_DEVICE, EngineConfig, check_least
+from chorale.config import EngineConfig, check_least
 from chorale.engine.types import EngineLimits
 from chorale.errors import ConfigError
 from chorale.harmony.vocab import VOCAB_SIZE
 from chorale.model.config import ModelConfig
+from chorale.parallel.shares import check_size, make_shares
 from chorale.runtime.cache_dtype import E4M3, cache_dtype
 from chorale.runtime.hardware import Hardware
 from chorale.runtime.memory import (
@@ -105,9 +106,11 @@ def resolve(
 ) -> Resolved:
     """Raises ``ConfigError`` for settings that cannot run, with computed alternatives.
 
-    ``can_capture``: device and ops allow CUDA graphs. ``supports_fp8_kv``: the ops accept an fp8 KV cache.
+    ``hardware`` is one rank's. ``can_capture``: device and ops allow CUDA graphs. ``supports_fp8_kv``: the
+    ops accept an fp8 KV cache.
     """
     check_model(config, model)
+    part = share_of_first(config, model)  # of the largest share are all ranks' sizes
     decide = _Decider()
     cpu = hardware.kind == "cpu"
     small = model.num_parameters <= SMALL_PARAMETERS
@@ -141,15 +144,15 @@ def resolve(
         f"default on {hardware.kind}",
     )
     check_rows(seqs, config.max_model_len or model.max_position_embeddings, block_size, hardware)
-    geometry = kv_geometry(model, block_size, kv_dtype)
+    geometry = kv_geometry(part, block_size, kv_dtype)
     graph_rows = _graph_rows(config, decide, seqs, can_capture)
     mixed_graphs = bool(graph_rows) and config.mixed_cuda_graphs
     if graph_rows and not mixed_graphs:
         decide.decisions.append(Decision("mixed_cuda_graphs", False, "requested", chosen=False))
-    fixed = weight_bytes(model, dtype) + activation_bytes(model, tokens, seqs, dtype)
+    fixed = weight_bytes(part, dtype) + activation_bytes(part, tokens, seqs, dtype)
     if not cpu:
         fixed += (
-            CUDA_RESERVE + _graph_bytes(config, model, graph_rows, block_size) + processor_bytes(model, seqs)
+            CUDA_RESERVE + _graph_bytes(config, part, graph_rows, block_size) + processor_bytes(model, seqs)
         )
     longest, num_blocks = _pool(config, model, hardware, decide, geometry, kv_dtype, seqs, fixed)
     return Resolved(
@@ -266,11 +269,17 @@ def _max_logprobs(config: EngineConfig, decide: _Decider) -> int:
 
 
 def check_ranks(config: EngineConfig) -> None:
-    """Raises ``ConfigError`` for what this version does not support, before anything is downloaded."""
-    if config.tensor_parallel_size != 1:
-        raise ConfigError(
-            f"--tensor-parallel-size {config.tensor_parallel_size} is not supported: {ONE_DEVICE}"
-        )
+    """Raises ``ConfigError`` for numbers of ranks that no model can have, before anything is downloaded."""
+    check_size(config.tensor_parallel_size)
+
+
+def share_of_first(config: EngineConfig, model: ModelConfig) -> ModelConfig:
+    """The sizes of rank 0's part of the model, which is the largest. Raises ``ConfigError`` if the model
+    cannot be cut so."""
+    if config.tensor_parallel_size == 1:
+        return model
+    shares = make_shares(model, config.tensor_parallel_size, by_expert=config.enable_expert_parallel)
+    return model.part(shares[0])
 
 
 def check_sizes(config: EngineConfig) -> None:
@@ -293,6 +302,7 @@ def check_model(config: EngineConfig, model: ModelConfig) -> None:
     """Raises ``ConfigError`` for what no machine can run or this version does not support."""
     check_ranks(config)
     check_sizes(config)
+    share_of_first(config, model)
     if model.vocab_size > VOCAB_SIZE:
         raise ConfigError(
             f"config.json: vocab_size: {model.vocab_size} is more than harmony's {VOCAB_SIZE} tokens"

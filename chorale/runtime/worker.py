@@ -21,7 +21,7 @@ from chorale.model.gpt_oss import GptOss
 from chorale.runtime.device import Arrays, Device
 from chorale.runtime.memory import LOGIT_ROWS
 from chorale.runtime.sampling.grammar import Fetch, GrammarRows, Masks
-from chorale.runtime.sampling.logprobs import LogprobTensors, gather_in_parts, to_records
+from chorale.runtime.sampling.logprobs import LogprobTensors, to_records
 from chorale.runtime.sampling.sampler import FORBIDDEN, NO_TOKEN, Sampler
 from chorale.runtime.steps.batch import SamplingBatch, StepBatch
 from chorale.runtime.steps.buffers import Buffers
@@ -143,7 +143,7 @@ class Worker:
                 places.split(_PROMPT_ROWS_AT_ONCE), request.targets.split(_PROMPT_ROWS_AT_ONCE), strict=True
             ):
                 logits = self._model.logits(hidden, index)
-                tensors = gather_in_parts(logits, targets, request.num_top, self._device.sample_rows)
+                tensors = self._sampler.logprobs(logits, targets, request.num_top)
                 prompt.append(PendingLogprobs(request.entry, request.num_top, tensors))
         return prompt
 
@@ -176,7 +176,7 @@ class Worker:
         for place in np.flatnonzero(batch.num_logprobs >= 0).tolist():
             num_top = int(batch.num_logprobs[place])
             row = slice(place, place + 1)
-            tensors = gather_in_parts(logits[row], tokens[row].clamp(min=0), num_top, 1)
+            tensors = self._sampler.logprobs(logits[row], tokens[row].clamp(min=0), num_top)
             wanted.append(PendingLogprobs(int(entries[place]), num_top, tensors))
         return tokens, wanted
 

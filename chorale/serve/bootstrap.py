@@ -13,7 +13,7 @@ import stat
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO, Protocol, TypeVar
 
 import msgspec
 
@@ -76,7 +76,14 @@ class Failure(msgspec.Struct, frozen=True):
     deterministic: bool  # a restart would fail again
 
 
-StartT = TypeVar("StartT", EngineStart, ApiStart)
+class ChildStart(Protocol):
+    """What every child process is told."""
+
+    @property
+    def parent_pid(self) -> int: ...
+
+
+StartT = TypeVar("StartT", bound=ChildStart)
 
 
 def read_start(stream: BinaryIO, type_: type[StartT]) -> StartT:

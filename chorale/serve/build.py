@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from chorale.client.base import EngineInfo
 from chorale.config import EngineConfig
 from chorale.engine.core import EngineCore
+from chorale.engine.types import GrammarService
 from chorale.kernels import select_ops
 from chorale.kernels.ops import Ops
 from chorale.kernels.triton.precompile.pool import CompilePool
@@ -19,19 +22,27 @@ from chorale.model.config import ModelConfig
 from chorale.model.gpt_oss import GptOss
 from chorale.model.hub import resolve_model
 from chorale.model.weights import load_weights
+from chorale.parallel.executor import RankedExecutor
+from chorale.parallel.shares import Share
 from chorale.runtime.assembly import DTYPES, allocate_kv, make_executor
 from chorale.runtime.device import Device, default_threads, open_device
+from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.memory import gib
 from chorale.runtime.progress import Progress
-from chorale.runtime.resolve import Resolved, resolve
+from chorale.runtime.resolve import Resolved, check_model, resolve
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
 from chorale.runtime.warmup.captures import CAPTURE_SECONDS, capture_first, warm_up
 from chorale.serve import compile_phase
+from chorale.serve.compile_phase import DryRank
+from chorale.serve.ranks import Place, StartedRanks, start_ranks
+
+if TYPE_CHECKING:
+    from chorale.kernels.triton.precompile.compiler import Precompiler
 
 logger = logging.getLogger(__name__)
 
 
-class _Phases:
+class Phases:
     """Reports the start of each phase and measures its seconds."""
 
     def __init__(self, progress: Progress | None) -> None:
@@ -50,36 +61,114 @@ def _silent(phase: str, fraction: float | None = None, message: str = "") -> Non
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """One rank, ready for its first step."""
+
+    model: GptOss
+    resolved: Resolved
+    executor: LocalExecutor
+    precompiler: Precompiler | None
+
+
 def build_engine(
     config: EngineConfig,
     progress: Progress | None = None,
     pool: CompilePool | None = None,
     prefix_secret: bytes = b"",
+    on_lost: Callable[[str], None] | None = None,
 ) -> tuple[EngineCore, EngineInfo]:
     """Finds, loads, allocates and warms up. Raises ``ConfigError`` or a subclass for invalid configurations.
 
     ``pool``: compile processes that were already started; they are closed here. ``prefix_secret``: the key of
-    the prefix hashes; "" draws one.
+    the prefix hashes; "" draws one. ``on_lost`` is called in another thread, with the reason, if this process
+    cannot go on without a rank that was lost but has not noticed it.
 
     Phases: "download", "device", "load", with Triton "compile", "kv_pool", "warm_up" and, with CUDA graphs,
     "graphs".
     """
-    phases = _Phases(progress)
+    phases = Phases(progress)
     with phases.phase("download", config.model):
         folder = resolve_model(
             config.model, revision=config.revision, download_dir=config.download_dir, progress=phases.report
         )
         model_config = ModelConfig.load(folder)
+    check_model(config, model_config)
+    ranks = None
+    if config.tensor_parallel_size > 1:
+        ranks = start_ranks(config, folder, on_lost)
+    try:
+        return _build(config, folder, model_config, phases, pool, prefix_secret, ranks)
+    except BaseException:
+        if ranks is not None:
+            ranks.close()
+        raise
+
+
+def _build(
+    config: EngineConfig,
+    folder: Path,
+    model_config: ModelConfig,
+    phases: Phases,
+    pool: CompilePool | None,
+    prefix_secret: bytes,
+    ranks: StartedRanks | None,
+) -> tuple[EngineCore, EngineInfo]:
     with phases.phase("device"):
-        threads = config.num_threads or default_threads(model_config.num_parameters, config.host_share)
-        device = open_device(config.device, threads, config.host_share)
+        device = open_rank(config, model_config, 0)
+        place = Place(device, device.hardware) if ranks is None else ranks.place(config, model_config, device)
         grammars = GrammarCache(model_config.vocab_size)
-        ops = select_ops(config.ops, str(device.torch_device), dense_experts=model_config.dense_experts)
+    found = assemble(config, folder, model_config, place, grammars, phases, pool)
+    executor: LocalExecutor | RankedExecutor = found.executor
+    service: GrammarService = grammars
+    if ranks is not None:
+        executor, service = ranks.join(found.executor, grammars)
+    with phases.phase("warm_up"):
+        warm_up(executor, found.resolved)
+    precompiler = found.precompiler
+    if found.resolved.graph_rows:
+        with phases.phase("graphs"):
+            is_busy = precompiler is not None and precompiler.is_busy  # a capture would wait for its kernels
+            capture_first(executor, found.resolved, phases.report, 0 if is_busy else CAPTURE_SECONDS)
+    if precompiler is not None:
+        precompiler.throttle()
+        logger.debug("%d kernels; %d were not recorded", precompiler.num_kernels, precompiler.num_late)
+    if pool is not None and (precompiler is None or not precompiler.is_busy):
+        pool.close()
+    core = EngineCore(found.resolved.limits, executor, grammars=service, prefix_secret=prefix_secret)
+    return core, _info(config, model_config, found, place, phases.seconds)
+
+
+def open_rank(config: EngineConfig, model: ModelConfig, rank: int) -> Device:
+    """Opens the device of one rank. The ranks of a CPU divide its threads."""
+    size = config.tensor_parallel_size
+    threads = config.num_threads or default_threads(model.num_parameters, config.host_share)
+    sharing = size * config.host_share
+    return open_device(config.device, max(1, threads // size), sharing, rank=rank, ranks=size)
+
+
+def assemble(
+    config: EngineConfig,
+    folder: Path,
+    model_config: ModelConfig,
+    place: Place,
+    grammars: GrammarCache,
+    phases: Phases,
+    pool: CompilePool | None = None,
+) -> Assembled:
+    """Loads and allocates one rank's part of the engine. Raises as ``build_engine``."""
+    device, rank = place.device, place.rank
+    name, dense = str(device.torch_device), model_config.dense_experts
+    ops = select_ops(config.ops, name, dense_experts=dense, rank=rank)
+    dry = None
+    if rank is not None:
+        silent = rank.silent
+        dry = DryRank(silent, select_ops(config.ops, name, dense_experts=dense, rank=silent))
     precompiler = compile_phase.make_precompiler(config, ops, pool)
     resolved = resolve(
         config,
         model_config,
-        device.hardware,
+        place.hardware,
         can_overlap=device.overlap,
         can_capture=device.can_capture and ops.capturable,
         supports_fp8_kv=ops.supports_fp8_kv,
@@ -89,28 +178,19 @@ def build_engine(
     grammars.warm()
     with phases.phase("load", str(folder)):
         fp8 = config.moe_activation_dtype == "fp8"
-        model = load_model(folder, model_config, ops, resolved, device, phases.report, fp8_activations=fp8)
+        share = None if rank is None else rank.share
+        model = load_model(
+            folder, model_config, ops, resolved, device, phases.report, fp8_activations=fp8, share=share
+        )
         device.trim()
     if precompiler is not None:
         with phases.phase("compile"):
-            compile_phase.precompile(precompiler, model, resolved, device, grammars, phases.report)
+            compile_phase.precompile(precompiler, model, resolved, device, grammars, phases.report, dry)
             device.trim()
     with phases.phase("kv_pool", _pool_message(resolved)):
-        kv = allocate_kv(model_config, resolved, device)
-        executor = make_executor(model, kv, resolved, device, GrammarRows(device, grammars))
-    with phases.phase("warm_up"):
-        warm_up(executor, resolved)
-    if resolved.graph_rows:
-        with phases.phase("graphs"):
-            is_busy = precompiler is not None and precompiler.is_busy  # a capture would wait for its kernels
-            capture_first(executor, resolved, phases.report, 0 if is_busy else CAPTURE_SECONDS)
-    if precompiler is not None:
-        precompiler.throttle()
-        logger.debug("%d kernels; %d were not recorded", precompiler.num_kernels, precompiler.num_late)
-    if pool is not None and (precompiler is None or not precompiler.is_busy):
-        pool.close()
-    core = EngineCore(resolved.limits, executor, grammars=grammars, prefix_secret=prefix_secret)
-    return core, _info(config, model, resolved, device, phases.seconds)
+        kv = allocate_kv(model.config, resolved, device)
+        executor = make_executor(model, kv, resolved, device, GrammarRows(device, grammars), rank)
+    return Assembled(model, resolved, executor, precompiler)
 
 
 def load_model(
@@ -122,7 +202,9 @@ def load_model(
     progress: Progress,
     *,
     fp8_activations: bool = False,
+    share: Share | None = None,
 ) -> GptOss:
+    """``share``: the part of the model that is loaded; None: all of it."""
     weights = load_weights(
         folder,
         model_config,
@@ -131,8 +213,10 @@ def load_model(
         dtype=DTYPES[resolved.dtype],
         progress=progress,
         fp8_activations=fp8_activations,
+        share=share,
     )
-    return GptOss(model_config, weights, ops, resolved.limits.max_model_len)
+    own = model_config if share is None else model_config.part(share)
+    return GptOss(own, weights, ops, resolved.limits.max_model_len)
 
 
 def _pool_message(resolved: Resolved) -> str:
@@ -142,10 +226,10 @@ def _pool_message(resolved: Resolved) -> str:
 
 
 def _info(
-    config: EngineConfig, model: GptOss, resolved: Resolved, device: Device, seconds: dict[str, float]
+    config: EngineConfig, model: ModelConfig, found: Assembled, place: Place, seconds: dict[str, float]
 ) -> EngineInfo:
-    limits = resolved.limits
-    sampling = dict(model.config.default_sampling) if config.generation_config == "auto" else {}
+    resolved, limits = found.resolved, found.resolved.limits
+    sampling = dict(model.default_sampling) if config.generation_config == "auto" else {}
     sampling |= config.override_generation_config or {}
     return EngineInfo(
         model=config.model,
@@ -158,11 +242,12 @@ def _info(
         num_kv_tokens=resolved.geometry.tokens_in(limits.num_blocks),
         block_size=limits.block_size,
         num_blocks=limits.num_blocks,
-        device=device.hardware.name,
+        device=place.hardware.name,
+        tensor_parallel_size=config.tensor_parallel_size,
         dtype=resolved.dtype,
         kv_cache_dtype=resolved.kv_dtype,
-        ops=model.ops.name,
-        parameters=model.weights.num_parameters,
+        ops=found.model.ops.name,
+        parameters=found.model.weights.num_parameters,
         enable_prefix_caching=limits.enable_prefix_caching,
         max_logprobs=resolved.max_logprobs,
         default_sampling=sampling,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from chorale.config import EngineConfig
 from chorale.kernels.ops import Ops
 from chorale.kernels.triton.precompile import pool as pools
 from chorale.model.gpt_oss import GptOss
+from chorale.parallel.rank import Rank
 from chorale.runtime.assembly import allocate_kv, make_executor
 from chorale.runtime.device import Device
 from chorale.runtime.hardware import cpu_count
@@ -37,6 +38,14 @@ SOURCES = tuple(Path(__file__).parents[1] / room for room in ("kernels", "model"
 AT_LAUNCH = "kernels compile at their first launch"
 
 
+@dataclass(frozen=True, slots=True)
+class DryRank:
+    """A rank whose dry run exchanges nothing: other ranks may have their kernels on disk already."""
+
+    rank: Rank
+    ops: Ops
+
+
 def make_precompiler(
     config: EngineConfig, ops: Ops, pool: pools.CompilePool | None = None
 ) -> Precompiler | None:
@@ -46,7 +55,9 @@ def make_precompiler(
     if not config.precompile_kernels or ops.precompiler is None:
         return None
     try:
-        return ops.precompiler(lambda: pool or pools.start(cpu_count()))
+        return ops.precompiler(
+            lambda: pool or pools.start(max(1, cpu_count() // config.tensor_parallel_size))
+        )
     except Exception as error:
         logger.warning("%s: %s", AT_LAUNCH, error)
         return None
@@ -59,6 +70,7 @@ def precompile(
     device: Device,
     grammars: GrammarCache,
     report: Progress,
+    dry: DryRank | None = None,
 ) -> None:
     """Waits for the kernels that a start needs, unless all are on disk; the others keep compiling.
 
@@ -66,7 +78,7 @@ def precompile(
     """
     try:
         if not precompiler.is_cached(cache_key(model, resolved), device.torch_device, SOURCES):
-            needed = record(precompiler, model, resolved, device, grammars)
+            needed = record(precompiler, model, resolved, device, grammars, dry)
             wait(precompiler, needed, report)
     except Exception as error:
         precompiler.cancel()
@@ -83,7 +95,12 @@ def wait(precompiler: Precompiler, count: int, report: Progress) -> None:
 
 
 def record(
-    precompiler: Precompiler, model: GptOss, resolved: Resolved, device: Device, grammars: GrammarCache
+    precompiler: Precompiler,
+    model: GptOss,
+    resolved: Resolved,
+    device: Device,
+    grammars: GrammarCache,
+    dry: DryRank | None = None,
 ) -> int:
     """Records all kernels that steps will launch, and starts to compile them.
 
@@ -93,10 +110,13 @@ def record(
     eager = replace(small, graph_rows=())
     uncaptured, rows = UncapturedDevice(device), GrammarRows(device, grammars)
     short, kv = first_layers(model), allocate_kv(model.config, small, device)
+    rank = None
+    if dry is not None:
+        rank, short.ops = dry.rank, dry.ops
     executors = DryRunExecutors(
-        captured=make_executor(short, kv, small, uncaptured, rows),
-        eager=make_executor(short, kv, eager, uncaptured, rows),
-        masked=make_executor(short, kv, eager, uncaptured, AllowAllGrammars(device, grammars)),
+        captured=make_executor(short, kv, small, uncaptured, rows, rank),
+        eager=make_executor(short, kv, eager, uncaptured, rows, rank),
+        masked=make_executor(short, kv, eager, uncaptured, AllowAllGrammars(device, grammars), rank),
     )
     graph_rows, limits = resolved.graph_rows, resolved.limits
     prepared = preparations(graph_rows, limits).values() if graph_rows else ()

@@ -237,8 +237,19 @@ def main() -> int:
         threading.Thread(target=open_cuda, name="cuda", daemon=True).start()
     from chorale.serve.build import build_engine  # imports torch, so never in the HTTP process
 
-    build = partial(build_engine, pool=compile_pool, prefix_secret=start.prefix_secret)
+    build = partial(
+        build_engine,
+        pool=compile_pool,
+        prefix_secret=start.prefix_secret,
+        on_lost=partial(end_without_rank, start.directory),
+    )
     return run_engine_process(start, build)
+
+
+def end_without_rank(directory: str, message: str) -> None:
+    """Ends this process, whose main thread waits for something that will not happen without a lost rank."""
+    write_failure(directory, Failure(f"the engine failed: {message}", deterministic=False))
+    os._exit(EXIT_STEP)
 
 
 def early_pool(config: EngineConfig) -> pool.CompilePool | None:

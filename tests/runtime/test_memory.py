@@ -176,7 +176,7 @@ def test_no_room_at_all_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("asked", "word"),
     [
-        ({"tensor_parallel_size": 2}, "tensor-parallel-size"),
+        ({"tensor_parallel_size": 3}, "tensor-parallel-size"),
         ({"max_model_len": 1}, "max-model-len"),
         ({"num_threads": -1}, "num-threads"),
         ({"max_model_len": 200_000}, "131072"),

@@ -24,7 +24,6 @@ import torch
 from chorale.config import EngineConfig
 from chorale.engine.core import EngineCore
 from chorale.engine.types import GenerateRequest, SamplingSpec, StepPlan, TokenLogprobs
-from chorale.runtime import worker as worker_module
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.sampling.logprobs import LogprobTensors
 from chorale.runtime.steps.batch import SamplingBatch
@@ -69,12 +68,10 @@ class Forcer:
 
 
 def sampled_logprobs(vocab: int) -> Any:
-    """A stand-in for ``gather_in_parts`` whose alternatives are ``SAMPLED`` ids, the same everywhere."""
+    """A stand-in for ``Sampler.logprobs`` whose alternatives are ``SAMPLED`` ids, the same everywhere."""
     ids = np.random.default_rng(7).choice(vocab, SAMPLED, replace=False)
 
-    def gather(
-        logits: torch.Tensor, token_ids: torch.Tensor, num_top: int, rows_at_once: int
-    ) -> LogprobTensors:
+    def gather(logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> LogprobTensors:
         places = torch.from_numpy(ids).to(logits.device).expand(len(logits), -1)[:, :num_top]
         total = logits.double().logsumexp(-1, keepdim=True).float()
         own = (logits.gather(1, token_ids.unsqueeze(1)) - total).squeeze(1)
@@ -128,7 +125,7 @@ def forced(core: EngineCore, texts: Sequence[Text]) -> Iterator[None]:
     forcer = Forcer(executor._worker, texts)
     patch.setattr(executor._worker, "run", forcer.run)
     patch.setattr(executor._worker._sampler, "sample", forcer.sample)
-    patch.setattr(worker_module, "gather_in_parts", sampled_logprobs(core.limits.vocab_size))
+    patch.setattr(executor._worker._sampler, "logprobs", sampled_logprobs(core.limits.vocab_size))
     try:
         yield
     finally:

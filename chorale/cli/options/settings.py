@@ -17,7 +17,7 @@ from chorale.cli.options.flags import FLAGS
 from chorale.cli.options.parse import read_arguments, read_config_file
 from chorale.cli.options.values import Setting, check_bounds, read_value
 from chorale.cli.options.vllm_flags import KNOWN_ENVIRONMENT, KNOWN_FAMILIES, OTHER_VENDORS, SILENT_FAMILIES
-from chorale.config import ONE_DEVICE, EngineConfig, ServerConfig
+from chorale.config import EngineConfig, ServerConfig
 from chorale.errors import ConfigError
 
 # Hosts that mean "all interfaces". Never a default.
@@ -139,8 +139,6 @@ def _notice(name: str, setting: Setting) -> str | None:
         return compilation.level_notice(value, shown)
     if name == "data-parallel-backend":
         return replicas.backend_notice(value, shown)
-    if name == "tensor-parallel-size" and value not in (None, 1):
-        raise ConfigError(f"--{name} {value} ({setting.origin}) is not supported: {ONE_DEVICE}")
     if flag.target is not None or not flag.asks(value):
         return None
     if flag.effect == "refused":

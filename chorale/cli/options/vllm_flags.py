@@ -101,7 +101,6 @@ _NOT_NEEDED: tuple[Flag, ...] = (
             "fail-on-environ-validation", kind="bool"),
     *_flags("not needed", "the text of requests is never logged", "disable-log-requests", kind="bool"),
     *_flags("not needed", "the text of requests is never logged", "max-log-len"),
-    *_flags("not needed", "there is one device", "disable-custom-all-reduce", kind="bool"),
     *_flags("not needed", "there is one device", "disable-nccl-for-dp-synchronization", kind="bool"),
 )
 # fmt: on
@@ -118,12 +117,12 @@ _NO_EFFECT: tuple[Flag, ...] = (
     *_flags("no effect", _SPECULATION, "speculative-config", kind="json"),
     *_flags("no effect", _SPECULATION,
             "speculative-model num-speculative-tokens spec-model spec-method spec-tokens"),
+    *_flags("no effect", "ranks are processes of one machine (mp)", "distributed-executor-backend",
+            harmless=("mp", "uni")),
     *_flags("no effect", _ONE_DEVICE,
-            "distributed-executor-backend data-parallel-address data-parallel-rpc-port "
+            "data-parallel-address data-parallel-rpc-port "
             "all2all-backend ubatch-size worker-cls worker-extension-cls", harmless=("mp", "uni")),
     *_flags("no effect", _ONE_DEVICE, "eplb-config", kind="json"),
-    *_flags("not needed", "the one device holds every expert", "enable-expert-parallel",
-            kind="bool"),
     *_flags("no effect", _ONE_DEVICE,
             "enable-eplb enable-dbo data-parallel-hybrid-lb data-parallel-external-lb numa-bind",
             kind="bool"),

@@ -6,14 +6,16 @@ Computed only for the rows that request them. They stay on the device until the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 
 from chorale.engine.types import TokenLogprobs
+from chorale.parallel.rank import Rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +46,50 @@ def gather_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, num_top: int)
     )
 
 
+def shared_logprobs(
+    rank: Rank, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int
+) -> LogprobTensors:
+    """``gather_logprobs`` where ``logits`` [M, V of this rank] are those of the rank's token ids.
+
+    Two exchanges: of each rank's best, sum and chosen logit, and of how many are above the chosen one.
+    """
+    own, ranks = rank.share.vocabulary, rank.communicator
+    local = token_ids - own.start
+    is_other = (local < 0) | (local >= len(own))
+    chosen = logits.gather(1, local.masked_fill(is_other, 0).unsqueeze(1))
+    chosen.masked_fill_(is_other.unsqueeze(1), float("-inf"))
+    total = logits.logsumexp(-1, keepdim=True)
+    top, columns = logits.topk(min(num_top, logits.shape[-1]), dim=-1)
+    missing = (0, num_top - top.shape[-1])
+    top, ids = F.pad(top, missing, value=float("-inf")), F.pad(columns + own.start, missing)
+    parts = ranks.all_gather(torch.cat((chosen, total, top, ids.float()), dim=1))  # [size, M, 2 + 2 K]
+    chosen, total = parts[:, :, :1].amax(0), parts[:, :, 1:2].logsumexp(0)
+    above = ranks.all_reduce_((logits > chosen).sum(-1).float())
+    values = parts[:, :, 2 : 2 + num_top].movedim(0, 1).flatten(1)
+    ids = parts[:, :, 2 + num_top :].movedim(0, 1).flatten(1)
+    top, places = values.topk(num_top, dim=-1)
+    return LogprobTensors(
+        token_ids=token_ids,
+        logprobs=(chosen - total).squeeze(1),
+        ranks=above.long() + 1,
+        top_ids=ids.gather(1, places).long(),
+        top_logprobs=top - total,
+    )
+
+
+Gather = Callable[[torch.Tensor, torch.Tensor, int], LogprobTensors]
+
+
 def gather_in_parts(
-    logits: torch.Tensor, token_ids: torch.Tensor, num_top: int, rows_at_once: int
+    logits: torch.Tensor,
+    token_ids: torch.Tensor,
+    num_top: int,
+    rows_at_once: int,
+    gather: Gather = gather_logprobs,
 ) -> LogprobTensors:
     """The same, a few rows at once: the intermediate [M, V] would be large for a whole prompt."""
     parts = [
-        gather_logprobs(some, ids, num_top)
+        gather(some, ids, num_top)
         for some, ids in zip(logits.split(rows_at_once), token_ids.split(rows_at_once), strict=True)
     ]
     columns = zip(*(part.tensors() for part in parts), strict=True)

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +28,16 @@ import torch
 
 from chorale.kernels.ops import NO_FINITE_LOGITS, NOTHING_ALLOWED, Allowed, MakeSampler, SamplingInputs
 from chorale.kernels.reference.sampling import Needs, ReferenceSampler
+from chorale.kernels.reference.shared_sampling import SharedSampler
+from chorale.parallel.rank import Rank
 from chorale.runtime.device import Device
 from chorale.runtime.sampling.grammar import Masks
+from chorale.runtime.sampling.logprobs import (
+    LogprobTensors,
+    gather_in_parts,
+    gather_logprobs,
+    shared_logprobs,
+)
 from chorale.runtime.steps.batch import SamplingBatch
 
 NO_TOKEN, FORBIDDEN = NO_FINITE_LOGITS, NOTHING_ALLOWED
@@ -45,9 +54,11 @@ class Sampler:
         vocab_size: int,
         forbidden: Iterable[int] = RESERVED_IDS,
         make_sampler: MakeSampler = ReferenceSampler,
+        rank: Rank | None = None,
     ) -> None:
-        """``forbidden``: ids that can never be sampled; those past the vocabulary are ignored."""
-        self._device = device
+        """``forbidden``: ids that can never be sampled; those past the vocabulary are ignored. ``rank``: the
+        logits are of its token ids; None: of the whole vocabulary."""
+        self._device, self._rank = device, rank
         known = [token for token in forbidden if 0 <= token < vocab_size]
         is_forbidden = torch.zeros(vocab_size, dtype=torch.uint8)
         is_forbidden[torch.tensor(known, dtype=torch.int64)] = 1
@@ -58,7 +69,14 @@ class Sampler:
     @functools.cached_property
     def _plain(self) -> ReferenceSampler:
         """For rows with edits: few servers see one."""
+        if self._rank is not None:
+            return SharedSampler(self._rank, self.forbidden, self._device.sample_rows)
         return ReferenceSampler(self.forbidden, self._device.sample_rows)
+
+    def logprobs(self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> LogprobTensors:
+        """The log-probabilities of ``token_ids`` [M], one for each row of ``logits``, a few rows at once."""
+        gather = gather_logprobs if self._rank is None else partial(shared_logprobs, self._rank)
+        return gather_in_parts(logits, token_ids, num_top, self._device.sample_rows, gather)
 
     def sample(self, logits: torch.Tensor, batch: SamplingBatch, masks: Masks | None = None) -> torch.Tensor:
         """[N] int64 tokens for ``logits`` [N, V] float32, which stays as it was.

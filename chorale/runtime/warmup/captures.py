@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from functools import partial
+from typing import Protocol
 
 import numpy as np
 
-from chorale.engine.types import CacheGroup, EngineLimits, RowStart, SamplingSpec, StepPlan
-from chorale.runtime.executor import LocalExecutor
+from chorale.engine.types import CacheGroup, EngineLimits, RowStart, SamplingSpec, StepHandle, StepPlan
+from chorale.parallel.wire import WorkerCall
 from chorale.runtime.progress import Progress
 from chorale.runtime.resolve import Resolved
 from chorale.runtime.steps.graph_sizes import (
@@ -21,15 +20,24 @@ from chorale.runtime.steps.graph_sizes import (
     MIXED_TOKENS,
     context_sizes,
 )
-from chorale.runtime.worker import Worker
 
 # For graphs beyond the first ones. The others are captured after a second without work, one at a time, so
 # that a request waits for at most one of them.
 CAPTURE_SECONDS = 1.0
-Preparation = tuple[Callable[[Worker], None], bool]  # captures a graph; whether it runs at start-up
+Preparation = tuple[WorkerCall, bool]  # captures a graph; whether it runs at start-up
 
 
-def warm_up(executor: LocalExecutor, resolved: Resolved) -> None:
+class PreparingExecutor(Protocol):
+    """An executor that can do more than steps: of one rank, or of all."""
+
+    def execute(self, plan: StepPlan) -> StepHandle: ...
+
+    def prepare(self, action: WorkerCall) -> None: ...
+
+    def later(self, action: WorkerCall) -> None: ...
+
+
+def warm_up(executor: PreparingExecutor, resolved: Resolved) -> None:
     """Runs the first step, in the still unused pool. Raises ``EngineError``."""
     executor.execute(first_plan(resolved.limits)).result()
 
@@ -53,7 +61,7 @@ def first_plan(limits: EngineLimits) -> StepPlan:
 
 
 def capture_first(
-    executor: LocalExecutor, resolved: Resolved, report: Progress, budget: float = CAPTURE_SECONDS
+    executor: PreparingExecutor, resolved: Resolved, report: Progress, budget: float = CAPTURE_SECONDS
 ) -> None:
     """Captures the common steps, runs the largest, and continues for ``budget`` seconds.
 
@@ -77,11 +85,11 @@ def preparations(graph_rows: tuple[int, ...], limits: EngineLimits) -> dict[str,
 
     def decode(size: int, context: int, filtered: bool, is_first: bool) -> None:
         name = f"decode, {size} rows of up to {context} tokens{', filtered' if filtered else ''}"
-        action = partial(Worker.capture_decode, rows=size, longest=context, filtered=filtered)
+        action = WorkerCall("capture_decode", {"rows": size, "longest": context, "filtered": filtered})
         found[name] = (action, is_first)
 
     def mixed(tokens: int, rows: int, is_first: bool) -> None:
-        action = partial(Worker.try_size, num_tokens=tokens, rows=rows)
+        action = WorkerCall("try_size", {"num_tokens": tokens, "rows": rows})
         found[f"prefill, {tokens} tokens, {rows} rows"] = (action, is_first)
 
     for rows in MIXED_ROWS[2:]:

@@ -297,7 +297,8 @@ def around_the_model(asm: bool) -> list[Variant]:
         found.append((f"settle {name}", thresholds._settle_kernel, each, types, 1, 3))
     for filtered in (False, True):
         constants = {"BLOCK": 1024, "BLOCKS": 8, "FILTERED": filtered, "MASKED": filtered, "ASM": asm}
-        found.append((f"pieces {filtered}", sample._pieces_kernel, constants, chosen, 4, 3))
+        for name, first in ((f"pieces {filtered}", 0), (f"pieces {filtered} of the second rank", 100544)):
+            found.append((name, sample._pieces_kernel, constants | {"FIRST": first}, chosen, 4, 3))
     return found
 
 

@@ -1,0 +1,96 @@
+"""RankedExecutor: the Executor of an engine whose model runs on several ranks.
+
+The engine process is rank 0. A plan is encoded once and sent to all ranks before rank 0 runs it; results are
+rank 0's. Whatever changes a worker's state is sent to all ranks in the same order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Protocol
+
+from chorale.engine.types import GrammarService, SamplingSpec, StepHandle, StepPlan, StepResult
+from chorale.errors import EngineError
+from chorale.parallel.communicator import Communicator
+from chorale.parallel.processes import RankProcesses
+from chorale.parallel.wire import Grammar, WorkerCall, encode, pack_plan
+
+
+class FirstExecutor(Protocol):
+    """The executor of rank 0: ``runtime.executor.LocalExecutor``."""
+
+    def execute(self, plan: StepPlan) -> StepHandle: ...
+
+    def prepare(self, action: WorkerCall) -> None: ...
+
+    def shutdown(self) -> None: ...
+
+
+class RankedExecutor:
+    """Runs every step on all ranks."""
+
+    def __init__(self, first: FirstExecutor, ranks: RankProcesses, communicator: Communicator) -> None:
+        self._first, self._ranks, self._communicator = first, ranks, communicator
+        self._later: deque[WorkerCall] = deque()
+
+    def execute(self, plan: StepPlan) -> StepHandle:
+        """Raises ``EngineError`` naming a rank that was lost."""
+        self._ranks.send(encode(pack_plan(plan)))
+        return RankedStep(self._first.execute(plan), self._ranks)
+
+    def later(self, action: WorkerCall) -> None:
+        """Queue an action for ``use_idle_time``."""
+        self._later.append(action)
+
+    def use_idle_time(self) -> bool:
+        self._ranks.check()
+        if not self._later:
+            return False
+        self.prepare(self._later.popleft())
+        return True
+
+    def prepare(self, action: WorkerCall) -> None:
+        """Run an action on every rank now. Raises ``EngineError``."""
+        self._ranks.send(encode(action))
+        try:
+            self._first.prepare(action)
+        except EngineError as error:
+            raise self._ranks.cause(error.message) from error
+
+    def shutdown(self) -> None:
+        """End the other ranks and release the memory of this one."""
+        self._first.shutdown()
+        self._ranks.close()
+        self._communicator.close()
+
+
+class RankedGrammars:
+    """The ``GrammarService`` of such an engine: each rank compiles the grammars that its rows will need."""
+
+    def __init__(self, first: GrammarService, ranks: RankProcesses) -> None:
+        self._first, self._ranks = first, ranks
+
+    def prepare(self, sampling: SamplingSpec, context: Sequence[int]) -> Future[str | None]:
+        self._ranks.send(encode(Grammar(sampling.grammar)))
+        return self._first.prepare(sampling, context)
+
+    def close(self) -> None:
+        self._first.close()
+
+
+class RankedStep:
+    """A step in flight on all ranks."""
+
+    __slots__ = ("_ranks", "_step")
+
+    def __init__(self, step: StepHandle, ranks: RankProcesses) -> None:
+        self._step, self._ranks = step, ranks
+
+    def result(self) -> StepResult:
+        """Wait for rank 0's result. Raises ``EngineError``, which names a rank that was lost."""
+        try:
+            return self._step.result()
+        except EngineError as error:
+            raise self._ranks.cause(error.message) from error

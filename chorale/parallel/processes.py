@@ -1,0 +1,293 @@
+"""RankProcesses: starts the other ranks of an engine, follows them, and ends them.
+
+One thread does all of it. It starts the processes, because Linux ends a child with the thread that started
+it, and this thread lives as long as the ranks do. It reads their messages, notices the end or the silence of
+one, and finds out which rank broke first: the others fail, too, as soon as an exchange with it fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from chorale.errors import ConfigError, EngineError
+from chorale.parallel.channel import Channel
+from chorale.parallel.wire import Failed, Opened, Ready, Stop, decode_from_rank, encode
+
+logger = logging.getLogger(__name__)
+LOOK_SECONDS = 0.1  # between two looks at the processes
+SILENT_SECONDS = 5.0  # without a beat, while serving: a rank that hangs; as of the engine process itself
+LOADING_SILENT_SECONDS = 120.0  # importing torch from a cold disk holds the interpreter's lock for long
+STOPPED_SECONDS = 1.0  # without a beat, if the system says that the process is stopped
+CAUSE_SECONDS = 0.3  # in which the reports of other ranks arrive, once one has failed
+ESCAPE_SECONDS = 1.5  # for the engine's own thread to end after a failure
+STOP_SECONDS = 5.0  # for ranks to end by themselves
+
+# (rank, descriptor of its channel) -> (command, what is written to its standard input)
+Launch = Callable[[int, int], tuple[Sequence[str], bytes]]
+
+
+@dataclass(slots=True)
+class _Process:
+    """One rank, as this process sees it. Written by the watching thread."""
+
+    rank: int
+    process: subprocess.Popen[bytes]
+    channel: Channel
+    heard_at: float
+    opened: Opened | None = None
+    is_ready: bool = False
+    failed: Failed | None = None
+    trouble: str = ""  # why it counts as lost
+    is_open: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Why the engine cannot go on."""
+
+    message: str
+    is_config: bool = False  # a restart would not help
+
+    def error(self) -> ConfigError | EngineError:
+        return ConfigError(self.message) if self.is_config else EngineError(self.message)
+
+
+@dataclass(slots=True)
+class _Shared:
+    """What both threads read; the condition's lock protects it."""
+
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    loss: Loss | None = None
+    is_closing: bool = False
+
+
+class RankProcesses:
+    """The ranks from 1 on. Methods raise ``EngineError``, or ``ConfigError``, that names the rank that was
+    lost."""
+
+    def __init__(
+        self,
+        size: int,
+        launch: Launch,
+        on_lost: Callable[[str], None] | None = None,
+        hidden: Sequence[str] = (),
+    ) -> None:
+        """``on_lost`` is called in another thread if the engine's own has not noticed a loss in time
+        (``check``, ``cause``), for example because it waits for a device that waits for a lost rank.
+        ``hidden``: variables that ranks do not inherit."""
+        self._size, self._launch, self._on_lost, self._hidden = size, launch, on_lost, hidden
+        self._ranks: list[_Process] = []
+        self._shared = _Shared()
+        self._started, self._acknowledged = threading.Event(), threading.Event()
+        self._abort: Callable[[], None] | None = None
+        self._start_error: OSError | None = None
+        self._thread = threading.Thread(target=self._run, name="ranks", daemon=True)
+        self._thread.start()
+        self._started.wait()
+        if self._start_error is not None:
+            self.close()
+            raise EngineError(f"a rank could not be started: {self._start_error}")
+
+    # ------------------------------------------------------------------ the engine's thread
+
+    @property
+    def pids(self) -> list[int]:
+        return [each.process.pid for each in self._ranks]
+
+    def opened(self) -> list[Opened]:
+        """Wait until all ranks have opened their devices, and return them."""
+        self._wait(lambda: all(each.opened for each in self._ranks))
+        return [each.opened for each in self._ranks if each.opened is not None]
+
+    def wait_ready(self) -> None:
+        """Wait until all ranks take plans."""
+        self._wait(lambda: all(each.is_ready for each in self._ranks))
+
+    def abort_by(self, abort: Callable[[], None]) -> None:
+        """Set what ends exchanges that are under way when a rank is lost."""
+        self._abort = abort
+
+    def send(self, data: bytes) -> None:
+        """Send one encoded message to every rank."""
+        self.check()
+        try:
+            for each in self._ranks:
+                each.channel.send(data)
+        except OSError as error:
+            raise self.cause(f"a rank cannot be reached: {error}") from error
+
+    def check(self) -> None:
+        """Raise if a rank was lost."""
+        loss = self._shared.loss
+        if loss is not None:
+            self._acknowledged.set()
+            raise loss.error()
+
+    def cause(self, otherwise: str) -> ConfigError | EngineError:
+        """Return the error of the rank that was lost, for which this waits a moment; else ``otherwise``."""
+        with self._shared.changed:
+            self._shared.changed.wait_for(
+                lambda: self._shared.loss, timeout=CAUSE_SECONDS + 10 * LOOK_SECONDS
+            )
+            loss = self._shared.loss
+        self._acknowledged.set()
+        return EngineError(otherwise) if loss is None else loss.error()
+
+    def close(self) -> None:
+        """End all ranks, by force after a while. Idempotent."""
+        with self._shared.changed:
+            self._shared.is_closing = True
+        for each in self._ranks:
+            with contextlib.suppress(OSError):
+                each.channel.send(encode(Stop()))
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _wait(self, is_done: Callable[[], object]) -> None:
+        with self._shared.changed:
+            self._shared.changed.wait_for(lambda: self._shared.loss or is_done())
+        self.check()
+
+    # ------------------------------------------------------------------ the watching thread
+
+    def _run(self) -> None:
+        try:
+            for rank in range(1, self._size):
+                self._ranks.append(self._start(rank))
+        except OSError as error:
+            self._start_error = error
+        finally:
+            self._started.set()
+        try:
+            self._follow()
+        finally:
+            self._end()
+
+    def _start(self, rank: int) -> _Process:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command, start = self._launch(rank, theirs.fileno())
+            environment = {name: value for name, value in os.environ.items() if name not in self._hidden}
+            environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # a waiting thread must not take a core
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                env=environment,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        with contextlib.suppress(BrokenPipeError):  # it has ended, which the loop notices
+            if process.stdin is not None:
+                with process.stdin as stream:
+                    stream.write(start)
+        return _Process(rank, process, Channel(ours), time.monotonic())
+
+    def _follow(self) -> None:
+        """Reads messages until the ranks are to end, or one is lost."""
+        with selectors.DefaultSelector() as selector:
+            for each in self._ranks:
+                selector.register(each.channel.connection, selectors.EVENT_READ, each)
+            troubled_at: float | None = None
+            while not self._shared.is_closing:
+                for key, _ in selector.select(LOOK_SECONDS):
+                    self._read(key.data)
+                    if not key.data.is_open:
+                        selector.unregister(key.fileobj)
+                now = time.monotonic()
+                for each in self._ranks:
+                    self._look(each, now)
+                if troubled_at is None and any(each.trouble for each in self._ranks):
+                    troubled_at = now
+                if troubled_at is not None and now - troubled_at >= CAUSE_SECONDS:
+                    if not self._shared.is_closing:
+                        self._lose()
+                    return
+
+    def _read(self, each: _Process) -> None:
+        each.is_open = each.channel.fill()
+        while (data := each.channel.take()) is not None:
+            message = decode_from_rank(data)
+            each.heard_at = time.monotonic()
+            with self._shared.changed:
+                if isinstance(message, Opened):
+                    each.opened = message
+                elif isinstance(message, Ready):
+                    each.is_ready = True
+                elif isinstance(message, Failed):
+                    each.failed = message
+                self._shared.changed.notify_all()
+
+    def _look(self, each: _Process, now: float) -> None:
+        if each.trouble:
+            return
+        code, silence = each.process.poll(), now - each.heard_at
+        limit = SILENT_SECONDS if each.is_ready else LOADING_SILENT_SECONDS
+        if each.failed is not None:
+            each.trouble = f"failed: {each.failed.message}"
+        elif code is not None:
+            each.trouble = _manner(code)
+        elif silence > limit:
+            each.trouble = f"hangs: it has been silent for {silence:.1f} s"
+        elif silence > STOPPED_SECONDS and _is_stopped(each.process.pid):
+            each.trouble = "hangs: it was stopped by a signal"
+
+    def _lose(self) -> None:
+        """Finds the rank that broke first, tells the engine's thread, and makes sure that it ends."""
+        first = min((each for each in self._ranks if each.trouble), key=_blame)
+        is_config = first.failed is not None and first.failed.reason == "config"
+        message = f"rank {first.rank} (process {first.process.pid}) {first.trouble}"
+        if is_config and first.failed is not None:
+            message = f"rank {first.rank}: {first.failed.message}"
+        with self._shared.changed:
+            self._shared.loss = Loss(message, is_config)
+            self._shared.changed.notify_all()
+        if self._abort is not None:
+            self._abort()
+        if self._on_lost is not None and not self._acknowledged.wait(ESCAPE_SECONDS):
+            self._on_lost(message)
+
+    def _end(self) -> None:
+        """Ends what still runs. Ranks end by themselves when they are told to or their channel ends."""
+        lost = self._shared.loss is not None
+        deadline = time.monotonic() + (0.0 if lost else STOP_SECONDS)
+        for each in self._ranks:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                each.process.wait(max(0.0, deadline - time.monotonic()))
+            if each.process.poll() is None:
+                each.process.kill()
+            each.process.wait()
+            each.channel.close()
+
+
+def _blame(each: _Process) -> int:
+    """Lower: more probably the first to break. A rank whose exchange failed reports it; one that was killed
+    reports nothing."""
+    if each.failed is None:
+        return 0
+    return 2 if each.failed.reason == "exchange" else 1
+
+
+def _manner(code: int) -> str:
+    if code < 0:
+        with contextlib.suppress(ValueError):
+            return f"was killed by {signal.Signals(-code).name}"
+    return f"ended with code {code}"
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return False  # not Linux: silence tells
+    return state in "Tt"

@@ -1,0 +1,168 @@
+"""The messages between the engine process and its ranks: plans as numbers, never tensors.
+
+A message is msgpack behind four bytes of length, on a socket pair. The engine process encodes a plan once for
+all ranks.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from chorale.engine.types import IntArray, RowStart, SamplingSpec, StepPlan
+
+_MASK64 = 2**64 - 1  # of seeds: all that sampling uses of them
+_COLUMNS = (
+    *("rows", "num_computed", "num_new", "token_ids"),
+    *("append_row", "append_group", "append_index", "append_block"),
+)
+
+
+# ------------------------------------------------------------------ to the ranks
+
+
+class Machine(msgspec.Struct, frozen=True, tag="machine"):
+    """Memory that every rank has at least, bytes: all ranks size their pools by it."""
+
+    total_bytes: int
+    free_bytes: int
+
+
+class Start(msgspec.Struct, frozen=True, array_like=True):
+    """A ``RowStart``."""
+
+    row: int
+    token_ids: bytes
+    num_prompt_tokens: int
+    sampling: SamplingSpec
+    seed: int
+    eos_token_ids: tuple[int, ...]
+
+
+class Plan(msgspec.Struct, frozen=True, tag="plan"):
+    """A ``StepPlan``: its int32 arrays in a row."""
+
+    step_id: int
+    starts: list[Start]
+    lengths: tuple[int, ...]
+    numbers: bytes
+    samples: bytes
+    prompt_logprob_rows: list[int]
+
+
+class WorkerCall(msgspec.Struct, frozen=True, tag="call"):
+    """Something that every rank's worker prepares before a step needs it."""
+
+    method: Literal["capture_decode", "try_size"]
+    arguments: dict[str, int | bool]
+
+    def __call__(self, worker: Any) -> None:
+        getattr(worker, self.method)(**self.arguments)
+
+
+class Grammar(msgspec.Struct, frozen=True, tag="grammar"):
+    """A grammar that rows will soon need compiled."""
+
+    text: str
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """The engine ends."""
+
+
+# ------------------------------------------------------------------ from the ranks
+
+
+class Opened(msgspec.Struct, frozen=True, tag="opened"):
+    """A rank has opened its device."""
+
+    device: str
+    total_bytes: int
+    free_bytes: int
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """A rank takes plans."""
+
+
+class Beat(msgspec.Struct, frozen=True, tag="beat"):
+    """A rank lives."""
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """Why a rank ends. ``exchange``: because of another rank, probably."""
+
+    message: str
+    reason: Literal["config", "exchange", "other"]
+
+
+ToRank = Machine | Plan | WorkerCall | Grammar | Stop
+FromRank = Opened | Ready | Beat | Failed
+_TO_RANK: msgspec.msgpack.Decoder[ToRank] = msgspec.msgpack.Decoder(ToRank)
+_FROM_RANK: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+def encode(message: ToRank | FromRank) -> bytes:
+    return _ENCODER.encode(message)
+
+
+def decode_to_rank(data: bytes) -> ToRank:
+    return _TO_RANK.decode(data)
+
+
+def decode_from_rank(data: bytes) -> FromRank:
+    return _FROM_RANK.decode(data)
+
+
+# ------------------------------------------------------------------ plans
+
+
+def pack_plan(plan: StepPlan) -> Plan:
+    columns = [getattr(plan, name) for name in _COLUMNS]
+    return Plan(
+        step_id=plan.step_id,
+        starts=[_pack_start(start) for start in plan.starts],
+        lengths=tuple(map(len, columns)),
+        numbers=np.concatenate(columns, dtype=np.int32).tobytes(),
+        samples=plan.samples.tobytes(),
+        prompt_logprob_rows=list(plan.prompt_logprob_rows),
+    )
+
+
+def unpack_plan(message: Plan) -> StepPlan:
+    """Inverse of ``pack_plan``; the arrays can be written to, as the engine's own."""
+    numbers = np.frombuffer(message.numbers, np.int32).copy()
+    columns = np.split(numbers, np.cumsum(message.lengths)[:-1])
+    arrays: dict[str, IntArray] = dict(zip(_COLUMNS, columns, strict=True))
+    return StepPlan(
+        step_id=message.step_id,
+        starts=tuple(_unpack_start(start) for start in message.starts),
+        samples=np.frombuffer(message.samples, np.bool_).copy(),
+        prompt_logprob_rows=frozenset(message.prompt_logprob_rows),
+        **arrays,
+    )
+
+
+def _pack_start(start: RowStart) -> Start:
+    return Start(
+        row=start.row,
+        token_ids=start.token_ids.tobytes(),
+        num_prompt_tokens=start.num_prompt_tokens,
+        sampling=msgspec.structs.replace(start.sampling, seed=None),  # ``seed`` is the resolved one
+        seed=start.seed & _MASK64,
+        eos_token_ids=start.eos_token_ids,
+    )
+
+
+def _unpack_start(start: Start) -> RowStart:
+    return RowStart(
+        row=start.row,
+        token_ids=np.frombuffer(start.token_ids, np.int32).copy(),
+        num_prompt_tokens=start.num_prompt_tokens,
+        sampling=start.sampling,
+        seed=start.seed,
+        eos_token_ids=start.eos_token_ids,
+    )

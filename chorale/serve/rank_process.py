@@ -1,0 +1,151 @@
+"""A rank process: the ranks from 1 on. Loads its share of the model, then runs each plan that it receives.
+
+Started by the engine process (or by ``LLM``) as ``python -m chorale.serve.rank_process``, with a
+``RankStart`` on stdin. It ends with its parent, and when its channel ends. Results are not sent: rank 0 has
+the same ones.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from chorale.engine.types import SamplingSpec, StepResult
+from chorale.errors import ConfigError
+from chorale.model.config import ModelConfig
+from chorale.parallel.channel import Channel
+from chorale.parallel.communicator import CommunicationError, Communicator
+from chorale.parallel.distributed import connect
+from chorale.parallel.wire import (
+    Beat,
+    Failed,
+    Grammar,
+    Machine,
+    Opened,
+    Plan,
+    Ready,
+    Stop,
+    WorkerCall,
+    decode_to_rank,
+    encode,
+    unpack_plan,
+)
+from chorale.processes import settle_signals, tune_garbage_collector
+from chorale.runtime.device import Device
+from chorale.runtime.sampling.grammar import GrammarCache
+from chorale.runtime.worker import Worker
+from chorale.serve.bootstrap import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, configure_logging, read_start
+from chorale.serve.build import Phases, assemble, open_rank
+from chorale.serve.ranks import RankStart, make_place
+
+logger = logging.getLogger(__name__)
+BEAT_SECONDS = 0.5
+IN_FLIGHT = 1  # steps whose results are fetched later: the device works while the next is enqueued
+
+
+class EngineGone(Exception):
+    """The engine process has ended, or wants this one to."""
+
+
+def main() -> int:
+    start = read_start(sys.stdin.buffer, RankStart)
+    # The engine process decides when it ends; a stop signal of the whole session is meant for that process.
+    settle_signals((signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM))
+    configure_logging(start.log_level, f"rank{start.rank}")
+    channel = Channel(socket.socket(fileno=start.descriptor))
+    threading.Thread(target=_beat, args=(channel,), name="beat", daemon=True).start()
+    try:
+        worker, grammars = build_rank(start, channel)
+        gc.collect()
+        tune_garbage_collector()
+        channel.send(encode(Ready()))
+        run(worker, grammars, channel)
+    except (EngineGone, BrokenPipeError, ConnectionResetError):
+        return EXIT_OK
+    except Exception as error:
+        return _report(error, channel)
+    return EXIT_OK
+
+
+def build_rank(start: RankStart, channel: Channel) -> tuple[Worker, GrammarCache]:
+    """Opens the device, meets the other ranks, and loads this rank's share."""
+    config, model = start.config, ModelConfig.load(start.folder)
+    device = open_rank(config, model, start.rank)
+    hardware = device.hardware
+    channel.send(encode(Opened(hardware.name, hardware.total_bytes, hardware.free_bytes)))
+    machine = decode_to_rank(_receive(channel))
+    if not isinstance(machine, Machine):
+        raise EngineGone
+
+    def meet(rank: int, size: int, device: Device) -> Communicator:
+        return connect(Path(start.meeting_point), rank, size, device.torch_device)
+
+    grammars = GrammarCache(model.vocab_size)
+    place = make_place(config, model, device, start.rank, machine, meet)
+    found = assemble(config, Path(start.folder), model, place, grammars, Phases(None))
+    if found.precompiler is not None:
+        found.precompiler.throttle()
+    return found.executor.take_worker(), grammars
+
+
+def run(worker: Worker, grammars: GrammarCache, channel: Channel) -> None:
+    """Does what arrives, in order. Raises ``EngineGone`` at the end, and whatever a step raises."""
+    in_flight: deque[Callable[[], StepResult]] = deque()
+    while True:
+        message = decode_to_rank(_receive(channel))
+        if isinstance(message, Plan):
+            in_flight.append(worker.run(unpack_plan(message)))
+            if len(in_flight) > IN_FLIGHT:
+                in_flight.popleft()()  # gives its buffers back
+        elif isinstance(message, WorkerCall):
+            message(worker)
+        elif isinstance(message, Grammar):
+            grammars.prepare(SamplingSpec(grammar=message.text), ())
+        elif isinstance(message, Stop):
+            raise EngineGone
+
+
+def _receive(channel: Channel) -> bytes:
+    data = channel.receive()
+    if data is None:
+        raise EngineGone
+    return data
+
+
+def _report(error: Exception, channel: Channel) -> int:
+    """Tells the engine process why this rank ends. Returns the exit code."""
+    reason = "other"
+    if isinstance(error, ConfigError):
+        reason = "config"
+    elif isinstance(error, CommunicationError):
+        reason = "exchange"
+    else:
+        logger.exception("this rank failed")
+    message = str(error) if reason != "other" else f"{type(error).__name__}: {error}"
+    try:
+        channel.send(encode(Failed(message, reason)))  # type: ignore[arg-type]
+    except OSError:
+        pass  # the engine process is gone
+    return EXIT_CONFIG if reason == "config" else EXIT_FAILED
+
+
+def _beat(channel: Channel) -> None:
+    """Says that this process lives. Ends it if the engine process is gone: its own thread may be waiting."""
+    done = threading.Event()
+    while not done.wait(BEAT_SECONDS):
+        try:
+            channel.send(encode(Beat()))
+        except OSError:
+            os._exit(EXIT_OK)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

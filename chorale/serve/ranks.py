@@ -1,0 +1,136 @@
+"""The other ranks of an engine process: how they start, and what all agree on before they load."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from chorale.config import EngineConfig
+from chorale.engine.types import GrammarService
+from chorale.folders import Folder
+from chorale.model.config import ModelConfig
+from chorale.parallel.communicator import Communicator
+from chorale.parallel.distributed import connect
+from chorale.parallel.executor import RankedExecutor, RankedGrammars
+from chorale.parallel.processes import RankProcesses
+from chorale.parallel.rank import Rank
+from chorale.parallel.shares import make_shares
+from chorale.parallel.wire import Machine, encode
+from chorale.runtime.device import Device
+from chorale.runtime.executor import LocalExecutor
+from chorale.runtime.hardware import Hardware
+from chorale.serve.bootstrap import SECRET_VARIABLES, TOOL_KEY_VARIABLES
+
+RANK_COMMAND = (sys.executable, "-m", "chorale.serve.rank_process")
+MEETING_POINT = "ranks"  # file in a private folder, through which process groups find each other
+
+
+class RankStart(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank process's configuration, from stdin."""
+
+    config: EngineConfig
+    folder: str  # of the checkpoint
+    rank: int
+    meeting_point: str
+    parent_pid: int
+    descriptor: int  # of its channel
+    log_level: str
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one rank computes. ``hardware``: with several ranks, what each has at least; ``rank``: None if
+    there is one."""
+
+    device: Device
+    hardware: Hardware
+    rank: Rank | None = None
+
+
+def start_ranks(
+    config: EngineConfig,
+    folder: Path,
+    on_lost: Callable[[str], None] | None = None,
+    command: Sequence[str] = RANK_COMMAND,
+) -> StartedRanks:
+    """Starts all ranks but this process. Raises ``EngineError``."""
+    private = Folder()
+    level = logging.getLevelName(logging.getLogger().getEffectiveLevel()).lower()
+
+    def launch(rank: int, descriptor: int) -> tuple[Sequence[str], bytes]:
+        start = RankStart(
+            config=config,
+            folder=str(folder),
+            rank=rank,
+            meeting_point=str(private.path / MEETING_POINT),
+            parent_pid=os.getpid(),
+            descriptor=descriptor,
+            log_level=level,
+        )
+        return command, msgspec.msgpack.encode(start)
+
+    try:
+        hidden = SECRET_VARIABLES + TOOL_KEY_VARIABLES
+        processes = RankProcesses(config.tensor_parallel_size, launch, on_lost, hidden)
+    except BaseException:
+        private.remove()
+        raise
+    return StartedRanks(processes, private)
+
+
+class StartedRanks:
+    """The ranks while the engine is built."""
+
+    def __init__(self, processes: RankProcesses, private: Folder) -> None:
+        self.processes, self._private = processes, private
+        self._communicator: Communicator | None = None
+
+    def place(self, config: EngineConfig, model: ModelConfig, device: Device) -> Place:
+        """Wait until all ranks have opened their devices, connect them, and return rank 0's place."""
+        opened, own = self.processes.opened(), device.hardware
+        total = min([own.total_bytes, *(each.total_bytes for each in opened)])
+        free = min([own.free_bytes, *(each.free_bytes for each in opened)])
+        self.processes.send(encode(Machine(total, free)))
+        place = make_place(config, model, device, 0, Machine(total, free), self._meet)
+        if place.rank is not None:
+            self._communicator = place.rank.communicator
+            self.processes.abort_by(place.rank.communicator.abort)
+        return place
+
+    def _meet(self, rank: int, size: int, device: Device) -> Communicator:
+        try:
+            return connect(self._private.path / MEETING_POINT, rank, size, device.torch_device)
+        except Exception as error:
+            raise self.processes.cause(str(error)) from error
+
+    def join(self, first: LocalExecutor, grammars: GrammarService) -> tuple[RankedExecutor, RankedGrammars]:
+        """Wait until all ranks have loaded, and return what runs them together with ``first``."""
+        self.processes.wait_ready()
+        self._private.remove()  # all have met
+        assert self._communicator is not None
+        return RankedExecutor(first, self.processes, self._communicator), RankedGrammars(
+            grammars, self.processes
+        )
+
+    def close(self) -> None:
+        self.processes.close()
+        self._private.remove()
+
+
+Meet = Callable[[int, int, Device], Communicator]
+
+
+def make_place(
+    config: EngineConfig, model: ModelConfig, device: Device, rank: int, machine: Machine, meet: Meet
+) -> Place:
+    """Returns the place of ``rank``. ``machine``: memory that every rank has; ``meet`` connects the ranks."""
+    size, by_expert = config.tensor_parallel_size, config.enable_expert_parallel
+    share = make_shares(model, size, by_expert=by_expert)[rank]
+    hardware = replace(device.hardware, total_bytes=machine.total_bytes, free_bytes=machine.free_bytes)
+    return Place(device, hardware, Rank(share, meet(rank, size, device), by_expert))
