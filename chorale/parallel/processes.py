@@ -176,22 +176,27 @@ class RankProcesses:
 
     def _start(self, rank: int) -> _Process:
         ours, theirs = socket.socketpair()
-        with theirs:
-            command, start = self._launch(rank, theirs.fileno())
-            environment = {name: value for name, value in os.environ.items() if name not in self._hidden}
-            environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # a waiting thread must not take a core
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                env=environment,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )
+        try:
+            with theirs:
+                process, start = self._spawn(rank, theirs.fileno())
+        except OSError:
+            ours.close()
+            raise
         with contextlib.suppress(BrokenPipeError):  # it has ended, which the loop notices
             if process.stdin is not None:
                 with process.stdin as stream:
                     stream.write(start)
         return _Process(rank, process, Channel(ours), time.monotonic())
+
+    def _spawn(self, rank: int, descriptor: int) -> tuple[subprocess.Popen[bytes], bytes]:
+        """Returns the process and what it is to read. Its session is its own: Ctrl-C is the engine's."""
+        command, start = self._launch(rank, descriptor)
+        environment = {name: value for name, value in os.environ.items() if name not in self._hidden}
+        environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # a waiting thread must not take a core
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, env=environment, pass_fds=(descriptor,), start_new_session=True
+        )
+        return process, start
 
     def _follow(self) -> None:
         """Reads messages until the ranks are to end, or one is lost."""
@@ -252,6 +257,8 @@ class RankProcesses:
         with self._shared.changed:
             self._shared.loss = Loss(message, is_config)
             self._shared.changed.notify_all()
+        for each in self._ranks:  # exchanges with a rank that hangs fail as soon as it is gone
+            each.process.kill()
         if self._abort is not None:
             self._abort()
         if self._on_lost is not None and not self._acknowledged.wait(ESCAPE_SECONDS):

@@ -62,14 +62,6 @@ def gpu_count() -> int:
     return count.value
 
 
-def visible_gpus() -> int:
-    """NVIDIA GPUs that this process may use, as CUDA_VISIBLE_DEVICES says; 0 without a driver."""
-    driver, count = _cuda_driver(), ctypes.c_int()
-    if driver is None or driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
-        return 0
-    return count.value
-
-
 def check_gpus(ranks: int, gpus: int) -> None:
     """Raises ``ConfigError`` if there are fewer GPUs than ranks."""
     if ranks > max(gpus, 1):

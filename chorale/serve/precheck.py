@@ -20,7 +20,14 @@ from chorale.model.config import ModelConfig
 from chorale.model.config_writer import SHAPES, make_config
 from chorale.model.hub import DEMO, find_folder, has_weights
 from chorale.runtime.devices import replica_environments
-from chorale.runtime.hardware import Hardware, available_memory, has_cuda_driver, why_no_cuda
+from chorale.runtime.hardware import (
+    Hardware,
+    available_memory,
+    check_gpus,
+    gpu_count,
+    has_cuda_driver,
+    why_no_cuda,
+)
 from chorale.runtime.resolve import check_model, resolve
 from chorale.store.schema import VERSION
 from chorale.store.sqlite import MEMORY
@@ -51,6 +58,8 @@ def check_device(config: EngineConfig) -> None:
             raise ConfigError(f"--ops triton needs a GPU that PyTorch can use: {reason}")
     if config.device == "cuda" and (reason := why_no_cuda()) is not None:
         raise ConfigError(f"--device cuda: {reason}; use --device cpu, or auto")
+    if config.tensor_parallel_size > 1 and config.device != "cpu" and has_cuda_driver():
+        check_gpus(config.tensor_parallel_size, gpu_count())
 
 
 def find_model(config: EngineConfig) -> ModelConfig | None:
@@ -70,7 +79,7 @@ def find_model(config: EngineConfig) -> ModelConfig | None:
 def _check_sizes(config: EngineConfig, model: ModelConfig) -> None:
     """Checks sizes on a CPU as the engine does. A GPU's memory is known only to the process that opens it."""
     if config.device == "cpu" or not has_cuda_driver():
-        free = available_memory() // config.host_share
+        free = available_memory() // (config.host_share * config.tensor_parallel_size)  # a rank's
         resolve(config, model, Hardware("cpu", "this machine", free, free))
     else:
         check_model(config, model)

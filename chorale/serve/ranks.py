@@ -57,7 +57,6 @@ def start_ranks(
     config: EngineConfig,
     folder: Path,
     on_lost: Callable[[str], None] | None = None,
-    command: Sequence[str] = RANK_COMMAND,
 ) -> StartedRanks:
     """Starts all ranks but this process. Raises ``EngineError``."""
     private = Folder()
@@ -73,7 +72,7 @@ def start_ranks(
             descriptor=descriptor,
             log_level=level,
         )
-        return command, msgspec.msgpack.encode(start)
+        return RANK_COMMAND, msgspec.msgpack.encode(start)
 
     try:
         hidden = SECRET_VARIABLES + TOOL_KEY_VARIABLES

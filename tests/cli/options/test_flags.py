@@ -162,7 +162,7 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["tensor-parallel-size", "pipeline-parallel-size", "decode-context-parallel-size"],
+    ["pipeline-parallel-size", "decode-context-parallel-size"],
 )
 def test_several_devices_are_answered_alike(name: str) -> None:
     with pytest.raises(ConfigError) as caught:

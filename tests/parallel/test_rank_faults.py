@@ -1,0 +1,229 @@
+"""Ranks that die, hang or cannot start: the engine's error names the rank, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from chorale.config import EngineConfig
+from chorale.engine.core import EngineCore
+from chorale.errors import ConfigError, EngineError
+from chorale.model.checkpoint_writer import write_random_checkpoint
+from chorale.model.config_writer import make_config
+from chorale.parallel.executor import RankedExecutor
+from chorale.parallel.processes import RankProcesses
+from chorale.serve.build import build_engine
+from tests.parallel.test_shared_model import ODD
+from tests.support.runtime import make_engine, random_prompt, request
+
+NOTICED = 3.0  # seconds
+SLOW_MACHINE = 3.0  # more, where a machine has two busy cores
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_random_checkpoint(tmp_path_factory.mktemp("odd"), make_config(**ODD), seed=3)
+
+
+@pytest.fixture
+def private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder for temporary files, which must be empty at the end."""
+    folder = tmp_path / "private"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def ranks_of(core: EngineCore) -> RankProcesses:
+    executor = core._executor
+    assert isinstance(executor, RankedExecutor)
+    return executor._ranks
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def children() -> set[int]:
+    """Processes that this one has started and not yet waited for."""
+    tasks = Path("/proc/self/task").glob("*/children")
+    return {int(pid) for task in tasks for pid in task.read_text().split()}
+
+
+def shared_memory() -> set[str]:
+    return set(os.listdir("/dev/shm"))
+
+
+def end_of(core: EngineCore) -> tuple[str, float]:
+    """Steps until the engine fails: what it says, and when."""
+    for _ in range(100_000):
+        try:
+            core.step()
+        except EngineError as error:
+            return error.message, time.monotonic()
+    raise AssertionError("the engine did not fail")
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("phase", ["decode", "prefill"])
+def test_a_rank_that_is_killed(odd: Path, private: Path, size: int, phase: str) -> None:
+    before, memory = children(), shared_memory()
+    core = make_engine(odd, tensor_parallel_size=size, max_num_batched_tokens=64, max_model_len=4096)
+    pids = ranks_of(core).pids
+    assert len(pids) == size - 1
+    if phase == "decode":
+        core.add_request(request("a", random_prompt(10), max_tokens=4000, seed=1))
+        for _ in range(8):
+            core.step()
+    else:
+        core.add_request(request("a", random_prompt(4000), max_tokens=1, seed=1))
+        core.step()
+    killed: list[float] = []
+
+    def kill() -> None:
+        killed.append(time.monotonic())
+        os.kill(pids[-1], signal.SIGKILL)
+
+    timer = threading.Timer(0.1, kill)
+    timer.start()
+    message, ended = end_of(core)
+    timer.join()
+    assert f"rank {size - 1} (process {pids[-1]}) was killed by SIGKILL" in message
+    assert ended - killed[0] < NOTICED
+    assert core.take_chunks()[0].finish_reason == "error"
+    core.shutdown()
+    assert not any(map(is_alive, pids))
+    assert children() <= before
+    assert shared_memory() <= memory
+    assert list(private.iterdir()) == []
+
+
+def test_a_rank_that_hangs(odd: Path, private: Path) -> None:
+    core = make_engine(odd, tensor_parallel_size=2)
+    (pid,) = ranks_of(core).pids
+    core.add_request(request("a", random_prompt(10), max_tokens=900, seed=1))
+    core.step()
+    stopped = time.monotonic()
+    os.kill(pid, signal.SIGSTOP)
+    message, ended = end_of(core)
+    assert f"rank 1 (process {pid}) hangs" in message
+    assert ended - stopped < NOTICED + SLOW_MACHINE
+    core.shutdown()
+    assert not is_alive(pid)
+
+
+def test_a_rank_that_dies_while_the_engine_is_idle(odd: Path, private: Path) -> None:
+    core = make_engine(odd, tensor_parallel_size=2)
+    (pid,) = ranks_of(core).pids
+    os.kill(pid, signal.SIGKILL)
+    time.sleep(1.5)
+    with pytest.raises(EngineError, match=r"rank 1 .* SIGKILL"):
+        core.use_idle_time()
+    core.add_request(request("a", [1, 2, 3]))
+    with pytest.raises(EngineError, match=r"rank 1 .* SIGKILL"):
+        core.step()
+    core.shutdown()
+
+
+def test_an_engine_that_does_not_notice_is_told(odd: Path, private: Path) -> None:
+    """A step may wait for a device for ever: then another thread ends the process."""
+    lost: list[str] = []
+    config = EngineConfig(model=str(odd), tensor_parallel_size=2, num_threads=1, max_model_len=128)
+    core, _ = build_engine(config, on_lost=lost.append)
+    (pid,) = ranks_of(core).pids
+    os.kill(pid, signal.SIGKILL)
+    killed = time.monotonic()
+    while not lost:
+        assert time.monotonic() - killed < NOTICED
+        time.sleep(0.02)
+    assert lost == [f"rank 1 (process {pid}) was killed by SIGKILL"]
+    core.shutdown()
+
+
+def test_a_rank_that_ends_while_it_loads(odd: Path, private: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chorale.serve.ranks.RANK_COMMAND", (sys.executable, "-c", "raise SystemExit(9)"))
+    config = EngineConfig(model=str(odd), tensor_parallel_size=2, num_threads=1, max_model_len=128)
+    with pytest.raises(EngineError, match=r"rank 1 \(process \d+\) ended with code 9"):
+        build_engine(config)
+    assert list(private.iterdir()) == []
+
+
+FAILING = """
+import socket, sys, msgspec
+from chorale.parallel.channel import Channel
+from chorale.parallel.wire import Failed, encode
+channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+channel.send(encode(Failed(sys.argv[2], sys.argv[3])))
+"""
+
+
+@pytest.mark.parametrize(("reason", "kind"), [("config", ConfigError), ("other", EngineError)])
+def test_the_first_cause_is_named(reason: str, kind: type[Exception]) -> None:
+    """Ranks whose exchange failed are the victims of another."""
+
+    def launch(rank: int, descriptor: int) -> tuple[Sequence[str], bytes]:
+        why = ("it broke", reason) if rank == 2 else ("a peer is gone", "exchange")
+        return (sys.executable, "-c", FAILING, str(descriptor), *why), b""
+
+    ranks = RankProcesses(4, launch)
+    with pytest.raises(kind, match=r"rank 2.*it broke"):
+        ranks.wait_ready()
+    ranks.close()
+
+
+def test_a_command_that_does_not_exist() -> None:
+    before = children()
+    with pytest.raises(EngineError, match="a rank could not be started"):
+        RankProcesses(3, lambda rank, descriptor: (("/nowhere/python",), b""))
+    assert children() <= before
+
+
+LONE = """
+import sys, time
+from chorale.config import EngineConfig
+from chorale.parallel.executor import RankedExecutor
+from chorale.serve.build import build_engine
+options = {"tensor_parallel_size": 2, "num_threads": 1, "max_model_len": 128}
+core, _ = build_engine(EngineConfig(model=sys.argv[1], **options))
+print(*core._executor._ranks.pids, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_ranks_end_with_the_process_that_started_them(odd: Path, how: signal.Signals) -> None:
+    process = subprocess.Popen([sys.executable, "-c", LONE, str(odd)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process.stdout as output:
+        pids = [int(pid) for pid in output.readline().split()]
+    assert len(pids) == 1
+    process.send_signal(how)
+    process.wait()
+    deadline = time.monotonic() + NOTICED
+    while any(map(is_alive, pids)):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("size", "said"), [(3, "must be one of 1, 2, 4, 8"), (8, "too few columns|too few token ids")]
+)
+def test_a_number_of_ranks_that_cannot_be(tmp_path: Path, size: int, said: str) -> None:
+    folder = write_random_checkpoint(tmp_path / "m", make_config(**{**ODD, "inter": 4 * 64}), seed=3)
+    before = children()
+    with pytest.raises(ConfigError, match=said):
+        make_engine(folder, tensor_parallel_size=size)
+    assert children() <= before

@@ -1,0 +1,50 @@
+"""Plans on their way to the ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from chorale.engine.types import StepPlan
+from chorale.parallel.wire import Plan, decode_to_rank, encode, pack_plan, unpack_plan
+from tests.support.engine.recording import Engine
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other)
+    return bool(one == other)
+
+
+def sent(plan: StepPlan) -> StepPlan:
+    message = decode_to_rank(encode(pack_plan(plan)))
+    assert isinstance(message, Plan)
+    return unpack_plan(message)
+
+
+def test_a_plan_arrives_as_it_was() -> None:
+    """Plans of an engine with prefill, decodes, several choices and prompt log-probabilities."""
+    engine = Engine()
+    engine.add("a", list(range(40)), max_tokens=9, n=2, seed=2**70 + 3, logit_bias={3: 1.5})
+    engine.add("b", list(range(5)), max_tokens=20, prompt_logprobs=2, bad_words=((1, 2), (3,)))
+    engine.run()
+    plans = engine.plans
+    assert any(plan.starts for plan in plans)
+    assert any(plan.prompt_logprob_rows for plan in plans)
+    for plan in plans:
+        found = sent(plan)
+        for field in dataclasses.fields(StepPlan):
+            if field.name != "starts":
+                assert same(getattr(found, field.name), getattr(plan, field.name)), field.name
+        for one, other in zip(found.starts, plan.starts, strict=True):
+            assert (one.row, one.num_prompt_tokens, one.eos_token_ids) == (
+                other.row,
+                other.num_prompt_tokens,
+                other.eos_token_ids,
+            )
+            assert same(one.token_ids, other.token_ids)
+            assert (one.seed - other.seed) % 2**64 == 0
+            assert one.sampling.bad_words == other.sampling.bad_words
+            assert one.sampling.logit_bias == other.sampling.logit_bias
