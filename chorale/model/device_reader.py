@@ -66,7 +66,7 @@ class DeviceReader:
     ) -> None:
         """``piece``: bytes that are read and copied at once; each thread pins twice as much."""
         self._checkpoint, self._device, self._piece = checkpoint, device, piece
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="weights")
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="weights", initializer=self._enter)
         self._lane = threading.local()
         self._files: dict[Path, int] = {}
 
@@ -98,6 +98,11 @@ class DeviceReader:
         self._files.clear()
 
     # ------------------------------------------------------------------ in the threads
+
+    def _enter(self) -> None:
+        """A thread begins on the first GPU, where pinned memory would otherwise open a context."""
+        if self._device.index is not None:
+            torch.cuda.set_device(self._device)
 
     def _copy(
         self, path: Path, begin: int, piece: Piece, target: torch.Tensor, free: torch.cuda.Event

@@ -83,6 +83,12 @@ class Nccl(GroupCommunicator):
             self.all_reduce_(torch.zeros(1, device=device))  # connects, which a graph's capture must not
             self.all_gather(torch.zeros(1, device=device))
 
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        found = tensor.new_empty(self.size, *tensor.shape)
+        with _failures():
+            self._group._allgather_base(found, tensor.contiguous()).wait()
+        return found
+
     def all_reduce_(self, tensor: torch.Tensor) -> torch.Tensor:
         """NCCL's order of additions is its own, but every rank gets the same bits."""
         with _failures():

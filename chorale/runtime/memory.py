@@ -27,6 +27,7 @@ GRAPH_BYTES = 4 * 2**20  # of one captured step beside its tensors
 LEFT_OUT = 192  # most places without a pair in an expert's last tile (GroupedTile.most_left_out)
 # Compiled kernels, libraries' workspaces, and fragmentation of the allocator's memory.
 CUDA_RESERVE = 7 * GIB // 4
+RANK_RESERVE = GIB  # NCCL's buffers; an estimate that has not been measured
 CPU_TOKENS = 4096  # of every row; a CPU does not keep more sequences than that busy at length
 
 

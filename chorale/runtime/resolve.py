@@ -17,6 +17,7 @@ from chorale.runtime.cache_dtype import E4M3, cache_dtype
 from chorale.runtime.hardware import Hardware
 from chorale.runtime.memory import (
     CUDA_RESERVE,
+    RANK_RESERVE,
     SMALL_PARAMETERS,
     KvGeometry,
     PoolRequest,
@@ -154,6 +155,7 @@ def resolve(
         fixed += (
             CUDA_RESERVE + _graph_bytes(config, part, graph_rows, block_size) + processor_bytes(model, seqs)
         )
+        fixed += RANK_RESERVE if config.tensor_parallel_size > 1 else 0
     longest, num_blocks = _pool(config, model, hardware, decide, geometry, kv_dtype, seqs, fixed)
     return Resolved(
         limits=EngineLimits(

@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 # The code that decides which kernels are launched, and how.
-SOURCES = tuple(Path(__file__).parents[1] / room for room in ("kernels", "model", "runtime", "serve"))
+SOURCES = tuple(
+    Path(__file__).parents[1] / room for room in ("kernels", "model", "parallel", "runtime", "serve")
+)
 AT_LAUNCH = "kernels compile at their first launch"
 
 
@@ -77,7 +79,10 @@ def precompile(
     On failure, logs a warning, and kernels compile at their first launch.
     """
     try:
-        if not precompiler.is_cached(cache_key(model, resolved), device.torch_device, SOURCES):
+        facts = cache_key(model, resolved)
+        if dry is not None:  # its noise begins elsewhere
+            facts += f"\nrank {dry.rank.share.rank} of {dry.rank.share.size}"
+        if not precompiler.is_cached(facts, device.torch_device, SOURCES):
             needed = record(precompiler, model, resolved, device, grammars, dry)
             wait(precompiler, needed, report)
     except Exception as error:

@@ -1,0 +1,97 @@
+"""``chorale serve --tensor-parallel-size 2``: a rank is killed, and the server serves again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import openai
+import pytest
+
+from chorale.model.checkpoint_writer import write_random_checkpoint
+from chorale.model.config_writer import make_config
+from tests.parallel.test_ranks import WIDE
+from tests.support.served import Served, serving
+
+NOTICED = 3.0  # seconds
+RESTARTED = 60.0
+
+
+def children(pid: int) -> list[int]:
+    """Of all threads: a rank is the child of the thread that follows it."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text().split()]
+
+
+def rank_of(served: Served) -> int:
+    (engine,) = served.engine_pids()
+    (rank,) = children(engine)
+    assert b"rank_process" in Path(f"/proc/{rank}/cmdline").read_bytes()
+    return rank
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def failure_of(served: Served, prompt: str, max_tokens: int) -> tuple[str, float]:
+    """Streams until the stream fails, with a rank killed a moment after the start: (error, seconds)."""
+    killed: list[float] = []
+
+    def kill() -> None:
+        killed.append(time.monotonic())
+        os.kill(rank_of(served), signal.SIGKILL)
+
+    timer = threading.Timer(0.7, kill)
+    timer.start()
+    with pytest.raises(openai.APIError) as caught:
+        for _ in served.client().completions.create(
+            model="m", prompt=prompt, max_tokens=max_tokens, stream=True, extra_body={"ignore_eos": True}
+        ):
+            pass
+    ended = time.monotonic()
+    timer.join()
+    return str(caught.value), ended - killed[0]
+
+
+def test_a_killed_rank_ends_its_requests_and_the_engine_comes_back(tmp_path: Path) -> None:
+    memory = set(os.listdir("/dev/shm"))
+    folder = write_random_checkpoint(tmp_path / "model", make_config(**WIDE), seed=3)
+    options = ("--tensor-parallel-size", "2", "--num-threads", "1", "--served-model-name", "m")
+    with serving(folder, tmp_path, *options, "--max-model-len", "16384") as served:
+        for prompt, max_tokens in (("a decode", 8000), ("a long prompt " * 4000, 1)):
+            rank = rank_of(served)
+            error, seconds = failure_of(served, prompt, max_tokens)
+            assert "the engine failed" in error
+            assert seconds < NOTICED
+            assert f"rank 1 (process {rank}) was killed by SIGKILL" in served.log.read_text()
+            served.wait_until("the restart", lambda: served.health() == 200, RESTARTED)
+            assert rank_of(served) != rank
+        answer = served.client().completions.create(model="m", prompt="again", max_tokens=4)
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens > 0
+        left = [*served.engine_pids(), rank_of(served)]
+    deadline = time.monotonic() + NOTICED
+    while any(map(is_alive, left)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert set(os.listdir("/dev/shm")) <= memory
+
+
+def test_ranks_end_with_a_killed_server(tmp_path: Path) -> None:
+    folder = write_random_checkpoint(tmp_path / "model", make_config(**WIDE), seed=3)
+    with serving(folder, tmp_path, "--tensor-parallel-size", "2", "--num-threads", "1") as served:
+        pids = [*served.engine_pids(), rank_of(served)]
+        served.process.kill()
+        served.process.wait()
+        deadline = time.monotonic() + NOTICED
+        while any(map(is_alive, pids)):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
