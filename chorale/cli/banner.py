@@ -20,6 +20,7 @@ from rich.table import Table
 from chorale.cli.error import print_error
 from chorale.cli.options.settings import OPEN_ADDRESSES, Settings
 from chorale.client.base import EngineInfo, EngineStatus
+from chorale.runtime.memory import gib
 from chorale.version import __version__
 
 PHASES = {
@@ -180,8 +181,14 @@ def banner(
     full = info.num_kv_tokens / max(info.max_model_len, 1)
     yield ""
     yield f"model     {', '.join(names)}{revision} ({info.parameters / 1e6:,.0f} M parameters, {info.dtype})"
-    replicas = settings.server.data_parallel_size
-    yield f"device    {info.device}, {info.ops} ops{f' (each of {replicas} engines)' if replicas > 1 else ''}"
+    replicas, ranks = settings.server.data_parallel_size, info.tensor_parallel_size
+    each = f" (each of {replicas} engines)" if replicas > 1 else ""
+    yield f"device    {f'{ranks} ranks, each: ' if ranks > 1 else ''}{info.device}, {info.ops} ops{each}"
+    if ranks > 1:
+        of_rank = ", ".join(
+            f"{gib(size)} of {name.replace('_', ' ')}" for name, size in info.rank_bytes.items()
+        )
+        yield f"memory    each rank at most {of_rank}"
     longest = f"{info.max_model_len:,} tokens"
     pool = f"{info.num_kv_tokens:,} tokens in {info.kv_cache_dtype}"
     each = " an engine" if replicas > 1 else ""

@@ -87,8 +87,8 @@ def find_gpu(name: str) -> GpuModel:
         return found
     if re.fullmatch(r"\d{1,2}x[a-z]+\d+.*|[a-z]+\d+.*x\d{1,2}", _key(name)):
         raise ConfigError(
-            f"--gpu {name}: one device is served by each engine; name a single GPU, and how many "
-            "with --data-parallel-size"
+            f"--gpu {name}: name the GPU once; --tensor-parallel-size says how many share a model, "
+            "--data-parallel-size how many engines there are"
         )
     near = nearest(name.lower(), [each.name.lower() for each in MODELS])
     known = ", ".join(each.name for each in MODELS)

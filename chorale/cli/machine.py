@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -46,6 +47,26 @@ def _parse_gpu(line: str) -> Gpu | None:
         return Gpu(parts[0], int(parts[1]) * 2**20, int(parts[2]) * 2**20, parts[3])
     except ValueError:
         return None
+
+
+def links() -> list[str]:
+    """Returns the kinds of links between the GPUs, as ``nvidia-smi topo -m`` names them; empty if unknown."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return []
+    try:
+        done = subprocess.run([tool, "topo", "-m"], capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return read_links(done.stdout)
+
+
+def read_links(table: str) -> list[str]:
+    """Reads the rows of the GPUs: each has an entry for every GPU, "X" for itself."""
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", table).splitlines()
+    rows = [line.split() for line in lines if re.match(r"\s*GPU\d+\s", line)]
+    rows = [row for row in rows if "X" in row]  # not the heading
+    return sorted({entry for row in rows for entry in row[1 : len(rows) + 1] if entry != "X"})
 
 
 def cpu_name() -> str:

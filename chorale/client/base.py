@@ -34,6 +34,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int = 0
     device: str = "cpu"
     tensor_parallel_size: int = 1  # ranks, each with such a device
+    rank_bytes: dict[str, int] = {}  # of the rank that has most: "weights" and "kv_cache"
     dtype: str = "float32"
     kv_cache_dtype: str = "float32"  # type of keys and values in the KV cache
     ops: str = "reference"

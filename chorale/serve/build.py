@@ -27,9 +27,9 @@ from chorale.parallel.shares import Share
 from chorale.runtime.assembly import DTYPES, allocate_kv, make_executor
 from chorale.runtime.device import Device, default_threads, open_device
 from chorale.runtime.executor import LocalExecutor
-from chorale.runtime.memory import gib
+from chorale.runtime.memory import gib, weight_bytes
 from chorale.runtime.progress import Progress
-from chorale.runtime.resolve import Resolved, check_model, resolve
+from chorale.runtime.resolve import Resolved, check_model, resolve, share_of_first
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
 from chorale.runtime.warmup.captures import CAPTURE_SECONDS, capture_first, warm_up
 from chorale.serve import compile_phase
@@ -244,6 +244,10 @@ def _info(
         num_blocks=limits.num_blocks,
         device=place.hardware.name,
         tensor_parallel_size=config.tensor_parallel_size,
+        rank_bytes={
+            "weights": weight_bytes(share_of_first(config, model), resolved.dtype),
+            "kv_cache": limits.num_blocks * resolved.geometry.bytes_per_block,
+        },
         dtype=resolved.dtype,
         kv_cache_dtype=resolved.kv_dtype,
         ops=found.model.ops.name,

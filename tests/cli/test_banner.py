@@ -7,6 +7,7 @@ import socket
 from collections.abc import Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from chorale.cli.banner import Screen
 from chorale.cli.options.settings import merge
@@ -50,6 +51,13 @@ def test_phases_then_a_banner_of_at_most_a_dozen_lines() -> None:
     assert len(lines) - lines.index("") <= 12
     assert "sk-canary" not in text
     assert "warning" not in text  # nothing is degraded
+
+
+def test_ranks_and_the_memory_of_each() -> None:
+    sizes = {"weights": 3 * 2**30, "kv_cache": 2**29}
+    lines = shown([], (EngineStatus("ready"), replace(INFO, tensor_parallel_size=2, rank_bytes=sizes)))
+    assert "device    2 ranks, each: CPU, 2 threads, reference ops" in lines
+    assert "memory    each rank at most 3.00 GiB of weights, 0.50 GiB of kv cache" in lines
 
 
 def test_docs_that_are_off_are_not_shown() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -137,3 +139,46 @@ def test_pieces_of_a_part(tmp_path: Path, piece: int) -> None:
         os.close(descriptor)
         found = torch.from_numpy(target).view(dtype).view(cut.shape(spec.shape))
         assert torch.equal(found, expected), spec.role
+
+
+LOADING = """
+import sys
+from pathlib import Path
+import torch
+from chorale.kernels import select_ops
+from chorale.model.config import ModelConfig
+from chorale.model.weights import load_weights
+from chorale.parallel.communicator import Silent
+from chorale.parallel.rank import Rank
+from chorale.parallel.shares import make_shares
+
+def peak():
+    (line,) = (line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
+
+folder, size, number = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+config = ModelConfig.load(folder)
+rank = None if size == 1 else Rank(make_shares(config, size)[number], Silent(number, size))
+ops = select_ops("reference", "cpu", rank=rank)
+torch.zeros(8, 8) @ torch.zeros(8, 8)
+before = peak()
+share = None if rank is None else rank.share
+weights = load_weights(folder, config, ops, device="cpu", dtype=torch.float32, share=share)
+weights.embedding.sum()
+print(peak() - before)
+"""
+
+
+def test_the_peak_of_loading_is_a_share(tmp_path: Path) -> None:
+    """Measured by the system, pages of the mapped files included."""
+    sizes = {"experts": 8, "hidden": 256, "inter": 1024, "vocab": 50304, "layers": 4}
+    folder = write(tmp_path, **sizes)
+
+    def peak(size: int, rank: int) -> int:
+        command = (sys.executable, "-c", LOADING, str(folder), str(size), str(rank))
+        return int(subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=120).stdout)
+
+    whole = peak(1, 0)
+    assert whole > 150 * 2**20
+    for rank in (0, 3):
+        assert peak(4, rank) < whole / 4 + 32 * 2**20

@@ -243,6 +243,13 @@ class Metrics(Collector):
                 family.add_metric([*engine.labels.values(), *map(str, values)], 1.0)
         if family.samples:
             yield family
+        known = [(engine, engine.info) for engine in self.engines]
+        infos = [(engine, info) for engine, info in known if info is not None]
+        ranks = [(engine, float(info.tensor_parallel_size)) for engine, info in infos]
+        sizes = [(engine, info.rank_bytes) for engine, info in infos]
+        gauge = GaugeMetricFamily
+        yield _by_engine(gauge, "chorale:ranks", "Processes that share the model (tensor parallelism)", ranks)
+        yield _by_label(gauge, "chorale:rank_memory_bytes", "Memory of each rank", "kind", sizes)
 
     def _collect_processes(self) -> Iterator[Any]:
         """Yields process_* of the engine processes; with several, by engine."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from chorale.cli import machine
+from chorale.parallel.shares import VALID_SIZES
 from chorale.runtime.devices import VISIBLE, visible_ids
 from chorale.runtime.hardware import available_memory, cpu_count, total_memory
 from chorale.runtime.memory import gib
@@ -76,6 +77,22 @@ def _several(found: list[machine.Gpu]) -> Iterator[Finding]:
         if len({gpu.total_bytes for gpu in found}) > 1:
             detail += "; they differ in memory, and a request must fit the smallest"
         yield "OK", "replicas", detail
+
+
+def check_links() -> Iterator[Finding]:
+    count = len(machine.gpus())
+    if count < 2:
+        return
+    sizes = [size for size in VALID_SIZES if 1 < size <= count]
+    use = f"--tensor-parallel-size {' or '.join(map(str, sizes))} shares a model between them"
+    found = machine.links()
+    if found and all(link.startswith("NV") for link in found):
+        yield "OK", "links", f"NVLink ({', '.join(found)}); {use}"
+    elif found:
+        kinds = ", ".join(found)
+        yield "WARN", "links", f"{kinds}, not NVLink between all: ranks exchange slowly; {use}"
+    else:
+        yield "WARN", "links", f"unknown (nvidia-smi topo -m says nothing); {use}"
 
 
 def check_memory() -> Iterator[Finding]:
@@ -150,6 +167,6 @@ def check_sandbox() -> Iterator[Finding]:
 
 
 CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
-    check_python, check_packages, check_torch, check_gpu, check_memory, check_disk, check_vocabulary,
-    check_port, check_sandbox,
+    check_python, check_packages, check_torch, check_gpu, check_links, check_memory, check_disk,
+    check_vocabulary, check_port, check_sandbox,
 )  # fmt: skip

@@ -15,9 +15,9 @@ from chorale.errors import ConfigError
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import SHAPES, make_config
 from chorale.model.names import full_name
-from chorale.runtime.hardware import Hardware, available_memory, cpu_count, total_memory
+from chorale.runtime.hardware import Hardware, available_memory, check_gpus, cpu_count, total_memory
 from chorale.runtime.memory import gib, token_bytes, weight_bytes
-from chorale.runtime.resolve import Resolved, resolve
+from chorale.runtime.resolve import Resolved, resolve, share_of_first
 
 USAGE = """usage: chorale fit MODEL [--gpu NAME ...] [the options of chorale serve]
 
@@ -86,59 +86,78 @@ def find_config(name: str) -> ModelConfig:
 
 
 def find_hardware(settings: Settings, names: list[str]) -> list[tuple[Hardware, GpuModel | None]]:
-    """Returns the named GPUs, or else this machine's first GPU, or else (or for ``--device cpu``) its CPU."""
+    """Returns the named GPUs, or else this machine's, or else (or for ``--device cpu``) its CPU.
+
+    Of several ranks, each has such a GPU (with the least free memory of those that they take), or its part of
+    the CPU's memory.
+    """
+    ranks = settings.engine.tensor_parallel_size
     if names:
         if settings.engine.device == "cpu":
             raise ConfigError("--gpu and --device cpu cannot be combined")
         return [(hardware_of(model), model) for model in map(find_gpu, names)]
     gpus = [] if settings.engine.device == "cpu" else machine.gpus()
     if gpus:
-        return [(Hardware("cuda", gpu.name, gpu.total_bytes, gpu.free_bytes), None) for gpu in gpus[:1]]
+        check_gpus(ranks, len(gpus))
+        gpu = min(gpus[:ranks], key=lambda each: each.free_bytes)
+        return [(Hardware("cuda", gpu.name, gpu.total_bytes, gpu.free_bytes), None)]
     if settings.engine.device == "cuda":
         raise ConfigError(
             "--device cuda: nvidia-smi shows no GPU (--gpu NAME computes for another machine's)"
         )
     name = f"{machine.cpu_name()}, {cpu_count()} cores"
-    return [(Hardware("cpu", name, total_memory(), available_memory()), None)]
+    return [(Hardware("cpu", name, total_memory() // ranks, available_memory() // ranks), None)]
 
 
 def report(settings: Settings, model: ModelConfig, hardware: Hardware, gpu: GpuModel | None = None) -> int:
     """Prints the arithmetic. Returns the exit code: 0 if the model fits, 1 if not."""
     print(f"model     {settings.engine.model}: {model.num_parameters / 1e9:.2f} B parameters")
-    print(f"machine   {hardware.name}, {gib(hardware.free_bytes)} free of {gib(hardware.total_bytes)}")
+    ranks = settings.engine.tensor_parallel_size
+    each = f"{ranks} ranks, each: " if ranks > 1 else ""
+    print(f"machine   {each}{hardware.name}, {gib(hardware.free_bytes)} free of {gib(hardware.total_bytes)}")
     if gpu is not None:
         share = settings.engine.gpu_memory_utilization
         print(f"assumed   an idle GPU, --gpu-memory-utilization {share:g}; figures may differ slightly")
     replicas = settings.server.data_parallel_size
     if replicas > 1:
-        show_replicas(hardware, replicas)
+        show_replicas(hardware, replicas, ranks)
         if hardware.kind == "cpu":
             hardware = dataclasses.replace(hardware, free_bytes=hardware.free_bytes // replicas)
     on_gpu = hardware.kind == "cuda"
     try:
         resolved = resolve(settings.engine, model, hardware, can_overlap=on_gpu, can_capture=on_gpu)
     except ConfigError as error:
-        weights = weight_bytes(model, "bfloat16")
+        weights = weight_bytes(fitting_part(settings, model), "bfloat16")
         print(f"weights   {gib(weights)}")
         if weights > hardware.free_bytes:
             print(f"does not fit: the weights exceed the free memory by {gib(weights - hardware.free_bytes)}")
         else:
             print(f"does not fit: {error.message}")
         return 1
-    show(model, resolved)
+    part = fitting_part(settings, model)
+    show(part, resolved)
     if gpu is not None:
-        show_gpu(model, resolved, gpu)
+        show_gpu(part, resolved, gpu)
     print("fits")
     return 0
 
 
-def show_replicas(hardware: Hardware, replicas: int) -> None:
+def show_replicas(hardware: Hardware, replicas: int, ranks: int) -> None:
     """Prints what the engines share. The figures after it are those of each."""
     if hardware.kind == "cuda":
-        where = f"each on such a GPU ({replicas} are needed)"
+        each = "such a GPU" if ranks == 1 else f"{ranks} such GPUs"
+        where = f"each on {each} ({replicas * ranks} are needed)"
     else:
         where = "which share the memory and the cores"
     print(f"engines   {replicas}, {where}; the figures below are for one")
+
+
+def fitting_part(settings: Settings, model: ModelConfig) -> ModelConfig:
+    """Returns what a rank has of the model, or the model if it cannot be cut."""
+    try:
+        return share_of_first(settings.engine, model)
+    except ConfigError:
+        return model
 
 
 def show(model: ModelConfig, resolved: Resolved) -> None:

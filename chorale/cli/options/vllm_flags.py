@@ -191,7 +191,7 @@ KNOWN_ENVIRONMENT = {
     "VLLM_USE_MODELSCOPE": "only the Hugging Face hub is supported",
     "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "the checkpoint's context length is the limit",
     "VLLM_USE_V1": "there is one engine",
-    "VLLM_WORKER_MULTIPROC_METHOD": "there is one device",
+    "VLLM_WORKER_MULTIPROC_METHOD": "ranks are started as new processes",
     "VLLM_NO_USAGE_STATS": "no usage statistics are collected",
     "VLLM_DO_NOT_TRACK": "no usage statistics are collected",
 }

@@ -6,10 +6,12 @@ import pytest
 
 from chorale.cli.commands.fit import take_gpus
 from chorale.cli.gpus import MODELS, find_gpu, hardware_of
+from chorale.cli.machine import read_links
 from chorale.cli.main import main
 from chorale.config import EngineConfig
 from chorale.errors import ConfigError
 from chorale.model.config_writer import SHAPES, make_config
+from chorale.runtime.hardware import check_gpus
 from chorale.runtime.memory import gib
 from chorale.runtime.resolve import resolve
 
@@ -34,7 +36,7 @@ def test_every_name_and_alias_finds_its_own() -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [("h10", "did you mean h100"), ("rtx-409", "did you mean rtx-4090"), ("zzz", "known GPUs: A100-40"),
-     ("2xh100", "one device is served"), ("h100x8", "one device is served")],
+     ("2xh100", "name the GPU once"), ("h100x8", "--tensor-parallel-size")],
 )  # fmt: skip
 def test_unknown_names(name: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
@@ -93,3 +95,55 @@ def test_replicas_on_gpus_and_on_a_cpu(
     _, shared = fit("20b --device cpu -dp 2", capsys)
     assert "engines   2, which share the memory and the cores; the figures below are for one" in shared
     assert "does not fit" in shared  # 8 GiB each
+
+
+def test_a_rank_of_several_has_its_share(capsys: pytest.CaptureFixture[str]) -> None:
+    """Half of the weights and half of each token's keys and values: more than twice the context."""
+    tokens = []
+    for ranks in (1, 2, 8):
+        code, shown = fit(f"gpt-oss-120b --gpu h100 --tensor-parallel-size {ranks}", capsys)
+        assert code == 0
+        (pool,) = (line for line in shown.splitlines() if line.startswith("KV pool"))
+        tokens.append(int(pool.split(": ")[1].split()[0].replace(",", "")))
+    assert "machine   8 ranks, each: H100" in shown
+    assert "weights   8.11 GiB" in shown
+    assert tokens[1] > 2 * tokens[0]
+    assert tokens[2] > 4 * tokens[1]
+
+
+def test_a_number_of_ranks_that_cannot_be(capsys: pytest.CaptureFixture[str]) -> None:
+    code, shown = fit("gpt-oss-20b --gpu h100 --tensor-parallel-size 3", capsys)
+    assert (code, "must be one of 1, 2, 4, 8" in shown) == (2, True)
+    code, shown = fit("demo --device cpu --tensor-parallel-size 4", capsys)
+    assert code == 1
+    assert "2 KV heads" in shown
+    assert "possible: 1, 2" in shown
+
+
+@pytest.mark.parametrize(
+    ("ranks", "gpus", "words"),
+    [(8, 2, "needs 8 GPUs, and 2 are visible.*use --tensor-parallel-size 2"),
+     (4, 3, "use --tensor-parallel-size 2"), (2, 1, "1 is visible")],
+)  # fmt: skip
+def test_fewer_gpus_than_ranks(ranks: int, gpus: int, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check_gpus(ranks, gpus)
+    check_gpus(gpus, gpus)
+
+
+LINKS = """\t\x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\x1b[0m
+GPU0\t X \tNV18\tSYS\tPIX\t0-47\t0
+GPU1\tNV18\t X \tSYS\tNODE\t0-47\t0
+GPU2\tSYS\tSYS\t X \tSYS\t48-95\t1
+NIC0\tPIX\tNODE\tSYS\t X
+
+Legend:
+
+  X    = Self
+"""
+
+
+def test_links_between_gpus() -> None:
+    assert read_links(LINKS) == ["NV18", "SYS"]
+    assert read_links("GPU0\t X \t0-47\t0\n") == []
+    assert read_links("") == []
