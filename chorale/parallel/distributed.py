@@ -21,7 +21,7 @@ TIMEOUT = datetime.timedelta(minutes=10)
 
 
 class GroupCommunicator:
-    """What both kinds of group have in common."""
+    """Common parts of both kinds of group."""
 
     def __init__(self, group: Any, rank: int, size: int) -> None:
         self._group = group

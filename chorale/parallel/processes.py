@@ -54,7 +54,7 @@ class _Process:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Why the engine cannot go on."""
+    """The reason why the engine cannot go on."""
 
     message: str
     is_config: bool = False  # a restart would not help
@@ -65,7 +65,7 @@ class Loss:
 
 @dataclass(slots=True)
 class _Shared:
-    """What both threads read; the condition's lock protects it."""
+    """State that both threads read; the condition's lock protects it."""
 
     changed: threading.Condition = field(default_factory=threading.Condition)
     loss: Loss | None = None
@@ -265,7 +265,7 @@ class RankProcesses:
             self._on_lost(message)
 
     def _end(self) -> None:
-        """Ends what still runs. Ranks end by themselves when they are told to or their channel ends."""
+        """Ends what still runs. Ranks end by themselves on ``Stop`` or when their channel ends."""
         lost = self._shared.loss is not None
         deadline = time.monotonic() + (0.0 if lost else STOP_SECONDS)
         for each in self._ranks:

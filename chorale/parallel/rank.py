@@ -10,7 +10,7 @@ from chorale.parallel.shares import CHUNK, Share, cut
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """What a process owns of the model, and how it reaches the others."""
+    """A process's share of the model and its communicator."""
 
     share: Share
     communicator: Communicator

@@ -34,7 +34,7 @@ class ModelSizes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one rank owns of the model."""
+    """The part of the model that one rank owns."""
 
     rank: int
     size: int  # ranks

@@ -92,7 +92,7 @@ class Beat(msgspec.Struct, frozen=True, tag="beat"):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """Why a rank ends. ``exchange``: because of another rank, probably."""
+    """The reason why a rank ends. ``exchange``: another rank is probably the cause."""
 
     message: str
     reason: Literal["config", "exchange", "other"]

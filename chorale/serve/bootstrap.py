@@ -77,7 +77,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class ChildStart(Protocol):
-    """What every child process is told."""
+    """The part of every child's configuration that ties it to its parent."""
 
     @property
     def parent_pid(self) -> int: ...

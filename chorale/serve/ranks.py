@@ -45,7 +45,7 @@ class RankStart(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one rank computes. ``hardware``: with several ranks, what each has at least; ``rank``: None if
+    """The device of one rank. ``hardware``: with several ranks, what each has at least; ``rank``: None if
     there is one."""
 
     device: Device

@@ -42,7 +42,7 @@ def embed(rank: Rank, embedding: torch.Tensor, token_ids: torch.Tensor) -> torch
 
 
 def addend(rank: Rank, x: torch.Tensor) -> torch.Tensor:
-    """What this rank adds its part to: x on the first, zeros on the others."""
+    """Returns the tensor to which this rank adds its part: x on the first, zeros on the others."""
     return x if rank.share.is_first else torch.zeros_like(x)
 
 

@@ -93,7 +93,7 @@ def make_sampler(rank: Rank, forbidden: torch.Tensor, rows_at_once: int) -> Samp
 
 
 def _whole(logits: torch.Tensor, rank: Rank, vocab_size: int) -> torch.Tensor:
-    """[N, V]: the logits of all ranks side by side. The first rank has the most ids."""
+    """Returns [N, V]: the columns of all ranks in order. The first rank has the most ids."""
     widths = [len(own) for own in rank.vocabularies(vocab_size)]
     padded = F.pad(logits, (0, widths[0] - logits.shape[1]))
     parts = rank.communicator.all_gather(padded).unbind(0)

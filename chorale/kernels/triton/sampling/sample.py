@@ -153,7 +153,7 @@ def best_of_pieces(
     edge: torch.Tensor | None,
     first: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of each piece of a row, [N, PIECES]: the largest score, its column, the largest raw logit.
+    """Finds for each piece of a row, [N, PIECES], the largest score, its column and the largest raw logit.
 
     ``edge`` [N]: scores below are out. ``first``: the token id of column 0.
     """
