@@ -88,13 +88,20 @@ def _load(
 
 
 def weight_shapes(
-    config: ModelConfig, ops: Ops, *, dtype: torch.dtype, layers: int, fp8_activations: bool = False
+    config: ModelConfig,
+    ops: Ops,
+    *,
+    dtype: torch.dtype,
+    layers: int,
+    fp8_activations: bool = False,
+    share: Share | None = None,
 ) -> Weights:
     """The packed weights of the first ``layers`` layers as meta tensors, without a checkpoint.
 
-    Raises ``ConfigError`` as ``load_weights`` does.
+    ``share``: what a rank has of them. Raises ``ConfigError`` as ``load_weights`` does.
     """
-    loader = _Loader(_Shapes(config), config, ops, dtype, fp8_activations)
+    source = _Shapes(config, _Cuts(config, share))
+    loader = _Loader(source, config, ops, dtype, fp8_activations, share)
     return _packed(loader, config, ops, tuple(map(loader.layer, range(layers))))
 
 
@@ -128,7 +135,8 @@ class _Cuts:
 class _Shapes:
     """Meta tensors in the types of the published checkpoints. A number on its own is 1."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, cuts: _Cuts) -> None:
+        self._cuts = cuts
         packed: Layout = "quark" if config.expert_input_scales else "published"
         specs = tensor_specs(config, "dense" if config.dense_experts else packed)
         self._specs = {(spec.layer, spec.role): spec for spec in specs}
@@ -139,7 +147,9 @@ class _Shapes:
     def read(self, layer: int | None, role: str) -> torch.Tensor:
         spec = self._specs[layer, role]
         dtype = torch.bfloat16 if spec.dtypes is FLOATS else torch.uint8
-        return torch.ones(spec.shape, dtype=dtype, device="meta" if spec.shape else "cpu")
+        cut = self._cuts.cut(spec)
+        shape = spec.shape if cut is None else cut.shape(spec.shape)
+        return torch.ones(shape, dtype=dtype, device="meta" if shape else "cpu")
 
     def close(self) -> None:
         return None

@@ -79,15 +79,18 @@ def precompile(
     On failure, logs a warning, and kernels compile at their first launch.
     """
     try:
-        facts = cache_key(model, resolved)
-        if dry is not None:  # its noise begins elsewhere
-            facts += f"\nrank {dry.rank.share.rank} of {dry.rank.share.size}"
-        if not precompiler.is_cached(facts, device.torch_device, SOURCES):
+        if not precompiler.is_cached(facts_of(model, resolved, dry), device.torch_device, SOURCES):
             needed = record(precompiler, model, resolved, device, grammars, dry)
             wait(precompiler, needed, report)
     except Exception as error:
         precompiler.cancel()
         logger.warning("%s: %s: %s", AT_LAUNCH, type(error).__name__, error)
+
+
+def facts_of(model: GptOss, resolved: Resolved, dry: DryRank | None) -> str:
+    """Returns ``cache_key``, and which rank it is: its noise begins at another token id."""
+    facts = cache_key(model, resolved)
+    return facts if dry is None else f"{facts}\nrank {dry.rank.share.rank} of {dry.rank.share.size}"
 
 
 def wait(precompiler: Precompiler, count: int, report: Progress) -> None:

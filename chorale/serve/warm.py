@@ -13,16 +13,18 @@ from chorale.kernels.triton.precompile import pool
 from chorale.model.config import ModelConfig
 from chorale.model.gpt_oss import GptOss
 from chorale.model.weights import weight_shapes
+from chorale.parallel.communicator import Silent
+from chorale.parallel.rank import Rank
+from chorale.parallel.shares import make_shares
 from chorale.runtime.assembly import DTYPES
 from chorale.runtime.device import open_device
 from chorale.runtime.hardware import Hardware, cpu_count, why_no_cuda
 from chorale.runtime.progress import Progress
 from chorale.runtime.resolve import resolve
 from chorale.runtime.sampling.grammar import GrammarCache
-from chorale.runtime.warmup.cache_key import cache_key
 from chorale.runtime.warmup.dry_run import LAYERS
 from chorale.runtime.warmup.target_device import TargetDevice
-from chorale.serve.compile_phase import SOURCES, record, wait
+from chorale.serve.compile_phase import SOURCES, DryRank, facts_of, record, wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,36 +58,59 @@ def local_target() -> Target:
 
 
 def warm(config: EngineConfig, model_config: ModelConfig, target: Target, report: Progress) -> Warmed:
-    """Writes all kernels of a server of ``config`` on ``target``, and their manifest, to Triton's cache.
+    """Writes all kernels of a server of ``config`` on ``target``, and their manifests, to Triton's cache.
 
     The process can compile for no other GPU afterwards. Raises ``ConfigError`` for invalid configurations,
     and ``ChoraleError`` if a kernel does not compile or the cache cannot be written.
     """
-    from chorale.kernels.triton.ops import TRITON_OPS
     from chorale.kernels.triton.precompile import target as targets
-    from chorale.kernels.triton.precompile.compiler import Precompiler
     from chorale.kernels.triton.precompile.contract import check
 
     check()
-    began = time.perf_counter()
-    device = TargetDevice(target.hardware)
-    resolved = resolve(config, model_config, target.hardware, can_overlap=True, can_capture=True)
-    fp8 = config.moe_activation_dtype == "fp8"
+    began, count = time.perf_counter(), 0
     with targets.compiled_for(target.architecture, target.multiprocessors):
-        dtype = DTYPES[resolved.dtype]
-        weights = weight_shapes(model_config, TRITON_OPS, dtype=dtype, layers=LAYERS, fp8_activations=fp8)
-        model = GptOss(model_config, weights, TRITON_OPS, resolved.limits.max_model_len)
-        start_pool = functools.cache(functools.partial(pool.start, cpu_count() + 1))
-        precompiler = Precompiler(start_pool)
-        facts, count = cache_key(model, resolved), 0
-        if not precompiler.is_cached(facts, device.torch_device, SOURCES):
-            record(precompiler, model, resolved, device, GrammarCache(model_config.vocab_size))
-            count = precompiler.num_kernels
-            wait(precompiler, count, report)
-            is_written, processes = precompiler.finish(), start_pool()
-            if processes is not None:
-                processes.join()
-            if not is_written:
-                why = precompiler.errors or [f"{pool.cache_folder()} cannot be written"]
-                raise ChoraleError(f"kernels that were not compiled: {len(precompiler.errors)}; {why[0]}")
+        for rank in _ranks(config, model_config):
+            count += _warm_rank(config, model_config, target, rank, report)
     return Warmed(count, time.perf_counter() - began, pool.cache_folder())
+
+
+def _ranks(config: EngineConfig, model: ModelConfig) -> list[Rank | None]:
+    """Returns the ranks, each of which has kernels of its own; None: the only one."""
+    size = config.tensor_parallel_size
+    if size == 1:
+        return [None]
+    shares = make_shares(model, size, by_expert=config.enable_expert_parallel)
+    by_expert = config.enable_expert_parallel
+    return [Rank(share, Silent(share.rank, size), by_expert) for share in shares]
+
+
+def _warm_rank(
+    config: EngineConfig, model_config: ModelConfig, target: Target, rank: Rank | None, report: Progress
+) -> int:
+    """Returns the number of kernels that were not in the cache."""
+    from chorale.kernels.triton.ops import TRITON_OPS
+    from chorale.kernels.triton.precompile.compiler import Precompiler
+    from chorale.kernels.triton.shared_ops import shared_ops
+
+    device, share = TargetDevice(target.hardware), None if rank is None else rank.share
+    ops = TRITON_OPS if rank is None else shared_ops(rank)
+    dry = None if rank is None else DryRank(rank, ops)
+    resolved = resolve(config, model_config, target.hardware, can_overlap=True, can_capture=True)
+    fp8, dtype = config.moe_activation_dtype == "fp8", DTYPES[resolved.dtype]
+    weights = weight_shapes(model_config, ops, dtype=dtype, layers=LAYERS, fp8_activations=fp8, share=share)
+    own = model_config if share is None else model_config.part(share)
+    model = GptOss(own, weights, ops, resolved.limits.max_model_len)
+    start_pool = functools.cache(functools.partial(pool.start, cpu_count() + 1))
+    precompiler = Precompiler(start_pool)
+    if precompiler.is_cached(facts_of(model, resolved, dry), device.torch_device, SOURCES):
+        return 0
+    record(precompiler, model, resolved, device, GrammarCache(model_config.vocab_size), dry)
+    count = precompiler.num_kernels
+    wait(precompiler, count, report)
+    is_written, processes = precompiler.finish(), start_pool()
+    if processes is not None:
+        processes.join()
+    if not is_written:
+        why = precompiler.errors or [f"{pool.cache_folder()} cannot be written"]
+        raise ChoraleError(f"kernels that were not compiled: {len(precompiler.errors)}; {why[0]}")
+    return count

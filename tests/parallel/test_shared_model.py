@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -12,14 +13,18 @@ import numpy as np
 import pytest
 import torch
 
+from chorale.kernels import select_ops
 from chorale.kernels.ops import ForwardBatch
 from chorale.model.checkpoint import Checkpoint
 from chorale.model.checkpoint_writer import write_random_checkpoint
+from chorale.model.config import ModelConfig
 from chorale.model.config_writer import make_config
 from chorale.model.cuts import Cut, cut_of
 from chorale.model.device_reader import pieces_of
 from chorale.model.layouts import Layout
 from chorale.model.safetensors_file import DTYPES
+from chorale.model.weights import load_weights, weight_shapes
+from chorale.parallel.communicator import Silent
 from chorale.parallel.rank import Rank
 from tests.support.model import largest_difference, load_model
 from tests.support.paged import PagedRunner
@@ -149,6 +154,8 @@ from chorale.kernels import select_ops
 from chorale.model.config import ModelConfig
 from chorale.model.weights import load_weights
 from chorale.parallel.communicator import Silent
+from chorale.model.weights import load_weights, weight_shapes
+from chorale.parallel.communicator import Silent
 from chorale.parallel.rank import Rank
 from chorale.parallel.shares import make_shares
 
@@ -182,3 +189,23 @@ def test_the_peak_of_loading_is_a_share(tmp_path: Path) -> None:
     assert whole > 150 * 2**20
     for rank in (0, 3):
         assert peak(4, rank) < whole / 4 + 32 * 2**20
+
+
+@pytest.mark.parametrize("layout", ["published", "dense"])
+def test_shapes_without_a_checkpoint_are_those_of_the_share(tmp_path: Path, layout: Layout) -> None:
+    """What ``chorale warm`` compiles for."""
+    folder = write(tmp_path, layout, layers=2)
+    config = ModelConfig.load(folder)
+
+    def shapes(found: Any) -> list[tuple[int, ...]]:
+        if isinstance(found, torch.Tensor):
+            return [tuple(found.shape)]
+        if dataclasses.is_dataclass(found):
+            return [shape for f in dataclasses.fields(found) for shape in shapes(getattr(found, f.name))]
+        return [shape for each in found for shape in shapes(each)] if isinstance(found, tuple) else []
+
+    for share in shares_of(folder, 4):
+        ops = select_ops("reference", "cpu", rank=Rank(share, Silent(share.rank, 4)))
+        real = load_weights(folder, config, ops, device="cpu", dtype=torch.float32, share=share)
+        made = weight_shapes(config, ops, dtype=torch.float32, layers=2, share=share)
+        assert shapes(made) == shapes(real)
