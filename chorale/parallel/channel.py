@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import struct
 import threading
@@ -31,6 +32,11 @@ class Channel:
                 return message
             if not self.fill():
                 return None
+
+    def has_message(self, within: float) -> bool:
+        """Return whether ``receive`` will not wait, or only for the rest of a message. Waits ``within``
+        seconds for that."""
+        return bool(self._received) or bool(select.select([self.connection], [], [], within)[0])
 
     def take(self) -> bytes | None:
         """Return the next message, if all of it has been read."""

@@ -64,13 +64,15 @@ def gpu_count() -> int:
 
 def check_gpus(ranks: int, gpus: int) -> None:
     """Raises ``ConfigError`` if there are fewer GPUs than ranks."""
-    if ranks > max(gpus, 1):
-        most = max(size for size in VALID_SIZES if size <= max(gpus, 1))
-        raise ConfigError(
-            f"--tensor-parallel-size {ranks} needs {ranks} GPUs, and {gpus} "
-            f"{'is' if gpus == 1 else 'are'} visible here (CUDA_VISIBLE_DEVICES counts): use "
-            f"--tensor-parallel-size {most}; chorale fit says what fits on how many"
-        )
+    if ranks <= max(gpus, 1):
+        return
+    most = max(size for size in VALID_SIZES if size <= max(gpus, 1))
+    use = f"use --tensor-parallel-size {most}" if gpus else "use --tensor-parallel-size 1, or --device cpu"
+    raise ConfigError(
+        f"--tensor-parallel-size {ranks} needs {ranks} GPUs, and {gpus or 'none'} "
+        f"{'are' if gpus > 1 else 'is'} visible here (CUDA_VISIBLE_DEVICES counts): {use}; "
+        "chorale fit says what fits on how many"
+    )
 
 
 def _cuda_driver() -> ctypes.CDLL | None:

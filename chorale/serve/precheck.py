@@ -28,6 +28,7 @@ from chorale.runtime.hardware import (
     has_cuda_driver,
     why_no_cuda,
 )
+from chorale.runtime.memory import SMALL_PARAMETERS
 from chorale.runtime.resolve import check_model, resolve
 from chorale.store.schema import VERSION
 from chorale.store.sqlite import MEMORY
@@ -79,6 +80,8 @@ def find_model(config: EngineConfig) -> ModelConfig | None:
 def _check_sizes(config: EngineConfig, model: ModelConfig) -> None:
     """Checks sizes on a CPU as the engine does. A GPU's memory is known only to the process that opens it."""
     if config.device == "cpu" or not has_cuda_driver():
+        if config.device == "auto" and model.num_parameters > SMALL_PARAMETERS:
+            check_gpus(config.tensor_parallel_size, 0)  # ranks of such a model are meant for GPUs
         free = available_memory() // (config.host_share * config.tensor_parallel_size)  # a rank's
         resolve(config, model, Hardware("cpu", "this machine", free, free))
     else:

@@ -49,6 +49,7 @@ from chorale.serve.ranks import RankStart, make_place
 logger = logging.getLogger(__name__)
 BEAT_SECONDS = 0.5
 IN_FLIGHT = 1  # steps whose results are fetched later: the device works while the next is enqueued
+PATIENCE = 0.05  # seconds without a plan after which the last result is fetched, to notice a failed device
 
 
 class EngineGone(Exception):
@@ -100,6 +101,8 @@ def run(worker: Worker, grammars: GrammarCache, channel: Channel) -> None:
     """Does what arrives, in order. Raises ``EngineGone`` at the end, and whatever a step raises."""
     in_flight: deque[Callable[[], StepResult]] = deque()
     while True:
+        if in_flight and not channel.has_message(within=PATIENCE):
+            in_flight.popleft()()
         message = decode_to_rank(_receive(channel))
         if isinstance(message, Plan):
             in_flight.append(worker.run(unpack_plan(message)))

@@ -123,12 +123,13 @@ def test_a_number_of_ranks_that_cannot_be(capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize(
     ("ranks", "gpus", "words"),
     [(8, 2, "needs 8 GPUs, and 2 are visible.*use --tensor-parallel-size 2"),
-     (4, 3, "use --tensor-parallel-size 2"), (2, 1, "1 is visible")],
+     (4, 3, "use --tensor-parallel-size 2"), (2, 1, "1 is visible"),
+     (8, 0, "none is visible.*use --tensor-parallel-size 1, or --device cpu")],
 )  # fmt: skip
 def test_fewer_gpus_than_ranks(ranks: int, gpus: int, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         check_gpus(ranks, gpus)
-    check_gpus(gpus, gpus)
+    check_gpus(max(gpus, 1), gpus)
 
 
 LINKS = """\t\x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\x1b[0m
