@@ -1,0 +1,109 @@
+"""Several ranks on GPUs. Written on a machine without one: it has not been run.
+
+``pytest -m gpu tests/gpu/test_gpu_ranks.py``, with 2 or 4 GPUs visible.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from chorale.model.checkpoint_writer import write_random_checkpoint
+from chorale.model.config_writer import make_config
+from tests.gpu.test_gpu_engine import (
+    BFLOAT16_MEAN_BOUND,
+    BFLOAT16_WORST_BOUND,
+    FLOAT32_BOUND,
+    LENGTHS,
+    differences,
+)
+from tests.parallel.test_ranks import WIDE, common
+from tests.serve.test_ranks import NOTICED, RESTARTED, failure_of, rank_of
+from tests.support.runtime import make_engine, random_prompt, request, run
+from tests.support.served import serving
+
+GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(GPUS < 2, reason="needs 2 NVIDIA GPUs")]
+RANKS = [size for size in (2, 4, 8) if size <= max(GPUS, 2)]
+# Chunks that do not divide, heads as wide as gpt-oss's.
+SIZES: dict[str, Any] = {
+    "layers": 4,
+    "experts": 8,
+    "hidden": 256,
+    "inter": 9 * 64,
+    "heads": 16,
+    "kv_heads": 8,
+    "head_dim": 64,
+    "vocab": 1013,
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_random_checkpoint(tmp_path_factory.mktemp("ranks"), make_config(**SIZES), seed=3)
+
+
+def scores(checkpoint: Path, **options: Any) -> dict[str, list[float]]:
+    """Log-probabilities of every prompt token."""
+    core = make_engine(checkpoint, **options)
+    asked = [request(f"r{n}", random_prompt(n, seed=n), max_tokens=1, prompt_logprobs=0) for n in LENGTHS]
+    answers = run(core, asked)
+    core.shutdown()
+    return {
+        name: [entry.logprob for entry in (choices[0].prompt_logprobs or []) if entry is not None]
+        for name, choices in answers.items()
+    }
+
+
+@pytest.mark.parametrize("size", RANKS)
+@pytest.mark.parametrize("ops", ["reference", "triton"])
+@pytest.mark.parametrize("chunk", [7, 2048])
+def test_float32_equals_the_cpu(checkpoint: Path, size: int, ops: str, chunk: int) -> None:
+    cpu = scores(checkpoint, device="cpu", ops="reference")
+    options = {"device": "cuda", "dtype": "float32", "max_num_batched_tokens": chunk}
+    assert max(differences(cpu, scores(checkpoint, ops=ops, tensor_parallel_size=size, **options))) < (
+        FLOAT32_BOUND
+    )
+
+
+@pytest.mark.parametrize("size", RANKS)
+def test_bfloat16_stays_within_its_bound(checkpoint: Path, size: int) -> None:
+    cpu = scores(checkpoint, device="cpu", ops="reference")
+    gpu = scores(checkpoint, device="cuda", ops="triton", dtype="bfloat16", tensor_parallel_size=size)
+    found = differences(cpu, gpu)
+    assert sum(found) / len(found) < BFLOAT16_MEAN_BOUND
+    assert max(found) < BFLOAT16_WORST_BOUND
+
+
+@pytest.mark.parametrize("size", RANKS)
+def test_captured_steps_equal_launched_ones(checkpoint: Path, size: int) -> None:
+    """Every kind of request, with graphs and without: the tokens of one rank, launched."""
+    options = {"device": "cuda", "ops": "triton", "dtype": "float32"}
+    alone = make_engine(checkpoint, enforce_eager=True, **options)
+    expected = run(alone, common(random_prompt(50, 1)))
+    alone.shutdown()
+    for eager in (True, False):
+        core = make_engine(checkpoint, enforce_eager=eager, tensor_parallel_size=size, **options)
+        found = run(core, common(random_prompt(50, 1)))
+        core.shutdown()
+        for name, answers in expected.items():
+            assert [one.token_ids for one in found[name]] == [one.token_ids for one in answers], name
+
+
+@pytest.mark.parametrize("prompt", ["a decode", "a long prompt " * 4000])
+def test_a_killed_rank_and_the_memory_it_leaves(tmp_path: Path, prompt: str) -> None:
+    folder = write_random_checkpoint(tmp_path / "model", make_config(**WIDE), seed=3)
+    free = [torch.cuda.mem_get_info(gpu)[0] for gpu in range(2)]
+    options = ("--tensor-parallel-size", "2", "--served-model-name", "m", "--device", "cuda")
+    with serving(folder, tmp_path, *options, "--max-model-len", "16384") as served:
+        rank = rank_of(served)
+        error, seconds = failure_of(served, prompt, 8000 if prompt == "a decode" else 1)
+        assert "the engine failed" in error
+        assert seconds < NOTICED
+        assert f"rank 1 (process {rank}) was killed by SIGKILL" in served.log.read_text()
+        served.wait_until("the restart", lambda: served.health() == 200, RESTARTED)
+    after = [torch.cuda.mem_get_info(gpu)[0] for gpu in range(2)]
+    assert all(now >= before - 2**28 for now, before in zip(after, free, strict=True))
