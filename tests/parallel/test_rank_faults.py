@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -59,8 +60,11 @@ def is_alive(pid: int) -> bool:
 
 def children() -> set[int]:
     """Processes that this one has started and not yet waited for."""
-    tasks = Path("/proc/self/task").glob("*/children")
-    return {int(pid) for task in tasks for pid in task.read_text().split()}
+    found: set[int] = set()
+    for task in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # a thread that has just ended
+            found.update(map(int, task.read_text().split()))
+    return found
 
 
 def shared_memory() -> set[str]:

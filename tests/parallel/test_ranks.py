@@ -94,12 +94,13 @@ def check_records(found: list[TokenLogprobs | None], expected: list[TokenLogprob
         assert one.top_logprobs == pytest.approx(other.top_logprobs, abs=BOUND)
 
 
-def check_equal(found: Answers, expected: Answers) -> None:
+def check_equal(found: Answers, expected: Answers, *, cached: bool = True) -> None:
+    """``cached`` False: what is cached depends on when requests were admitted, as by compiled grammars."""
     for name, answers in expected.items():
         for one, other in zip(found[name], answers, strict=True):
             assert one.token_ids == other.token_ids, name
             assert (one.finish_reason, one.error) == (other.finish_reason, other.error), name
-            assert one.num_cached_tokens == other.num_cached_tokens, name
+            assert one.num_cached_tokens == other.num_cached_tokens or not cached, name
             check_records(list(one.logprobs), list(other.logprobs))
             check_records(one.prompt_logprobs or [], other.prompt_logprobs or [])
 
@@ -183,7 +184,7 @@ def test_grammars_and_wide_filters(wide: Path) -> None:
     with engine(wide, 1) as alone, engine(wide, 2) as ranks:
         expected = run(alone, requests)
         assert not any(answer.error for answers in expected.values() for answer in answers)
-        check_equal(run(ranks, requests), expected)
+        check_equal(run(ranks, requests), expected, cached=False)
 
 
 def test_whole_experts_by_rank(odd: Path) -> None:
