@@ -121,6 +121,7 @@ def test_parts_are_the_features(token_bytes: list[bytes]) -> None:
     assert sorted(filled) == list(range(NUM_FEATURES))
 
 
+@pytest.mark.slow
 def test_rows_say_how_words_are_spelt(token_bytes: list[bytes]) -> None:
     """Every other form is the tokenizer's own, and its pieces have the bits of the tokens that they are."""
     vocab, forms = load_vocabulary(), other_forms(token_bytes)

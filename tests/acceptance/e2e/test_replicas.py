@@ -157,6 +157,7 @@ def conversations(server: Served, count: int, rounds: int) -> list[list[tuple[in
     return found
 
 
+@pytest.mark.slow
 def test_conversations_have_the_hits_of_one_engine(two: Served, demo_served: Served) -> None:
     """The first questions share the system message only as far as the engine that computes them has it."""
     before = by_engine(two, "vllm:prefix_cache_hits_total")
@@ -254,6 +255,7 @@ def test_kill_9_of_one_engine_under_load(two: Served) -> None:
     assert after[gone["engine"]] > generated[gone["engine"]]  # it gets requests again
 
 
+@pytest.mark.slow
 def test_a_full_queue_is_that_of_both_engines(tmp_path: Path) -> None:
     options = ("-dp", "2", "--api-server-count", "1", "--max-num-seqs", "1", "--max-queued-requests", "1")
     with serving("demo", tmp_path, *options) as server:
