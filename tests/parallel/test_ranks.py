@@ -105,7 +105,7 @@ def check_equal(found: Answers, expected: Answers, *, cached: bool = True) -> No
             check_records(one.prompt_logprobs or [], other.prompt_logprobs or [])
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_every_kind_of_request(odd: Path, size: int) -> None:
     requests = common(random_prompt(50, 1))
     with engine(odd, 1) as alone, engine(odd, size) as ranks:

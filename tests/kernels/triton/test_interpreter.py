@@ -41,7 +41,7 @@ TWINS = ("twins.py", "twins_large.py", "twins_e4m3.py")
 @pytest.mark.timeout(SECONDS)
 @pytest.mark.parametrize("twins", TWINS)
 def test_every_op_equals_its_twin_in_some_cases(twins: str) -> None:
-    interpret(twins, every=12)
+    interpret(twins, every=24)
 
 
 @pytest.mark.slow
