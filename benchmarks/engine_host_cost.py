@@ -153,7 +153,7 @@ def measure_runtime(rows: int, prompt: int, steps: int) -> list[float]:
         grammar = GrammarRows(device, GrammarCache(512))
         core = EngineCore(found.limits, make_executor(model, kv, found, device, grammar))
     for index in range(rows):
-        sampling = SamplingSpec(ignore_eos=True, seed=index)
+        sampling = SamplingSpec(min_tokens=4 * steps, seed=index)
         ids = [index % 500 + 10] * (prompt + index % 64)
         core.add_request(GenerateRequest(request_id=f"r{index}", prompt_token_ids=ids, sampling=sampling))
     while core.stats().generation_tokens < rows or core.stats().last_step_tokens != rows:

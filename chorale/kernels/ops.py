@@ -108,6 +108,9 @@ NO_FINITE_LOGITS = -1  # instead of a token: the row's logits were not finite
 NOTHING_ALLOWED = -2  # the logits were finite, but every token was forbidden
 
 
+EARLY_STOPS = 8  # ids; rows with more have a logits processor
+
+
 @dataclass(frozen=True, slots=True)
 class Allowed:
     """Which tokens a grammar allows: row n may have those whose bits (lowest first) are set in
@@ -128,6 +131,9 @@ class SamplingInputs:
     # [N, 3] float32: top_k (V or more: off), top_p (1: off), min_p (0: off). None: no row has a filter.
     filters: torch.Tensor | None = None
     allowed: Allowed | None = None  # None: no row has a grammar
+    # [N, EARLY_STOPS] int32, of any strides: stop ids that a row may not have before its ``min_tokens``; a
+    # row's first is -1 if it may have all, and so are unused ones. None: no row has any.
+    early_stops: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ def test_graph_equals_eager(
     core = make_engine(checkpoint, **SETTINGS, **options)
     assert tokens_of(run(core, mixed_requests())) == eager
     assert tokens_of(run(core, mixed_requests())) == eager
-    assert core._executor._worker._decodes.num_graphs > 1
+    assert core._executor._worker._decode_graphs.num_graphs > 1
 
 
 def test_preempted_equals_alone(checkpoint: Path) -> None:  # noqa: F811

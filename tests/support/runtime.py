@@ -122,6 +122,7 @@ def sampling_batch(rows: RowSamplingState, chosen: Sequence[int], positions: Seq
         top_k=top_k,
         top_p=top_p,
         min_p=min_p,
+        early_stops=torch.from_numpy(rows.early_stops(numbers, places)),
     )
 
 

@@ -1,8 +1,9 @@
 """``Ops.make_sampler`` in plain torch: from logits to one token a row.
 
-In order, on a copy of a row's logits: forbidden ids, and what the row's grammar does not allow, become -inf;
-division by temperature; top_k, then top_p within it, then min_p (``filters.py``); plus Gumbel noise
-f(seed, position, token id) (``noise.py``); the largest wins. At temperature 0 the largest logit wins.
+In order, on a copy of a row's logits: forbidden ids, early stop ids, and what the row's grammar does not
+allow become -inf; division by temperature; top_k, then top_p within it, then min_p (``filters.py``); plus
+Gumbel noise f(seed, position, token id) (``noise.py``); the largest wins. At temperature 0 the largest logit
+wins.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from chorale.kernels.ops import NO_FINITE_LOGITS, NOTHING_ALLOWED, Allowed, SamplingInputs
 from chorale.kernels.reference.filters import filter_scores
 from chorale.kernels.reference.noise import gumbel_noise, token_steps
+from chorale.parallel.communicator import ALONE, Communicator
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +37,16 @@ class ReferenceSampler:
     """
 
     def __init__(
-        self, forbidden: torch.Tensor, rows_at_once: int, first: int = 0, vocab_size: int | None = None
+        self,
+        forbidden: torch.Tensor,
+        rows_at_once: int,
+        first: int = 0,
+        vocab_size: int | None = None,
+        ranks: Communicator = ALONE,
     ) -> None:
         """``forbidden`` [V] uint8: 1 for ids that can never be sampled. ``first``: the id of column 0;
-        ``vocab_size``: ids of the whole vocabulary."""
-        self.rows_at_once = rows_at_once
+        ``vocab_size``: ids of the whole vocabulary; ``ranks``: those that have the other ids."""
+        self.rows_at_once, self._first, self._ranks = rows_at_once, first, ranks
         self._vocab_size = vocab_size or len(forbidden)
         self._forbidden = forbidden.nonzero().squeeze(1)
         self._steps = token_steps(first + len(forbidden), forbidden.device)[first:]
@@ -55,7 +62,7 @@ class ReferenceSampler:
         Waits for the device to skip work that no row needs.
         """
         for some, scores in self.scored(logits, draws):
-            out[some] = _decide(scores, logits[some])
+            out[some] = self.decide(scores, logits[some])
         last_token[draws.rows.long()] = out.clamp(min=0)
 
     def scored(self, logits: torch.Tensor, draws: SamplingInputs) -> Iterator[tuple[slice, torch.Tensor]]:
@@ -65,6 +72,9 @@ class ReferenceSampler:
             scores, allowed = self.permitted(logits[some]), draws.allowed
             if allowed is not None and int(allowed.index[some].max()) >= 0:
                 self.forbid(scores, Allowed(allowed.index[some], allowed.octets))
+            stops = draws.early_stops
+            if stops is not None and int(stops[some, 0].max()) >= 0:
+                self.forbid_stops(scores, stops[some])
             filters = None if draws.filters is None else draws.filters[some]
             keys, temperature = draws.keys[some], draws.temperature[some]
             needs = _needs(temperature, filters, self._vocab_size)
@@ -81,6 +91,12 @@ class ReferenceSampler:
         bias.masked_fill_((allowed.index < 0).unsqueeze(1), 0.0)
         scores += bias[:, : scores.shape[1]]
 
+    def forbid_stops(self, scores: torch.Tensor, early_stops: torch.Tensor) -> None:
+        """Set the ``early_stops`` [N, EARLY_STOPS] in ``scores`` [N, V] to -inf."""
+        columns = early_stops.long() - self._first
+        is_own = (early_stops >= 0) & (columns >= 0) & (columns < scores.shape[1])
+        scores.scatter_add_(1, torch.where(is_own, columns, 0), torch.where(is_own, float("-inf"), 0.0))
+
     def choose(
         self,
         scores: torch.Tensor,
@@ -95,7 +111,7 @@ class ReferenceSampler:
 
         A row without a token gets ``NO_FINITE_LOGITS`` or ``NOTHING_ALLOWED``. Never waits for the device.
         """
-        return _decide(self.drawn(scores, keys, temperature, filters, needs), logits)
+        return self.decide(self.drawn(scores, keys, temperature, filters, needs), logits)
 
     def drawn(
         self,
@@ -113,24 +129,19 @@ class ReferenceSampler:
             if filters is not None and any(needs.filters):
                 columns = zip(filters.unbind(1), needs.filters, strict=True)
                 top_k, top_p, min_p = (column if is_used else None for column, is_used in columns)
-                self.limit(scores, top_k, top_p, min_p, needs.most_k, space)
+                filter_scores(scores, top_k, top_p, min_p, needs.most_k, space, self._ranks)
             noise = gumbel_noise(keys, self._steps, space)
             if not needs.all_heat:
                 noise *= heat > 0
             scores = noise.add_(scores)
         return scores
 
-    def limit(
-        self,
-        scores: torch.Tensor,
-        top_k: torch.Tensor | None,
-        top_p: torch.Tensor | None,
-        min_p: torch.Tensor | None,
-        most_k: int,
-        space: tuple[torch.Tensor, torch.Tensor],
-    ) -> None:
-        """Apply the filters (``filter_scores``)."""
-        filter_scores(scores, top_k, top_p, min_p, most_k, space)
+    def decide(self, scores: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """[N] int64: the token of the largest score, or the reason why the row has none."""
+        token = scores.argmax(-1, keepdim=True)
+        # The raw maximum is NaN if any logit is (edits may hide one), and infinite if any is +inf.
+        most = logits.amax(-1, keepdim=True)
+        return token_or_reason(token, scores.gather(1, token), most).squeeze(1)
 
 
 def _needs(temperature: torch.Tensor, filters: torch.Tensor | None, vocab_size: int) -> Needs:
@@ -148,14 +159,6 @@ def _bias_table(device: torch.device) -> torch.Tensor:
     """[256, 8] float32: what each octet of a mask adds to eight scores, 0 or -inf where its bit is 0."""
     octets = torch.arange(256, device=device).unsqueeze(1) >> torch.arange(8, device=device)
     return torch.where(octets.bitwise_and(1).bool(), 0.0, float("-inf"))
-
-
-def _decide(scores: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """[N] int64: the token of the largest score, or the reason why the row has none."""
-    token = scores.argmax(-1, keepdim=True)
-    # The raw maximum is NaN if any logit is (edits may hide one), and infinite if any is +inf.
-    most = logits.amax(-1, keepdim=True)
-    return token_or_reason(token, scores.gather(1, token), most).squeeze(1)
 
 
 def token_or_reason(token: torch.Tensor, score: torch.Tensor, most: torch.Tensor) -> torch.Tensor:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import torch
 
 from chorale.kernels.ops import Allowed, SamplingInputs
-from chorale.kernels.reference.filters import filter_scores
-from chorale.kernels.reference.sampling import Needs, ReferenceSampler, token_or_reason
+from chorale.kernels.reference.sampling import ReferenceSampler, token_or_reason
 from chorale.parallel.communicator import Communicator
 from chorale.parallel.rank import Rank
 
@@ -22,8 +21,9 @@ class SharedSampler(ReferenceSampler):
     def __init__(self, rank: Rank, forbidden: torch.Tensor, rows_at_once: int) -> None:
         """``forbidden`` [V] uint8, of the whole vocabulary."""
         own = rank.share.vocabulary
-        super().__init__(forbidden[own.start : own.stop], rows_at_once, own.start, len(forbidden))
-        self._own, self._ranks = own, rank.communicator
+        local = forbidden[own.start : own.stop]
+        super().__init__(local, rows_at_once, own.start, len(forbidden), rank.communicator)
+        self._own = own
 
     def __call__(
         self, logits: torch.Tensor, draws: SamplingInputs, last_token: torch.Tensor, out: torch.Tensor
@@ -34,31 +34,12 @@ class SharedSampler(ReferenceSampler):
             out.copy_(agree(torch.cat(parts, dim=1), self._ranks))
         last_token[draws.rows.long()] = out.clamp(min=0)
 
-    def choose(
-        self,
-        scores: torch.Tensor,
-        logits: torch.Tensor,
-        keys: torch.Tensor,
-        temperature: torch.Tensor,
-        filters: torch.Tensor | None,
-        needs: Needs,
-    ) -> torch.Tensor:
-        return agree(self._best(self.drawn(scores, keys, temperature, filters, needs), logits), self._ranks)
+    def decide(self, scores: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        return agree(self._best(scores, logits), self._ranks)
 
     def forbid(self, scores: torch.Tensor, allowed: Allowed) -> None:
         """``allowed`` is of the whole vocabulary."""
         super().forbid(scores, allowed_of(allowed, self._own))
-
-    def limit(
-        self,
-        scores: torch.Tensor,
-        top_k: torch.Tensor | None,
-        top_p: torch.Tensor | None,
-        min_p: torch.Tensor | None,
-        most_k: int,
-        space: tuple[torch.Tensor, torch.Tensor],
-    ) -> None:
-        filter_scores(scores, top_k, top_p, min_p, most_k, space, self._ranks)
 
     def _best(self, scores: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """[3, N] float32: the largest score, its token id and the largest raw logit (NaN if one is)."""

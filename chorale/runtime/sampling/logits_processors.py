@@ -1,8 +1,9 @@
 """LogitsProcessors: what one row applies to its logits before temperature, and the device state for it.
 
-Exists only for rows that need it: biases, allowed ids, bad words, min_tokens, penalties. The tokens of such a
-row are kept on the device too (``history``), because a step may be sampled before the host has read the
-result of the step before it. The host always knows the lengths, so nothing here waits for the device.
+Exists only for rows that need it: biases, allowed ids, bad words, penalties, min_tokens with many stop ids.
+The tokens of such a row are kept on the device too (``history``), because a step may be sampled before the
+host has read the result of the step before it. The host always knows the lengths, so nothing here waits for
+the device.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from chorale.engine.types import RowStart, SamplingSpec
+from chorale.kernels.ops import EARLY_STOPS
 
 FIRST_ROOM = 256  # tokens after the prompt before the history must grow
 
@@ -82,12 +84,13 @@ class LogitsProcessors:
             self._counts.index_add_(0, output, torch.ones(len(output), device=device))
 
     @staticmethod
-    def needed(spec: SamplingSpec) -> bool:
+    def needed(start: RowStart) -> bool:
+        spec = start.sampling
         return bool(
             spec.logit_bias
             or spec.allowed_token_ids is not None
             or spec.bad_words
-            or spec.min_tokens > 0
+            or (spec.min_tokens > 0 and len(start.eos_token_ids) > EARLY_STOPS)
             or spec.presence_penalty
             or spec.frequency_penalty
             or spec.repetition_penalty != 1.0

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from chorale.engine.types import RowStart, SamplingSpec
+from chorale.engine.types import RowStart
+from chorale.kernels.ops import EARLY_STOPS
 from chorale.kernels.reference.noise import row_keys, wrap_seed
 from chorale.runtime.sampling.logits_processors import LogitsProcessors
 
@@ -45,6 +46,8 @@ class RowSamplingState:
         self.filters = np.zeros(num_rows, np.bool_)  # top_k, top_p or min_p
         self.num_logprobs: IntRows = np.full(num_rows, -1, np.int32)
         self.top_ks: IntRows = np.zeros(num_rows, np.int32)
+        self._early_stops: IntRows = np.full((num_rows, EARLY_STOPS), -1, np.int32)
+        self._may_stop_at = np.zeros(num_rows, np.int64)  # the first position that may be a stop id
         self._seeds = np.zeros(num_rows, np.uint64)
         self._filtered = np.zeros((num_rows, 3), np.bool_)
         self._floats = np.zeros((num_rows, 4), np.float32)  # temperature (0: greedy), top_k, top_p, min_p
@@ -63,15 +66,14 @@ class RowSamplingState:
         uses = (top_k < self._vocab_size, spec.top_p < 1.0, spec.min_p > 0.0)
         self._filtered[row] = uses if not greedy else False
         self.filters[row] = any(self._filtered[row])
-        self.needs_resampling[row] = (
-            spec.logprobs is not None or bool(spec.grammar) or LogitsProcessors.needed(spec)
-        )
+        stops = start.eos_token_ids[:EARLY_STOPS]
+        self._early_stops[row] = (*stops, *(-1,) * (EARLY_STOPS - len(stops)))
+        self._may_stop_at[row] = start.num_prompt_tokens + spec.min_tokens
+        needs_processors = LogitsProcessors.needed(start)
+        self.needs_resampling[row] = spec.logprobs is not None or bool(spec.grammar) or needs_processors
         self._edits.pop(row, None)
         self._prompts.pop(row, None)
-        self._start_extras(start, spec)
-
-    def _start_extras(self, start: RowStart, spec: SamplingSpec) -> None:
-        if LogitsProcessors.needed(spec):
+        if needs_processors:
             self._edits[start.row] = LogitsProcessors(
                 start, self._vocab_size, self._max_len, self._device, self._own
             )
@@ -97,6 +99,11 @@ class RowSamplingState:
     def floats(self, rows: IntRows) -> npt.NDArray[np.float32]:
         """[4, N]: temperature, top_k, top_p, min_p."""
         return np.ascontiguousarray(self._floats[rows].T)
+
+    def early_stops(self, rows: IntRows, positions: npt.NDArray[np.int64]) -> IntRows:
+        """[N, EARLY_STOPS]: the stop ids that the tokens at ``positions`` may not be yet, else -1."""
+        is_early = positions < self._may_stop_at[rows]
+        return np.where(is_early[:, None], self._early_stops[rows], np.int32(-1))
 
     def filtered(self, rows: IntRows) -> npt.NDArray[np.bool_]:
         return self._filtered[rows]

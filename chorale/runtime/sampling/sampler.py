@@ -2,9 +2,9 @@
 
 In this order, on a copy of the row's logits:
 
- 1. ids that are not tokens (reserved, ``<|startoftext|>``, padding) and ids that the row's grammar does not
-    allow (``grammar.py``) become -inf
- 2. the row's logits processors: logit_bias, allowed_token_ids, bad_words, min_tokens, penalties
+ 1. ids that are not tokens (reserved, ``<|startoftext|>``, padding), stop ids before min_tokens, and ids that
+    the row's grammar does not allow (``grammar.py``) become -inf
+ 2. the row's logits processors: logit_bias, allowed_token_ids, bad_words, penalties
  3. division by temperature
  4. top_k, then top_p within it, then min_p
  5. plus Gumbel noise f(seed, position, token id), and the largest wins
@@ -88,7 +88,12 @@ class Sampler:
         if len(processed) < len(batch):
             rows = torch.arange(len(batch), dtype=torch.int32, device=logits.device)
             draws = SamplingInputs(
-                batch.keys, batch.temperature, rows, _filters(batch), self._allowed(masks, len(batch))
+                batch.keys,
+                batch.temperature,
+                rows,
+                _filters(batch),
+                self._allowed(masks, len(batch)),
+                batch.early_stops,
             )
             self.draw(logits, draws, torch.empty_like(tokens), tokens)
         for start in range(0, len(processed), self._device.sample_rows):
@@ -104,6 +109,7 @@ class Sampler:
         scores, allowed = self._plain.permitted(logits), self._allowed(masks, len(batch))
         if allowed is not None:
             self._plain.forbid(scores, allowed)
+        self._plain.forbid_stops(scores, batch.early_stops)
         for row, processors in batch.processors.items():
             processors.apply(scores[row], int(batch.positions[row]))
         return self._plain.choose(

@@ -32,6 +32,7 @@ class SamplingBatch:
     top_k: torch.Tensor  # [N] float32; the vocabulary's size when off
     top_p: torch.Tensor  # [N] float32; 1 when off
     min_p: torch.Tensor  # [N] float32; 0 when off
+    early_stops: torch.Tensor  # [N, EARLY_STOPS] int32, see SamplingInputs
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -54,6 +55,7 @@ class SamplingBatch:
             top_k=self.top_k[index],
             top_p=self.top_p[index],
             min_p=self.min_p[index],
+            early_stops=self.early_stops[index],
         )
 
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from chorale.engine.types import CacheGroup, StepPlan
-from chorale.kernels.ops import AttentionMeta, ForwardBatch
+from chorale.kernels.ops import EARLY_STOPS, AttentionMeta, ForwardBatch
 from chorale.runtime.device import Device
 from chorale.runtime.sampling.row_state import RowSamplingState
 from chorale.runtime.steps.batch import PromptLogprobs, SamplingBatch, StepBatch
@@ -138,12 +138,13 @@ class Buffers:
 
     def _sampling_arrays(self, rows: Int32, positions: npt.NDArray[np.int64]) -> tuple[Int32, ...]:
         """The parameters of ``_sampling_batch``."""
-        return rows, self.rows.keys(rows, positions).ravel(), self.rows.floats(rows).view(np.int32).ravel()
+        keys, floats = self.rows.keys(rows, positions), self.rows.floats(rows).view(np.int32)
+        return rows, keys.ravel(), floats.ravel(), self.rows.early_stops(rows, positions).ravel()
 
     def _sampling_batch(
         self, sampled: Int32, positions: npt.NDArray[np.int64], parts: _Parts
     ) -> SamplingBatch:
-        rows, keys, floats = parts.take(3)
+        rows, keys, floats, early_stops = parts.take(4)
         temperature, top_k, top_p, min_p = floats.view(torch.float32).view(4, -1)
         return SamplingBatch(
             rows=sampled,
@@ -159,6 +160,7 @@ class Buffers:
             top_k=top_k,
             top_p=top_p,
             min_p=min_p,
+            early_stops=early_stops.view(-1, EARLY_STOPS),
         )
 
     def _prompt_logprobs(self, plan: StepPlan, query_start: Int32) -> list[PromptLogprobs]:

@@ -1,6 +1,6 @@
 """Decode steps in static memory: what a graph contains, and the numbers that change between its replays.
 
-In such a step every row computes one token and samples the next. The host packs eleven int32 a row into
+In such a step every row computes one token and samples the next. The host packs 19 int32 a row into
 pinned memory and copies them in one transfer; everything else, from token ids to the sampled token, happens
 in the graph. Rows that need more than temperature and filters (logits processors, a grammar,
 log-probabilities) are sampled again after it.
@@ -20,7 +20,14 @@ import numpy.typing as npt
 import torch
 
 from chorale.engine.types import StepPlan
-from chorale.kernels.ops import AttentionMeta, DecodeInputs, DecodeState, ForwardBatch, SamplingInputs
+from chorale.kernels.ops import (
+    EARLY_STOPS,
+    AttentionMeta,
+    DecodeInputs,
+    DecodeState,
+    ForwardBatch,
+    SamplingInputs,
+)
 from chorale.model.gpt_oss import GptOss
 from chorale.runtime.device import Device
 from chorale.runtime.memory import KEPT_ROWS, LOGIT_ROWS
@@ -30,7 +37,8 @@ from chorale.runtime.steps.buffers import Buffers
 from chorale.runtime.steps.graph_sizes import context_sizes, pick
 
 ROW, COMPUTED, TOKEN, FULL_BLOCK, WINDOW_BLOCK, KEY_A, KEY_B, TEMPERATURE, TOP_K, TOP_P, MIN_P = range(11)
-NUM_COLUMNS = 11
+STOPS = 11  # the first of EARLY_STOPS columns
+NUM_COLUMNS = STOPS + EARLY_STOPS
 # Batches of more than ``MANY_ROWS`` rows run in a captured size up to ``NEAR`` times theirs for ``PATIENCE``
 # steps before their own size is captured: there, a dummy row costs little, and a capture as much as many.
 MANY_ROWS, NEAR, PATIENCE = 8, 1.5, 64
@@ -51,6 +59,7 @@ class Packer:
         self._padding: Int32 = np.zeros((NUM_COLUMNS, 1), np.int32)
         self._padding[ROW] = spare_row
         self._padding[FULL_BLOCK : WINDOW_BLOCK + 1] = -1
+        self._padding[STOPS:] = -1
         self._padding[TOP_P] = np.float32(1).view(np.int32)
         self._padding[TOP_K] = np.float32(2**24).view(np.int32)
 
@@ -64,8 +73,10 @@ class Packer:
         columns[ROW, :count] = rows
         columns[COMPUTED, :count] = computed
         columns[TOKEN, :count] = plan.token_ids
-        columns[KEY_A : KEY_B + 1, :count] = self._rows.keys(rows, computed.astype(np.int64) + 1).T
-        columns[TEMPERATURE:, :count] = self._rows.floats(rows).view(np.int32)
+        positions = computed.astype(np.int64) + 1
+        columns[KEY_A : KEY_B + 1, :count] = self._rows.keys(rows, positions).T
+        columns[STOPS:, :count] = self._rows.early_stops(rows, positions).T
+        columns[TEMPERATURE:STOPS, :count] = self._rows.floats(rows).view(np.int32)
         return not len(plan.append_row) or self._pack_blocks(plan, columns)
 
     def dummies(self, size: int) -> Int32:
@@ -236,8 +247,8 @@ class DecodeGraphRunner:
         """Return the step that a graph contains. It uses static memory only."""
         columns = self._inputs[: NUM_COLUMNS * size].view(NUM_COLUMNS, size)
         given = DecodeInputs(columns[ROW], columns[COMPUTED], columns[TOKEN], columns[FULL_BLOCK:KEY_A])
-        keys, floats = columns[KEY_A : KEY_B + 1].t(), columns[TEMPERATURE:].view(torch.float32)
-        draws = SamplingInputs(keys, floats[0], columns[ROW], floats[1:].t() if filtered else None)
+        keys, floats = columns[KEY_A : KEY_B + 1].t(), columns[TEMPERATURE:STOPS].view(torch.float32)
+        filters, stops = floats[1:].t() if filtered else None, columns[STOPS:].t()
         batch = self._batch(size, longest)
         decode_inputs = self._model.ops.decode_inputs
 
@@ -247,8 +258,13 @@ class DecodeGraphRunner:
             for first in range(0, size, LOGIT_ROWS):
                 some = slice(first, min(first + LOGIT_ROWS, size))
                 logits = self._model.logits(hidden, self._index[some])
-                filters = None if draws.filters is None else draws.filters[some]
-                own = SamplingInputs(draws.keys[some], draws.temperature[some], draws.rows[some], filters)
+                own = SamplingInputs(
+                    keys[some],
+                    floats[0, some],
+                    columns[ROW, some],
+                    None if filters is None else filters[some],
+                    early_stops=stops[some],
+                )
                 self._sampler.draw(logits, own, self._buffers.last_token, self.tokens[some])
             if size <= len(self._logits):
                 self._logits[:size].copy_(logits)

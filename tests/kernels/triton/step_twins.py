@@ -11,6 +11,7 @@ import torch
 
 from chorale.engine.types import RowStart, SamplingSpec
 from chorale.kernels.ops import (
+    EARLY_STOPS,
     NO_FINITE_LOGITS,
     NOTHING_ALLOWED,
     Allowed,
@@ -44,12 +45,21 @@ def allowed_of(masks: dict[int, set[int]], count: int, vocab: int) -> Allowed:
     return Allowed(index.to(DEVICE), torch.from_numpy(np.packbits(bits, 1, bitorder="little")).to(DEVICE))
 
 
+def early_stops(stops: dict[int, list[int]], count: int) -> torch.Tensor:
+    """``stops``: row -> the ids that it may not have yet."""
+    found = torch.full((count, EARLY_STOPS), -1, dtype=torch.int32)
+    for row, tokens in stops.items():
+        found[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
+    return found
+
+
 def draw_both(
     logits: torch.Tensor,
     temperature: list[float],
     forbidden: tuple[int, ...] = (),
     masks: dict[int, set[int]] | None = None,
     filters: torch.Tensor | None = None,
+    stops: dict[int, list[int]] | None = None,
 ) -> tuple[list[int], list[int], list[int]]:
     """(the kernel's tokens, plain torch's, what the kernel left for the next step)."""
     count, vocab = logits.shape
@@ -63,12 +73,14 @@ def draw_both(
         out = torch.ones(vocab, dtype=torch.bool)
         out[sorted(tokens)] = False
         seen[row, out & seen[row].isfinite()] = -1e30  # finite, or the row would be broken
-    sampler.draw(seen, SamplingInputs(keys, heat, rows, filters), last, theirs)
+    early = None if stops is None else early_stops(stops, count)
+    sampler.draw(seen, SamplingInputs(keys, heat, rows, filters, early_stops=early), last, theirs)
     ours, ours_last = torch.full_like(theirs, 99).to(DEVICE), torch.full_like(last, 99).to(DEVICE)
     strided = keys.t().contiguous().t().to(DEVICE)  # as in the columns of a step
     allowed = None if masks is None else allowed_of(masks, count, vocab)
     columns = None if filters is None else filters.to(DEVICE)
-    draws = SamplingInputs(strided, heat.to(DEVICE), rows.to(DEVICE), columns, allowed)
+    strided_stops = None if early is None else early.t().contiguous().t().to(DEVICE)
+    draws = SamplingInputs(strided, heat.to(DEVICE), rows.to(DEVICE), columns, allowed, strided_stops)
     sample(sampler.forbidden.to(DEVICE), logits.to(DEVICE), draws, ours_last, ours)
     assert int(ours_last[count]) == 99
     return ours.tolist(), theirs.tolist(), ours_last[rows.long()].tolist()
@@ -127,6 +139,25 @@ def test_what_a_grammar_allows(vocab: int, filtered: bool) -> None:
     assert ours[2] != best[2]
     assert ours[4] == vocab - 1
     assert ours[5:] == [NOTHING_ALLOWED] * 2  # the only one that is allowed is forbidden; none is allowed
+
+
+@pytest.mark.parametrize("vocab", [37, 5000])
+@pytest.mark.parametrize("filtered", [False, True])
+def test_stop_ids_that_come_too_early(vocab: int, filtered: bool) -> None:
+    """Of rows that would have their best id, those that may not have it yet get another one."""
+    logits = torch.randn(6, vocab, generator=torch.Generator().manual_seed(vocab)) * 3
+    order = logits.argsort(1, descending=True)
+    stops = {1: order[1, :EARLY_STOPS].tolist(), 2: [int(order[2, 0])], 4: order[4, :2].tolist(), 5: [vocab]}
+    filters = torch.tensor([[2.0, 1.0, 0.0]]).repeat(6, 1) if filtered else None
+    masks = {4: set(order[4, :3].tolist())}
+    for heat in ([0.0] * 6, [0.01] * 6):
+        ours, theirs, _ = draw_both(logits, heat, (), masks, filters, stops)
+        assert ours == theirs
+        assert ours[0] == order[0, 0]
+        assert ours[1] not in stops[1]
+        assert ours[2] != order[2, 0]
+        assert ours[4] == order[4, 2]
+        assert ours[5] == order[5, 0]
 
 
 def test_sampler_with_grammars_equals_plain_torch() -> None:

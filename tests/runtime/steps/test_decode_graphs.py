@@ -21,6 +21,7 @@ from chorale.grammar.constraint import json_schema
 from chorale.grammar.frames import Frames, turn_grammar
 from chorale.harmony.render import ASSISTANT
 from chorale.harmony.vocab import START
+from chorale.kernels.ops import EARLY_STOPS
 from chorale.kernels.reference.ops import REFERENCE_OPS
 from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config import ModelConfig
@@ -37,6 +38,7 @@ from chorale.runtime.steps.decode_graphs import (
     FULL_BLOCK,
     NUM_COLUMNS,
     ROW,
+    STOPS,
     TEMPERATURE,
     TOKEN,
     TOP_K,
@@ -160,6 +162,21 @@ def test_columns_of_a_plan() -> None:
     assert (columns[FULL_BLOCK : WINDOW_BLOCK + 1] == -1).all()
 
 
+def test_stop_ids_before_min_tokens() -> None:
+    """Rows 4, 0 and 2 sample positions 33, 6 and 64; they may stop at 33, 8 and never."""
+    rows = RowSamplingState(6, 512, 100, torch.device("cpu"))
+    for row, least in ((4, 31), (0, 6), (2, 90)):
+        rows.start(row_start(row, SamplingSpec(min_tokens=least), [1, 2], eos=(7, 300) if row else (9,)))
+    columns = np.full((NUM_COLUMNS, 4), 99, np.int32)
+    assert Packer(rows, 6, 16).pack(plan_of(), columns)
+    assert columns[STOPS:].T[:, :3].tolist() == [[-1] * 3, [9, -1, -1], [7, 300, -1], [-1] * 3]
+    assert (columns[STOPS + 2 :] == -1).all()
+    assert not rows.needs_resampling.any()
+    many = SamplingSpec(min_tokens=3)
+    rows.start(row_start(1, many, [1, 2], eos=tuple(range(EARLY_STOPS + 1))))
+    assert rows.needs_resampling[1]
+
+
 def appended(rows: list[int], groups: list[int], indices: list[int], blocks: list[int]) -> StepPlan:
     names = ("append_row", "append_group", "append_index", "append_block")
     arrays = (np.array(values, np.int32) for values in (rows, groups, indices, blocks))
@@ -232,6 +249,25 @@ def test_equals_eager(checkpoint: Path, alone: dict[str, list[list[int]]], optio
     assert tokens_of(run(core, mixed_requests())) == alone  # prompts from the cache
     assert {filtered for *_, filtered in decodes_of(core)._graphs} == {False, True}
     assert (mixed_of(core).num_graphs >= 1) == options.get("mixed_cuda_graphs", True)
+
+
+def test_min_tokens_needs_no_second_sampling(checkpoint: Path) -> None:
+    """The ids that a greedy row would take may not come before its min_tokens, and end it then."""
+    prompt = random_prompt(40, seed=3)
+    free = run(
+        make_engine(checkpoint), [request("a", prompt, temperature=0.0, max_tokens=12, ignore_eos=True)]
+    )
+    liked = tuple(dict.fromkeys(free["a"][0].token_ids))[:EARLY_STOPS]
+    limits = {"stop_token_ids": liked, "min_tokens": 9, "max_tokens": 40, "ignore_eos": True}
+    asked = [request("a", prompt, temperature=0.0, **limits), request("b", prompt, seed=5, **limits)]
+    expected = tokens_of(run(make_engine(checkpoint), asked))
+    core = graph_engine(checkpoint)
+    assert tokens_of(run(core, asked)) == expected
+    assert not worker_of(core)._buffers.rows.needs_resampling.any()
+    for (tokens,) in expected.values():
+        assert len(tokens) > 9
+        assert not set(tokens[:9]) & set(liked)
+    assert expected["a"][0][-1] in liked
 
 
 def test_more_rows_than_the_largest_graph_run_without_one(

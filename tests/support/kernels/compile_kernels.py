@@ -19,6 +19,7 @@ from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.experimental.gluon.language import NVMMASharedLayout
 
+from chorale.kernels.ops import EARLY_STOPS
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.attention import decode as attention
 from chorale.kernels.triton.attention import prefill
@@ -273,9 +274,9 @@ def around_the_model(asm: bool) -> list[Variant]:
         "*fp32",
     )
     sums = {"sums_ptr": "*fp32", "old_sums_ptr": "*fp32", "forbidden_ptr": "*u8"}
-    sums |= {"index_ptr": "*i32", "octets_ptr": "*u8"}
+    sums |= {"index_ptr": "*i32", "octets_ptr": "*u8", "stops_ptr": "*i32"}
     types = numbers | wide | floats | sums
-    cut = {"BLOCK": thresholds.BLOCK, "BLOCKS": thresholds.BLOCKS, "MASKED": True}
+    cut = {"BLOCK": thresholds.BLOCK, "BLOCKS": thresholds.BLOCKS, "MASKED": True, "STOPS": EARLY_STOPS}
     pieces = {"PIECES": 64}
     inputs, chosen = types | {"token_ptr": "*i64"}, types | {"token_ptr": "*i32", "out_ptr": "*i64"}
     found: list[Variant] = [
@@ -296,7 +297,14 @@ def around_the_model(asm: bool) -> list[Variant]:
         found.append((f"pass {name}", thresholds._pass_kernel, each | cut, types, 4, 3))
         found.append((f"settle {name}", thresholds._settle_kernel, each, types, 1, 3))
     for filtered in (False, True):
-        constants = {"BLOCK": 1024, "BLOCKS": 8, "FILTERED": filtered, "MASKED": filtered, "ASM": asm}
+        constants = {
+            "BLOCK": 1024,
+            "BLOCKS": 8,
+            "FILTERED": filtered,
+            "MASKED": filtered,
+            "STOPS": EARLY_STOPS,
+        }
+        constants |= {"ASM": asm}
         for name, first in ((f"pieces {filtered}", 0), (f"pieces {filtered} of the second rank", 100544)):
             found.append((name, sample._pieces_kernel, constants | {"FIRST": first}, chosen, 4, 3))
     return found

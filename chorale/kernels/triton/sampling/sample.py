@@ -15,7 +15,7 @@ import triton.language as tl
 
 from chorale.kernels.ops import NO_FINITE_LOGITS, NOTHING_ALLOWED, Sample, SamplingInputs
 from chorale.kernels.triton.launch import is_nvidia
-from chorale.kernels.triton.sampling.thresholds import is_out, mask_of, thresholds
+from chorale.kernels.triton.sampling.thresholds import is_out, masks_in_use, masks_of, thresholds
 
 _NONE = tl.constexpr(NO_FINITE_LOGITS)
 _FORBIDDEN = tl.constexpr(NOTHING_ALLOWED)
@@ -56,10 +56,11 @@ def gumbel(tokens, a, b, ASM: tl.constexpr):
 
 
 # Columns of a step's numbers begin anywhere; specialising kernels on the alignment would make too many.
-_COLUMNS = ["keys_ptr", "temperature_ptr", "rows_ptr", "out_ptr", "index_ptr"]
+_COLUMNS = ["keys_ptr", "temperature_ptr", "rows_ptr", "out_ptr", "index_ptr", "stops_ptr"]
+_STRIDES = ["key_stride", "word_stride", "stops_stride", "stop_stride"]
 
 
-@triton.jit(do_not_specialize=["key_stride", "word_stride"], do_not_specialize_on_alignment=_COLUMNS)
+@triton.jit(do_not_specialize=_STRIDES, do_not_specialize_on_alignment=_COLUMNS)
 def _pieces_kernel(
     logits_ptr,  # [N, V] float32
     keys_ptr,  # [N, 2] int32
@@ -69,6 +70,9 @@ def _pieces_kernel(
     index_ptr,  # [N] int32 (if MASKED)
     octets_ptr,  # [G, octets_stride] uint8
     octets_stride,
+    stops_ptr,  # [N, STOPS] int32 (if STOPS)
+    stops_stride,
+    stop_stride,
     best_ptr,  # [N, PIECES] float32
     token_ptr,  # [N, PIECES] int32
     most_ptr,  # [N, PIECES] float32: the largest raw logit, +inf if there is a NaN
@@ -81,6 +85,7 @@ def _pieces_kernel(
     BLOCKS: tl.constexpr,  # of a piece
     FILTERED: tl.constexpr,
     MASKED: tl.constexpr,
+    STOPS: tl.constexpr,
     ASM: tl.constexpr,
     FIRST: tl.constexpr,  # the token id of column 0
 ):
@@ -99,7 +104,10 @@ def _pieces_kernel(
         inside = tokens < V
         raw = tl.load(logits_ptr + row * stride + tokens, mask=inside, other=-float("inf"))
         most = tl.maximum(most, tl.where(raw == raw, raw, float("inf")))
-        out = is_out(forbidden_ptr, index_ptr, octets_ptr, octets_stride, row, tokens, V, MASKED)
+        out = is_out(
+            forbidden_ptr, index_ptr, octets_ptr, octets_stride, stops_ptr, stops_stride, stop_stride,
+            row, tokens, V, MASKED, STOPS, FIRST,
+        )  # fmt: skip
         scores = raw
         if temperature > 0:
             heat = raw / temperature
@@ -166,10 +174,10 @@ def best_of_pieces(
     keys = draws.keys
     _pieces_kernel[(pieces, count)](
         logits, keys, draws.temperature, best if edge is None else edge, forbidden,
-        *mask_of(draws, forbidden), best, tokens, most,
+        *masks_of(draws, forbidden), best, tokens, most,
         vocab, logits.stride(0), keys.stride(0), keys.stride(1), pieces,
         BLOCK=block, BLOCKS=blocks, FILTERED=edge is not None,
-        MASKED=draws.allowed is not None, ASM=is_nvidia(logits.device), FIRST=first, num_warps=4,
+        **masks_in_use(draws), ASM=is_nvidia(logits.device), FIRST=first, num_warps=4,
     )  # fmt: skip
     return best, tokens, most
 

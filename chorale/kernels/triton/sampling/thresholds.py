@@ -14,13 +14,19 @@ import torch
 import triton
 import triton.language as tl
 
-from chorale.kernels.ops import SamplingInputs
+from chorale.kernels.ops import EARLY_STOPS, SamplingInputs
 
 BLOCK = 1024
 BLOCKS = 4  # of a piece
 _PASSES = 11  # 8 ** 11 >= 2 ** 32
 _SLOTS = 8  # seven pivots, and everything
-_COLUMNS = ["temperature_ptr", "filters_ptr", "index_ptr"]  # may begin anywhere in a step's numbers
+_COLUMNS = [
+    "temperature_ptr",
+    "filters_ptr",
+    "index_ptr",
+    "stops_ptr",
+]  # may begin anywhere in a step's numbers
+_STRIDES = ["stops_stride", "stop_stride"]
 _LOWEST_KEY = tl.constexpr(-2139095040)  # of the lowest finite float32
 
 
@@ -38,8 +44,12 @@ def _value_of(key):
 
 
 @triton.jit
-def is_out(forbidden_ptr, index_ptr, octets_ptr, octets_stride, row, tokens, V, MASKED: tl.constexpr):
-    """Which of some tokens a row cannot have: those forbidden to all rows, or by the row's grammar."""
+def is_out(
+    forbidden_ptr, index_ptr, octets_ptr, octets_stride, stops_ptr, stops_stride, stop_stride,
+    row, tokens, V, MASKED: tl.constexpr, STOPS: tl.constexpr, FIRST: tl.constexpr,
+):  # fmt: skip
+    """Which of some tokens a row cannot have: those forbidden to all rows, by the row's grammar, or before
+    its ``min_tokens``. FIRST: the token id of column 0."""
     inside = tokens < V
     out = tl.load(forbidden_ptr + tokens, mask=inside, other=1) != 0
     if MASKED:
@@ -47,17 +57,25 @@ def is_out(forbidden_ptr, index_ptr, octets_ptr, octets_stride, row, tokens, V, 
         places = octets_ptr + tl.maximum(index, 0) * octets_stride + tokens // 8
         octets = tl.load(places, mask=inside, other=0).to(tl.int32)
         out |= (((octets >> (tokens % 8)) & 1) == 0) & (index >= 0)
+    if STOPS > 0:
+        stops_ptr += row * stops_stride
+        if tl.load(stops_ptr) >= 0:
+            for n in tl.static_range(STOPS):
+                out |= tokens + FIRST == tl.load(stops_ptr + n * stop_stride)
     return out
 
 
 @triton.jit
 def _load_scores(
-    logits_ptr, forbidden_ptr, index_ptr, octets_ptr, octets_stride, row, tokens, V, temperature,
-    MASKED: tl.constexpr,
+    logits_ptr, forbidden_ptr, index_ptr, octets_ptr, octets_stride, stops_ptr, stops_stride, stop_stride,
+    row, tokens, V, temperature, MASKED: tl.constexpr, STOPS: tl.constexpr,
 ):  # fmt: skip
     """Logits over temperature of some tokens of a row; -inf for tokens that are out, NaN or past the end."""
     raw = tl.load(logits_ptr + tokens, mask=tokens < V, other=-float("inf"))
-    out = is_out(forbidden_ptr, index_ptr, octets_ptr, octets_stride, row, tokens, V, MASKED)
+    out = is_out(
+        forbidden_ptr, index_ptr, octets_ptr, octets_stride, stops_ptr, stops_stride, stop_stride,
+        row, tokens, V, MASKED, STOPS, 0,
+    )  # fmt: skip
     scores = raw / temperature
     return tl.where((scores == scores) & ~out, scores, -float("inf"))
 
@@ -78,7 +96,7 @@ def _filtered(filters_ptr, row, V):
     return (k < V) | (p < 1.0) | (m > 0.0)
 
 
-@triton.jit(do_not_specialize_on_alignment=_COLUMNS)
+@triton.jit(do_not_specialize=_STRIDES, do_not_specialize_on_alignment=_COLUMNS)
 def _best_kernel(
     logits_ptr,
     stride,
@@ -88,12 +106,16 @@ def _best_kernel(
     index_ptr,  # [N] int32 (if MASKED)
     octets_ptr,  # [G, octets_stride] uint8
     octets_stride,
+    stops_ptr,  # [N, STOPS] int32 (if STOPS)
+    stops_stride,
+    stop_stride,
     best_ptr,  # [N, pieces]
     V,
     pieces,
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
     MASKED: tl.constexpr,
+    STOPS: tl.constexpr,
 ):
     row, piece = tl.program_id(1).to(tl.int64), tl.program_id(0)
     temperature = tl.load(temperature_ptr + row)
@@ -102,8 +124,8 @@ def _best_kernel(
         for block in range(BLOCKS):
             tokens = (piece * BLOCKS + block) * BLOCK + tl.arange(0, BLOCK)
             scores = _load_scores(
-                logits_ptr + row * stride, forbidden_ptr, index_ptr, octets_ptr, octets_stride, row, tokens,
-                V, temperature, MASKED,
+                logits_ptr + row * stride, forbidden_ptr, index_ptr, octets_ptr, octets_stride,
+                stops_ptr, stops_stride, stop_stride, row, tokens, V, temperature, MASKED, STOPS,
             )  # fmt: skip
             best = tl.maximum(best, scores)
         tl.store(best_ptr + row * pieces + piece, tl.max(best, 0))
@@ -159,7 +181,7 @@ def _range_of(bounds_ptr, sums_ptr, goal, top, row, pieces, number, K: tl.conste
     return low, width
 
 
-@triton.jit(do_not_specialize=["number"], do_not_specialize_on_alignment=_COLUMNS)
+@triton.jit(do_not_specialize=["number", *_STRIDES], do_not_specialize_on_alignment=_COLUMNS)
 def _pass_kernel(
     logits_ptr,
     stride,
@@ -169,6 +191,9 @@ def _pass_kernel(
     index_ptr,
     octets_ptr,
     octets_stride,
+    stops_ptr,
+    stops_stride,
+    stop_stride,
     top_ptr,
     floor_ptr,  # [N]: of a nucleus, what top_k left
     old_bounds_ptr,  # [N, 2] int64: low, width of the pass before
@@ -183,6 +208,7 @@ def _pass_kernel(
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
     MASKED: tl.constexpr,
+    STOPS: tl.constexpr,
 ):
     row, piece = tl.program_id(1).to(tl.int64), tl.program_id(0)
     temperature = tl.load(temperature_ptr + row)
@@ -201,8 +227,8 @@ def _pass_kernel(
         for block in range(BLOCKS):
             tokens = (piece * BLOCKS + block) * BLOCK + tl.arange(0, BLOCK)
             scores = _load_scores(
-                logits_ptr + row * stride, forbidden_ptr, index_ptr, octets_ptr, octets_stride, row, tokens,
-                V, temperature, MASKED,
+                logits_ptr + row * stride, forbidden_ptr, index_ptr, octets_ptr, octets_stride,
+                stops_ptr, stops_stride, stop_stride, row, tokens, V, temperature, MASKED, STOPS,
             )  # fmt: skip
             if K:
                 mass = tl.full((BLOCK,), 1.0, tl.float32)
@@ -216,7 +242,7 @@ def _pass_kernel(
             tl.store(sums_ptr + (row * pieces + piece) * 8 + n, tl.sum(sums[n], 0))
 
 
-@triton.jit(do_not_specialize=["number"], do_not_specialize_on_alignment=_COLUMNS)
+@triton.jit(do_not_specialize=["number", *_STRIDES], do_not_specialize_on_alignment=_COLUMNS)
 def _settle_kernel(
     temperature_ptr,
     filters_ptr,
@@ -253,7 +279,7 @@ def thresholds(logits: torch.Tensor, draws: SamplingInputs, forbidden: torch.Ten
     temperature, columns = draws.temperature, draws.filters.contiguous()
     pieces = triton.cdiv(vocab, BLOCK * BLOCKS)
     sizes = {"PIECES": triton.next_power_of_2(pieces)}
-    cut = {"BLOCK": BLOCK, "BLOCKS": BLOCKS, "MASKED": draws.allowed is not None}
+    cut = {"BLOCK": BLOCK, "BLOCKS": BLOCKS, **masks_in_use(draws)}
 
     def room(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=logits.device)
@@ -261,7 +287,7 @@ def thresholds(logits: torch.Tensor, draws: SamplingInputs, forbidden: torch.Ten
     best, top, floor, edge = room(count, pieces), room(count), room(count), room(count)
     sums = [room(count, pieces, _SLOTS) for _ in range(2)]
     bounds = [room(count, 2, dtype=torch.int64) for _ in range(2)]
-    source = (logits, logits.stride(0), temperature, columns, forbidden, *mask_of(draws, forbidden))
+    source = (logits, logits.stride(0), temperature, columns, forbidden, *masks_of(draws, forbidden))
     _best_kernel[(pieces, count)](*source, best, vocab, pieces, **cut, num_warps=4)
     _prepare_kernel[(count,)](best, temperature, columns, top, edge, vocab, pieces, **sizes, num_warps=1)
     for is_k in (True, False):
@@ -279,8 +305,16 @@ def thresholds(logits: torch.Tensor, draws: SamplingInputs, forbidden: torch.Ten
     return edge
 
 
-def mask_of(draws: SamplingInputs, unused: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Returns a kernel's mask arguments: index, octets and their stride; ``unused`` without a mask."""
-    if draws.allowed is None:
-        return unused, unused, 0
-    return draws.allowed.index, draws.allowed.octets, draws.allowed.octets.stride(0)
+def masks_of(draws: SamplingInputs, unused: torch.Tensor) -> tuple[torch.Tensor | int, ...]:
+    """Returns a kernel's mask arguments: the grammars' index, octets and stride, the early stops and their
+    strides; ``unused`` in place of what is absent."""
+    allowed, stops = draws.allowed, draws.early_stops
+    grammars = (
+        (unused, unused, 0) if allowed is None else (allowed.index, allowed.octets, allowed.octets.stride(0))
+    )
+    return *grammars, *((unused, 0, 0) if stops is None else (stops, stops.stride(0), stops.stride(1)))
+
+
+def masks_in_use(draws: SamplingInputs) -> dict[str, int]:
+    """Returns the constants of ``is_out`` that say which masks there are."""
+    return {"MASKED": draws.allowed is not None, "STOPS": 0 if draws.early_stops is None else EARLY_STOPS}
