@@ -38,8 +38,9 @@ from chorale.kernels.triton import tuning
 from chorale.kernels.triton.dense.linear import float32_product
 from chorale.kernels.triton.dense.norm import Norm, add_norm
 from chorale.kernels.triton.moe.router import pack_router
-from chorale.kernels.triton.reduce.memory import Layout, PeerMemory, symmetric_memory
+from chorale.kernels.triton.reduce.memory import Layout
 from chorale.kernels.triton.reduce.reducer import SymmetricReducer
+from chorale.parallel.peer_memory import PeerMemory, symmetric_memory
 from chorale.processes import die_with_parent
 
 H, EPS, CALLS = 2880, 1e-5, 100

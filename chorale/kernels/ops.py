@@ -182,6 +182,15 @@ class MakeSampler(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class StepSizes:
+    """What the memory for exchanges between ranks depends on."""
+
+    hidden: int
+    tokens: int  # of the largest step
+    dtype: torch.dtype  # of the model
+
+
+@dataclass(frozen=True, slots=True)
 class Ops:
     """One back end. ``kernels/reference/`` defines each callable exactly.
 
@@ -249,3 +258,7 @@ class Ops:
     # (function that starts the compile processes) -> precompiler. Raises ``RuntimeError`` if it cannot work
     # here. None: there is nothing to compile.
     precompiler: Callable[[Callable[[], CompilePool | None]], Precompiler] | None = None
+
+    # The same ops with sums over ranks through memory that the ranks share; all ranks call it. Returns None
+    # if they do not share any. None: one rank, or a back end that has no such kernels.
+    over_peers: Callable[[StepSizes, torch.device], Ops | None] | None = None

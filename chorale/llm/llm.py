@@ -50,7 +50,6 @@ _IGNORED = {
     "max_seq_len_to_capture": "graphs are captured as needed",
     "disable_log_stats": "LLM logs none",
     "enable_chunked_prefill": "prefill is always chunked",
-    "disable_custom_all_reduce": "ranks exchange through NCCL alone",
     "distributed_executor_backend": "ranks are processes of one machine",
     "load_format": "safetensors is the only format",
     "skip_tokenizer_init": "the harmony vocabulary is built in",

@@ -13,9 +13,23 @@ from chorale.errors import EngineError
 if TYPE_CHECKING:
     import torch
 
+    from chorale.parallel.peer_memory import PeerMemory
+
 
 class CommunicationError(EngineError):
     """An exchange failed or took too long: some other rank has ended or hangs."""
+
+
+class Exchange(Protocol):
+    """Kernels of ours that wait for what other ranks write."""
+
+    def check(self) -> None:
+        """Raises ``CommunicationError`` naming a rank that a kernel has waited for in vain."""
+        ...
+
+    def set_limit(self, seconds: float) -> None:
+        """Set how long kernels wait, those that wait already, too."""
+        ...
 
 
 class Communicator(Protocol):
@@ -38,6 +52,18 @@ class Communicator(Protocol):
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensors of all ranks, [size, *shape]."""
+        ...
+
+    def peer_memory(self, num_bytes: int, device: torch.device) -> PeerMemory | None:
+        """Allocate memory that all ranks can write to. Returns None on all ranks if one of them cannot."""
+        ...
+
+    def watch(self, exchange: Exchange) -> None:
+        """Include ``exchange`` in ``check`` and ``abort``."""
+        ...
+
+    def check(self) -> None:
+        """Raises ``CommunicationError`` if a watched exchange has failed."""
         ...
 
     def abort(self) -> None:
@@ -63,6 +89,15 @@ class Alone:
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.unsqueeze(0)
 
+    def peer_memory(self, num_bytes: int, device: torch.device) -> PeerMemory | None:
+        return None
+
+    def watch(self, exchange: Exchange) -> None:
+        return None
+
+    def check(self) -> None:
+        return None
+
     def abort(self) -> None:
         return None
 
@@ -78,6 +113,11 @@ class Silent(Alone):
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.expand(self.size, *tensor.shape).contiguous()
+
+    def peer_memory(self, num_bytes: int, device: torch.device) -> PeerMemory | None:
+        from chorale.parallel.peer_memory import simulated_memory
+
+        return simulated_memory(num_bytes, self.rank, self.size, device)
 
 
 ALONE: Communicator = Alone()

@@ -6,6 +6,7 @@ The groups are made directly, so that a program that uses ``LLM`` keeps its own 
 from __future__ import annotations
 
 import datetime
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,9 +15,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from chorale.parallel.communicator import CommunicationError, Communicator
+from chorale.parallel.communicator import CommunicationError, Communicator, Exchange
+from chorale.parallel.peer_memory import PeerMemory, name_group, symmetric_memory
 
+logger = logging.getLogger(__name__)
 # A backstop: ranks that end or hang are noticed by their channels (``ranks.py``) long before.
+GROUP_NAME = "chorale-ranks"
 TIMEOUT = datetime.timedelta(minutes=10)
 
 
@@ -25,6 +29,7 @@ class GroupCommunicator:
 
     def __init__(self, group: Any, rank: int, size: int) -> None:
         self._group = group
+        self._exchanges: list[Exchange] = []
         self.rank, self.size = rank, size
 
     def maximum_(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -36,7 +41,19 @@ class GroupCommunicator:
             self._group.allgather([list(found.unbind(0))], [tensor.contiguous()]).wait()
         return found
 
+    def peer_memory(self, num_bytes: int, device: torch.device) -> PeerMemory | None:
+        return None
+
+    def watch(self, exchange: Exchange) -> None:
+        self._exchanges.append(exchange)
+
+    def check(self) -> None:
+        for exchange in self._exchanges:
+            exchange.check()
+
     def abort(self) -> None:
+        for exchange in self._exchanges:
+            exchange.set_limit(0.0)
         self._group.abort()
 
     def close(self) -> None:
@@ -80,6 +97,8 @@ class Nccl(GroupCommunicator):
         with _failures():
             store = dist.FileStore(str(meeting_point), size)  # type: ignore[attr-defined]
             super().__init__(dist.ProcessGroupNCCL(store, rank, size, options), rank, size)
+            self._device = device
+            name_group(GROUP_NAME, rank, size, dist.PrefixStore("peer memory", store))  # type: ignore[attr-defined]
             self.all_reduce_(torch.zeros(1, device=device))  # connects, which a graph's capture must not
             self.all_gather(torch.zeros(1, device=device))
 
@@ -94,6 +113,24 @@ class Nccl(GroupCommunicator):
         with _failures():
             self._group.allreduce([tensor]).wait()
         return tensor
+
+    def peer_memory(self, num_bytes: int, device: torch.device) -> PeerMemory | None:
+        """All ranks call this. A rank that cannot reach its peers' memory makes all ranks use NCCL."""
+        found, why = None, "another rank cannot reach its peers' memory"
+        try:
+            found = symmetric_memory(num_bytes, GROUP_NAME, device, self._barrier)
+        except RuntimeError as error:
+            why = str(error).splitlines()[0]
+        failed = self.maximum_(torch.tensor([found is None], dtype=torch.float32, device=device))
+        if not bool(failed):
+            return found
+        if self.rank == 0:
+            logger.warning("the GPUs do not share memory, so ranks exchange through NCCL, slower: %s", why)
+        return None
+
+    def _barrier(self) -> None:
+        self.all_reduce_(torch.zeros(1, device=self._device))
+        torch.cuda.synchronize(self._device)
 
 
 def connect(meeting_point: Path, rank: int, size: int, device: torch.device) -> Communicator:

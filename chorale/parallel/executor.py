@@ -38,7 +38,7 @@ class RankedExecutor:
     def execute(self, plan: StepPlan) -> StepHandle:
         """Raises ``EngineError`` naming a rank that was lost."""
         self._ranks.send(encode(pack_plan(plan)))
-        return RankedStep(self._first.execute(plan), self._ranks)
+        return RankedStep(self._first.execute(plan), self._ranks, self._communicator)
 
     def later(self, action: WorkerCall) -> None:
         """Queue an action for ``use_idle_time``."""
@@ -83,14 +83,16 @@ class RankedGrammars:
 class RankedStep:
     """A step in flight on all ranks."""
 
-    __slots__ = ("_ranks", "_step")
+    __slots__ = ("_communicator", "_ranks", "_step")
 
-    def __init__(self, step: StepHandle, ranks: RankProcesses) -> None:
-        self._step, self._ranks = step, ranks
+    def __init__(self, step: StepHandle, ranks: RankProcesses, communicator: Communicator) -> None:
+        self._step, self._ranks, self._communicator = step, ranks, communicator
 
     def result(self) -> StepResult:
         """Wait for rank 0's result. Raises ``EngineError``, which names a rank that was lost."""
         try:
-            return self._step.result()
+            result = self._step.result()
+            self._communicator.check()
+            return result
         except EngineError as error:
             raise self._ranks.cause(error.message) from error

@@ -16,7 +16,7 @@ from chorale.config import EngineConfig
 from chorale.engine.core import EngineCore
 from chorale.engine.types import GrammarService
 from chorale.kernels import select_ops
-from chorale.kernels.ops import Ops
+from chorale.kernels.ops import Ops, StepSizes
 from chorale.kernels.triton.precompile.pool import CompilePool
 from chorale.model.config import ModelConfig
 from chorale.model.gpt_oss import GptOss
@@ -37,6 +37,8 @@ from chorale.serve.compile_phase import DryRank
 from chorale.serve.ranks import Place, StartedRanks, start_ranks
 
 if TYPE_CHECKING:
+    import torch
+
     from chorale.kernels.triton.precompile.compiler import Precompiler
 
 logger = logging.getLogger(__name__)
@@ -160,10 +162,6 @@ def assemble(
     device, rank = place.device, place.rank
     name, dense = str(device.torch_device), model_config.dense_experts
     ops = select_ops(config.ops, name, dense_experts=dense, rank=rank)
-    dry = None
-    if rank is not None:
-        silent = rank.silent
-        dry = DryRank(silent, select_ops(config.ops, name, dense_experts=dense, rank=silent))
     precompiler = compile_phase.make_precompiler(config, ops, pool)
     resolved = resolve(
         config,
@@ -173,6 +171,14 @@ def assemble(
         can_capture=device.can_capture and ops.capturable,
         supports_fp8_kv=ops.supports_fp8_kv,
     )
+    dry = None
+    if rank is not None:
+        sizes, silent = step_sizes(model_config, resolved), rank.silent
+        dry_ops = select_ops(config.ops, name, dense_experts=dense, rank=silent)
+        peers = ops_over_peers(config, ops, sizes, device.torch_device)
+        if peers is not None:
+            ops, dry_ops = peers, ops_over_peers(config, dry_ops, sizes, device.torch_device) or dry_ops
+        dry = DryRank(silent, dry_ops)
     # While weights are read: it holds the GIL for most of a second, which running streams
     # would notice if it happened with the first grammar.
     grammars.warm()
@@ -191,6 +197,19 @@ def assemble(
         kv = allocate_kv(model.config, resolved, device)
         executor = make_executor(model, kv, resolved, device, GrammarRows(device, grammars), rank)
     return Assembled(model, resolved, executor, precompiler)
+
+
+def step_sizes(model: ModelConfig, resolved: Resolved) -> StepSizes:
+    limits = resolved.limits
+    tokens = max(limits.max_num_batched_tokens, limits.max_num_seqs, *resolved.graph_rows)
+    return StepSizes(model.hidden_size, tokens, DTYPES[resolved.dtype])
+
+
+def ops_over_peers(config: EngineConfig, ops: Ops, sizes: StepSizes, device: torch.device) -> Ops | None:
+    """Returns ``ops`` with sums over ranks in kernels of ours, or None if libraries must make them."""
+    if config.disable_custom_all_reduce or ops.over_peers is None:
+        return None
+    return ops.over_peers(sizes, device)
 
 
 def load_model(

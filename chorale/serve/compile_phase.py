@@ -90,7 +90,10 @@ def precompile(
 def facts_of(model: GptOss, resolved: Resolved, dry: DryRank | None) -> str:
     """Returns ``cache_key``, and which rank it is: its noise begins at another token id."""
     facts = cache_key(model, resolved)
-    return facts if dry is None else f"{facts}\nrank {dry.rank.share.rank} of {dry.rank.share.size}"
+    if dry is None:
+        return facts
+    sums = "a library" if dry.ops.over_peers is not None else "kernels"
+    return f"{facts}\nrank {dry.rank.share.rank} of {dry.rank.share.size}, sums by {sums}"
 
 
 def wait(precompiler: Precompiler, count: int, report: Progress) -> None:

@@ -64,11 +64,11 @@ def main() -> int:
     channel = Channel(socket.socket(fileno=start.descriptor))
     threading.Thread(target=_beat, args=(channel,), name="beat", daemon=True).start()
     try:
-        worker, grammars = build_rank(start, channel)
+        worker, grammars, communicator = build_rank(start, channel)
         gc.collect()
         tune_garbage_collector()
         channel.send(encode(Ready()))
-        run(worker, grammars, channel)
+        run(worker, grammars, communicator, channel)
     except (EngineGone, BrokenPipeError, ConnectionResetError):
         return EXIT_OK
     except Exception as error:
@@ -76,7 +76,7 @@ def main() -> int:
     return EXIT_OK
 
 
-def build_rank(start: RankStart, channel: Channel) -> tuple[Worker, GrammarCache]:
+def build_rank(start: RankStart, channel: Channel) -> tuple[Worker, GrammarCache, Communicator]:
     """Opens the device, meets the other ranks, and loads this rank's share."""
     config, model = start.config, ModelConfig.load(start.folder)
     device = open_rank(config, model, start.rank)
@@ -94,20 +94,23 @@ def build_rank(start: RankStart, channel: Channel) -> tuple[Worker, GrammarCache
     found = assemble(config, Path(start.folder), model, place, grammars, Phases(None))
     if found.precompiler is not None:
         found.precompiler.throttle()
-    return found.executor.take_worker(), grammars
+    assert place.rank is not None
+    return found.executor.take_worker(), grammars, place.rank.communicator
 
 
-def run(worker: Worker, grammars: GrammarCache, channel: Channel) -> None:
+def run(worker: Worker, grammars: GrammarCache, communicator: Communicator, channel: Channel) -> None:
     """Does what arrives, in order. Raises ``EngineGone`` at the end, and whatever a step raises."""
     in_flight: deque[Callable[[], StepResult]] = deque()
     while True:
         if in_flight and not channel.has_message(within=PATIENCE):
             in_flight.popleft()()
+            communicator.check()
         message = decode_to_rank(_receive(channel))
         if isinstance(message, Plan):
             in_flight.append(worker.run(unpack_plan(message)))
             if len(in_flight) > IN_FLIGHT:
                 in_flight.popleft()()  # gives its buffers back
+                communicator.check()
         elif isinstance(message, WorkerCall):
             message(worker)
         elif isinstance(message, Grammar):

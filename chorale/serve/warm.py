@@ -24,6 +24,7 @@ from chorale.runtime.resolve import resolve
 from chorale.runtime.sampling.grammar import GrammarCache
 from chorale.runtime.warmup.dry_run import LAYERS
 from chorale.runtime.warmup.target_device import TargetDevice
+from chorale.serve.build import ops_over_peers, step_sizes
 from chorale.serve.compile_phase import SOURCES, DryRank, facts_of, record, wait
 
 
@@ -94,8 +95,9 @@ def _warm_rank(
 
     device, share = TargetDevice(target.hardware), None if rank is None else rank.share
     ops = TRITON_OPS if rank is None else shared_ops(rank)
-    dry = None if rank is None else DryRank(rank, ops)
     resolved = resolve(config, model_config, target.hardware, can_overlap=True, can_capture=True)
+    ops = ops_over_peers(config, ops, step_sizes(model_config, resolved), device.torch_device) or ops
+    dry = None if rank is None else DryRank(rank, ops)
     fp8, dtype = config.moe_activation_dtype == "fp8", DTYPES[resolved.dtype]
     weights = weight_shapes(model_config, ops, dtype=dtype, layers=LAYERS, fp8_activations=fp8, share=share)
     own = model_config if share is None else model_config.part(share)

@@ -66,6 +66,8 @@ ENGINE_FLAGS = (
          least=1),
     Flag("enable-expert-parallel", "bool", "engine.enable_expert_parallel",
          "ranks have whole experts instead of some columns of each (reference ops only)"),
+    Flag("disable-custom-all-reduce", "bool", "engine.disable_custom_all_reduce",
+         "ranks exchange through NCCL alone"),
     Flag("data-parallel-size", "int", "server.data_parallel_size",
          "number of engines (replicas) behind the port, each with its own GPUs", aliases=("dp",), least=1,
          most=64),

@@ -101,7 +101,6 @@ _NOT_NEEDED: tuple[Flag, ...] = (
             "fail-on-environ-validation", kind="bool"),
     *_flags("not needed", "the text of requests is never logged", "disable-log-requests", kind="bool"),
     *_flags("not needed", "the text of requests is never logged", "max-log-len"),
-    *_flags("not needed", "ranks exchange through NCCL alone", "disable-custom-all-reduce", kind="bool"),
     *_flags("not needed", "there is one device", "disable-nccl-for-dp-synchronization", kind="bool"),
 )
 # fmt: on

@@ -35,10 +35,15 @@ def shared_ops(rank: Rank) -> Ops:
 def embed(rank: Rank, embedding: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
     """embedding [V of this rank, H], token_ids [T] of the whole vocabulary -> x [T, H]. Exact: all parts of
     a sum but one are 0."""
+    return rank.communicator.all_reduce_(embedded_part(rank, embedding, token_ids).float())
+
+
+def embedded_part(rank: Rank, embedding: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    """[T, H]: the embeddings of this rank's ids, and zeros."""
     local = token_ids - rank.share.vocabulary.start
     is_other = (local < 0) | (local >= len(embedding))
-    x = F.embedding(local.masked_fill(is_other, 0), embedding).float()
-    return rank.communicator.all_reduce_(x.masked_fill_(is_other.unsqueeze(1), 0.0))
+    part = F.embedding(local.masked_fill(is_other, 0), embedding)
+    return part.masked_fill_(is_other.unsqueeze(1), 0.0)
 
 
 def addend(rank: Rank, x: torch.Tensor) -> torch.Tensor:

@@ -7,11 +7,12 @@ largest ``top_k`` scores and sums of all ranks (``filters.py``).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from chorale.kernels.ops import Allowed, SamplingInputs
 from chorale.kernels.reference.sampling import ReferenceSampler, token_or_reason
-from chorale.parallel.communicator import Communicator
 from chorale.parallel.rank import Rank
 
 
@@ -31,11 +32,11 @@ class SharedSampler(ReferenceSampler):
         """As ``ReferenceSampler``; one exchange for all rows, beside those of filters."""
         parts = [self._best(scores, logits[some]) for some, scores in self.scored(logits, draws)]
         if parts:
-            out.copy_(agree(torch.cat(parts, dim=1), self._ranks))
+            out.copy_(agree(torch.cat(parts, dim=1), self._ranks.all_gather))
         last_token[draws.rows.long()] = out.clamp(min=0)
 
     def decide(self, scores: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        return agree(self._best(scores, logits), self._ranks)
+        return agree(self._best(scores, logits), self._ranks.all_gather)
 
     def forbid(self, scores: torch.Tensor, allowed: Allowed) -> None:
         """``allowed`` is of the whole vocabulary."""
@@ -52,9 +53,9 @@ def allowed_of(allowed: Allowed, own: range) -> Allowed:
     return Allowed(allowed.index, allowed.octets[:, own.start // 8 : -(-own.stop // 8)])
 
 
-def agree(own: torch.Tensor, ranks: Communicator) -> torch.Tensor:
+def agree(own: torch.Tensor, all_gather: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
     """[N] int64 tokens from what each rank found, [3, N] float32; ids below 2^24 are exact in it."""
-    best, tokens, most = ranks.all_gather(own).unbind(1)  # [size, N] each
+    best, tokens, most = all_gather(own).unbind(1)  # [size, N] each
     winner = best.argmax(0, keepdim=True)  # the first of equals, which has the lowest ids
     token = tokens.gather(0, winner).long()
     return token_or_reason(token, best.gather(0, winner), most.amax(0, keepdim=True)).squeeze(0)

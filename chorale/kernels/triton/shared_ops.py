@@ -1,7 +1,8 @@
-"""The Triton op set of one rank among several. It has not run on GPUs yet (docs/parallel.md).
+"""The Triton op set of one rank among several.
 
 As ``kernels/reference/shared_ops.py``: each rank adds its part of a sum to x or to zeros, and the sum over
-ranks is the new x. Filters need all logits of a row, so a step with filters gathers them.
+ranks is the new x. ``over_peers`` has the sums in kernels of ours (``reduce``). Filters need all logits of a
+row, so a step with filters gathers them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from chorale.errors import ConfigError
-from chorale.kernels.ops import Ops, QkvWeights, RouterWeights, Sample, SamplingInputs
+from chorale.kernels.ops import Ops, QkvWeights, RouterWeights, Sample, SamplingInputs, StepSizes
 from chorale.kernels.reference.shared_ops import addend, embed
 from chorale.kernels.reference.shared_sampling import agree, allowed_of
 from chorale.kernels.triton import tuning
@@ -23,6 +24,9 @@ from chorale.kernels.triton.moe import moe as experts_of_one_rank
 from chorale.kernels.triton.moe.packing import Experts
 from chorale.kernels.triton.moe.router import route
 from chorale.kernels.triton.ops import TRITON_OPS
+from chorale.kernels.triton.reduce import ops as reduce_ops
+from chorale.kernels.triton.reduce.memory import Layout
+from chorale.kernels.triton.reduce.reducer import SymmetricReducer
 from chorale.kernels.triton.sampling.sample import best_of_pieces
 from chorale.kernels.triton.sampling.thresholds import thresholds
 from chorale.parallel.rank import Rank
@@ -38,6 +42,29 @@ def shared_ops(rank: Rank) -> Ops:
         project_and_route=partial(project_and_route, rank),
         moe=partial(moe, rank),
         make_sampler=partial(make_sampler, rank),
+        over_peers=partial(over_peers, rank),
+    )
+
+
+def over_peers(rank: Rank, sizes: StepSizes, device: torch.device) -> Ops | None:
+    """``Ops.over_peers``."""
+    size, ops = rank.share.size, shared_ops(rank)
+    if sizes.hidden % 8:
+        return None
+    few = min(sizes.tokens, tuning.one_shot_rows(size))
+    layout = Layout(size, sizes.hidden, sizes.tokens, few, sizes.dtype)
+    memory = rank.communicator.peer_memory(layout.num_bytes, device)
+    if memory is None:
+        return None
+    reducer = SymmetricReducer(memory, layout)
+    rank.communicator.watch(reducer)
+    return replace(
+        ops,
+        embed=partial(reduce_ops.embed, rank, reducer),
+        project_and_route=partial(reduce_ops.project_and_route, reducer),
+        moe=partial(reduce_ops.moe, reducer),
+        make_sampler=partial(make_sampler, rank, reducer=reducer),
+        over_peers=None,
     )
 
 
@@ -70,10 +97,16 @@ def moe(
     return x, rms_norm(x, next_qkv.norm, eps, next_qkv.linear.weight.dtype)
 
 
-def make_sampler(rank: Rank, forbidden: torch.Tensor, rows_at_once: int) -> Sample:
+def make_sampler(
+    rank: Rank, forbidden: torch.Tensor, rows_at_once: int, *, reducer: SymmetricReducer | None = None
+) -> Sample:
     """``Ops.make_sampler``: ``forbidden`` is of the whole vocabulary."""
     own, ranks = rank.share.vocabulary, rank.communicator
     local = forbidden[own.start : own.stop].contiguous()
+
+    def all_gather(found: torch.Tensor) -> torch.Tensor:
+        gathered = None if reducer is None else reducer.all_gather(found)
+        return ranks.all_gather(found) if gathered is None else gathered
 
     def sampler(
         logits: torch.Tensor, draws: SamplingInputs, last_token: torch.Tensor, out: torch.Tensor
@@ -86,7 +119,7 @@ def make_sampler(rank: Rank, forbidden: torch.Tensor, rows_at_once: int) -> Samp
         best, columns, most = best_of_pieces(logits, draws, local, edge, own.start)
         top = best.amax(1)
         lowest = torch.where(best == top.unsqueeze(1), columns, len(local)).amin(1)  # of equal scores
-        out.copy_(agree(torch.stack((top, (lowest + own.start).float(), most.amax(1))), ranks))
+        out.copy_(agree(torch.stack((top, (lowest + own.start).float(), most.amax(1))), all_gather))
         last_token.index_copy_(0, draws.rows.long(), out.clamp(min=0))
 
     return sampler

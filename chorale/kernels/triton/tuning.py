@@ -338,7 +338,7 @@ def _grouped_fp8(pairs_each: float) -> GroupedTile:
 PERMUTE_AT_ONCE = 2048  # pairs of tiles that one kernel compares all with all; above, two count and place
 PERMUTE_PROGRAMS = 128  # that place pairs: one for each multiprocessor, if their blocks allow
 
-# The all-reduce (kernels/triton/reduce): predicted, not measured (docs/kernels.md).
+# The all-reduce (kernels/triton/reduce): measured on 2 GPUs, predicted for more (docs/kernels.md).
 REDUCE_FLAGS = 512  # programs of a two-shot call at most
 REDUCE_WIDE_ROWS = 16  # up to here ranks send float32: few bytes, and the sum is as good as one rank's
 PREFETCH_PROGRAMS = 128  # of a one-shot call that fetches weights into the L2
@@ -346,7 +346,7 @@ PREFETCH_PROGRAMS = 128  # of a one-shot call that fetches weights into the L2
 
 def one_shot_rows(ranks: int) -> int:
     """Rows up to which every rank sums all rows; above, each sums and norms its own for all."""
-    return {2: 256, 4: 96, 8: 32}[ranks]
+    return {2: 1024, 4: 96, 8: 32}[ranks]
 
 
 def reduce_few() -> Tile:

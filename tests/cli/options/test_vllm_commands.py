@@ -58,7 +58,7 @@ ACCEPTED = [
     ("openai/gpt-oss-120b -ac.backend FLASH_ATTN --kernel-config.moe_backend=marlin", 2),
     ("openai/gpt-oss-120b --eplb-config.window_size 3 --model-loader-extra-config '{\"concurrency\": 8}'", 2),
     ("openai/gpt-oss-120b --ignore-patterns a b --allowed-media-domains c d", 2),
-    ("openai/gpt-oss-120b --distributed-executor-backend ray --disable-custom-all-reduce", 2),
+    ("openai/gpt-oss-120b --distributed-executor-backend ray --disable-custom-all-reduce", 1),
     ("openai/gpt-oss-20b --trust-remote-code --dtype auto --load-format auto", 1),
     ("openai/gpt-oss-20b --quantization mxfp4 --dtype bfloat16", 1),
     ("openai/gpt-oss-20b --disable-log-stats --uvicorn-log-level critical --disable-uvicorn-access-log", 0),

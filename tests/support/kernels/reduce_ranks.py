@@ -35,8 +35,9 @@ from chorale.kernels.triton.moe.packing import pack_experts
 from chorale.kernels.triton.moe.router import pack_router
 from chorale.kernels.triton.reduce import one_shot, two_shot
 from chorale.kernels.triton.reduce import ops as reduce_ops
-from chorale.kernels.triton.reduce.memory import Layout, PeerMemory
+from chorale.kernels.triton.reduce.memory import Layout
 from chorale.kernels.triton.reduce.reducer import SymmetricReducer
+from chorale.parallel.peer_memory import PeerMemory
 from chorale.processes import die_with_parent
 
 H, EPS = 96, 1e-5  # twelve lanes of eight columns, so that some of 16 are outside

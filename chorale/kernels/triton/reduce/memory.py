@@ -1,56 +1,14 @@
-"""Memory that all ranks of a host can write to: torch's symmetric memory, and how it is divided.
-
-NVLink multicast is never used. Tests make a ``PeerMemory`` of shared memory of a CPU.
-"""
+"""How the memory that all ranks can write to is divided."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
 
 import torch
 
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.reduce.words import EMPTY
-
-
-@dataclass(frozen=True, slots=True)
-class PeerMemory:
-    """A buffer of the same size on every rank."""
-
-    rank: int
-    size: int  # ranks
-    buffer: torch.Tensor  # this rank's [bytes / 4] int32
-    addresses: torch.Tensor  # [size] int64, on the device: where each rank's buffer begins for this one
-    barrier: Callable[[], None]  # of all ranks' hosts
-    owner: Any = None  # keeps the peers' memory mapped
-
-
-def name_group(name: str, rank: int, size: int, store: Any) -> None:
-    """Makes ``name`` known to ``symmetric_memory`` for ranks that have a store and no registered group."""
-    from torch._C._distributed_c10d import _SymmetricMemory
-
-    _SymmetricMemory.set_group_info(name, rank, size, store)
-
-
-def symmetric_memory(
-    num_bytes: int, group_name: str, device: torch.device, barrier: Callable[[], None]
-) -> PeerMemory:
-    """Allocates on all ranks of a group, which all call this. Raises ``RuntimeError`` if the GPUs cannot
-    access each other's memory. ``barrier`` returns when all ranks have called it."""
-    import torch.distributed._symmetric_memory as symmetric
-
-    buffer = symmetric.empty(num_bytes // 4, dtype=torch.int32, device=device)
-    handle = symmetric.rendezvous(buffer, cast("Any", group_name))
-    offset = buffer.data_ptr() - handle.buffer_ptrs[handle.rank]  # of a tensor in a larger allocation
-    addresses = torch.tensor([place + offset for place in handle.buffer_ptrs], device=device)
-
-    def wait_for_all() -> None:
-        torch.cuda.synchronize(device)
-        barrier()
-
-    return PeerMemory(handle.rank, handle.world_size, buffer, addresses, wait_for_all, handle)
+from chorale.parallel.peer_memory import PeerMemory
 
 
 @dataclass(frozen=True, slots=True)

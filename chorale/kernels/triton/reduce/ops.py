@@ -1,4 +1,4 @@
-"""The two ops whose result is a sum over ranks, with the all-reduce in the kernels that follow the products.
+"""The ops whose result is a sum over ranks, with the all-reduce in the kernels that follow the products.
 
 The products leave this rank's part where they make it: split or per-expert parts are added up by the kernel
 that sends them. Up to ``SymmetricReducer.is_one_shot`` rows x is whole on every rank; above, a rank keeps its
@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from chorale.kernels.ops import QkvWeights, RouterWeights
+from chorale.kernels.reference.shared_ops import embedded_part
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.dense.linear import Linear, project_row
 from chorale.kernels.triton.dense.norm import Norm
@@ -18,6 +19,16 @@ from chorale.kernels.triton.moe.gemv import can_use_gemv, gemv_parts
 from chorale.kernels.triton.moe.packing import Experts
 from chorale.kernels.triton.moe.router import projected, route_halves, route_many
 from chorale.kernels.triton.reduce.reducer import SymmetricReducer
+from chorale.parallel.rank import Rank
+
+
+def embed(
+    rank: Rank, reducer: SymmetricReducer, embedding: torch.Tensor, token_ids: torch.Tensor
+) -> torch.Tensor:
+    """``Ops.embed`` of one rank's ids."""
+    part = embedded_part(rank, embedding, token_ids)
+    x = torch.zeros(part.shape, dtype=torch.float32, device=part.device)
+    return reducer.add_norm(part.unsqueeze(0), None, x, None, whole=True).x if len(x) else x
 
 
 def project_and_route(

@@ -8,16 +8,19 @@ from typing import Any
 import torch
 import triton
 
-from chorale.errors import EngineError
 from chorale.kernels.ops import RouterWeights
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.dense.norm import Norm
 from chorale.kernels.triton.launch import dependent, is_nvidia
-from chorale.kernels.triton.reduce.memory import Layout, PeerMemory
+from chorale.kernels.triton.reduce.memory import Layout
 from chorale.kernels.triton.reduce.one_shot import _route_kernel, _rows_kernel
 from chorale.kernels.triton.reduce.two_shot import _scattered_kernel
+from chorale.parallel.communicator import CommunicationError
+from chorale.parallel.peer_memory import PeerMemory
 
-SECONDS = 2.0  # that a kernel waits for a peer
+# That a kernel waits for a peer. A peer that ends is noticed at once by other means, which end the waiting;
+# one that still compiles a kernel is waited for.
+SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +69,29 @@ class SymmetricReducer:
         return None if code == 0 else code - 1
 
     def check(self) -> None:
-        """Raises ``EngineError`` if a rank was missing."""
+        """Raises ``CommunicationError`` if a rank was missing."""
         missing = self.missing
         if missing is not None:
-            raise EngineError(f"rank {missing} did not take part in an all-reduce: it has ended or hangs")
+            raise CommunicationError(
+                f"rank {missing} did not take part in an all-reduce: it has ended or hangs"
+            )
 
     def is_one_shot(self, tokens: int) -> bool:
         return tokens <= min(self.layout.few, tuning.one_shot_rows(self.size))
 
     # -------------------------------------------------------------- the kernels
+
+    def all_gather(self, own: torch.Tensor) -> torch.Tensor | None:
+        """Returns the few numbers of all ranks, float32 [size, *own.shape], as a sum of rows that are zeros
+        where they are other ranks'; None if they are too many."""
+        count, hidden = own.numel(), self.layout.hidden
+        rows = triton.cdiv(count * self.size, hidden)
+        if not self.is_one_shot(rows) or not self._is_wide(rows):
+            return None
+        parts = torch.zeros(1, rows, hidden, device=own.device)
+        parts.view(-1)[self.rank * count : (self.rank + 1) * count] = own.reshape(-1)
+        total = self._one_shot(parts, None, torch.zeros(rows, hidden, device=own.device), None, None).x
+        return total.view(-1)[: self.size * count].view(self.size, *own.shape)
 
     def add_norm(
         self,

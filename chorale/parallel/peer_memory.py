@@ -1,0 +1,57 @@
+"""PeerMemory: memory that all ranks of a host can write to, over NVLink or PCIe.
+
+NVLink multicast is never used. Tests make a ``PeerMemory`` of shared memory of a CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class PeerMemory:
+    """A buffer of the same size on every rank."""
+
+    rank: int
+    size: int  # ranks
+    buffer: torch.Tensor  # this rank's [bytes / 4] int32
+    addresses: torch.Tensor  # [size] int64, on the device: where each rank's buffer begins for this one
+    barrier: Callable[[], None]  # of all ranks' hosts
+    owner: Any = None  # keeps the peers' memory mapped
+
+
+def name_group(name: str, rank: int, size: int, store: Any) -> None:
+    """Make ``name`` known to ``symmetric_memory`` for ranks that have a store and no registered group."""
+    from torch._C._distributed_c10d import _SymmetricMemory
+
+    _SymmetricMemory.set_group_info(name, rank, size, store)
+
+
+def symmetric_memory(
+    num_bytes: int, group_name: str, device: torch.device, barrier: Callable[[], None]
+) -> PeerMemory:
+    """Allocate on all ranks of a group, which all call this. Raises ``RuntimeError`` if the GPUs cannot
+    access each other's memory. ``barrier`` returns when all ranks have called it."""
+    from torch._C._distributed_c10d import _SymmetricMemory
+
+    buffer = _SymmetricMemory.empty_strided_p2p((num_bytes // 4,), (1,), torch.int32, device)
+    handle = _SymmetricMemory.rendezvous(buffer, group_name)
+    offset = buffer.data_ptr() - handle.buffer_ptrs[handle.rank]  # of a tensor in a larger allocation
+    addresses = torch.tensor([place + offset for place in handle.buffer_ptrs], device=device)
+
+    def wait_for_all() -> None:
+        torch.cuda.synchronize(device)
+        barrier()
+
+    return PeerMemory(handle.rank, handle.world_size, buffer, addresses, wait_for_all, handle)
+
+
+def simulated_memory(num_bytes: int, rank: int, size: int, device: torch.device) -> PeerMemory:
+    """Return the memory of a rank without peers, for dry runs, which launch nothing."""
+    buffer = torch.empty(num_bytes // 4, dtype=torch.int32, device=device)
+    addresses = torch.zeros(size, dtype=torch.int64, device=device)
+    return PeerMemory(rank, size, buffer, addresses, lambda: None)
