@@ -127,7 +127,7 @@ def measure_runtime(rows: int, prompt: int, steps: int) -> list[float]:
     from chorale.runtime.hardware import Hardware
     from chorale.runtime.resolve import resolve
     from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
-    from chorale.serve.build import load_model
+    from chorale.serve.engine.build import load_model
 
     class Idle(CpuDevice):
         def capture(self, step: Callable[[], None]) -> Callable[[], None]:
@@ -197,7 +197,7 @@ def measure_llm(rows: int, prompt: int, steps: int) -> float:
     """The same through ``LLM.generate``, token ids in and out."""
     from chorale import LLM, SamplingParams
     from chorale.client.base import EngineInfo
-    from chorale.serve import build
+    from chorale.serve.engine import build
 
     core = llm_engine(rows, prompt + steps)
     info = EngineInfo(model="none", max_model_len=prompt + steps + 64, max_num_seqs=rows)

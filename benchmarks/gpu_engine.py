@@ -45,7 +45,7 @@ from chorale.processes import tune_garbage_collector
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.steps.graph_sizes import context_sizes
 from chorale.runtime.worker import Worker
-from chorale.serve.build import build_engine
+from chorale.serve.engine.build import build_engine
 
 # name -> (rows, prompt, output); vLLM 0.26 on one H200: decode tokens a second, the better of its back ends
 CASES: dict[str, tuple[int, int, int]] = {

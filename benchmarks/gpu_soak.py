@@ -42,7 +42,7 @@ from chorale.harmony.render import ASSISTANT
 from chorale.harmony.vocab import END, RETURN, START, VOCAB_SIZE, load_vocabulary
 from chorale.processes import tune_garbage_collector
 from chorale.runtime.executor import LocalExecutor
-from chorale.serve.build import build_engine
+from chorale.serve.engine.build import build_engine
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.support.engine.integrity import check_integrity

@@ -29,8 +29,8 @@ from chorale.client.remote import RemoteClient
 from chorale.config import EngineConfig
 from chorale.engine.types import EngineStats, GenerateRequest, SamplingSpec, StepOutputs, TokenChunk
 from chorale.serve.bootstrap import EngineStart, make_directory, read_start
-from chorale.serve.engine_process import Progress, run_engine_process
-from chorale.serve.engine_socket import EngineServerSocket
+from chorale.serve.engine.process import Progress, run_engine_process
+from chorale.serve.engine.socket import EngineServerSocket
 
 
 class CountingCore:

@@ -22,7 +22,7 @@ from chorale.kernels.ops import AttentionMeta, AttentionShape
 from chorale.kernels.reference import attention as paged
 from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
-from chorale.serve.build import build_engine
+from chorale.serve.engine.build import build_engine
 
 KV_BLOCK = 64
 SHAPE = AttentionShape(num_heads=64, num_kv_heads=8, head_dim=64, sliding_window=128)

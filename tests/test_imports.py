@@ -170,6 +170,16 @@ def test_no_modules_import_one_another() -> None:
     assert circles(edges) == CIRCLES
 
 
+def test_the_server_starts_its_engine_by_name() -> None:
+    """Neither side of ``serve`` imports the other, but for the start of a child, which both share."""
+    edges = {name: found for name, found in graph().items() if name.split(".")[0] == "serve"}
+    engine = {name for name in edges if f"{name}.".startswith("serve.engine.")}
+    others = edges.keys() - engine
+    assert len(engine) > 5
+    assert {(name, found) for name in others for found in edges[name] & engine} == set()
+    assert set().union(*(edges[name] & others for name in engine)) == {"serve.bootstrap"}
+
+
 @pytest.mark.parametrize("path", [p for p in modules() if dotted(p).split(".")[0] in TORCH_FREE], ids=dotted)
 def test_torch_free_rooms_do_not_name_torch(path: Path) -> None:
     for name in imports(path):

@@ -69,4 +69,4 @@ def test_nothing_is_left_of_a_killed_run(workers: str, place: Path) -> None:
 @pytest.mark.parametrize("workers", ["0", "2"])
 @pytest.mark.parametrize("tests", ["tests/acceptance/e2e", "tests/cli/commands/test_commands.py"])
 def test_nothing_is_left_of_a_killed_run_with_real_servers(tests: str, workers: str, place: Path) -> None:
-    check(tests, workers, "chorale.serve.engine_process", place)
+    check(tests, workers, "chorale.serve.engine.process", place)

@@ -23,7 +23,7 @@ from chorale.model.config import _read_sampling
 from chorale.runtime.sampling.row_state import RowSamplingState
 from chorale.runtime.sampling.sampler import Sampler
 from chorale.sampling_fields import GENERATION, SAMPLING_FIELDS, Range
-from chorale.serve import build
+from chorale.serve.engine import build
 from chorale.testing.fake_executor import FakeExecutor
 from chorale.turns.compaction import sampling_of_pass
 from tests.support.runtime import CPU, row_start, sampling_batch

@@ -66,7 +66,7 @@ class LLM:
     def __init__(self, model: str = "demo", **options: Any) -> None:
         """Raises ``TypeError`` for an unknown argument, naming the nearest known one, and ``ConfigError``
         for a bad value."""
-        from chorale.serve.build import build_engine  # imports torch
+        from chorale.serve.engine.build import build_engine  # imports torch
 
         self._vocab = load_vocabulary()
         core, info = build_engine(_config(model, options))

@@ -1,1 +1,1 @@
-"""The processes of a running server: the engine process, and the supervisor above it."""
+"""The processes of a running server: the supervisor, the HTTP side, and in ``engine`` those on the device."""

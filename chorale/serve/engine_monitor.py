@@ -30,7 +30,7 @@ from chorale.serve.bootstrap import (
 from chorale.serve.watch import LastHeartbeat, RestartPolicy, WatchLimits
 
 logger = logging.getLogger(__name__)
-ENGINE_COMMAND = (sys.executable, "-m", "chorale.serve.engine_process")
+ENGINE_COMMAND = (sys.executable, "-m", "chorale.serve.engine.process")
 WATCH_INTERVAL = 0.1  # seconds
 
 OnStatus = Callable[[EngineStatus, EngineInfo | None], None]

@@ -18,7 +18,7 @@ from chorale.harmony.render import ASSISTANT
 from chorale.harmony.vocab import START
 from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
-from chorale.serve.build import build_engine
+from chorale.serve.engine.build import build_engine
 from tests.support.schema_cases import BIAS, SCHEMAS, VOCAB, valid
 
 pytestmark = [

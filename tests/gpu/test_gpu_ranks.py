@@ -21,7 +21,7 @@ from tests.gpu.test_gpu_engine import (
     differences,
 )
 from tests.parallel.test_ranks import WIDE, common
-from tests.serve.test_ranks import NOTICED, RESTARTED, failure_of, rank_of
+from tests.serve.engine.test_ranks import NOTICED, RESTARTED, failure_of, rank_of
 from tests.support.runtime import make_engine, random_prompt, request, run
 from tests.support.served import serving
 

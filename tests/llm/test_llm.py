@@ -33,7 +33,7 @@ from chorale.harmony.vocab import (
 )
 from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
-from chorale.serve import build
+from chorale.serve.engine import build
 from chorale.turns.prompt.effort import DEFAULT_EFFORT
 from tests.support.scripted_core import scripted_llm
 

@@ -22,7 +22,7 @@ from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
 from chorale.parallel.executor import RankedExecutor
 from chorale.parallel.processes import RankProcesses
-from chorale.serve.build import build_engine
+from chorale.serve.engine.build import build_engine
 from tests.parallel.test_shared_model import ODD
 from tests.support.runtime import make_engine, random_prompt, request
 
@@ -158,7 +158,9 @@ def test_an_engine_that_does_not_notice_is_told(odd: Path, private: Path) -> Non
 
 
 def test_a_rank_that_ends_while_it_loads(odd: Path, private: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("chorale.serve.ranks.RANK_COMMAND", (sys.executable, "-c", "raise SystemExit(9)"))
+    monkeypatch.setattr(
+        "chorale.serve.engine.ranks.RANK_COMMAND", (sys.executable, "-c", "raise SystemExit(9)")
+    )
     config = EngineConfig(model=str(odd), tensor_parallel_size=2, num_threads=1, max_model_len=128)
     with pytest.raises(EngineError, match=r"rank 1 \(process \d+\) ended with code 9"):
         build_engine(config)
@@ -199,7 +201,7 @@ LONE = """
 import sys, time
 from chorale.config import EngineConfig
 from chorale.parallel.executor import RankedExecutor
-from chorale.serve.build import build_engine
+from chorale.serve.engine.build import build_engine
 options = {"tensor_parallel_size": 2, "num_threads": 1, "max_model_len": 128}
 core, _ = build_engine(EngineConfig(model=sys.argv[1], **options))
 print(*core._executor._ranks.pids, flush=True)

@@ -28,7 +28,7 @@ from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.sampling.logprobs import LogprobTensors
 from chorale.runtime.steps.batch import SamplingBatch
 from chorale.runtime.worker import Worker
-from chorale.serve.build import build_engine
+from chorale.serve.engine.build import build_engine
 from tests.support.engine.integrity import check_integrity
 
 Floats = npt.NDArray[np.float64]

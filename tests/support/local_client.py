@@ -19,7 +19,7 @@ from chorale.client.in_flight import InFlightRequests
 from chorale.client.stream import RequestStream
 from chorale.engine.types import EngineStats, GenerateRequest, TokenChunk
 from chorale.errors import EngineDeadError, EngineError
-from chorale.serve.engine_loop import run_engine_loop
+from chorale.serve.engine.loop import run_engine_loop
 
 # A submission; a request (or one choice of it) to abort; None: stop.
 Message = GenerateRequest | tuple[str, int | None] | None

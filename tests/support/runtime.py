@@ -20,7 +20,7 @@ from chorale.runtime.device import CpuDevice
 from chorale.runtime.hardware import Hardware
 from chorale.runtime.sampling.row_state import RowSamplingState
 from chorale.runtime.steps.batch import SamplingBatch
-from chorale.serve.build import build_engine
+from chorale.serve.engine.build import build_engine
 from tests.support.engine.integrity import check_integrity
 
 VOCAB = 512

@@ -11,7 +11,7 @@ import pytest
 from chorale import LLM
 from chorale.client.base import EngineInfo
 from chorale.engine.types import EngineStats, GenerateRequest, TokenChunk, TokenLogprobs
-from chorale.serve import build
+from chorale.serve.engine import build
 
 
 class ScriptedCore:

@@ -56,7 +56,9 @@ class Served:
     def engine_pids(self) -> list[int]:
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         return [
-            int(pid) for pid in children if b"engine_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+            int(pid)
+            for pid in children
+            if b"serve.engine.process" in Path(f"/proc/{pid}/cmdline").read_bytes()
         ]
 
     def wait_until(self, what: str, condition: object, seconds: float = 30.0) -> float:

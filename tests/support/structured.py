@@ -11,7 +11,7 @@ import httpx2
 from chorale.config import EngineConfig
 from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
-from chorale.serve.build import build_engine
+from chorale.serve.engine.build import build_engine
 from tests.support.local_client import LocalClient
 from tests.support.server import VOCAB as VOCAB
 from tests.support.server import Server, with_server

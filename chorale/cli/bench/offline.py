@@ -50,7 +50,7 @@ def _conclude(kind: str, found: dict[str, Any], path: Path | None, **more: Any) 
 
 def _build(rest: list[str]) -> tuple[Any, str]:
     """Builds an engine from options of ``chorale serve``, with prefix caching off by default."""
-    from chorale.serve.build import build_engine
+    from chorale.serve.engine.build import build_engine
 
     asked = any(text.startswith("--enable-prefix-caching") for text in rest)
     settings = merge(rest if asked else [*rest, "--no-enable-prefix-caching"], os.environ)

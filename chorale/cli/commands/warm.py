@@ -77,7 +77,7 @@ def compile_kernels(engine: EngineConfig, model: ModelConfig, names: list[str]) 
     """Raises ``ConfigError`` or ``ChoraleError``."""
     if importlib.util.find_spec("triton") is None:
         raise ConfigError("the package triton is not installed: install the version that the servers have")
-    from chorale.serve.warm import Target, local_target, warm  # imports torch and Triton
+    from chorale.serve.engine.warm import Target, local_target, warm  # imports torch and Triton
 
     if names:
         gpu = find_gpu(names[0])

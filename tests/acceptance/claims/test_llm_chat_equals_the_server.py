@@ -11,7 +11,7 @@ import pytest
 from chorale import LLM, SamplingParams
 from chorale.config import EngineConfig
 from chorale.harmony.vocab import CALL
-from chorale.serve.build import build_engine
+from chorale.serve.engine.build import build_engine
 from tests.support.local_client import LocalClient
 from tests.support.server import served
 

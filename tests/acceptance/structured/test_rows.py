@@ -25,7 +25,7 @@ from chorale.kernels.reference.sampling import ReferenceSampler
 from chorale.runtime.device import CpuDevice
 from chorale.runtime.hardware import Hardware
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows, Masks
-from chorale.serve.build import build_engine
+from chorale.serve.engine.build import build_engine
 from tests.support.engine.integrity import check_integrity
 from tests.support.schema_cases import BIAS, SCHEMAS, obj, valid
 from tests.support.server import VOCAB

@@ -12,7 +12,7 @@ import pytest
 from chorale.config import EngineConfig
 from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
-from chorale.serve.build import build_engine
+from chorale.serve.engine.build import build_engine
 from tests.support.local_client import LocalClient
 from tests.support.responses import MODEL, TOOL, fold_events, serve, without_ids
 

@@ -48,7 +48,7 @@ from chorale.runtime.warmup import captures
 from chorale.runtime.warmup.plans import eager_plan
 from chorale.runtime.warmup.target_device import TargetDevice
 from chorale.runtime.worker import Worker
-from chorale.serve import compile_phase
+from chorale.serve.engine import compile_phase
 
 DEVICE = CpuDevice(Hardware("cuda", "stand-in", 140 * 2**30, 139 * 2**30), can_capture=True, overlap=True)
 

@@ -1,6 +1,6 @@
 """The engine process as the product runs it, around the real scheduler and a fake device.
 
-Run as a script by the tests, in place of ``python -m chorale.serve.engine_process``. How it should behave is
+Run as a script by the tests, in place of ``python -m chorale.serve.engine.process``. How it should behave is
 written by the test into ``EngineConfig.model``, as ``Behaviour.encode`` does.
 """
 
@@ -20,7 +20,7 @@ from chorale.engine.types import EngineLimits
 from chorale.errors import ConfigError
 from chorale.runtime.progress import Progress
 from chorale.serve.bootstrap import EngineStart, read_start
-from chorale.serve.engine_process import run_engine_process
+from chorale.serve.engine.process import run_engine_process
 from chorale.testing.fake_executor import FakeExecutor, FakeModel
 
 LIMITS = EngineLimits(

@@ -28,7 +28,7 @@ from chorale.config import EngineConfig
 from chorale.kernels.reference.ops import REFERENCE_OPS
 from chorale.kernels.triton.precompile import contract, make_precompiler
 from chorale.kernels.triton.precompile.contract import ContractError, check
-from chorale.serve import compile_phase, engine_process
+from chorale.serve.engine import compile_phase, process
 
 
 def test_the_installed_version_has_every_name() -> None:
@@ -126,8 +126,8 @@ def test_the_operator_can_switch_it_off() -> None:
 @pytest.mark.parametrize("is_on", [True, False])
 def test_no_process_is_started_early_if_it_is_off(is_on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    monkeypatch.setattr(engine_process, "_NVIDIA", os.devnull)  # as on a machine with a driver
-    monkeypatch.setattr(engine_process.pool, "cache_exists", lambda: False)
-    monkeypatch.setattr(engine_process.pool, "start", sizes.append)
-    engine_process.early_pool(EngineConfig(precompile_kernels=is_on))
+    monkeypatch.setattr(process, "_NVIDIA", os.devnull)  # as on a machine with a driver
+    monkeypatch.setattr(process.pool, "cache_exists", lambda: False)
+    monkeypatch.setattr(process.pool, "start", sizes.append)
+    process.early_pool(EngineConfig(precompile_kernels=is_on))
     assert len(sizes) == is_on

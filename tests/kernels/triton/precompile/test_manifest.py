@@ -24,7 +24,7 @@ from chorale.kernels.triton.precompile import manifest
 from chorale.kernels.triton.precompile.compiler import Precompiler
 from chorale.kernels.triton.precompile.manifest import CompileManifest, is_cached
 from chorale.kernels.triton.precompile.pool import MANIFESTS
-from chorale.serve.compile_phase import SOURCES
+from chorale.serve.engine.compile_phase import SOURCES
 
 FACTS, GPU = "20b, 64 rows", torch.device("meta")
 ROOTS = (Path("kernels"), Path("runtime"))

@@ -82,7 +82,7 @@ def test_the_engine_dies_with_its_parent(load_seconds: str) -> None:
 
 ORPHAN = """
 import sys, time
-from chorale.serve.heartbeat import HeartbeatThread
+from chorale.serve.engine.heartbeat import HeartbeatThread
 HeartbeatThread(sys.argv[1], "e", 0.05, parent_pid=1 << 30).start()
 time.sleep(120)  # a step that never ends
 """

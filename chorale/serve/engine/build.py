@@ -32,9 +32,9 @@ from chorale.runtime.progress import Progress
 from chorale.runtime.resolve import Resolved, check_model, resolve, share_of_first
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
 from chorale.runtime.warmup.captures import CAPTURE_SECONDS, capture_first, warm_up
-from chorale.serve import compile_phase
-from chorale.serve.compile_phase import DryRank
-from chorale.serve.ranks import Place, StartedRanks, start_ranks
+from chorale.serve.engine import compile_phase
+from chorale.serve.engine.compile_phase import DryRank
+from chorale.serve.engine.ranks import Place, StartedRanks, start_ranks
 
 if TYPE_CHECKING:
     import torch

@@ -1,6 +1,6 @@
 """A rank process: the ranks from 1 on. Loads its share of the model, then runs each plan that it receives.
 
-Started by the engine process (or by ``LLM``) as ``python -m chorale.serve.rank_process``, with a
+Started by the engine process (or by ``LLM``) as ``python -m chorale.serve.engine.rank_process``, with a
 ``RankStart`` on stdin. It ends with its parent, and when its channel ends. Results are not sent: rank 0 has
 the same ones.
 """
@@ -43,8 +43,8 @@ from chorale.runtime.device import Device
 from chorale.runtime.sampling.grammar import GrammarCache
 from chorale.runtime.worker import Worker
 from chorale.serve.bootstrap import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, configure_logging, read_start
-from chorale.serve.build import Phases, assemble, open_rank
-from chorale.serve.ranks import RankStart, make_place
+from chorale.serve.engine.build import Phases, assemble, open_rank
+from chorale.serve.engine.ranks import RankStart, make_place
 
 logger = logging.getLogger(__name__)
 BEAT_SECONDS = 0.5

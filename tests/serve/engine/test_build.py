@@ -13,7 +13,7 @@ from chorale.errors import ConfigError
 from chorale.model.config import ModelConfig
 from chorale.runtime.device import default_threads, open_device
 from chorale.runtime.hardware import available_memory
-from chorale.serve.build import build_engine
+from chorale.serve.engine.build import build_engine
 from tests.support.engine.integrity import check_integrity
 from tests.support.runtime import make_engine, random_prompt, request, run
 

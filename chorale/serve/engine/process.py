@@ -1,6 +1,6 @@
 """The engine process: builds the engine, then receives, steps and delivers until it is stopped.
 
-Started by the supervisor as ``python -m chorale.serve.engine_process``, with an ``EngineStart`` on stdin.
+Started by the supervisor as ``python -m chorale.serve.engine.process``, with an ``EngineStart`` on stdin.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from chorale.serve.bootstrap import (
     read_start,
     write_failure,
 )
-from chorale.serve.engine_loop import run_engine_loop
-from chorale.serve.engine_socket import EngineServerSocket
-from chorale.serve.heartbeat import HeartbeatThread
+from chorale.serve.engine.heartbeat import HeartbeatThread
+from chorale.serve.engine.loop import run_engine_loop
+from chorale.serve.engine.socket import EngineServerSocket
 
 logger = logging.getLogger(__name__)
 _NVIDIA = "/dev/nvidiactl"  # exists where an NVIDIA driver is loaded
@@ -235,7 +235,7 @@ def main() -> int:
     if start.config.device != "cpu":
         compile_pool = early_pool(start.config)
         threading.Thread(target=open_cuda, name="cuda", daemon=True).start()
-    from chorale.serve.build import build_engine  # imports torch, so never in the HTTP process
+    from chorale.serve.engine.build import build_engine  # imports torch, so never in the HTTP process
 
     build = partial(
         build_engine,

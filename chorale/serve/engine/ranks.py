@@ -27,7 +27,7 @@ from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.hardware import Hardware
 from chorale.serve.bootstrap import SECRET_VARIABLES, TOOL_KEY_VARIABLES
 
-RANK_COMMAND = (sys.executable, "-m", "chorale.serve.rank_process")
+RANK_COMMAND = (sys.executable, "-m", "chorale.serve.engine.rank_process")
 MEETING_POINT = "ranks"  # file in a private folder, through which process groups find each other
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 # The code that decides which kernels are launched, and how.
 SOURCES = tuple(
-    Path(__file__).parents[1] / room for room in ("kernels", "model", "parallel", "runtime", "serve")
+    Path(__file__).parents[2] / room for room in ("kernels", "model", "parallel", "runtime", "serve")
 )
 AT_LAUNCH = "kernels compile at their first launch"
 
