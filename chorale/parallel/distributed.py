@@ -16,11 +16,10 @@ import torch
 import torch.distributed as dist
 
 from chorale.parallel.communicator import CommunicationError, Communicator, Exchange
-from chorale.parallel.peer_memory import PeerMemory, name_group, symmetric_memory
+from chorale.parallel.peer_memory import NamedGroup, PeerMemory, symmetric_memory
 
 logger = logging.getLogger(__name__)
 # A backstop: ranks that end or hang are noticed by their channels (``ranks.py``) long before.
-GROUP_NAME = "chorale-ranks"
 TIMEOUT = datetime.timedelta(minutes=10)
 
 
@@ -98,7 +97,8 @@ class Nccl(GroupCommunicator):
             store = dist.FileStore(str(meeting_point), size)  # type: ignore[attr-defined]
             super().__init__(dist.ProcessGroupNCCL(store, rank, size, options), rank, size)
             self._device = device
-            name_group(GROUP_NAME, rank, size, dist.PrefixStore("peer memory", store))  # type: ignore[attr-defined]
+            inner = dist.PrefixStore("peer memory", store)  # type: ignore[attr-defined]
+            self._named = NamedGroup(f"chorale ranks {meeting_point}", rank, size, inner)
             self.all_reduce_(torch.zeros(1, device=device))  # connects, which a graph's capture must not
             self.all_gather(torch.zeros(1, device=device))
 
@@ -118,7 +118,7 @@ class Nccl(GroupCommunicator):
         """All ranks call this. A rank that cannot reach its peers' memory makes all ranks use NCCL."""
         found, why = None, "another rank cannot reach its peers' memory"
         try:
-            found = symmetric_memory(num_bytes, GROUP_NAME, device, self._barrier)
+            found = symmetric_memory(num_bytes, self._named.name, device, self._barrier)
         except RuntimeError as error:
             why = str(error).splitlines()[0]
         failed = self.maximum_(torch.tensor([found is None], dtype=torch.float32, device=device))
@@ -127,6 +127,10 @@ class Nccl(GroupCommunicator):
         if self.rank == 0:
             logger.warning("the GPUs do not share memory, so ranks exchange through NCCL, slower: %s", why)
         return None
+
+    def close(self) -> None:
+        self._named.close()
+        super().close()
 
     def _barrier(self) -> None:
         self.all_reduce_(torch.zeros(1, device=self._device))

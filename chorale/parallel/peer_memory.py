@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -24,11 +24,21 @@ class PeerMemory:
     owner: Any = None  # keeps the peers' memory mapped
 
 
-def name_group(name: str, rank: int, size: int, store: Any) -> None:
-    """Make ``name`` known to ``symmetric_memory`` for ranks that have a store and no registered group."""
-    from torch._C._distributed_c10d import _SymmetricMemory
+class NamedGroup:
+    """Makes ``name`` known to ``symmetric_memory`` for ranks that have a store and no default group."""
 
-    _SymmetricMemory.set_group_info(name, rank, size, store)
+    def __init__(self, name: str, rank: int, size: int, store: Any) -> None:
+        from torch._C import _distributed_c10d as c10d
+
+        self.name = name
+        # torch keeps no reference to the group, which has no collectives: only rank, size and store are read.
+        self._group = c10d.ProcessGroup(store, rank, size)
+        c10d._register_process_group(cast("Any", name), self._group)
+
+    def close(self) -> None:
+        from torch._C import _distributed_c10d as c10d
+
+        c10d._unregister_process_group(cast("Any", self.name))
 
 
 def symmetric_memory(
