@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator
 
@@ -19,6 +20,7 @@ from chorale.llm.signals import SignalsBetweenSteps
 
 _QUIET = 1.0  # seconds without work after which an engine uses its idle time
 _PIECE = 0.001  # seconds between two pieces of it
+FIRST_TOKENS = 8_192  # of prompts, queued before the first step: as many as it computes by default
 
 # Takes a step's chunks; returns further requests, and choices (request id, index) that need no more tokens.
 Take = Callable[[list[TokenChunk]], Iterable[GenerateRequest | tuple[str, int]]]
@@ -35,6 +37,7 @@ class OfflineEngine:
         self._core = core
         self._lock = threading.Lock()  # held by the thread that calls the core
         self._owner: int | None = None  # that thread, while it runs requests
+        self._num_runs = 0  # calls of ``run``
         self._failure = ""  # why no request can run any more
         self._closing = threading.Event()
         self._at_rest = threading.Event()
@@ -58,6 +61,7 @@ class OfflineEngine:
         with self._lock:
             self.require_ready()
             self._owner = threading.get_ident()
+            self._num_runs += 1
             self._at_rest.clear()
             try:
                 with quiet_collector(), SignalsBetweenSteps() as signals:
@@ -89,12 +93,14 @@ class OfflineEngine:
 
     def _run(self, requests: Iterable[GenerateRequest], take: Take, signals: SignalsBetweenSteps) -> None:
         core, submitted = self._core, list[str]()
+        waiting = iter(requests)
         try:
-            for request in requests:
-                submitted.append(request.request_id)
-                core.add_request(request)
-            while core.has_work:
-                for order in take(self._step()):
+            more = self._add(waiting, submitted, FIRST_TOKENS)
+            while core.has_work or more:
+                chunks = self._step()
+                if more:  # a GPU computes the first step meanwhile
+                    more = self._add(waiting, submitted)
+                for order in take(chunks):
                     if isinstance(order, GenerateRequest):
                         submitted.append(order.request_id)
                         core.add_request(order)
@@ -107,6 +113,17 @@ class OfflineEngine:
         except BaseException:
             self._abandon(submitted)
             raise
+
+    def _add(self, requests: Iterator[GenerateRequest], submitted: list[str], most: float = math.inf) -> bool:
+        """Queue requests until their prompts have ``most`` tokens. Returns whether there may be more."""
+        tokens = 0
+        for request in requests:
+            submitted.append(request.request_id)
+            self._core.add_request(request)
+            tokens += len(request.prompt_token_ids)
+            if tokens >= most:
+                return True
+        return False
 
     def _step(self) -> list[TokenChunk]:
         """Run one step. Raises ``EngineDeadError`` for any exception, which leaves the engine in an unknown
@@ -135,12 +152,15 @@ class OfflineEngine:
 
     def _use_idle_time(self) -> None:
         """Prepare, piece by piece, what the engine has not needed yet, while no request runs."""
-        quiet = _QUIET
+        quiet, runs = _QUIET, self._num_runs
         while True:
             self._at_rest.wait()
+            if runs != self._num_runs:  # the next call may follow at once, and would wait for a piece
+                quiet, runs = _QUIET, self._num_runs
             if self._closing.wait(quiet):
                 return
-            quiet = _PIECE if self._prepare_piece() else _QUIET
+            if runs == self._num_runs:
+                quiet = _PIECE if self._prepare_piece() else _QUIET
 
     def _prepare_piece(self) -> bool:
         """Prepare one piece. Returns whether there is more; if not, the thread waits for the end of the next

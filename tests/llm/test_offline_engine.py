@@ -333,6 +333,33 @@ def test_idle_time_begins_a_while_after_a_call(monkeypatch: pytest.MonkeyPatch) 
         made.close()
 
 
+def test_a_call_interrupts_the_use_of_idle_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With more to prepare, the pieces go on a while after the call, not right after it."""
+    monkeypatch.setattr(module, "_QUIET", 0.01)
+
+    class Endless(Device):
+        num_prepared = 0
+
+        def use_idle_time(self) -> bool:
+            self.num_prepared += 1
+            return True
+
+    device = Endless()
+    made = OfflineEngine(EngineCore(LIMITS, device), INFO)
+    try:
+        deadline = time.monotonic() + 30
+        while device.num_prepared < 3 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        module._QUIET = 600.0
+        run(made, requests(1))
+        before = device.num_prepared
+        assert before >= 3
+        time.sleep(0.2)
+        assert device.num_prepared == before
+    finally:
+        made.close()
+
+
 def test_idle_time_is_not_used_after_the_end(device: Device, engine: OfflineEngine) -> None:
     """Also if the thread was about to begin a piece when the engine was closed."""
     device.pieces = 5
