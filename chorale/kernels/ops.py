@@ -183,7 +183,7 @@ class MakeSampler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepSizes:
-    """What the memory for exchanges between ranks depends on."""
+    """Sizes on which the memory for exchanges between ranks depends."""
 
     hidden: int
     tokens: int  # of the largest step

@@ -21,7 +21,7 @@ class CommunicationError(EngineError):
 
 
 class Exchange(Protocol):
-    """Kernels of ours that wait for what other ranks write."""
+    """Kernels that wait for what other ranks write."""
 
     def check(self) -> None:
         """Raises ``CommunicationError`` naming a rank that a kernel has waited for in vain."""

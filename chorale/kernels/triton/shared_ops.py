@@ -1,8 +1,8 @@
 """The Triton op set of one rank among several.
 
 As ``kernels/reference/shared_ops.py``: each rank adds its part of a sum to x or to zeros, and the sum over
-ranks is the new x. ``over_peers`` has the sums in kernels of ours (``reduce``). Filters need all logits of a
-row, so a step with filters gathers them.
+ranks is the new x. ``over_peers`` has the sums in Chorale's kernels (``reduce``). Filters need all logits of
+a row, so a step with filters gathers them.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from chorale.kernels.triton.sampling.sample import best_of_pieces
 from chorale.kernels.triton.sampling.thresholds import thresholds
 from chorale.parallel.rank import Rank
 
+LEAST_HIDDEN = 256  # columns of x for which the all-reduce kernels have a thread each
+
 
 def shared_ops(rank: Rank) -> Ops:
     """Returns the Triton ops of ``rank``. Raises ``ConfigError`` for what they cannot do yet."""
@@ -49,7 +51,7 @@ def shared_ops(rank: Rank) -> Ops:
 def over_peers(rank: Rank, sizes: StepSizes, device: torch.device) -> Ops | None:
     """``Ops.over_peers``."""
     size, ops = rank.share.size, shared_ops(rank)
-    if sizes.hidden % 8:
+    if sizes.hidden % 8 or sizes.hidden < LEAST_HIDDEN:
         return None
     few = min(sizes.tokens, tuning.one_shot_rows(size))
     layout = Layout(size, sizes.hidden, sizes.tokens, few, sizes.dtype)

@@ -206,7 +206,7 @@ def step_sizes(model: ModelConfig, resolved: Resolved) -> StepSizes:
 
 
 def ops_over_peers(config: EngineConfig, ops: Ops, sizes: StepSizes, device: torch.device) -> Ops | None:
-    """Returns ``ops`` with sums over ranks in kernels of ours, or None if libraries must make them."""
+    """Returns ``ops`` with sums over ranks in Chorale's kernels, or None if libraries must make them."""
     if config.disable_custom_all_reduce or ops.over_peers is None:
         return None
     return ops.over_peers(sizes, device)

@@ -390,7 +390,7 @@ def test_parts_are_added_and_normed(hidden: int, each: int) -> None:
 
 
 @pytest.mark.skipif(DEVICE != "cuda", reason="their loop is PTX: see test_gemv_ptx.py")
-@pytest.mark.parametrize(("hidden", "inter"), [(2880, 128), (64, 2880), (320, 192)])
+@pytest.mark.parametrize(("hidden", "inter"), [(2880, 128), (64, 2880), (320, 192), (320, 1472), (192, 704)])
 @pytest.mark.parametrize(
     ("tokens", "experts"),
     [(n, e) for n in (1, 2, 8, 9, 16, 17, 25) for e in (9, 128)] + [(64, 32), (200, 128)],

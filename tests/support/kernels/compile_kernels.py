@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+from dataclasses import replace
 from typing import Any
 
 import triton
@@ -256,10 +257,14 @@ def streaming(hopper: bool) -> list[Variant]:
         sizes = gemv.constants_of(up, wait=False) | {"PDL": hopper}
         warps = sizes.pop("num_warps")
         found.append((f"stream up {tokens}", gemv._gate_up_kernel, {**constants, **sizes}, {}, warps, 3))
-        sizes = gemv.constants_of(down, wait=hopper) | {"SPLITS": down.splits}
-        warps = sizes.pop("num_warps")
-        types = {"out_ptr": "*fp32"}
-        found.append((f"stream down {tokens}", gemv._down_kernel, {**constants, **sizes}, types, warps, 3))
+        for chunks in (45, 23, 22, 11):  # of one rank, of two, of four
+            split = gemv.split_of(down, chunks)
+            fitted = replace(down, group=split.group, groups=min(down.groups, split.groups))
+            sizes = gemv.constants_of(fitted, wait=hopper) | {"SPLITS": split.splits}
+            sizes |= gemv.tail_constants(fitted, split)
+            warps, types = sizes.pop("num_warps"), {"out_ptr": "*fp32"}
+            name = f"stream down {tokens}, {chunks} chunks"
+            found.append((name, gemv._down_kernel, {**constants, **sizes}, types, warps, 3))
     return found
 
 

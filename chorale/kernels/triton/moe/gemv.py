@@ -191,7 +191,7 @@ def _gate_up_kernel(
                     tl.store(places, inner.to(out_ptr.dtype.element_ty), mask=inside & (pairs[n] >= 0))
 
 
-@triton.jit(do_not_specialize=["num_tokens", "groups", "further"])
+@triton.jit(do_not_specialize=["num_tokens", "groups", "further", "rest"])
 def _down_kernel(
     inner_ptr,  # [T * K, I]
     blocks_ptr,
@@ -209,6 +209,7 @@ def _down_kernel(
     row_tiles,
     chunks,
     groups,
+    rest,  # splits, the first ones, that have TAIL more chunks than LOOP takes; all have (0)
     K: tl.constexpr,
     PAIRS: tl.constexpr,
     BY_PAIR: tl.constexpr,
@@ -221,9 +222,13 @@ def _down_kernel(
     LOOP: tl.constexpr,
     CONSTRAINTS: tl.constexpr,
     QUADS: tl.constexpr,
+    TAIL: tl.constexpr,
+    TAIL_LOOP: tl.constexpr,
+    TAIL_CONSTRAINTS: tl.constexpr,
 ):
     """LOOP waits for the previous kernel once its first weights are in flight. The kernel that chose the
-    experts ran before that one."""
+    experts ran before that one. A rank's columns may be a prime number of chunks: then LOOP takes as many as
+    its groups hold, and TAIL_LOOP the others."""
     thread = tl.arange(0, 32 * WARPS)
     lane = thread % 32
     row_tile = _row_tile(thread, row_tiles, TILES, WARPS)
@@ -237,9 +242,23 @@ def _down_kernel(
     for begin in range(first, last, 8 * COLUMNS):
         sources = _pairs(chosen, lane // 4, begin, K, SORTED, COLUMNS)
         first_chunk = split * (chunks // SPLITS)
+        if TAIL > 0:
+            first_chunk += tl.minimum(split, rest)
         results = _gemv(
             inner_ptr, sources, packed, first_chunk, expert, lane, LOOP, CONSTRAINTS, QUADS, COLUMNS, 1
         )
+        if TAIL > 0:
+            has_tail = (rest == 0) | (split < rest)  # the others compute one, too, and drop it
+            behind = (split + 1) * (chunks // SPLITS) + tl.minimum(split + 1, rest)
+            tail_packed = Packed(blocks_ptr, scales_ptr, row_tile, row_tiles, chunks, 1)
+            more = _gemv(
+                inner_ptr, sources, tail_packed, behind - TAIL, expert, lane, TAIL_LOOP,
+                TAIL_CONSTRAINTS, QUADS, COLUMNS, 1,
+            )  # fmt: skip
+            total: tl.tuple = ()
+            for n in tl.static_range(4 * QUADS):
+                total += (results[n] + tl.where(has_tail, more[n], 0.0),)
+            results = total
         for h in tl.static_range(2):
             pairs = _pairs(chosen, lane % 4 * 2 + h, begin, K, SORTED, COLUMNS)
             for n in tl.static_range(COLUMNS):
@@ -347,8 +366,9 @@ def gate_up(
 ) -> None:
     """inner [T * K, I] = swiglu of each pair's gates and ups; normed [T, H] in the experts' dtype."""
     packed, tokens, inter = experts.gate_up, normed.shape[0], experts.intermediate
-    grid, groups, constants = _shape(tile, packed, wait=False)
-    further = _further_tiles(work, tile)
+    group = next(n for n in range(min(tile.group, packed.chunks), 0, -1) if packed.chunks % n == 0)
+    fitted, grid, groups = _fitted(tile, packed, Split(1, group, packed.chunks // group, 0, 0))
+    constants, further = constants_of(fitted, wait=False), _further_tiles(work, tile)
     _gate_up_kernel[(grid[0], further + work.programs)](
         normed, packed.blocks, packed.scales, experts.gate_up_bias, work.expert_ids, work.order, work.offsets,
         inner, tokens, further, inter, experts.num_experts, packed.row_tiles, packed.chunks, groups,
@@ -367,13 +387,15 @@ def down(
     """Parts [T, K * splits, H] float32 of each token's weighted sum."""
     packed, (tokens, top_k) = experts.down, work.expert_ids.shape
     launch = dependent(inner)
-    grid, groups, constants = _shape(tile, packed, wait=launch.pop("PDL"))
+    split = split_of(tile, packed.chunks)
+    fitted, grid, groups = _fitted(tile, packed, split)
+    constants = constants_of(fitted, wait=launch.pop("PDL")) | tail_constants(fitted, split)
     parts = torch.empty(tokens, top_k * grid[1], hidden, dtype=torch.float32, device=inner.device)
     further = _further_tiles(work, tile)
     _down_kernel[(grid[0], further + work.programs, grid[1])](
         inner, packed.blocks, packed.scales, experts.down_bias, gates, work.expert_ids, work.order,
         work.offsets, parts, tokens, further, hidden, experts.num_experts, packed.row_tiles, packed.chunks,
-        groups,
+        groups, split.rest,
         SPLITS=grid[1], **work.constants, **constants, **launch,
     )  # fmt: skip
     return parts
@@ -409,17 +431,35 @@ def _further_tiles(work: Work, tile: tuning.GemvConfig) -> int:
     return work.expert_ids.numel() // (8 * tile.columns) if apart else 0
 
 
-def _shape(
-    tile: tuning.GemvConfig, packed: Matrices, wait: bool
-) -> tuple[tuple[int, int], int, dict[str, Any]]:
-    """((programs over rows, splits), groups of chunks, constants and compile options)."""
-    splits = tile.splits if packed.chunks % tile.splits == 0 else 1
-    each = packed.chunks // splits
+class Split(NamedTuple):
+    """The division of a contraction's chunks."""
+
+    splits: int
+    group: int  # chunks that are loaded together
+    groups: int  # of a split
+    tail: int  # further chunks, which are loaded at the end,
+    rest: int  # of this number of splits; 0: of all
+
+
+def split_of(tile: tuning.GemvConfig, chunks: int) -> Split:
+    """Any number of chunks: one split has a tail if they do not divide, several differ by one chunk."""
+    splits = tile.splits if chunks % tile.splits == 0 or chunks >= 2 * tile.splits else 1
+    each, rest = divmod(chunks, splits)
+    if splits == 1:
+        group = min(tile.group, each)
+        return Split(1, group, each // group, each % group, 0)
     group = next(n for n in range(min(tile.group, each), 0, -1) if each % n == 0)
+    return Split(splits, group, each // group, min(rest, 1), rest)
+
+
+def _fitted(
+    tile: tuning.GemvConfig, packed: Matrices, split: Split
+) -> tuple[tuning.GemvConfig, tuple[int, int], int]:
+    """(what a program does, (programs over rows, splits), groups of chunks)."""
     tiles = min(tile.tiles, 1 << (packed.row_tiles.bit_length() - 1))
-    fitted = dataclasses.replace(tile, tiles=tiles, group=group, groups=min(tile.groups, each // group))
-    grid = triton.cdiv(packed.row_tiles, tiles * tile.num_warps), splits
-    return grid, each // group, constants_of(fitted, wait)
+    in_flight = min(tile.groups, split.groups)
+    fitted = dataclasses.replace(tile, tiles=tiles, group=split.group, groups=in_flight)
+    return fitted, (triton.cdiv(packed.row_tiles, tiles * tile.num_warps), split.splits), split.groups
 
 
 def constants_of(tile: tuning.GemvConfig, wait: bool) -> dict[str, Any]:
@@ -433,3 +473,10 @@ def constants_of(tile: tuning.GemvConfig, wait: bool) -> dict[str, Any]:
         "QUADS": loop.outputs // 4,
         "num_warps": tile.num_warps,
     }
+
+
+def tail_constants(tile: tuning.GemvConfig, split: Split) -> dict[str, Any]:
+    if not split.tail:
+        return {"TAIL": 0, "TAIL_LOOP": "", "TAIL_CONSTRAINTS": ""}
+    loop = Loop(tile.tiles, tile.columns, tile.num_warps, split.tail, 1, wait=False)
+    return {"TAIL": split.tail, "TAIL_LOOP": loop_text(loop), "TAIL_CONSTRAINTS": loop.constraints}

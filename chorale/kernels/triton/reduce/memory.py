@@ -1,4 +1,4 @@
-"""How the memory that all ranks can write to is divided."""
+"""The layout of the memory that all ranks can write to."""
 
 from __future__ import annotations
 

@@ -49,6 +49,8 @@ class SymmetricReducer:
         self.rank, self.size = memory.rank, memory.size
         device = memory.buffer.device
         self._asm = is_nvidia(device)
+        # A thread has eight columns: two threads with the same ones would clear each other's words.
+        self._warps = max(1, triton.next_power_of_2(layout.hidden // 8) // 32)
         pinned = device.type == "cuda"  # the host reads it while kernels hang, and kernels write it
         self._status = torch.zeros(2, dtype=torch.int64, pin_memory=pinned)
         self.set_limit(seconds)
@@ -138,7 +140,8 @@ class SymmetricReducer:
             tokens, self.rank, parts.stride(0), parts.stride(1), programs, self.layout.few_from,
             0.0 if norm is None else norm.eps,
             PREFETCH=fetching > 0, NORM=norm is not None, ROWS=tile.rows,
-            **self._constants(parts, bias, wide=self._is_wide(tokens)), num_warps=tile.num_warps, **launch,
+            **self._constants(parts, bias, wide=self._is_wide(tokens)),
+            num_warps=min(tile.num_warps, self._warps * tile.rows), **launch,
         )  # fmt: skip
         return Reduced(x, normed, None)
 
@@ -165,7 +168,7 @@ class SymmetricReducer:
             self.layout.few_from, eps,
             E=num_experts, K=top_k, EXPERTS=triton.next_power_of_2(num_experts), EACH=each,
             **self._constants(parts, bias, wide=self._is_wide(tokens)),
-            num_warps=tuning.reduce_few().num_warps, **dependent(x),
+            num_warps=min(tuning.reduce_few().num_warps, self._warps), **dependent(x),
         )  # fmt: skip
         return total, normed, ids, gates
 
@@ -193,7 +196,7 @@ class SymmetricReducer:
             NORM=norm is not None, NORM_WIDE=norm is not None and norm.dtype == torch.float32, LOW=low,
             WHOLE=whole, ROWS=tile.rows, FLAGS=tuning.REDUCE_FLAGS,
             **self._constants(parts, bias, wide=layout.dtype == torch.float32),
-            num_warps=tile.num_warps, **dependent(x),
+            num_warps=min(tile.num_warps, self._warps * tile.rows), **dependent(x),
         )  # fmt: skip
         result, memory = layout.result, self.memory
         return Reduced(
