@@ -187,7 +187,7 @@ def test_it_reaches_the_sequence_or_the_row_of_the_device(name: str) -> None:
     found, usual = list(numbers(held(SamplingSpec(**{name: value})))), list(numbers(held(SamplingSpec())))
     assert found != usual
     if name not in OTHERS:
-        number = value + 3 if name == "max_tokens" else value  # with the prompt's three
+        number = value + 3 if name in ("max_tokens", "min_tokens") else value  # with the prompt's three
         assert any(math.isclose(each, number, rel_tol=1e-6) for each in found)
         assert not any(math.isclose(each, number, rel_tol=1e-6) for each in usual)
 
