@@ -1,11 +1,12 @@
 """Does the dry run find every kernel of every step? A script: needs Triton, no GPU.
 
-    python -m tests.support.kernels.dry_run_steps 20b|120b [--meta] [--compile [PROCESSES]] [-v]
+    python -m tests.support.kernels.dry_run_steps 20b|120b [--meta] [--ranks N] [--compile [PROCESSES]] [-v]
 
 Tensors of the CPU stand for a Hopper GPU's, and nothing is compiled unless asked for: what counts are the
 keys by which Triton tells kernels apart. The dry run is that of a start, on such tensors, or with ``--meta``
 that of ``chorale warm``, on meta tensors; then other steps run on tensors of the CPU, and every kernel that
-they ask for must have been found. Run by ``test_dry_run.py``.
+they ask for must have been found. ``--ranks``: those of the first of N ranks, whose sums are Chorale's
+kernels. Run by ``test_dry_run.py``.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 from chorale.config import EngineConfig
+from chorale.kernels.ops import Ops
 from chorale.kernels.triton import launch
 from chorale.kernels.triton.dense import linear, qkv
 from chorale.kernels.triton.moe import packing
@@ -33,10 +35,14 @@ from chorale.kernels.triton.ops import TRITON_OPS
 from chorale.kernels.triton.precompile.compiler import Precompiler
 from chorale.kernels.triton.precompile.pool import CompilePool
 from chorale.kernels.triton.precompile.target import TargetDriver
+from chorale.kernels.triton.shared_ops import over_peers
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import SHAPES, make_config
 from chorale.model.gpt_oss import GptOss, LayerWeights, QkvWeights, RouterWeights, Weights
 from chorale.model.weights import weight_shapes
+from chorale.parallel.communicator import Silent
+from chorale.parallel.rank import Rank
+from chorale.parallel.shares import make_shares
 from chorale.runtime.assembly import allocate_kv, make_executor
 from chorale.runtime.device import CpuDevice
 from chorale.runtime.executor import LocalExecutor
@@ -48,7 +54,7 @@ from chorale.runtime.warmup import captures
 from chorale.runtime.warmup.plans import eager_plan
 from chorale.runtime.warmup.target_device import TargetDevice
 from chorale.runtime.worker import Worker
-from chorale.serve.engine import compile_phase
+from chorale.serve.engine import build, compile_phase
 
 DEVICE = CpuDevice(Hardware("cuda", "stand-in", 140 * 2**30, 139 * 2**30), can_capture=True, overlap=True)
 
@@ -81,7 +87,7 @@ def _float32_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return x.new_zeros(x.shape[0], weight.shape[0], dtype=torch.float32)
 
 
-def make_model(config: ModelConfig) -> GptOss:
+def make_model(config: ModelConfig, ops: Ops) -> GptOss:
     """Of the real shape, with few layers, all of which share one set of experts."""
     hidden, heads, kv, dim = (
         config.hidden_size, config.num_attention_heads, config.num_key_value_heads, config.head_dim,
@@ -115,7 +121,21 @@ def make_model(config: ModelConfig) -> GptOss:
     head = linear.pack_head(torch.empty(config.vocab_size, hidden, dtype=half))
     embedding = torch.zeros(1, hidden, dtype=half).expand(config.vocab_size, hidden)
     weights = Weights(embedding, (layer,) * config.num_hidden_layers, torch.zeros(hidden), head, 1)
-    return GptOss(config, weights, TRITON_OPS, 4096)
+    return GptOss(config, weights, ops, 4096)
+
+
+def first_of(config: ModelConfig, num_ranks: int) -> Rank | None:
+    if num_ranks == 1:
+        return None
+    return Rank(make_shares(config, num_ranks)[0], Silent(0, num_ranks))
+
+
+def ops_of(rank: Rank | None, config: ModelConfig, found: Resolved, device: torch.device) -> Ops:
+    if rank is None:
+        return TRITON_OPS
+    ops = over_peers(rank, build.step_sizes(config, found), device)
+    assert ops is not None
+    return ops
 
 
 def resolved_for(config: ModelConfig) -> Resolved:
@@ -176,7 +196,7 @@ def serve(executor: LocalExecutor, found: Resolved, grammar: SomeGrammars) -> No
         executor.execute(eager_plan(tokens, rows, limits, filtered=number % 4 == 0)).result()
 
 
-def main(size: str, processes: int, on_meta: bool) -> None:
+def main(size: str, processes: int, on_meta: bool, num_ranks: int) -> None:
     """``processes``: 0 compiles nothing."""
     logging.basicConfig(level=logging.DEBUG, format="%(message)s")
     begin, pool = time.perf_counter(), CompilePool(processes) if processes else None
@@ -186,24 +206,30 @@ def main(size: str, processes: int, on_meta: bool) -> None:
     # A small vocabulary: logits are the only large tensors that would be filled.
     config = make_config(**{**SHAPES[size], "layers": 4}, vocab=5000)
     found, grammars = resolved_for(config), GrammarCache(config.vocab_size)
-    model, precompiler = make_model(config), Precompiler(lambda: pool)
+    rank = first_of(config, num_ranks)
+    own = config if rank is None else config.part(rank.share)
+    ops = ops_of(rank, config, found, DEVICE.torch_device)
+    model, precompiler = make_model(own, ops), Precompiler(lambda: pool)
     print(f"made after {time.perf_counter() - begin:.1f} s")
     begin, cpu = time.perf_counter(), time.thread_time()
+    device = TargetDevice(DEVICE.hardware) if on_meta else DEVICE
+    dry_ops = ops_of(rank, config, found, device.torch_device)
+    dry = None if rank is None else compile_phase.DryRank(rank, dry_ops)
+    shapes = model
     if on_meta:
-        weights = weight_shapes(config, TRITON_OPS, dtype=torch.bfloat16, layers=2)
-        shapes, device = GptOss(config, weights, TRITON_OPS, 4096), TargetDevice(DEVICE.hardware)
-        needed = compile_phase.record(precompiler, shapes, found, device, grammars)
-    else:
-        needed = compile_phase.record(precompiler, model, found, DEVICE, grammars)
+        share = None if rank is None else rank.share
+        weights = weight_shapes(config, dry_ops, dtype=torch.bfloat16, layers=2, share=share)
+        shapes = GptOss(own, weights, dry_ops, 4096)
+    needed = compile_phase.record(precompiler, shapes, found, device, grammars, dry)
     cpu = time.thread_time() - cpu
     precompiler.wait(needed, lambda *_: None)
     first = time.perf_counter() - begin
     precompiler.wait(precompiler.num_kernels, lambda *_: None)
     seconds = time.perf_counter() - begin
     launch_nothing()
-    kv = allocate_kv(config, found, DEVICE)
+    kv = allocate_kv(own, found, DEVICE)
     grammar = SomeGrammars(DEVICE, grammars)
-    serve(make_executor(model, kv, found, DEVICE, grammar), found, grammar)
+    serve(make_executor(model, kv, found, DEVICE, grammar, rank), found, grammar)
     print(f"dry run: {cpu:.1f} s of CPU; {needed} kernels after {first:.1f} s, all after {seconds:.1f} s")
     print(f"{precompiler.num_kernels} kernels found, {precompiler.num_late} not recorded")
     print(f"{precompiler.num_here} kernels were left to this process")
@@ -213,4 +239,5 @@ def main(size: str, processes: int, on_meta: bool) -> None:
 
 if __name__ == "__main__":
     count = sys.argv[sys.argv.index("--compile") + 1 :] if "--compile" in sys.argv else ["0"]
-    main(sys.argv[1], int(count[0]) if count else 2, "--meta" in sys.argv)
+    ranks = int(sys.argv[sys.argv.index("--ranks") + 1]) if "--ranks" in sys.argv else 1
+    main(sys.argv[1], int(count[0]) if count else 2, "--meta" in sys.argv, ranks)
