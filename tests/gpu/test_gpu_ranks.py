@@ -1,4 +1,4 @@
-"""Several ranks on GPUs. Written on a machine without one: it has not been run.
+"""Several ranks on GPUs. Not passed yet: see "State" in docs/parallel.md.
 
 ``pytest -m gpu tests/gpu/test_gpu_ranks.py``, with 2 or 4 GPUs visible.
 """
