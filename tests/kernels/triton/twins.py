@@ -26,7 +26,7 @@ from chorale.kernels.triton.dense import skinny
 from chorale.kernels.triton.dense.norm import Norm, rms_norm
 from chorale.kernels.triton.moe.combine import add_parts
 from chorale.kernels.triton.moe.dequant import load_tile
-from chorale.kernels.triton.moe.gemv import _work_of
+from chorale.kernels.triton.moe.gemv_kernel import _work_of
 from chorale.kernels.triton.ops import TRITON_OPS
 
 assert torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"

@@ -1,0 +1,308 @@
+"""Kernels of the streaming expert products (``gemv.py``): every warp streams its rows of an expert's weights.
+
+A tensor here has one element a thread: lane ``4 g + t`` of a warp loads inputs for column ``g`` of the
+product and ends with rows ``g`` and ``8 + g`` of columns ``2 t`` and ``2 t + 1``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+
+from chorale.kernels.triton.launch import wait_for_previous
+from chorale.kernels.triton.moe.combine import swiglu
+
+
+@triton.jit
+def _expert_of(ids_ptr, program, num_pairs, PAIRS: tl.constexpr, BY_PAIR: tl.constexpr):
+    """(expert, whether there is work) of a program: one for each pair, of which the first of an expert works
+    (BY_PAIR), or one for each expert."""
+    if BY_PAIR:
+        expert = tl.load(ids_ptr + program).to(tl.int32)
+    else:
+        expert = program
+    work = True
+    if PAIRS > 0:
+        pairs = tl.arange(0, PAIRS)
+        ids = tl.load(ids_ptr + pairs, mask=pairs < num_pairs, other=-1).to(tl.int32)
+        if BY_PAIR:
+            work = tl.sum(((ids == expert) & (pairs < program)).to(tl.int32), 0) == 0
+        else:
+            work = tl.sum((ids == expert).to(tl.int32), 0) > 0
+    return expert, work
+
+
+class Chosen(NamedTuple):
+    """The pairs of one expert that a program works on."""
+
+    ids_ptr: Any  # [T * K] int64
+    order_ptr: Any  # [T * K] int32 (if SORTED)
+    num_tokens: Any
+    expert: Any
+    last: Any  # the end of its places in the order (if SORTED)
+
+
+@triton.jit
+def _pair_of_column(chosen, column, first, K: tl.constexpr, SORTED: tl.constexpr):
+    """Columns of a product (tokens, or places from ``first`` on in the order) -> pairs; -1 without one."""
+    if SORTED:
+        pairs = tl.load(chosen.order_ptr + first + column, mask=first + column < chosen.last, other=-1)
+    else:  # the pair in which each token chose the expert
+        pairs = column * 0 - 1
+        for k in tl.static_range(K):
+            mask = column < chosen.num_tokens
+            ids = tl.load(chosen.ids_ptr + column * K + k, mask=mask, other=-1).to(tl.int32)
+            pairs = tl.where(ids == chosen.expert, column * K + k, pairs)
+    return pairs
+
+
+@triton.jit
+def _pairs(chosen, column, begin, K: tl.constexpr, SORTED: tl.constexpr, COLUMNS: tl.constexpr):
+    """Pairs of columns ``column`` and (COLUMNS == 2) ``column + 8``, as a tuple."""
+    pairs: tl.tuple = ()
+    for n in tl.static_range(COLUMNS):
+        pairs += (_pair_of_column(chosen, column + 8 * n, begin, K, SORTED),)
+    return pairs
+
+
+class Packed(NamedTuple):
+    """Weights, and the part of them that a lane multiplies."""
+
+    blocks_ptr: Any
+    scales_ptr: Any
+    row_tile: Any
+    row_tiles: Any
+    chunks: Any
+    groups: Any
+
+
+@triton.jit
+def _row_tile(thread, row_tiles, TILES: tl.constexpr, WARPS: tl.constexpr):
+    # The last program's warps may overlap: they write the same twice.
+    return tl.minimum((tl.program_id(0) * WARPS + thread // 32) * TILES, row_tiles - TILES)
+
+
+@triton.jit
+def _gemv(
+    x_ptr,  # bfloat16 [*, 64 chunks]
+    pairs,  # a tuple, one a lane for each 8 columns: row of x = pair // PER_ROW; -1 without one
+    packed,
+    first_chunk,
+    expert,
+    lane,
+    LOOP: tl.constexpr,
+    CONSTRAINTS: tl.constexpr,
+    QUADS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PER_ROW: tl.constexpr,
+):
+    """LOOP's 4 * QUADS float32 results."""
+    chunks = packed.chunks
+    at = (expert.to(tl.int64) * packed.row_tiles + packed.row_tile) * chunks + first_chunk
+    weights = (packed.blocks_ptr + at * 128 + lane * 4).to(tl.int64)
+    scales = (packed.scales_ptr + at * 32 + lane // 4 * 4).to(tl.int64)
+    place = first_chunk * 64 + lane % 4 * 16
+    width = chunks * 64
+    inputs: tl.tuple = ()
+    there: tl.tuple = ()
+    for n in tl.static_range(COLUMNS):
+        inputs += ((x_ptr + (pairs[n] // PER_ROW).to(tl.int64) * width + place).to(tl.int64),)
+        there += ((pairs[n] >= 0).to(tl.int32),)
+    operands = (weights, scales, chunks * 512, chunks * 32, packed.groups) + inputs + there  # noqa: RUF005
+    return tl.inline_asm_elementwise(
+        LOOP, CONSTRAINTS, operands, dtype=(tl.float32,) * (4 * QUADS), is_pure=False, pack=1
+    )
+
+
+@triton.jit(do_not_specialize=["num_tokens", "groups", "further"])
+def _gate_up_kernel(
+    x_ptr,  # [T, H]
+    blocks_ptr,
+    scales_ptr,
+    bias_ptr,  # [2, E, I]
+    ids_ptr,  # [T * K] int64
+    order_ptr,  # [T * K] int32, offsets [E + 1] int32 (if SORTED)
+    offsets_ptr,
+    out_ptr,  # [T * K, I]
+    num_tokens,
+    further,
+    I,
+    E,
+    row_tiles,
+    chunks,
+    groups,
+    limit,
+    alpha,
+    K: tl.constexpr,
+    PAIRS: tl.constexpr,
+    BY_PAIR: tl.constexpr,
+    SORTED: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    TILES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    WARPS: tl.constexpr,
+    LOOP: tl.constexpr,
+    CONSTRAINTS: tl.constexpr,
+    QUADS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    thread = tl.arange(0, 32 * WARPS)
+    lane = thread % 32
+    row_tile = _row_tile(thread, row_tiles, TILES, WARPS)
+    wait_for_previous(PDL)
+    expert, first, last = _work_of(
+        ids_ptr, offsets_ptr, tl.program_id(1), num_tokens * K, further, E, PAIRS, BY_PAIR, SORTED, COLUMNS,
+        EXPERTS,
+    )  # fmt: skip
+    chosen = Chosen(ids_ptr, order_ptr, num_tokens, expert, last)
+    packed = Packed(blocks_ptr, scales_ptr, row_tile, row_tiles, chunks, groups)
+    for begin in range(first, last, 8 * COLUMNS):
+        sources = _pairs(chosen, lane // 4, begin, K, SORTED, COLUMNS)
+        results = _gemv(x_ptr, sources, packed, 0, expert, lane, LOOP, CONSTRAINTS, QUADS, COLUMNS, K)
+        for h in tl.static_range(2):
+            pairs = _pairs(chosen, lane % 4 * 2 + h, begin, K, SORTED, COLUMNS)
+            for r in tl.static_range(TILES):
+                columns = (row_tile + r) * 8 + lane // 4
+                inside = columns < I
+                biases = bias_ptr + expert * I + columns
+                gate_bias = tl.load(biases, mask=inside, other=0.0).to(tl.float32)
+                up_bias = tl.load(biases + E * I, mask=inside, other=0.0).to(tl.float32)
+                for n in tl.static_range(COLUMNS):
+                    gate = results[4 * (r * COLUMNS + n) + h] + gate_bias
+                    up = results[4 * (r * COLUMNS + n) + h + 2] + up_bias
+                    inner = swiglu(gate, up, limit, alpha)
+                    places = out_ptr + pairs[n].to(tl.int64) * I + columns
+                    tl.store(places, inner.to(out_ptr.dtype.element_ty), mask=inside & (pairs[n] >= 0))
+
+
+@triton.jit(do_not_specialize=["num_tokens", "groups", "further", "rest"])
+def _down_kernel(
+    inner_ptr,  # [T * K, I]
+    blocks_ptr,
+    scales_ptr,
+    bias_ptr,  # [E, H]
+    gates_ptr,  # [T * K] float32
+    ids_ptr,
+    order_ptr,
+    offsets_ptr,
+    out_ptr,  # [T * K, SPLITS, H] float32
+    num_tokens,
+    further,
+    H,
+    E,
+    row_tiles,
+    chunks,
+    groups,
+    rest,  # splits, the first ones, that have TAIL more chunks than LOOP takes; all have (0)
+    K: tl.constexpr,
+    PAIRS: tl.constexpr,
+    BY_PAIR: tl.constexpr,
+    SORTED: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    TILES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    WARPS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    LOOP: tl.constexpr,
+    CONSTRAINTS: tl.constexpr,
+    QUADS: tl.constexpr,
+    TAIL: tl.constexpr,
+    TAIL_LOOP: tl.constexpr,
+    TAIL_CONSTRAINTS: tl.constexpr,
+):
+    """LOOP waits for the previous kernel once its first weights are in flight. The kernel that chose the
+    experts ran before that one. A rank's columns may be a prime number of chunks: then LOOP takes as many as
+    its groups hold, and TAIL_LOOP the others."""
+    thread = tl.arange(0, 32 * WARPS)
+    lane = thread % 32
+    row_tile = _row_tile(thread, row_tiles, TILES, WARPS)
+    split = tl.program_id(2)
+    expert, first, last = _work_of(
+        ids_ptr, offsets_ptr, tl.program_id(1), num_tokens * K, further, E, PAIRS, BY_PAIR, SORTED, COLUMNS,
+        EXPERTS,
+    )  # fmt: skip
+    chosen = Chosen(ids_ptr, order_ptr, num_tokens, expert, last)
+    packed = Packed(blocks_ptr, scales_ptr, row_tile, row_tiles, chunks, groups)
+    for begin in range(first, last, 8 * COLUMNS):
+        sources = _pairs(chosen, lane // 4, begin, K, SORTED, COLUMNS)
+        first_chunk = split * (chunks // SPLITS)
+        if TAIL > 0:
+            first_chunk += tl.minimum(split, rest)
+        results = _gemv(
+            inner_ptr, sources, packed, first_chunk, expert, lane, LOOP, CONSTRAINTS, QUADS, COLUMNS, 1
+        )
+        if TAIL > 0:
+            has_tail = (rest == 0) | (split < rest)  # the others compute one, too, and drop it
+            behind = (split + 1) * (chunks // SPLITS) + tl.minimum(split + 1, rest)
+            tail_packed = Packed(blocks_ptr, scales_ptr, row_tile, row_tiles, chunks, 1)
+            more = _gemv(
+                inner_ptr, sources, tail_packed, behind - TAIL, expert, lane, TAIL_LOOP,
+                TAIL_CONSTRAINTS, QUADS, COLUMNS, 1,
+            )  # fmt: skip
+            total: tl.tuple = ()
+            for n in tl.static_range(4 * QUADS):
+                total += (results[n] + tl.where(has_tail, more[n], 0.0),)
+            results = total
+        for h in tl.static_range(2):
+            pairs = _pairs(chosen, lane % 4 * 2 + h, begin, K, SORTED, COLUMNS)
+            for n in tl.static_range(COLUMNS):
+                there = pairs[n] >= 0
+                gate = tl.load(gates_ptr + pairs[n], mask=there, other=0.0)
+                for r in tl.static_range(TILES):
+                    for p in tl.static_range(2):
+                        columns = (row_tile + r) * 16 + 8 * p + lane // 4
+                        bias = tl.load(bias_ptr + expert * H + columns, mask=columns < H, other=0.0)
+                        value = results[4 * (r * COLUMNS + n) + 2 * p + h]
+                        value += tl.where(split == 0, bias.to(tl.float32), 0.0)
+                        places = out_ptr + (pairs[n].to(tl.int64) * SPLITS + split) * H + columns
+                        tl.store(places, value * gate, mask=there & (columns < H))
+
+
+@triton.jit
+def _work_of(
+    ids_ptr,
+    offsets_ptr,
+    program,
+    num_pairs,
+    further,  # programs, the first ones, for tiles after an expert's first (0: one does all; if SORTED)
+    E,
+    PAIRS: tl.constexpr,
+    BY_PAIR: tl.constexpr,
+    SORTED: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    EXPERTS: tl.constexpr,
+):
+    """(expert, first and end of its columns): places in the order, or tokens from 0 on."""
+    if SORTED:
+        if program < further:
+            expert, first = _further_tile(offsets_ptr, program, E, 8 * COLUMNS, EXPERTS)
+        else:
+            expert = program - further
+            first = tl.load(offsets_ptr + expert)
+        last = tl.load(offsets_ptr + expert + 1)
+        if further > 0:
+            last = tl.minimum(last, first + 8 * COLUMNS)
+    else:
+        expert, work = _expert_of(ids_ptr, program, num_pairs, PAIRS, BY_PAIR)
+        first = 0
+        last = tl.where(work, 8 * COLUMNS, 0)
+    return expert, first, last
+
+
+@triton.jit
+def _further_tile(offsets_ptr, number, E, WIDTH: tl.constexpr, EXPERTS: tl.constexpr):
+    """(expert, first place) of one of the tiles after experts' first; a place past the end if there are
+    fewer."""
+    experts = tl.arange(0, EXPERTS)
+    begins = tl.load(offsets_ptr + experts, mask=experts < E, other=0)
+    stops = tl.load(offsets_ptr + experts + 1, mask=experts < E, other=0)
+    more = tl.maximum((stops - begins + WIDTH - 1) // WIDTH - 1, 0)
+    ends = tl.cumsum(more, 0)
+    expert = tl.sum((ends <= number).to(tl.int32), 0)  # E or more: the tile does not exist
+    mine = experts == expert
+    before = tl.sum(tl.where(mine, ends - more, 0), 0)
+    first = tl.sum(tl.where(mine, begins, 0), 0) + (number - before + 1) * WIDTH
+    there = expert < E
+    return tl.where(there, expert, 0), tl.where(there, first, 2**30)
