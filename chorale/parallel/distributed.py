@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import datetime
 import logging
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from chorale.parallel.peer_memory import NamedGroup, PeerMemory, symmetric_memor
 logger = logging.getLogger(__name__)
 # A backstop: ranks that end or hang are noticed by their channels (``ranks.py``) long before.
 TIMEOUT = datetime.timedelta(minutes=10)
+CLOSE_SECONDS = 5.0
 
 
 class GroupCommunicator:
@@ -129,12 +131,22 @@ class Nccl(GroupCommunicator):
         return None
 
     def close(self) -> None:
+        """Waits for a bounded time: NCCL may wait for a rank that has ended."""
         self._named.close()
-        super().close()
+        if not ends_within(self._group.shutdown, CLOSE_SECONDS):
+            logger.warning("NCCL did not close; its memory is freed when this process ends")
 
     def _barrier(self) -> None:
         self.all_reduce_(torch.zeros(1, device=self._device))
         torch.cuda.synchronize(self._device)
+
+
+def ends_within(action: Callable[[], None], seconds: float) -> bool:
+    """Run ``action`` in a thread. Returns whether it has ended; if not, it is left running."""
+    thread = threading.Thread(target=action, name="close", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return not thread.is_alive()
 
 
 def connect(meeting_point: Path, rank: int, size: int, device: torch.device) -> Communicator:

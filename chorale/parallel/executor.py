@@ -62,8 +62,8 @@ class RankedExecutor:
     def shutdown(self) -> None:
         """End the other ranks and release the memory of this one."""
         self._first.shutdown()
+        self._communicator.close()  # while the other ranks still live
         self._ranks.close()
-        self._communicator.close()
 
 
 class RankedGrammars:

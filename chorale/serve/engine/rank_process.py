@@ -154,4 +154,6 @@ def _beat(channel: Channel) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    logging.shutdown()
+    os._exit(code)  # libraries would wait for ranks that have ended before this one

@@ -118,6 +118,9 @@ class StartedRanks:
         )
 
     def close(self) -> None:
+        if self._communicator is not None:
+            self._communicator.abort()
+            self._communicator.close()
         self.processes.close()
         self._private.remove()
 
