@@ -71,15 +71,22 @@ def connect(
     if url is None and not serve_arguments and _answers(DEFAULT_URL):
         url = DEFAULT_URL
     if url is not None:
-        try:
-            client = httpx2.Client(base_url=url.rstrip("/"), headers=headers, timeout=_timeout())
-        except httpx2.InvalidURL as error:
-            raise ConfigError(f"--url {url}: {error}") from None
-        with client:
+        _check_url(url)
+        with httpx2.Client(base_url=url.rstrip("/"), headers=headers, timeout=_timeout()) as client:
             yield Connection(client, model or _first_model(client, url), url)
         return
     with signals_as_exceptions(), _private_server(serve_arguments) as client:
         yield Connection(client, model or _first_model(client, "the private server"), "a private server")
+
+
+def _check_url(url: str) -> None:
+    """Raises ``ConfigError`` for a URL that no request can be sent to."""
+    try:
+        parsed = httpx2.URL(url)
+    except httpx2.InvalidURL as error:
+        raise ConfigError(f"--url {url}: {error}; give a URL such as {DEFAULT_URL}") from None
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise ConfigError(f"--url {url}: not an http:// or https:// URL; give one such as {DEFAULT_URL}")
 
 
 def _timeout() -> httpx2.Timeout:

@@ -24,6 +24,7 @@ from chorale.model.names import PUBLISHED, full_name
 Progress = Callable[[str, float, str], None]
 
 DEMO = "demo"
+_A_MODEL = "the checkpoint's folder (with config.json and *.safetensors), or a model such as gpt-oss-20b"
 _PUBLISHED_FILES = (
     "config.json",
     "generation_config.json",
@@ -62,14 +63,19 @@ def find_folder(model: str) -> Path | None:
     """Returns the folder that ``model`` names, or None if it can only be a hub id. A folder takes precedence
     over a short name.
 
-    Raises ``ConfigError`` for a path that is not a folder.
+    Raises ``ConfigError`` for a path that is not a folder, and for the name of a file.
     """
     try:
         folder = Path(model).expanduser()
         if folder.is_dir():
             return folder.resolve()
+        is_file = folder.exists() and full_name(model) not in PUBLISHED
     except (OSError, RuntimeError) as fault:  # too long a name, a folder that is not ours; no such home
         raise ConfigError(f"model {model!r}: {fault}") from fault
+    if is_file:
+        is_yaml = folder.suffix in (".yaml", ".yml")
+        remedy = f"for a configuration file use --config {model}" if is_yaml else f"name {_A_MODEL}"
+        raise ConfigError(f"model {model!r} is a file, not a folder; {remedy}")
     if folder.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
         raise ConfigError(f"model {model!r}: no such folder")
     return None

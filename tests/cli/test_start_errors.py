@@ -23,7 +23,15 @@ CASES = [
     ("--ssl-certfile /no/cert --ssl-keyfile /no/key", "/no/cert"),
     ("--ssl-certfile {file} --ssl-keyfile {file}", "--ssl-certfile"),
     ("/no/such/model", "no such folder"),
+    ("{file}", "is a file, not a folder; name the checkpoint's folder"),
+    ("{yaml}", "is a file, not a folder; for a configuration file use --config"),
     ("{folder}", "config.json: no such file"),
+    ("--config {yaml}", "c.yaml, line 2, column 1: not valid YAML: while parsing a flow node, expected"),
+    ("--config {control}", "control.yaml: not valid YAML: unacceptable character #x0001"),
+    ("--config {bytes}", "bytes.yaml: not UTF-8 at byte 3; save it as UTF-8"),
+    ("--uds {folder}/absent/x.sock", "No such file or directory; create the folder {folder}/absent, or"),
+    ("--uds {file}/x.sock", "Not a directory; create the folder {file}, or choose another path"),
+    ("--uds {file}", "is not a socket; choose another path"),
     ("--device cuda", "--device cuda"),
     ("--ops triton", "needs a GPU"),
     ("--ops triton --device cpu", "the device is 'cpu'"),
@@ -44,7 +52,11 @@ CASES = [
 def places(tmp_path: Path) -> dict[str, str]:
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("neither a certificate nor a folder")
-    return {"folder": str(tmp_path / "folder"), "file": str(tmp_path / "file")}
+    (tmp_path / "c.yaml").write_text("port: [\n")
+    (tmp_path / "control.yaml").write_text("a: \x01")
+    (tmp_path / "bytes.yaml").write_bytes(b"a: \xff")
+    names = {"yaml": "c.yaml", "control": "control.yaml", "bytes": "bytes.yaml"}
+    return {name: str(tmp_path / names.get(name, name)) for name in ("folder", "file", *names)}
 
 
 @pytest.mark.parametrize(("line", "said"), CASES)
@@ -66,7 +78,8 @@ def test_a_start_that_cannot_work_is_one_line(
     assert shown.out == ""
     assert len(shown.err.splitlines()) == 1
     assert shown.err.startswith("chorale: error: ")
-    assert said in shown.err
+    assert said.format(**places) in shown.err
+    assert "<unicode string>" not in shown.err
 
 
 def test_it_takes_no_time() -> None:

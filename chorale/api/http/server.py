@@ -139,9 +139,10 @@ def _bind_unix(path: Path) -> socket.socket:
             bound.close()
             raise
     except OSError as error:
-        raise ConfigError(
-            f"--uds {path}: {error.strerror or error}"
-        ) from None  # the error "path too long" has no strerror
+        reason = error.strerror or str(error)  # the error "path too long" has no strerror
+        if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+            reason += f"; create the folder {path.parent}, or choose another path"
+        raise ConfigError(f"--uds {path}: {reason}") from None
     bound.setblocking(False)
     return bound
 
@@ -150,14 +151,14 @@ def _clear_place(path: Path) -> None:
     """Removes the socket file of a dead server. Raises ``ConfigError`` for any other existing file."""
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.stat().st_mode):
-            raise ConfigError(f"--uds {path}: exists and is not a socket")
+            raise ConfigError(f"--uds {path}: exists and is not a socket; choose another path")
         with socket.socket(socket.AF_UNIX) as probe:
             try:
                 probe.connect(str(path))
             except OSError:
                 path.unlink()
             else:
-                raise ConfigError(f"--uds {path}: another server listens there")
+                raise ConfigError(f"--uds {path}: another server listens there; choose another path")
 
 
 def _uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:

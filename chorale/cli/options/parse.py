@@ -6,12 +6,15 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from chorale.cli.options.flags import ALIASES, FLAGS, SHORT_FLAGS
 from chorale.cli.options.values import Flag, read_value
 from chorale.cli.words import nearest
 from chorale.errors import ConfigError
+
+if TYPE_CHECKING:
+    from yaml import YAMLError
 
 
 def find_flag(name: str, what: str = "option --") -> tuple[Flag, bool]:
@@ -154,13 +157,24 @@ def read_config_file(path: str) -> dict[str, Any]:
         loaded = yaml.safe_load(file.read_text("utf-8"))
     except OSError as error:
         raise ConfigError(f"--config {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--config {path}: not valid YAML: {' '.join(str(error).split())}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--config {path}: not UTF-8 at byte {error.start}; save it as UTF-8") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--config {path}{_yaml_fault(error)}; correct the file") from None
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):
         raise ConfigError(f"--config {path}: must contain a mapping of options to values")
     return dict(_read_file_items(loaded, path))
+
+
+def _yaml_fault(error: YAMLError) -> str:
+    """Returns the place and the problem, without the parser's name for its input and without line breaks."""
+    mark = getattr(error, "problem_mark", None)
+    where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+    parts = [getattr(error, name, None) for name in ("context", "problem")]
+    problem = ", ".join(part for part in parts if part) or str(error).splitlines()[0]
+    return f"{where}: not valid YAML: {' '.join(problem.split())}"
 
 
 def _read_file_items(loaded: Mapping[Any, Any], path: str) -> list[tuple[str, Any]]:

@@ -69,6 +69,20 @@ def test_an_address_that_is_none(command: str, capsys: pytest.CaptureFixture[str
     assert "--url http://localhost:abc/v1: Invalid port" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("model", [[], ["--model-name", "m"]])
+@pytest.mark.parametrize("command", ["chat", "complete"])
+@pytest.mark.parametrize("url", ["foo", "localhost:8000/v1", "ftp://x/v1", "http://", "http:///v1"])
+def test_an_address_without_scheme_or_host(
+    command: str, url: str, model: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, "--url", url, *model, "-q", "x"]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith(
+        f"chorale: error: --url {url}: not an http:// or https:// URL; give one such as http"
+    )
+    assert len(shown.splitlines()) == 1
+
+
 def test_complete_shows_its_speed_where_that_is_asked_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
