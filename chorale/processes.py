@@ -1,7 +1,7 @@
 """A child process that ends with its parent, however the parent ends, also by SIGKILL.
 
-Linux sends the child a signal when its parent's thread ends. Elsewhere a thread of the child looks for the
-parent.
+Linux sends the child a signal when its parent's thread ends. Elsewhere, or if the kernel refuses to, a
+thread of the child looks for the parent.
 """
 
 from __future__ import annotations
@@ -28,11 +28,9 @@ def die_with_parent(parent_pid: int) -> None:
     so the child must learn ``parent_pid`` from the parent and not from the system. On Linux the signal comes
     when the *thread* that started this process ends: start such children in the main thread.
     """
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    else:
+    if sys.platform != "linux" or ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         threading.Thread(target=_end_with, args=(parent_pid,), name="parent", daemon=True).start()
-    if not parent_is_alive(parent_pid):
+    if os.getppid() != parent_pid:  # an orphan gets another parent
         raise SystemExit(EXIT_ORPHANED)
 
 
@@ -46,13 +44,8 @@ def settle_signals(ignored: Sequence[signal.Signals] = ()) -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def parent_is_alive(parent_pid: int) -> bool:
-    """Returns whether ``parent_pid`` is still the parent: an orphan gets another one."""
-    return os.getppid() == parent_pid
-
-
 def _end_with(parent_pid: int) -> None:
-    while parent_is_alive(parent_pid):
+    while os.getppid() == parent_pid:
         time.sleep(_LOOK_SECONDS)
     os._exit(EXIT_ORPHANED)
 

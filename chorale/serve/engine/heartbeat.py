@@ -17,8 +17,6 @@ import zmq
 from chorale.client.base import EngineInfo
 from chorale.client.wire import Heartbeat, encode, heartbeat_address
 from chorale.engine.types import EngineStats
-from chorale.processes import parent_is_alive
-from chorale.serve.bootstrap import EXIT_FAILED
 
 NUM_STEPS_REMEMBERED = 1024
 MIN_GAP = 0.02  # least seconds between heartbeats
@@ -39,9 +37,9 @@ class _Public:
 class HeartbeatThread:
     """Owns the PUB socket. The main thread only assigns attributes, which is atomic."""
 
-    def __init__(self, directory: str, engine_id: str, interval: float, parent_pid: int) -> None:
+    def __init__(self, directory: str, engine_id: str, interval: float) -> None:
         self._address = heartbeat_address(directory)
-        self._engine_id, self._interval, self._parent_pid = engine_id, interval, parent_pid
+        self._engine_id, self._interval = engine_id, interval
         self._public = _Public()
         self._wake = threading.Event()
         self._stopping = False
@@ -91,8 +89,6 @@ class HeartbeatThread:
         socket.bind(self._address)
         while not self._stopping:
             socket.send(encode(self._heartbeat()))
-            if not parent_is_alive(self._parent_pid):
-                os._exit(EXIT_FAILED)  # the main thread may be in a step that never ends
             self._wake.wait(self._interval)
             self._wake.clear()
             time.sleep(MIN_GAP)

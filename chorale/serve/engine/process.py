@@ -159,7 +159,7 @@ def run_engine_process(start: EngineStart, build: Build) -> int:
     settle_signals((signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))
     check_directory(start.directory)
     engine_id = uuid.uuid4().hex[:16]
-    heartbeat = HeartbeatThread(start.directory, engine_id, start.heartbeat_interval, start.parent_pid)
+    heartbeat = HeartbeatThread(start.directory, engine_id, start.heartbeat_interval)
     heartbeat.start()
     try:
         core, info = build(start.config, heartbeat.loading)

@@ -18,7 +18,7 @@ from chorale.client.remote import RemoteClient
 from chorale.client.wire import Abort, StepMessage, Submit, decode_from_engine, encode, engine_address
 from chorale.config import EngineConfig
 from chorale.errors import ConfigError
-from chorale.serve.bootstrap import EXIT_FAILED, EXIT_OK, EngineStart, check_directory, make_directory
+from chorale.serve.bootstrap import EXIT_OK, EngineStart, check_directory, make_directory
 from tests.support.serve.fake_engine import Behaviour
 from tests.support.serve.harness import FAKE_ENGINE, collect, expected, is_alive, request, rig, run, until
 
@@ -75,30 +75,6 @@ def test_the_engine_dies_with_its_parent(load_seconds: str) -> None:
             await parent.communicate()
             await until(lambda: not is_alive(engine), "the engine ends")
         finally:
-            folder.remove()
-
-    run(scene())
-
-
-ORPHAN = """
-import sys, time
-from chorale.serve.engine.heartbeat import HeartbeatThread
-HeartbeatThread(sys.argv[1], "e", 0.05, parent_pid=1 << 30).start()
-time.sleep(120)  # a step that never ends
-"""
-
-
-def test_the_heartbeat_of_an_orphan_ends_its_process() -> None:
-    """Also where the system sends no signal when a parent ends, and the main thread hangs."""
-
-    async def scene() -> None:
-        folder = make_directory()
-        orphan = await asyncio.create_subprocess_exec(sys.executable, "-c", ORPHAN, str(folder.path))
-        try:
-            assert await asyncio.wait_for(orphan.wait(), 60) == EXIT_FAILED
-        finally:
-            if orphan.returncode is None:
-                orphan.kill()
             folder.remove()
 
     run(scene())
