@@ -79,10 +79,6 @@ class Device(Protocol):
         """
         ...
 
-    def free_memory(self) -> int:
-        """Bytes that can be allocated now."""
-        ...
-
     def trim(self) -> None:
         """Release memory that is kept for reuse, so that one large allocation can use it."""
         ...
@@ -118,9 +114,6 @@ class CpuDevice:
         """The step itself."""
         step()
         return step
-
-    def free_memory(self) -> int:
-        return available_memory()
 
     def trim(self) -> None:
         return None
@@ -166,9 +159,6 @@ class CudaDevice:
 
     def capture(self, step: Callable[[], None]) -> Callable[[], None]:
         return self.graphs.capture(step)
-
-    def free_memory(self) -> int:
-        return torch.cuda.mem_get_info(self.torch_device)[0]
 
     def trim(self) -> None:
         torch.cuda.empty_cache()

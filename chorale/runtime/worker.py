@@ -36,10 +36,9 @@ BAD_LOGITS = "the model gave no finite logits for this sequence"
 
 @dataclass(frozen=True, slots=True)
 class PendingLogprobs:
-    """Enqueued log-probabilities of one entry, with ``num_top`` alternatives at each position."""
+    """Enqueued log-probabilities of one entry."""
 
     entry: int
-    num_top: int
     tensors: LogprobTensors
 
 
@@ -144,7 +143,7 @@ class Worker:
             ):
                 logits = self._model.logits(hidden, index)
                 tensors = self._sampler.logprobs(logits, targets, request.num_top)
-                prompt.append(PendingLogprobs(request.entry, request.num_top, tensors))
+                prompt.append(PendingLogprobs(request.entry, tensors))
         return prompt
 
     def _choose(
@@ -177,7 +176,7 @@ class Worker:
             num_top = int(batch.num_logprobs[place])
             row = slice(place, place + 1)
             tensors = self._sampler.logprobs(logits[row], tokens[row].clamp(min=0), num_top)
-            wanted.append(PendingLogprobs(int(entries[place]), num_top, tensors))
+            wanted.append(PendingLogprobs(int(entries[place]), tensors))
         return tokens, wanted
 
     def _remember(self, tokens: torch.Tensor, batch: SamplingBatch) -> None:
@@ -219,9 +218,8 @@ def _result(
     width = len(LogprobTensors.__dataclass_fields__)
     for number, part in enumerate(wanted + prompt):
         some = arrays[1 + number * width : 1 + (number + 1) * width]
-        records = to_records(some, [part.num_top] * len(some[0]))
         found = logprobs if number < len(wanted) else prompt_logprobs
-        found.setdefault(part.entry, []).extend(records)
+        found.setdefault(part.entry, []).extend(to_records(some))
     return StepResult(
         step_id=plan.step_id,
         token_ids=token_ids,

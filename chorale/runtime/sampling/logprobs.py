@@ -96,10 +96,7 @@ def gather_in_parts(
     return LogprobTensors(*(torch.cat(column) for column in columns))
 
 
-def to_records(arrays: Sequence[npt.NDArray[np.generic]], num_tops: Sequence[int]) -> list[TokenLogprobs]:
-    """The fetched tensors of ``LogprobTensors``; position ``i`` keeps ``num_tops[i]`` alternatives."""
-    token_ids, logprobs, ranks, top_ids, top_logprobs = (array.tolist() for array in arrays)
-    return [
-        TokenLogprobs(token_ids[i], logprobs[i], ranks[i], top_ids[i][:num], top_logprobs[i][:num])
-        for i, num in enumerate(num_tops)
-    ]
+def to_records(arrays: Sequence[npt.NDArray[np.generic]]) -> list[TokenLogprobs]:
+    """Returns a record for each position of the fetched tensors of ``LogprobTensors``."""
+    columns = (array.tolist() for array in arrays)
+    return [TokenLogprobs(*position) for position in zip(*columns, strict=True)]

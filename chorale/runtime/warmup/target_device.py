@@ -45,9 +45,6 @@ class TargetDevice:
         step()
         return _nothing
 
-    def free_memory(self) -> int:
-        return self.hardware.free_bytes
-
     def trim(self) -> None:
         return None
 
