@@ -45,7 +45,6 @@ class Access:
     ) -> None:
         self.clock = clock
         self.bounds = bounds
-        self.num_evicted = 0
         self.writer = ConnectionThread(
             "responses-writer",
             lambda: connect(True),
@@ -107,9 +106,7 @@ class Access:
         for table, rows in victims.items():
             if rows:
                 db.executemany(f"DELETE FROM {table} WHERE seq = ?", rows)
-        num_victims = sum(map(len, victims.values()))
-        self.num_evicted += num_victims
-        return num_victims
+        return sum(map(len, victims.values()))
 
 
 def _any_older(db: Database, oldest: float) -> bool:

@@ -124,7 +124,6 @@ class CompletionFilter:
 class StoreStats:
     num_responses: int
     num_bytes: int
-    num_evicted: int  # since this process started
     num_conversations: int = 0
     num_live: int = 0  # running background responses of all processes on this store
 

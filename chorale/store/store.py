@@ -167,7 +167,7 @@ class ResponseStore:
         (num, size, conversations), num_live = await self._access.read(
             lambda db: (totals(db), count_live(db))
         )
-        return StoreStats(num, size, self._access.num_evicted, conversations, num_live)
+        return StoreStats(num, size, conversations, num_live)
 
     async def close(self) -> None:
         """Finishes accepted jobs and closes. Idempotent."""

@@ -193,7 +193,6 @@ def test_the_count_is_bounded_and_live_chains_stay() -> None:
                 await store.put(make(tip.id))  # a new branch each time keeps the chain in use
             assert (await store.stats()).num_responses <= 10
         assert (await store.chain(tip.id, b""))[:2] == items_of(root)
-        assert (await store.stats()).num_evicted >= 90
         await store.close()
 
     asyncio.run(scenario())
