@@ -16,7 +16,6 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -46,15 +45,6 @@ DRAIN_SLACK = 10.0  # grace for load balancers, and time to write terminal event
 ENGINE_STOP_SLACK = 2.0  # beyond the engine's own grace
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Callbacks:
-    """Callbacks for the command line, called on the supervisor's event loop. They must not block."""
-
-    on_status: OnStatus | None = None  # (EngineStatus, EngineInfo | None) at each change
-    on_listening: Callable[[list[socket.socket]], None] | None = None
-    on_stopping: Callable[[], None] | None = None
-
-
 def run(
     engine_config: EngineConfig,
     server_config: ServerConfig,
@@ -70,7 +60,8 @@ def run(
 
     ``api_key_hashes``: ``auth.hash_key`` of each key; the keys themselves stay here. ``on_status`` is called
     with the progress of loading, with "ready" and the ``EngineInfo``, after crashes, and with "failed" and
-    the message for the operator. Raises ``ConfigError`` if the address cannot be listened on.
+    the message for the operator. Callbacks run on the event loop and must not block. Raises ``ConfigError``
+    if the address cannot be listened on.
     """
     settle_signals()
     sockets = bind_sockets(server_config)
@@ -81,7 +72,9 @@ def run(
                 engines,
                 api,
                 sockets,
-                callbacks=Callbacks(on_status=on_status, on_listening=on_listening, on_stopping=on_stopping),
+                on_status=on_status,
+                on_listening=on_listening,
+                on_stopping=on_stopping,
                 limits=limits or WatchLimits(),
                 engine_command=engine_command,
             )
@@ -151,15 +144,17 @@ class Supervisor:
         api: ApiStart,
         sockets: list[socket.socket],
         *,
-        callbacks: Callbacks,
+        on_status: OnStatus | None,
+        on_listening: Callable[[list[socket.socket]], None] | None,
+        on_stopping: Callable[[], None] | None,
         limits: WatchLimits,
         engine_command: Sequence[str],
     ) -> None:
         self._api, self._sockets = api, sockets
-        self._callbacks, self._limits = callbacks, limits
+        self._on_listening, self._on_stopping, self._limits = on_listening, on_stopping, limits
         self._stop = Stop()
         self._frontend = make_frontend(api, sockets, limits, self._stop)
-        statuses = ReplicaStatuses(len(engines), callbacks.on_status)
+        statuses = ReplicaStatuses(len(engines), on_status)
         self._monitors = tuple(
             EngineMonitor(start, command=engine_command, limits=limits, on_status=statuses.callback(index))
             for index, start in enumerate(engines)
@@ -170,8 +165,8 @@ class Supervisor:
         engine = asyncio.ensure_future(self._run_engines())
         frontend = asyncio.ensure_future(self._frontend.run())
         stopped = asyncio.ensure_future(self._stop.asked.wait())
-        if self._callbacks.on_listening is not None:
-            self._callbacks.on_listening(self._sockets)
+        if self._on_listening is not None:
+            self._on_listening(self._sockets)
         try:
             await asyncio.wait([engine, frontend, stopped], return_when=asyncio.FIRST_COMPLETED)
             code = await self._verdict(engine, frontend)
@@ -220,8 +215,8 @@ class Supervisor:
 
     async def _drain(self, frontend: asyncio.Task[None]) -> None:
         """Lets running requests finish within ``shutdown_timeout`` seconds; a second signal cuts them."""
-        if self._callbacks.on_stopping is not None:
-            self._callbacks.on_stopping()
+        if self._on_stopping is not None:
+            self._on_stopping()
         self._frontend.drain()
         hurry = asyncio.ensure_future(self._stop.hurry.wait())
         timeout = self._api.server.shutdown_timeout + DRAIN_SLACK
