@@ -114,24 +114,13 @@ class EngineView(Protocol):
     def stats(self) -> EngineStats: ...
 
 
-class EngineClient(Protocol):
+class EngineClient(EngineView, Protocol):
     """One engine, or several replicas: then ``info``, ``status`` and ``stats`` are those of all together."""
 
     @property
     def engines(self) -> Sequence[EngineView]:
         """Each engine, in the order of its index."""
         ...
-
-    @property
-    def info(self) -> EngineInfo:
-        """Raises ``EngineLoadingError`` until the engine was ready once."""
-        ...
-
-    @property
-    def status(self) -> EngineStatus: ...
-
-    @property
-    def stats(self) -> EngineStats: ...
 
     @property
     def num_in_flight(self) -> int:
