@@ -15,7 +15,7 @@ from chorale.api import limits
 from chorale.api.chat.request import ChatRequest
 from chorale.api.fields import Metadata
 from chorale.api.http.responses import json_response, parse_model, read_as
-from chorale.api.responses.pages import check_names, page_object, read_number
+from chorale.api.responses.pages import PageQuery, page, page_object
 from chorale.api.state import ServerState
 from chorale.errors import ChoraleError, NotFoundError, invalid
 from chorale.store.protocol import CompletionFilter, StoredCompletion
@@ -82,42 +82,22 @@ async def list_completions(state: ServerState, request: Request) -> Response:
     """
     query = request.query_params
     labels = {name[9:-1]: query[name] for name in query if name.startswith("metadata[") and name[-1] == "]"}
-    check_names(query, "after", "limit", "order", "model", *(f"metadata[{key}]" for key in labels))
+    asked = PageQuery.read(query, "model", *(f"metadata[{key}]" for key in labels))
     wanted = CompletionFilter(
-        after=query.get("after"),
-        limit=read_number(query, "limit", 20),
-        newest_first=_newest_first(query),
-        model=query.get("model"),
-        metadata=labels,
+        asked.after, asked.limit, asked.newest_first, model=query.get("model"), metadata=labels
     )
-    page = await state.store.completions.page(request.state.owner, wanted)
-    if page is None:
-        raise invalid("after", f"no stored completion {str(wanted.after)[:128]!r}")
-    return json_response(page_object(*page))
+    found = await state.store.completions.page(request.state.owner, wanted)
+    if found is None:
+        raise invalid("after", f"no stored completion {str(asked.after)[:128]!r}")
+    return json_response(page_object(*found))
 
 
 async def list_messages(state: ServerState, request: Request) -> Response:
     """Lists the messages of the request."""
     stored = await _found(state, request)
-    query = request.query_params
-    check_names(query, "after", "limit", "order")
-    limit, after = read_number(query, "limit", 20), query.get("after")
+    query = PageQuery.read(request.query_params)
     messages = [_message(stored.id, number, given) for number, given in enumerate(stored.messages)]
-    if _newest_first(query):
-        messages.reverse()
-    if after is not None:
-        places = [number for number, message in enumerate(messages) if message["id"] == after]
-        if not places:
-            raise invalid("after", f"{after[:128]!r} is not a message of this completion")
-        messages = messages[places[0] + 1 :]
-    return json_response(page_object(messages[:limit], len(messages) > limit))
-
-
-def _newest_first(query: Mapping[str, str]) -> bool:
-    order = query.get("order", "asc")
-    if order not in ("asc", "desc"):
-        raise invalid("order", "must be 'asc' or 'desc'")
-    return order == "desc"
+    return json_response(page(messages, query, "a message of this completion"))
 
 
 def _message(completion_id: str, number: int, given: Mapping[str, Any]) -> dict[str, Any]:

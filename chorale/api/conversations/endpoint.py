@@ -70,7 +70,7 @@ async def delete(state: ServerState, request: Request) -> Response:
 
 
 async def list_items(state: ServerState, request: Request) -> Response:
-    query = PageQuery.read(request.query_params)
+    query = PageQuery.read_for_items(request.query_params)
     found = await state.store.conversations.page(
         _id(request), owner_of(request), after=query.after, limit=query.limit, newest_first=query.newest_first
     )

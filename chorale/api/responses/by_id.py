@@ -70,10 +70,10 @@ async def delete(state: ServerState, request: Request) -> Response:
 
 async def input_items(state: ServerState, request: Request) -> Response:
     """Returns the response's own input in pages, newest first unless ``order=asc``."""
-    query = PageQuery.read(request.query_params)
+    query = PageQuery.read_for_items(request.query_params)
     stored = await _stored(state, request)
     items = translate_items([entry.item for entry in stored.input], dialect_of(request, state.config))
-    return json_response(page(items, query, "response's input"))
+    return json_response(page(items, query, "an item of this response's input"))
 
 
 # --------------------------------------------------------------------------- shared

@@ -24,16 +24,22 @@ class PageQuery:
     newest_first: bool
 
     @staticmethod
-    def read(query: QueryParams) -> PageQuery:
-        """Parses the query. Raises ``RequestError`` for an invalid or unknown parameter."""
-        check_names(query, "after", "before", "limit", "order", "include", "include[]")
-        check_include(query)
-        if query.get("before") is not None:
-            raise invalid("before", "page with 'after' and 'order'")
-        order = query.get("order", "desc")
+    def read(query: QueryParams, *others: str, default_order: str = "asc") -> PageQuery:
+        """Parses the query, in which ``others`` may stand too. Raises ``RequestError`` if it is invalid."""
+        check_names(query, "after", "limit", "order", *others)
+        order = query.get("order", default_order)
         if order not in ("asc", "desc"):
             raise invalid("order", "must be 'asc' or 'desc'")
         return PageQuery(query.get("after"), read_number(query, "limit", 20), order == "desc")
+
+    @staticmethod
+    def read_for_items(query: QueryParams) -> PageQuery:
+        """Parses the query of a list of items, whose newest come first."""
+        asked = PageQuery.read(query, "before", "include", "include[]", default_order="desc")
+        check_include(query)
+        if query.get("before") is not None:
+            raise invalid("before", "page with 'after' and 'order'")
+        return asked
 
 
 def check_names(query: QueryParams, *names: str) -> None:
@@ -67,12 +73,12 @@ def read_flag(query: QueryParams, name: str) -> bool:
 
 
 def page(items: Sequence[dict[str, Any]], query: PageQuery, what: str) -> dict[str, Any]:
-    """Returns a page of ``items``, which must be in ascending order."""
+    """Returns a page of ``items``, which must be in ascending order. ``what``: an item, for errors."""
     ordered = list(reversed(items)) if query.newest_first else list(items)
     if query.after is not None:
         position = next((i for i, item in enumerate(ordered) if item["id"] == query.after), None)
         if position is None:
-            raise invalid("after", f"{query.after[:128]!r} is not an item of this {what}")
+            raise invalid("after", f"{query.after[:128]!r} is not {what}")
         ordered = ordered[position + 1 :]
     return page_object(ordered[: query.limit], len(ordered) > query.limit)
 
