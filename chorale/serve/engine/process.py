@@ -130,13 +130,10 @@ class EngineInbox:
             self._server_socket.drop(client)
 
     def _abort(self, client: bytes, message: Abort) -> None:
-        server_socket = self._server_socket
-        if message.index is None:
-            self.abort([i for i in message.request_ids if server_socket.disown(client, i)])
-            return
-        for request_id in message.request_ids:  # other choices continue, so it stays owned
-            if server_socket.owns(client, request_id):
+        for request_id in message.request_ids:
+            if self._server_socket.owns(client, request_id):
                 self._core.abort(request_id, message.index)
+        self._heartbeat.stats = self._core.stats()
 
     def _submit(self, client: bytes, request: GenerateRequest) -> None:
         server_socket, stats = self._server_socket, self._heartbeat.stats
@@ -148,7 +145,7 @@ class EngineInbox:
             self._core.add_request(request)
         except (ChoraleError, ValueError) as error:
             # The engine accepts only what it can run, so the error concerns this request alone.
-            server_socket.disown(client, request.request_id)
+            server_socket.disown(request.request_id)
             server_socket.refuse(client, request, str(error), stats)
 
 

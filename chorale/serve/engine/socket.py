@@ -117,12 +117,9 @@ class EngineServerSocket:
         owner = self._owners.get(request_id)
         return owner is not None and owner.client == client
 
-    def disown(self, client: bytes, request_id: str) -> bool:
-        """Forget a request and drop its later chunks. Returns False if it is not this client's."""
-        if not self.owns(client, request_id):
-            return False
+    def disown(self, request_id: str) -> None:
+        """Forget a request that the engine did not accept."""
         del self._owners[request_id]
-        return True
 
     def drop(self, client: bytes) -> None:
         """Forget a client that has disconnected or vanished, and its requests."""
