@@ -9,17 +9,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from chorale.runtime.device import GPU_SAMPLE_ROWS, Arrays
-from chorale.runtime.hardware import Hardware
+from chorale.runtime.device import GPU_SAMPLE_ROWS, Arrays, CpuDevice
 
 _META = torch.device("meta")
 
 
 @dataclass(frozen=True, slots=True)
-class TargetDevice:
+class TargetDevice(CpuDevice):
     """The capabilities of ``CudaDevice``. Results of steps are zeros."""
 
-    hardware: Hardware
     torch_device: torch.device = _META
     overlap: bool = True
     can_capture: bool = True
@@ -32,22 +30,9 @@ class TargetDevice:
         arrays = [torch.zeros(tensor.shape, dtype=tensor.dtype).numpy() for tensor in tensors]
         return lambda: arrays
 
-    def host_memory(self, size: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(size, dtype=dtype)
-
     def send(self, memory: torch.Tensor) -> torch.Tensor:
         return memory.to(self.torch_device)
 
-    def mark(self) -> Callable[[], None]:
-        return _nothing
-
     def capture(self, step: Callable[[], None]) -> Callable[[], None]:
         step()
-        return _nothing
-
-    def trim(self) -> None:
-        return None
-
-
-def _nothing() -> None:
-    return None
+        return lambda: None
