@@ -71,19 +71,19 @@ def _load_argument(number: int) -> bytes:
     return _op(_LOAD, _ARGUMENTS + 8 * number)
 
 
-def _machine() -> tuple[int, int] | None:
-    if sys.platform != "linux" or struct.calcsize("P") != 8:
+def _start() -> tuple[int, bytes] | None:
+    """Returns this machine's column and the beginning of a program, or None on an unknown architecture.
+
+    It refuses calls of another architecture, including 32-bit x86, and loads the call number.
+    """
+    if sys.platform != "linux" or struct.calcsize("P") != 8 or platform.machine() not in _MACHINES:
         return None
-    return _MACHINES.get(platform.machine())
-
-
-def _start(column: int, architecture: int) -> bytes:
-    """Refuses calls of another architecture, including 32-bit x86, and loads the call number."""
+    column, architecture = _MACHINES[platform.machine()]
     program = _op(_LOAD, _ARCHITECTURE) + _op(_EQUAL, architecture, 1, 0) + _op(_RETURN, _ERROR | _EPERM)
     program += _op(_LOAD, _NUMBER)
     if column == 0:
         program += _op(_AT_LEAST, _X32_BIT, 0, 1) + _op(_RETURN, _ERROR | _EPERM)
-    return program
+    return column, program
 
 
 def _when(number: int, *body: bytes) -> bytes:
@@ -94,12 +94,11 @@ def _when(number: int, *body: bytes) -> bytes:
 
 def deny_list() -> bytes | None:
     """Returns the filter for programs in namespaces, or None on an unknown architecture."""
-    machine = _machine()
-    if machine is None:
+    start = _start()
+    if start is None:
         return None
-    column, architecture = machine
+    column, program = start
     again, refuse = _op(_LOAD, _NUMBER), _op(_RETURN, _ERROR | _EPERM)
-    program = _start(column, architecture)
     program += _op(_AT_LEAST, _LAST_KNOWN + 1, 0, 1) + _op(_RETURN, _ERROR | _ENOSYS)
     for numbers in _REFUSED.values():
         if (number := numbers[column]) is not None:
@@ -119,11 +118,10 @@ def deny_list() -> bytes | None:
 
 def allow_list() -> bytes | None:
     """Returns the filter of a WebAssembly runtime: open pipes, memory and time only."""
-    machine = _machine()
-    if machine is None:
+    start = _start()
+    if start is None:
         return None
-    column, architecture = machine
-    program = _start(column, architecture)
+    column, program = start
     for numbers in _ENOUGH_FOR_WASM.values():
         if (number := numbers[column]) is not None:
             program += _when(number, _op(_RETURN, _ALLOW))
