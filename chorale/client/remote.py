@@ -22,6 +22,7 @@ from chorale.client.engine_connection import EngineConnection
 from chorale.client.follower import Follower
 from chorale.client.in_flight import InFlightRequests
 from chorale.client.stream import RequestStream
+from chorale.client.summary import without_gauges
 from chorale.client.wire import (
     Abort,
     ClientExpired,
@@ -163,12 +164,15 @@ class RemoteClient:
 
     def mark_failed(self, message: str) -> None:
         """Called when the supervisor gives up: no engine will be started again."""
+        self._stats = without_gauges(self._stats)
         self._lose_engine("failed", message)
 
     # ------------------------------------------------------------------ messages from the engine
 
     def _heartbeat(self, beat: Heartbeat) -> None:
         self._last_heartbeat = self._clock()
+        if beat.state == "failed" and self._status.state != "failed":
+            self.mark_failed(beat.message)
         if self._status.state == "failed" or beat.engine_id == self._died_id:
             return
         self._stats = beat.stats

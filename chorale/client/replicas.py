@@ -238,7 +238,7 @@ class ReplicaClient:
 
     def _status_changed(self, status: EngineStatus) -> None:
         """Sum up what the replicas can take: those that are up for admission, all for the largest request."""
-        known = [replica for replica in self._replicas if replica.is_known]
+        known = [each for each in self._replicas if each.is_known and each.status.state != "failed"]
         if not known:
             return
         self._info = merge_info([replica.info for replica in known])

@@ -37,3 +37,16 @@ def add_stats(stats: Sequence[EngineStats]) -> EngineStats:
         values = [getattr(each, name) for each in stats]
         setattr(total, name, max(values) if name in _LAST_STEP else sum(values))
     return total
+
+
+def without_gauges(stats: EngineStats) -> EngineStats:
+    """Returns the counters of an engine that runs nothing any more."""
+    return msgspec.structs.replace(
+        stats,
+        num_running=0,
+        num_waiting=0,
+        num_deferred=0,
+        kv_blocks_used=0,
+        kv_blocks_total=0,
+        prompt_tokens_left=0,
+    )

@@ -113,11 +113,14 @@ FromEngine = StepMessage | EngineFailed | ClientExpired | PrefixSnapshot | Engin
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The engine's whole public state. Sent at every change, and at least every 250 ms."""
+    """The engine's whole public state. Sent at every change, and at least every 250 ms.
+
+    "failed" is sent by the supervisor, once it starts this engine no more and others go on.
+    """
 
     engine_id: str
     pid: int
-    state: Literal["loading", "ready", "draining"]
+    state: Literal["loading", "ready", "draining", "failed"]
     phase: str = ""
     progress: float | None = None
     message: str = ""

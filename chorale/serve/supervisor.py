@@ -35,6 +35,7 @@ from chorale.serve.bootstrap import (
     make_directory,
 )
 from chorale.serve.engine_monitor import ENGINE_COMMAND, EngineMonitor, OnStatus
+from chorale.serve.given_up import report_given_up
 from chorale.serve.http_frontend import CUT_GRACE, make_frontend, share
 from chorale.serve.replica_status import ReplicaStatuses
 from chorale.serve.watch import WatchLimits
@@ -154,6 +155,7 @@ class Supervisor:
         self._on_listening, self._on_stopping, self._limits = on_listening, on_stopping, limits
         self._stop = Stop()
         self._frontend = make_frontend(api, sockets, limits, self._stop)
+        self._engines = tuple(engines)
         statuses = ReplicaStatuses(len(engines), on_status)
         self._monitors = tuple(
             EngineMonitor(start, command=engine_command, limits=limits, on_status=statuses.callback(index))
@@ -183,12 +185,16 @@ class Supervisor:
     async def _run_engines(self) -> int:
         """Keeps the engines running. Returns the exit code of the last one that gives up."""
         engines = [asyncio.ensure_future(monitor.run()) for monitor in self._monitors]
+        reports = [
+            asyncio.ensure_future(report_given_up(monitor, running, start))
+            for monitor, running, start in zip(self._monitors, engines, self._engines, strict=True)
+        ]
         try:
             *_, last = [await each for each in asyncio.as_completed(engines)]
         finally:
-            for each in engines:
+            for each in (*engines, *reports):
                 each.cancel()
-            await asyncio.gather(*engines, return_exceptions=True)
+            await asyncio.gather(*engines, *reports, return_exceptions=True)
         return last
 
     async def _verdict(self, engine: asyncio.Task[int], frontend: asyncio.Task[None]) -> int:

@@ -191,3 +191,28 @@ def test_a_loop_that_paused_does_not_take_a_living_engine_for_dead(loop: str) ->
             assert stream.num_unfinished == 1
 
     run(scene(), loop)
+
+
+def test_an_engine_that_was_given_up_has_failed_and_runs_nothing() -> None:
+    async def scene() -> None:
+        async with wire() as w:
+            await w.attach("one")
+            stream = w.client.submit(request("r"))
+            submitted = await w.until_received(Submit)
+            stats = EngineStats(num_running=1, kv_blocks_used=3, generation_tokens=7)
+            w.say(StepMessage("one", StepOutputs([TokenChunk("r", 0, [5])], stats)))
+            await until(lambda: w.client.stats.num_running == 1, "the step arrives")
+            assert submitted.request.request_id == "r"
+            beat = Heartbeat(engine_id="", pid=0, state="failed", message="no such device")
+            for _ in range(3):
+                w._beats.send(encode(beat))
+            await until(lambda: w.client.status.state == "failed", "it is known")
+            assert w.client.status.message == "no such device"
+            stats = w.client.stats
+            assert (stats.num_running, stats.kv_blocks_used, stats.generation_tokens) == (0, 0, 7)
+            with pytest.raises(EngineDeadError, match="no such device"):
+                await collect(stream)
+            with pytest.raises(EngineDeadError, match="no such device"):
+                w.client.submit(request("s"))
+
+    run(scene())

@@ -174,10 +174,11 @@ def test_the_server_ends_when_all_have_given_up(fault: dict[str, str], code: int
 
 
 @on_linux
-def test_one_that_can_never_start_leaves_the_others_serving() -> None:
+@pytest.mark.parametrize("server", [ONE_HTTP, TWO_HTTP], ids=["one", "workers"])
+def test_one_that_can_never_start_leaves_the_others_serving(server: dict[str, int]) -> None:
     async def scene() -> None:
         behaviour = {"refuse": "out of memory", "faulty": "engine-1"}
-        async with serve(behaviour=behaviour, server=ONE_HTTP) as s:
+        async with serve(behaviour=behaviour, server=server) as s:
             await s.listening()
             await s.answers(200)
             await until(lambda: "ready" in s.states, "the operator is told")
@@ -185,8 +186,31 @@ def test_one_that_can_never_start_leaves_the_others_serving() -> None:
             (lost,) = [e["message"] for e in s.events if e.get("state") == "dead"]
             assert lost == "engine 1: out of memory; the others go on without it"
             assert "failed" not in s.states
+            for _ in range(4):  # whichever process answers
+                while await states(s) != ["ready", "failed"]:
+                    await asyncio.sleep(0.02)
+                status, body = await health(s)
+                assert (status, body["status"]) == (200, "ready")
+                assert body["engines"][1]["message"] == "out of memory"
             s.process.terminate()
             assert await ended(s) == 0
+
+
+@on_linux
+def test_one_that_dies_too_often_has_failed_and_gets_no_requests() -> None:
+    async def scene() -> None:
+        async with serve(server=ONE_HTTP, limits={"backoff": 0.01, "max_deaths": 1}) as s:
+            await both_ready(s)
+            os.kill(s.children("fake_engine")[0], signal.SIGKILL)
+            while "failed" not in await states(s):
+                await asyncio.sleep(0.02)
+            status, body = await health(s)
+            (gone,) = [each for each in body["engines"] if each["status"] != "ready"]
+            assert (status, gone["status"]) == (200, "failed")
+            assert gone["message"] == "the engine process was killed by SIGKILL"
+            for number in range(6):
+                assert (await complete(s, [number + 1] * 40))[0] == 200
+            assert len(s.children("fake_engine")) == 1
 
     run(scene())
 
