@@ -77,6 +77,8 @@ def _key(name: str) -> str:
     return re.sub(r"^(nvidia|geforce|amd|instinct|radeon)+", "", re.sub(r"[\s_-]+", "", name.lower()))
 
 
+MOST = 64  # GPUs of a machine, as many as engines (--data-parallel-size)
+_SEVERAL = re.compile(r"\s*(-?\d+)\s*x(.*)", re.IGNORECASE)  # 4xh100
 _BY_KEY = {_key(name): model for model in MODELS for name in (model.name, *model.aliases)}
 
 
@@ -88,11 +90,30 @@ def find_gpu(name: str) -> GpuModel:
     if re.fullmatch(r"\d{1,2}x[a-z]+\d+.*|[a-z]+\d+.*x\d{1,2}", _key(name)):
         raise ConfigError(
             f"--gpu {name}: name the GPU once; --tensor-parallel-size says how many share a model, "
-            "--data-parallel-size how many engines there are"
+            "--data-parallel-size how many engines there are (chorale fit compares the ways for --gpu 4xh100)"
         )
     near = nearest(name.lower(), [each.name.lower() for each in MODELS])
     known = ", ".join(each.name for each in MODELS)
     raise ConfigError(f"--gpu {name}: unknown GPU{near or f'; known GPUs: {known}'}")
+
+
+def find_gpus(name: str) -> tuple[int | None, GpuModel]:
+    """Finds GPUs by a form such as ``4xh100``. Returns the number (None if there is none) and the GPU.
+
+    Raises ``ConfigError`` for a number that no machine has, and for an unknown GPU.
+    """
+    match = _SEVERAL.fullmatch(name)
+    if match is None:
+        return None, find_gpu(name)
+    number, model = match[1], match[2].strip()
+    if not model:
+        raise ConfigError(f"--gpu {name}: the name of the GPU is missing, for example --gpu {number}xh100")
+    if not 1 <= int(number[:9]) <= MOST:
+        raise ConfigError(f"--gpu {name}: the number of GPUs must be 1 to {MOST}")
+    try:
+        return int(number), find_gpu(model)
+    except ConfigError as error:
+        raise ConfigError(error.message.replace(f"--gpu {model}:", f"--gpu {name}:")) from None
 
 
 def hardware_of(model: GpuModel) -> Hardware:
@@ -102,5 +123,6 @@ def hardware_of(model: GpuModel) -> Hardware:
 
 
 def is_gpu(name: str) -> bool:
-    """Returns whether every part of a list such as ``h100,h200`` is a known GPU."""
-    return all(_key(part) in _BY_KEY for part in name.split(","))
+    """Returns whether every part of a list such as ``h100,4xh200`` names a known GPU."""
+    parts = ((_SEVERAL.fullmatch(part), part) for part in name.split(","))
+    return all(_key(match[2] if match else part) in _BY_KEY for match, part in parts)

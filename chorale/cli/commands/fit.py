@@ -8,7 +8,8 @@ import textwrap
 from pathlib import Path
 
 from chorale.cli import machine
-from chorale.cli.gpus import MODELS, GpuModel, find_gpu, hardware_of, is_gpu
+from chorale.cli.gpu_plan import recommended, table, ways, why_not
+from chorale.cli.gpus import MODELS, GpuModel, find_gpus, hardware_of, is_gpu
 from chorale.cli.options.help import wants_help
 from chorale.cli.options.settings import Settings, merge
 from chorale.errors import ConfigError
@@ -22,7 +23,9 @@ from chorale.runtime.resolve import Resolved, resolve, share_of_first
 USAGE = """usage: chorale fit MODEL [--gpu NAME ...] [the options of chorale serve]
 
 MODEL: gpt-oss-20b, gpt-oss-120b, or a folder. Nothing is downloaded.
---gpu NAME computes for the named GPU instead of this machine's. NAME is one of:
+--gpu NAME computes for the named GPU instead of this machine's. --gpu 4xNAME compares the ways to
+use four: ranks (--tensor-parallel-size) and engines (--data-parallel-size), where given only those.
+NAME is one of:
 """
 
 
@@ -34,10 +37,13 @@ def run(arguments: list[str]) -> int:
     settings = merge(rest, os.environ)
     model = find_config(settings.engine.model)
     code = 0
-    for number, (hardware, gpu) in enumerate(find_hardware(settings, names)):
+    for number, (count, hardware, gpu) in enumerate(find_hardware(settings, names)):
         if number:
             print()
-        code = max(code, report(settings, model, hardware, gpu))
+        if count is not None and gpu is not None:
+            code = max(code, compare(settings, model, count, gpu))
+        else:
+            code = max(code, report(settings, model, hardware, gpu))
     return code
 
 
@@ -46,7 +52,7 @@ def _wrapped(text: str) -> str:
 
 
 def take_gpus(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """Splits off the names after ``--gpu``: ``--gpu h100 h200`` or ``--gpu h100,h200``.
+    """Splits off the names after ``--gpu``: ``--gpu h100 4xh200`` or ``--gpu h100,4xh200``.
 
     Returns (rest, names).
     """
@@ -85,9 +91,10 @@ def find_config(name: str) -> ModelConfig:
     raise ConfigError(f"{name!r} is neither a folder with a config.json nor gpt-oss-20b or gpt-oss-120b")
 
 
-def find_hardware(settings: Settings, names: list[str]) -> list[tuple[Hardware, GpuModel | None]]:
+def find_hardware(settings: Settings, names: list[str]) -> list[tuple[int | None, Hardware, GpuModel | None]]:
     """Returns the named GPUs, or else this machine's, or else (or for ``--device cpu``) its CPU.
 
+    Before each: how many GPUs the name says, None if it says no number.
     Of several ranks, each has such a GPU (with the least free memory of those that they take), or its part of
     the CPU's memory.
     """
@@ -95,18 +102,44 @@ def find_hardware(settings: Settings, names: list[str]) -> list[tuple[Hardware, 
     if names:
         if settings.engine.device == "cpu":
             raise ConfigError("--gpu and --device cpu cannot be combined")
-        return [(hardware_of(model), model) for model in map(find_gpu, names)]
+        return [(count, hardware_of(model), model) for count, model in map(find_gpus, names)]
     gpus = [] if settings.engine.device == "cpu" else machine.gpus()
     if gpus:
         check_gpus(ranks, len(gpus))
         gpu = min(gpus[:ranks], key=lambda each: each.free_bytes)
-        return [(Hardware("cuda", gpu.name, gpu.total_bytes, gpu.free_bytes), None)]
+        return [(None, Hardware("cuda", gpu.name, gpu.total_bytes, gpu.free_bytes), None)]
     if settings.engine.device == "cuda":
         raise ConfigError(
             "--device cuda: nvidia-smi shows no GPU (--gpu NAME computes for another machine's)"
         )
     name = f"{machine.cpu_name()}, {cpu_count()} cores"
-    return [(Hardware("cpu", name, total_memory() // ranks, available_memory() // ranks), None)]
+    return [(None, Hardware("cpu", name, total_memory() // ranks, available_memory() // ranks), None)]
+
+
+def compare(settings: Settings, model: ModelConfig, count: int, gpu: GpuModel) -> int:
+    """Prints what each way to use several GPUs holds. Returns 0 if one fits, 1 if none does."""
+    engine, hardware = settings.engine, hardware_of(gpu)
+    ranks, engines = sizes_given(settings)
+    found = ways(engine, model, gpu, count, ranks=ranks, engines=engines)
+    best = recommended(found, engine.max_model_len or model.max_position_embeddings)
+    choice = f"{best[0].flags}: {best[1]}" if best is not None else "none: the model does not fit"
+    free, total = gib(hardware.free_bytes), gib(hardware.total_bytes)
+    print(f"recommended  {choice}")
+    print(f"model        {engine.model}: {model.num_parameters / 1e9:.2f} B parameters")
+    print(f"machine      {count} {gpu.name}, each {free} free of {total}")
+    print(f"assumed      idle GPUs, --gpu-memory-utilization {engine.gpu_memory_utilization:g}")
+    if gpu.state:
+        print(f"note         {gpu.state}")
+    print("\n".join(table(found, gpu, count)))
+    return 0 if best is not None else 1
+
+
+def sizes_given(settings: Settings) -> tuple[int | None, int | None]:
+    """Returns the numbers of ranks and engines, each None where the operator names none."""
+    given = settings.values.keys()
+    ranks = settings.engine.tensor_parallel_size if "tensor-parallel-size" in given else None
+    counts = given & {"data-parallel-size", "data-parallel-size-local"}
+    return ranks, settings.server.data_parallel_size if counts else None
 
 
 def report(settings: Settings, model: ModelConfig, hardware: Hardware, gpu: GpuModel | None = None) -> int:
@@ -129,10 +162,7 @@ def report(settings: Settings, model: ModelConfig, hardware: Hardware, gpu: GpuM
     except ConfigError as error:
         weights = weight_bytes(fitting_part(settings, model), "bfloat16")
         print(f"weights   {gib(weights)}")
-        if weights > hardware.free_bytes:
-            print(f"does not fit: the weights exceed the free memory by {gib(weights - hardware.free_bytes)}")
-        else:
-            print(f"does not fit: {error.message}")
+        print(f"does not fit: {why_not(weights, hardware, error)}")
         return 1
     part = fitting_part(settings, model)
     show(part, resolved)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from chorale.cli.commands.fit import take_gpus
-from chorale.cli.gpus import MODELS, find_gpu, hardware_of
+from chorale.cli.gpus import MODELS, find_gpu, find_gpus, hardware_of
 from chorale.cli.machine import read_links
 from chorale.cli.main import main
 from chorale.config import EngineConfig
@@ -148,3 +148,114 @@ def test_links_between_gpus() -> None:
     assert read_links(LINKS) == ["NV18", "SYS"]
     assert read_links("GPU0\t X \t0-47\t0\n") == []
     assert read_links("") == []
+
+
+# --------------------------------------------------------------------------- several GPUs by one name
+
+
+def rows(shown: str) -> dict[tuple[int, int], list[str]]:
+    """The lines of the table by (ranks, engines)."""
+    found = {}
+    for line in shown.splitlines():
+        words = line.split()
+        if len(words) > 2 and words[0].isdigit() and words[1].isdigit():
+            found[int(words[0]), int(words[1])] = words[2:]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "model"),
+    [("4xh100", 4, "H100"), ("8xh200", 8, "H200"), ("2XB200", 2, "B200"), ("1xh100", 1, "H100"),
+     ("4 x NVIDIA H100 80GB", 4, "H100"), ("h100", None, "H100"), ("2xrtx-4090", 2, "RTX-4090"),
+     ("MI300X", None, "MI300X"), ("8xMI300X", 8, "MI300X"), ("64xl4", 64, "L4")],
+)  # fmt: skip
+def test_a_number_before_the_name(name: str, count: int | None, model: str) -> None:
+    found = find_gpus(name)
+    assert (found[0], found[1].name) == (count, model)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("0xh100", "the number of GPUs must be 1 to 64"), ("65xh100", "1 to 64"), ("-1xh100", "1 to 64"),
+     ("9" * 6000 + "xh100", "1 to 64"), ("4x", "the name of the GPU is missing"),
+     ("4xfoo", "unknown GPU; known GPUs: A100-40"), ("4xh10", "did you mean h100"),
+     ("4x4xh100", "name the GPU once"), ("h100x4", "4xh100")],
+)  # fmt: skip
+def test_bad_numbers_and_names(name: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, shown = fit(f"gpt-oss-120b --gpu={name}", capsys)
+    assert code == 2
+    assert words in shown
+    assert shown.startswith(f"chorale: error: --gpu {name}: ")
+    assert shown.count("\n") == 1
+
+
+def test_the_ways_to_use_four(capsys: pytest.CaptureFixture[str]) -> None:
+    code, shown = fit("gpt-oss-120b --gpu 4xh100", capsys)
+    assert code == 0
+    assert shown.startswith(
+        "recommended  --tensor-parallel-size 2 --data-parallel-size 2: an engine needs 2 "
+    )
+    assert "machine      4 H100, each 79.02 GiB free of 79.65 GiB" in shown
+    found = rows(shown)
+    assert list(found) == [(1, 4), (2, 2), (4, 1)]
+    for ranks, engines in found:  # the same arithmetic as for one way alone
+        _, alone = fit(f"gpt-oss-120b --gpu h100 -tp {ranks} -dp {engines}", capsys)
+        weights, _, tokens, longest, long, short, speed = found[ranks, engines]
+        assert f"weights   {weights} GiB" in alone
+        assert f": {tokens} tokens of context" in alone
+        (requests,) = (line for line in alone.splitlines() if line.startswith("requests"))
+        full, few = (int(word.replace(",", "")) for word in (requests.split()[1], requests.split()[-4]))
+        assert f"the full {longest} tokens" in requests
+        assert (long, short) == (f"{engines * full:,}", f"{engines * few:,}")
+        assert f"bound     {speed.removesuffix('/s')} tokens/s" in alone
+
+
+@pytest.mark.parametrize(
+    ("line", "choice", "ways"),
+    [("20b --gpu 8xh200", "--data-parallel-size 8: engines of one GPU", [(1, 8), (2, 4), (4, 2), (8, 1)]),
+     ("120b --gpu 2XB200", "--data-parallel-size 2: ", [(1, 2), (2, 1)]),
+     ("120b --gpu 1xh100", "one engine: it fits, with less room than for 131,072 tokens and 256", [(1, 1)]),
+     ("120b --gpu 2xh100 -dp 2", "--data-parallel-size 2: it fits, with less room", [(1, 2)]),
+     ("120b --gpu 1xh100 --max-num-seqs 64", "one engine: it has room for", [(1, 1)]),
+     ("120b --gpu 4xh100 --tensor-parallel-size 4", "--tensor-parallel-size 4: it has room", [(4, 1)]),
+     ("120b --gpu 6xh100 -dp 2", "--tensor-parallel-size 2 --data-parallel-size 2: ", [(1, 2), (2, 2)]),
+     ("120b --gpu 8x4090", "--tensor-parallel-size 8: ", [(1, 8), (2, 4), (4, 2), (8, 1)]),
+     ("demo --gpu 4xl4", "--data-parallel-size 4: ", [(1, 4), (2, 2)])],
+)  # fmt: skip
+def test_what_is_recommended(
+    line: str, choice: str, ways: list[tuple[int, int]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, shown = fit(line, capsys)
+    assert code == 0
+    assert shown.startswith(f"recommended  {choice}")
+    assert list(rows(shown)) == ways
+
+
+def test_gpus_that_stay_idle_and_ways_that_do_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    _, shown = fit("120b --gpu 6xh100", capsys)
+    assert {key: row[-2:] for key, row in rows(shown).items() if row[-1] == "idle)"} == {
+        (4, 1): ["(2", "idle)"]
+    }
+    code, shown = fit("120b --gpu 2x4090", capsys)
+    assert code == 1
+    assert shown.startswith("recommended  none: the model does not fit")
+    assert " ".join(rows(shown)[2, 1]).startswith("does not fit: the weights exceed the free memory by 7.")
+    code, shown = fit("120b --gpu 2x4090 8xh100,h200", capsys)
+    assert code == 1
+    assert [line.split()[1] for line in shown.splitlines() if line.startswith("machine")] == [
+        "2",
+        "8",
+        "H200,",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [("120b --gpu 2xh100 -tp 4", "--tensor-parallel-size 4 needs 4 GPUs, not 2"),
+     ("120b --gpu 4xh100 -tp 2 -dp 4",
+      "--tensor-parallel-size 2 --data-parallel-size 4 needs 8 GPUs, not 4"),
+     ("demo --gpu 8xh100 -tp 4", "2 KV heads"), ("20b --gpu 4xh100 --device cpu", "cannot be combined")],
+)  # fmt: skip
+def test_ways_that_cannot_be(line: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, shown = fit(line, capsys)
+    assert (code, words in shown) == (2, True)
