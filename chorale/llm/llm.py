@@ -199,6 +199,7 @@ def _config(model: str, options: dict[str, Any]) -> EngineConfig:
     for name in [name for name in options if name in _IGNORED]:
         logger.warning("LLM: %s has no effect: %s", name, _IGNORED[name])
         del options[name]
+    _check_one_engine(options.pop("data_parallel_size", None))
     check_names("LLM", options, names)
     given = {name: value for name, value in options.items() if value is not None}  # None: decide for me
     given.setdefault("prompt_delay", 0.0)  # nobody reads along: prompts may hold up the running rows
@@ -211,6 +212,16 @@ def _config(model: str, options: dict[str, Any]) -> EngineConfig:
     check_names("override_generation_config", override, list(GENERATION))
     SamplingParams.from_defaults(override)  # raises for values that no request may have
     return config
+
+
+def _check_one_engine(size: object) -> None:
+    if size in (None, 1):
+        return
+    raise ConfigError(
+        f"LLM: data_parallel_size={size!r}: LLM is one engine, on one GPU or tensor_parallel_size of them. "
+        "chorale serve --data-parallel-size runs several behind one port; or start one process for each GPU "
+        "(CUDA_VISIBLE_DEVICES) with a part of the prompts: docs/parallel.md"
+    )
 
 
 def _for_each(
