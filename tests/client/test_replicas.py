@@ -359,3 +359,22 @@ def test_a_client_that_was_taken_for_dead_follows_again() -> None:
             assert all(cached == estimate for _, cached, estimate in found)
 
     run(scene())
+
+
+def test_an_engine_that_was_given_up_counts_no_more() -> None:
+    async def scene() -> None:
+        behaviour = Behaviour(step_seconds=0.005, max_num_seqs=2)
+        async with replica_rig(2, behaviour, max_queued_requests=2) as rig:
+            client = rig.client
+            stream = client.submit(request("r", 50_000))
+            lost = stream.engine
+            client.engines[lost].mark_failed("no such device")  # as by its last heartbeat
+            with pytest.raises(EngineDeadError, match="no such device"):
+                await collect(stream)
+            assert client.status.state == "ready"
+            with pytest.raises(RequestError, match="at most 4"):  # 6 with both: never again
+                client.submit(request("s", n=5))
+            asked = [request(f"t{i}", 3, prompt=[i + 1] * 40) for i in range(4)]
+            assert {engine for engine, _, _ in [await rig.ask(each) for each in asked]} == {1 - lost}
+
+    run(scene())
