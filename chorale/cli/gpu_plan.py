@@ -15,7 +15,7 @@ from chorale.model.config import ModelConfig
 from chorale.parallel.shares import VALID_SIZES
 from chorale.runtime.hardware import Hardware
 from chorale.runtime.memory import gib, token_bytes, weight_bytes
-from chorale.runtime.resolve import Resolved, resolve, share_of_first
+from chorale.runtime.resolve import Resolved, check_model, resolve, share_of_first
 
 SHORT = 2048  # tokens of a short request
 # Short requests for which an engine should have room. Batches of fewer rows leave much of a GPU's throughput
@@ -77,11 +77,10 @@ def ways(
 ) -> list[Way]:
     """Returns the ways to use ``count`` GPUs, by number of ranks; ``ranks`` and ``engines`` restrict them.
 
-    Raises ``ConfigError`` if what was asked for needs more GPUs, or the model cannot be cut so.
+    Raises ``ConfigError`` if what was asked for needs more GPUs, or no machine can run it.
     """
     _check_count(gpu, count, ranks or 1, engines or 1)
-    if ranks is not None:
-        share_of_first(replace(config, tensor_parallel_size=ranks), model)
+    check_model(replace(config, tensor_parallel_size=ranks or 1), model)
     sizes = VALID_SIZES if ranks is None else (ranks,)
     found = []
     for size in sizes:

@@ -254,6 +254,7 @@ def test_gpus_that_stay_idle_and_ways_that_do_not_fit(capsys: pytest.CaptureFixt
     [("120b --gpu 2xh100 -tp 4", "--tensor-parallel-size 4 needs 4 GPUs, not 2"),
      ("120b --gpu 4xh100 -tp 2 -dp 4",
       "--tensor-parallel-size 2 --data-parallel-size 4 needs 8 GPUs, not 4"),
+     ("120b --gpu 4xh100 --max-model-len 200000", "more than the model's maximum"),
      ("demo --gpu 8xh100 -tp 4", "2 KV heads"), ("20b --gpu 4xh100 --device cpu", "cannot be combined")],
 )  # fmt: skip
 def test_ways_that_cannot_be(line: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
