@@ -90,3 +90,5 @@ class RequestStream:
         if index in self._open and not self._finished:
             self._open.discard(index)
             self._on_close(self.request_id, index)
+            if not self._open:
+                self._wake()  # a reader in another task

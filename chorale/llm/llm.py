@@ -7,7 +7,7 @@ import itertools
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -37,7 +37,11 @@ from chorale.turns.choice.raw_choice import RawChoice
 from chorale.turns.request import TurnRequest
 from chorale.turns.rules import TurnRules
 
+if TYPE_CHECKING:
+    from chorale.llm.replicas import ReplicaEngine
+
 logger = logging.getLogger(__name__)
+MOST_ENGINES = 64
 
 # Arguments of vLLM's LLM that have no effect here, with the reason.
 _IGNORED = {
@@ -59,6 +63,8 @@ _IGNORED = {
 class LLM:
     """An engine in this process. Arguments are the fields of ``EngineConfig``.
 
+    With ``data_parallel_size`` above 1: as many engine processes, each with its own GPU or GPUs.
+
     The thread that calls ``generate`` or ``chat`` runs the engine; a call from another thread waits until it
     has returned. ``shutdown`` (or leaving a ``with``) frees the memory.
     """
@@ -66,13 +72,11 @@ class LLM:
     def __init__(self, model: str = "demo", **options: Any) -> None:
         """Raises ``TypeError`` for an unknown argument, naming the nearest known one, and ``ConfigError``
         for a bad value."""
-        from chorale.serve.engine.build import build_engine  # imports torch
-
         self._vocab = load_vocabulary()
-        core, info = build_engine(_config(model, options))
-        for note in info.notes:
+        count = _count_of_engines(options.pop("data_parallel_size", None))
+        self._engine = _open(_config(model, options), count)
+        for note in self.info.notes:
             logger.warning("%s", note)
-        self._engine = OfflineEngine(core, info)
         self._numbers = itertools.count()
 
     @property
@@ -199,7 +203,6 @@ def _config(model: str, options: dict[str, Any]) -> EngineConfig:
     for name in [name for name in options if name in _IGNORED]:
         logger.warning("LLM: %s has no effect: %s", name, _IGNORED[name])
         del options[name]
-    _check_one_engine(options.pop("data_parallel_size", None))
     check_names("LLM", options, names)
     given = {name: value for name, value in options.items() if value is not None}  # None: decide for me
     given.setdefault("prompt_delay", 0.0)  # nobody reads along: prompts may hold up the running rows
@@ -214,14 +217,22 @@ def _config(model: str, options: dict[str, Any]) -> EngineConfig:
     return config
 
 
-def _check_one_engine(size: object) -> None:
-    if size in (None, 1):
-        return
-    raise ConfigError(
-        f"LLM: data_parallel_size={size!r}: LLM is one engine, on one GPU or tensor_parallel_size of them. "
-        "chorale serve --data-parallel-size runs several behind one port; or start one process for each GPU "
-        "(CUDA_VISIBLE_DEVICES) with a part of the prompts: docs/parallel.md"
-    )
+def _count_of_engines(size: Any) -> int:
+    if size is None:
+        return 1
+    if not isinstance(size, int) or not 1 <= size <= MOST_ENGINES:
+        raise ConfigError(f"LLM: data_parallel_size={size!r}: must be an integer, 1 to {MOST_ENGINES}")
+    return int(size)
+
+
+def _open(config: EngineConfig, count: int) -> OfflineEngine | ReplicaEngine:
+    if count > 1:
+        from chorale.llm.replicas import ReplicaEngine
+
+        return ReplicaEngine(config, count)
+    from chorale.serve.engine.build import build_engine  # imports torch
+
+    return OfflineEngine(*build_engine(config))
 
 
 def _for_each(

@@ -629,17 +629,6 @@ def test_unknown_and_needless_arguments_of_llm(folder: Path, caplog: pytest.LogC
         LLM(str(folder / "nothing"))
 
 
-@pytest.mark.parametrize("size", [2, 0, "2"])
-def test_several_engines_are_refused_with_what_to_do(folder: Path, size: Any) -> None:
-    with pytest.raises(
-        ConfigError, match=r"data_parallel_size.*chorale serve --data-parallel-size.*one proc"
-    ):
-        LLM(str(folder), **OPTIONS, data_parallel_size=size)
-    for one in (1, None):
-        with LLM(str(folder), **OPTIONS, data_parallel_size=one) as made:
-            assert made.generate([[1]], SamplingParams(max_tokens=1))[0].outputs
-
-
 # --------------------------------------------------------------------------- one choice, token by token
 
 

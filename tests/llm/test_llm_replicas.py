@@ -1,0 +1,154 @@
+"""LLM with several engine processes (CPU, a tiny random checkpoint): one engine's tokens, ends and faults."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chorale import LLM, SamplingParams
+from chorale.errors import ConfigError, EngineDeadError
+from chorale.llm.replicas import ReplicaEngine
+from chorale.model.checkpoint_writer import write_random_checkpoint
+from chorale.model.config_writer import make_config
+from tests.llm.test_llm import OPTIONS, SIZES
+from tests.support.serve.harness import is_alive
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+PROMPTS = [[number + 1, 7, 9] * (3 + number % 4) for number in range(10)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_random_checkpoint(tmp_path_factory.mktemp("llm") / "model", make_config(**SIZES), seed=3)
+
+
+@pytest.fixture(scope="module")
+def two(folder: Path) -> Iterator[LLM]:
+    with LLM(str(folder), **OPTIONS, device="cpu", seed=5, data_parallel_size=2) as made:
+        yield made
+
+
+def engine(llm: LLM) -> ReplicaEngine:
+    assert isinstance(llm._engine, ReplicaEngine)
+    return llm._engine
+
+
+def pids(llm: LLM) -> list[int]:
+    return [each.pid for each in engine(llm)._monitors if each.pid is not None]
+
+
+def wait_gone(running: list[int]) -> None:
+    deadline = time.monotonic() + 30
+    while any(is_alive(pid) for pid in running):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def outputs(results: list[Any]) -> list[Any]:
+    return [
+        [(each.text, each.token_ids, each.finish_reason) for each in result.outputs] for result in results
+    ]
+
+
+def test_tokens_are_those_of_one_engine(folder: Path, two: LLM) -> None:
+    """Unseeded requests too: seeds are drawn in the order of prompts."""
+    with LLM(str(folder), **OPTIONS, device="cpu", seed=5) as one:
+        for params in (
+            SamplingParams(max_tokens=12),
+            SamplingParams(max_tokens=8, seed=3, n=2, logprobs=2),
+            SamplingParams(max_tokens=9, temperature=0.0),
+            SamplingParams(max_tokens=20, n=2, stop=["a", "e", "1"]),
+            SamplingParams(max_tokens=8, top_k=5, top_p=0.9),
+        ):
+            found = two.generate(PROMPTS, params)
+            assert [result.prompt_token_ids for result in found] == PROMPTS
+            assert outputs(found) == outputs(one.generate(PROMPTS, params))
+        talk: Any = [[{"role": "user", "content": f"What is {number}?"}] for number in range(3)]
+        asked = SamplingParams(max_tokens=16, seed=1)
+        assert outputs(two.chat(talk, asked)) == outputs(one.chat(talk, asked))
+    assert all(each.stats.num_steps for each in engine(two)._client.engines)  # both have worked
+
+
+def test_an_interrupt_aborts_and_the_engines_go_on(two: LLM) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    class Bar:
+        postfix = ""
+
+        def close(self) -> None: ...
+
+        update = interrupt
+
+    params = [SamplingParams(max_tokens=2)] + [SamplingParams(max_tokens=490, ignore_eos=True)] * 7
+    with pytest.raises(KeyboardInterrupt):
+        two.generate(PROMPTS[:8], params, use_tqdm=lambda **_: Bar())
+    assert engine(two)._client.num_in_flight == 0
+    assert len(two.generate(PROMPTS[:3], SamplingParams(max_tokens=2))) == 3
+
+
+def test_a_death_ends_the_call_and_the_next_one_runs(two: LLM) -> None:
+    class Bar:
+        postfix = ""
+
+        def update(self, count: int) -> None:
+            for pid in pids(two)[:1]:
+                os.kill(pid, signal.SIGKILL)
+
+        def close(self) -> None: ...
+
+    params = [SamplingParams(max_tokens=2)] * 2 + [SamplingParams(max_tokens=490, ignore_eos=True)] * 6
+    with pytest.raises(EngineDeadError, match=r"ended|retry"):
+        two.generate(PROMPTS[:8], params, use_tqdm=lambda **_: Bar())
+    assert len(two.generate(PROMPTS[:3], SamplingParams(max_tokens=2))) == 3
+
+
+def test_shutdown_leaves_nothing(folder: Path) -> None:
+    llm = LLM(str(folder), **OPTIONS, device="cpu", data_parallel_size=2)
+    running = pids(llm)
+    directory = Path(engine(llm)._monitors[0]._start.directory).parent
+    assert len(running) == 2
+    llm.shutdown()
+    llm.shutdown()
+    wait_gone(running)
+    assert not directory.exists()
+    with pytest.raises(EngineDeadError, match="shut down"):
+        llm.generate([[1]])
+
+
+def test_nothing_outlives_a_killed_caller(folder: Path) -> None:
+    program = f"""
+import sys, time
+from chorale import LLM
+llm = LLM({str(folder)!r}, device="cpu", max_model_len=512, max_num_seqs=8, data_parallel_size=2)
+print(*[each.pid for each in llm._engine._monitors], flush=True)
+time.sleep(600)
+"""
+    caller = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    try:
+        assert caller.stdout is not None
+        running = [int(pid) for pid in caller.stdout.readline().split()]
+    finally:
+        caller.kill()
+        caller.communicate()
+    assert len(running) == 2
+    wait_gone(running)
+
+
+def test_what_cannot_start_is_a_clear_error(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="no such folder"):
+        LLM(str(folder / "nothing"), device="cpu", data_parallel_size=2)
+
+
+@pytest.mark.parametrize("size", [0, 65, "2", 1.5])
+def test_bad_numbers_of_engines(folder: Path, size: Any) -> None:
+    with pytest.raises(ConfigError, match=r"data_parallel_size=.*must be an integer, 1 to 64"):
+        LLM(str(folder), data_parallel_size=size)
