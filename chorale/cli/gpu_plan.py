@@ -1,4 +1,4 @@
-"""The ways to use several GPUs of one kind for a model: ranks of an engine, and engines side by side.
+"""The ways to use several GPUs of one kind for a model: ranks of an engine, and several engines.
 
 For ``chorale fit --gpu 4xh100``. Imports no torch.
 """
