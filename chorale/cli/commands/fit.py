@@ -23,9 +23,9 @@ from chorale.runtime.resolve import Resolved, resolve, share_of_first
 USAGE = """usage: chorale fit MODEL [--gpu NAME ...] [the options of chorale serve]
 
 MODEL: gpt-oss-20b, gpt-oss-120b, or a folder. Nothing is downloaded.
---gpu NAME computes for the named GPU instead of this machine's. --gpu 4xNAME compares the ways to
-use four: ranks (--tensor-parallel-size) and engines (--data-parallel-size), where given only those.
-NAME is one of:
+--gpu NAME computes for the named GPU instead of this machine's.
+--gpu 4xNAME compares the ways to use four: ranks (--tensor-parallel-size) and
+engines (--data-parallel-size), or only those that are given. NAME is one of:
 """
 
 
