@@ -29,8 +29,9 @@ CASES = [
     ("--config {yaml}", "c.yaml, line 2, column 1: not valid YAML: while parsing a flow node, expected"),
     ("--config {control}", "control.yaml: not valid YAML: unacceptable character #x0001"),
     ("--config {bytes}", "bytes.yaml: not UTF-8 at byte 3; save it as UTF-8"),
-    ("--uds {folder}/absent/x.sock", "No such file or directory; create the folder {folder}/absent, or"),
-    ("--uds {file}/x.sock", "Not a directory; create the folder {file}, or choose another path"),
+    ("--uds absent/x.sock", "No such file or directory; create the folder absent, or choose another path"),
+    ("--uds file/x.sock", "Not a directory; create the folder file, or choose another path"),
+    (f"--uds {'x' * 120}", "path too long; choose a shorter one"),
     ("--uds {file}", "is not a socket; choose another path"),
     ("--device cuda", "--device cuda"),
     ("--ops triton", "needs a GPU"),
@@ -70,6 +71,7 @@ def test_a_start_that_cannot_work_is_one_line(
     def started(*_: object) -> None:
         raise AssertionError("processes were started")
 
+    monkeypatch.chdir(Path(places["folder"]).parent)
     monkeypatch.setattr(supervisor, "Supervisor", started)
     monkeypatch.setattr(precheck, "why_no_cuda", lambda: "the NVIDIA driver finds no GPU")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)

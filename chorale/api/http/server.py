@@ -139,7 +139,8 @@ def _bind_unix(path: Path) -> socket.socket:
             bound.close()
             raise
     except OSError as error:
-        reason = error.strerror or str(error)  # the error "path too long" has no strerror
+        # Only "path too long" has no strerror.
+        reason = error.strerror or f"{error}; choose a shorter one (Linux allows 107 bytes)"
         if isinstance(error, (FileNotFoundError, NotADirectoryError)):
             reason += f"; create the folder {path.parent}, or choose another path"
         raise ConfigError(f"--uds {path}: {reason}") from None
