@@ -27,6 +27,7 @@ def test_warm_starts_have_filled_caches(cold: int, monkeypatch: pytest.MonkeyPat
     assert "sk-canary" not in json.dumps(found)
 
 
+@pytest.mark.slow
 def test_a_server_with_a_key_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CHORALE_API_KEY", "sk-canary")
     out = tmp_path / "startup.json"

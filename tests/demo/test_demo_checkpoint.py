@@ -88,6 +88,7 @@ def test_a_damaged_archive_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not (tmp_path / "cache").exists()
 
 
+@pytest.mark.slow
 def test_two_processes_may_race(tmp_path: Path) -> None:
     code = "import sys, pathlib, chorale.demo as d; d.ensure_demo(cache_dir=pathlib.Path(sys.argv[1]))"
     racers = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) for _ in range(2)]

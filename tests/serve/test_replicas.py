@@ -135,7 +135,9 @@ def test_both_die_and_come_back() -> None:
 
 
 @on_linux
-@pytest.mark.parametrize("server", [ONE_HTTP, TWO_HTTP], ids=["one", "workers"])
+@pytest.mark.parametrize(
+    "server", [ONE_HTTP, pytest.param(TWO_HTTP, marks=pytest.mark.slow)], ids=["one", "workers"]
+)
 def test_sigterm_lets_the_requests_of_every_engine_finish(server: dict[str, int]) -> None:
     async def scene() -> None:
         async with serve(behaviour={"step_seconds": 0.05}, server=server) as s:

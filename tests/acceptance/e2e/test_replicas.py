@@ -174,6 +174,7 @@ def test_conversations_have_the_hits_of_one_engine(two: Served, demo_served: Ser
     assert all(later[engine] > earlier.get(engine, 0) for engine in ("0", "1")), (earlier, later)
 
 
+@pytest.mark.slow
 def test_a_hot_prefix_uses_both_engines(two: Served) -> None:
     client = two.client()
     hot = "The quick brown fox. " * 60

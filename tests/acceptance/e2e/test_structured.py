@@ -87,6 +87,7 @@ def test_a_forced_tool_parses(served: Served) -> None:
     assert isinstance(call.function.parsed_arguments, Weather)
 
 
+@pytest.mark.slow
 def test_n_choices_are_all_valid(served: Served) -> None:
     done = served.client().chat.completions.parse(
         model=MODEL,

@@ -235,6 +235,7 @@ def test_a_server_that_a_command_has_started_ends_with_it(
     assert list(short_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_private_server_starts_where_the_folder_for_temporary_files_is_deep(tmp_path: Path) -> None:
     deep = tmp_path / ("d" * 80)
     deep.mkdir()

@@ -15,7 +15,13 @@ pytest.importorskip("triton")
 
 
 @pytest.mark.parametrize(
-    "line", ["20b", pytest.param("120b", marks=pytest.mark.slow), "20b --meta", "20b --ranks 2"]
+    "line",
+    [
+        pytest.param("20b", marks=pytest.mark.slow),
+        pytest.param("120b", marks=pytest.mark.slow),
+        "20b --meta",
+        "20b --ranks 2",
+    ],
 )
 def test_no_kernel_is_compiled_while_serving(line: str) -> None:
     settings = os.environ | {"PYTHONPATH": str(ROOT), "TRITON_INTERPRET": "0", "OMP_NUM_THREADS": "1"}
