@@ -11,6 +11,7 @@ import contextlib
 import gc
 import math
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 
 from chorale.client.base import Core, EngineInfo
@@ -37,7 +38,7 @@ class OfflineEngine:
         self._core = core
         self._lock = threading.Lock()  # held by the thread that calls the core
         self._owner: int | None = None  # that thread, while it runs requests
-        self._num_runs = 0  # calls of ``run``
+        self._quiet_until = time.monotonic() + _QUIET  # one call often follows another at once
         self._failure = ""  # why no request can run any more
         self._closing = threading.Event()
         self._at_rest = threading.Event()
@@ -61,13 +62,13 @@ class OfflineEngine:
         with self._lock:
             self.require_ready()
             self._owner = threading.get_ident()
-            self._num_runs += 1
             self._at_rest.clear()
             try:
                 with quiet_collector(), SignalsBetweenSteps() as signals:
                     self._run(requests, take, signals)
             finally:
                 self._owner = None
+                self._quiet_until = time.monotonic() + _QUIET
                 self._at_rest.set()
 
     def require_ready(self) -> None:
@@ -152,32 +153,23 @@ class OfflineEngine:
 
     def _use_idle_time(self) -> None:
         """Prepare, piece by piece, what the engine has not needed yet, while no request runs."""
-        quiet, runs = _QUIET, self._num_runs
         while True:
             self._at_rest.wait()
-            if runs != self._num_runs:  # the next call may follow at once, and would wait for a piece
-                quiet, runs = _QUIET, self._num_runs
-            if self._closing.wait(quiet):
+            if self._closing.wait(max(_PIECE, self._quiet_until - time.monotonic())):
                 return
-            if runs == self._num_runs:
-                quiet = _PIECE if self._prepare_piece() else _QUIET
+            if time.monotonic() >= self._quiet_until:
+                self._prepare_piece()
 
-    def _prepare_piece(self) -> bool:
-        """Prepare one piece. Returns whether there is more; if not, the thread waits for the end of the next
-        run."""
+    def _prepare_piece(self) -> None:
+        """Prepare one piece. If there is no more, the thread waits for the end of the next run."""
         if not self._lock.acquire(blocking=False):
-            return False
+            return
         try:
-            if self._closing.is_set():
-                return False
-            more = not self._failure and self._core.use_idle_time()
-            if not more:
+            if not self._closing.is_set() and (self._failure or not self._core.use_idle_time()):
                 self._at_rest.clear()
-            return more
         except EngineError as error:
             self._failure = f"the engine failed: {error.message}"
             self._at_rest.clear()
-            return False
         finally:
             self._lock.release()
 
