@@ -13,7 +13,8 @@ from chorale.engine.kv_cache.hashing import root_hash, salted_root
 from chorale.engine.sequence import RequestState, Sequence
 from chorale.engine.types import EngineLimits, GenerateRequest
 
-SEED_MASK = 2**63 - 1  # seeds fit a signed 64-bit integer on the device
+SEED_BITS = 63  # seeds fit a signed 64-bit integer on the device
+SEED_MASK = 2**SEED_BITS - 1
 
 
 class Admission:
@@ -52,7 +53,7 @@ class Admission:
             arrival=request.arrival_time or now,
         )
         sampling = request.sampling
-        base = self._random.getrandbits(63) if sampling.seed is None else sampling.seed
+        base = self._random.getrandbits(SEED_BITS) if sampling.seed is None else sampling.seed
         for index in range(sampling.n):
             state.sequences.append(self._sequence(state, index, (base + index) & SEED_MASK))
         return state

@@ -23,6 +23,7 @@ from chorale.client.remote import ClientLimits
 from chorale.client.replicas import ReplicaClient
 from chorale.client.stream import RequestStream
 from chorale.config import EngineConfig
+from chorale.engine.admission import SEED_BITS
 from chorale.engine.types import EngineStats, GenerateRequest, TokenChunk
 from chorale.errors import ConfigError, EngineDeadError
 from chorale.llm.engine import Take, quiet_collector
@@ -31,7 +32,6 @@ from chorale.serve.engine_monitor import EngineMonitor
 
 _QUEUED = 2**40  # requests that may wait: all prompts of a call do
 _LOOK_SECONDS = 0.02
-_SEED_BITS = 63  # as the engine draws them
 
 # What the readers pass on: a request's chunks, its end, or why it failed.
 _Arrived = queue.SimpleQueue[list[TokenChunk] | None | BaseException]
@@ -140,7 +140,7 @@ class ReplicaEngine:
     def _send(self, request: GenerateRequest, arrived: _Arrived) -> None:
         sampling = request.sampling
         if sampling.seed is None:
-            sampling = msgspec.structs.replace(sampling, seed=self._random.getrandbits(_SEED_BITS))
+            sampling = msgspec.structs.replace(sampling, seed=self._random.getrandbits(SEED_BITS))
             request = msgspec.structs.replace(request, sampling=sampling)
         self._loop.call_soon_threadsafe(self._start_reader, request, arrived)
 

@@ -171,14 +171,20 @@ def assemble(
         can_capture=device.can_capture and ops.capturable,
         supports_fp8_kv=ops.supports_fp8_kv,
     )
-    dry = None
-    if rank is not None:
-        sizes, silent = step_sizes(model_config, resolved), rank.silent
-        dry_ops = select_ops(config.ops, name, dense_experts=dense, rank=silent)
-        peers = ops_over_peers(config, ops, sizes, device.torch_device)
+    sizes = step_sizes(model_config, resolved)
+    peers = ops_over_peers(config, ops, sizes, device.torch_device)
+
+    def dry_rank() -> DryRank | None:
+        """Made where it is used: its kernels simulate the peers' memory, which takes as much as the real
+        one."""
+        if rank is None:
+            return None
+        own = select_ops(config.ops, name, dense_experts=dense, rank=rank.silent)
         if peers is not None:
-            ops, dry_ops = peers, ops_over_peers(config, dry_ops, sizes, device.torch_device) or dry_ops
-        dry = DryRank(silent, dry_ops)
+            own = ops_over_peers(config, own, sizes, device.torch_device) or own
+        return DryRank(rank.silent, own)
+
+    ops = peers or ops
     # While weights are read: it holds the GIL for most of a second, which running streams
     # would notice if it happened with the first grammar.
     grammars.warm()
@@ -191,7 +197,9 @@ def assemble(
         device.trim()
     if precompiler is not None:
         with phases.phase("compile"):
-            compile_phase.precompile(precompiler, model, resolved, device, grammars, phases.report, dry)
+            compile_phase.precompile(
+                precompiler, model, resolved, device, grammars, phases.report, dry_rank()
+            )
             device.trim()
     with phases.phase("kv_pool", _pool_message(resolved)):
         kv = allocate_kv(model.config, resolved, device)
