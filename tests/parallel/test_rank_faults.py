@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -24,6 +23,7 @@ from chorale.parallel.executor import RankedExecutor
 from chorale.parallel.processes import RankProcesses
 from chorale.serve.engine.build import build_engine
 from tests.parallel.test_shared_model import ODD
+from tests.support.processes import children, exists
 from tests.support.runtime import make_engine, random_prompt, request
 
 NOTICED = 3.0  # seconds
@@ -50,23 +50,6 @@ def ranks_of(core: EngineCore) -> RankProcesses:
     return executor._ranks
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def children() -> set[int]:
-    """Processes that this one has started and not yet waited for."""
-    found: set[int] = set()
-    for task in Path("/proc/self/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # a thread that has just ended
-            found.update(map(int, task.read_text().split()))
-    return found
-
-
 def shared_memory() -> set[str]:
     return set(os.listdir("/dev/shm"))
 
@@ -84,7 +67,7 @@ def end_of(core: EngineCore) -> tuple[str, float]:
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("phase", ["decode", "prefill"])
 def test_a_rank_that_is_killed(odd: Path, private: Path, size: int, phase: str) -> None:
-    before, memory = children(), shared_memory()
+    before, memory = children(os.getpid()), shared_memory()
     core = make_engine(odd, tensor_parallel_size=size, max_num_batched_tokens=64, max_model_len=4096)
     pids = ranks_of(core).pids
     assert len(pids) == size - 1
@@ -109,8 +92,8 @@ def test_a_rank_that_is_killed(odd: Path, private: Path, size: int, phase: str) 
     assert ended - killed[0] < NOTICED
     assert core.take_chunks()[0].finish_reason == "error"
     core.shutdown()
-    assert not any(map(is_alive, pids))
-    assert children() <= before
+    assert not any(map(exists, pids))
+    assert children(os.getpid()) <= before
     assert shared_memory() <= memory
     assert list(private.iterdir()) == []
 
@@ -126,7 +109,7 @@ def test_a_rank_that_hangs(odd: Path, private: Path) -> None:
     assert f"rank 1 (process {pid}) hangs" in message
     assert ended - stopped < NOTICED + SLOW_MACHINE
     core.shutdown()
-    assert not is_alive(pid)
+    assert not exists(pid)
 
 
 def test_a_rank_that_dies_while_the_engine_is_idle(odd: Path, private: Path) -> None:
@@ -191,10 +174,10 @@ def test_the_first_cause_is_named(reason: str, kind: type[Exception]) -> None:
 
 
 def test_a_command_that_does_not_exist() -> None:
-    before = children()
+    before = children(os.getpid())
     with pytest.raises(EngineError, match="a rank could not be started"):
         RankProcesses(3, lambda rank, descriptor: (("/nowhere/python",), b""))
-    assert children() <= before
+    assert children(os.getpid()) <= before
 
 
 LONE = """
@@ -219,7 +202,7 @@ def test_ranks_end_with_the_process_that_started_them(odd: Path, how: signal.Sig
     process.send_signal(how)
     process.wait()
     deadline = time.monotonic() + NOTICED
-    while any(map(is_alive, pids)):
+    while any(map(exists, pids)):
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
@@ -229,7 +212,7 @@ def test_ranks_end_with_the_process_that_started_them(odd: Path, how: signal.Sig
 )
 def test_a_number_of_ranks_that_cannot_be(tmp_path: Path, size: int, said: str) -> None:
     folder = write_random_checkpoint(tmp_path / "m", make_config(**{**ODD, "inter": 4 * 64}), seed=3)
-    before = children()
+    before = children(os.getpid())
     with pytest.raises(ConfigError, match=said):
         make_engine(folder, tensor_parallel_size=size)
-    assert children() <= before
+    assert children(os.getpid()) <= before

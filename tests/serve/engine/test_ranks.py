@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import threading
@@ -15,19 +14,11 @@ import pytest
 from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
 from tests.parallel.test_ranks import WIDE
+from tests.support.processes import children, exists
 from tests.support.served import Served, serving
 
 NOTICED = 3.0  # seconds
 RESTARTED = 60.0
-
-
-def children(pid: int) -> list[int]:
-    """Of all threads: a rank is the child of the thread that follows it."""
-    found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # a thread that has just ended
-            found += map(int, task.read_text().split())
-    return found
 
 
 def rank_of(served: Served) -> int:
@@ -35,14 +26,6 @@ def rank_of(served: Served) -> int:
     (rank,) = children(engine)
     assert b"rank_process" in Path(f"/proc/{rank}/cmdline").read_bytes()
     return rank
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def failure_of(served: Served, prompt: str, max_tokens: int) -> tuple[str, float]:
@@ -84,7 +67,7 @@ def test_a_killed_rank_ends_its_requests_and_the_engine_comes_back(tmp_path: Pat
         assert answer.usage.completion_tokens > 0
         left += [*served.engine_pids(), rank_of(served)]
     deadline = time.monotonic() + NOTICED
-    while any(map(is_alive, left)):
+    while any(map(exists, left)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     # Torch names shared memory after the process that made it; other tests have theirs here, too.
@@ -98,6 +81,6 @@ def test_ranks_end_with_a_killed_server(tmp_path: Path) -> None:
         served.process.kill()
         served.process.wait()
         deadline = time.monotonic() + NOTICED
-        while any(map(is_alive, pids)):
+        while any(map(exists, pids)):
             assert time.monotonic() < deadline
             time.sleep(0.05)
