@@ -69,7 +69,7 @@ def gate_up(
 ) -> None:
     """inner [T * K, I] = swiglu of each pair's gates and ups; normed [T, H] in the experts' dtype."""
     packed, tokens, inter = experts.gate_up, normed.shape[0], experts.intermediate
-    group = next(n for n in range(min(tile.group, packed.chunks), 0, -1) if packed.chunks % n == 0)
+    group = _divisor(packed.chunks, tile.group)
     fitted, grid, groups = _fitted(tile, packed, Split(1, group, packed.chunks // group, 0, 0))
     constants, further = constants_of(fitted, wait=False), _further_tiles(work, tile)
     _gate_up_kernel[(grid[0], further + work.programs)](
@@ -151,8 +151,13 @@ def split_of(tile: tuning.GemvConfig, chunks: int) -> Split:
     if splits == 1:
         group = min(tile.group, each)
         return Split(1, group, each // group, each % group, 0)
-    group = next(n for n in range(min(tile.group, each), 0, -1) if each % n == 0)
+    group = _divisor(each, tile.group)
     return Split(splits, group, each // group, min(rest, 1), rest)
+
+
+def _divisor(chunks: int, most: int) -> int:
+    """Returns the largest divisor of ``chunks`` that is not above ``most``."""
+    return next(n for n in range(min(most, chunks), 0, -1) if chunks % n == 0)
 
 
 def _fitted(
