@@ -17,6 +17,7 @@ ONE_DEVICE = (
     "an engine uses one device, and each gpt-oss model fits on one (20b from 24 GB, 120b from 80 GB); for "
     "more throughput use --data-parallel-size, which runs an engine on each GPU"
 )
+MOST_ENGINES = 64  # replicas of a server or of ``LLM``
 BrowserOption = Literal["none", "auto", "searxng", "exa", "you", "brave", "tavily", "offline"]
 PythonOption = Literal[
     "none", "auto", "gvisor", "docker", "podman", "bubblewrap", "wasm", "dangerously_use_uv"

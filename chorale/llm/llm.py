@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from chorale.client.base import EngineInfo
-from chorale.config import EngineConfig
+from chorale.config import MOST_ENGINES, EngineConfig
 from chorale.engine.types import TokenChunk
 from chorale.errors import ConfigError
 from chorale.harmony.vocab import load_vocabulary
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from chorale.llm.replicas import ReplicaEngine
 
 logger = logging.getLogger(__name__)
-MOST_ENGINES = 64
 
 # Arguments of vLLM's LLM that have no effect here, with the reason.
 _IGNORED = {

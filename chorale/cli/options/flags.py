@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from chorale.cli.options.values import MOST, Flag
 from chorale.cli.options.vllm_flags import DEVICES, KNOWN_FLAGS
+from chorale.config import MOST_ENGINES
 
 # fmt: off
 MODEL_FLAGS = (
@@ -70,9 +71,10 @@ ENGINE_FLAGS = (
          "ranks exchange through NCCL alone"),
     Flag("data-parallel-size", "int", "server.data_parallel_size",
          "number of engines (replicas) behind the port, each with its own GPUs", aliases=("dp",), least=1,
-         most=64),
+         most=MOST_ENGINES),
     Flag("data-parallel-size-local", "int", "cli.data_parallel_size_local",
-         "as --data-parallel-size: all engines run on this machine", aliases=("dpl",), least=0, most=64),
+         "as --data-parallel-size: all engines run on this machine", aliases=("dpl",), least=0,
+         most=MOST_ENGINES),
     Flag("data-parallel-backend", "str", "cli.data_parallel_backend",
          "how engines are started: mp, as processes of this machine", aliases=("dpb",),
          choices=("mp", "ray")),
