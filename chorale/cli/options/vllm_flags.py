@@ -28,7 +28,7 @@ def _flags(
     )
 
 
-_ONE_DEVICE = "a server runs on one machine, each engine on one device"
+_ONE_MACHINE = "a server runs on one machine"
 _HARMONY = "Chorale parses and renders harmony itself"
 _KERNELS = "Chorale picks its own kernels; see --ops"
 _COMPILE = "there is no torch.compile stage to configure"
@@ -119,11 +119,11 @@ _NO_EFFECT: tuple[Flag, ...] = (
             "speculative-model num-speculative-tokens spec-model spec-method spec-tokens"),
     *_flags("no effect", "ranks are processes of one machine (mp)", "distributed-executor-backend",
             harmless=("mp", "uni")),
-    *_flags("no effect", _ONE_DEVICE,
+    *_flags("no effect", _ONE_MACHINE,
             "data-parallel-address data-parallel-rpc-port "
             "all2all-backend ubatch-size worker-cls worker-extension-cls", harmless=("mp", "uni")),
-    *_flags("no effect", _ONE_DEVICE, "eplb-config", kind="json"),
-    *_flags("no effect", _ONE_DEVICE,
+    *_flags("no effect", _ONE_MACHINE, "eplb-config", kind="json"),
+    *_flags("no effect", _ONE_MACHINE,
             "enable-eplb enable-dbo data-parallel-hybrid-lb data-parallel-external-lb numa-bind",
             kind="bool"),
     *_flags("no effect", "weights and KV stay on their device",
