@@ -123,8 +123,7 @@ def check_rows(bench: Bench, form: str, rows: int, splits: int, seed: int) -> No
         owned = -(-rows // bench.size)
         own = slice(bench.rank * owned, (bench.rank + 1) * owned)
         assert found.low is not None
-        same_bits(bench, name, found.low)
-        assert error_of(found.normed.float() + found.low.float(), normed) < 2**-14
+        assert error_of(found.normed[own].float() + found.low.float(), normed[own]) < 2**-14
     else:
         same_bits(bench, name, found.x)
     same_bits(bench, name, found.normed)
@@ -254,6 +253,19 @@ def routed(bench: Bench, rows: int, experts: int) -> Work:
     return lambda: bench.reducer.add_norm_route(parts, None, x, bench.routers[experts], EPS)
 
 
+def summed(bench: Bench, rows: int, splits: int) -> Work:
+    parts, x = bench.randn(splits, rows, H, seed=bench.rank) * 0.01, torch.zeros(rows, H, device=bench.device)
+    return lambda: bench.reducer.add_norm(parts, None, x, None)
+
+
+def shared(bench: Bench, rows: int) -> Work:
+    """Two-shot calls' choices of experts."""
+    own = len(bench.reducer.own_rows(rows))
+    ids = torch.arange(own * 4, device=bench.device).view(own, 4) % 128
+    gates = torch.rand(own, 4, device=bench.device)
+    return lambda: bench.reducer.share_choices(ids, gates, rows)
+
+
 def libraries(bench: Bench, rows: int) -> dict[str, Work]:
     """All-reduce in bfloat16; alone, and with the kernel that adds it to the residual and norms."""
     import torch.distributed._symmetric_memory as symmetric
@@ -305,6 +317,12 @@ def time_table(bench: Bench, rows: list[int]) -> None:
             record(bench, f"ours with router of {experts}", n, routed(bench, n, experts)) for n in counts
         ]
         bench.say(f"ours with the router of {experts} experts, {counts} rows: {[round(t, 1) for t in times]}")
+    for splits, count in ((20, 1), (4, 1), (4, 8), (4, 64)):
+        us = record(bench, f"ours without norm, {splits} parts", count, summed(bench, count, splits))
+        bench.say(f"ours without norm, {splits} parts of {count} rows: {us:.1f}")
+    for count in (2048, 8192):
+        us = record(bench, "choices of own rows", count, shared(bench, count))
+        bench.say(f"choices of own rows, for all of {count}: {us:.1f}")
 
 
 def sweep(bench: Bench, rows: list[int], until: float) -> None:

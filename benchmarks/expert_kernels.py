@@ -1,11 +1,13 @@
 """The MXFP4 expert products for few tokens on one GPU: time, GB/s and share of the roofline.
 
-    python benchmarks/expert_kernels.py [--tokens 1,8,64] [--experts 32,128] [--sweep] [--json FILE]
+    python benchmarks/expert_kernels.py [--tokens 1,8,64] [--experts 32,128] [--chunks 45] [--sweep]
+        [--json FILE]
 
 gpt-oss's sizes, random weights and uniform random routing made on the GPU. First each case against the
 float32 reference; then gate_up, down and the whole op (sort and sum included), each inside a CUDA graph of 24
 calls with a fresh draw of experts a call: median microseconds a call. Bytes are those of the experts that
-were touched. With --sweep: other shapes of the same kernels (compiled first, in parallel processes).
+were touched. With --sweep: other shapes of the same kernels (compiled first, in parallel processes). With
+--chunks 23 or 22 (11, 12): the columns of one of two (four) ranks, in chunks of 64.
 """
 
 from __future__ import annotations
@@ -52,6 +54,21 @@ def shapes(tiles: str, columns: str, warps: str, groups: str, splits: str = "1")
     return [(*axis, *depth, n) for (depth, n), axis in itertools.product(rest, itertools.product(*axes))]
 
 
+# Of a rank's columns, of which the whole contraction may be in flight at once.
+SHARE_SWEEP: dict[tuple[str, int], list[Shape]] = {
+    ("gate_up", 1): shapes("1", "1", "1 2", "3x2 3x4 5x2 5x3 9x1 9x2 9x3 15x1 15x2 15x3"),
+    ("down", 1): shapes("1", "1", "1", "23x1 12x1 8x1 6x1 5x1 4x2 3x2", "1 2 3 5"),
+    ("gate_up", 8): [
+        *shapes("1", "1", "1 2 4", "3x3 3x4 5x2 5x3 9x1 9x2 15x1 15x2"),
+        *shapes("2", "1", "1 2", "5x2 9x1"),
+    ],
+    ("down", 8): [
+        *shapes("1", "1", "1 2 4", "3x3 4x3 6x2 8x1 8x2 12x1 23x1"),
+        *shapes("2", "1", "1 2", "3x3 4x3 6x2 8x1 12x1"),
+    ],
+    ("gate_up", 64): shapes("1 2", "1", "1 2 4", "5x2 5x3 9x1 9x2 15x1"),
+    ("down", 64): shapes("1 2", "1", "1 2 4", "4x3 6x2 8x1 8x2 12x1 23x1"),
+}
 SWEEP: dict[tuple[str, int], list[Shape]] = {
     ("gate_up", 1): [
         *shapes("1", "1", "1 2 4", "3x1 3x2 3x3 5x1 9x1"),
@@ -79,16 +96,17 @@ def words(*shape: int) -> torch.Tensor:
 def random_experts(count: int) -> Experts:
     """Any word is a valid packed word."""
 
-    def matrices(row_tiles: int) -> Matrices:
-        scales = torch.randint(243, 247, (count, row_tiles, 45, 8, 2, 2), dtype=torch.uint8, device=GPU)
-        return Matrices(words(count, row_tiles, 45, 32, 4), scales)
+    def matrices(row_tiles: int, chunks: int) -> Matrices:
+        scales = torch.randint(243, 247, (count, row_tiles, chunks, 8, 2, 2), dtype=torch.uint8, device=GPU)
+        return Matrices(words(count, row_tiles, chunks, 32, 4), scales)
 
     def bias(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, dtype=torch.bfloat16, device=GPU)
 
     return Experts(
-        matrices(360), matrices(180), bias(2, count, I), bias(count, H), 7.0, 1.702, torch.bfloat16
-    )
+        matrices(I // 8, 45), matrices(180, I // 64), bias(2, count, I), bias(count, H), 7.0, 1.702,
+        torch.bfloat16,
+    )  # fmt: skip
 
 
 def draw(tokens: int, experts: int) -> torch.Tensor:
@@ -220,8 +238,9 @@ def time_case(case: Case, name: str, peak: float) -> None:
 
 
 def variants(tokens: int) -> list[tuple[str, tuning.GemvConfig]]:
+    swept = SWEEP if I == H else SHARE_SWEEP
     return [
-        (kind, tuning.GemvConfig(*each)) for (kind, n), all_ in SWEEP.items() if n == tokens for each in all_
+        (kind, tuning.GemvConfig(*each)) for (kind, n), all_ in swept.items() if n == tokens for each in all_
     ]
 
 
@@ -261,25 +280,26 @@ def compile_some(tokens: list[int], share: int, of: int) -> None:
 def compile_all(tokens: list[int]) -> None:
     of = max(1, min(14, (os.cpu_count() or 2) - 2))
     began = time.monotonic()
-    texts = [",".join(map(str, tokens)), str(of)]
-    command = [sys.executable, __file__, "--worker"]
-    workers = [subprocess.Popen([*command, f"{n}/{texts[1]}", "--tokens", texts[0]]) for n in range(of)]
+    command = [sys.executable, __file__, "--tokens", ",".join(map(str, tokens)), "--chunks", str(I // 64)]
+    workers = [subprocess.Popen([*command, "--worker", f"{n}/{of}"]) for n in range(of)]
     codes = [worker.wait() for worker in workers]
     print(f"compiled in {time.monotonic() - began:.1f} s, {sum(map(bool, codes))} workers failed", flush=True)
 
 
 def main() -> None:
+    global I
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--tokens", default="1,2,4,8,16,32,64")
     parser.add_argument("--experts", default="32,128")
+    parser.add_argument("--chunks", type=int, default=45, help="of 64 columns: a rank's intermediate size")
     parser.add_argument("--peak", type=float, default=4.62, help="TB/s of read-only streaming")
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    tokens = [int(n) for n in options.tokens.split(",")]
+    tokens, I = [int(n) for n in options.tokens.split(",")], 64 * options.chunks
     torch.manual_seed(0)
     if options.worker:
         share, of = map(int, options.worker.split("/"))
@@ -288,7 +308,8 @@ def main() -> None:
     if options.sweep:
         compile_all(swept)
     try:
-        check()
+        if I == H:  # else: tests/kernels/triton/twins.py
+            check()
         torch.cuda.empty_cache()
         for count in (int(n) for n in options.experts.split(",")):
             layers = [random_experts(count) for _ in range(max(1, 128 // count))]

@@ -341,6 +341,10 @@ PERMUTE_PROGRAMS = 128  # that place pairs: one for each multiprocessor, if thei
 # The all-reduce (kernels/triton/reduce): measured on 2 GPUs, predicted for more (docs/kernels.md).
 REDUCE_FLAGS = 512  # programs of a two-shot call at most
 REDUCE_WIDE_ROWS = 16  # up to here ranks send float32: few bytes, and the sum is as good as one rank's
+# A one-shot call without a norm: rows up to which each is divided among programs, of so many lanes of eight
+# columns (at least one warp).
+REDUCE_SPLIT_ROWS = 64
+REDUCE_LANES = 32
 PREFETCH_PROGRAMS = 128  # of a one-shot call that fetches weights into the L2
 
 

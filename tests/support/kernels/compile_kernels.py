@@ -35,7 +35,7 @@ from chorale.kernels.triton.moe import (
     sort,
     tiles,
 )
-from chorale.kernels.triton.reduce import one_shot, two_shot
+from chorale.kernels.triton.reduce import choices, one_shot, two_shot
 from chorale.kernels.triton.sampling import decode_inputs, sample, thresholds
 from tests.support.kernels.hazards import disassemble, overwritten
 
@@ -191,7 +191,7 @@ def skinny_variants() -> list[Variant]:
 
 def _sums(hopper: bool) -> list[Variant]:
     """What ends the expert layer: columns of a token, or a whole row and its norm."""
-    many = {"K": 4, "NORM": False, "BLOCK": 1024, "PDL": hopper}
+    many = {"K": 4, "NORM": False, "ADD": True, "BLOCK": 1024, "PDL": hopper}
     many_normed = many | {"NORM": True, "BLOCK": 4096}
     few = {"place_ptr": None, "gates_ptr": None}
     plain, normed = many | few, many_normed | few
@@ -202,6 +202,14 @@ def _sums(hopper: bool) -> list[Variant]:
         ("sum norm", combine._sum_kernel, normed, fp32, warps, 3),
         ("sum norm fp32", combine._sum_kernel, normed, wide, warps, 3),
         ("combine", combine._sum_kernel, many, large, tuning.COMBINE_WARPS, 3),
+        (
+            "combined",
+            combine._sum_kernel,
+            many | {"ADD": False},
+            large | {"x_ptr": "*bf16"},
+            tuning.COMBINE_WARPS,
+            3,
+        ),
         ("combine norm", combine._sum_kernel, many_normed, large, tuning.COMBINE_WARPS, 3),
         ("combine norm fp32", combine._sum_kernel, many_normed, large | wide, tuning.COMBINE_WARPS, 3),
     ]
@@ -211,12 +219,16 @@ def over_ranks(asm: bool, hopper: bool) -> list[Variant]:
     """The all-reduce, with what follows it: float32 words of few rows, bfloat16 ones of more."""
     types = dict.fromkeys(("x_ptr", "sum_ptr", "w_ptr", "router_b_ptr"), "*fp32")
     types |= {"peers_ptr": "*i64", "calls_ptr": "*i32", "arrivals_ptr": "*i32", "status": "i64"}
-    types |= dict.fromkeys(("next_address", "next_bytes", "words", "normed_at", "low_at", "whole_at"), "i64")
+    types |= dict.fromkeys(("next_address", "next_bytes", "words", "normed_at", "whole_at"), "i64")
     common = {"H": 2880, "LANES": 512, "ASM": asm, "PDL": hopper}
     few = common | {"SPLITS": 4, "HAS_BIAS": False, "WIDE": True}
     many = common | {"SPLITS": 1, "HAS_BIAS": True, "WIDE": False}
-    rows = {"NORM": True, "PREFETCH": False}
-    choice = {"E": 32, "K": 4, "EXPERTS": 32}
+    rows = {"NORM": True, "PREFETCH": False, "BLOCKS": 1, "COUNTERS": 16}
+    few_lanes = {"NORM": False, "BLOCKS": 12, "LANES": tuning.REDUCE_LANES, "SPLITS": 20}
+    ids = types | dict.fromkeys(("ids_ptr", "own_ids_ptr"), "*i64")
+    ids |= dict.fromkeys(("gates_ptr", "own_gates_ptr"), "*fp32")
+    choice = {"E": 32, "K": 4, "EXPERTS": 32, "COUNTERS": 16}
+    shared = common | {"K": 4, "COUNTERS": 16}
     scattered = many | {"NORM": True, "NORM_WIDE": False, "LOW": True, "WHOLE": False, "HAS_BIAS": False}
     scattered |= {"FLAGS": tuning.REDUCE_FLAGS}
     parts, once = types | {"y_ptr": "*fp32"}, tuning.reduce_few()
@@ -227,8 +239,10 @@ def over_ranks(asm: bool, hopper: bool) -> list[Variant]:
         found += [
             (f"reduce {ranks}", one_shot._rows_kernel, few | each, parts, once.num_warps, 3),
             (f"reduce many {ranks}", one_shot._rows_kernel, many | each, types, once.num_warps, 3),
+            (f"reduce columns {ranks}", one_shot._rows_kernel, few | each | few_lanes, parts, 1, 3),
             (f"reduce route {ranks}", one_shot._route_kernel, few | choice | {"EACH": 1}, parts, 16, 3),
             (f"reduce routes {ranks}", one_shot._route_kernel, few | choice | {"EACH": 4}, parts, 16, 3),
+            (f"reduce choices {ranks}", choices._choices_kernel, shared | {"N": ranks}, ids, 16, 3),
             (
                 f"scatter {ranks}",
                 two_shot._scattered_kernel,
@@ -440,7 +454,12 @@ def spilled(compiled: Any) -> int:
     return int(re.findall(r"\.vgpr_spill_count:\s+(\d+)", compiled.asm["amdgcn"])[-1])
 
 
-OVER_RANKS = (one_shot._rows_kernel, one_shot._route_kernel, two_shot._scattered_kernel)
+OVER_RANKS = (
+    one_shot._rows_kernel,
+    one_shot._route_kernel,
+    two_shot._scattered_kernel,
+    choices._choices_kernel,
+)
 
 
 def check_over_ranks(kernel: Any, ptx: str) -> None:

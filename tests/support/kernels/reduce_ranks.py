@@ -106,7 +106,8 @@ def digest(*tensors: torch.Tensor | None) -> Digest:
 
 
 def few_rows(memory: PeerMemory, dtype: torch.dtype) -> list[Digest]:
-    """One-shot calls of different sizes, so that rows' counters differ."""
+    """One-shot calls of different sizes, so that rows' counters differ; without a norm two programs a row."""
+    tuning.REDUCE_LANES = 8
     rank, found = Rank(memory, dtype), []
     for call, tokens in enumerate((1, 3, 6, 2, 6, 1, 1)):
         x, parts, bias = rank.inputs(tokens, strided=call % 2 == 1)
@@ -187,9 +188,10 @@ def many_rows(memory: PeerMemory, dtype: torch.dtype) -> list[Digest]:
         if dtype == torch.bfloat16:
             assert reduced.normed is not None
             assert reduced.low is not None
-            both = reduced.normed.float() + reduced.low.float()
-            torch.testing.assert_close(both, normed, rtol=2**-15, atol=1e-6)
-        found.append(digest(reduced.normed, reduced.low))
+            both = reduced.normed[own].float() + reduced.low.float()
+            torch.testing.assert_close(both, normed[own], rtol=2**-15, atol=1e-6)
+        found.append(digest(reduced.normed))
+        found += shared_choices(rank, tokens)
         rank.check_empty()
         memory.barrier()  # the digest reads what the next call writes
         last = rank.reducer.add_norm(given, rank.bias(bias, rank.rank), reduced.x, None, whole=True)
@@ -198,6 +200,24 @@ def many_rows(memory: PeerMemory, dtype: torch.dtype) -> list[Digest]:
         assert torch.equal(last.x, reference.add_norm(sent, summed, rank.norm, EPS)[0])
         found.append(digest(last.x))
         memory.barrier()
+    return found
+
+
+def shared_choices(rank: Rank, tokens: int) -> list[Digest]:
+    """Each rank has chosen for its own rows; all ranks get all choices, of four experts and of three."""
+    found = []
+    for top_k in (4, 3):
+        ids = torch.arange(tokens * top_k).view(tokens, top_k) % 128
+        gates = torch.rand(tokens, top_k, generator=torch.Generator().manual_seed(tokens))
+        gates[0, 0], gates[-1, -1] = float("nan"), 0.0
+        own = rank.reducer.own_rows(tokens)
+        mine = slice(own.start, own.stop)
+        assert rank.reducer.can_share_choices(tokens, top_k)
+        shared = rank.reducer.share_choices(ids[mine].clone(), gates[mine].clone(), tokens)
+        rank.reducer.check()
+        torch.testing.assert_close(shared, (ids, gates), rtol=0, atol=0, equal_nan=True)
+        rank.check_empty()
+        found.append(digest(shared[0], torch.nan_to_num(shared[1])))
     return found
 
 

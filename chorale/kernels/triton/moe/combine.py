@@ -25,13 +25,14 @@ def _sum_kernel(
     parts_ptr,  # [T, K, H] float32; or [rows, H], by expert
     place_ptr,  # None; or [T * K] int32: the row of each pair's part
     gates_ptr,  # None; or [T * K] float32: what each part is multiplied with
-    x_ptr,  # [T, H] float32
+    x_ptr,  # [T, H] float32; or of any type, and only written (if not ADD)
     norm_ptr,  # [H] float32 (if NORM, for which BLOCK is at least H)
     normed_ptr,  # [T, H] (if NORM)
     eps,
     H,
     K: tl.constexpr,
     NORM: tl.constexpr,
+    ADD: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -41,7 +42,10 @@ def _sum_kernel(
     if NORM:
         norm = tl.load(norm_ptr + columns, mask=inside, other=0.0)
     wait_for_previous(PDL)
-    x = tl.load(x_ptr + token * H + columns, mask=inside, other=0.0)
+    if ADD:
+        x = tl.load(x_ptr + token * H + columns, mask=inside, other=0.0)
+    else:
+        x = tl.zeros((BLOCK,), tl.float32)
     for k in tl.static_range(K):
         if place_ptr is None:
             x += tl.load(parts_ptr + (token * K + k) * H + columns, mask=inside, other=0.0)
@@ -49,7 +53,7 @@ def _sum_kernel(
             row = tl.load(place_ptr + token * K + k).to(tl.int64)
             part = tl.load(parts_ptr + row * H + columns, mask=inside, other=0.0)
             x += part.to(tl.float32) * tl.load(gates_ptr + token * K + k)
-    tl.store(x_ptr + token * H + columns, x, mask=inside)
+    tl.store(x_ptr + token * H + columns, x.to(x_ptr.dtype.element_ty), mask=inside)
     if NORM:
         normed = normed_row(x, norm, eps, H)
         tl.store(normed_ptr + token * H + columns, normed.to(normed_ptr.dtype.element_ty), mask=inside)
@@ -64,7 +68,7 @@ def add_parts(parts: torch.Tensor, x: torch.Tensor, norm: Norm | None = None) ->
     if norm is None:
         block = min(1024, block) if tokens > 8 else 256
     _sum_kernel[tokens, triton.cdiv(hidden, block)](
-        parts, None, None, x, *ending, hidden, K=each, NORM=norm is not None, BLOCK=block,
+        parts, None, None, x, *ending, hidden, K=each, NORM=norm is not None, ADD=True, BLOCK=block,
         num_warps=block // 256 or 1 if norm is None else tuning.ADD_NORM_WARPS, **dependent(x),
     )  # fmt: skip
     return normed
@@ -75,11 +79,30 @@ def combine(
 ) -> torch.Tensor | None:
     """x [T, H] float32 += the sum of gates [T, K] times parts [rows, H] (by expert). Returns its norm [T, H]
     if one is given; a program then makes a whole row."""
+    return _combine(parts, place, gates, x, norm, add=True)
+
+
+def combined(parts: torch.Tensor, place: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+    """Returns the sum of gates [T, K] times parts [rows, H] (by expert): [T, H] in their dtype."""
+    total = torch.empty(gates.shape[0], parts.shape[1], dtype=parts.dtype, device=parts.device)
+    _combine(parts, place, gates, total, None, add=False)
+    return total
+
+
+def _combine(
+    parts: torch.Tensor,
+    place: torch.Tensor,
+    gates: torch.Tensor,
+    x: torch.Tensor,
+    norm: Norm | None,
+    *,
+    add: bool,
+) -> torch.Tensor | None:
     tokens, hidden = x.shape
     normed, ending = sum_ending(norm, x)
     block = 1024 if norm is None else triton.next_power_of_2(hidden)
     _sum_kernel[tokens, triton.cdiv(hidden, block)](
-        parts, place, gates, x, *ending, hidden, K=gates.shape[1], NORM=norm is not None, BLOCK=block,
-        num_warps=tuning.COMBINE_WARPS, **dependent(x),
+        parts, place, gates, x, *ending, hidden, K=gates.shape[1], NORM=norm is not None, ADD=add,
+        BLOCK=block, num_warps=tuning.COMBINE_WARPS, **dependent(x),
     )  # fmt: skip
     return normed

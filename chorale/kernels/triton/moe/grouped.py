@@ -162,6 +162,14 @@ def grouped_moe(
 ) -> torch.Tensor | None:
     """``moe.moe`` where ``can_use_grouped``: x [T, H] float32 += sum of gate * expert(normed); returns x's
     ``norm``, if one is given.
+    """
+    return combine(*grouped_parts(normed, expert_ids, gates, experts, x.shape[1]), x, norm)
+
+
+def grouped_parts(
+    normed: torch.Tensor, expert_ids: torch.Tensor, gates: torch.Tensor, experts: Experts, hidden: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Returns what ``combine`` adds up: down's results [rows, hidden] by expert, each pair's row, gates.
 
     Scratch for each of the T * K pairs: its input, SwiGLU's result (bfloat16, or e4m3 if the experts are
     packed for that) and down's (bfloat16).
@@ -176,6 +184,4 @@ def grouped_moe(
         inner = gate_up(inputs, scale, permuted.tiles, experts, tile)
     else:
         inner = gate_up(gather(normed, permuted, experts, tile), None, permuted.tiles, experts, tile)
-    parts = down(inner, permuted.tiles, experts, x.shape[1], tile)
-    del inner  # frees memory for the norm
-    return combine(parts, permuted.place, gates, x, norm)
+    return down(inner, permuted.tiles, experts, hidden, tile), permuted.place, gates

@@ -9,8 +9,7 @@ puts them into the order in which the packed weights hold their columns (``packi
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import triton
@@ -200,18 +199,20 @@ def moe(
     norm = None
     if next_qkv is not None and tokens > tuning.SKINNY_TOKENS:
         norm = Norm(next_qkv.norm, eps, next_qkv.linear.weight.dtype)
-    add = _adder(normed, expert_ids.numel(), experts, hidden)
+    add = {"grouped": grouped_moe, "streamed": gemv_moe, "tiles": _moe_of_tiles}[
+        form_of(normed, expert_ids.numel(), experts, hidden)
+    ]
     return x, add(normed, expert_ids, gates, experts, x, norm)
 
 
-def _adder(
+def form_of(
     normed: torch.Tensor, num_pairs: int, experts: Experts, hidden: int
-) -> Callable[..., torch.Tensor | None]:
-    """Returns the form for so many pairs: (normed, expert_ids, gates, experts, x, norm) -> x's norm."""
+) -> Literal["grouped", "streamed", "tiles"]:
+    """Returns the form for so many pairs."""
     is_direct = normed.shape[0] <= tuning.DIRECT_TOKENS
     if not is_direct and can_use_grouped(experts, hidden, num_pairs, normed.device):
-        return grouped_moe
-    return gemv_moe if can_use_gemv(normed, num_pairs, experts) else _moe_of_tiles
+        return "grouped"
+    return "streamed" if can_use_gemv(normed, num_pairs, experts) else "tiles"
 
 
 def _moe_of_tiles(

@@ -159,21 +159,40 @@ def select8(condition, a, b):
 
 
 @triton.jit
-def dot8(a, b):
-    """Sums of the products of a row [ROWS]."""
-    products = a[0] * b[0] + a[1] * b[1] + a[2] * b[2] + a[3] * b[3]
-    products += a[4] * b[4] + a[5] * b[5] + a[6] * b[6] + a[7] * b[7]
-    return tl.sum(products, 1)
+def multiply8(a, b):
+    return (
+        a[0] * b[0], a[1] * b[1], a[2] * b[2], a[3] * b[3],
+        a[4] * b[4], a[5] * b[5], a[6] * b[6], a[7] * b[7],
+    )  # fmt: skip
+
+
+@triton.jit
+def dot_lanes8(a, b):
+    """Sums of the products of a lane [ROWS, LANES]."""
+    p = multiply8(a, b)
+    return p[0] + p[1] + p[2] + p[3] + p[4] + p[5] + p[6] + p[7]
+
+
+@triton.jit
+def scale8(x, eps, H: tl.constexpr):
+    """What rows x are multiplied by in their RMS norm: [ROWS]."""
+    return 1.0 / tl.sqrt(tl.sum(dot_lanes8(x, x), 1) / H + eps)
+
+
+@triton.jit
+def scaled8(x, scale, norm):
+    """x times ``scale`` [ROWS] times ``norm``."""
+    by = scale[:, None]
+    return (
+        x[0] * by * norm[0], x[1] * by * norm[1], x[2] * by * norm[2], x[3] * by * norm[3],
+        x[4] * by * norm[4], x[5] * by * norm[5], x[6] * by * norm[6], x[7] * by * norm[7],
+    )  # fmt: skip
 
 
 @triton.jit
 def normed8(x, norm, eps, H: tl.constexpr):
     """The RMS norm of rows x times ``norm``."""
-    scale = (1.0 / tl.sqrt(dot8(x, x) / H + eps))[:, None]
-    return (
-        x[0] * scale * norm[0], x[1] * scale * norm[1], x[2] * scale * norm[2], x[3] * scale * norm[3],
-        x[4] * scale * norm[4], x[5] * scale * norm[5], x[6] * scale * norm[6], x[7] * scale * norm[7],
-    )  # fmt: skip
+    return scaled8(x, scale8(x, eps, H), norm)
 
 
 @triton.jit
@@ -205,7 +224,7 @@ def part8(
 
 
 @triton.jit
-def _code_of(other, inside, rank):
+def code_of(other, inside, rank):
     return tl.where(inside & (rank != other), other + 1, 0)
 
 
@@ -227,7 +246,7 @@ def sum_of_ranks8(
     for begin in tl.static_range(0, N, together):
         a = received + tl.cast(begin, tl.int64) * from_bytes
         b = a + from_bytes
-        a_code, b_code = _code_of(begin, inside, rank), _code_of(begin + 1, inside, rank)
+        a_code, b_code = code_of(begin, inside, rank), code_of(begin + 1, inside, rank)
         if WIDE:
             w = receive4((a, a + 16, b, b + 16), (a_code, a_code, b_code, b_code), status, ASM)
             first, second = _joined(w[0], w[1]), _joined(w[2], w[3])
@@ -235,7 +254,7 @@ def sum_of_ranks8(
             w = receive2((a, b), (a_code, b_code), status, ASM)
             first, second = _floats(w[0]), _floats(w[1])
         else:
-            c_code, d_code = _code_of(begin + 2, inside, rank), _code_of(begin + 3, inside, rank)
+            c_code, d_code = code_of(begin + 2, inside, rank), code_of(begin + 3, inside, rank)
             places = (a, b, b + from_bytes, b + 2 * from_bytes)
             w = receive4(places, (a_code, b_code, c_code, d_code), status, ASM)
             first, second = _floats(w[0]), _floats(w[1])
@@ -254,5 +273,5 @@ def sum_of_ranks8(
 @triton.jit
 def clear_ranks8(received, from_bytes, inside, rank, N: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr):
     for other in tl.static_range(N):
-        there = _code_of(other, inside, rank) != 0
+        there = code_of(other, inside, rank) != 0
         clear8(received + tl.cast(other, tl.int64) * from_bytes, there, WIDE, ASM)

@@ -46,12 +46,8 @@ class Layout:
         return self.words + self.size * self.many_from
 
     @property
-    def low(self) -> int:
-        return self.normed + self.tokens * self.hidden * self.dtype.itemsize
-
-    @property
     def whole(self) -> int:
-        return self.low + self.tokens * self.hidden * self.dtype.itemsize
+        return self.normed + self.tokens * self.hidden * self.dtype.itemsize
 
     @property
     def flags(self) -> int:

@@ -1,13 +1,16 @@
 """One-shot all-reduce, for few rows: a rank sends its part of each row to all peers, and every rank sums.
 
 A row's words go to place (slot, sender, row) of each peer's memory and are their own signal (``words.py``).
-The slot is the parity of the number of calls that had this row: a counter a row, on the device, so that a
-captured graph needs nothing from the host. Two slots are enough without a second signal: a rank that sends
-its words of call n + 2 has received all of call n + 1, which peers sent when their kernel of call n had
-ended, so they have read and cleared the slot.
+The slot is the parity of the number of calls that had these columns of the row, which is counted on the
+device, so that a captured graph needs nothing from the host. Two slots are enough without a second signal: a
+rank that sends its words of call n + 2 has received all of call n + 1, which peers sent when their kernel of
+call n had ended, so they have read and cleared the slot.
 
 A program sends before it waits, and waits only for programs of its number on other ranks: they need not all
 be resident at once, as long as programs start in order.
+
+Where no norm follows, a row is divided among programs: one of them would take 4 us to read a token's 20
+expert parts. Each counts its own calls; a program that has a whole row counts for all.
 """
 
 from __future__ import annotations
@@ -20,11 +23,13 @@ from chorale.kernels.triton.moe.router import choose
 from chorale.kernels.triton.reduce.columns import (
     add8,
     clear_ranks8,
-    dot8,
+    dot_lanes8,
     load8,
+    multiply8,
     normed8,
     part8,
     rounded8,
+    scaled8,
     send8,
     store8,
     sum_of_ranks8,
@@ -33,13 +38,20 @@ from chorale.kernels.triton.reduce.words import prefetch
 
 
 @triton.jit
-def _send_to_peers(
+def send_to_peers(
     peers_ptr, place, inside, values, rank, N: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr
 ):
     """The next rank first, so that not all ranks send to one at a time."""
     for step in tl.static_range(1, N):
         to = tl.load(peers_ptr + (rank + step) % N)
         send8(to + place, inside, values, WIDE, ASM)
+
+
+@triton.jit
+def count_calls(calls_ptr, rows, calls, there, COUNTERS: tl.constexpr):
+    """One call more of whole rows [ROWS, 1]."""
+    counters = tl.arange(0, COUNTERS)[None, :]
+    tl.store(calls_ptr + rows * COUNTERS + counters, calls + 1 + counters * 0, mask=there & (counters >= 0))
 
 
 @triton.jit(do_not_specialize=["T", "rank", "split_stride", "row_stride", "row_programs"])
@@ -51,7 +63,7 @@ def _rows_kernel(
     norm_ptr,  # [H] float32 (if NORM)
     normed_ptr,  # [T, H] (if NORM)
     peers_ptr,  # [N] int64: where each rank's memory begins
-    calls_ptr,  # [rows] int32
+    calls_ptr,  # [rows, COUNTERS] int32
     status,  # address
     next_address,  # what later kernels will read (if PREFETCH)
     next_bytes,
@@ -69,14 +81,17 @@ def _rows_kernel(
     NORM: tl.constexpr,
     WIDE: tl.constexpr,  # words are float32
     ROWS: tl.constexpr,
-    LANES: tl.constexpr,
+    BLOCKS: tl.constexpr,  # programs of a row: more than one only without NORM
+    LANES: tl.constexpr,  # of a program
+    COUNTERS: tl.constexpr,
     PREFETCH: tl.constexpr,
     ASM: tl.constexpr,
     PDL: tl.constexpr,
 ):
     pid = tl.program_id(0)
-    rows = pid * ROWS + tl.arange(0, ROWS)[:, None]
-    lanes = tl.arange(0, LANES)[None, :]
+    rows = pid // BLOCKS * ROWS + tl.arange(0, ROWS)[:, None]
+    block = pid % BLOCKS
+    lanes = block * LANES + tl.arange(0, LANES)[None, :]
     inside = (rows < T) & (lanes < H // 8)
     here = tl.load(peers_ptr + rank)
     if NORM:
@@ -89,13 +104,13 @@ def _rows_kernel(
         for ahead in range(begin, end, 16384):
             prefetch(next_address + ahead, tl.minimum(end - ahead, 16384).to(tl.int32), ASM)
     else:
-        calls = tl.load(calls_ptr + rows, mask=rows < T, other=0)
+        calls = tl.load(calls_ptr + rows * COUNTERS + block, mask=rows < T, other=0)
         part = part8(
             y_ptr, b_ptr, rows, lanes, inside, split_stride, row_stride, SPLITS, HAS_BIAS, ASM
         )  # fmt: skip
         slot = ((calls & 1) * N).to(tl.int64) * from_bytes
         place = slot + rows.to(tl.int64) * (4 * H) + lanes * (32 if WIDE else 16)
-        _send_to_peers(peers_ptr, place + rank * from_bytes, inside, part, rank, N, WIDE, ASM)
+        send_to_peers(peers_ptr, place + rank * from_bytes, inside, part, rank, N, WIDE, ASM)
         bytes_of_row = rows.to(tl.int64) * (4 * H) + lanes * 32
         x = load8(x_ptr.to(tl.int64) + bytes_of_row, inside, True, ASM)
         own = rounded8(part, WIDE, ASM)
@@ -110,7 +125,36 @@ def _rows_kernel(
             store8(normed_at, inside, normed8(x, norm, eps, H), wide, ASM)
         clear_ranks8(here + place, from_bytes, inside, rank, N, WIDE, ASM)
         tl.debug_barrier()  # all threads have read the counters
-        tl.store(calls_ptr + rows, calls + 1, mask=rows < T)
+        if BLOCKS == 1:
+            count_calls(calls_ptr, rows, calls, rows < T, COUNTERS)
+        else:
+            tl.store(calls_ptr + rows * COUNTERS + block, calls + 1, mask=rows < T)
+
+
+@triton.jit
+def _add5(a0, a1, a2, a3, a4, b0, b1, b2, b3, b4):
+    return a0 + b0, a1 + b1, a2 + b2, a3 + b3, a4 + b4
+
+
+@triton.jit
+def _products(weights, x, EACH: tl.constexpr):
+    """(sum of the squares of row x, its products with each of ``weights`` [EACH]), in one reduction."""
+    squares = dot_lanes8(x, x)
+    if EACH == 4:
+        lanes = (
+            squares, dot_lanes8(weights[0], x), dot_lanes8(weights[1], x), dot_lanes8(weights[2], x),
+            dot_lanes8(weights[3], x),
+        )  # fmt: skip
+        sums = tl.reduce(lanes, 1, _add5)
+        each = tl.arange(0, 4)
+        products = tl.where(
+            each < 2, tl.where(each < 1, sums[1], sums[2]), tl.where(each < 3, sums[3], sums[4])
+        )
+        total = sums[0]
+    else:
+        total = tl.sum(squares, 1)
+        products = tl.sum(dot_lanes8(weights[0], x), 1)
+    return total, products
 
 
 @triton.jit(do_not_specialize=["T", "rank", "split_stride", "row_stride"])
@@ -144,50 +188,57 @@ def _route_kernel(
     E: tl.constexpr,
     K: tl.constexpr,
     EXPERTS: tl.constexpr,
-    EACH: tl.constexpr,  # experts of one program
+    EACH: tl.constexpr,  # experts of one program: 1 or 4
     LANES: tl.constexpr,
+    COUNTERS: tl.constexpr,
     ASM: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """``_rows_kernel`` and the router: a program has one token and EACH experts; all of a token's programs
-    receive and sum its row, the first sends and writes it, the last to arrive chooses and clears."""
+    receive and sum its row, the first sends and writes it, the last to arrive chooses and clears. The
+    experts' weights are in registers, times the norm's, before anything arrives."""
     token = tl.program_id(1)
     rows = token + tl.arange(0, 1)[:, None]
     lanes = tl.arange(0, LANES)[None, :]
     inside = lanes + rows * 0 < H // 8
     here = tl.load(peers_ptr + rank)
     norm = load8(norm_ptr.to(tl.int64) + lanes * 32, inside, True, ASM)
+    weights: tl.tuple = ()
+    for n in tl.static_range(EACH):
+        expert = tl.program_id(0) * EACH + n
+        there = lanes + rows * 0 + tl.where(expert < E, 0, H) < H // 8
+        row = load8(w_ptr.to(tl.int64) + expert.to(tl.int64) * (4 * H) + lanes * 32, there, True, ASM)
+        weights += (multiply8(row, norm),)
+    experts = tl.program_id(0) * EACH + tl.arange(0, EACH)
+    bias = tl.load(router_b_ptr + experts, mask=experts < E, other=0.0)
     wait_for_previous(PDL)
-    calls = tl.load(calls_ptr + token)
+    calls = tl.load(calls_ptr + token * COUNTERS)
     part = part8(y_ptr, b_ptr, rows, lanes, inside, split_stride, row_stride, SPLITS, HAS_BIAS, ASM)
     slot = ((calls & 1) * N).to(tl.int64) * from_bytes
     place = slot + rows.to(tl.int64) * (4 * H) + lanes * (32 if WIDE else 16)
     if tl.program_id(0) == 0:
-        _send_to_peers(peers_ptr, place + rank * from_bytes, inside, part, rank, N, WIDE, ASM)
+        send_to_peers(peers_ptr, place + rank * from_bytes, inside, part, rank, N, WIDE, ASM)
     bytes_of_row = rows.to(tl.int64) * (4 * H) + lanes * 32
     x = load8(x_ptr.to(tl.int64) + bytes_of_row, inside, True, ASM)
     own = rounded8(part, WIDE, ASM)
     x = add8(x, sum_of_ranks8(own, here + place, from_bytes, inside, rank, status, N, WIDE, ASM))
-    normed = normed8(x, norm, eps, H)
+    squares, products = _products(weights, x, EACH)
+    scale = 1.0 / tl.sqrt(squares / H + eps)
+    logits = products * scale + bias
+    tl.store(logits_ptr + token * E + experts, logits, mask=experts < E)
     if tl.program_id(0) == 0:
         store8(sum_ptr.to(tl.int64) + bytes_of_row, inside, x, True, ASM)
         wide: tl.constexpr = normed_ptr.dtype.element_ty == tl.float32
         normed_at = normed_ptr.to(tl.int64) + (rows.to(tl.int64) * (H // 8) + lanes) * (32 if wide else 16)
-        store8(normed_at, inside, normed, wide, ASM)
-    only = tl.arange(0, 1)
-    for n in tl.static_range(EACH):
-        expert = tl.program_id(0) * EACH + n
-        there = lanes + rows * 0 + tl.where(expert < E, 0, H) < H // 8
-        weights = load8(w_ptr.to(tl.int64) + expert.to(tl.int64) * (4 * H) + lanes * 32, there, True, ASM)
-        bias = tl.load(router_b_ptr + expert + only, mask=expert + only < E, other=0.0)
-        tl.store(logits_ptr + token * E + expert + only, dot8(weights, normed) + bias, mask=expert + only < E)
+        store8(normed_at, inside, scaled8(x, scale, norm), wide, ASM)
     tl.debug_barrier()  # all threads' logits are written before the program counts as arrived
     if tl.atomic_add(arrivals_ptr + token, 1, sem="acq_rel") == tl.num_programs(0) - 1:
-        experts = tl.arange(0, EXPERTS)
+        every = tl.arange(0, EXPERTS)
         # From the L2: other multiprocessors wrote them.
-        places = logits_ptr + token * E + experts
-        logits = tl.load(places, mask=experts < E, other=-float("inf"), cache_modifier=".cg")
-        choose(logits, token.to(tl.int64), ids_ptr, gates_ptr, E, K, EXPERTS)
+        all_logits = tl.load(
+            logits_ptr + token * E + every, mask=every < E, other=-float("inf"), cache_modifier=".cg"
+        )
+        choose(all_logits, token.to(tl.int64), ids_ptr, gates_ptr, E, K, EXPERTS)
         clear_ranks8(here + place, from_bytes, inside, rank, N, WIDE, ASM)
         tl.store(arrivals_ptr + token, 0)
-        tl.store(calls_ptr + token, calls + 1)
+        count_calls(calls_ptr, rows, calls, rows >= 0, COUNTERS)

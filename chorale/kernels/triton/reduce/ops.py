@@ -2,7 +2,8 @@
 
 The products leave this rank's part where they make it: split or per-expert parts are added up by the kernel
 that sends them. Up to ``SymmetricReducer.is_one_shot`` rows x is whole on every rank; above, a rank keeps its
-own rows of x, and every rank has all rows of the norms, until the last layer, which returns all of x.
+own rows of x, and every rank has all rows of the norms, until the last layer, which returns all of x. Then a
+rank also routes its own rows only.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from chorale.kernels.triton import tuning
 from chorale.kernels.triton.dense.linear import Linear, project_row
 from chorale.kernels.triton.dense.norm import Norm
 from chorale.kernels.triton.moe import moe as experts_of_one_rank
-from chorale.kernels.triton.moe.gemv import can_use_gemv, gemv_parts
+from chorale.kernels.triton.moe.combine import combined
+from chorale.kernels.triton.moe.gemv import gemv_parts
+from chorale.kernels.triton.moe.grouped import grouped_parts
+from chorale.kernels.triton.moe.moe import form_of
 from chorale.kernels.triton.moe.packing import Experts
 from chorale.kernels.triton.moe.router import projected, route_halves, route_many
 from chorale.kernels.triton.reduce.reducer import SymmetricReducer
@@ -48,19 +52,27 @@ def project_and_route(
     is_few = tokens * weights.linear.weight.shape[0] <= tuning.FEW_LOGITS
     if tokens and is_few and reducer.is_one_shot(tokens):
         return reducer.add_norm_route(parts, bias, x, weights, eps)
-    ids = torch.empty(tokens, top_k, dtype=torch.int64, device=x.device)
-    gates = torch.empty(tokens, top_k, dtype=torch.float32, device=x.device)
     if tokens == 0:
-        return x, x.to(dtype), ids, gates
-    in_halves = weights.linear.halves is not None
+        return x, x.to(dtype), *_choices(x, 0, top_k)
     norm = Norm(weights.norm, eps, dtype)
+    in_halves = weights.linear.halves is not None and reducer.can_share_choices(tokens, top_k)
     reduced = reducer.add_norm(parts, bias, x, norm, low=in_halves, whole=not in_halves)
     assert reduced.normed is not None
-    if reduced.low is None:
+    if reduced.low is None:  # every rank has all of x
+        ids, gates = _choices(x, tokens, top_k)
         route_many(reduced.x, weights, eps, ids, gates)
     else:
-        route_halves(reduced.normed, reduced.low, weights, ids, gates)
+        own = reducer.own_rows(tokens)
+        ids, gates = _choices(x, len(own), top_k)
+        route_halves(reduced.normed[own.start : own.stop], reduced.low, weights, ids, gates)
+        ids, gates = reducer.share_choices(ids, gates, tokens)
     return x, reduced.normed, ids, gates
+
+
+def _choices(x: torch.Tensor, rows: int, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Room for chosen experts and gates."""
+    ids = torch.empty(rows, top_k, dtype=torch.int64, device=x.device)
+    return ids, torch.empty(rows, top_k, dtype=torch.float32, device=x.device)
 
 
 def moe(
@@ -89,7 +101,10 @@ def _expert_parts(
     normed: torch.Tensor, expert_ids: torch.Tensor, gates: torch.Tensor, experts: Experts, x: torch.Tensor
 ) -> torch.Tensor:
     """[S, T, H]: this rank's sum is that over S."""
-    if x.shape[0] <= tuning.DIRECT_TOKENS and can_use_gemv(normed, expert_ids.numel(), experts):
+    form = form_of(normed, expert_ids.numel(), experts, x.shape[1])
+    if form == "streamed":
         return gemv_parts(normed, expert_ids, gates, experts).transpose(0, 1)
+    if form == "grouped":  # in bfloat16, as ranks send it
+        return combined(*grouped_parts(normed, expert_ids, gates, experts, x.shape[1])).unsqueeze(0)
     total, _ = experts_of_one_rank.moe(normed, expert_ids, gates, experts, torch.zeros_like(x), None, 0.0)
     return total.unsqueeze(0)

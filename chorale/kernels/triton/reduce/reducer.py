@@ -12,6 +12,7 @@ from chorale.kernels.ops import RouterWeights
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.dense.norm import Norm
 from chorale.kernels.triton.launch import dependent, is_nvidia
+from chorale.kernels.triton.reduce.choices import _choices_kernel
 from chorale.kernels.triton.reduce.memory import Layout
 from chorale.kernels.triton.reduce.one_shot import _route_kernel, _rows_kernel
 from chorale.kernels.triton.reduce.two_shot import _scattered_kernel
@@ -30,7 +31,7 @@ class Reduced:
 
     x: torch.Tensor  # [T, H] float32: with the sum added. Two-shot: own rows only, unless asked for all
     normed: torch.Tensor | None  # [T, H], if a norm was given
-    low: torch.Tensor | None  # [T, H]: what rounding took from ``normed`` (two-shot, in bfloat16)
+    low: torch.Tensor | None  # [own rows, H]: what rounding took from ``normed`` (two-shot, in bfloat16)
 
 
 class SymmetricReducer:
@@ -54,7 +55,9 @@ class SymmetricReducer:
         pinned = device.type == "cuda"  # the host reads it while kernels hang, and kernels write it
         self._status = torch.zeros(2, dtype=torch.int64, pin_memory=pinned)
         self.set_limit(seconds)
-        self._few_calls = torch.zeros(layout.few, dtype=torch.int32, device=device)
+        self._blocks = triton.cdiv(layout.hidden // 8, tuning.REDUCE_LANES)
+        self._counters = triton.next_power_of_2(self._blocks)
+        self._few_calls = torch.zeros(layout.few * self._counters, dtype=torch.int32, device=device)
         self._many_calls = torch.zeros(tuning.REDUCE_FLAGS, dtype=torch.int32, device=device)
         layout.prepare(memory)
 
@@ -109,8 +112,8 @@ class SymmetricReducer:
         """x [T, H] float32 += bias + the sum of parts [S, T, H] of all ranks, and its norm.
 
         ``bias`` [H] is this rank's alone. ``low``, ``whole``: a two-shot call also returns what rounding took
-        from the norm; all rows of x. ``following``: weights that an idle part of the GPU fetches into the L2
-        meanwhile (one-shot, Hopper and later).
+        from the norm of own rows; all rows of x. ``following``: weights that an idle part of the GPU fetches
+        into the L2 meanwhile (one-shot, Hopper and later).
         """
         if self.is_one_shot(x.shape[0]):
             return self._one_shot(parts, bias, x, norm, following)
@@ -128,7 +131,13 @@ class SymmetricReducer:
         launch = dependent(x)
         tile = tuning.reduce_few()
         normed = None if norm is None else torch.empty(tokens, hidden, dtype=norm.dtype, device=x.device)
-        programs, fetching = triton.cdiv(tokens, tile.rows), 0
+        split = norm is None and tokens <= tuning.REDUCE_SPLIT_ROWS  # divides rows among programs
+        rows, blocks = (1, self._blocks) if split else (tile.rows, 1)
+        programs, fetching = triton.cdiv(tokens, rows) * blocks, 0
+        constants = self._constants(parts, bias, wide=self._is_wide(tokens))
+        warps = min(tile.num_warps, self._warps * rows)
+        if split:
+            constants["LANES"], warps = tuning.REDUCE_LANES, max(1, tuning.REDUCE_LANES // 32)
         if following is not None and launch["PDL"]:
             fetching = max(0, tuning.PREFETCH_PROGRAMS - programs)
         _rows_kernel[(programs + fetching,)](
@@ -139,9 +148,8 @@ class SymmetricReducer:
             following.nbytes if following is not None and fetching else 0,
             tokens, self.rank, parts.stride(0), parts.stride(1), programs, self.layout.few_from,
             0.0 if norm is None else norm.eps,
-            PREFETCH=fetching > 0, NORM=norm is not None, ROWS=tile.rows,
-            **self._constants(parts, bias, wide=self._is_wide(tokens)),
-            num_warps=min(tile.num_warps, self._warps * tile.rows), **launch,
+            PREFETCH=fetching > 0, NORM=norm is not None, ROWS=rows, BLOCKS=blocks, COUNTERS=self._counters,
+            num_warps=warps, **constants, **launch,
         )  # fmt: skip
         return Reduced(x, normed, None)
 
@@ -167,7 +175,7 @@ class SymmetricReducer:
             self._status.data_ptr(), tokens, self.rank, parts.stride(0), parts.stride(1),
             self.layout.few_from, eps,
             E=num_experts, K=top_k, EXPERTS=triton.next_power_of_2(num_experts), EACH=each,
-            **self._constants(parts, bias, wide=self._is_wide(tokens)),
+            COUNTERS=self._counters, **self._constants(parts, bias, wide=self._is_wide(tokens)),
             num_warps=min(tuning.reduce_few().num_warps, self._warps), **dependent(x),
         )  # fmt: skip
         return total, normed, ids, gates
@@ -187,11 +195,12 @@ class SymmetricReducer:
             raise ValueError(f"{tokens} rows, and there is memory for {layout.tokens}")
         tile, rows = tuning.reduce_many(), triton.cdiv(tokens, self.size)
         low &= norm is not None and norm.dtype != torch.float32
+        rest = torch.empty(rows, layout.hidden, dtype=layout.dtype, device=x.device) if low else None
         _scattered_kernel[(min(tuning.reduce_programs(rows), triton.cdiv(rows, tile.rows)),)](
             parts, parts if bias is None else bias, x, x if norm is None else norm.weight,
-            self.memory.addresses, self._many_calls, self._status.data_ptr(),
+            x if rest is None else rest, self.memory.addresses, self._many_calls, self._status.data_ptr(),
             tokens, rows, self.rank, parts.stride(0), parts.stride(1),
-            layout.words, layout.many_from, layout.normed, layout.low, layout.whole, layout.flags,
+            layout.words, layout.many_from, layout.normed, layout.whole, layout.flags,
             0.0 if norm is None else norm.eps,
             NORM=norm is not None, NORM_WIDE=norm is not None and norm.dtype == torch.float32, LOW=low,
             WHOLE=whole, ROWS=tile.rows, FLAGS=tuning.REDUCE_FLAGS,
@@ -202,8 +211,33 @@ class SymmetricReducer:
         return Reduced(
             result(memory, layout.whole, tokens, torch.float32) if whole else x,
             None if norm is None else result(memory, layout.normed, tokens, norm.dtype),
-            result(memory, layout.low, tokens, norm.dtype) if low and norm is not None else None,
+            None if rest is None else rest[: len(self.own_rows(tokens))],
         )
+
+    def own_rows(self, tokens: int) -> range:
+        """Returns the rows of a two-shot call that this rank sums."""
+        rows = triton.cdiv(tokens, self.size)
+        return range(min(self.rank * rows, tokens), min((self.rank + 1) * rows, tokens))
+
+    def can_share_choices(self, tokens: int, top_k: int) -> bool:
+        words = triton.cdiv(triton.cdiv(tokens, self.size), self.layout.hidden // 8)
+        return top_k <= 4 and words <= self.layout.few
+
+    def share_choices(
+        self, own_ids: torch.Tensor, own_gates: torch.Tensor, tokens: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Expert ids [own rows, K] int64 and gates float32 of each rank's rows -> those of all T rows."""
+        rows, top_k, hidden = triton.cdiv(tokens, self.size), own_ids.shape[1], self.layout.hidden
+        ids = torch.empty(tokens, top_k, dtype=torch.int64, device=own_ids.device)
+        gates = torch.empty(tokens, top_k, dtype=torch.float32, device=own_ids.device)
+        _choices_kernel[(triton.cdiv(rows, hidden // 8),)](
+            own_ids, own_gates, ids, gates, self.memory.addresses, self._few_calls, self._status.data_ptr(),
+            tokens, rows, self.rank, self.layout.few_from,
+            H=hidden, N=self.size, K=top_k, LANES=triton.next_power_of_2(hidden // 8),
+            COUNTERS=self._counters, ASM=self._asm,
+            num_warps=min(tuning.reduce_few().num_warps, self._warps), **dependent(own_ids),
+        )  # fmt: skip
+        return ids, gates
 
     def _is_wide(self, tokens: int) -> bool:
         return self.layout.dtype == torch.float32 or tokens <= tuning.REDUCE_WIDE_ROWS

@@ -39,6 +39,7 @@ def _scattered_kernel(
     b_ptr,  # [H], added to this rank's part (if HAS_BIAS)
     x_ptr,  # [T, H] float32: own rows are read and written
     norm_ptr,  # [H] float32 (if NORM)
+    low_ptr,  # [R, H]: what rounding took from the norm of own rows (if LOW)
     peers_ptr,  # [N] int64: where each rank's memory begins
     calls_ptr,  # [programs] int32
     status,  # address
@@ -50,7 +51,6 @@ def _scattered_kernel(
     words,  # offsets in the memory: words that were sent,
     from_bytes,  # of a sender's words
     normed_at,  # the norm [T, H] of all rows (if NORM),
-    low_at,  # what rounding took from it (if LOW),
     whole_at,  # the sums [T, H] float32 of all rows (if WHOLE),
     flags,  # [N, tuning.REDUCE_FLAGS] int32
     eps,
@@ -108,13 +108,13 @@ def _scattered_kernel(
             normed = normed8(x, norm, eps, H)
             if LOW:
                 low = sub8(normed, rounded8(normed, NORM_WIDE, ASM))
+                low_at = (local.to(tl.int64) * (H // 8) + lanes) * normed_lane
+                store8(low_ptr.to(tl.int64) + low_at, inside, low, NORM_WIDE, ASM)
         place = (row * (H // 8) + lanes) * normed_lane
         for shift in tl.static_range(N):
             to = tl.load(peers_ptr + (rank + shift) % N)
             if NORM:
                 store8(to + normed_at + place, inside, normed, NORM_WIDE, ASM)
-            if LOW:
-                store8(to + low_at + place, inside, low, NORM_WIDE, ASM)
             if WHOLE:
                 store8(to + whole_at + x_at, inside, x, True, ASM)
         clear_ranks8(received, from_bytes, inside, rank, N, WIDE, ASM)
