@@ -137,24 +137,28 @@ def _add5(a0, a1, a2, a3, a4, b0, b1, b2, b3, b4):
 
 
 @triton.jit
-def _products(weights, x, EACH: tl.constexpr):
-    """(sum of the squares of row x, its products with each of ``weights`` [EACH]), in one reduction."""
-    squares = dot_lanes8(x, x)
-    if EACH == 4:
-        lanes = (
-            squares, dot_lanes8(weights[0], x), dot_lanes8(weights[1], x), dot_lanes8(weights[2], x),
-            dot_lanes8(weights[3], x),
-        )  # fmt: skip
-        sums = tl.reduce(lanes, 1, _add5)
-        each = tl.arange(0, 4)
-        products = tl.where(
-            each < 2, tl.where(each < 1, sums[1], sums[2]), tl.where(each < 3, sums[3], sums[4])
-        )
-        total = sums[0]
-    else:
-        total = tl.sum(squares, 1)
-        products = tl.sum(dot_lanes8(weights[0], x), 1)
-    return total, products
+def _weights(w_ptr, expert, lanes, E: tl.constexpr, H: tl.constexpr, ASM: tl.constexpr):
+    there = lanes + tl.where(expert < E, 0, H) < H // 8
+    return load8(w_ptr.to(tl.int64) + expert.to(tl.int64) * (4 * H) + lanes * 32, there, True, ASM)
+
+
+@triton.jit
+def _products4(w_ptr, first, x, normed, lanes, E: tl.constexpr, H: tl.constexpr, ASM: tl.constexpr):
+    """(sum of the squares of row x, its norm's products with four experts [4]), in one reduction."""
+    sums = tl.reduce(
+        (
+            dot_lanes8(x, x),
+            dot_lanes8(_weights(w_ptr, first, lanes, E, H, ASM), normed),
+            dot_lanes8(_weights(w_ptr, first + 1, lanes, E, H, ASM), normed),
+            dot_lanes8(_weights(w_ptr, first + 2, lanes, E, H, ASM), normed),
+            dot_lanes8(_weights(w_ptr, first + 3, lanes, E, H, ASM), normed),
+        ),
+        1,
+        _add5,
+    )
+    each = tl.arange(0, 4)
+    left = tl.where(each == 0, sums[1], sums[2])
+    return sums[0], tl.where(each < 2, left, tl.where(each == 2, sums[3], sums[4]))
 
 
 @triton.jit(do_not_specialize=["T", "rank", "split_stride", "row_stride"])
@@ -195,21 +199,17 @@ def _route_kernel(
     PDL: tl.constexpr,
 ):
     """``_rows_kernel`` and the router: a program has one token and EACH experts; all of a token's programs
-    receive and sum its row, the first sends and writes it, the last to arrive chooses and clears. The
-    experts' weights are in registers, times the norm's, before anything arrives."""
+    receive and sum its row, the first sends and writes it, the last to arrive chooses and clears."""
     token = tl.program_id(1)
     rows = token + tl.arange(0, 1)[:, None]
     lanes = tl.arange(0, LANES)[None, :]
     inside = lanes + rows * 0 < H // 8
     here = tl.load(peers_ptr + rank)
     norm = load8(norm_ptr.to(tl.int64) + lanes * 32, inside, True, ASM)
-    weights: tl.tuple = ()
-    for n in tl.static_range(EACH):
-        expert = tl.program_id(0) * EACH + n
-        there = lanes + rows * 0 + tl.where(expert < E, 0, H) < H // 8
-        row = load8(w_ptr.to(tl.int64) + expert.to(tl.int64) * (4 * H) + lanes * 32, there, True, ASM)
-        weights += (multiply8(row, norm),)
-    experts = tl.program_id(0) * EACH + tl.arange(0, EACH)
+    first = tl.program_id(0) * EACH
+    if EACH == 1:  # nothing waits for them before the row has arrived
+        weights = _weights(w_ptr, first, lanes, E, H, ASM)
+    experts = first + tl.arange(0, EACH)
     bias = tl.load(router_b_ptr + experts, mask=experts < E, other=0.0)
     wait_for_previous(PDL)
     calls = tl.load(calls_ptr + token * COUNTERS)
@@ -222,7 +222,11 @@ def _route_kernel(
     x = load8(x_ptr.to(tl.int64) + bytes_of_row, inside, True, ASM)
     own = rounded8(part, WIDE, ASM)
     x = add8(x, sum_of_ranks8(own, here + place, from_bytes, inside, rank, status, N, WIDE, ASM))
-    squares, products = _products(weights, x, EACH)
+    weighted = multiply8(x, norm)
+    if EACH == 1:
+        squares, products = tl.sum(dot_lanes8(x, x), 1), tl.sum(dot_lanes8(weights, weighted), 1)
+    else:
+        squares, products = _products4(w_ptr, first, x, weighted, lanes, E, H, ASM)
     scale = 1.0 / tl.sqrt(squares / H + eps)
     logits = products * scale + bias
     tl.store(logits_ptr + token * E + experts, logits, mask=experts < E)

@@ -168,7 +168,8 @@ class SymmetricReducer:
         logits = torch.empty(tokens, num_experts, dtype=torch.float32, device=device)
         ids = torch.empty(tokens, top_k, dtype=torch.int64, device=device)
         gates = torch.empty(tokens, top_k, dtype=torch.float32, device=device)
-        total, each = torch.empty_like(x), tuning.experts_each(tokens, num_experts)
+        total, each = torch.empty_like(x), tuning.reduce_experts(tokens, num_experts)
+        limits = {"maxnreg": 64} if self._asm else {}  # so that two programs fit a multiprocessor
         _route_kernel[(triton.cdiv(num_experts, each), tokens)](
             parts, parts if bias is None else bias, x, total, weights.norm, normed, linear.weight,
             linear.bias, logits, linear.arrivals, ids, gates, self.memory.addresses, self._few_calls,
@@ -176,7 +177,7 @@ class SymmetricReducer:
             self.layout.few_from, eps,
             E=num_experts, K=top_k, EXPERTS=triton.next_power_of_2(num_experts), EACH=each,
             COUNTERS=self._counters, **self._constants(parts, bias, wide=self._is_wide(tokens)),
-            num_warps=min(tuning.reduce_few().num_warps, self._warps), **dependent(x),
+            num_warps=min(tuning.reduce_few().num_warps, self._warps), **limits, **dependent(x),
         )  # fmt: skip
         return total, normed, ids, gates
 
