@@ -202,7 +202,7 @@ class Case:
 
     def tile(self, kind: str) -> tuning.GemvConfig:
         choose = tuning.gemv_gate_up if kind == "gate_up" else tuning.gemv_down
-        return choose(self.tokens, self.works[0].mean)
+        return choose(self.tokens, self.works[0].mean, I // 64)
 
     def gate_up(self, tile: tuning.GemvConfig) -> None:
         for layer, work in zip(self.layers, self.works, strict=True):

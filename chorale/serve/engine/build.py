@@ -31,6 +31,7 @@ from chorale.runtime.memory import gib, weight_bytes
 from chorale.runtime.progress import Progress
 from chorale.runtime.resolve import Resolved, check_model, resolve, share_of_first
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
+from chorale.runtime.steps.graph_sizes import MIXED_TOKENS
 from chorale.runtime.warmup.captures import CAPTURE_SECONDS, capture_first, warm_up
 from chorale.serve.engine import compile_phase
 from chorale.serve.engine.compile_phase import DryRank
@@ -209,7 +210,8 @@ def assemble(
 
 def step_sizes(model: ModelConfig, resolved: Resolved) -> StepSizes:
     limits = resolved.limits
-    tokens = max(limits.max_num_batched_tokens, limits.max_num_seqs, *resolved.graph_rows)
+    # Captured steps are padded, and small limits do not change to what.
+    tokens = max(limits.max_num_batched_tokens, limits.max_num_seqs, *resolved.graph_rows, *MIXED_TOKENS)
     return StepSizes(model.hidden_size, tokens, DTYPES[resolved.dtype])
 
 

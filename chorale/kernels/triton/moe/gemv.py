@@ -123,8 +123,9 @@ def gemv_parts(
     tokens, hidden = normed.shape
     work = divide_work(expert_ids, experts.num_experts)
     inner = torch.empty(expert_ids.numel(), experts.intermediate, dtype=experts.dtype, device=normed.device)
-    gate_up(normed.to(experts.dtype), experts, work, tuning.gemv_gate_up(tokens, work.mean), inner)
-    return down(inner, gates, experts, work, tuning.gemv_down(tokens, work.mean), hidden)
+    sizes = tokens, work.mean, experts.down.chunks
+    gate_up(normed.to(experts.dtype), experts, work, tuning.gemv_gate_up(*sizes), inner)
+    return down(inner, gates, experts, work, tuning.gemv_down(*sizes), hidden)
 
 
 def _further_tiles(work: Work, tile: tuning.GemvConfig) -> int:

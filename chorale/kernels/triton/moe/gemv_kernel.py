@@ -160,21 +160,26 @@ def _gate_up_kernel(
     packed = Packed(blocks_ptr, scales_ptr, row_tile, row_tiles, chunks, groups)
     for begin in range(first, last, 8 * COLUMNS):
         sources = _pairs(chosen, lane // 4, begin, K, SORTED, COLUMNS)
+        # Loaded before the product, which hides their way here.
+        pairs = _pairs(chosen, lane % 4 * 2, begin, K, SORTED, COLUMNS)
+        pairs += _pairs(chosen, lane % 4 * 2 + 1, begin, K, SORTED, COLUMNS)
+        biases: tl.tuple = ()
+        for r in tl.static_range(TILES):
+            columns = (row_tile + r) * 8 + lane // 4
+            place = bias_ptr + expert * I + columns
+            biases += (tl.load(place, mask=columns < I, other=0.0),)
+            biases += (tl.load(place + E * I, mask=columns < I, other=0.0),)
         results = _gemv(x_ptr, sources, packed, 0, expert, lane, LOOP, CONSTRAINTS, QUADS, COLUMNS, K)
         for h in tl.static_range(2):
-            pairs = _pairs(chosen, lane % 4 * 2 + h, begin, K, SORTED, COLUMNS)
             for r in tl.static_range(TILES):
                 columns = (row_tile + r) * 8 + lane // 4
-                inside = columns < I
-                biases = bias_ptr + expert * I + columns
-                gate_bias = tl.load(biases, mask=inside, other=0.0).to(tl.float32)
-                up_bias = tl.load(biases + E * I, mask=inside, other=0.0).to(tl.float32)
                 for n in tl.static_range(COLUMNS):
-                    gate = results[4 * (r * COLUMNS + n) + h] + gate_bias
-                    up = results[4 * (r * COLUMNS + n) + h + 2] + up_bias
+                    pair = pairs[h * COLUMNS + n]
+                    gate = results[4 * (r * COLUMNS + n) + h] + biases[2 * r].to(tl.float32)
+                    up = results[4 * (r * COLUMNS + n) + h + 2] + biases[2 * r + 1].to(tl.float32)
                     inner = swiglu(gate, up, limit, alpha)
-                    places = out_ptr + pairs[n].to(tl.int64) * I + columns
-                    tl.store(places, inner.to(out_ptr.dtype.element_ty), mask=inside & (pairs[n] >= 0))
+                    places = out_ptr + pair.to(tl.int64) * I + columns
+                    tl.store(places, inner.to(out_ptr.dtype.element_ty), mask=(columns < I) & (pair >= 0))
 
 
 @triton.jit(do_not_specialize=["num_tokens", "groups", "further", "rest"])
@@ -227,6 +232,15 @@ def _down_kernel(
     packed = Packed(blocks_ptr, scales_ptr, row_tile, row_tiles, chunks, groups)
     for begin in range(first, last, 8 * COLUMNS):
         sources = _pairs(chosen, lane // 4, begin, K, SORTED, COLUMNS)
+        pairs = _pairs(chosen, lane % 4 * 2, begin, K, SORTED, COLUMNS)
+        pairs += _pairs(chosen, lane % 4 * 2 + 1, begin, K, SORTED, COLUMNS)
+        gates: tl.tuple = ()
+        for n in tl.static_range(2 * COLUMNS):
+            gates += (tl.load(gates_ptr + pairs[n], mask=pairs[n] >= 0, other=0.0),)
+        biases: tl.tuple = ()
+        for r in tl.static_range(2 * TILES):
+            columns = row_tile * 16 + 8 * r + lane // 4
+            biases += (tl.load(bias_ptr + expert * H + columns, mask=columns < H, other=0.0),)
         first_chunk = split * (chunks // SPLITS)
         if TAIL > 0:
             first_chunk += tl.minimum(split, rest)
@@ -246,18 +260,15 @@ def _down_kernel(
                 total += (results[n] + tl.where(has_tail, more[n], 0.0),)
             results = total
         for h in tl.static_range(2):
-            pairs = _pairs(chosen, lane % 4 * 2 + h, begin, K, SORTED, COLUMNS)
             for n in tl.static_range(COLUMNS):
-                there = pairs[n] >= 0
-                gate = tl.load(gates_ptr + pairs[n], mask=there, other=0.0)
+                pair, gate = pairs[h * COLUMNS + n], gates[h * COLUMNS + n]
                 for r in tl.static_range(TILES):
                     for p in tl.static_range(2):
                         columns = (row_tile + r) * 16 + 8 * p + lane // 4
-                        bias = tl.load(bias_ptr + expert * H + columns, mask=columns < H, other=0.0)
                         value = results[4 * (r * COLUMNS + n) + 2 * p + h]
-                        value += tl.where(split == 0, bias.to(tl.float32), 0.0)
-                        places = out_ptr + (pairs[n].to(tl.int64) * SPLITS + split) * H + columns
-                        tl.store(places, value * gate, mask=there & (columns < H))
+                        value += tl.where(split == 0, biases[2 * r + p].to(tl.float32), 0.0)
+                        places = out_ptr + (pair.to(tl.int64) * SPLITS + split) * H + columns
+                        tl.store(places, value * gate, mask=(pair >= 0) & (columns < H))
 
 
 @triton.jit

@@ -34,7 +34,7 @@ from chorale.kernels.triton.reduce.columns import (
     store8,
     sum_of_ranks8,
 )
-from chorale.kernels.triton.reduce.words import prefetch
+from chorale.kernels.triton.reduce.words import EMPTY, await_posted, post, prefetch
 
 
 @triton.jit
@@ -171,8 +171,7 @@ def _route_kernel(
     normed_ptr,
     w_ptr,  # [E, H] float32
     router_b_ptr,  # [E] float32
-    logits_ptr,  # [T, E] float32
-    arrivals_ptr,  # [rows] int32, zeros between calls
+    logits_ptr,  # [T, E] float32, EMPTY between calls
     ids_ptr,  # [T, K] int64
     gates_ptr,  # [T, K] float32
     peers_ptr,
@@ -199,7 +198,8 @@ def _route_kernel(
     PDL: tl.constexpr,
 ):
     """``_rows_kernel`` and the router: a program has one token and EACH experts; all of a token's programs
-    receive and sum its row, the first sends and writes it, the last to arrive chooses and clears."""
+    receive and sum its row, the first sends and writes it, the last waits for all logits, chooses and
+    clears. There is no fence, which would wait for the peers' memory."""
     token = tl.program_id(1)
     rows = token + tl.arange(0, 1)[:, None]
     lanes = tl.arange(0, LANES)[None, :]
@@ -228,21 +228,18 @@ def _route_kernel(
     else:
         squares, products = _products4(w_ptr, first, x, weighted, lanes, E, H, ASM)
     scale = 1.0 / tl.sqrt(squares / H + eps)
-    logits = products * scale + bias
-    tl.store(logits_ptr + token * E + experts, logits, mask=experts < E)
+    logits = logits_ptr + token * E
+    post(logits + experts, experts < E, products * scale + bias, ASM)
     if tl.program_id(0) == 0:
         store8(sum_ptr.to(tl.int64) + bytes_of_row, inside, x, True, ASM)
         wide: tl.constexpr = normed_ptr.dtype.element_ty == tl.float32
         normed_at = normed_ptr.to(tl.int64) + (rows.to(tl.int64) * (H // 8) + lanes) * (32 if wide else 16)
         store8(normed_at, inside, scaled8(x, scale, norm), wide, ASM)
-    tl.debug_barrier()  # all threads' logits are written before the program counts as arrived
-    if tl.atomic_add(arrivals_ptr + token, 1, sem="acq_rel") == tl.num_programs(0) - 1:
+    if tl.program_id(0) == tl.num_programs(0) - 1:
         every = tl.arange(0, EXPERTS)
-        # From the L2: other multiprocessors wrote them.
-        all_logits = tl.load(
-            logits_ptr + token * E + every, mask=every < E, other=-float("inf"), cache_modifier=".cg"
-        )
-        choose(all_logits, token.to(tl.int64), ids_ptr, gates_ptr, E, K, EXPERTS)
+        found = await_posted(logits + every, every < E, ASM)
+        found = tl.where(every < E, found, -float("inf"))
+        choose(found, token.to(tl.int64), ids_ptr, gates_ptr, E, K, EXPERTS)
+        tl.store((logits + every).to(tl.pointer_type(tl.int32)), every * 0 + EMPTY, mask=every < E)
         clear_ranks8(here + place, from_bytes, inside, rank, N, WIDE, ASM)
-        tl.store(arrivals_ptr + token, 0)
         count_calls(calls_ptr, rows, calls, rows >= 0, COUNTERS)

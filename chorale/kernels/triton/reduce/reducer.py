@@ -16,6 +16,7 @@ from chorale.kernels.triton.reduce.choices import _choices_kernel
 from chorale.kernels.triton.reduce.memory import Layout
 from chorale.kernels.triton.reduce.one_shot import _route_kernel, _rows_kernel
 from chorale.kernels.triton.reduce.two_shot import _scattered_kernel
+from chorale.kernels.triton.reduce.words import EMPTY
 from chorale.parallel.communicator import CommunicationError
 from chorale.parallel.peer_memory import PeerMemory
 
@@ -58,6 +59,8 @@ class SymmetricReducer:
         self._blocks = triton.cdiv(layout.hidden // 8, tuning.REDUCE_LANES)
         self._counters = triton.next_power_of_2(self._blocks)
         self._few_calls = torch.zeros(layout.few * self._counters, dtype=torch.int32, device=device)
+        self._logits = torch.full((tuning.FEW_LOGITS,), EMPTY.value, dtype=torch.int32, device=device)
+        self._logits = self._logits.view(torch.float32)
         self._many_calls = torch.zeros(tuning.REDUCE_FLAGS, dtype=torch.int32, device=device)
         layout.prepare(memory)
 
@@ -165,14 +168,13 @@ class SymmetricReducer:
         linear, tokens = weights.linear, x.shape[0]
         num_experts, top_k, device = linear.weight.shape[0], weights.top_k, x.device
         normed = torch.empty_like(x, dtype=weights.dtype or torch.float32)
-        logits = torch.empty(tokens, num_experts, dtype=torch.float32, device=device)
         ids = torch.empty(tokens, top_k, dtype=torch.int64, device=device)
         gates = torch.empty(tokens, top_k, dtype=torch.float32, device=device)
         total, each = torch.empty_like(x), tuning.reduce_experts(tokens, num_experts)
         limits = {"maxnreg": 64} if self._asm else {}  # so that two programs fit a multiprocessor
         _route_kernel[(triton.cdiv(num_experts, each), tokens)](
             parts, parts if bias is None else bias, x, total, weights.norm, normed, linear.weight,
-            linear.bias, logits, linear.arrivals, ids, gates, self.memory.addresses, self._few_calls,
+            linear.bias, self._logits, ids, gates, self.memory.addresses, self._few_calls,
             self._status.data_ptr(), tokens, self.rank, parts.stride(0), parts.stride(1),
             self.layout.few_from, eps,
             E=num_experts, K=top_k, EXPERTS=triton.next_power_of_2(num_experts), EACH=each,
