@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from chorale.parallel.communicator import CommunicationError, Communicator, Exchange
 from chorale.parallel.peer_memory import NamedGroup, PeerMemory, symmetric_memory
+from chorale.parallel.store_keys import KeysFromZero
 
 logger = logging.getLogger(__name__)
 # A backstop: ranks that end or hang are noticed by their channels (``ranks.py``) long before.
@@ -99,7 +100,7 @@ class Nccl(GroupCommunicator):
             store = dist.FileStore(str(meeting_point), size)  # type: ignore[attr-defined]
             super().__init__(dist.ProcessGroupNCCL(store, rank, size, options), rank, size)
             self._device = device
-            inner = dist.PrefixStore("peer memory", store)  # type: ignore[attr-defined]
+            inner = KeysFromZero(dist.PrefixStore("peer memory", store))  # type: ignore[attr-defined]
             self._named = NamedGroup(f"chorale ranks {meeting_point}", rank, size, inner)
             self.all_reduce_(torch.zeros(1, device=device))  # connects, which a graph's capture must not
             self.all_gather(torch.zeros(1, device=device))

@@ -30,8 +30,8 @@ class NamedGroup:
     def __init__(self, name: str, rank: int, size: int, store: Any) -> None:
         from torch._C import _distributed_c10d as c10d
 
-        self.name = name
-        # torch keeps no reference to the group, which has no collectives: only rank, size and store are read.
+        self.name, self._store = name, store  # torch does not keep what Python adds to a store
+        # Nor a reference to the group, which has no collectives: only rank, size and store are read.
         self._group = c10d.ProcessGroup(store, rank, size)
         c10d._register_process_group(cast("Any", name), self._group)
 

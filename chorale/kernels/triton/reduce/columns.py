@@ -175,7 +175,7 @@ def dot_lanes8(a, b):
 
 @triton.jit
 def scale8(x, eps, H: tl.constexpr):
-    """What rows x are multiplied by in their RMS norm: [ROWS]."""
+    """The factor of rows x in their RMS norm: [ROWS]."""
     return 1.0 / tl.sqrt(tl.sum(dot_lanes8(x, x), 1) / H + eps)
 
 
