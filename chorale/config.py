@@ -13,9 +13,9 @@ from typing import Literal
 from chorale.errors import ConfigError
 
 Dtype = Literal["auto", "float32", "bfloat16"]
-ONE_DEVICE = (
-    "an engine uses one device, and each gpt-oss model fits on one (20b from 24 GB, 120b from 80 GB); for "
-    "more throughput use --data-parallel-size, which runs an engine on each GPU"
+NO_STAGES = (
+    "neither layers nor the context of a request are divided among devices; --tensor-parallel-size shares each "
+    "layer between several GPUs, and --data-parallel-size runs an engine on each"
 )
 MOST_ENGINES = 64  # replicas of a server or of ``LLM``
 BrowserOption = Literal["none", "auto", "searxng", "exa", "you", "brave", "tavily", "offline"]

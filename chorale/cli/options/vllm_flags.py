@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from chorale.cli.options.values import Effect, Flag, Kind
-from chorale.config import ONE_DEVICE
+from chorale.config import NO_STAGES
 
 
 def _flags(
@@ -101,7 +101,7 @@ _NOT_NEEDED: tuple[Flag, ...] = (
             "fail-on-environ-validation", kind="bool"),
     *_flags("not needed", "the text of requests is never logged", "disable-log-requests", kind="bool"),
     *_flags("not needed", "the text of requests is never logged", "max-log-len"),
-    *_flags("not needed", "there is one device", "disable-nccl-for-dp-synchronization", kind="bool"),
+    *_flags("not needed", "engines exchange nothing", "disable-nccl-for-dp-synchronization", kind="bool"),
 )
 # fmt: on
 
@@ -159,7 +159,7 @@ _NO_EFFECT: tuple[Flag, ...] = (
 
 # fmt: off
 _REFUSED: tuple[Flag, ...] = (
-    *_flags("refused", ONE_DEVICE,
+    *_flags("refused", NO_STAGES,
             "pipeline-parallel-size decode-context-parallel-size prefill-context-parallel-size",
             kind="int", harmless=(1,)),
     *_flags("refused", _ADAPTERS, "enable-lora enable-prompt-adapter", kind="bool"),

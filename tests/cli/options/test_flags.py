@@ -168,7 +168,8 @@ def test_several_devices_are_answered_alike(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
         merge([f"--{name}", "2"], {})
     same = caught.value.message.removeprefix(f"--{name} 2 (command line) is not supported: ")
-    assert same.startswith("an engine uses one device")
+    assert same.startswith("neither layers nor the context of a request are divided")
+    assert "--tensor-parallel-size" in same
     assert "--data-parallel-size" in same
     assert merge([f"--{name}", "1"], {}).notices == ()
 
