@@ -14,8 +14,8 @@ from chorale.errors import ConfigError
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 NO_STAGES = (
-    "neither layers nor the context of a request are divided among devices; --tensor-parallel-size shares each "
-    "layer between several GPUs, and --data-parallel-size runs an engine on each"
+    "neither layers nor the context of a request are divided among devices; --tensor-parallel-size shares "
+    "each layer between several GPUs, and --data-parallel-size runs an engine on each"
 )
 MOST_ENGINES = 64  # replicas of a server or of ``LLM``
 BrowserOption = Literal["none", "auto", "searxng", "exa", "you", "brave", "tavily", "offline"]

@@ -57,7 +57,7 @@ class RankedExecutor:
         try:
             self._first.prepare(action)
         except EngineError as error:
-            raise self._ranks.cause(error.message) from error
+            raise self._ranks.cause(error) from error
 
     def shutdown(self) -> None:
         """End the other ranks and release the memory of this one."""
@@ -95,4 +95,4 @@ class RankedStep:
             self._communicator.check()
             return result
         except EngineError as error:
-            raise self._ranks.cause(error.message) from error
+            raise self._ranks.cause(error) from error

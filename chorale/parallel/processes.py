@@ -20,8 +20,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from chorale.errors import ConfigError, EngineError
+from chorale.errors import ChoraleError, ConfigError, EngineError, GpuError
 from chorale.parallel.channel import Channel
+from chorale.parallel.communicator import CommunicationError
 from chorale.parallel.wire import Failed, Opened, Ready, Stop, decode_from_rank, encode
 
 logger = logging.getLogger(__name__)
@@ -54,13 +55,15 @@ class _Process:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """The reason why the engine cannot go on."""
+    """The reason why the engine cannot go on. ``reason``: as of ``Failed``; "ended" if the rank said none."""
 
     message: str
-    is_config: bool = False  # a restart would not help
+    reason: str = "ended"
 
     def error(self) -> ConfigError | EngineError:
-        return ConfigError(self.message) if self.is_config else EngineError(self.message)
+        if self.reason == "config":  # a restart would not help
+            return ConfigError(self.message)
+        return GpuError(self.message) if self.reason == "gpu" else EngineError(self.message)
 
 
 @dataclass(slots=True)
@@ -80,7 +83,7 @@ class RankProcesses:
         self,
         size: int,
         launch: Launch,
-        on_lost: Callable[[str], None] | None = None,
+        on_lost: Callable[[ChoraleError], None] | None = None,
         hidden: Sequence[str] = (),
     ) -> None:
         """``on_lost`` is called in another thread if the engine's own has not noticed a loss in time
@@ -125,7 +128,7 @@ class RankProcesses:
             for each in self._ranks:
                 each.channel.send(data)
         except OSError as error:
-            raise self.cause(f"a rank cannot be reached: {error}") from error
+            raise self.cause(CommunicationError(f"a rank cannot be reached: {error}")) from error
 
     def check(self) -> None:
         """Raise if a rank was lost."""
@@ -134,15 +137,21 @@ class RankProcesses:
             self._acknowledged.set()
             raise loss.error()
 
-    def cause(self, otherwise: str) -> ConfigError | EngineError:
-        """Return the error of the rank that was lost, for which this waits a moment; else ``otherwise``."""
+    def cause(self, own: EngineError) -> ConfigError | EngineError:
+        """Return the error that came first: that of the rank that was lost, for which this waits a moment, or
+        ``own``, of rank 0."""
+        if isinstance(own, GpuError):
+            self._acknowledged.set()
+            return GpuError(f"rank 0: {own.message}")
         with self._shared.changed:
             self._shared.changed.wait_for(
                 lambda: self._shared.loss, timeout=CAUSE_SECONDS + 10 * LOOK_SECONDS
             )
             loss = self._shared.loss
         self._acknowledged.set()
-        return EngineError(otherwise) if loss is None else loss.error()
+        if loss is None or (loss.reason == "exchange" and not isinstance(own, CommunicationError)):
+            return EngineError(f"rank 0: {own.message}")  # the others' exchanges fail because of it
+        return loss.error()
 
     def close(self) -> None:
         """End all ranks, by force after a while. Idempotent."""
@@ -250,23 +259,24 @@ class RankProcesses:
     def _lose(self) -> None:
         """Finds the rank that broke first, tells the engine's thread, and makes sure that it ends."""
         first = min((each for each in self._ranks if each.trouble), key=_blame)
-        is_config = first.failed is not None and first.failed.reason == "config"
         message = f"rank {first.rank} (process {first.process.pid}) {first.trouble}"
-        if is_config and first.failed is not None:
+        reason = "ended" if first.failed is None else first.failed.reason
+        if reason == "config" and first.failed is not None:
             message = f"rank {first.rank}: {first.failed.message}"
+        loss = Loss(message, reason)
         with self._shared.changed:
-            self._shared.loss = Loss(message, is_config)
+            self._shared.loss = loss
             self._shared.changed.notify_all()
         for each in self._ranks:  # exchanges with a rank that hangs fail as soon as it is gone
             each.process.kill()
         if self._abort is not None:
             self._abort()
         if self._on_lost is not None and not self._acknowledged.wait(ESCAPE_SECONDS):
-            self._on_lost(message)
+            self._on_lost(loss.error())
 
     def _end(self) -> None:
         """Ends what still runs. Ranks end by themselves on ``Stop`` or when their channel ends."""
-        lost = self._shared.loss is not None
+        lost = self._shared.loss is not None or self._acknowledged.is_set()  # or rank 0 has failed
         deadline = time.monotonic() + (0.0 if lost else STOP_SECONDS)
         for each in self._ranks:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -279,10 +289,10 @@ class RankProcesses:
 
 def _blame(each: _Process) -> int:
     """Lower: more probably the first to break. A rank whose exchange failed reports it; one that was killed
-    reports nothing."""
+    reports nothing; and a GPU's hardware does not fail because of another rank."""
     if each.failed is None:
-        return 0
-    return 2 if each.failed.reason == "exchange" else 1
+        return 1
+    return {"gpu": 0, "exchange": 3}.get(each.failed.reason, 2)
 
 
 def _manner(code: int) -> str:

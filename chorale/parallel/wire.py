@@ -24,10 +24,15 @@ _COLUMNS = (
 
 
 class Machine(msgspec.Struct, frozen=True, tag="machine"):
-    """Memory that every rank has at least, bytes: all ranks size their pools by it."""
+    """Memory that every rank has at least, bytes: all ranks size their pools by it. It is that of the device
+    ``place`` (``Hardware``)."""
 
     total_bytes: int
     free_bytes: int
+    place: str = ""
+    uuid: str = ""
+    poorest: int = 0  # the rank whose memory that is
+    next_free: int = 0  # bytes that each of the others has free at least
 
 
 class Start(msgspec.Struct, frozen=True, array_like=True):
@@ -81,6 +86,8 @@ class Opened(msgspec.Struct, frozen=True, tag="opened"):
     device: str
     total_bytes: int
     free_bytes: int
+    place: str = ""
+    uuid: str = ""
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -92,10 +99,11 @@ class Beat(msgspec.Struct, frozen=True, tag="beat"):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """The reason why a rank ends. ``exchange``: another rank is probably the cause."""
+    """The reason why a rank ends. ``exchange``: another rank is probably the cause. ``gpu``: its hardware
+    failed."""
 
     message: str
-    reason: Literal["config", "exchange", "other"]
+    reason: Literal["config", "exchange", "gpu", "other"]
 
 
 ToRank = Machine | Plan | WorkerCall | Grammar | Stop

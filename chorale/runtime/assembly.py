@@ -65,4 +65,4 @@ def make_executor(
         longest = limits.max_model_len if resolved.mixed_graphs else 0  # 0: no mixed step is captured
         mixed_graphs = MixedGraphRunner(device, model, kv, buffers, longest)
     worker = Worker(device, model, kv, buffers, sampler, grammar, decode_graphs, mixed_graphs)
-    return LocalExecutor(worker, overlaps=device.overlap)
+    return LocalExecutor(worker, overlaps=device.overlap, gpu=device.hardware.place)

@@ -16,7 +16,14 @@ import numpy.typing as npt
 import torch
 
 from chorale.errors import ConfigError
-from chorale.runtime.hardware import Hardware, available_memory, check_gpus, cpu_count
+from chorale.runtime.gpu_faults import explained
+from chorale.runtime.hardware import (
+    Hardware,
+    available_memory,
+    check_gpus,
+    check_no_instances,
+    cpu_count,
+)
 from chorale.runtime.memory import SMALL_PARAMETERS
 
 GPU_SAMPLE_ROWS = 64  # rows that the sampler takes at once on a GPU
@@ -226,8 +233,29 @@ def open_device(
         threads, memory = torch.get_num_threads(), available_memory() // host_share
         name = f"CPU, {threads} thread{'s' if threads > 1 else ''}"
         return CpuDevice(Hardware("cpu", name, memory, memory))
-    check_gpus(ranks, torch.cuda.device_count())
-    torch.cuda.set_device(rank)
-    properties = torch.cuda.get_device_properties(rank)
-    free, total = torch.cuda.mem_get_info(rank)
-    return CudaDevice(Hardware("cuda", properties.name, total, free), torch.device("cuda", rank))
+    count = torch.cuda.device_count()
+    check_no_instances(ranks, [torch.cuda.get_device_name(number) for number in range(count)])
+    check_gpus(ranks, count)
+    with explained("the device cannot be opened", f"visible GPU {rank}"):
+        properties = torch.cuda.get_device_properties(rank)
+    place, uuid = place_of(rank, properties)
+    with explained("the device cannot be opened", place):
+        torch.cuda.set_device(rank)
+        free, total = torch.cuda.mem_get_info(rank)
+    hardware = Hardware("cuda", properties.name, total, free, place, uuid)
+    return CudaDevice(hardware, torch.device("cuda", rank))
+
+
+def place_of(number: int, properties: Any) -> tuple[str, str]:
+    """Returns what names a visible GPU for messages, and its UUID as nvidia-smi writes it; "" where torch
+    does not know it."""
+    uuid = str(getattr(properties, "uuid", ""))
+    if uuid and not uuid.startswith(("GPU-", "MIG-")):
+        uuid = f"GPU-{uuid}"
+    bus = getattr(properties, "pci_bus_id", None)
+    address = ""
+    if isinstance(bus, int):
+        domain, slot = getattr(properties, "pci_domain_id", 0), getattr(properties, "pci_device_id", 0)
+        address = f"{domain:08x}:{bus:02x}:{slot:02x}.0"
+    details = ", ".join(part for part in (properties.name, uuid, address) if part)
+    return f"GPU {number} ({details})", uuid

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from chorale.config import EngineConfig
 from chorale.errors import ConfigError
-from chorale.runtime.hardware import gpu_count, why_no_cuda
+from chorale.runtime.hardware import check_no_instances, gpu_count, why_no_cuda
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -23,6 +23,15 @@ def visible_ids(environment: Mapping[str, str]) -> list[str] | None:
     ids = [part.strip() for part in given.split(",")]
     end = next((place for place, part in enumerate(ids) if part in ("", "-1")), len(ids))
     return ids[:end]
+
+
+def check_visible(num_ranks: int, num_replicas: int = 1, environment: Mapping[str, str] = os.environ) -> None:
+    """Raises ``ConfigError`` if CUDA_VISIBLE_DEVICES names what several processes cannot share."""
+    ids = visible_ids(environment) or []
+    twice = next((each for place, each in enumerate(ids) if each in ids[:place]), None)
+    if twice is not None and num_ranks * num_replicas > 1:
+        raise ConfigError(f"{VISIBLE}={environment[VISIBLE]} names {twice} twice; name each GPU once")
+    check_no_instances(num_ranks, ids)
 
 
 def share(ids: Sequence[str], num_replicas: int, num_ranks: int) -> list[list[str]]:
@@ -54,6 +63,7 @@ def replica_environments(
     ids = visible_ids(environment)
     if config.device == "cpu" or why_no_cuda() is not None:
         return None
+    check_visible(config.tensor_parallel_size, num_replicas, environment)
     if ids is None:
         ids = [str(index) for index in range(gpu_count())]
     shares = share(ids, num_replicas, config.tensor_parallel_size)

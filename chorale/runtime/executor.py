@@ -6,20 +6,23 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NoReturn
 
 from chorale.engine.types import StepHandle, StepPlan, StepResult
 from chorale.errors import ChoraleError, EngineError
+from chorale.runtime.gpu_faults import explain
 from chorale.runtime.worker import Worker
 
 
 class LocalExecutor:
     """Passes plans to the worker. When ``execute`` returns, a CPU has run the step; a GPU has it enqueued."""
 
-    def __init__(self, worker: Worker, *, overlaps: bool = False) -> None:
-        """``overlaps``: the device still computes after ``execute`` returns."""
+    def __init__(self, worker: Worker, *, overlaps: bool = False, gpu: str = "") -> None:
+        """``overlaps``: the device still computes after ``execute`` returns. ``gpu``: ``Hardware.place``."""
         self._worker: Worker | None = worker
         self._later: deque[Callable[[Worker], None]] = deque()
         self._timer = StepTimer(overlaps=overlaps)
+        self._gpu = gpu
 
     def execute(self, plan: StepPlan) -> StepHandle:
         """Never raises: errors are raised by the handle's ``result``."""
@@ -29,8 +32,8 @@ class LocalExecutor:
         try:
             fetch = self._worker.run(plan)
         except Exception as error:  # raised again by the handle's ``result``
-            return LocalStep(plan.step_id, _raising(error))
-        return LocalStep(plan.step_id, self._timer.timed(fetch, began))
+            return LocalStep(plan.step_id, _raising(error), self._gpu)
+        return LocalStep(plan.step_id, self._timer.timed(fetch, began), self._gpu)
 
     def later(self, action: Callable[[Worker], None]) -> None:
         """Queue an action for ``use_idle_time``."""
@@ -48,10 +51,8 @@ class LocalExecutor:
             raise EngineError("the executor was shut down")
         try:
             action(self._worker)
-        except ChoraleError:
-            raise
         except Exception as error:
-            raise EngineError(f"a step could not be prepared ({type(error).__name__}: {error})") from error
+            _raise(error, "a step could not be prepared", self._gpu)
 
     def take_worker(self) -> Worker:
         """Return the worker, to run it without this executor. Raises ``EngineError``."""
@@ -68,19 +69,17 @@ class LocalExecutor:
 class LocalStep:
     """A step in flight."""
 
-    __slots__ = ("_fetch", "_step_id")
+    __slots__ = ("_fetch", "_gpu", "_step_id")
 
-    def __init__(self, step_id: int, fetch: Callable[[], StepResult]) -> None:
-        self._step_id, self._fetch = step_id, fetch
+    def __init__(self, step_id: int, fetch: Callable[[], StepResult], gpu: str = "") -> None:
+        self._step_id, self._fetch, self._gpu = step_id, fetch, gpu
 
     def result(self) -> StepResult:
         """Wait for the device. Raises ``EngineError`` if the step failed."""
         try:
             return self._fetch()
-        except ChoraleError:
-            raise
         except Exception as error:
-            raise EngineError(f"step {self._step_id} failed ({type(error).__name__}: {error})") from error
+            _raise(error, f"step {self._step_id} failed", self._gpu)
 
 
 class StepTimer:
@@ -106,6 +105,14 @@ class StepTimer:
             return replace(found, seconds=self._finished - max(began, before))
 
         return result
+
+
+def _raise(error: Exception, doing: str, gpu: str) -> NoReturn:
+    """Raises ``error`` as a ``ChoraleError``; one of a GPU names it."""
+    found = explain(error, doing, gpu)
+    if found is None and isinstance(error, ChoraleError):
+        raise error
+    raise found or EngineError(f"{doing} ({type(error).__name__}: {error})") from error
 
 
 def _raising(error: Exception) -> Callable[[], StepResult]:

@@ -6,6 +6,7 @@ import ctypes
 import importlib.metadata
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -24,6 +25,8 @@ class Hardware:
     name: str
     total_bytes: int
     free_bytes: int
+    place: str = ""  # which GPU, for messages: number, name, UUID and PCI address; "" on a CPU
+    uuid: str = ""  # as nvidia-smi writes it; "": unknown
 
 
 def cpu_count() -> int:
@@ -73,6 +76,18 @@ def check_gpus(ranks: int, gpus: int) -> None:
         f"{'are' if gpus > 1 else 'is'} visible here (CUDA_VISIBLE_DEVICES counts): {use}; "
         "chorale fit says what fits on how many"
     )
+
+
+def check_no_instances(ranks: int, gpus: Sequence[str]) -> None:
+    """Raises ``ConfigError`` if several ranks are to run on MIG instances. ``gpus``: ids in
+    CUDA_VISIBLE_DEVICES, or names as CUDA gives them."""
+    instances = [gpu for gpu in gpus if gpu.startswith("MIG-") or " MIG " in gpu]
+    if ranks > 1 and instances:
+        raise ConfigError(
+            f"--tensor-parallel-size {ranks} cannot use MIG instances ({instances[0]}): CUDA shows a process "
+            "only one of them, and they cannot exchange; use --data-parallel-size, which runs an engine on "
+            "each, or GPUs whose MIG mode is off (nvidia-smi -mig 0)"
+        )
 
 
 def _cuda_driver() -> ctypes.CDLL | None:

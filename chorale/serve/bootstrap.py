@@ -74,6 +74,7 @@ class Failure(msgspec.Struct, frozen=True):
 
     message: str
     deterministic: bool  # a restart would fail again
+    is_gpu: bool = False  # the GPU's hardware failed, so a restart may fail again
 
 
 class ChildStart(Protocol):

@@ -11,6 +11,7 @@ import sys
 import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import msgspec
 import zmq
@@ -97,6 +98,7 @@ class EngineMonitor:
         self._was_ready = False  # the running or last engine process
         self.pid: int | None = None  # of the running engine process
         self.num_restarts = 0
+        self._ran_on: str | None = None  # the GPU of an earlier or the running engine process
 
     def stop(self) -> None:
         """Ask ``run`` to end the engine process and return."""
@@ -111,11 +113,13 @@ class EngineMonitor:
             if failure is None:
                 failure = Failure(hang_reason or f"the engine process {_manner(code)}", deterministic=False)
             if failure.deterministic:  # a configuration error, which the status reports
-                return self._give_up(failure, EXIT_CONFIG)
+                return self._give_up(self._with_lost_gpu(failure), EXIT_CONFIG)
             logger.error("%s", failure.message)
-            delay = self._restart_policy.add(time.monotonic(), was_ready=self._was_ready)
+            delay = self._restart_policy.add(
+                time.monotonic(), was_ready=self._was_ready, is_gpu=failure.is_gpu
+            )
             if delay is None:
-                return self._give_up(failure, EXIT_FAILED)
+                return self._give_up(self._why_no_restart(failure), EXIT_FAILED)
             self._last = None  # report every crash, even one like the last
             self._report_status(
                 EngineStatus("dead", message=f"{failure.message}; restarting in {delay:.1f} s")
@@ -128,6 +132,34 @@ class EngineMonitor:
         self.failure = failure
         self._report_status(EngineStatus("failed", message=failure.message))
         return code
+
+    def _why_no_restart(self, failure: Failure) -> Failure:
+        if not failure.is_gpu:
+            return failure
+        limits = self._limits
+        times = f"{limits.max_gpu_faults} times in {limits.gpu_faults_window / 60:.0f} min"
+        return msgspec.structs.replace(
+            failure, message=f"a GPU's hardware failed {times}, no restart: {failure.message}"
+        )
+
+    def _with_lost_gpu(self, failure: Failure) -> Failure:
+        """An engine that ran on a GPU finds none when it is started again: the GPU was lost."""
+        if self._ran_on is None:
+            return failure
+        return msgspec.structs.replace(
+            failure,
+            message=f"{failure.message}. This engine ran on {self._ran_on} before: if nvidia-smi -L does not "
+            "list it any more (Xid 79 in dmesg), reboot or drain the machine",
+        )
+
+    def _remember_gpu(self, info: EngineInfo) -> None:
+        """Makes a restart use a GPU again: ``auto`` would take the CPU once a GPU is lost."""
+        if self._ran_on is not None or info.device.lower().startswith("cpu"):
+            return
+        self._ran_on = info.device
+        config = self._start.config
+        if config.device == "auto":
+            self._start = msgspec.structs.replace(self._start, config=replace(config, device="cuda"))
 
     async def _stopped_within(self, delay: float) -> bool:
         with contextlib.suppress(TimeoutError):
@@ -198,6 +230,8 @@ class EngineMonitor:
             if beat.pid == self.pid:
                 last_heartbeat.hear(beat, time.monotonic())
                 self._was_ready = self._was_ready or beat.state == "ready"
+                if beat.info is not None:
+                    self._remember_gpu(beat.info)
                 self._report_status(_status_of(beat), beat.info)
 
     def _report_status(self, status: EngineStatus, info: EngineInfo | None = None) -> None:

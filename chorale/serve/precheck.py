@@ -19,7 +19,7 @@ from chorale.errors import ChoraleError, ConfigError
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import SHAPES, make_config
 from chorale.model.hub import DEMO, find_folder, has_weights
-from chorale.runtime.devices import replica_environments
+from chorale.runtime.devices import check_visible, replica_environments
 from chorale.runtime.hardware import (
     Hardware,
     available_memory,
@@ -60,6 +60,7 @@ def check_device(config: EngineConfig) -> None:
     if config.device == "cuda" and (reason := why_no_cuda()) is not None:
         raise ConfigError(f"--device cuda: {reason}; use --device cpu, or auto")
     if config.tensor_parallel_size > 1 and config.device != "cpu" and has_cuda_driver():
+        check_visible(config.tensor_parallel_size)
         check_gpus(config.tensor_parallel_size, gpu_count())
 
 

@@ -23,6 +23,8 @@ class WatchLimits:
         20  # of any kind: something crashes every engine, for example a request that is sent again
     )
     deaths_window: float = 300.0  # window in which both are counted
+    max_gpu_faults: int = 3  # of the hardware: a restart often succeeds, because the driver avoids bad memory
+    gpu_faults_window: float = 3600.0
     backoff: float = 0.1  # before the first restart; doubles with each failed start in the window
     max_backoff: float = 10.0
     kill_grace: float = 5.0  # from SIGTERM to SIGKILL
@@ -70,10 +72,20 @@ class RestartPolicy:
 
     limits: WatchLimits
     _deaths: deque[tuple[float, bool]] = field(default_factory=deque)  # time; whether it was ready
+    _gpu_faults: deque[float] = field(default_factory=deque)
 
-    def add(self, now: float, *, was_ready: bool) -> float | None:
-        """Counts a crash. Returns the seconds to wait before a restart, or None for no restart."""
+    def add(self, now: float, *, was_ready: bool, is_gpu: bool = False) -> float | None:
+        """Counts a crash. Returns the seconds to wait before a restart, or None for no restart.
+
+        ``is_gpu``: the GPU's hardware failed.
+        """
         limits, deaths = self.limits, self._deaths
+        if is_gpu:
+            self._gpu_faults.append(now)
+            while now - self._gpu_faults[0] > limits.gpu_faults_window:
+                self._gpu_faults.popleft()
+            if len(self._gpu_faults) >= limits.max_gpu_faults:
+                return None
         deaths.append((now, was_ready))
         while now - deaths[0][0] > limits.deaths_window:
             deaths.popleft()

@@ -16,11 +16,13 @@ import pytest
 
 from chorale.config import EngineConfig
 from chorale.engine.core import EngineCore
-from chorale.errors import ConfigError, EngineError
+from chorale.errors import ChoraleError, ConfigError, EngineError, GpuError
 from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
+from chorale.parallel.communicator import CommunicationError
 from chorale.parallel.executor import RankedExecutor
 from chorale.parallel.processes import RankProcesses
+from chorale.runtime.executor import LocalExecutor
 from chorale.serve.engine.build import build_engine
 from tests.parallel.test_shared_model import ODD
 from tests.support.processes import children, exists
@@ -50,8 +52,9 @@ def ranks_of(core: EngineCore) -> RankProcesses:
     return executor._ranks
 
 
-def shared_memory() -> set[str]:
-    return set(os.listdir("/dev/shm"))
+def shared_memory(pids: Sequence[int]) -> set[str]:
+    """What these processes have left: torch names its shared memory after the process that made it."""
+    return {name for name in os.listdir("/dev/shm") if any(f"_{pid}_" in name for pid in pids)}
 
 
 def end_of(core: EngineCore) -> tuple[str, float]:
@@ -67,7 +70,7 @@ def end_of(core: EngineCore) -> tuple[str, float]:
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("phase", ["decode", "prefill"])
 def test_a_rank_that_is_killed(odd: Path, private: Path, size: int, phase: str) -> None:
-    before, memory = children(os.getpid()), shared_memory()
+    before, memory = children(os.getpid()), shared_memory([os.getpid()])
     core = make_engine(odd, tensor_parallel_size=size, max_num_batched_tokens=64, max_model_len=4096)
     pids = ranks_of(core).pids
     assert len(pids) == size - 1
@@ -94,7 +97,7 @@ def test_a_rank_that_is_killed(odd: Path, private: Path, size: int, phase: str) 
     core.shutdown()
     assert not any(map(exists, pids))
     assert children(os.getpid()) <= before
-    assert shared_memory() <= memory
+    assert shared_memory([os.getpid(), *pids]) <= memory
     assert list(private.iterdir()) == []
 
 
@@ -127,7 +130,7 @@ def test_a_rank_that_dies_while_the_engine_is_idle(odd: Path, private: Path) -> 
 
 def test_an_engine_that_does_not_notice_is_told(odd: Path, private: Path) -> None:
     """A step may wait for a device for ever: then another thread ends the process."""
-    lost: list[str] = []
+    lost: list[ChoraleError] = []
     config = EngineConfig(model=str(odd), tensor_parallel_size=2, num_threads=1, max_model_len=128)
     core, _ = build_engine(config, on_lost=lost.append)
     (pid,) = ranks_of(core).pids
@@ -136,7 +139,7 @@ def test_an_engine_that_does_not_notice_is_told(odd: Path, private: Path) -> Non
     while not lost:
         assert time.monotonic() - killed < NOTICED
         time.sleep(0.02)
-    assert lost == [f"rank 1 (process {pid}) was killed by SIGKILL"]
+    assert [error.message for error in lost] == [f"rank 1 (process {pid}) was killed by SIGKILL"]
     core.shutdown()
 
 
@@ -170,6 +173,89 @@ def test_the_first_cause_is_named(reason: str, kind: type[Exception]) -> None:
     ranks = RankProcesses(4, launch)
     with pytest.raises(kind, match=r"rank 2.*it broke"):
         ranks.wait_ready()
+    ranks.close()
+
+
+def test_a_gpu_of_one_rank_is_the_cause_of_what_others_report() -> None:
+    def launch(rank: int, descriptor: int) -> tuple[Sequence[str], bytes]:
+        why = ("GPU 2 has an error", "gpu") if rank == 2 else ("an illegal memory access", "other")
+        return (sys.executable, "-c", FAILING, str(descriptor), *why), b""
+
+    ranks = RankProcesses(4, launch)
+    with pytest.raises(GpuError, match=r"rank 2 .*GPU 2 has an error"):
+        ranks.wait_ready()
+    ranks.close()
+
+
+# A rank on a stand-in for a GPU whose memory fails at the fourth step.
+ECC_RANK = """
+import dataclasses, sys
+import torch
+from chorale.runtime.worker import Worker
+from chorale.serve.engine import build, rank_process
+
+def open_device(*arguments, **options):
+    device = opened(*arguments, **options)
+    hardware = dataclasses.replace(device.hardware, place="GPU 1 (NVIDIA H200, GPU-1a2b, 00000000:1b:00.0)")
+    return dataclasses.replace(device, hardware=hardware)
+
+def run_step(self, plan):
+    if plan.step_id >= 3:
+        raise torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered")
+    return run(self, plan)
+
+opened, build.open_device = build.open_device, open_device
+run, Worker.run = Worker.run, run_step
+sys.exit(rank_process.main())
+"""
+
+
+def test_an_ecc_error_of_a_rank_names_rank_and_gpu(
+    odd: Path, private: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chorale.serve.engine.ranks.RANK_COMMAND", (sys.executable, "-c", ECC_RANK))
+    core = make_engine(odd, tensor_parallel_size=2)
+    (pid,) = ranks_of(core).pids
+    core.add_request(request("a", random_prompt(10), max_tokens=900, seed=1))
+    began = time.monotonic()
+    message, ended = end_of(core)
+    assert ended - began < NOTICED + SLOW_MACHINE
+    assert f"rank 1 (process {pid}) failed: a step failed: GPU 1 (NVIDIA H200, GPU-1a2b" in message
+    assert "nvidia-smi --gpu-reset -i 00000000:1b:00.0" in message
+    with pytest.raises(GpuError):
+        ranks_of(core).check()
+    core.shutdown()
+
+
+def test_an_ecc_error_of_rank_0_is_not_blamed_on_the_others(
+    odd: Path, private: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = make_engine(odd, tensor_parallel_size=2)
+    core.add_request(request("a", random_prompt(10), max_tokens=900, seed=1))
+    core.step()
+    executor = core._executor
+    assert isinstance(executor, RankedExecutor)
+    first = executor._first
+    assert isinstance(first, LocalExecutor)
+
+    def fail(plan: object) -> None:
+        raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+
+    monkeypatch.setattr(first, "_gpu", "GPU 0 (NVIDIA H200)")
+    monkeypatch.setattr(first._worker, "run", fail)
+    message, _ = end_of(core)
+    assert message.startswith("rank 0: step ")
+    assert "failed: GPU 0 (NVIDIA H200) has an uncorrectable memory error" in message
+    core.shutdown()
+
+
+def test_an_error_of_rank_0_is_not_blamed_on_exchanges_that_fail_because_of_it() -> None:
+    def launch(rank: int, descriptor: int) -> tuple[Sequence[str], bytes]:
+        return (sys.executable, "-c", FAILING, str(descriptor), "rank 0 is gone", "exchange"), b""
+
+    ranks = RankProcesses(2, launch)
+    assert ranks.cause(EngineError("step 3 failed")).message == "rank 0: step 3 failed"
+    assert "rank 1 " in ranks.cause(CommunicationError("rank 1 did not take part")).message
     ranks.close()
 
 

@@ -20,6 +20,7 @@ from chorale.config import EngineConfig
 from chorale.errors import ConfigError
 from chorale.runtime import devices
 from chorale.runtime.devices import replica_environments, share, visible_ids
+from chorale.serve import precheck
 from chorale.serve.bootstrap import EngineStart
 from chorale.serve.engine_monitor import spawn
 from chorale.serve.replica_status import ReplicaStatuses
@@ -370,3 +371,28 @@ def test_an_engine_process_gets_the_variables_of_its_start(tmp_path: Path) -> No
 
     run(scene())
     assert seen.read_text() == "GPU-7"
+
+
+def test_ranks_on_mig_instances_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "why_no_cuda", lambda: None)
+    monkeypatch.setattr(precheck, "why_no_cuda", lambda: None)
+    monkeypatch.setattr(precheck, "has_cuda_driver", lambda: True)
+    monkeypatch.setattr(precheck, "gpu_count", lambda: 1)  # as CUDA shows them
+    instances = {"CUDA_VISIBLE_DEVICES": "MIG-7d3,MIG-9c1"}
+    ranks = EngineConfig(tensor_parallel_size=2)
+    assert len(replica_environments(EngineConfig(), 2, instances) or ()) == 2
+    with pytest.raises(ConfigError, match=r"cannot use MIG instances \(MIG-7d3\).*--data-parallel-size"):
+        replica_environments(ranks, 1, instances)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", instances["CUDA_VISIBLE_DEVICES"])
+    with pytest.raises(ConfigError, match=r"cannot use MIG instances \(MIG-7d3\)"):
+        precheck.check_device(ranks)
+
+
+def test_a_gpu_that_is_named_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "why_no_cuda", lambda: None)
+    twice = {"CUDA_VISIBLE_DEVICES": "0,1,0"}
+    with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES=0,1,0 names 0 twice"):
+        replica_environments(EngineConfig(), 2, twice)
+    with pytest.raises(ConfigError, match="names 0 twice"):
+        devices.check_visible(2, environment=twice)
+    devices.check_visible(1, environment=twice)  # an engine of one GPU takes the first

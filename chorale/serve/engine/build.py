@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from chorale.client.base import EngineInfo
 from chorale.config import EngineConfig
 from chorale.engine.core import EngineCore
 from chorale.engine.types import GrammarService
+from chorale.errors import ChoraleError
 from chorale.kernels import select_ops
 from chorale.kernels.ops import Ops, StepSizes
 from chorale.kernels.triton.precompile.pool import CompilePool
@@ -27,6 +29,7 @@ from chorale.parallel.shares import Share
 from chorale.runtime.assembly import DTYPES, allocate_kv, make_executor
 from chorale.runtime.device import Device, default_threads, open_device
 from chorale.runtime.executor import LocalExecutor
+from chorale.runtime.gpu_faults import explained
 from chorale.runtime.memory import gib, weight_bytes
 from chorale.runtime.progress import Progress
 from chorale.runtime.resolve import Resolved, check_model, resolve, share_of_first
@@ -35,7 +38,7 @@ from chorale.runtime.steps.graph_sizes import MIXED_TOKENS
 from chorale.runtime.warmup.captures import CAPTURE_SECONDS, capture_first, warm_up
 from chorale.serve.engine import compile_phase
 from chorale.serve.engine.compile_phase import DryRank
-from chorale.serve.engine.ranks import Place, StartedRanks, start_ranks
+from chorale.serve.engine.ranks import Place, StartedRanks, note_poorest, start_ranks
 
 if TYPE_CHECKING:
     import torch
@@ -79,7 +82,7 @@ def build_engine(
     progress: Progress | None = None,
     pool: CompilePool | None = None,
     prefix_secret: bytes = b"",
-    on_lost: Callable[[str], None] | None = None,
+    on_lost: Callable[[ChoraleError], None] | None = None,
 ) -> tuple[EngineCore, EngineInfo]:
     """Finds, loads, allocates and warms up. Raises ``ConfigError`` or a subclass for invalid configurations.
 
@@ -120,7 +123,21 @@ def _build(
     with phases.phase("device"):
         device = open_rank(config, model_config, 0)
         place = Place(device, device.hardware) if ranks is None else ranks.place(config, model_config, device)
-        grammars = GrammarCache(model_config.vocab_size)
+    with explained("the engine could not be loaded", device.hardware.place):
+        return _build_on(place, config, folder, model_config, phases, pool, prefix_secret, ranks)
+
+
+def _build_on(
+    place: Place,
+    config: EngineConfig,
+    folder: Path,
+    model_config: ModelConfig,
+    phases: Phases,
+    pool: CompilePool | None,
+    prefix_secret: bytes,
+    ranks: StartedRanks | None,
+) -> tuple[EngineCore, EngineInfo]:
+    grammars = GrammarCache(model_config.vocab_size)
     found = assemble(config, folder, model_config, place, grammars, phases, pool)
     executor: LocalExecutor | RankedExecutor = found.executor
     service: GrammarService = grammars
@@ -164,14 +181,15 @@ def assemble(
     name, dense = str(device.torch_device), model_config.dense_experts
     ops = select_ops(config.ops, name, dense_experts=dense, rank=rank)
     precompiler = compile_phase.make_precompiler(config, ops, pool)
-    resolved = resolve(
+    resolve_with = partial(
+        resolve,
         config,
         model_config,
-        place.hardware,
         can_overlap=device.overlap,
         can_capture=device.can_capture and ops.capturable,
         supports_fp8_kv=ops.supports_fp8_kv,
     )
+    resolved = note_poorest(place, resolve_with(place.hardware), resolve_with)
     sizes = step_sizes(model_config, resolved)
     peers = ops_over_peers(config, ops, sizes, device.torch_device)
 

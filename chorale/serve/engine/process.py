@@ -25,7 +25,7 @@ from chorale.client.base import Core, EngineInfo
 from chorale.client.wire import Abort, FollowBlocks, Submit, ToEngine, Unregister
 from chorale.config import EngineConfig
 from chorale.engine.types import BlockChanges, EngineStats, GenerateRequest, PrefixIndexState
-from chorale.errors import ChoraleError, ConfigError
+from chorale.errors import ChoraleError, ConfigError, GpuError
 from chorale.kernels.triton.precompile import pool
 from chorale.processes import settle_signals, tune_garbage_collector
 from chorale.runtime.hardware import cpu_count
@@ -170,12 +170,12 @@ def run_engine_process(start: EngineStart, build: Build) -> int:
 
 def _start_failed(start: EngineStart, error: Exception) -> int:
     deterministic = isinstance(error, ConfigError)
-    if deterministic:
+    if isinstance(error, ChoraleError):
         message = str(error)
     else:
         logger.exception("the engine could not start")
         message = f"{type(error).__name__}: {error}"
-    write_failure(start.directory, Failure(message, deterministic))
+    write_failure(start.directory, Failure(message, deterministic, isinstance(error, GpuError)))
     return EXIT_CONFIG if deterministic else EXIT_FAILED
 
 
@@ -201,7 +201,8 @@ def _serve(
     except Exception as error:
         logger.exception("a step failed; the engine process ends")
         message = f"the engine failed ({type(error).__name__})"
-        write_failure(start.directory, Failure(f"{message}: {error}", deterministic=False))
+        is_gpu = isinstance(error, GpuError)
+        write_failure(start.directory, Failure(f"{message}: {error}", deterministic=False, is_gpu=is_gpu))
         server_socket.announce_failure(message)
         return EXIT_STEP
     finally:
@@ -243,9 +244,10 @@ def main() -> int:
     return run_engine_process(start, build)
 
 
-def end_without_rank(directory: str, message: str) -> None:
+def end_without_rank(directory: str, error: ChoraleError) -> None:
     """Ends this process, whose main thread waits for something that will not happen without a lost rank."""
-    write_failure(directory, Failure(f"the engine failed: {message}", deterministic=False))
+    message = f"the engine failed: {error.message}"
+    write_failure(directory, Failure(message, deterministic=False, is_gpu=isinstance(error, GpuError)))
     os._exit(EXIT_STEP)
 
 

@@ -16,10 +16,11 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from chorale.engine.types import SamplingSpec, StepResult
-from chorale.errors import ConfigError
+from chorale.errors import ChoraleError, ConfigError, GpuError
 from chorale.model.config import ModelConfig
 from chorale.parallel.channel import Channel
 from chorale.parallel.communicator import CommunicationError, Communicator
@@ -29,7 +30,6 @@ from chorale.parallel.wire import (
     Failed,
     Grammar,
     Machine,
-    Opened,
     Plan,
     Ready,
     Stop,
@@ -40,11 +40,12 @@ from chorale.parallel.wire import (
 )
 from chorale.processes import settle_signals, tune_garbage_collector
 from chorale.runtime.device import Device
+from chorale.runtime.gpu_faults import explained
 from chorale.runtime.sampling.grammar import GrammarCache
 from chorale.runtime.worker import Worker
 from chorale.serve.bootstrap import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, configure_logging, read_start
 from chorale.serve.engine.build import Phases, assemble, open_rank
-from chorale.serve.engine.ranks import RankStart, make_place
+from chorale.serve.engine.ranks import RankStart, make_place, opened
 
 logger = logging.getLogger(__name__)
 BEAT_SECONDS = 0.5
@@ -64,11 +65,12 @@ def main() -> int:
     channel = Channel(socket.socket(fileno=start.descriptor))
     threading.Thread(target=_beat, args=(channel,), name="beat", daemon=True).start()
     try:
-        worker, grammars, communicator = build_rank(start, channel)
+        serving = build_rank(start, channel)
         gc.collect()
         tune_garbage_collector()
         channel.send(encode(Ready()))
-        run(worker, grammars, communicator, channel)
+        with explained("a step failed", serving.gpu):
+            run(serving, channel)
     except (EngineGone, BrokenPipeError, ConnectionResetError):
         return EXIT_OK
     except Exception as error:
@@ -76,12 +78,22 @@ def main() -> int:
     return EXIT_OK
 
 
-def build_rank(start: RankStart, channel: Channel) -> tuple[Worker, GrammarCache, Communicator]:
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A rank that takes plans."""
+
+    worker: Worker
+    grammars: GrammarCache
+    communicator: Communicator
+    gpu: str  # ``Hardware.place``
+
+
+def build_rank(start: RankStart, channel: Channel) -> Serving:
     """Opens the device, meets the other ranks, and loads this rank's share."""
     config, model = start.config, ModelConfig.load(start.folder)
     device = open_rank(config, model, start.rank)
     hardware = device.hardware
-    channel.send(encode(Opened(hardware.name, hardware.total_bytes, hardware.free_bytes)))
+    channel.send(encode(opened(hardware)))
     machine = decode_to_rank(_receive(channel))
     if not isinstance(machine, Machine):
         raise EngineGone
@@ -90,16 +102,18 @@ def build_rank(start: RankStart, channel: Channel) -> tuple[Worker, GrammarCache
         return connect(Path(start.meeting_point), rank, size, device.torch_device)
 
     grammars = GrammarCache(model.vocab_size)
-    place = make_place(config, model, device, start.rank, machine, meet)
-    found = assemble(config, Path(start.folder), model, place, grammars, Phases(None))
+    with explained("it could not be loaded", hardware.place):
+        place = make_place(config, model, device, start.rank, machine, meet)
+        found = assemble(config, Path(start.folder), model, place, grammars, Phases(None))
     if found.precompiler is not None:
         found.precompiler.throttle()
     assert place.rank is not None
-    return found.executor.take_worker(), grammars, place.rank.communicator
+    return Serving(found.executor.take_worker(), grammars, place.rank.communicator, hardware.place)
 
 
-def run(worker: Worker, grammars: GrammarCache, communicator: Communicator, channel: Channel) -> None:
+def run(serving: Serving, channel: Channel) -> None:
     """Does what arrives, in order. Raises ``EngineGone`` at the end, and whatever a step raises."""
+    worker, grammars, communicator = serving.worker, serving.grammars, serving.communicator
     in_flight: deque[Callable[[], StepResult]] = deque()
     while True:
         if in_flight and not channel.has_message(within=PATIENCE):
@@ -134,8 +148,9 @@ def _report(error: Exception, channel: Channel) -> int:
     elif isinstance(error, CommunicationError):
         reason = "exchange"
     else:
+        reason = "gpu" if isinstance(error, GpuError) else "other"
         logger.exception("this rank failed")
-    message = str(error) if reason != "other" else f"{type(error).__name__}: {error}"
+    message = str(error) if isinstance(error, ChoraleError) else f"{type(error).__name__}: {error}"
     try:
         channel.send(encode(Failed(message, reason)))  # type: ignore[arg-type]
     except OSError:

@@ -13,6 +13,7 @@ import msgspec
 
 from chorale.config import EngineConfig
 from chorale.engine.types import GrammarService
+from chorale.errors import ChoraleError, EngineError
 from chorale.folders import Folder
 from chorale.model.config import ModelConfig
 from chorale.parallel.communicator import Communicator
@@ -21,12 +22,16 @@ from chorale.parallel.executor import RankedExecutor, RankedGrammars
 from chorale.parallel.processes import RankProcesses
 from chorale.parallel.rank import Rank
 from chorale.parallel.shares import make_shares
-from chorale.parallel.wire import Machine, encode
+from chorale.parallel.wire import Machine, Opened, encode
 from chorale.runtime.device import Device
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.hardware import Hardware
+from chorale.runtime.memory import gib
+from chorale.runtime.resolve import Resolved
 from chorale.serve.bootstrap import SECRET_VARIABLES, TOOL_KEY_VARIABLES
 
+logger = logging.getLogger(__name__)
+UNEVEN = 1.05  # least ratio of the tokens that the others could hold to those that the poorest can
 RANK_COMMAND = (sys.executable, "-m", "chorale.serve.engine.rank_process")
 MEETING_POINT = "ranks"  # file in a private folder, through which process groups find each other
 
@@ -46,17 +51,20 @@ class RankStart(msgspec.Struct, frozen=True, kw_only=True):
 @dataclass(frozen=True, slots=True)
 class Place:
     """The device of one rank. ``hardware``: with several ranks, what each has at least; ``rank``: None if
-    there is one."""
+    there is one. ``poorest``: the rank with the least memory; ``next_free``: bytes that each of the others
+    has at least."""
 
     device: Device
     hardware: Hardware
     rank: Rank | None = None
+    poorest: int = 0
+    next_free: int = 0
 
 
 def start_ranks(
     config: EngineConfig,
     folder: Path,
-    on_lost: Callable[[str], None] | None = None,
+    on_lost: Callable[[ChoraleError], None] | None = None,
 ) -> StartedRanks:
     """Starts all ranks but this process. Raises ``EngineError``."""
     private = Folder()
@@ -92,11 +100,9 @@ class StartedRanks:
 
     def place(self, config: EngineConfig, model: ModelConfig, device: Device) -> Place:
         """Wait until all ranks have opened their devices, connect them, and return rank 0's place."""
-        opened, own = self.processes.opened(), device.hardware
-        total = min([own.total_bytes, *(each.total_bytes for each in opened)])
-        free = min([own.free_bytes, *(each.free_bytes for each in opened)])
-        self.processes.send(encode(Machine(total, free)))
-        place = make_place(config, model, device, 0, Machine(total, free), self._meet)
+        machine = common_memory([opened(device.hardware), *self.processes.opened()])
+        self.processes.send(encode(machine))
+        place = make_place(config, model, device, 0, machine, self._meet)
         if place.rank is not None:
             self._communicator = place.rank.communicator
             self.processes.abort_by(place.rank.communicator.abort)
@@ -106,7 +112,8 @@ class StartedRanks:
         try:
             return connect(self._private.path / MEETING_POINT, rank, size, device.torch_device)
         except Exception as error:
-            raise self.processes.cause(str(error)) from error
+            own = error if isinstance(error, EngineError) else EngineError(str(error))
+            raise self.processes.cause(own) from error
 
     def join(self, first: LocalExecutor, grammars: GrammarService) -> tuple[RankedExecutor, RankedGrammars]:
         """Wait until all ranks have loaded, and return what runs them together with ``first``."""
@@ -134,5 +141,51 @@ def make_place(
     """Returns the place of ``rank``. ``machine``: memory that every rank has; ``meet`` connects the ranks."""
     size, by_expert = config.tensor_parallel_size, config.enable_expert_parallel
     share = make_shares(model, size, by_expert=by_expert)[rank]
-    hardware = replace(device.hardware, total_bytes=machine.total_bytes, free_bytes=machine.free_bytes)
-    return Place(device, hardware, Rank(share, meet(rank, size, device), by_expert))
+    hardware = replace(
+        device.hardware,
+        total_bytes=machine.total_bytes,
+        free_bytes=machine.free_bytes,
+        place=machine.place,
+        uuid=machine.uuid,
+    )
+    own = Rank(share, meet(rank, size, device), by_expert)
+    return Place(device, hardware, own, machine.poorest, machine.next_free)
+
+
+def opened(hardware: Hardware) -> Opened:
+    return Opened(
+        hardware.name, hardware.total_bytes, hardware.free_bytes, place=hardware.place, uuid=hardware.uuid
+    )
+
+
+def common_memory(ranks: Sequence[Opened]) -> Machine:
+    """Returns what every rank has, by their numbers: the free memory of the one with the least."""
+    poorest = min(range(len(ranks)), key=lambda rank: ranks[rank].free_bytes)
+    others = [each for rank, each in enumerate(ranks) if rank != poorest]
+    return Machine(
+        min(each.total_bytes for each in ranks),
+        ranks[poorest].free_bytes,
+        place=ranks[poorest].place,
+        uuid=ranks[poorest].uuid,
+        poorest=poorest,
+        next_free=min((each.free_bytes for each in others), default=ranks[poorest].free_bytes),
+    )
+
+
+def note_poorest(place: Place, resolved: Resolved, resolve_with: Callable[[Hardware], Resolved]) -> Resolved:
+    """Adds a note if one rank's memory is what limits the KV cache of all."""
+    if place.rank is None or place.next_free <= place.hardware.free_bytes:
+        return resolved
+    richer = resolve_with(replace(place.hardware, free_bytes=place.next_free))
+    tokens, most = (each.geometry.tokens_in(each.limits.num_blocks) for each in (resolved, richer))
+    if most <= tokens * UNEVEN:
+        return resolved
+    device = f" ({place.hardware.place})" if place.hardware.place else ""
+    note = (
+        f"rank {place.poorest}{device} has {gib(place.hardware.free_bytes)} free and the others at least "
+        f"{gib(place.next_free)}: every rank's KV cache holds what that one can, {tokens:,} tokens "
+        f"instead of {most:,}"
+    )
+    if place.rank.share.rank == 0:
+        logger.warning(note)
+    return replace(resolved, notes=(*resolved.notes, note))

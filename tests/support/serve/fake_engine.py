@@ -16,8 +16,9 @@ import msgspec
 from chorale.client.base import EngineInfo
 from chorale.config import EngineConfig
 from chorale.engine.core import EngineCore
-from chorale.engine.types import EngineLimits
+from chorale.engine.types import EngineLimits, StepHandle, StepPlan, StepResult
 from chorale.errors import ConfigError
+from chorale.runtime.gpu_faults import explain
 from chorale.runtime.progress import Progress
 from chorale.serve.bootstrap import EngineStart, read_start
 from chorale.serve.engine.process import run_engine_process
@@ -33,6 +34,9 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True):
     step_seconds: float = 0.0
     load_seconds: float = 0.0
     fail_at_step: int | None = None
+    ecc_at_step: int | None = None  # that step fails as with a memory error of a GPU
+    device: str = "cpu"
+    missing_once_ready: bool = False  # a restart finds no device: it was lost
     refuse: str | None = None  # a ConfigError with this message
     crash: str | None = None  # any other error while loading
     faulty: str | None = None  # name of the replica that refuses or crashes; None: every engine
@@ -43,6 +47,29 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True):
         return EngineConfig(model=msgspec.json.encode(self).decode())
 
 
+PLACE = "GPU 3 (NVIDIA H200, GPU-1a2b, 00000000:1b:00.0)"
+ECC = (
+    "CUDA error: uncorrectable ECC error encountered\nCompile with `TORCH_USE_CUDA_DSA` to enable assertions."
+)
+
+
+class FaultyExecutor(FakeExecutor):
+    ecc_at_step: int | None = None
+
+    def execute(self, plan: StepPlan) -> StepHandle:
+        handle = super().execute(plan)
+        return handle if plan.step_id != self.ecc_at_step else EccStep()
+
+
+class EccStep:
+    """A step whose result fails as CUDA's does."""
+
+    def result(self) -> StepResult:
+        error = explain(RuntimeError(ECC), "step 2 failed", PLACE)
+        assert error is not None
+        raise error
+
+
 def build(
     config: EngineConfig, progress: Progress, prefix_secret: bytes = b"", name: str = "engine"
 ) -> tuple[EngineCore, EngineInfo]:
@@ -50,16 +77,22 @@ def build(
     progress("load", 0.5, "half of it")
     time.sleep(behaviour.load_seconds)
     if behaviour.faulty in (None, name):
+        if behaviour.missing_once_ready and config.device == "cuda":
+            raise ConfigError("--device cuda: PyTorch finds no CUDA device here")
         if behaviour.refuse is not None:
             raise ConfigError(behaviour.refuse)
         if behaviour.crash is not None:
             raise RuntimeError(behaviour.crash)
     limits = dataclasses.replace(LIMITS, num_blocks=behaviour.num_blocks)
-    executor = FakeExecutor(
+    executor = FaultyExecutor(
         limits, MODEL, step_seconds=behaviour.step_seconds, fail_at_step=behaviour.fail_at_step
     )
+    executor.ecc_at_step = behaviour.ecc_at_step
     info = EngineInfo(
-        model="fake", max_model_len=LIMITS.max_model_len, max_num_seqs=behaviour.max_num_seqs, device="cpu"
+        model="fake",
+        max_model_len=LIMITS.max_model_len,
+        max_num_seqs=behaviour.max_num_seqs,
+        device=behaviour.device,
     )
     return EngineCore(limits, executor, prefix_secret=prefix_secret), info
 

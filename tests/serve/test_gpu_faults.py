@@ -1,0 +1,87 @@
+"""A GPU that fails under a server: tried again, given up with its name, and never replaced by the CPU."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from chorale.serve.bootstrap import EXIT_CONFIG, EXIT_FAILED
+from chorale.serve.watch import RestartPolicy, WatchLimits
+from tests.support.serve.fake_engine import PLACE, Behaviour
+from tests.support.serve.harness import Rig, collect, expected, request, rig, run, until
+
+
+def test_an_ecc_error_is_tried_again_and_then_given_up() -> None:
+    async def fail(r: Rig, number: int) -> None:
+        with pytest.raises(Exception, match="engine failed"):
+            await collect(r.client.submit(request(f"r{number}")))
+
+    async def scene() -> None:
+        limits = WatchLimits(backoff=0.01, max_gpu_faults=3)
+        async with rig(Behaviour(ecc_at_step=2), watch=limits) as r:
+            for number in range(3):
+                asked = request(f"short{number}", 1)  # before the step that fails, it serves
+                assert await collect(r.client.submit(asked)) == {0: (expected(asked), "length")}
+                pid = r.engine_pid
+                await fail(r, number)
+                if number < 2:
+                    await until(lambda pid=pid: r.monitor.pid not in (None, pid), "a new process")
+                    await r.ready()
+            assert await asyncio.wait_for(asyncio.shield(r.running), 30) == EXIT_FAILED
+            died = [status.message for status, _ in r.told if status.state == "dead"]
+            assert len(died) == 2
+            assert all(f"{PLACE} has an uncorrectable memory error (ECC)" in message for message in died)
+            last = r.told[-1][0]
+            assert last.state == "failed"
+            assert "a GPU's hardware failed 3 times in 60 min, no restart" in last.message
+            assert PLACE in last.message
+            assert "nvidia-smi --gpu-reset -i 00000000:1b:00.0" in last.message
+            assert "drain the node" in last.message
+            assert "TORCH_USE_CUDA_DSA" not in last.message  # advice to developers of kernels
+
+    run(scene())
+
+
+def test_only_faults_of_the_last_hour_count() -> None:
+    policy = RestartPolicy(WatchLimits())
+    assert policy.add(0.0, was_ready=True, is_gpu=True) == 0.1
+    assert policy.add(1.0, was_ready=True, is_gpu=True) == 0.1
+    assert policy.add(2.0, was_ready=True) == 0.1  # a crash of another kind
+    assert policy.add(3601.5, was_ready=True, is_gpu=True) == 0.1
+    assert policy.add(3602.0, was_ready=True, is_gpu=True) == 0.1
+    assert policy.add(3603.0, was_ready=True, is_gpu=True) is None
+
+
+def test_an_engine_that_ran_on_a_gpu_does_not_continue_on_the_cpu() -> None:
+    async def scene() -> None:
+        async with rig(Behaviour(device="NVIDIA H200")) as r:
+            assert r.monitor._start.config.device == "cuda"  # it was "auto"
+            await until(lambda: r.monitor.pid is not None, "it runs")
+            os.kill(r.engine_pid, signal.SIGKILL)
+            await until(lambda: r.monitor.num_restarts == 1, "a restart")
+
+    run(scene())
+
+
+def test_a_lost_gpu_is_named() -> None:
+    async def scene() -> None:
+        async with rig(Behaviour(device="NVIDIA H200", missing_once_ready=True)) as r:
+            os.kill(r.engine_pid, signal.SIGKILL)
+            assert await asyncio.wait_for(asyncio.shield(r.running), 30) == EXIT_CONFIG
+            message = r.told[-1][0].message
+            assert "PyTorch finds no CUDA device" in message
+            assert "This engine ran on NVIDIA H200 before" in message
+            assert "Xid 79" in message
+
+    run(scene())
+
+
+def test_an_engine_on_the_cpu_keeps_its_choice() -> None:
+    async def scene() -> None:
+        async with rig(Behaviour()) as r:
+            assert r.monitor._start.config.device == "auto"
+
+    run(scene())
