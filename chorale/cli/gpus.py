@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from chorale.cli.words import nearest
 from chorale.errors import ConfigError
 from chorale.runtime.hardware import Hardware
+from chorale.runtime.memory import DRIVER_BYTES
 
 MIB = 2**20
 GIB_OF_MIB = 1024
-# Memory of an idle GPU used by the driver and this process's context; the engine counts both as used by
-# others.
-DRIVER_BYTES = 640 * MIB
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What ``nvidia-smi`` says about this machine's GPUs. Torch-free; empty where the tool is missing or fails.
+"""Reads the state of this machine's GPUs from ``nvidia-smi``. Torch-free; empty where it is missing or fails.
 
 It lists all GPUs of the machine, whatever CUDA_VISIBLE_DEVICES says, so they are matched by UUID.
 """

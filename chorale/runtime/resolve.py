@@ -15,20 +15,17 @@ from chorale.model.config import ModelConfig
 from chorale.parallel.shares import check_size, make_shares
 from chorale.runtime.cache_dtype import E4M3, cache_dtype
 from chorale.runtime.hardware import Hardware
+from chorale.runtime.kv_pool import PoolRequest, check_one_fits, check_rows, size_pool, who_holds
 from chorale.runtime.memory import (
     CUDA_RESERVE,
-    RANK_RESERVE,
     SMALL_PARAMETERS,
     KvGeometry,
-    PoolRequest,
     activation_bytes,
-    check_one_fits,
-    check_rows,
     gib,
     graph_bytes,
     kv_geometry,
     processor_bytes,
-    size_pool,
+    rank_bytes,
     weight_bytes,
 )
 from chorale.runtime.steps.graph_sizes import MIXED_ROWS, MIXED_TOKENS, chosen_sizes, context_sizes, row_sizes
@@ -155,7 +152,7 @@ def resolve(
         fixed += (
             CUDA_RESERVE + _graph_bytes(config, part, graph_rows, block_size) + processor_bytes(model, seqs)
         )
-        fixed += RANK_RESERVE if config.tensor_parallel_size > 1 else 0
+        fixed += rank_bytes(config, model, max(tokens, seqs, *graph_rows), dtype)
     longest, num_blocks = _pool(config, model, hardware, decide, geometry, kv_dtype, seqs, fixed)
     return Resolved(
         limits=EngineLimits(
@@ -238,6 +235,8 @@ def _pool(
     wanted = config.max_model_len or model.max_position_embeddings
     request = PoolRequest(geometry, seqs, wanted, fixed)
     size = size_pool(config, hardware, request)
+    if size.is_shared and (others := who_holds(hardware)):
+        decide.notes.append(f"{others}; the KV cache gets what they leave ({size.num_blocks} blocks)")
     fits = geometry.tokens_in(size.num_blocks)
     asked = config.max_model_len
     if asked is None and 2 <= fits < wanted:

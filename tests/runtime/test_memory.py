@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from chorale.config import EngineConfig
 from chorale.engine.kv_cache.cache import HybridCache
 from chorale.errors import ConfigError
+from chorale.kernels.triton import tuning
+from chorale.kernels.triton.reduce.memory import Layout as ExchangeLayout
 from chorale.model.checkpoint import Checkpoint
 from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import make_config
 from chorale.model.layouts import Layout
+from chorale.runtime import nvidia_smi
 from chorale.runtime.hardware import Hardware
-from chorale.runtime.memory import GIB, kv_geometry, weight_bytes
+from chorale.runtime.memory import (
+    DRIVER_BYTES,
+    GIB,
+    NCCL_BYTES,
+    kv_geometry,
+    peer_bytes,
+    rank_bytes,
+    weight_bytes,
+)
+from chorale.runtime.nvidia_smi import GpuUser
 from chorale.runtime.resolve import Resolved, resolve
 
 
@@ -95,12 +109,86 @@ def test_the_pool_stays_within_the_memory() -> None:
     assert tiny.limits.num_blocks == 2 * tiny.geometry.blocks_for(64)  # more would never be used
 
 
-def test_the_pool_leaves_alone_what_other_processes_hold() -> None:
-    """The budget is a share of the whole GPU: memory that is taken already comes out of it."""
-    alone, shared = (replace(H200, free_bytes=H200.total_bytes - taken * GIB) for taken in (0, 20))
-    per_block = decide(OSS_20B, alone).geometry.bytes_per_block
-    difference = decide(OSS_20B, alone).limits.num_blocks - decide(OSS_20B, shared).limits.num_blocks
-    assert difference * per_block == pytest.approx(20 * GIB, rel=0.01)
+def holding(gib: float) -> Hardware:
+    """A GPU of which other processes hold some memory."""
+    place = "GPU 0 (NVIDIA H200, GPU-1a2b)"
+    free = H200.total_bytes - int(gib * GIB) - DRIVER_BYTES
+    return replace(H200, free_bytes=free, place=place, uuid="GPU-1a2b")
+
+
+def pool_bytes(found: Resolved) -> int:
+    return found.limits.num_blocks * found.geometry.bytes_per_block
+
+
+def test_two_engines_share_a_gpu_by_their_utilization() -> None:
+    """As in vLLM, it is the engine's own share of the whole GPU, whatever others hold."""
+    half = 0.45 * H200.total_bytes / GIB
+    first, second = (decide(OSS_20B, holding(held), gpu_memory_utilization=0.45) for held in (0, half))
+    assert first.limits.num_blocks == second.limits.num_blocks
+    assert (first.notes, second.notes) == ((), ())
+
+
+def test_a_pool_is_not_larger_than_what_other_processes_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    users = [GpuUser(4711, "/usr/bin/python3", 40 * GIB), GpuUser(os.getpid(), "python3", GIB)]
+    monkeypatch.setattr(nvidia_smi, "users", lambda uuid: users if uuid == "GPU-1a2b" else [])
+    alone, shared = decide(OSS_20B, holding(0)), decide(OSS_20B, holding(40))
+    assert 25 * GIB < pool_bytes(alone) - pool_bytes(shared) < 40 * GIB  # the margin of 8 % becomes 5 %
+    weights = weight_bytes(OSS_20B, "bfloat16")
+    assert pool_bytes(shared) + weights < 0.95 * holding(40).free_bytes
+    assert alone.notes == ()
+    (note,) = shared.notes
+    assert (
+        "other processes hold 40.00 GiB of GPU 0 (NVIDIA H200, GPU-1a2b): 4711 (python3, 40.00 GiB)" in note
+    )
+    assert f"{os.getpid()} (" not in note
+
+
+def test_a_gpu_that_another_server_fills(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvidia_smi, "users", lambda uuid: [GpuUser(4711, "python3", 120 * GIB)])
+    for asked in ({}, {"max_model_len": 4096}):
+        with pytest.raises(ConfigError) as caught:
+            decide(OSS_20B, holding(120), **asked)
+        message = caught.value.message
+        assert "GPU 0 (NVIDIA H200, GPU-1a2b) has 10.69 GiB free of 131.32 GiB" in message
+        assert "other processes hold 120.00 GiB" in message
+        assert "4711 (python3, 120.00 GiB)" in message
+        assert "another GPU (CUDA_VISIBLE_DEVICES)" in message
+        assert "--gpu-memory-utilization" in message
+        assert "kv-cache-memory-bytes" not in message  # that memory is not there
+
+
+def test_a_gpu_that_is_too_small_says_so() -> None:
+    small = Hardware("cuda", "NVIDIA A10", 24 * GIB, 24 * GIB - DRIVER_BYTES)
+    with pytest.raises(ConfigError, match=r"NVIDIA A10 has 23.* GiB free of 24.* Weights and act") as caught:
+        decide(OSS_120B, small)
+    assert "--tensor-parallel-size 2, which shares the weights" in caught.value.message
+    assert "other processes" not in caught.value.message
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize("tokens", [512, 8192, 8193])
+def test_the_memory_of_exchanges_is_that_of_the_kernels(ranks: int, tokens: int) -> None:
+    few = min(tokens, tuning.one_shot_rows(ranks))
+    exact = ExchangeLayout(ranks, OSS_120B.hidden_size, tokens, few, torch.bfloat16).num_bytes
+    assert exact <= peer_bytes(OSS_120B, tokens, "bfloat16") <= exact + 64 * 2**20
+    config = EngineConfig(tensor_parallel_size=ranks)
+    assert rank_bytes(config, OSS_120B, tokens, "bfloat16") == NCCL_BYTES + peer_bytes(
+        OSS_120B, tokens, "bfloat16"
+    )
+    alone = replace(config, disable_custom_all_reduce=True)
+    assert rank_bytes(alone, OSS_120B, tokens, "bfloat16") == NCCL_BYTES
+
+
+def test_more_tokens_a_step_leave_a_smaller_pool_on_ranks() -> None:
+    few, many = (
+        decide(OSS_120B, H200, tensor_parallel_size=2, max_num_batched_tokens=tokens, max_num_seqs=64)
+        for tokens in (2048, 16384)
+    )
+    config = EngineConfig(tensor_parallel_size=2)
+    difference = peer_bytes(OSS_120B, 16384, "bfloat16") - peer_bytes(OSS_120B, 2048, "bfloat16")
+    assert pool_bytes(few) - pool_bytes(many) >= difference
+    assert rank_bytes(EngineConfig(), OSS_120B, 2048, "bfloat16") == 0
+    assert rank_bytes(config, OSS_120B, 2048, "bfloat16") > NCCL_BYTES
 
 
 def test_a_cpu_gives_at_most_sixteen_gibibytes() -> None:

@@ -1,0 +1,195 @@
+"""The size of the KV pool: as requested, or by what weights and other processes leave. Torch-free."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from chorale.config import EngineConfig
+from chorale.engine.types import CacheGroup
+from chorale.errors import ConfigError
+from chorale.parallel.shares import VALID_SIZES
+from chorale.runtime import nvidia_smi
+from chorale.runtime.hardware import Hardware
+from chorale.runtime.memory import DRIVER_BYTES, GIB, KvGeometry, gib
+
+CPU_SHARE = 0.25  # of the memory left after the weights: a CPU host has other work
+CPU_MOST = 16 * GIB
+CPU_TOKENS = 4096  # of every row; a CPU does not keep more sequences than that busy at length
+NOTABLE = GIB  # of a GPU's memory, held by other processes: less is not worth a line
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSize:
+    """``missing``: bytes by which weights and activations exceed the budget. ``is_shared``: what other
+    processes leave free decided the size."""
+
+    num_blocks: int
+    reason: str
+    missing: int = 0
+    is_shared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRequest:
+    """Inputs of the pool's size. ``fixed``: bytes of weights and activations."""
+
+    geometry: KvGeometry
+    max_num_seqs: int
+    max_model_len: int
+    fixed: int
+
+    def useful_blocks(self, num_tokens: int) -> int:
+        """Blocks for every row at ``num_tokens``, and for one row at full length."""
+        every = self.max_num_seqs * self.geometry.blocks_for(min(num_tokens, self.max_model_len))
+        return max(every, self.geometry.blocks_for(self.max_model_len))
+
+
+def size_pool(config: EngineConfig, hardware: Hardware, request: PoolRequest) -> PoolSize:
+    """Returns the number of blocks: by the override, the requested bytes, or a share of the memory.
+
+    Raises ``ConfigError`` for more than all of the memory.
+    """
+    per_block = request.geometry.bytes_per_block
+    asked = _asked_size(config, per_block)
+    if asked is not None:
+        _check_memory(asked, per_block, hardware)
+        return asked
+    budget, reason, is_shared = _budget(config, hardware, request.fixed)
+    blocks = max(budget, 0) // per_block
+    length = min(request.max_model_len, CPU_TOKENS if hardware.kind == "cpu" else request.max_model_len)
+    useful = request.useful_blocks(length)
+    if blocks > useful:
+        return PoolSize(useful, f"room for {request.max_num_seqs} sequences of {length} tokens")
+    return PoolSize(blocks, reason, max(-budget, 0), is_shared)
+
+
+def _asked_size(config: EngineConfig, per_block: int) -> PoolSize | None:
+    if config.num_gpu_blocks_override is not None:
+        return PoolSize(config.num_gpu_blocks_override, "--num-gpu-blocks-override")
+    if config.kv_cache_memory_bytes is not None:
+        return PoolSize(config.kv_cache_memory_bytes // per_block, "--kv-cache-memory-bytes")
+    return None
+
+
+def _check_memory(size: PoolSize, per_block: int, hardware: Hardware) -> None:
+    """All of it, not what is free: others may give theirs back, and an allocation that fails says so."""
+    wanted, most = size.num_blocks * per_block, hardware.total_bytes
+    if wanted > most:
+        raise ConfigError(
+            f"{size.reason}: {size.num_blocks} KV blocks take {gib(wanted)}; "
+            f"{hardware.name} has {gib(most)}, which holds {most // per_block}"
+        )
+
+
+def check_rows(rows: int, max_model_len: int, block_size: int, hardware: Hardware) -> None:
+    """Raises ``ConfigError`` if the block tables of ``rows`` rows (``Buffers``) exceed the total memory."""
+    each = len(CacheGroup) * (-(-max_model_len // block_size) + 1) * 4
+    if rows * each > hardware.total_bytes:
+        raise ConfigError(
+            f"--max-num-seqs {rows}: their block tables take {gib(rows * each)}; "
+            f"{hardware.name} has {gib(hardware.total_bytes)}"
+        )
+
+
+def _budget(config: EngineConfig, hardware: Hardware, fixed: int) -> tuple[int, str, bool]:
+    """Returns the bytes for the pool, the reason, and whether other processes' memory decided.
+
+    As in vLLM, --gpu-memory-utilization is this engine's share of the whole GPU, whatever others hold: two
+    engines on a GPU take 0.45 each. It cannot have more than is free, of which a part stays free as well.
+    """
+    free, total = hardware.free_bytes, hardware.total_bytes
+    if hardware.kind == "cpu":
+        room = free - fixed
+        share = min(int(room * CPU_SHARE), CPU_MOST)
+        reason = f"{CPU_SHARE:.0%} of the {gib(room)} left beside the weights, at most {gib(CPU_MOST)}"
+        return share, reason, False
+    part = config.gpu_memory_utilization
+    own = int(total * part) - min(total - free, DRIVER_BYTES)
+    left = free - min(int(total * (1 - part)), free // 20)
+    if left < own:
+        return left - fixed, f"{gib(left)} of the {gib(free)} free, less weights and activations", True
+    return own - fixed, f"{part:.0%} of {gib(total)}, less weights and activations", False
+
+
+def held_by_others(hardware: Hardware) -> int:
+    """Bytes of a GPU that other processes hold; an estimate, because the driver's own part varies."""
+    if hardware.kind == "cpu":
+        return 0
+    return max(hardware.total_bytes - hardware.free_bytes - DRIVER_BYTES, 0)
+
+
+def who_holds(hardware: Hardware) -> str:
+    """Returns a sentence about the other processes on a GPU, or "" if they hold little."""
+    held = held_by_others(hardware)
+    if held < NOTABLE:
+        return ""
+    users = [user for user in nvidia_smi.users(hardware.uuid) if user.pid != os.getpid()][:3]
+    names = ", ".join(
+        f"{user.pid} ({user.name.split('/')[-1]}{f', {gib(user.num_bytes)}' if user.num_bytes else ''})"
+        for user in users
+    )
+    place = hardware.place or hardware.name
+    return f"other processes hold {gib(held)} of {place}" + (f": {names}" if names else "")
+
+
+def check_one_fits(
+    config: EngineConfig, size: PoolSize, request: PoolRequest, kv_dtype: str, hardware: Hardware
+) -> None:
+    """Raises ``ConfigError`` with computed ways out if one sequence of ``max_model_len`` does not fit."""
+    per_block = request.geometry.bytes_per_block
+    needed = request.geometry.blocks_for(request.max_model_len)
+    if size.num_blocks >= needed:
+        return
+    others = who_holds(hardware)
+    if hardware.kind == "cuda" and (size.missing or (size.is_shared and others)):
+        raise ConfigError(_no_room(config, size, needed * per_block, request.fixed, hardware, others))
+    missing = gib((needed - size.num_blocks) * per_block)
+    ways = _ways_to_fit(config, needed, per_block, kv_dtype, hardware)
+    fits = request.geometry.tokens_in(size.num_blocks)
+    if fits >= 2:
+        ways.insert(0, f"--max-model-len {fits} (saves {missing})")
+    raise ConfigError(
+        f"one sequence of --max-model-len {request.max_model_len} needs {needed} KV blocks, "
+        f"{gib(needed * per_block)}; the pool has {size.num_blocks} ({size.reason}): "
+        f"{missing} more. Pick one: " + "; ".join(ways)
+    )
+
+
+def _no_room(
+    config: EngineConfig, size: PoolSize, pool: int, fixed: int, hardware: Hardware, others: str
+) -> str:
+    """Returns why a GPU has too little memory for the weights, or beside other processes."""
+    free, total = gib(hardware.free_bytes), gib(hardware.total_bytes)
+    ways = []
+    if others:
+        ways += ["another GPU (CUDA_VISIBLE_DEVICES)", "end these processes"]
+        ways.append("a smaller --gpu-memory-utilization for them, if they are engines that may have less")
+    if not size.is_shared:
+        ways.append(f"a larger --gpu-memory-utilization (it is {config.gpu_memory_utilization:g})")
+    ways.append("a smaller --max-model-len, --max-num-seqs or --max-num-batched-tokens")
+    if config.tensor_parallel_size < VALID_SIZES[-1]:
+        ways.append(f"--tensor-parallel-size {2 * config.tensor_parallel_size}, which shares the weights")
+    beside = f"; {others}" if others else ""
+    return (
+        f"{hardware.place or hardware.name} has {free} free of {total}{beside}. Weights and activations take "
+        f"{gib(fixed)}, the KV blocks of one sequence of the longest length {gib(pool)}. Pick one: "
+        + "; ".join(ways)
+    )
+
+
+def _ways_to_fit(
+    config: EngineConfig, needed: int, per_block: int, kv_dtype: str, hardware: Hardware
+) -> list[str]:
+    """Ways to a pool of ``needed`` blocks, by what decided its size (see ``size_pool``)."""
+    if config.num_gpu_blocks_override is not None:  # whatever the blocks' bytes are, and the memory's
+        return [f"--num-gpu-blocks-override {needed}, or none"]
+    total = needed * per_block
+    ways = [f"--kv-cache-memory-bytes {total} (if that much is free)"]
+    if hardware.kind == "cuda" and config.kv_cache_memory_bytes is None:
+        ways.append("a larger --gpu-memory-utilization")
+    if kv_dtype == "float32":
+        ways.append(f"--kv-cache-dtype bfloat16 (saves {gib(total // 2)})")
+    if kv_dtype == "bfloat16":
+        ways.append(f"--kv-cache-dtype fp8 (saves {gib(total // 2)}, less exact)")
+    return ways
