@@ -34,6 +34,13 @@ PHASES = {
 }
 
 
+EXCHANGES = {
+    "peers": "ranks add their parts in Chorale's kernels, over each other's memory",
+    "nccl": "ranks add their parts through NCCL",
+    "gloo": "ranks add their parts on the CPU (gloo)",
+}
+
+
 @dataclass(slots=True)
 class Phase:
     name: str
@@ -189,6 +196,8 @@ def banner(
             f"{gib(size)} of {name.replace('_', ' ')}" for name, size in info.rank_bytes.items()
         )
         yield f"memory    each rank at most {of_rank}"
+        if info.exchange:
+            yield f"exchange  {EXCHANGES.get(info.exchange, info.exchange)}"
     longest = f"{info.max_model_len:,} tokens"
     pool = f"{info.num_kv_tokens:,} tokens in {info.kv_cache_dtype}"
     each = " an engine" if replicas > 1 else ""

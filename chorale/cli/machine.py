@@ -6,10 +6,10 @@ import importlib.metadata
 import os
 import platform
 import re
-import shutil
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+
+from chorale.runtime import nvidia_smi
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,47 +18,31 @@ class Gpu:
     total_bytes: int
     free_bytes: int
     driver: str
+    uuid: str = ""
 
 
 def gpus() -> list[Gpu]:
     """Returns the NVIDIA GPUs that ``nvidia-smi`` lists, or an empty list."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return []
-    query = "--query-gpu=name,memory.total,memory.free,driver_version"
-    try:
-        done = subprocess.run(
-            [tool, query, "--format=csv,noheader,nounits"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [gpu for line in done.stdout.splitlines() if (gpu := _parse_gpu(line)) is not None]
+    rows = nvidia_smi.query("gpu", "name", "memory.total", "memory.free", "driver_version", "uuid")
+    return [gpu for row in rows if (gpu := _parse_gpu(row)) is not None]
 
 
-def _parse_gpu(line: str) -> Gpu | None:
-    parts = [part.strip() for part in line.split(",")]
-    if len(parts) != 4:
-        return None
+def _parse_gpu(row: list[str]) -> Gpu | None:
+    name, total, free, driver, uuid = row
     try:
-        return Gpu(parts[0], int(parts[1]) * 2**20, int(parts[2]) * 2**20, parts[3])
+        return Gpu(name, int(total) * 2**20, int(free) * 2**20, driver, uuid)
     except ValueError:
         return None
 
 
 def links() -> list[str]:
     """Returns the kinds of links between the GPUs, as ``nvidia-smi topo -m`` names them; empty if unknown."""
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return []
-    try:
-        done = subprocess.run([tool, "topo", "-m"], capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return read_links(done.stdout)
+    return read_links(nvidia_smi.run("topo", "-m"))
+
+
+def peer_access() -> list[str]:
+    """Returns the kinds of access to each other's memory ("OK", or why not), or [] if unknown."""
+    return read_links(nvidia_smi.run("topo", "-p2p", "r"))
 
 
 def read_links(table: str) -> list[str]:

@@ -42,6 +42,11 @@ class Communicator(Protocol):
     @property
     def size(self) -> int: ...
 
+    @property
+    def why_no_peers(self) -> str:
+        """Returns why ``peer_memory`` failed, or "" if it did not."""
+        ...
+
     def all_reduce_(self, tensor: torch.Tensor) -> torch.Tensor:
         """Replace ``tensor`` by the sum over all ranks, added in the order of ranks. Returns it."""
         ...
@@ -79,6 +84,7 @@ class Alone:
     """The only rank: every result is the argument."""
 
     rank, size = 0, 1
+    why_no_peers = ""
 
     def all_reduce_(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor

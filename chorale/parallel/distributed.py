@@ -33,6 +33,7 @@ class GroupCommunicator:
         self._group = group
         self._exchanges: list[Exchange] = []
         self.rank, self.size = rank, size
+        self.why_no_peers = ""
 
     def maximum_(self, tensor: torch.Tensor) -> torch.Tensor:
         return torch.amax(self.all_gather(tensor), dim=0, out=tensor)
@@ -123,12 +124,11 @@ class Nccl(GroupCommunicator):
         try:
             found = symmetric_memory(num_bytes, self._named.name, device, self._barrier)
         except RuntimeError as error:
-            why = str(error).splitlines()[0]
+            why = (str(error).splitlines() or [type(error).__name__])[0]
         failed = self.maximum_(torch.tensor([found is None], dtype=torch.float32, device=device))
         if not bool(failed):
             return found
-        if self.rank == 0:
-            logger.warning("the GPUs do not share memory, so ranks exchange through NCCL, slower: %s", why)
+        self.why_no_peers = why
         return None
 
     def close(self) -> None:

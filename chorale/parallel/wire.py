@@ -31,8 +31,7 @@ class Machine(msgspec.Struct, frozen=True, tag="machine"):
     free_bytes: int
     place: str = ""
     uuid: str = ""
-    poorest: int = 0  # the rank whose memory that is
-    next_free: int = 0  # bytes that each of the others has free at least
+    free_of_ranks: tuple[int, ...] = ()
 
 
 class Start(msgspec.Struct, frozen=True, array_like=True):

@@ -1,11 +1,33 @@
-"""Connections between ranks: what closing them waits for."""
+"""Connections between ranks: what closing them waits for, and GPUs that cannot reach each other's memory."""
 
 from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
-from chorale.parallel.distributed import ends_within
+import pytest
+import torch
+import torch.distributed as dist
+
+from chorale.config import EngineConfig
+from chorale.kernels.ops import StepSizes
+from chorale.kernels.triton.shared_ops import shared_ops
+from chorale.model.config_writer import make_config
+from chorale.parallel import distributed
+from chorale.parallel.communicator import Silent
+from chorale.parallel.distributed import GroupCommunicator, Nccl, ends_within
+from chorale.parallel.peer_memory import PeerMemory, simulated_memory
+from chorale.parallel.rank import Rank
+from chorale.parallel.shares import make_shares
+from chorale.runtime.hardware import Hardware
+from chorale.runtime.resolve import resolve
+from chorale.serve.engine.build import ops_over_peers
+from chorale.serve.engine.ranks import Place, exchange_of, note_slow_exchange
+from tests.parallel.test_shared_model import ODD
 
 
 def test_a_library_that_does_not_close_is_left_alone() -> None:
@@ -19,3 +41,101 @@ def test_a_library_that_does_not_close_is_left_alone() -> None:
     assert time.monotonic() - began < 30
     assert ends_within(lambda: None, 30)
     never.set()
+
+
+# --------------------------------------------------------------------------- without peer access
+
+
+class NcclOverGloo(Nccl):
+    """NCCL's communicator with a group of CPUs in its place."""
+
+    def __init__(self, meeting_point: Path, rank: int, size: int) -> None:
+        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        store = dist.FileStore(str(meeting_point), size)  # type: ignore[attr-defined]
+        GroupCommunicator.__init__(self, dist.ProcessGroupGloo(store, rank, size, options), rank, size)
+        self._device = torch.device("cpu")
+        self._named: Any = SimpleNamespace(name="ranks", close=lambda: None)
+
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        return GroupCommunicator.all_gather(self, tensor)
+
+
+@pytest.mark.parametrize("unable", [{0}, {1}, {0, 1}, set()])
+def test_ranks_agree_on_nccl_if_one_cannot_reach_the_others(
+    unable: set[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = threading.local()
+
+    def allocate(num_bytes: int, name: str, device: torch.device, barrier: Any) -> PeerMemory:
+        if ranks.own in unable:
+            raise RuntimeError("CUDA driver error: peer access is not supported\nException raised from ...")
+        return simulated_memory(num_bytes, ranks.own, 2, device)
+
+    monkeypatch.setattr(distributed, "symmetric_memory", allocate)
+
+    def run(rank: int) -> tuple[PeerMemory | None, str, float]:
+        ranks.own = rank
+        communicator = NcclOverGloo(tmp_path / "meeting", rank, 2)
+        memory = communicator.peer_memory(4096, torch.device("cpu"))
+        total = communicator.all_reduce_(torch.tensor([rank + 1.0]))  # NCCL's sums still work
+        return memory, communicator.why_no_peers, float(total)
+
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(run, range(2)))
+    assert [total for *_, total in found] == [3.0, 3.0]
+    if not unable:
+        assert all(memory is not None and why == "" for memory, why, _ in found)
+        return
+    for rank, (memory, why, _) in enumerate(found):
+        assert memory is None
+        expected = (
+            "CUDA driver error: peer access is not supported" if rank in unable else "another rank cannot "
+        )
+        assert why.startswith(expected)
+        assert "Exception raised" not in why
+
+
+def gpu_place(rank: int, why: str = "") -> Place:
+    """A rank's place on a stand-in for a GPU."""
+    communicator = Silent(rank, 2)
+    communicator.why_no_peers = why
+    device: Any = SimpleNamespace(torch_device=torch.device("cuda", rank))
+    hardware = Hardware("cuda", "NVIDIA L40S", 48 * 2**30, 47 * 2**30)
+    return Place(device, hardware, Rank(make_shares(make_config(**ODD), 2)[rank], communicator))
+
+
+def test_an_exchange_that_is_slow_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    model, config = make_config(**ODD), EngineConfig(tensor_parallel_size=2)
+    resolved = resolve(config, model, Hardware("cuda", "NVIDIA L40S", 48 * 2**30, 47 * 2**30))
+    for rank in range(2):
+        found = note_slow_exchange(config, gpu_place(rank, "peer access is not supported"), resolved)
+        assert "NCCL" in found.notes[-1]
+        assert "reach each other's memory (peer access is not supported)" in found.notes[-1]
+    assert caplog.text.count("slower than Chorale's all-reduce") == 1  # by rank 0
+    asked = EngineConfig(tensor_parallel_size=2, disable_custom_all_reduce=True)
+    assert note_slow_exchange(asked, gpu_place(0), resolved) is resolved
+
+
+def test_how_ranks_exchange() -> None:
+    assert exchange_of(gpu_place(0), is_over_peers=True) == "peers"
+    assert exchange_of(gpu_place(0), is_over_peers=False) == "nccl"
+    alone: Any = SimpleNamespace(torch_device=torch.device("cpu"))
+    assert exchange_of(Place(alone, Hardware("cpu", "CPU", 1, 1)), is_over_peers=False) == ""
+
+
+def test_our_all_reduce_can_be_switched_off() -> None:
+    rank = Rank(make_shares(make_config(**ODD), 2)[0], Silent(0, 2))
+    ops = shared_ops(rank)
+    assert ops.over_peers is not None
+    sizes = StepSizes(2880, 64, torch.bfloat16)
+    config = EngineConfig(tensor_parallel_size=2, disable_custom_all_reduce=True)
+    assert ops_over_peers(config, ops, sizes, torch.device("cpu")) is None
+    missing = Rank(rank.share, NoPeers(0, 2))
+    config = EngineConfig(tensor_parallel_size=2)
+    assert ops_over_peers(config, shared_ops(missing), sizes, torch.device("cpu")) is None
+
+
+class NoPeers(Silent):
+    def peer_memory(self, num_bytes: int, device: torch.device) -> PeerMemory | None:
+        return None

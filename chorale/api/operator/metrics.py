@@ -250,6 +250,11 @@ class Metrics(Collector):
         gauge = GaugeMetricFamily
         yield _by_engine(gauge, "chorale:ranks", "Processes that share the model (tensor parallelism)", ranks)
         yield _by_label(gauge, "chorale:rank_memory_bytes", "Memory of each rank", "kind", sizes)
+        free = [(engine, _of_ranks(info.rank_free_bytes)) for engine, info in infos]
+        about = "Free memory of each rank's device before it loaded"
+        yield _by_label(gauge, "chorale:rank_free_memory_bytes", about, "rank", free)
+        ways = [(engine, {info.exchange: 1.0} if info.exchange else {}) for engine, info in infos]
+        yield _by_label(gauge, "chorale:rank_exchange_info", "How ranks add their parts", "exchange", ways)
 
     def _collect_processes(self) -> Iterator[Any]:
         """Yields process_* of the engine processes; with several, by engine."""
@@ -287,6 +292,10 @@ def _by_label(
         for key, value in values.items():
             family.add_metric([*engine.labels.values(), key], value)
     return family
+
+
+def _of_ranks(values: Iterable[int]) -> Mapping[str, float]:
+    return {str(rank): float(value) for rank, value in enumerate(values)}
 
 
 def _kv_usage(stats: EngineStats) -> float:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from chorale.cli import machine
 from chorale.parallel.shares import VALID_SIZES
+from chorale.runtime import nvidia_smi
 from chorale.runtime.devices import VISIBLE, visible_ids
 from chorale.runtime.hardware import available_memory, cpu_count, total_memory
 from chorale.runtime.memory import gib
@@ -61,7 +62,34 @@ def check_gpu() -> Iterator[Finding]:
         free, total = gib(gpu.free_bytes), gib(gpu.total_bytes)
         level = "OK" if gpu.free_bytes > 0.8 * gpu.total_bytes else "WARN"
         yield level, f"gpu {index}", f"{gpu.name}, {free} free of {total}, driver {gpu.driver}"
+        if level == "WARN" and (held := holders(gpu.uuid)):
+            yield "WARN", f"gpu {index}", f"its memory is held by {held}"
+    yield from check_health()
     yield from _several(found)
+
+
+def holders(uuid: str) -> str:
+    """Returns the processes that hold a GPU's memory."""
+    found = []
+    for user in nvidia_smi.users(uuid)[:5]:
+        size = f", {gib(user.num_bytes)}" if user.num_bytes else ""
+        found.append(f"process {user.pid} ({user.name}{size})")
+    return ", ".join(found)
+
+
+def check_health() -> Iterator[Finding]:
+    """Yields faults of the GPUs' memory, as far as the driver counts them."""
+    for gpu in nvidia_smi.health():
+        what, reset = f"gpu {gpu.index}", f"nvidia-smi --gpu-reset -i {gpu.index}, with nothing running on it"
+        if gpu.remap_failed:
+            yield "FIX", what, "its memory has failed rows and no spare ones left: have the GPU replaced"
+        if gpu.action:
+            yield "FIX", what, f"the driver recommends: {gpu.action} ({reset}; or reboot the machine)"
+        if gpu.uncorrectable:
+            detail = f"{gpu.uncorrectable} uncorrectable memory errors (ECC) since the driver was loaded"
+            yield "WARN", what, f"{detail}; after more of them, drain this machine ({reset})"
+        if gpu.remap_pending:
+            yield "WARN", what, f"failed rows of its memory are replaced at the next reset: {reset}"
 
 
 def _several(found: list[machine.Gpu]) -> Iterator[Finding]:
@@ -85,6 +113,15 @@ def check_links() -> Iterator[Finding]:
         return
     sizes = [size for size in VALID_SIZES if 1 < size <= count]
     use = f"--tensor-parallel-size {' or '.join(map(str, sizes))} shares a model between them"
+    peers = [kind for kind in machine.peer_access() if kind != "OK"]
+    if peers:
+        kinds = ", ".join(peers)
+        yield (
+            "WARN",
+            "peers",
+            f"not all GPUs reach each other's memory ({kinds}): ranks exchange through NCCL, slower; engines "
+            "(--data-parallel-size) are not affected",
+        )
     found = machine.links()
     if found and all(link.startswith("NV") for link in found):
         yield "OK", "links", f"NVLink ({', '.join(found)}); {use}"

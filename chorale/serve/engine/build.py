@@ -38,7 +38,14 @@ from chorale.runtime.steps.graph_sizes import MIXED_TOKENS
 from chorale.runtime.warmup.captures import CAPTURE_SECONDS, capture_first, warm_up
 from chorale.serve.engine import compile_phase
 from chorale.serve.engine.compile_phase import DryRank
-from chorale.serve.engine.ranks import Place, StartedRanks, note_poorest, start_ranks
+from chorale.serve.engine.ranks import (
+    Place,
+    StartedRanks,
+    exchange_of,
+    note_poorest,
+    note_slow_exchange,
+    start_ranks,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -75,6 +82,7 @@ class Assembled:
     resolved: Resolved
     executor: LocalExecutor
     precompiler: Precompiler | None
+    exchange: str
 
 
 def build_engine(
@@ -192,6 +200,9 @@ def assemble(
     resolved = note_poorest(place, resolve_with(place.hardware), resolve_with)
     sizes = step_sizes(model_config, resolved)
     peers = ops_over_peers(config, ops, sizes, device.torch_device)
+    exchange = exchange_of(place, is_over_peers=peers is not None)
+    if exchange == "nccl":
+        resolved = note_slow_exchange(config, place, resolved)
 
     def dry_rank() -> DryRank | None:
         """Made where it is used: its kernels simulate the peers' memory, which takes as much as the real
@@ -223,7 +234,7 @@ def assemble(
     with phases.phase("kv_pool", _pool_message(resolved)):
         kv = allocate_kv(model.config, resolved, device)
         executor = make_executor(model, kv, resolved, device, GrammarRows(device, grammars), rank)
-    return Assembled(model, resolved, executor, precompiler)
+    return Assembled(model, resolved, executor, precompiler, exchange)
 
 
 def step_sizes(model: ModelConfig, resolved: Resolved) -> StepSizes:
@@ -291,6 +302,8 @@ def _info(
         num_blocks=limits.num_blocks,
         device=place.hardware.name,
         tensor_parallel_size=config.tensor_parallel_size,
+        exchange=found.exchange,
+        rank_free_bytes=place.free_of_ranks,
         rank_bytes={
             "weights": weight_bytes(share_of_first(config, model), resolved.dtype),
             "kv_cache": limits.num_blocks * resolved.geometry.bytes_per_block,

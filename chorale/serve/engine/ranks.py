@@ -51,14 +51,12 @@ class RankStart(msgspec.Struct, frozen=True, kw_only=True):
 @dataclass(frozen=True, slots=True)
 class Place:
     """The device of one rank. ``hardware``: with several ranks, what each has at least; ``rank``: None if
-    there is one. ``poorest``: the rank with the least memory; ``next_free``: bytes that each of the others
-    has at least."""
+    there is one. ``free_of_ranks``: bytes that each had free."""
 
     device: Device
     hardware: Hardware
     rank: Rank | None = None
-    poorest: int = 0
-    next_free: int = 0
+    free_of_ranks: tuple[int, ...] = ()
 
 
 def start_ranks(
@@ -149,7 +147,7 @@ def make_place(
         uuid=machine.uuid,
     )
     own = Rank(share, meet(rank, size, device), by_expert)
-    return Place(device, hardware, own, machine.poorest, machine.next_free)
+    return Place(device, hardware, own, machine.free_of_ranks)
 
 
 def opened(hardware: Hardware) -> Opened:
@@ -160,32 +158,53 @@ def opened(hardware: Hardware) -> Opened:
 
 def common_memory(ranks: Sequence[Opened]) -> Machine:
     """Returns what every rank has, by their numbers: the free memory of the one with the least."""
-    poorest = min(range(len(ranks)), key=lambda rank: ranks[rank].free_bytes)
-    others = [each for rank, each in enumerate(ranks) if rank != poorest]
+    poorest = min(ranks, key=lambda each: each.free_bytes)
     return Machine(
         min(each.total_bytes for each in ranks),
-        ranks[poorest].free_bytes,
-        place=ranks[poorest].place,
-        uuid=ranks[poorest].uuid,
-        poorest=poorest,
-        next_free=min((each.free_bytes for each in others), default=ranks[poorest].free_bytes),
+        poorest.free_bytes,
+        place=poorest.place,
+        uuid=poorest.uuid,
+        free_of_ranks=tuple(each.free_bytes for each in ranks),
     )
 
 
 def note_poorest(place: Place, resolved: Resolved, resolve_with: Callable[[Hardware], Resolved]) -> Resolved:
     """Adds a note if one rank's memory is what limits the KV cache of all."""
-    if place.rank is None or place.next_free <= place.hardware.free_bytes:
+    if place.rank is None:
         return resolved
-    richer = resolve_with(replace(place.hardware, free_bytes=place.next_free))
+    free, next_free = sorted(place.free_of_ranks)[:2]
+    richer = resolve_with(replace(place.hardware, free_bytes=next_free))
     tokens, most = (each.geometry.tokens_in(each.limits.num_blocks) for each in (resolved, richer))
     if most <= tokens * UNEVEN:
         return resolved
     device = f" ({place.hardware.place})" if place.hardware.place else ""
     note = (
-        f"rank {place.poorest}{device} has {gib(place.hardware.free_bytes)} free and the others at least "
-        f"{gib(place.next_free)}: every rank's KV cache holds what that one can, {tokens:,} tokens "
+        f"rank {place.free_of_ranks.index(free)}{device} has {gib(free)} free and the others at least "
+        f"{gib(next_free)}: every rank's KV cache holds what that one can, {tokens:,} tokens "
         f"instead of {most:,}"
     )
+    if place.rank.share.rank == 0:
+        logger.warning(note)
+    return replace(resolved, notes=(*resolved.notes, note))
+
+
+def exchange_of(place: Place, *, is_over_peers: bool) -> str:
+    """Returns how ranks add their parts: "peers" (Chorale's kernels, over each other's memory), "nccl" or
+    "gloo"; "" for one rank."""
+    if place.rank is None:
+        return ""
+    if is_over_peers:
+        return "peers"
+    return "nccl" if place.device.torch_device.type == "cuda" else "gloo"
+
+
+def note_slow_exchange(config: EngineConfig, place: Place, resolved: Resolved) -> Resolved:
+    """Adds a note about exchanges through NCCL that the operator has not asked for."""
+    if config.disable_custom_all_reduce or place.rank is None:
+        return resolved
+    why = place.rank.communicator.why_no_peers
+    reason = f"the GPUs do not reach each other's memory ({why})" if why else "the model is too narrow"
+    note = f"ranks exchange through NCCL, which is slower than Chorale's all-reduce: {reason}"
     if place.rank.share.rank == 0:
         logger.warning(note)
     return replace(resolved, notes=(*resolved.notes, note))

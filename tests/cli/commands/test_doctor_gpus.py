@@ -1,0 +1,118 @@
+"""``chorale doctor`` on machines whose ``nvidia-smi`` is a script: faults, other processes, links."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from chorale.cli.commands import doctor
+from chorale.runtime import nvidia_smi
+
+# What the tool prints for each query; it refuses queries with a field that it does not know.
+SCRIPT = """#!/bin/sh
+case "$1" in
+  --query-gpu=name,memory.total,memory.free,driver_version,uuid)
+    echo "NVIDIA H200, 143771, 20000, 570.86, GPU-a"
+    echo "NVIDIA H200, 143771, 143000, 570.86, GPU-b" ;;
+  --query-gpu=index,uuid) echo "0, GPU-a"; echo "1, GPU-b" ;;
+  --query-gpu=uuid,ecc.errors.uncorrected.volatile.total) echo "GPU-a, 0"; echo "GPU-b, {ecc}" ;;
+  --query-remapped-rows=gpu_uuid,remapped_rows.pending,remapped_rows.failure)
+    echo "GPU-a, 0, 0"; echo "GPU-b, {pending}, {failed}" ;;
+  --query-gpu=uuid,gpu_recovery_action) {actions} ;;
+  --query-compute-apps=*) echo "GPU-a, 4711, /usr/bin/python3, 121000"; echo "GPU-b, 12, b, 5" ;;
+  topo) if [ "$2" = -p2p ]; then cat "$0.p2p"; else cat "$0.topo"; fi ;;
+  *) echo "Field is not a valid field to query." >&2; exit 2 ;;
+esac
+"""
+TOPO = "\tGPU0\tGPU1\nGPU0\t X \t{link}\nGPU1\t{link}\t X \n\nLegend:\n  X = Self\n"
+
+
+@pytest.fixture(autouse=True)
+def all_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def install(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    ecc: str = "0",
+    pending: str = "0",
+    failed: str = "0",
+    actions: str = "exit 2",
+    link: str = "NV18",
+    access: str = "OK",
+) -> None:
+    tool = folder / "nvidia-smi"
+    tool.write_text(SCRIPT.format(ecc=ecc, pending=pending, failed=failed, actions=actions))
+    tool.chmod(0o755)
+    (folder / "nvidia-smi.topo").write_text(TOPO.format(link=link))
+    (folder / "nvidia-smi.p2p").write_text(TOPO.format(link=access))
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+
+def shown(capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str]]:
+    code = doctor.run([])
+    return code, [line for line in capsys.readouterr().out.splitlines() if " gpu " in line or "links" in line
+                  or "peers" in line]  # fmt: skip
+
+
+def test_healthy_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(tmp_path, monkeypatch)
+    _, lines = shown(capsys)
+    assert lines[0].startswith("WARN  gpu 0        NVIDIA H200, 19.53 GiB free of 140.40 GiB")
+    assert lines[1] == "WARN  gpu 0        its memory is held by process 4711 (/usr/bin/python3, 118.16 GiB)"
+    assert lines[2].startswith("OK    gpu 1        NVIDIA H200, 139.65 GiB free")
+    assert lines[3].startswith("OK    links        NVLink (NV18)")
+    assert len(lines) == 4
+
+
+def test_errors_of_the_memory_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(tmp_path, monkeypatch, ecc="2", pending="1")
+    _, lines = shown(capsys)
+    (counted,) = [line for line in lines if "uncorrectable" in line]
+    assert counted.startswith("WARN  gpu 1        2 uncorrectable memory errors (ECC)")
+    (pending,) = [line for line in lines if "next reset" in line]
+    assert pending.startswith("WARN  gpu 1 ")
+    assert "nvidia-smi --gpu-reset -i 1" in pending
+
+
+def test_a_gpu_that_needs_an_operator_is_to_be_fixed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(tmp_path, monkeypatch, failed="1", actions='echo "GPU-a, None"; echo "GPU-b, Drain and Reset"')
+    code, lines = shown(capsys)
+    assert code == 1
+    assert [line for line in lines if line.startswith("FIX   gpu 1 ")] == [
+        "FIX   gpu 1        its memory has failed rows and no spare ones left: have the GPU replaced",
+        "FIX   gpu 1        the driver recommends: Drain and Reset (nvidia-smi --gpu-reset -i 1, with "
+        "nothing running on it; or reboot the machine)",
+    ]
+    assert not [line for line in lines if "gpu 0" in line and line.startswith("FIX")]
+
+
+def test_gpus_without_ecc_and_drivers_that_do_not_know_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, monkeypatch, ecc="[N/A]", pending="[N/A]", failed="[N/A]")
+    assert [(gpu.uncorrectable, gpu.remap_pending, gpu.remap_failed) for gpu in nvidia_smi.health()] == [
+        (0, False, False), (None, None, None)
+    ]  # fmt: skip
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    assert nvidia_smi.health() == []
+    assert nvidia_smi.users("GPU-a") == []
+
+
+def test_gpus_that_do_not_reach_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(tmp_path, monkeypatch, link="SYS", access="CNS")
+    _, lines = shown(capsys)
+    assert lines[-2].startswith("WARN  peers        not all GPUs reach each other's memory (CNS): ranks ")
+    assert "through NCCL, slower" in lines[-2]
+    assert lines[-1].startswith("WARN  links        SYS, not NVLink")
