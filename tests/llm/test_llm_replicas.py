@@ -19,6 +19,7 @@ from chorale.llm.replicas import ReplicaEngine
 from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
 from tests.llm.test_llm import OPTIONS, SIZES
+from tests.support.processes import children
 from tests.support.serve.harness import is_alive
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -152,3 +153,40 @@ def test_what_cannot_start_is_a_clear_error(folder: Path) -> None:
 def test_bad_numbers_of_engines(folder: Path, size: Any) -> None:
     with pytest.raises(ConfigError, match=r"data_parallel_size=.*must be an integer, 1 to 64"):
         LLM(str(folder), data_parallel_size=size)
+
+
+RANKS: dict[str, Any] = {"device": "cpu", "max_model_len": 512, "max_num_seqs": 8, "num_threads": 1}
+TEXTS = ["The capital of France is", "Two and two is", "Once upon a time", "A list of colours: red,"]
+GREEDY, SEEDED = SamplingParams(max_tokens=10, temperature=0.0), SamplingParams(max_tokens=10, seed=3, n=2)
+
+
+def ranks_of(llm: LLM) -> list[int]:
+    return [rank for pid in pids(llm) for rank in children(pid)]
+
+
+def test_engines_of_ranks() -> None:
+    """Two engines of two ranks each give one engine's tokens, and leave no process."""
+    with LLM("demo", **RANKS) as one:
+        expected = [outputs(one.generate(TEXTS, params)) for params in (GREEDY, SEEDED)]
+    with LLM("demo", **RANKS, data_parallel_size=2, tensor_parallel_size=2) as llm:
+        assert [outputs(llm.generate(TEXTS, params)) for params in (GREEDY, SEEDED)] == expected
+        left = [*pids(llm), *ranks_of(llm)]
+        assert len(left) == 4
+        assert all(each.stats.num_steps for each in engine(llm)._client.engines)  # both have worked
+    wait_gone(left)
+
+
+@pytest.mark.slow
+def test_an_engine_whose_rank_was_killed_comes_back() -> None:
+    with LLM("demo", **RANKS, data_parallel_size=2, tensor_parallel_size=2) as llm:
+        expected = outputs(llm.generate(TEXTS, GREEDY))
+        engines, ranks = pids(llm), ranks_of(llm)
+        os.kill(ranks[0], signal.SIGKILL)
+        deadline = time.monotonic() + 60
+        while len(pids(llm)) < 2 or pids(llm) == engines:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert outputs(llm.generate(TEXTS, GREEDY)) == expected
+        assert len(set(pids(llm)) & set(engines)) == 1  # the other one went on
+        left = [*engines, *ranks, *pids(llm), *ranks_of(llm)]
+    wait_gone(left)

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -358,3 +359,20 @@ def test_each_engine_has_its_series_and_what_is_the_servers_has_one(tmp_path: Pa
     assert shown["chorale:engine_restarts_total", (("engine", "1"), demo)] == 1
     assert shown["vllm:generation_tokens_total", (("engine", "1"), demo)] == 11
     assert shown["chorale:engine_restarts_total", (("engine", "0"), demo)] == 0
+
+
+def test_ranks_have_their_memory_and_their_way_to_exchange() -> None:
+    metrics, engine = Metrics("demo"), Engine()
+    engine.info = EngineInfo(model="m", max_model_len=1, max_num_seqs=1)
+    metrics.watch(engine)  # type: ignore[arg-type]
+    assert not [name for name, _ in samples(metrics) if name.startswith("chorale:rank_")]  # one rank
+    engine.info = msgspec.structs.replace(
+        engine.info,
+        tensor_parallel_size=2,
+        exchange="nccl",
+        rank_bytes={"weights": 7, "kv_cache": 9},
+        rank_free_bytes=(140, 60),
+    )
+    assert value(metrics, "chorale:rank_memory_bytes", kind="kv_cache") == 9
+    assert [value(metrics, "chorale:rank_free_memory_bytes", rank=rank) for rank in "01"] == [140, 60]
+    assert value(metrics, "chorale:rank_exchange_info", exchange="nccl") == 1

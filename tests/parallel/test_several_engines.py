@@ -1,0 +1,136 @@
+"""Engines of ranks beside each other, and ranks with different memory."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from chorale.config import EngineConfig
+from chorale.model.checkpoint_writer import write_random_checkpoint
+from chorale.model.config_writer import make_config
+from chorale.parallel.wire import Opened
+from chorale.runtime.device import CpuDevice
+from chorale.runtime.hardware import Hardware
+from chorale.runtime.resolve import Resolved, resolve
+from chorale.serve.engine import build
+from chorale.serve.engine.build import build_engine
+from chorale.serve.engine.ranks import common_memory
+from tests.parallel.test_shared_model import ODD
+from tests.support.runtime import make_engine, random_prompt, request, run
+
+MIB = 2**20
+RICH, POOR = 2048 * MIB, 512 * MIB
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_random_checkpoint(tmp_path_factory.mktemp("odd"), make_config(**ODD), seed=3)
+
+
+def test_two_engines_of_ranks_do_not_meet(odd: Path) -> None:
+    """Sockets, meeting points and groups are each engine's own."""
+    asked = [request("a", random_prompt(30), max_tokens=12, temperature=0.0)]
+    alone = make_engine(odd)
+    expected = run(alone, asked)["a"][0].token_ids
+    alone.shutdown()
+    first, second = make_engine(odd, tensor_parallel_size=2), make_engine(odd, tensor_parallel_size=2)
+    try:
+        for core in (first, second):
+            core.add_request(request("b", random_prompt(20), max_tokens=500, seed=1))
+        for _ in range(20):  # both have steps under way
+            first.step()
+            second.step()
+        for core in (first, second):
+            core.abort("b")
+            while core.has_work:
+                core.step()
+            core.take_chunks()
+        assert [run(core, asked)["a"][0].token_ids for core in (first, second)] == [expected, expected]
+        first.shutdown()
+        assert run(second, [msgspec.structs.replace(asked[0], request_id="c")])["c"][0].token_ids == expected
+    finally:
+        first.shutdown()
+        second.shutdown()
+
+
+# --------------------------------------------------------------------------- uneven memory
+
+# A rank whose device says that it has this much memory.
+UNEVEN_RANK = """
+import dataclasses, sys
+from chorale.serve.engine import build, rank_process
+
+def open_device(*arguments, **options):
+    device = opened(*arguments, **options)
+    hardware = dataclasses.replace(device.hardware, total_bytes={free}, free_bytes={free})
+    return dataclasses.replace(device, hardware=hardware)
+
+opened, build.open_device = build.open_device, open_device
+sys.exit(rank_process.main())
+"""
+CONFIG = EngineConfig(
+    tensor_parallel_size=2, num_threads=1, max_model_len=4096, max_num_seqs=1024, max_num_batched_tokens=64
+)
+
+
+def memory_is(free: int, of_rank_1: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = build.open_device
+
+    def open_device(*arguments: object, **options: object) -> CpuDevice:
+        device = opened(*arguments, **options)  # type: ignore[arg-type]
+        assert isinstance(device, CpuDevice)
+        return replace(device, hardware=replace(device.hardware, total_bytes=free, free_bytes=free))
+
+    monkeypatch.setattr(build, "open_device", open_device)
+    command = (sys.executable, "-c", UNEVEN_RANK.format(free=of_rank_1))
+    monkeypatch.setattr("chorale.serve.engine.ranks.RANK_COMMAND", command)
+
+
+def resolved_with(free: int) -> Resolved:
+    return resolve(CONFIG, make_config(**ODD), Hardware("cpu", "stand-in", free, free))
+
+
+@pytest.mark.parametrize(("first", "second", "poorest"), [(RICH, POOR, 1), (POOR, RICH, 0)])
+def test_all_ranks_hold_what_the_poorest_can(
+    odd: Path, first: int, second: int, poorest: int, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    memory_is(first, second, monkeypatch)
+    core, info = build_engine(replace(CONFIG, model=str(odd)))
+    try:
+        poor, rich = resolved_with(POOR), resolved_with(RICH)
+        assert info.num_blocks == poor.limits.num_blocks < rich.limits.num_blocks
+        assert info.rank_free_bytes == (first, second)
+        tokens, most = (each.geometry.tokens_in(each.limits.num_blocks) for each in (poor, rich))
+        note = (
+            f"rank {poorest} has 0.50 GiB free and the others at least 2.00 GiB: every rank's KV cache holds "
+            f"what that one can, {tokens:,} tokens instead of {most:,}"
+        )
+        assert note in info.notes
+        assert note in caplog.text
+        answers = run(core, [request("a", random_prompt(30), max_tokens=12, temperature=0.0)])
+        assert len(answers["a"][0].token_ids) == 12
+    finally:
+        core.shutdown()
+
+
+def test_ranks_that_are_alike_have_no_note(odd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory_is(RICH, RICH - MIB, monkeypatch)
+    core, info = build_engine(replace(CONFIG, model=str(odd)))
+    core.shutdown()
+    assert not [note for note in info.notes if "rank" in note]
+    assert info.exchange == "gloo"
+
+
+def test_the_memory_of_all_ranks_is_that_of_the_poorest_gpu() -> None:
+    gpus = [
+        Opened("H200", 140, free, place=f"GPU {number}", uuid=f"GPU-{number}")
+        for number, free in enumerate((100, 60, 110))
+    ]
+    found = common_memory(gpus)
+    assert (found.free_bytes, found.place, found.uuid) == (60, "GPU 1", "GPU-1")
+    assert found.free_of_ranks == (100, 60, 110)
