@@ -43,6 +43,11 @@ class Communicator(Protocol):
     def size(self) -> int: ...
 
     @property
+    def is_waiting(self) -> bool:
+        """Returns whether the host waits for other ranks."""
+        ...
+
+    @property
     def why_no_peers(self) -> str:
         """Returns why ``peer_memory`` failed, or "" if it did not."""
         ...
@@ -84,6 +89,7 @@ class Alone:
     """The only rank: every result is the argument."""
 
     rank, size = 0, 1
+    is_waiting = False
     why_no_peers = ""
 
     def all_reduce_(self, tensor: torch.Tensor) -> torch.Tensor:

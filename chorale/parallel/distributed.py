@@ -34,14 +34,17 @@ class GroupCommunicator:
         self._exchanges: list[Exchange] = []
         self.rank, self.size = rank, size
         self.why_no_peers = ""
+        self.is_waiting = False
 
     def maximum_(self, tensor: torch.Tensor) -> torch.Tensor:
         return torch.amax(self.all_gather(tensor), dim=0, out=tensor)
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         found = tensor.new_empty(self.size, *tensor.shape)
+        self.is_waiting = True
         with _failures():
             self._group.allgather([list(found.unbind(0))], [tensor.contiguous()]).wait()
+        self.is_waiting = False
         return found
 
     def peer_memory(self, num_bytes: int, device: torch.device) -> PeerMemory | None:

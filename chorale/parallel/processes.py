@@ -23,13 +23,16 @@ from pathlib import Path
 from chorale.errors import ChoraleError, ConfigError, EngineError, GpuError
 from chorale.parallel.channel import Channel
 from chorale.parallel.communicator import CommunicationError
-from chorale.parallel.wire import Failed, Opened, Ready, Stop, decode_from_rank, encode
+from chorale.parallel.wire import Beat, Failed, Opened, Ready, Stop, decode_from_rank, encode
 
 logger = logging.getLogger(__name__)
 LOOK_SECONDS = 0.1  # between two looks at the processes
 SILENT_SECONDS = 5.0  # without a beat, while serving: a rank that hangs; as of the engine process itself
 LOADING_SILENT_SECONDS = 120.0  # importing torch from a cold disk holds the interpreter's lock for long
 STOPPED_SECONDS = 1.0  # without a beat, if the system says that the process is stopped
+# Of a rank's own part of one step: enqueuing on a GPU, computing on a CPU. Less than the engine monitor's
+# limits for a whole step, which name no rank (``watch.WatchLimits.step_limit``).
+BUSY_SECONDS = {"cpu": 500.0, "cuda": 25.0}
 CAUSE_SECONDS = 0.3  # in which the reports of other ranks arrive, once one has failed
 ESCAPE_SECONDS = 1.5  # for the engine's own thread to end after a failure
 STOP_SECONDS = 5.0  # for ranks to end by themselves
@@ -46,6 +49,7 @@ class _Process:
     process: subprocess.Popen[bytes]
     channel: Channel
     heard_at: float
+    busy: float = 0.0  # as its last beat says
     opened: Opened | None = None
     is_ready: bool = False
     failed: Failed | None = None
@@ -150,7 +154,8 @@ class RankProcesses:
             loss = self._shared.loss
         self._acknowledged.set()
         if loss is None or (loss.reason == "exchange" and not isinstance(own, CommunicationError)):
-            return EngineError(f"rank 0: {own.message}")  # the others' exchanges fail because of it
+            named = isinstance(own, CommunicationError)  # the rank for which rank 0 has waited
+            return own if named else EngineError(f"rank 0: {own.message}")
         return loss.error()
 
     def close(self) -> None:
@@ -240,6 +245,8 @@ class RankProcesses:
                     each.is_ready = True
                 elif isinstance(message, Failed):
                     each.failed = message
+                elif isinstance(message, Beat):
+                    each.busy = message.busy
                 self._shared.changed.notify_all()
 
     def _look(self, each: _Process, now: float) -> None:
@@ -253,6 +260,8 @@ class RankProcesses:
             each.trouble = _manner(code)
         elif silence > limit:
             each.trouble = f"hangs: it has been silent for {silence:.1f} s"
+        elif each.opened is not None and each.busy > BUSY_SECONDS.get(each.opened.kind, 25.0):
+            each.trouble = f"hangs: its part of one step has been running for {each.busy:.1f} s"
         elif silence > STOPPED_SECONDS and _is_stopped(each.process.pid):
             each.trouble = "hangs: it was stopped by a signal"
 

@@ -80,9 +80,10 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened"):
-    """A rank has opened its device."""
+    """A rank has opened its device. ``kind``: as of ``Hardware``."""
 
     device: str
+    kind: str
     total_bytes: int
     free_bytes: int
     place: str = ""
@@ -94,7 +95,9 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat"):
-    """A rank lives."""
+    """A rank lives. ``busy``: seconds that its own part of the current step has taken, 0 while it waits."""
+
+    busy: float = 0.0
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

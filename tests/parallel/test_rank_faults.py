@@ -19,11 +19,12 @@ from chorale.engine.core import EngineCore
 from chorale.errors import ChoraleError, ConfigError, EngineError, GpuError
 from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
-from chorale.parallel.communicator import CommunicationError
+from chorale.parallel.communicator import Alone, CommunicationError
 from chorale.parallel.executor import RankedExecutor
 from chorale.parallel.processes import RankProcesses
 from chorale.runtime.executor import LocalExecutor
 from chorale.serve.engine.build import build_engine
+from chorale.serve.engine.rank_process import CurrentStep
 from tests.parallel.test_shared_model import ODD
 from tests.support.processes import children, exists
 from tests.support.runtime import make_engine, random_prompt, request
@@ -113,6 +114,55 @@ def test_a_rank_that_hangs(odd: Path, private: Path) -> None:
     assert ended - stopped < NOTICED + SLOW_MACHINE
     core.shutdown()
     assert not exists(pid)
+
+
+# Ranks of which the last does not end its part of the fourth step, while its beats go on.
+STUCK_RANK = """
+import sys, time
+from chorale.runtime.worker import Worker
+from chorale.serve.engine import rank_process
+
+def build_rank(start, channel):
+    Worker.is_last = start.rank == 3
+    return build(start, channel)
+
+def run_step(self, plan):
+    if self.is_last and plan.step_id >= 3:
+        time.sleep(600)
+    return run(self, plan)
+
+build, rank_process.build_rank = rank_process.build_rank, build_rank
+
+run, Worker.run = Worker.run, run_step
+sys.exit(rank_process.main())
+"""
+
+
+def test_a_rank_that_is_stuck_in_a_step_is_told_from_those_that_wait_for_it(
+    odd: Path, private: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chorale.serve.engine.ranks.RANK_COMMAND", (sys.executable, "-c", STUCK_RANK))
+    monkeypatch.setattr("chorale.parallel.processes.BUSY_SECONDS", {"cpu": 2.0})
+    core = make_engine(odd, tensor_parallel_size=4)
+    pids = ranks_of(core).pids
+    core.add_request(request("a", random_prompt(10), max_tokens=900, seed=1))
+    began = time.monotonic()
+    message, ended = end_of(core)
+    assert f"rank 3 (process {pids[-1]}) hangs: its part of one step has been running for 2." in message
+    assert ended - began < 2.0 + NOTICED + SLOW_MACHINE
+    core.shutdown()
+    assert not any(map(exists, pids))
+
+
+def test_a_rank_that_waits_for_another_is_not_busy() -> None:
+    step = CurrentStep()
+    assert step.busy == 0.0
+    step.began = time.monotonic() - 60
+    assert step.busy >= 60
+    communicator = Alone()
+    communicator.is_waiting = True
+    step.communicator = communicator
+    assert step.busy == 0.0
 
 
 def test_a_rank_that_dies_while_the_engine_is_idle(odd: Path, private: Path) -> None:

@@ -128,7 +128,7 @@ def test_ranks_that_are_alike_have_no_note(odd: Path, monkeypatch: pytest.Monkey
 
 def test_the_memory_of_all_ranks_is_that_of_the_poorest_gpu() -> None:
     gpus = [
-        Opened("H200", 140, free, place=f"GPU {number}", uuid=f"GPU-{number}")
+        Opened("H200", "cuda", 140, free, place=f"GPU {number}", uuid=f"GPU-{number}")
         for number, free in enumerate((100, 60, 110))
     ]
     found = common_memory(gpus)

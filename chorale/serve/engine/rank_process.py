@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from chorale.engine.types import SamplingSpec, StepResult
 from chorale.errors import ChoraleError, ConfigError, GpuError
 from chorale.model.config import ModelConfig
 from chorale.parallel.channel import Channel
-from chorale.parallel.communicator import CommunicationError, Communicator
+from chorale.parallel.communicator import ALONE, CommunicationError, Communicator
 from chorale.parallel.distributed import connect
 from chorale.parallel.wire import (
     Beat,
@@ -63,14 +64,16 @@ def main() -> int:
     settle_signals((signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM))
     configure_logging(start.log_level, f"rank{start.rank}")
     channel = Channel(socket.socket(fileno=start.descriptor))
-    threading.Thread(target=_beat, args=(channel,), name="beat", daemon=True).start()
+    step = CurrentStep()
+    threading.Thread(target=_beat, args=(channel, step), name="beat", daemon=True).start()
     try:
         serving = build_rank(start, channel)
         gc.collect()
         tune_garbage_collector()
         channel.send(encode(Ready()))
+        step.communicator = serving.communicator
         with explained("a step failed", serving.gpu):
-            run(serving, channel)
+            run(serving, channel, step)
     except (EngineGone, BrokenPipeError, ConnectionResetError):
         return EXIT_OK
     except Exception as error:
@@ -111,7 +114,21 @@ def build_rank(start: RankStart, channel: Channel) -> Serving:
     return Serving(found.executor.take_worker(), grammars, place.rank.communicator, hardware.place)
 
 
-def run(serving: Serving, channel: Channel) -> None:
+@dataclass(slots=True)
+class CurrentStep:
+    """The step that this rank launches (a CPU: computes); the thread of the beats reads it."""
+
+    communicator: Communicator = ALONE
+    began: float | None = None
+
+    @property
+    def busy(self) -> float:
+        """Seconds since it began; 0 without a step, and while this rank waits for others."""
+        began = self.began
+        return 0.0 if began is None or self.communicator.is_waiting else time.monotonic() - began
+
+
+def run(serving: Serving, channel: Channel, step: CurrentStep) -> None:
     """Does what arrives, in order. Raises ``EngineGone`` at the end, and whatever a step raises."""
     worker, grammars, communicator = serving.worker, serving.grammars, serving.communicator
     in_flight: deque[Callable[[], StepResult]] = deque()
@@ -121,7 +138,9 @@ def run(serving: Serving, channel: Channel) -> None:
             communicator.check()
         message = decode_to_rank(_receive(channel))
         if isinstance(message, Plan):
+            step.began = time.monotonic()
             in_flight.append(worker.run(unpack_plan(message)))
+            step.began = None
             if len(in_flight) > IN_FLIGHT:
                 in_flight.popleft()()  # gives its buffers back
                 communicator.check()
@@ -158,12 +177,12 @@ def _report(error: Exception, channel: Channel) -> int:
     return EXIT_CONFIG if reason == "config" else EXIT_FAILED
 
 
-def _beat(channel: Channel) -> None:
+def _beat(channel: Channel, step: CurrentStep) -> None:
     """Says that this process lives. Ends it if the engine process is gone: its own thread may be waiting."""
     done = threading.Event()
     while not done.wait(BEAT_SECONDS):
         try:
-            channel.send(encode(Beat()))
+            channel.send(encode(Beat(step.busy)))
         except OSError:
             os._exit(EXIT_OK)
 

@@ -152,7 +152,12 @@ def make_place(
 
 def opened(hardware: Hardware) -> Opened:
     return Opened(
-        hardware.name, hardware.total_bytes, hardware.free_bytes, place=hardware.place, uuid=hardware.uuid
+        hardware.name,
+        hardware.kind,
+        hardware.total_bytes,
+        hardware.free_bytes,
+        place=hardware.place,
+        uuid=hardware.uuid,
     )
 
 
