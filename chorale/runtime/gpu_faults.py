@@ -73,6 +73,11 @@ FAULTS = (
         _LOG,
     ),
     _fault(
+        r"shared memory segment|/dev/shm",
+        "could not be connected to other GPUs: NCCL needs /dev/shm between GPUs without peer access",
+        "make it larger: docker run --shm-size=1g or --ipc=host, in Kubernetes an emptyDir of medium Memory",
+    ),
+    _fault(
         r"CUDA(?: error:)? out of memory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation",
         "has no memory left",
         "another process may have taken it since this engine measured it (nvidia-smi lists them); choose "

@@ -70,7 +70,12 @@ def check_gpus(ranks: int, gpus: int) -> None:
     if ranks <= max(gpus, 1):
         return
     most = max(size for size in VALID_SIZES if size <= max(gpus, 1))
-    use = f"use --tensor-parallel-size {most}" if gpus else "use --tensor-parallel-size 1, or --device cpu"
+    wins = "on the command line, which wins over a recipe"
+    use = (
+        f"use --tensor-parallel-size {most} ({wins})"
+        if gpus
+        else "use --tensor-parallel-size 1, or --device cpu"
+    )
     raise ConfigError(
         f"--tensor-parallel-size {ranks} needs {ranks} GPUs, and {gpus or 'none'} "
         f"{'are' if gpus > 1 else 'is'} visible here (CUDA_VISIBLE_DEVICES counts): {use}; "

@@ -132,3 +132,34 @@ def test_why_there_is_no_cuda(build: str, reason: str, monkeypatch: pytest.Monke
 def test_a_build_for_amd_may_find_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.metadata.version", lambda _: "2.11.0+rocm6.4")
     assert hardware.why_no_cuda() is None
+
+
+@pytest.mark.parametrize(
+    ("gpus", "line", "said"),
+    [(2, "", "--tensor-parallel-size 8 needs 8 GPUs, and 2 are visible here"),
+     (1, "", "use --tensor-parallel-size 1 (on the command line, which wins over a recipe)"),
+     (2, "--tensor-parallel-size 2", "started"), (8, "", "started")],
+)  # fmt: skip
+def test_a_recipe_for_more_gpus_says_what_to_do(
+    gpus: int,
+    line: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def started(*_: object, **__: object) -> None:
+        raise ConfigError("started")
+
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("model: openai/gpt-oss-120b\ntensor-parallel-size: 8\n")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(supervisor, "Supervisor", started)
+    monkeypatch.setattr(precheck, "why_no_cuda", lambda: None)
+    monkeypatch.setattr(precheck, "has_cuda_driver", lambda: True)
+    monkeypatch.setattr(precheck, "gpu_count", lambda: gpus)
+    assert main(["serve", "--config", str(recipe), *line.split()]) == 2
+    shown = capsys.readouterr()
+    assert said in shown.err
+    if said != "started":
+        assert len(shown.err.splitlines()) == 1

@@ -59,6 +59,16 @@ def test_memory_that_another_process_took() -> None:
     assert "Tried to allocate 2 GiB" in error.message
 
 
+def test_a_container_with_little_shared_memory() -> None:
+    error = CommunicationError("the exchange between ranks failed: NCCL error in: ProcessGroupNCCL.cpp")
+    last = "Error while creating shared memory segment /dev/shm/nccl-x (size 9637888), error: No space"
+    error.__cause__ = RuntimeError(f"NCCL error, unhandled system error\nLast error:\n{last}")
+    found = explain(error, "ranks could not be connected", PLACE)
+    assert found is not None
+    assert "--shm-size=1g" in found.message
+    assert not isinstance(found, GpuError)
+
+
 def test_other_errors_and_other_devices_are_left_alone() -> None:
     assert explain(ValueError("a shape"), "step 7 failed", PLACE) is None
     assert explain(RuntimeError(HARDWARE[0]), "step 7 failed", "") is None  # a CPU

@@ -25,6 +25,7 @@ from chorale.parallel.shares import make_shares
 from chorale.parallel.wire import Machine, Opened, encode
 from chorale.runtime.device import Device
 from chorale.runtime.executor import LocalExecutor
+from chorale.runtime.gpu_faults import explain
 from chorale.runtime.hardware import Hardware
 from chorale.runtime.memory import gib
 from chorale.runtime.resolve import Resolved
@@ -110,7 +111,9 @@ class StartedRanks:
         try:
             return connect(self._private.path / MEETING_POINT, rank, size, device.torch_device)
         except Exception as error:
-            own = error if isinstance(error, EngineError) else EngineError(str(error))
+            own = explain(error, "ranks could not be connected", device.hardware.place)
+            if own is None:
+                own = error if isinstance(error, EngineError) else EngineError(str(error))
             raise self.processes.cause(own) from error
 
     def join(self, first: LocalExecutor, grammars: GrammarService) -> tuple[RankedExecutor, RankedGrammars]:
