@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import datetime
 import logging
+import os
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -103,7 +105,7 @@ class Nccl(GroupCommunicator):
         with _failures():
             store = dist.FileStore(str(meeting_point), size)  # type: ignore[attr-defined]
             super().__init__(dist.ProcessGroupNCCL(store, rank, size, options), rank, size)
-            self._device = device
+            self._device, self._folder = device, meeting_point.parent
             inner = KeysFromZero(dist.PrefixStore("peer memory", store))  # type: ignore[attr-defined]
             self._named = NamedGroup(f"chorale ranks {meeting_point}", rank, size, inner)
             self.all_reduce_(torch.zeros(1, device=device))  # connects, which a graph's capture must not
@@ -123,16 +125,21 @@ class Nccl(GroupCommunicator):
 
     def peer_memory(self, num_bytes: int, device: torch.device) -> PeerMemory | None:
         """All ranks call this. A rank that cannot reach its peers' memory makes all ranks use NCCL."""
-        found, why = None, "another rank cannot reach its peers' memory"
-        try:
-            found = symmetric_memory(num_bytes, self._named.name, device, self._barrier)
-        except RuntimeError as error:
-            why = (str(error).splitlines() or [type(error).__name__])[0]
-        failed = self.maximum_(torch.tensor([found is None], dtype=torch.float32, device=device))
-        if not bool(failed):
+        found, why = None, unreachable(self.rank, self.size)
+        if not self._any(bool(why), device):  # otherwise ranks would wait for one that has given up
+            try:
+                with sockets_in(self._folder):
+                    found = symmetric_memory(num_bytes, self._named.name, device, self._barrier)
+            except RuntimeError as error:
+                why = (str(error).splitlines() or [type(error).__name__])[0]
+        if not self._any(found is None, device):
             return found
-        self.why_no_peers = why
+        self.why_no_peers = why or "another rank cannot reach its peers' memory"
         return None
+
+    def _any(self, own: bool, device: torch.device) -> bool:
+        """Returns whether ``own`` is true on some rank."""
+        return bool(self.maximum_(torch.tensor([own], dtype=torch.float32, device=device)))
 
     def close(self) -> None:
         """Waits for a bounded time: NCCL may wait for a rank that has ended."""
@@ -143,6 +150,33 @@ class Nccl(GroupCommunicator):
     def _barrier(self) -> None:
         self.all_reduce_(torch.zeros(1, device=self._device))
         torch.cuda.synchronize(self._device)
+
+
+def unreachable(rank: int, size: int) -> str:
+    """Returns which GPU's memory the driver does not let ``rank``'s GPU access, or ""."""
+    for other in range(size):
+        if other != rank and not torch.cuda.can_device_access_peer(rank, other):
+            return f"GPU {rank} cannot access the memory of GPU {other}"
+    return ""
+
+
+@contextmanager
+def sockets_in(folder: Path) -> Iterator[None]:
+    """Makes torch's symmetric memory put its sockets into ``folder``, which must be the same on all ranks.
+
+    They are named after process numbers, in TMPDIR: containers that share one may have the same numbers, and
+    a long path does not fit a socket's name.
+    """
+    tempfile.gettempdir()  # remembers the place for everything else
+    before = os.environ.get("TMPDIR")
+    os.environ["TMPDIR"] = str(folder)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["TMPDIR"]
+        else:
+            os.environ["TMPDIR"] = before
 
 
 def ends_within(action: Callable[[], None], seconds: float) -> bool:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +22,7 @@ from chorale.kernels.triton.shared_ops import shared_ops
 from chorale.model.config_writer import make_config
 from chorale.parallel import distributed
 from chorale.parallel.communicator import Silent
-from chorale.parallel.distributed import GroupCommunicator, Nccl, ends_within
+from chorale.parallel.distributed import GroupCommunicator, Nccl, ends_within, sockets_in
 from chorale.parallel.peer_memory import PeerMemory, simulated_memory
 from chorale.parallel.rank import Rank
 from chorale.parallel.shares import make_shares
@@ -54,7 +57,7 @@ class NcclOverGloo(Nccl):
         options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         store = dist.FileStore(str(meeting_point), size)  # type: ignore[attr-defined]
         GroupCommunicator.__init__(self, dist.ProcessGroupGloo(store, rank, size, options), rank, size)
-        self._device = torch.device("cpu")
+        self._device, self._folder = torch.device("cpu"), meeting_point.parent
         self._named: Any = SimpleNamespace(name="ranks", close=lambda: None)
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -72,7 +75,14 @@ def test_ranks_agree_on_nccl_if_one_cannot_reach_the_others(
             raise RuntimeError("CUDA driver error: peer access is not supported\nException raised from ...")
         return simulated_memory(num_bytes, ranks.own, 2, device)
 
+    def sockets_in(folder: Path) -> nullcontext[None]:
+        folders.append(folder)
+        return nullcontext()  # the ranks of this test are threads of one process
+
+    folders: list[Path] = []
     monkeypatch.setattr(distributed, "symmetric_memory", allocate)
+    monkeypatch.setattr(distributed, "sockets_in", sockets_in)
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda own, other: True)
 
     def run(rank: int) -> tuple[PeerMemory | None, str, float]:
         ranks.own = rank
@@ -84,6 +94,7 @@ def test_ranks_agree_on_nccl_if_one_cannot_reach_the_others(
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(run, range(2)))
     assert [total for *_, total in found] == [3.0, 3.0]
+    assert folders == [tmp_path, tmp_path]
     if not unable:
         assert all(memory is not None and why == "" for memory, why, _ in found)
         return
@@ -94,6 +105,39 @@ def test_ranks_agree_on_nccl_if_one_cannot_reach_the_others(
         )
         assert why.startswith(expected)
         assert "Exception raised" not in why
+
+
+def test_the_driver_is_asked_before_anything_is_allocated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One GPU of two is on another bus: neither rank may wait for the other's memory."""
+
+    def allocate(*_: object) -> PeerMemory:
+        raise AssertionError("allocated")
+
+    monkeypatch.setattr(distributed, "symmetric_memory", allocate)
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda own, other: own == 0)
+
+    def run(rank: int) -> str:
+        communicator = NcclOverGloo(tmp_path / "meeting", rank, 2)
+        assert communicator.peer_memory(4096, torch.device("cpu")) is None
+        return communicator.why_no_peers
+
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(run, range(2)))
+    assert found == ["another rank cannot reach its peers' memory", "GPU 1 cannot access the memory of GPU 0"]
+
+
+def test_sockets_of_symmetric_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", "/elsewhere")
+    with contextlib.suppress(RuntimeError), sockets_in(tmp_path):
+        assert os.environ["TMPDIR"] == str(tmp_path)
+        raise RuntimeError("torch cannot bind it")
+    assert os.environ["TMPDIR"] == "/elsewhere"
+    monkeypatch.delenv("TMPDIR")
+    with sockets_in(tmp_path):
+        pass
+    assert "TMPDIR" not in os.environ
 
 
 def gpu_place(rank: int, why: str = "") -> Place:

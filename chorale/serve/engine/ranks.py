@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ import msgspec
 from chorale.config import EngineConfig
 from chorale.engine.types import GrammarService
 from chorale.errors import ChoraleError, EngineError
-from chorale.folders import Folder
+from chorale.folders import Folder, folder_for_sockets
 from chorale.model.config import ModelConfig
 from chorale.parallel.communicator import Communicator
 from chorale.parallel.distributed import connect
@@ -66,7 +67,7 @@ def start_ranks(
     on_lost: Callable[[ChoraleError], None] | None = None,
 ) -> StartedRanks:
     """Starts all ranks but this process. Raises ``EngineError``."""
-    private = Folder()
+    private = folder_for_sockets((tempfile.gettempdir(), "/tmp"), "symm_mem-4194304") or Folder()
     level = logging.getLevelName(logging.getLogger().getEffectiveLevel()).lower()
 
     def launch(rank: int, descriptor: int) -> tuple[Sequence[str], bytes]:
