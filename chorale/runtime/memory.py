@@ -120,12 +120,12 @@ def rank_bytes(config: EngineConfig, model: ModelConfig, tokens: int, dtype: str
 def peer_bytes(model: ModelConfig, tokens: int, dtype: str) -> int:
     """Returns the bytes of the memory that other ranks can write to, at most.
 
-    ``reduce.memory.Layout`` has the exact sizes: the words of one-shot and of two-shot calls, the norm in two
-    roundings, the residual stream in float32, and flags.
+    ``reduce.memory.Layout`` has the exact sizes: the words of one-shot and of two-shot calls, the norm, the
+    residual stream in float32, and flags.
     """
     width = DTYPE_BYTES[dtype]
     one_shot = 2 * ONE_SHOT_ROWS * model.hidden_size * 4
-    return one_shot + (tokens + 8) * model.hidden_size * (3 * width + 4) + 2**20
+    return one_shot + (tokens + 8) * model.hidden_size * (2 * width + 4) + 2**20
 
 
 def gib(num_bytes: int) -> str:
