@@ -309,6 +309,18 @@ def test_an_error_of_rank_0_is_not_blamed_on_exchanges_that_fail_because_of_it()
     ranks.close()
 
 
+def test_a_gpu_of_rank_0_is_the_cause_of_what_others_report() -> None:
+    def launch(rank: int, descriptor: int) -> tuple[Sequence[str], bytes]:
+        return (sys.executable, "-c", FAILING, str(descriptor), "an illegal memory access", "other"), b""
+
+    ranks = RankProcesses(2, launch)
+    with pytest.raises(EngineError, match=r"rank 1 .*illegal"):
+        ranks.wait_ready()
+    found = ranks.cause(GpuError("GPU 0 has an error"))
+    assert (type(found), found.message) == (GpuError, "rank 0: GPU 0 has an error")
+    ranks.close()
+
+
 def test_a_command_that_does_not_exist() -> None:
     before = children(os.getpid())
     with pytest.raises(EngineError, match="a rank could not be started"):

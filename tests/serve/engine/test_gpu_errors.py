@@ -1,0 +1,55 @@
+"""Errors of a GPU while an engine loads and steps: a stand-in for its device, everything else real."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from chorale.errors import GpuError
+from chorale.model.checkpoint_writer import write_random_checkpoint
+from chorale.model.config_writer import make_config
+from chorale.runtime.device import CpuDevice
+from chorale.runtime.worker import Worker
+from chorale.serve.engine import build
+from tests.llm.test_llm import SIZES
+from tests.support.runtime import make_engine, random_prompt, request
+
+PLACE = "GPU 2 (NVIDIA H200, GPU-1a2b, 00000000:1b:00.0)"
+ECC = "CUDA error: uncorrectable ECC error encountered"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkpoint; engines run on a CPU that says that it is a GPU."""
+    opened = build.open_device
+
+    def open_device(*arguments: Any, **options: Any) -> CpuDevice:
+        device = opened(*arguments, **options)
+        assert isinstance(device, CpuDevice)
+        return replace(device, hardware=replace(device.hardware, place=PLACE))
+
+    monkeypatch.setattr(build, "open_device", open_device)
+    return write_random_checkpoint(tmp_path / "model", make_config(**SIZES), seed=3)
+
+
+def fail(*_: object, **__: object) -> None:
+    raise torch.AcceleratorError(ECC)
+
+
+def test_while_it_loads(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "load_weights", fail)
+    with pytest.raises(GpuError, match=r"the engine could not be loaded: GPU 2 \(NVIDIA H200, GPU-1a2b"):
+        make_engine(folder)
+
+
+def test_in_a_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    core = make_engine(folder)
+    monkeypatch.setattr(Worker, "run", fail)
+    core.add_request(request("a", random_prompt(10), max_tokens=4))
+    with pytest.raises(GpuError, match=r"step \d+ failed: GPU 2 \(NVIDIA H200, GPU-1a2b"):
+        core.step()
+    core.shutdown()
