@@ -259,6 +259,9 @@ class Ops:
     # here. None: there is nothing to compile.
     precompiler: Callable[[Callable[[], CompilePool | None]], Precompiler] | None = None
 
+    # (own) -> [ranks, *own.shape]: a few float32 numbers of all ranks. None: ``Communicator.all_gather``.
+    gather_few: Callable[[torch.Tensor], torch.Tensor] | None = None
+
     # The same ops with sums over ranks through memory that the ranks share; all ranks call it. Returns None
     # if they do not share any. None: one rank, or a back end that has no such kernels.
     over_peers: Callable[[StepSizes, torch.device], Ops | None] | None = None

@@ -1,8 +1,8 @@
 """The Triton op set of one rank among several.
 
 As ``kernels/reference/shared_ops.py``: each rank adds its part of a sum to x or to zeros, and the sum over
-ranks is the new x. ``over_peers`` has the sums in Chorale's kernels (``reduce``). Filters need all logits of
-a row, so a step with filters gathers them.
+ranks is the new x. ``over_peers`` has the sums in Chorale's kernels (``reduce``), and what ranks exchange to
+sample.
 """
 
 from __future__ import annotations
@@ -11,12 +11,10 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 
 from chorale.errors import ConfigError
-from chorale.kernels.ops import Ops, QkvWeights, RouterWeights, Sample, SamplingInputs, StepSizes
+from chorale.kernels.ops import Ops, QkvWeights, RouterWeights, Sample, StepSizes
 from chorale.kernels.reference.shared_ops import addend, embed
-from chorale.kernels.reference.shared_sampling import agree, allowed_of
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.dense.linear import Linear, product, project_add
 from chorale.kernels.triton.dense.norm import rms_norm
@@ -27,8 +25,7 @@ from chorale.kernels.triton.ops import TRITON_OPS
 from chorale.kernels.triton.reduce import ops as reduce_ops
 from chorale.kernels.triton.reduce.memory import Layout
 from chorale.kernels.triton.reduce.reducer import SymmetricReducer
-from chorale.kernels.triton.sampling.sample import best_of_pieces
-from chorale.kernels.triton.sampling.thresholds import thresholds
+from chorale.kernels.triton.sampling.shared_sample import SharedSample
 from chorale.parallel.rank import Rank
 
 LEAST_HIDDEN = 256  # columns of x for which the all-reduce kernels have a thread each
@@ -66,6 +63,7 @@ def over_peers(rank: Rank, sizes: StepSizes, device: torch.device) -> Ops | None
         project_and_route=partial(reduce_ops.project_and_route, reducer),
         moe=partial(reduce_ops.moe, reducer),
         make_sampler=partial(make_sampler, rank, reducer=reducer),
+        gather_few=partial(gather_few, rank, reducer),
         over_peers=None,
     )
 
@@ -103,33 +101,10 @@ def make_sampler(
     rank: Rank, forbidden: torch.Tensor, rows_at_once: int, *, reducer: SymmetricReducer | None = None
 ) -> Sample:
     """``Ops.make_sampler``: ``forbidden`` is of the whole vocabulary."""
-    own, ranks = rank.share.vocabulary, rank.communicator
-    local = forbidden[own.start : own.stop].contiguous()
-
-    def all_gather(found: torch.Tensor) -> torch.Tensor:
-        gathered = None if reducer is None else reducer.all_gather(found)
-        return ranks.all_gather(found) if gathered is None else gathered
-
-    def sampler(
-        logits: torch.Tensor, draws: SamplingInputs, last_token: torch.Tensor, out: torch.Tensor
-    ) -> None:
-        edge = None
-        if draws.filters is not None:
-            edge = thresholds(_whole(logits, rank, len(forbidden)), draws, forbidden)
-        if draws.allowed is not None:
-            draws = replace(draws, allowed=allowed_of(draws.allowed, own))
-        best, columns, most = best_of_pieces(logits, draws, local, edge, own.start)
-        top = best.amax(1)
-        lowest = torch.where(best == top.unsqueeze(1), columns, len(local)).amin(1)  # of equal scores
-        out.copy_(agree(torch.stack((top, (lowest + own.start).float(), most.amax(1))), all_gather))
-        last_token.index_copy_(0, draws.rows.long(), out.clamp(min=0))
-
-    return sampler
+    return SharedSample(rank, forbidden, None if reducer is None else reducer.rows)
 
 
-def _whole(logits: torch.Tensor, rank: Rank, vocab_size: int) -> torch.Tensor:
-    """Returns [N, V]: the columns of all ranks in order. The first rank has the most ids."""
-    widths = [len(own) for own in rank.vocabularies(vocab_size)]
-    padded = F.pad(logits, (0, widths[0] - logits.shape[1]))
-    parts = rank.communicator.all_gather(padded).unbind(0)
-    return torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], dim=1)
+def gather_few(rank: Rank, reducer: SymmetricReducer, own: torch.Tensor) -> torch.Tensor:
+    """``Ops.gather_few``."""
+    found = reducer.all_gather(own)
+    return rank.communicator.all_gather(own) if found is None else found

@@ -36,7 +36,13 @@ from chorale.kernels.triton.moe import (
     tiles,
 )
 from chorale.kernels.triton.reduce import choices, one_shot, two_shot
-from chorale.kernels.triton.sampling import decode_inputs, sample, thresholds
+from chorale.kernels.triton.sampling import (
+    decode_inputs,
+    sample,
+    shared_sample,
+    shared_thresholds,
+    thresholds,
+)
 from tests.support.kernels.hazards import disassemble, overwritten
 
 HEADS = {"NUM_Q": 64, "NUM_KV": 8, "D": 64, "KV_BLOCK": 64}
@@ -282,7 +288,7 @@ def streaming(hopper: bool) -> list[Variant]:
     return found
 
 
-def around_the_model(asm: bool) -> list[Variant]:
+def around_the_model(asm: bool, hopper: bool) -> list[Variant]:
     """The inputs of a decode step, filters and sampling."""
     numbers = dict.fromkeys(
         ("rows_ptr", "computed_ptr", "new_token_ptr", "new_block_ptr", "row_tables_ptr", "keys_ptr"), "*i32"
@@ -296,9 +302,10 @@ def around_the_model(asm: bool) -> list[Variant]:
     sums |= {"index_ptr": "*i32", "octets_ptr": "*u8", "stops_ptr": "*i32"}
     types = numbers | wide | floats | sums
     cut = {"BLOCK": thresholds.BLOCK, "BLOCKS": thresholds.BLOCKS, "MASKED": True, "STOPS": EARLY_STOPS}
+    found = sampling_over_ranks(asm, hopper, types)
     pieces = {"PIECES": 64}
     inputs, chosen = types | {"token_ptr": "*i64"}, types | {"token_ptr": "*i32", "out_ptr": "*i64"}
-    found: list[Variant] = [
+    found += [
         ("decodes", decode_inputs._decode_inputs_kernel, {"KV_BLOCK": 64, "BLOCK": 64}, inputs, 1, 3),
         ("best", thresholds._best_kernel, cut, types, 4, 3),
         ("prepare", thresholds._prepare_kernel, pieces, types, 1, 3),
@@ -326,6 +333,28 @@ def around_the_model(asm: bool) -> list[Variant]:
         constants |= {"ASM": asm}
         for name, first in ((f"pieces {filtered}", 0), (f"pieces {filtered} of the second rank", 100544)):
             found.append((name, sample._pieces_kernel, constants | {"FIRST": first}, chosen, 4, 3))
+    return found
+
+
+def sampling_over_ranks(asm: bool, hopper: bool, types: dict[str, str]) -> list[Variant]:
+    module, found = shared_thresholds, list[Variant]()
+    types = types | dict.fromkeys(("values_ptr", "parts_ptr", "own_ptr", "all_ptr"), "*fp32")
+    types |= {"state_ptr": "*i64", "arrivals_ptr": "*i32", "peers_ptr": "*i64", "calls_ptr": "*i32"}
+    types |= {"status": "i64", "column_ptr": "*i32", "out_ptr": "*i64"}
+    last = {"ASM": asm, "PDL": hopper, "THREADS": 32 * module.WARPS}
+    common = {"BLOCK": module.BLOCK, "BLOCKS": module.BLOCKS, "PIECES": 64, "FIRST": 100544, **last}
+    for ranks in (2, 4, 8):
+        masked = ranks == 2
+        each = common | {"N": ranks, "MASKED": masked, "STOPS": EARLY_STOPS if masked else 0}
+        for start in (False, True):
+            constants = each | {"START": start, "SWAP": True}
+            name = f"{'start' if start else 'round'} {ranks}"
+            found.append((name, module._round_kernel, constants, types, module.WARPS, 3))
+        choice = last | {"PIECES": 128, "N": ranks}
+        found.append((f"choose {ranks}", shared_sample._choose_kernel, choice, types, 4, 3))
+    alone = each | {"START": False, "SWAP": False}
+    found.append(("round by a library", module._round_kernel, alone, types, module.WARPS, 3))
+    found.append(("conclude", module._conclude_kernel, {"START": False, "N": 2}, types, 1, 3))
     return found
 
 
@@ -459,6 +488,8 @@ OVER_RANKS = (
     one_shot._route_kernel,
     two_shot._scattered_kernel,
     choices._choices_kernel,
+    shared_thresholds._round_kernel,
+    shared_sample._choose_kernel,
 )
 
 
@@ -483,7 +514,7 @@ def compile_all(target: GPUTarget, wanted: list[str], verbose: bool) -> None:
     arch = tuning.ARCH_TUNINGS[f"sm_{target.arch}" if nvidia else str(target.arch)]
     found = variants(arch, nvidia, hopper)
     found += over_ranks(nvidia, hopper)
-    found += around_the_model(nvidia) + supports_fp8_kv(target, found)
+    found += around_the_model(nvidia, hopper) + supports_fp8_kv(target, found)
     found += streaming(hopper) if nvidia else []
     found += large() if target.arch == 90 else []
     if target.arch == 90 and (not wanted or "product" in wanted):
@@ -499,7 +530,7 @@ def compile_all(target: GPUTarget, wanted: list[str], verbose: bool) -> None:
         assert len(compiled.asm["cubin" if nvidia else "hsaco"]) > 1000, name
         assert 2 * compiled.metadata.shared <= arch.shared, f"{name}: two programs do not fit"
         assert spilled(compiled) <= MOST_SPILLED, f"{name}: {spilled(compiled)} registers do not fit"
-        if kernel in OVER_RANKS and nvidia:
+        if kernel in OVER_RANKS and nvidia and constants.get("SWAP", True):
             check_over_ranks(kernel, compiled.asm["ptx"])
         if verbose:
             print(f"{target.arch} {name:12} shared {compiled.metadata.shared:7} bytes", flush=True)

@@ -61,7 +61,7 @@ def _bits(a, b, c, d):
 
 
 @triton.jit
-def _full(words):
+def full4(words):
     """No word is EMPTY."""
     return (
         tl.where(words[0] == EMPTY, OTHER_NAN, words[0]),
@@ -107,8 +107,8 @@ def store8(address, there, v, WIDE: tl.constexpr, ASM: tl.constexpr):
 @triton.jit
 def send8(address, there, v, WIDE: tl.constexpr, ASM: tl.constexpr):
     if WIDE:
-        store4(address, there, _full(_bits(v[0], v[1], v[2], v[3])), True, ASM)
-        store4(address + 16, there, _full(_bits(v[4], v[5], v[6], v[7])), True, ASM)
+        store4(address, there, full4(_bits(v[0], v[1], v[2], v[3])), True, ASM)
+        store4(address + 16, there, full4(_bits(v[4], v[5], v[6], v[7])), True, ASM)
     else:
         store4(address, there, _packed(v, ASM), True, ASM)
 

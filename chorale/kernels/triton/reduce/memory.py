@@ -10,6 +10,9 @@ from chorale.kernels.triton import tuning
 from chorale.kernels.triton.reduce.words import EMPTY
 from chorale.parallel.peer_memory import PeerMemory
 
+ROW_WORDS = 32  # of a rank's row in an exchange of few numbers (``rows.py``)
+EXCHANGED_ROWS = 1024  # of such an exchange at most
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -54,13 +57,24 @@ class Layout:
         return self.whole + self.tokens * self.hidden * 4
 
     @property
-    def num_bytes(self) -> int:
+    def numbers(self) -> int:
+        """Words of exchanges of few numbers a row."""
         return self.flags + self.size * tuning.REDUCE_FLAGS * 4
+
+    @property
+    def exchanged(self) -> int:
+        """Most rows of an exchange of few numbers a row."""
+        return min(self.tokens, EXCHANGED_ROWS)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.numbers + 2 * self.size * self.exchanged * ROW_WORDS * 4
 
     def prepare(self, memory: PeerMemory) -> None:
         """Makes all words empty and all flags zero, on all ranks, which all call this."""
         memory.buffer[: self.normed // 4].fill_(EMPTY.value)
-        memory.buffer[self.flags // 4 :].zero_()
+        memory.buffer[self.flags // 4 : self.numbers // 4].zero_()
+        memory.buffer[self.numbers // 4 :].fill_(EMPTY.value)
         memory.barrier()
 
     def result(self, memory: PeerMemory, offset: int, tokens: int, dtype: torch.dtype) -> torch.Tensor:

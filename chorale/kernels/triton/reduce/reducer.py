@@ -15,6 +15,7 @@ from chorale.kernels.triton.launch import dependent, is_nvidia
 from chorale.kernels.triton.reduce.choices import _choices_kernel
 from chorale.kernels.triton.reduce.memory import Layout
 from chorale.kernels.triton.reduce.one_shot import _route_kernel, _rows_kernel
+from chorale.kernels.triton.reduce.rows import RowExchange
 from chorale.kernels.triton.reduce.two_shot import _scattered_kernel
 from chorale.kernels.triton.reduce.words import EMPTY
 from chorale.parallel.communicator import CommunicationError
@@ -62,6 +63,16 @@ class SymmetricReducer:
         self._logits = torch.full((tuning.FEW_LOGITS,), EMPTY.value, dtype=torch.int32, device=device)
         self._logits = self._logits.view(torch.float32)
         self._many_calls = torch.zeros(tuning.REDUCE_FLAGS, dtype=torch.int32, device=device)
+        self.rows = RowExchange(
+            memory.addresses,
+            torch.zeros(layout.exchanged, dtype=torch.int32, device=device),
+            torch.zeros(layout.exchanged, dtype=torch.int32, device=device),
+            self._status.data_ptr(),
+            layout.numbers,
+            self.rank,
+            self.size,
+            self._asm,
+        )
         layout.prepare(memory)
 
     # -------------------------------------------------------------- the host's side

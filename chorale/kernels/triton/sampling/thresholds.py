@@ -31,14 +31,14 @@ _LOWEST_KEY = tl.constexpr(-2139095040)  # of the lowest finite float32
 
 
 @triton.jit
-def _key_of(value):
+def key_of(value):
     """float32 -> int64 in the same order, without gaps."""
     bits = value.to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
 
 
 @triton.jit
-def _value_of(key):
+def value_of(key):
     bits = key.to(tl.int32)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
@@ -66,15 +66,15 @@ def is_out(
 
 
 @triton.jit
-def _load_scores(
+def load_scores(
     logits_ptr, forbidden_ptr, index_ptr, octets_ptr, octets_stride, stops_ptr, stops_stride, stop_stride,
-    row, tokens, V, temperature, MASKED: tl.constexpr, STOPS: tl.constexpr,
+    row, tokens, V, temperature, MASKED: tl.constexpr, STOPS: tl.constexpr, FIRST: tl.constexpr = 0,
 ):  # fmt: skip
     """Logits over temperature of some tokens of a row; -inf for tokens that are out, NaN or past the end."""
     raw = tl.load(logits_ptr + tokens, mask=tokens < V, other=-float("inf"))
     out = is_out(
         forbidden_ptr, index_ptr, octets_ptr, octets_stride, stops_ptr, stops_stride, stop_stride,
-        row, tokens, V, MASKED, STOPS, 0,
+        row, tokens, V, MASKED, STOPS, FIRST,
     )  # fmt: skip
     scores = raw / temperature
     return tl.where((scores == scores) & ~out, scores, -float("inf"))
@@ -89,7 +89,7 @@ def _uses(filters_ptr, row, V, K: tl.constexpr):
 
 
 @triton.jit
-def _filtered(filters_ptr, row, V):
+def filtered(filters_ptr, row, V):
     k = tl.load(filters_ptr + row * 3)
     p = tl.load(filters_ptr + row * 3 + 1)
     m = tl.load(filters_ptr + row * 3 + 2)
@@ -119,11 +119,11 @@ def _best_kernel(
 ):
     row, piece = tl.program_id(1).to(tl.int64), tl.program_id(0)
     temperature = tl.load(temperature_ptr + row)
-    if _filtered(filters_ptr, row, V) & (temperature > 0):
+    if filtered(filters_ptr, row, V) & (temperature > 0):
         best = tl.full((BLOCK,), -float("inf"), tl.float32)
         for block in range(BLOCKS):
             tokens = (piece * BLOCKS + block) * BLOCK + tl.arange(0, BLOCK)
-            scores = _load_scores(
+            scores = load_scores(
                 logits_ptr + row * stride, forbidden_ptr, index_ptr, octets_ptr, octets_stride,
                 stops_ptr, stops_stride, stop_stride, row, tokens, V, temperature, MASKED, STOPS,
             )  # fmt: skip
@@ -144,7 +144,7 @@ def _prepare_kernel(
 ):
     row = tl.program_id(0).to(tl.int64)
     edge = -float("inf")
-    if _filtered(filters_ptr, row, V) & (tl.load(temperature_ptr + row) > 0):
+    if filtered(filters_ptr, row, V) & (tl.load(temperature_ptr + row) > 0):
         places = tl.arange(0, PIECES)
         best = tl.load(best_ptr + row * pieces + places, mask=places < pieces, other=-float("inf"))
         top = tl.maximum(tl.max(best, 0), -3.4028234663852886e38)  # finite, though nothing may be allowed
@@ -160,7 +160,7 @@ def _range_of(bounds_ptr, sums_ptr, goal, top, row, pieces, number, K: tl.conste
     """(low, width) for pass ``number``: the part of the row's range that the previous pass left."""
     if number == 0:
         low = tl.cast(_LOWEST_KEY, tl.int64)
-        width = _key_of(top) + 1 - low
+        width = key_of(top) + 1 - low
     else:
         low = tl.load(bounds_ptr + row * 2)
         width = tl.load(bounds_ptr + row * 2 + 1)
@@ -222,11 +222,11 @@ def _pass_kernel(
         pivots: tl.tuple = ()
         sums: tl.tuple = (tl.zeros((BLOCK,), tl.float32),)  # of the pivots, then of everything
         for n in tl.static_range(7):
-            pivots += (_value_of(low + (width * (n + 1) + 7) // 8),)
+            pivots += (value_of(low + (width * (n + 1) + 7) // 8),)
             sums += (sums[0],)
         for block in range(BLOCKS):
             tokens = (piece * BLOCKS + block) * BLOCK + tl.arange(0, BLOCK)
-            scores = _load_scores(
+            scores = load_scores(
                 logits_ptr + row * stride, forbidden_ptr, index_ptr, octets_ptr, octets_stride,
                 stops_ptr, stops_stride, stop_stride, row, tokens, V, temperature, MASKED, STOPS,
             )  # fmt: skip
@@ -263,7 +263,7 @@ def _settle_kernel(
         goal = tl.load(filters_ptr + row * 3 + (0 if K else 1))
         top = tl.load(top_ptr + row)
         low, _ = _range_of(old_bounds_ptr, old_sums_ptr, goal, top, row, pieces, number, K, PIECES)
-        found = _value_of(low)
+        found = value_of(low)
         tl.store(edge_ptr + row, tl.maximum(tl.load(edge_ptr + row), found))
     if K:
         tl.store(floor_ptr + row, found)
