@@ -56,7 +56,13 @@ def make_executor(
         vocab_size=limits.vocab_size,
         own=None if rank is None else rank.share.vocabulary,
     )
-    sampler = Sampler(device, limits.vocab_size, make_sampler=model.ops.make_sampler, rank=rank)
+    sampler = Sampler(
+        device,
+        limits.vocab_size,
+        make_sampler=model.ops.make_sampler,
+        rank=rank,
+        gather_few=model.ops.gather_few,
+    )
     decode_graphs = mixed_graphs = None
     if resolved.graph_rows:
         decode_graphs = DecodeGraphRunner(

@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 
 from chorale.engine.types import TokenLogprobs
-from chorale.parallel.rank import Rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +46,16 @@ def gather_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, num_top: int)
 
 
 def shared_logprobs(
-    rank: Rank, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int
+    own: range,
+    all_gather: Callable[[torch.Tensor], torch.Tensor],
+    logits: torch.Tensor,
+    token_ids: torch.Tensor,
+    num_top: int,
 ) -> LogprobTensors:
-    """``gather_logprobs`` where ``logits`` [M, V of this rank] are those of the rank's token ids.
+    """``gather_logprobs`` where ``logits`` [M, V of this rank] are those of the ids that the rank owns.
 
     Two exchanges: of each rank's best, sum and chosen logit, and of how many are above the chosen one.
     """
-    own, ranks = rank.share.vocabulary, rank.communicator
     local = token_ids - own.start
     is_other = (local < 0) | (local >= len(own))
     chosen = logits.gather(1, local.masked_fill(is_other, 0).unsqueeze(1))
@@ -62,9 +64,9 @@ def shared_logprobs(
     top, columns = logits.topk(min(num_top, logits.shape[-1]), dim=-1)
     missing = (0, num_top - top.shape[-1])
     top, ids = F.pad(top, missing, value=float("-inf")), F.pad(columns + own.start, missing)
-    parts = ranks.all_gather(torch.cat((chosen, total, top, ids.float()), dim=1))  # [size, M, 2 + 2 K]
+    parts = all_gather(torch.cat((chosen, total, top, ids.float()), dim=1))  # [size, M, 2 + 2 K]
     chosen, total = parts[:, :, :1].amax(0), parts[:, :, 1:2].logsumexp(0)
-    above = ranks.all_reduce_((logits > chosen).sum(-1).float())
+    above = all_gather((logits > chosen).sum(-1).float()).sum(0)  # exact
     values = parts[:, :, 2 : 2 + num_top].movedim(0, 1).flatten(1)
     ids = parts[:, :, 2 + num_top :].movedim(0, 1).flatten(1)
     top, places = values.topk(num_top, dim=-1)

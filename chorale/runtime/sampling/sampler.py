@@ -19,7 +19,7 @@ with every token forbidden, gets no token and does not affect the others.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import numpy as np
@@ -33,6 +33,7 @@ from chorale.parallel.rank import Rank
 from chorale.runtime.device import Device
 from chorale.runtime.sampling.grammar import Masks
 from chorale.runtime.sampling.logprobs import (
+    Gather,
     LogprobTensors,
     gather_in_parts,
     gather_logprobs,
@@ -55,10 +56,12 @@ class Sampler:
         forbidden: Iterable[int] = RESERVED_IDS,
         make_sampler: MakeSampler = ReferenceSampler,
         rank: Rank | None = None,
+        gather_few: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
         """``forbidden``: ids that can never be sampled; those past the vocabulary are ignored. ``rank``: the
-        logits are of its token ids; None: of the whole vocabulary."""
+        logits are of its token ids; None: of the whole vocabulary. ``gather_few``: see ``Ops``."""
         self._device, self._rank = device, rank
+        self._gather_few = gather_few
         known = [token for token in forbidden if 0 <= token < vocab_size]
         is_forbidden = torch.zeros(vocab_size, dtype=torch.uint8)
         is_forbidden[torch.tensor(known, dtype=torch.int64)] = 1
@@ -75,7 +78,10 @@ class Sampler:
 
     def logprobs(self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> LogprobTensors:
         """The log-probabilities of ``token_ids`` [M], one for each row of ``logits``, a few rows at once."""
-        gather = gather_logprobs if self._rank is None else partial(shared_logprobs, self._rank)
+        gather: Gather = gather_logprobs
+        if self._rank is not None:
+            all_gather = self._gather_few or self._rank.communicator.all_gather
+            gather = partial(shared_logprobs, self._rank.share.vocabulary, all_gather)
         return gather_in_parts(logits, token_ids, num_top, self._device.sample_rows, gather)
 
     def sample(self, logits: torch.Tensor, batch: SamplingBatch, masks: Masks | None = None) -> torch.Tensor:
