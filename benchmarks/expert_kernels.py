@@ -198,7 +198,7 @@ class Case:
         # The next layer's: only its norm and its type are looked at.
         self.qkv = QkvWeights(torch.ones(H, device=GPU), pack_head(self.normed[:0]))
         self.inner = torch.randn(tokens * 4, I, device=GPU).bfloat16()
-        self.works = [gemv.divide_work(ids, count) for ids in self.draws]
+        self.works = [gemv.divide_work(ids, self.layers[0]) for ids in self.draws]
 
     def tile(self, kind: str) -> tuning.GemvConfig:
         choose = tuning.gemv_gate_up if kind == "gate_up" else tuning.gemv_down
@@ -230,9 +230,7 @@ def time_case(case: Case, name: str, peak: float) -> None:
     parts = torch.zeros(case.tokens, 4, H, device=GPU)
     norm = None if case.tokens <= tuning.SKINNY_TOKENS else Norm(case.qkv.norm, 1e-5, torch.bfloat16)
     us = graph_us(lambda: [add_parts(parts, case.x, norm) for _ in range(CALLS)])
-    plan = graph_us(
-        lambda: [gemv.divide_work(ids, case.layers[0].num_experts) for ids in case.draws] + [case.x + 1]
-    )
+    plan = graph_us(lambda: [gemv.divide_work(ids, case.layers[0]) for ids in case.draws] + [case.x + 1])
     print(f"{name} sum {us:.2f} us, plan (sort) {plan:.2f} us; touched {case.touched:.1f}", flush=True)
     RESULTS[f"{name} sum, sort"] = us, plan
 

@@ -49,7 +49,7 @@ class EngineConfig:
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     async_scheduling: bool | None = None  # None: where the device can
     tensor_parallel_size: int = 1  # ranks: processes, each with its share of the model and its own device
-    enable_expert_parallel: bool = False  # ranks have whole experts instead of some columns of each
+    enable_expert_parallel: bool | None = None  # ranks have whole experts, not some columns; None: choose
     disable_custom_all_reduce: bool = False  # ranks exchange through NCCL alone
     enforce_eager: bool = False  # no CUDA graphs
     max_cudagraph_capture_size: int | None = None  # rows; None: max_num_seqs; 0: no graphs

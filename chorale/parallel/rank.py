@@ -14,7 +14,6 @@ class Rank:
 
     share: Share
     communicator: Communicator
-    by_expert: bool = False  # the experts are cut into whole ones, not by columns
 
     @property
     def silent(self) -> Rank:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from chorale.config import EngineConfig
 from chorale.errors import ConfigError
 
 VALID_SIZES = (1, 2, 4, 8)
@@ -43,6 +44,12 @@ class Share:
     columns: range  # of each expert's intermediate size
     experts: range
     vocabulary: range  # token ids: rows of embedding and head
+    num_experts: int  # of the model
+
+    @property
+    def by_expert(self) -> bool:
+        """Returns whether the ranks have whole experts, instead of some columns of all."""
+        return len(self.experts) < self.num_experts
 
     @property
     def is_first(self) -> bool:
@@ -54,6 +61,20 @@ def check_size(size: int) -> None:
     """Raises ``ConfigError`` for a number of ranks that no model can have."""
     if size not in VALID_SIZES:
         raise ConfigError(f"--tensor-parallel-size {size}: must be one of {', '.join(map(str, VALID_SIZES))}")
+
+
+def cuts_by_expert(config: EngineConfig) -> bool:
+    """Returns whether ranks have whole experts, instead of some columns of all: as asked, else columns.
+
+    The choice for all loads, as weights are cut when they are read. Whole experts should win for prompts and
+    large batches, and lose for few rows (docs/kernels.md predicts where). Neither has been measured on GPUs.
+    """
+    return bool(config.enable_expert_parallel)
+
+
+def shares_of(config: EngineConfig, model: ModelSizes) -> tuple[Share, ...]:
+    """Returns the share of each rank of an engine. Raises ``ConfigError`` as ``make_shares``."""
+    return make_shares(model, config.tensor_parallel_size, by_expert=cuts_by_expert(config))
 
 
 def make_shares(model: ModelSizes, size: int, *, by_expert: bool = False) -> tuple[Share, ...]:
@@ -85,6 +106,7 @@ def make_shares(model: ModelSizes, size: int, *, by_expert: bool = False) -> tup
             columns=columns[rank],
             experts=experts[rank],
             vocabulary=vocabulary[rank],
+            num_experts=model.num_local_experts,
         )
         for rank in range(size)
     )

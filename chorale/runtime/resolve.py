@@ -12,7 +12,7 @@ from chorale.engine.types import EngineLimits
 from chorale.errors import ConfigError
 from chorale.harmony.vocab import VOCAB_SIZE
 from chorale.model.config import ModelConfig
-from chorale.parallel.shares import check_size, make_shares
+from chorale.parallel.shares import check_size, cuts_by_expert, shares_of
 from chorale.runtime.cache_dtype import E4M3, cache_dtype
 from chorale.runtime.hardware import Hardware
 from chorale.runtime.kv_pool import PoolRequest, check_one_fits, check_rows, size_pool, who_holds
@@ -123,6 +123,12 @@ def resolve(
             f"the checkpoint's e4m3 scales of the experts' inputs are not used, inputs are {dtype}: "
             "--moe-activation-dtype fp8 (Hopper) uses them"
         )
+    if config.tensor_parallel_size > 1:
+        asked, by_expert = config.enable_expert_parallel, cuts_by_expert(config)
+        why = (
+            "ranks have columns of all experts, unless asked for whole ones" if asked is None else "requested"
+        )
+        decide.decisions.append(Decision("enable_expert_parallel", by_expert, why, asked is None))
     kv_dtype = _kv_dtype(config, decide, dtype, supports_fp8_kv)
     block_size = decide.pick(
         "block_size", config.block_size, 16 if cpu else 64, f"default on {hardware.kind}"
@@ -279,8 +285,7 @@ def share_of_first(config: EngineConfig, model: ModelConfig) -> ModelConfig:
     cannot be cut so."""
     if config.tensor_parallel_size == 1:
         return model
-    shares = make_shares(model, config.tensor_parallel_size, by_expert=config.enable_expert_parallel)
-    return model.part(shares[0])
+    return model.part(shares_of(config, model)[0])
 
 
 def check_sizes(config: EngineConfig) -> None:

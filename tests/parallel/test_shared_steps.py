@@ -116,7 +116,10 @@ INTERPRETED = """
 import json, sys
 from tests.support.runtime import make_engine, request, run
 
-core = make_engine(sys.argv[1], tensor_parallel_size=int(sys.argv[2]), ops=sys.argv[3], dtype="float32")
+size, by_expert = int(sys.argv[2]), sys.argv[4] == "whole experts"
+core = make_engine(
+    sys.argv[1], tensor_parallel_size=size, enable_expert_parallel=by_expert, ops=sys.argv[3], dtype="float32"
+)
 prompts = {"long": list(range(30)), "short": list(range(7))}
 requests = [
     request("greedy", prompts["long"], max_tokens=3, temperature=0, logprobs=3),
@@ -135,14 +138,15 @@ print(json.dumps({
 
 
 @pytest.mark.slow
-def test_triton_ops_of_two_ranks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cut", ["columns", "whole experts"])
+def test_triton_ops_of_two_ranks(tmp_path: Path, cut: str) -> None:
     """Through Triton's interpreter: partial products, sums, the second rank's noise, filters over ranks."""
-    sizes = {**ODD, "layers": 2, "experts": 4, "hidden": 64, "inter": 3 * 64, "heads": 8, "kv_heads": 4}
+    sizes = {**ODD, "layers": 2, "experts": 5, "hidden": 64, "inter": 3 * 64, "heads": 8, "kv_heads": 4}
     folder = write_random_checkpoint(tmp_path / "small", make_config(**sizes), seed=3)
 
     def answers(size: int, ops: str) -> dict[str, object]:
         found = subprocess.run(
-            (sys.executable, "-c", INTERPRETED, str(folder), str(size), ops),
+            (sys.executable, "-c", INTERPRETED, str(folder), str(size), ops, cut),
             env={**os.environ, "TRITON_INTERPRET": "1"},
             stdout=subprocess.PIPE,
             check=True,

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chorale.config import EngineConfig
 from chorale.errors import ConfigError
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import SHAPES, make_config
-from chorale.parallel.shares import CHUNK, cut, make_shares
+from chorale.parallel.shares import CHUNK, cut, make_shares, shares_of
 
 
 def model(**sizes: Any) -> ModelConfig:
@@ -77,3 +78,15 @@ def test_nothing_is_padded_or_left_out(total: int, parts: int, chunk: int) -> No
     assert chunks == sorted(chunks, reverse=True)
     assert chunks[0] - chunks[-1] <= 1
     assert all(part.start % chunk == 0 for part in found)
+
+
+@pytest.mark.parametrize(("asked", "whole"), [(None, False), (False, False), (True, True)])
+def test_the_way_in_which_experts_are_cut(asked: bool | None, whole: bool) -> None:
+    config = EngineConfig(model="m", tensor_parallel_size=2, enable_expert_parallel=asked)
+    assert [share.by_expert for share in shares_of(config, model())] == [whole, whole]
+
+
+def test_one_rank_has_all_of_all_experts() -> None:
+    (only,) = shares_of(EngineConfig(model="m", enable_expert_parallel=True), model())
+    assert not only.by_expert
+    assert len(only.experts) == only.num_experts

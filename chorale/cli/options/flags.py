@@ -66,7 +66,7 @@ ENGINE_FLAGS = (
          "ranks that share the model, each a process with its own GPU: 1, 2, 4 or 8", aliases=("tp",),
          least=1),
     Flag("enable-expert-parallel", "bool", "engine.enable_expert_parallel",
-         "ranks have whole experts instead of some columns of each (reference ops only)"),
+         "ranks have whole experts instead of some columns of each"),
     Flag("disable-custom-all-reduce", "bool", "engine.disable_custom_all_reduce",
          "ranks exchange through NCCL alone"),
     Flag("data-parallel-size", "int", "server.data_parallel_size",

@@ -12,14 +12,14 @@ from functools import partial
 
 import torch
 
-from chorale.errors import ConfigError
-from chorale.kernels.ops import Ops, QkvWeights, RouterWeights, Sample, StepSizes
+from chorale.kernels.ops import ExpertTensors, Ops, QkvWeights, RouterWeights, Sample, StepSizes
 from chorale.kernels.reference.shared_ops import addend, embed
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.dense.linear import Linear, product, project_add
 from chorale.kernels.triton.dense.norm import rms_norm
 from chorale.kernels.triton.moe import moe as experts_of_one_rank
-from chorale.kernels.triton.moe.packing import Experts
+from chorale.kernels.triton.moe import packing
+from chorale.kernels.triton.moe.packing import Experts, Owned
 from chorale.kernels.triton.moe.router import route
 from chorale.kernels.triton.ops import TRITON_OPS
 from chorale.kernels.triton.reduce import ops as reduce_ops
@@ -27,19 +27,19 @@ from chorale.kernels.triton.reduce.memory import Layout
 from chorale.kernels.triton.reduce.reducer import SymmetricReducer
 from chorale.kernels.triton.sampling.shared_sample import SharedSample
 from chorale.parallel.rank import Rank
+from chorale.parallel.shares import Share
 
 LEAST_HIDDEN = 256  # columns of x for which the all-reduce kernels have a thread each
 
 
 def shared_ops(rank: Rank) -> Ops:
-    """Returns the Triton ops of ``rank``. Raises ``ConfigError`` for what they cannot do yet."""
-    if rank.by_expert:
-        raise ConfigError("--enable-expert-parallel: only the reference ops cut by whole experts so far")
+    """Returns the Triton ops of ``rank``."""
     return replace(
         TRITON_OPS,
         embed=partial(embed, rank),
         project_and_route=partial(project_and_route, rank),
         moe=partial(moe, rank),
+        pack_experts=partial(pack_experts, rank),
         make_sampler=partial(make_sampler, rank),
         over_peers=partial(over_peers, rank),
     )
@@ -66,6 +66,16 @@ def over_peers(rank: Rank, sizes: StepSizes, device: torch.device) -> Ops | None
         gather_few=partial(gather_few, rank, reducer),
         over_peers=None,
     )
+
+
+def pack_experts(rank: Rank, tensors: ExpertTensors) -> Experts:
+    """``Ops.pack_experts``: of columns of all experts, or of whole ones, whose ids begin at the share's."""
+    return replace(packing.pack_experts(tensors), owned=owned(rank.share))
+
+
+def owned(share: Share) -> Owned | None:
+    """Returns which experts the share has, or None if it has columns of all."""
+    return Owned(share.experts.start, share.num_experts) if share.by_expert else None
 
 
 def project_and_route(

@@ -22,7 +22,7 @@ from chorale.parallel.distributed import connect
 from chorale.parallel.executor import RankedExecutor, RankedGrammars
 from chorale.parallel.processes import RankProcesses
 from chorale.parallel.rank import Rank
-from chorale.parallel.shares import make_shares
+from chorale.parallel.shares import shares_of
 from chorale.parallel.wire import Machine, Opened, encode
 from chorale.runtime.device import Device
 from chorale.runtime.executor import LocalExecutor
@@ -141,8 +141,8 @@ def make_place(
     config: EngineConfig, model: ModelConfig, device: Device, rank: int, machine: Machine, meet: Meet
 ) -> Place:
     """Returns the place of ``rank``. ``machine``: memory that every rank has; ``meet`` connects the ranks."""
-    size, by_expert = config.tensor_parallel_size, config.enable_expert_parallel
-    share = make_shares(model, size, by_expert=by_expert)[rank]
+    size = config.tensor_parallel_size
+    share = shares_of(config, model)[rank]
     hardware = replace(
         device.hardware,
         total_bytes=machine.total_bytes,
@@ -150,7 +150,7 @@ def make_place(
         place=machine.place,
         uuid=machine.uuid,
     )
-    own = Rank(share, meet(rank, size, device), by_expert)
+    own = Rank(share, meet(rank, size, device))
     return Place(device, hardware, own, machine.free_of_ranks)
 
 

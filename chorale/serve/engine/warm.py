@@ -15,7 +15,7 @@ from chorale.model.gpt_oss import GptOss
 from chorale.model.weights import weight_shapes
 from chorale.parallel.communicator import Silent
 from chorale.parallel.rank import Rank
-from chorale.parallel.shares import make_shares
+from chorale.parallel.shares import shares_of
 from chorale.runtime.assembly import DTYPES
 from chorale.runtime.device import open_device
 from chorale.runtime.hardware import Hardware, cpu_count, why_no_cuda
@@ -80,9 +80,7 @@ def _ranks(config: EngineConfig, model: ModelConfig) -> list[Rank | None]:
     size = config.tensor_parallel_size
     if size == 1:
         return [None]
-    shares = make_shares(model, size, by_expert=config.enable_expert_parallel)
-    by_expert = config.enable_expert_parallel
-    return [Rank(share, Silent(share.rank, size), by_expert) for share in shares]
+    return [Rank(share, Silent(share.rank, size)) for share in shares_of(config, model)]
 
 
 def _warm_rank(

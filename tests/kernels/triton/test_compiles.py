@@ -12,6 +12,9 @@ from tests.kernels.triton.test_interpreter import ROOT, SECONDS, run
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
 
+SOME = ("rank of some", "gate_up 1 of some", "sum of some", "stream up 2 of some", "reduce 2 of some")
+
+
 def compile_for(tmp_path: Path, *arguments: str) -> None:
     settings = {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_DEFAULT_FP_FUSION": "1", "PYTHONPATH": str(ROOT)}
     run(["-m", "tests.support.kernels.compile_kernels", *arguments], TRITON_INTERPRET="0", **settings)
@@ -24,7 +27,7 @@ def test_one_form_of_each_kernel_compiles_for_hopper(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(SECONDS)
 def test_some_kernels_compile_for_hardware_that_was_never_tried(tmp_path: Path) -> None:
-    compile_for(tmp_path, "cuda:80", "hip:gfx942", "gate_up 64", "skinny", "decode 0", "scatter 4")
+    compile_for(tmp_path, "cuda:80", "hip:gfx942", "gate_up 64", "skinny", "decode 0", "scatter 4", *SOME)
 
 
 @pytest.mark.slow

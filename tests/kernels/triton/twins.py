@@ -421,7 +421,9 @@ def _work_kernel(
     offsets_ptr, out_ptr, further, E, COLUMNS: tl.constexpr, SORTED: tl.constexpr, EXPERTS: tl.constexpr
 ):
     program = tl.program_id(0)
-    work = _work_of(offsets_ptr, offsets_ptr, program, 0, further, E, 0, False, SORTED, COLUMNS, EXPERTS)
+    work = _work_of(
+        offsets_ptr, offsets_ptr, program, 0, None, further, E, 0, False, SORTED, COLUMNS, EXPERTS
+    )
     for part in tl.static_range(3):
         tl.store(out_ptr + program * 3 + part, work[part])
 

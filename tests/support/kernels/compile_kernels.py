@@ -60,6 +60,7 @@ INT32 = {
     "blocks_ptr",
 }
 BYTES = {"scales_ptr"}
+SOME_EXPERTS = {"first_expert", "num_experts", "pair_ids_ptr"}  # None, unless a rank has whole experts
 WIDE = {"norm_ptr", "rope_ptr", "sinks_ptr", "part_ptr", "parts_ptr", "stat_ptr", "gates_ptr", "logits_ptr"}
 
 # Registers a thread, of one kernel: gate_up of 9 to 16 tokens, which is ahead all the same (Triton 3.6).
@@ -197,7 +198,7 @@ def skinny_variants() -> list[Variant]:
 
 def _sums(hopper: bool) -> list[Variant]:
     """What ends the expert layer: columns of a token, or a whole row and its norm."""
-    many = {"K": 4, "NORM": False, "ADD": True, "BLOCK": 1024, "PDL": hopper}
+    many = {"K": 4, "SPLITS": 1, "SOME": False, "NORM": False, "ADD": True, "BLOCK": 1024, "PDL": hopper}
     many_normed = many | {"NORM": True, "BLOCK": 4096}
     few = {"place_ptr": None, "gates_ptr": None}
     plain, normed = many | few, many_normed | few
@@ -229,7 +230,7 @@ def over_ranks(asm: bool, hopper: bool) -> list[Variant]:
     common = {"H": 2880, "LANES": 512, "ASM": asm, "PDL": hopper}
     few = common | {"SPLITS": 4, "HAS_BIAS": False, "WIDE": True}
     many = common | {"SPLITS": 1, "HAS_BIAS": True, "WIDE": False}
-    rows = {"NORM": True, "PREFETCH": False, "BLOCKS": 1, "COUNTERS": 16}
+    rows = {"NORM": True, "PREFETCH": False, "BLOCKS": 1, "COUNTERS": 16, "K": 0}
     few_lanes = {"NORM": False, "BLOCKS": 12, "LANES": tuning.REDUCE_LANES, "SPLITS": 20}
     ids = types | dict.fromkeys(("ids_ptr", "own_ids_ptr"), "*i64")
     ids |= dict.fromkeys(("gates_ptr", "own_gates_ptr"), "*fp32")
@@ -257,6 +258,13 @@ def over_ranks(asm: bool, hopper: bool) -> list[Variant]:
                 tile.num_warps,
                 3,
             ),
+        ]
+        some = {"pair_ids_ptr": "*i64", "first_expert": "i32", "num_experts": "i32"}
+        whole, rows_of_some = few | each | {"K": 4}, parts | some
+        lanes = whole | few_lanes
+        found += [
+            (f"reduce {ranks} of some", one_shot._rows_kernel, whole, rows_of_some, once.num_warps, 3),
+            (f"reduce columns {ranks} of some", one_shot._rows_kernel, lanes, rows_of_some, 1, 3),
         ]
     if hopper:
         ahead = few | rows | {"ROWS": once.rows, "PREFETCH": True}
@@ -366,13 +374,25 @@ def supports_fp8_kv(target: GPUTarget, found: list[Variant]) -> list[Variant]:
     return [(f"{v[0]} fp8", v[1], v[2], v[3] | types, v[4], v[5]) for v in found if v[0] in touching]
 
 
+def of_some_experts(found: list[Variant]) -> list[Variant]:
+    """The kernels that know which experts a rank has, if these are not all."""
+    types = {"first_expert": "i32", "num_experts": "i32", "pair_ids_ptr": "*i64"}
+    by_place = {"combine", "gather", "gather8"}
+    touched = {"sort", "rank", "gate_up 1", "down 1", "gate_up 64", "down 64", "sum", "place", "place few"}
+    touched |= {"count", *(f"stream up {n}" for n in (1, 2, 8, 16))}
+    touched |= {f"stream down {n}, 45 chunks" for n in (1, 2, 8, 16)}
+    more = [(f"{v[0]} of some", v[1], v[2], v[3] | types, v[4], v[5]) for v in found if v[0] in touched]
+    some = {"SOME": True}
+    return more + [(f"{v[0]} of some", v[1], v[2] | some, *v[3:]) for v in found if v[0] in by_place]
+
+
 def large() -> list[Variant]:
     """``grouped_moe``'s own kernels, for Hopper."""
     cut = {"WIDE": 256, "MID": 0, "NARROW": 64, "TAIL": 0}
     placing = cut | {"EXPERTS": 128, "LISTERS": 4, "PDL": True}
     few, many = placing | {"PAIRS": 1024, "PART": 8}, placing | {"GROUP": 1024, "BLOCK": 256}
     mids = {"MID": 128}
-    rows = cut | {"K": 4, "BLOCK": 1024, "FIXED": False, "PDL": True}
+    rows = cut | {"K": 4, "BLOCK": 1024, "FIXED": False, "SOME": False, "PDL": True}
     plain = rows | {"scale_ptr": None, "fixed": None}
     types = {"out_ptr": "*fp8e4nv", "scale_ptr": "*fp32"}
     fixed = rows | {"BLOCK": 4096, "FIXED": True}
@@ -450,6 +470,7 @@ def compile_products(target: GPUTarget, verbose: bool) -> None:
 def source(kernel: Any, constants: dict[str, Any], types: dict[str, str]) -> ASTSource:
     signature, attributes = {}, {}
     names = list(inspect.signature(kernel.fn).parameters)
+    constants = constants | dict.fromkeys(SOME_EXPERTS & set(names) - set(types))
     for place, name in enumerate(names):
         if name in constants:
             signature[name] = "constexpr"
@@ -517,6 +538,7 @@ def compile_all(target: GPUTarget, wanted: list[str], verbose: bool) -> None:
     found += around_the_model(nvidia, hopper) + supports_fp8_kv(target, found)
     found += streaming(hopper) if nvidia else []
     found += large() if target.arch == 90 else []
+    found += of_some_experts(found)
     if target.arch == 90 and (not wanted or "product" in wanted):
         compile_products(target, verbose)
     compiled_once = set()

@@ -1,12 +1,13 @@
 """Does the dry run find every kernel of every step? A script: needs Triton, no GPU.
 
-    python -m tests.support.kernels.dry_run_steps 20b|120b [--meta] [--ranks N] [--compile [PROCESSES]] [-v]
+    python -m tests.support.kernels.dry_run_steps 20b|120b [--meta] [--ranks N [--by-expert]]
+        [--compile [PROCESSES]] [-v]
 
 Tensors of the CPU stand for a Hopper GPU's, and nothing is compiled unless asked for: what counts are the
 keys by which Triton tells kernels apart. The dry run is that of a start, on such tensors, or with ``--meta``
 that of ``chorale warm``, on meta tensors; then other steps run on tensors of the CPU, and every kernel that
 they ask for must have been found. ``--ranks``: those of the first of N ranks, whose sums are Chorale's
-kernels. Run by ``test_dry_run.py``.
+kernels; ``--by-expert``: which have whole experts. Run by ``test_dry_run.py``.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from triton.runtime.jit import JITFunction
 
 from chorale.config import EngineConfig
 from chorale.kernels.ops import Ops
-from chorale.kernels.triton import launch
+from chorale.kernels.triton import launch, shared_ops
 from chorale.kernels.triton.dense import linear, qkv
 from chorale.kernels.triton.moe import packing
 from chorale.kernels.triton.moe import router as route
@@ -35,7 +36,6 @@ from chorale.kernels.triton.ops import TRITON_OPS
 from chorale.kernels.triton.precompile.compiler import Precompiler
 from chorale.kernels.triton.precompile.pool import CompilePool
 from chorale.kernels.triton.precompile.target import TargetDriver
-from chorale.kernels.triton.shared_ops import over_peers
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import SHAPES, make_config
 from chorale.model.gpt_oss import GptOss, LayerWeights, QkvWeights, RouterWeights, Weights
@@ -87,8 +87,8 @@ def _float32_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return x.new_zeros(x.shape[0], weight.shape[0], dtype=torch.float32)
 
 
-def make_model(config: ModelConfig, ops: Ops) -> GptOss:
-    """Of the real shape, with few layers, all of which share one set of experts."""
+def make_model(config: ModelConfig, ops: Ops, rank: Rank | None) -> GptOss:
+    """Of the real shape, with few layers, all of which share one set of experts. ``config``: the rank's."""
     hidden, heads, kv, dim = (
         config.hidden_size, config.num_attention_heads, config.num_key_value_heads, config.head_dim,
     )  # fmt: skip
@@ -109,8 +109,10 @@ def make_model(config: ModelConfig, ops: Ops) -> GptOss:
         gate_up_bias=torch.zeros(2, count, inter, dtype=half),
         down_bias=torch.zeros(count, hidden, dtype=half),
         swiglu_limit=7.0, swiglu_alpha=1.702, dtype=half,
+        owned=None if rank is None else shared_ops.owned(rank.share),
     )  # fmt: skip
-    router = route.pack_router(torch.zeros(count, hidden), torch.zeros(count), half)
+    routed = count if rank is None else rank.share.num_experts
+    router = route.pack_router(torch.zeros(routed, hidden), torch.zeros(routed), half)
     layer = LayerWeights(
         qkv=QkvWeights(torch.zeros(hidden), linear_of((heads + 2 * kv) * dim, hidden)),
         sinks=torch.zeros(heads),
@@ -124,16 +126,16 @@ def make_model(config: ModelConfig, ops: Ops) -> GptOss:
     return GptOss(config, weights, ops, 4096)
 
 
-def first_of(config: ModelConfig, num_ranks: int) -> Rank | None:
+def first_of(config: ModelConfig, num_ranks: int, *, by_expert: bool) -> Rank | None:
     if num_ranks == 1:
         return None
-    return Rank(make_shares(config, num_ranks)[0], Silent(0, num_ranks))
+    return Rank(make_shares(config, num_ranks, by_expert=by_expert)[0], Silent(0, num_ranks))
 
 
 def ops_of(rank: Rank | None, config: ModelConfig, found: Resolved, device: torch.device) -> Ops:
     if rank is None:
         return TRITON_OPS
-    ops = over_peers(rank, build.step_sizes(config, found), device)
+    ops = shared_ops.over_peers(rank, build.step_sizes(config, found), device)
     assert ops is not None
     return ops
 
@@ -206,10 +208,10 @@ def main(size: str, processes: int, on_meta: bool, num_ranks: int) -> None:
     # A small vocabulary: logits are the only large tensors that would be filled.
     config = make_config(**{**SHAPES[size], "layers": 4}, vocab=5000)
     found, grammars = resolved_for(config), GrammarCache(config.vocab_size)
-    rank = first_of(config, num_ranks)
+    rank = first_of(config, num_ranks, by_expert="--by-expert" in sys.argv)
     own = config if rank is None else config.part(rank.share)
     ops = ops_of(rank, config, found, DEVICE.torch_device)
-    model, precompiler = make_model(own, ops), Precompiler(lambda: pool)
+    model, precompiler = make_model(own, ops, rank), Precompiler(lambda: pool)
     print(f"made after {time.perf_counter() - begin:.1f} s")
     begin, cpu = time.perf_counter(), time.thread_time()
     device = TargetDevice(DEVICE.hardware) if on_meta else DEVICE

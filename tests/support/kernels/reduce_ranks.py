@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -31,13 +32,15 @@ from chorale.kernels.reference import reduce as reference
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.dense.linear import pack_linear
 from chorale.kernels.triton.dense.norm import Norm
-from chorale.kernels.triton.moe.packing import pack_experts
+from chorale.kernels.triton.moe.combine import SomePairs
+from chorale.kernels.triton.moe.packing import Owned, pack_experts
 from chorale.kernels.triton.moe.router import pack_router
 from chorale.kernels.triton.reduce import one_shot, two_shot
 from chorale.kernels.triton.reduce import ops as reduce_ops
 from chorale.kernels.triton.reduce.memory import Layout
 from chorale.kernels.triton.reduce.reducer import SymmetricReducer
 from chorale.parallel.peer_memory import PeerMemory
+from chorale.parallel.shares import cut
 from chorale.processes import die_with_parent
 
 H, EPS = 96, 1e-5  # twelve lanes of eight columns, so that some of 16 are outside
@@ -287,6 +290,51 @@ def expert_tensors(rank: Rank, inter: int) -> ExpertTensors:
     )  # fmt: skip
 
 
+def whole_experts(memory: PeerMemory, dtype: torch.dtype) -> list[Digest]:
+    """Ranks that have whole experts: parts of own pairs only (others are NaN, and not read), and ``moe``."""
+    rank, found = Rank(memory, dtype), []
+    shares = cut(EXPERTS - 1, rank.size, 1, "experts")  # the last expert is nobody's: it adds nothing
+    mine = shares[rank.rank]
+    for tokens in (1, 4, FEW):
+        ids = torch.stack([torch.randperm(EXPERTS, generator=rank.generator)[:4] for _ in range(tokens)])
+        ids[tokens // 2 :] = ids[tokens // 2 :].clamp(max=shares[0].stop - 1)  # all the first rank's
+        x = rank.randn(tokens, H)
+        parts = [rank.randn(8, tokens, H) for _ in range(rank.size)]  # two of each pair
+        own = [((ids >= s.start) & (ids < s.stop)).t().repeat_interleave(2, 0).unsqueeze(2) for s in shares]
+        given = parts[rank.rank].masked_fill(~own[rank.rank], torch.nan)
+        some = SomePairs(ids, mine.start, len(mine))
+        reduced = rank.reducer.add_norm(given, None, x.clone(), Norm(rank.norm, EPS, dtype), some=some)
+        rank.reducer.check()
+        whole = [part.masked_fill(~is_own, 0.0) for part, is_own in zip(parts, own, strict=True)]
+        sent = [reference.sent_part(part, None, torch.float32) for part in whole]
+        summed, normed = reference.add_norm(sent, x, rank.norm, EPS)
+        assert torch.equal(reduced.x, summed)
+        rank.check_norm(reduced.normed, normed)
+        rank.check_empty()
+        found.append(digest(reduced.x, reduced.normed))
+    return found if dtype == torch.bfloat16 else found + moe_of_whole_experts(memory, rank)
+
+
+def moe_of_whole_experts(memory: PeerMemory, rank: Rank) -> list[Digest]:
+    """One-shot and two-shot; float32: the interpreter has no products of bfloat16."""
+    found: list[Digest] = []
+    tensors, mine = expert_tensors(rank, 32), cut(EXPERTS, rank.size, 1, "experts")[rank.rank]
+    names = ("gate_up_bias", "down_bias", "gate_up_blocks", "gate_up_scales", "down_blocks", "down_scales")
+    part = replace(tensors, **{name: getattr(tensors, name)[mine.start : mine.stop] for name in names})
+    experts = replace(pack_experts(part), owned=Owned(mine.start, EXPERTS))
+    for tokens in (1, 4, TOKENS):
+        x, normed = rank.randn(tokens, H), rank.randn(tokens, H)
+        ids = torch.stack([torch.randperm(EXPERTS, generator=rank.generator)[:4] for _ in range(tokens)])
+        gates = torch.softmax(rank.randn(tokens, 4), -1)
+        total = reference_moe.moe(normed, ids, gates, reference_moe.pack_experts(tensors), x.clone())
+        summed, _ = reduce_ops.moe(rank.reducer, normed, ids, gates, experts, x, None, EPS)
+        rank.reducer.check()
+        torch.testing.assert_close(summed, total, rtol=1e-4, atol=1e-4)
+        found.append(digest(summed))
+        memory.barrier()
+    return found
+
+
 def odd_numbers(memory: PeerMemory, dtype: torch.dtype) -> list[Digest]:
     """Numbers whose bits are those of an empty place, negative zeros and infinities."""
     found: list[Digest] = []
@@ -365,6 +413,7 @@ SCENARIOS: dict[str, Callable[[PeerMemory, torch.dtype], list[Digest]]] = {
     "routed": routed,
     "many": many_rows,
     "ops": ops_of_the_model,
+    "experts": whole_experts,
     "odd": odd_numbers,
     "late": late,
     "absent": absent,

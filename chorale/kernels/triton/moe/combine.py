@@ -3,6 +3,8 @@ the same kernel."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -10,6 +12,7 @@ import triton.language as tl
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.dense.norm import Norm, in_fours, normed_row, sum_ending
 from chorale.kernels.triton.launch import dependent, wait_for_previous
+from chorale.kernels.triton.moe.packing import Experts
 
 
 @triton.jit
@@ -21,9 +24,21 @@ def swiglu(gate, up, limit, alpha):
 
 
 @triton.jit
+def own_columns(columns, pair, pair_ids_ptr, first_expert, num_experts):
+    """The ``columns`` of a pair's part, if its expert is one of this rank's, or else 0. None: all are."""
+    if pair_ids_ptr is not None:
+        expert = tl.load(pair_ids_ptr + pair).to(tl.int32) - first_expert
+        columns = tl.where((expert >= 0) & (expert < num_experts), columns, 0)
+    return columns
+
+
+@triton.jit(do_not_specialize=["first_expert", "num_experts"])
 def _sum_kernel(
     parts_ptr,  # [T, K, H] float32; or [rows, H], by expert
-    place_ptr,  # None; or [T * K] int32: the row of each pair's part
+    place_ptr,  # None; or [T * K] int32: the row of each pair's part; -1: it has none (if SOME)
+    pair_ids_ptr,  # None; or [T * K / SPLITS] int64, of whose pairs this rank has the parts of some
+    first_expert,  # its first one (if pair_ids_ptr), and how many it has
+    num_experts,
     gates_ptr,  # None; or [T * K] float32: what each part is multiplied with
     x_ptr,  # [T, H] float32; or of any type, and only written (if not ADD)
     norm_ptr,  # [H] float32 (if NORM, for which BLOCK is at least H)
@@ -31,6 +46,8 @@ def _sum_kernel(
     eps,
     H,
     K: tl.constexpr,
+    SPLITS: tl.constexpr,  # parts of a pair
+    SOME: tl.constexpr,
     NORM: tl.constexpr,
     ADD: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -48,10 +65,15 @@ def _sum_kernel(
         x = tl.zeros((BLOCK,), tl.float32)
     for k in tl.static_range(K):
         if place_ptr is None:
-            x += tl.load(parts_ptr + (token * K + k) * H + columns, mask=inside, other=0.0)
+            pair = token * (K // SPLITS) + k // SPLITS
+            own = own_columns(H, pair, pair_ids_ptr, first_expert, num_experts)
+            x += tl.load(parts_ptr + (token * K + k) * H + columns, mask=columns < own, other=0.0)
         else:
             row = tl.load(place_ptr + token * K + k).to(tl.int64)
-            part = tl.load(parts_ptr + row * H + columns, mask=inside, other=0.0)
+            own = H
+            if SOME:
+                own = tl.where(row >= 0, H, 0)
+            part = tl.load(parts_ptr + row * H + columns, mask=columns < own, other=0.0)
             x += part.to(tl.float32) * tl.load(gates_ptr + token * K + k)
     tl.store(x_ptr + token * H + columns, x.to(x_ptr.dtype.element_ty), mask=inside)
     if NORM:
@@ -59,33 +81,64 @@ def _sum_kernel(
         tl.store(normed_ptr + token * H + columns, normed.to(normed_ptr.dtype.element_ty), mask=inside)
 
 
-def add_parts(parts: torch.Tensor, x: torch.Tensor, norm: Norm | None = None) -> torch.Tensor | None:
+class SomePairs(NamedTuple):
+    """The (token, expert) pairs of a rank that has whole experts."""
+
+    ids: torch.Tensor  # [T, K] int64: of all pairs
+    first_expert: int  # the rank's
+    num_experts: int
+
+
+ALL_PAIRS = (None, None, None)  # instead
+
+
+def some_pairs(expert_ids: torch.Tensor, experts: Experts) -> SomePairs | None:
+    """Returns None if all experts are here."""
+    return None if experts.first is None else SomePairs(expert_ids, experts.first, experts.num_experts)
+
+
+def add_parts(
+    parts: torch.Tensor,
+    x: torch.Tensor,
+    norm: Norm | None = None,
+    some: SomePairs | None = None,
+) -> torch.Tensor | None:
     """x [T, H] float32 += parts [T, K, H] float32 over K, always in this order. Returns its norm [T, H]
-    if one is given; a program then makes a whole row."""
+    if one is given; a program then makes a whole row. ``some``: the pairs whose parts there are."""
     tokens, each, hidden = parts.shape
     normed, ending = sum_ending(norm, x)
     block = triton.next_power_of_2(hidden)
     if norm is None:
         block = min(1024, block) if tokens > 8 else 256
     _sum_kernel[tokens, triton.cdiv(hidden, block)](
-        parts, None, None, x, *ending, hidden, K=each, NORM=norm is not None, ADD=True, BLOCK=block,
+        parts, None, *(some or ALL_PAIRS), None, x, *ending, hidden, K=each,
+        SPLITS=1 if some is None else each // some.ids.shape[1], SOME=False, NORM=norm is not None, ADD=True,
+        BLOCK=block,
         num_warps=block // 256 or 1 if norm is None else tuning.ADD_NORM_WARPS, **dependent(x),
     )  # fmt: skip
     return normed
 
 
 def combine(
-    parts: torch.Tensor, place: torch.Tensor, gates: torch.Tensor, x: torch.Tensor, norm: Norm | None = None
+    parts: torch.Tensor,
+    place: torch.Tensor,
+    gates: torch.Tensor,
+    x: torch.Tensor,
+    norm: Norm | None = None,
+    *,
+    some: bool = False,
 ) -> torch.Tensor | None:
     """x [T, H] float32 += the sum of gates [T, K] times parts [rows, H] (by expert). Returns its norm [T, H]
-    if one is given; a program then makes a whole row."""
-    return _combine(parts, place, gates, x, norm, add=True)
+    if one is given; a program then makes a whole row. ``some``: a pair may have no part, and place -1."""
+    return _combine(parts, place, gates, x, norm, add=True, some=some)
 
 
-def combined(parts: torch.Tensor, place: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
+def combined(
+    parts: torch.Tensor, place: torch.Tensor, gates: torch.Tensor, *, some: bool = False
+) -> torch.Tensor:
     """Returns the sum of gates [T, K] times parts [rows, H] (by expert): [T, H] in their dtype."""
     total = torch.empty(gates.shape[0], parts.shape[1], dtype=parts.dtype, device=parts.device)
-    _combine(parts, place, gates, total, None, add=False)
+    _combine(parts, place, gates, total, None, add=False, some=some)
     return total
 
 
@@ -97,12 +150,13 @@ def _combine(
     norm: Norm | None,
     *,
     add: bool,
+    some: bool,
 ) -> torch.Tensor | None:
     tokens, hidden = x.shape
     normed, ending = sum_ending(norm, x)
     block = 1024 if norm is None else triton.next_power_of_2(hidden)
     _sum_kernel[tokens, triton.cdiv(hidden, block)](
-        parts, place, gates, x, *ending, hidden, K=gates.shape[1], NORM=norm is not None, ADD=add,
-        BLOCK=block, num_warps=tuning.COMBINE_WARPS, **dependent(x),
+        parts, place, *ALL_PAIRS, gates, x, *ending, hidden, K=gates.shape[1], SPLITS=1, SOME=some,
+        NORM=norm is not None, ADD=add, BLOCK=block, num_warps=tuning.COMBINE_WARPS, **dependent(x),
     )  # fmt: skip
     return normed

@@ -21,7 +21,7 @@ import triton
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.dense.norm import Norm
 from chorale.kernels.triton.launch import dependent, is_nvidia
-from chorale.kernels.triton.moe.combine import add_parts
+from chorale.kernels.triton.moe.combine import add_parts, some_pairs
 from chorale.kernels.triton.moe.gemv_kernel import _down_kernel, _gate_up_kernel
 from chorale.kernels.triton.moe.gemv_ptx import Loop, loop_text
 from chorale.kernels.triton.moe.packing import COLUMNS, Experts, Matrices
@@ -31,7 +31,7 @@ from chorale.kernels.triton.moe.sort import sort_pairs
 def can_use_gemv(normed: torch.Tensor, num_pairs: int, experts: Experts) -> bool:
     """Returns whether these kernels can run, and have few enough pairs an expert."""
     whole = normed.shape[1] % COLUMNS == 0 and experts.intermediate % COLUMNS == 0
-    few = num_pairs <= tuning.GEMV_PAIRS_EACH * experts.num_experts or normed.shape[0] <= tuning.DIRECT_TOKENS
+    few = num_pairs <= tuning.GEMV_PAIRS_EACH * experts.total or normed.shape[0] <= tuning.DIRECT_TOKENS
     few &= normed.shape[0] <= tuning.GEMV_TOKENS
     return few and whole and is_nvidia(normed.device) and experts.dtype == torch.bfloat16
 
@@ -43,15 +43,18 @@ class Work:
     expert_ids: torch.Tensor  # [T, K] int64
     order: torch.Tensor  # as of ``sort_pairs``, if sorted
     offsets: torch.Tensor
+    first_expert: int | None  # as in ``Experts``; None if sorted: the order has only own pairs
     programs: int  # over experts, or over pairs of which the first of an expert works
     constants: dict[str, Any]
     mean: float  # pairs an expert
 
 
-def divide_work(expert_ids: torch.Tensor, num_experts: int) -> Work:
-    tokens, num_pairs = expert_ids.shape[0], expert_ids.numel()
+def divide_work(expert_ids: torch.Tensor, experts: Experts) -> Work:
+    tokens, num_pairs, num_experts = expert_ids.shape[0], expert_ids.numel(), experts.num_experts
     is_sorted = tokens > tuning.DIRECT_TOKENS
-    order, offsets = sort_pairs(expert_ids, num_experts) if is_sorted else (expert_ids, expert_ids)
+    order, offsets = expert_ids, expert_ids
+    if is_sorted:
+        order, offsets = sort_pairs(expert_ids, num_experts, experts.first)
     by_pair = not is_sorted and (num_pairs <= num_experts or tokens == 1)
     constants = {
         "K": expert_ids.shape[1],
@@ -61,7 +64,8 @@ def divide_work(expert_ids: torch.Tensor, num_experts: int) -> Work:
         "EXPERTS": triton.next_power_of_2(num_experts),
     }
     programs = num_pairs if by_pair else num_experts
-    return Work(expert_ids, order, offsets, programs, constants, num_pairs / num_experts)
+    first = None if is_sorted else experts.first
+    return Work(expert_ids, order, offsets, first, programs, constants, num_pairs / experts.total)
 
 
 def gate_up(
@@ -74,8 +78,9 @@ def gate_up(
     constants, further = constants_of(fitted, wait=False), _further_tiles(work, tile)
     _gate_up_kernel[(grid[0], further + work.programs)](
         normed, packed.blocks, packed.scales, experts.gate_up_bias, work.expert_ids, work.order, work.offsets,
-        inner, tokens, further, inter, experts.num_experts, packed.row_tiles, packed.chunks, groups,
-        experts.swiglu_limit, experts.swiglu_alpha, **work.constants, **constants, **dependent(normed),
+        inner, tokens, work.first_expert, further, inter, experts.num_experts, packed.row_tiles,
+        packed.chunks, groups, experts.swiglu_limit, experts.swiglu_alpha,
+        **work.constants, **constants, **dependent(normed),
     )  # fmt: skip
 
 
@@ -97,8 +102,8 @@ def down(
     further = _further_tiles(work, tile)
     _down_kernel[(grid[0], further + work.programs, grid[1])](
         inner, packed.blocks, packed.scales, experts.down_bias, gates, work.expert_ids, work.order,
-        work.offsets, parts, tokens, further, hidden, experts.num_experts, packed.row_tiles, packed.chunks,
-        groups, split.rest,
+        work.offsets, parts, tokens, work.first_expert, further, hidden, experts.num_experts,
+        packed.row_tiles, packed.chunks, groups, split.rest,
         SPLITS=grid[1], **work.constants, **constants, **launch,
     )  # fmt: skip
     return parts
@@ -113,15 +118,16 @@ def gemv_moe(
     norm: Norm | None,
 ) -> torch.Tensor | None:
     """``moe`` where ``can_use_gemv``: adds to x and returns its ``norm``, if one is given."""
-    return add_parts(gemv_parts(normed, expert_ids, gates, experts), x, norm)
+    return add_parts(gemv_parts(normed, expert_ids, gates, experts), x, norm, some_pairs(expert_ids, experts))
 
 
 def gemv_parts(
     normed: torch.Tensor, expert_ids: torch.Tensor, gates: torch.Tensor, experts: Experts
 ) -> torch.Tensor:
-    """Returns the parts that ``gemv_moe`` adds up: [T, parts, H] float32."""
+    """Returns the parts that ``gemv_moe`` adds up: [T, parts, H] float32. Those of pairs whose experts are
+    not here are not written."""
     tokens, hidden = normed.shape
-    work = divide_work(expert_ids, experts.num_experts)
+    work = divide_work(expert_ids, experts)
     inner = torch.empty(expert_ids.numel(), experts.intermediate, dtype=experts.dtype, device=normed.device)
     sizes = tokens, work.mean, experts.down.chunks
     gate_up(normed.to(experts.dtype), experts, work, tuning.gemv_gate_up(*sizes), inner)

@@ -16,22 +16,37 @@ from chorale.kernels.triton.moe.combine import swiglu
 
 
 @triton.jit
-def _expert_of(ids_ptr, program, num_pairs, PAIRS: tl.constexpr, BY_PAIR: tl.constexpr):
+def _expert_of(
+    ids_ptr, program, num_pairs, first_expert, E, PAIRS: tl.constexpr, BY_PAIR: tl.constexpr
+):  # fmt: skip
     """(expert, whether there is work) of a program: one for each pair, of which the first of an expert works
-    (BY_PAIR), or one for each expert."""
+    (BY_PAIR), or one for each expert. There is none for a pair whose expert another rank has."""
     if BY_PAIR:
         expert = tl.load(ids_ptr + program).to(tl.int32)
+        if first_expert is not None:
+            expert -= first_expert
     else:
         expert = program
     work = True
     if PAIRS > 0:
         pairs = tl.arange(0, PAIRS)
         ids = tl.load(ids_ptr + pairs, mask=pairs < num_pairs, other=-1).to(tl.int32)
+        if first_expert is not None:
+            ids -= first_expert
         if BY_PAIR:
             work = tl.sum(((ids == expert) & (pairs < program)).to(tl.int32), 0) == 0
         else:
             work = tl.sum((ids == expert).to(tl.int32), 0) > 0
+    if BY_PAIR and first_expert is not None:
+        work = work & (expert >= 0) & (expert < E)
     return expert, work
+
+
+@triton.jit
+def _id_of(expert, first_expert):
+    if first_expert is not None:
+        expert += first_expert
+    return expert
 
 
 class Chosen(NamedTuple):
@@ -40,7 +55,7 @@ class Chosen(NamedTuple):
     ids_ptr: Any  # [T * K] int64
     order_ptr: Any  # [T * K] int32 (if SORTED)
     num_tokens: Any
-    expert: Any
+    id: Any  # the expert's
     last: Any  # the end of its places in the order (if SORTED)
 
 
@@ -54,7 +69,7 @@ def _pair_of_column(chosen, column, first, K: tl.constexpr, SORTED: tl.constexpr
         for k in tl.static_range(K):
             mask = column < chosen.num_tokens
             ids = tl.load(chosen.ids_ptr + column * K + k, mask=mask, other=-1).to(tl.int32)
-            pairs = tl.where(ids == chosen.expert, column * K + k, pairs)
+            pairs = tl.where(ids == chosen.id, column * K + k, pairs)
     return pairs
 
 
@@ -116,7 +131,7 @@ def _gemv(
     )
 
 
-@triton.jit(do_not_specialize=["num_tokens", "groups", "further"])
+@triton.jit(do_not_specialize=["num_tokens", "groups", "further", "first_expert"])
 def _gate_up_kernel(
     x_ptr,  # [T, H]
     blocks_ptr,
@@ -127,6 +142,7 @@ def _gate_up_kernel(
     offsets_ptr,
     out_ptr,  # [T * K, I]
     num_tokens,
+    first_expert,  # None; or the id of this rank's first expert
     further,
     I,
     E,
@@ -153,10 +169,10 @@ def _gate_up_kernel(
     row_tile = _row_tile(thread, row_tiles, TILES, WARPS)
     wait_for_previous(PDL)
     expert, first, last = _work_of(
-        ids_ptr, offsets_ptr, tl.program_id(1), num_tokens * K, further, E, PAIRS, BY_PAIR, SORTED, COLUMNS,
-        EXPERTS,
+        ids_ptr, offsets_ptr, tl.program_id(1), num_tokens * K, first_expert, further, E, PAIRS, BY_PAIR,
+        SORTED, COLUMNS, EXPERTS,
     )  # fmt: skip
-    chosen = Chosen(ids_ptr, order_ptr, num_tokens, expert, last)
+    chosen = Chosen(ids_ptr, order_ptr, num_tokens, _id_of(expert, first_expert), last)
     packed = Packed(blocks_ptr, scales_ptr, row_tile, row_tiles, chunks, groups)
     for begin in range(first, last, 8 * COLUMNS):
         sources = _pairs(chosen, lane // 4, begin, K, SORTED, COLUMNS)
@@ -182,7 +198,7 @@ def _gate_up_kernel(
                     tl.store(places, inner.to(out_ptr.dtype.element_ty), mask=(columns < I) & (pair >= 0))
 
 
-@triton.jit(do_not_specialize=["num_tokens", "groups", "further", "rest"])
+@triton.jit(do_not_specialize=["num_tokens", "groups", "further", "rest", "first_expert"])
 def _down_kernel(
     inner_ptr,  # [T * K, I]
     blocks_ptr,
@@ -194,6 +210,7 @@ def _down_kernel(
     offsets_ptr,
     out_ptr,  # [T * K, SPLITS, H] float32
     num_tokens,
+    first_expert,
     further,
     H,
     E,
@@ -225,10 +242,10 @@ def _down_kernel(
     row_tile = _row_tile(thread, row_tiles, TILES, WARPS)
     split = tl.program_id(2)
     expert, first, last = _work_of(
-        ids_ptr, offsets_ptr, tl.program_id(1), num_tokens * K, further, E, PAIRS, BY_PAIR, SORTED, COLUMNS,
-        EXPERTS,
+        ids_ptr, offsets_ptr, tl.program_id(1), num_tokens * K, first_expert, further, E, PAIRS, BY_PAIR,
+        SORTED, COLUMNS, EXPERTS,
     )  # fmt: skip
-    chosen = Chosen(ids_ptr, order_ptr, num_tokens, expert, last)
+    chosen = Chosen(ids_ptr, order_ptr, num_tokens, _id_of(expert, first_expert), last)
     packed = Packed(blocks_ptr, scales_ptr, row_tile, row_tiles, chunks, groups)
     for begin in range(first, last, 8 * COLUMNS):
         sources = _pairs(chosen, lane // 4, begin, K, SORTED, COLUMNS)
@@ -277,6 +294,7 @@ def _work_of(
     offsets_ptr,
     program,
     num_pairs,
+    first_expert,
     further,  # programs, the first ones, for tiles after an expert's first (0: one does all; if SORTED)
     E,
     PAIRS: tl.constexpr,
@@ -296,7 +314,7 @@ def _work_of(
         if further > 0:
             last = tl.minimum(last, first + 8 * COLUMNS)
     else:
-        expert, work = _expert_of(ids_ptr, program, num_pairs, PAIRS, BY_PAIR)
+        expert, work = _expert_of(ids_ptr, program, num_pairs, first_expert, E, PAIRS, BY_PAIR)
         first = 0
         last = tl.where(work, 8 * COLUMNS, 0)
     return expert, first, last

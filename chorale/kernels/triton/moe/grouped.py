@@ -70,6 +70,7 @@ def _gather_kernel(
     TAIL: tl.constexpr,
     BLOCK: tl.constexpr,  # for e4m3 at least width
     FIXED: tl.constexpr,
+    SOME: tl.constexpr,  # places may be -1: another rank's
     PDL: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
@@ -96,9 +97,15 @@ def _gather_kernel(
         x = x.to(out_ptr.dtype.element_ty)
         for k in tl.static_range(K):
             row = tl.load(place_ptr + token * K + k).to(tl.int64)
-            tl.store(out_ptr + row * width + places, x, mask=places < width)
+            end = width
+            if SOME:
+                end = tl.where(row >= 0, width, 0)
+            tl.store(out_ptr + row * width + places, x, mask=places < end)
             if scale_ptr is not None:
-                tl.store(scale_ptr + row, scale)
+                if SOME:
+                    tl.store(scale_ptr + row, scale, mask=row >= 0)
+                else:
+                    tl.store(scale_ptr + row, scale)
 
 
 def _tile_constants(tile: tuning.GroupedTile) -> dict[str, int]:
@@ -116,7 +123,7 @@ def gather(
     tiles = permuted.tiles.shape[0] - 1
     _gather_kernel[tokens + tiles, triton.cdiv(width, 1024)](
         normed, permuted.place, out, None, permuted.tiles, tokens, hidden, width, None, K=top_k, BLOCK=1024,
-        FIXED=False, **_tile_constants(tile), **dependent(normed),
+        FIXED=False, SOME=experts.owned is not None, **_tile_constants(tile), **dependent(normed),
     )  # fmt: skip
     return out
 
@@ -135,19 +142,19 @@ def gather8(
     _gather_kernel[(tokens + tiles,)](
         normed, permuted.place, out, scale, permuted.tiles, tokens, hidden, width,
         experts.gate_up_input_scale or 1.0,
-        K=pairs // tokens, BLOCK=block, FIXED=experts.gate_up_input_scale is not None, num_warps=8,
-        **_tile_constants(tile), **dependent(normed),
+        K=pairs // tokens, BLOCK=block, FIXED=experts.gate_up_input_scale is not None,
+        SOME=experts.owned is not None, num_warps=8, **_tile_constants(tile), **dependent(normed),
     )  # fmt: skip
     return out, scale
 
 
 def can_use_grouped(experts: Experts, hidden: int, num_pairs: int, device: torch.device) -> bool:
     """Hopper, bfloat16, sizes whose rows the copy engine can address, and enough pairs an expert."""
-    least = tuning.grouped_from(experts.num_experts, fp8=experts.down_largest is not None)
+    least = tuning.grouped_from(experts.total, fp8=experts.down_largest is not None)
     return (
         is_hopper(device)
         and experts.dtype == torch.bfloat16
-        and num_pairs > least * experts.num_experts
+        and num_pairs > least * experts.total
         and hidden % 16 == 0
     )
 
@@ -163,7 +170,8 @@ def grouped_moe(
     """``moe.moe`` where ``can_use_grouped``: x [T, H] float32 += sum of gate * expert(normed); returns x's
     ``norm``, if one is given.
     """
-    return combine(*grouped_parts(normed, expert_ids, gates, experts, x.shape[1]), x, norm)
+    parts = grouped_parts(normed, expert_ids, gates, experts, x.shape[1])
+    return combine(*parts, x, norm, some=experts.owned is not None)
 
 
 def grouped_parts(
@@ -177,8 +185,8 @@ def grouped_parts(
     from chorale.kernels.triton.moe.hopper_kernel import down, gate_up
 
     fp8 = experts.down_largest is not None
-    tile = tuning.grouped(expert_ids.numel() / experts.num_experts, experts.num_experts, fp8=fp8)
-    permuted = permute_pairs(expert_ids, experts.num_experts, tile)
+    tile = tuning.grouped(expert_ids.numel() / experts.total, experts.total, fp8=fp8)
+    permuted = permute_pairs(expert_ids, experts.num_experts, tile, experts.first)
     if fp8:
         inputs, scale = gather8(normed, permuted, experts, tile)
         inner = gate_up(inputs, scale, permuted.tiles, experts, tile)

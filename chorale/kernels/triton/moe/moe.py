@@ -19,12 +19,12 @@ from chorale.kernels.ops import QkvWeights
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.dense.norm import Norm
 from chorale.kernels.triton.launch import is_nvidia
-from chorale.kernels.triton.moe.combine import add_parts, swiglu
+from chorale.kernels.triton.moe.combine import add_parts, some_pairs, swiglu
 from chorale.kernels.triton.moe.dequant import column_of, load_tile, place_of
 from chorale.kernels.triton.moe.gemv import can_use_gemv, gemv_moe
 from chorale.kernels.triton.moe.grouped import can_use_grouped, grouped_moe
 from chorale.kernels.triton.moe.packing import COLUMNS, Experts
-from chorale.kernels.triton.moe.sort import find_tile, sort_pairs
+from chorale.kernels.triton.moe.sort import find_tile, numbered, sort_pairs
 
 
 @triton.jit
@@ -44,17 +44,17 @@ def _shuffle_kernel(
 
 @triton.jit
 def _pairs_of_tile(
-    ids_ptr, order_ptr, offsets_ptr, E: tl.constexpr, EXPERTS: tl.constexpr, TOKENS: tl.constexpr,
-    SORTED: tl.constexpr,
+    ids_ptr, order_ptr, offsets_ptr, first_expert, E: tl.constexpr, EXPERTS: tl.constexpr,
+    TOKENS: tl.constexpr, SORTED: tl.constexpr,
 ):  # fmt: skip
-    """(expert, pairs [TOKENS], which of them exist) of a program."""
+    """(expert, pairs [TOKENS], which of them exist) of a program. No work: expert >= E."""
     tile, lanes = tl.program_id(1), tl.arange(0, TOKENS)
     if SORTED:
         expert, first, last = find_tile(offsets_ptr, tile, E, EXPERTS, TOKENS)
         inside = first + lanes < last
         pairs = tl.load(order_ptr + first + lanes, mask=inside, other=0)
     else:
-        expert = tl.load(ids_ptr + tile).to(tl.int32)
+        expert = numbered(tl.load(ids_ptr + tile).to(tl.int32), first_expert, E)
         inside = lanes == 0
         pairs = tile + lanes
     return expert, pairs, inside
@@ -97,7 +97,7 @@ def _product(
     return acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_expert"])
 def _gate_up_kernel(
     x_ptr,  # [T, 64 chunks], shuffled
     blocks_ptr,
@@ -107,6 +107,7 @@ def _gate_up_kernel(
     order_ptr,
     offsets_ptr,
     out_ptr,  # [T * K, width], shuffled
+    first_expert,  # None; or the id of this rank's first expert
     I,
     width,
     row_tiles,
@@ -123,7 +124,9 @@ def _gate_up_kernel(
     ASM: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    expert, pairs, inside = _pairs_of_tile(ids_ptr, order_ptr, offsets_ptr, E, EXPERTS, TOKENS, SORTED)
+    expert, pairs, inside = _pairs_of_tile(
+        ids_ptr, order_ptr, offsets_ptr, first_expert, E, EXPERTS, TOKENS, SORTED
+    )
     if expert < E:
         first_tile = tl.program_id(0) * TILES
         acc = _product(
@@ -142,7 +145,7 @@ def _gate_up_kernel(
         tl.store(places, inner.to(out_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_expert"])
 def _down_kernel(
     inner_ptr,  # [T * K, 64 chunks], shuffled
     blocks_ptr,
@@ -153,6 +156,7 @@ def _down_kernel(
     order_ptr,
     offsets_ptr,
     out_ptr,  # [T * K, H] float32
+    first_expert,
     H,
     row_tiles,
     chunks,
@@ -165,7 +169,9 @@ def _down_kernel(
     ASM: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    expert, pairs, inside = _pairs_of_tile(ids_ptr, order_ptr, offsets_ptr, E, EXPERTS, TOKENS, SORTED)
+    expert, pairs, inside = _pairs_of_tile(
+        ids_ptr, order_ptr, offsets_ptr, first_expert, E, EXPERTS, TOKENS, SORTED
+    )
     if expert < E:
         first_tile = tl.program_id(0) * TILES
         acc = _product(
@@ -227,11 +233,11 @@ def _moe_of_tiles(
     hidden = x.shape[1]
     (tokens, top_k), num_pairs = expert_ids.shape, expert_ids.numel()
     alone = num_pairs <= tuning.LONE_PAIRS
-    each = 1 if alone else tuning.tokens_each(num_pairs, experts.num_experts)
+    each = 1 if alone else tuning.tokens_each(num_pairs, experts.total)
     if alone:
         order, offsets, tiles = expert_ids, expert_ids, num_pairs
     else:
-        order, offsets = sort_pairs(expert_ids, experts.num_experts)
+        order, offsets = sort_pairs(expert_ids, experts.num_experts, experts.first)
         tiles = min(num_pairs, triton.cdiv(num_pairs, each) + experts.num_experts)
     shuffled = shuffle_inputs(normed, experts)
     width = experts.down.chunks * COLUMNS
@@ -248,15 +254,15 @@ def _moe_of_tiles(
     packed = experts.gate_up
     _gate_up_kernel[(triton.cdiv(packed.row_tiles * 16, tile.rows), tiles)](
         shuffled, packed.blocks, packed.scales, experts.gate_up_bias, expert_ids, order, offsets, inner,
-        experts.intermediate, width, packed.row_tiles, packed.chunks,
+        experts.first, experts.intermediate, width, packed.row_tiles, packed.chunks,
         experts.swiglu_limit, experts.swiglu_alpha, K=top_k, **common,
     )  # fmt: skip
     packed = experts.down
     _down_kernel[(triton.cdiv(packed.row_tiles * 16, tile.rows), tiles)](
         inner, packed.blocks, packed.scales, experts.down_bias, gates, expert_ids, order, offsets, parts,
-        hidden, packed.row_tiles, packed.chunks, **common,
+        experts.first, hidden, packed.row_tiles, packed.chunks, **common,
     )  # fmt: skip
-    return add_parts(parts.view(tokens, top_k, hidden), x, norm)
+    return add_parts(parts.view(tokens, top_k, hidden), x, norm, some_pairs(expert_ids, experts))
 
 
 def shuffle_inputs(normed: torch.Tensor, experts: Experts) -> torch.Tensor:

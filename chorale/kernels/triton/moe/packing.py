@@ -60,8 +60,16 @@ class Matrices:
 
 
 @dataclass(frozen=True, slots=True)
+class Owned:
+    """Which of a model's experts a rank has, if it has whole ones."""
+
+    first: int  # id
+    total: int  # experts of the model
+
+
+@dataclass(frozen=True, slots=True)
 class Experts:
-    """One layer's experts."""
+    """One layer's experts: all, or those that a rank has whole."""
 
     gate_up: Matrices  # of [2 I, H]: a tile is 8 gates and their 8 ups
     down: Matrices  # of [H, I]
@@ -76,10 +84,21 @@ class Experts:
     # Divisors of e4m3 inputs, if the checkpoint has them; else each token's largest value, and a bound.
     gate_up_input_scale: float | None = None
     down_input_scale: float | None = None
+    owned: Owned | None = None  # None: all experts, or some columns of all
 
     @property
     def num_experts(self) -> int:
         return self.down_bias.shape[0]
+
+    @property
+    def first(self) -> int | None:
+        """Returns the id of the first expert, or None if all are here."""
+        return None if self.owned is None else self.owned.first
+
+    @property
+    def total(self) -> int:
+        """Returns the number of the model's experts: so many share a step's pairs."""
+        return self.num_experts if self.owned is None else self.owned.total
 
     @property
     def intermediate(self) -> int:

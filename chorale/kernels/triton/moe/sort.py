@@ -1,4 +1,7 @@
-"""Sorts (token, expert) pairs, called pairs, by expert for the grouped products."""
+"""Sorts (token, expert) pairs, called pairs, by expert for the grouped products.
+
+A rank that has whole experts passes the id of its ``first`` one: pairs of other ranks' experts get no place.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,33 @@ from chorale.kernels.triton import tuning
 from chorale.kernels.triton.launch import dependent, wait_for_previous
 
 
-@triton.jit(do_not_specialize=["num_pairs"])
+@triton.jit
+def own_ids(ids, inside, first_expert, num_experts):
+    """(ids counted from this rank's first expert on; which are ``inside`` and of its ``num_experts`` experts:
+    the others become 0). None: this rank has all experts."""
+    if first_expert is not None:
+        ids -= first_expert
+        inside = inside & (ids >= 0) & (ids < num_experts)
+        ids = tl.where(inside, ids, 0)
+    return ids, inside
+
+
+@triton.jit
+def numbered(ids, first_expert, E):
+    """Returns ids counted from this rank's first expert on; E: another rank's."""
+    if first_expert is not None:
+        ids -= first_expert
+        ids = tl.where((ids >= 0) & (ids < E), ids, E)
+    return ids
+
+
+@triton.jit(do_not_specialize=["num_pairs", "first_expert"])
 def _sort_kernel(
     ids_ptr,  # [num_pairs] int64
     order_ptr,  # [num_pairs] int32
     offsets_ptr,  # [E + 1] int32
     num_pairs,
+    first_expert,  # None; or the id of this rank's first expert
     E: tl.constexpr,
     EXPERTS: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -25,7 +49,7 @@ def _sort_kernel(
     counts = tl.zeros((EXPERTS,), tl.int32)
     for begin in range(0, num_pairs, CHUNK):
         pairs = begin + tl.arange(0, CHUNK)
-        ids = tl.load(ids_ptr + pairs, mask=pairs < num_pairs, other=-1)
+        ids = numbered(tl.load(ids_ptr + pairs, mask=pairs < num_pairs, other=-1), first_expert, E)
         counts += tl.sum((ids[:, None] == experts[None, :]).to(tl.int32), 0)
     ends = tl.cumsum(counts, 0)
     tl.store(offsets_ptr + 1 + experts, ends, mask=experts < E)
@@ -34,7 +58,9 @@ def _sort_kernel(
     for begin in range(0, num_pairs, CHUNK):
         pairs = begin + tl.arange(0, CHUNK)
         inside = pairs < num_pairs
-        ids = tl.load(ids_ptr + pairs, mask=inside, other=-1)
+        ids = numbered(tl.load(ids_ptr + pairs, mask=inside, other=-1), first_expert, E)
+        if first_expert is not None:
+            inside &= ids < E
         own = (ids[:, None] == experts[None, :]).to(tl.int32)
         before = tl.cumsum(own, 0) - own
         target = tl.sum(own * (before + place[None, :]), 1)
@@ -42,12 +68,13 @@ def _sort_kernel(
         place += tl.sum(own, 0)
 
 
-@triton.jit(do_not_specialize=["num_pairs"])
+@triton.jit(do_not_specialize=["num_pairs", "first_expert"])
 def _rank_kernel(
     ids_ptr,  # [num_pairs] int64
     order_ptr,  # [num_pairs] int32
     offsets_ptr,  # [E + 1] int32
     num_pairs,
+    first_expert,
     E,
     PAIRS: tl.constexpr,
     PART: tl.constexpr,
@@ -59,15 +86,24 @@ def _rank_kernel(
     wait_for_previous(PDL)
     ids = tl.load(ids_ptr + pairs, mask=pairs < num_pairs, other=2**30).to(tl.int32)[None, :]
     own = tl.load(ids_ptr + part, mask=part < num_pairs, other=0).to(tl.int32)[:, None]
+    ids, own = numbered(ids, first_expert, E), numbered(own, first_expert, E)
     before = (ids < own) | ((ids == own) & (pairs[None, :] < part[:, None]))
     tl.store(order_ptr + tl.sum(before.to(tl.int32), 1), part, mask=part < num_pairs)
     tl.store(offsets_ptr + part, tl.sum((ids < part[:, None]).to(tl.int32), 1), mask=part <= E)
 
 
-def sort_pairs(expert_ids: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """expert_ids [T, K] int64 -> (order [T * K] int32: pairs by expert, offsets [E + 1] int32 into it)."""
+def sort_pairs(
+    expert_ids: torch.Tensor, num_experts: int, first: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """expert_ids [T, K] int64 -> (order [T * K] int32: pairs by expert, offsets [E + 1] int32 into it).
+
+    With ``first``, the E experts are those from this id on, and the order ends with the last of their pairs.
+    """
     ids = expert_ids.reshape(-1)
     if ids.shape[0] > tuning.SORT_LIMIT:
+        if first is not None:
+            ids = ids - first
+            ids = ids.masked_fill((ids < 0) | (ids >= num_experts), num_experts)
         sorted_ids, order = torch.sort(ids, stable=True)
         bounds = torch.arange(num_experts + 1, device=ids.device)
         return order.int(), torch.searchsorted(sorted_ids, bounds, out_int32=True)
@@ -77,13 +113,13 @@ def sort_pairs(expert_ids: torch.Tensor, num_experts: int) -> tuple[torch.Tensor
         pairs, each = max(32, triton.next_power_of_2(ids.shape[0])), 16
         grid = (triton.cdiv(max(ids.shape[0], num_experts + 1), each),)
         _rank_kernel[grid](
-            ids, order, offsets, ids.shape[0], num_experts, PAIRS=pairs, PART=each, **dependent(ids)
+            ids, order, offsets, ids.shape[0], first, num_experts, PAIRS=pairs, PART=each, **dependent(ids)
         )
         return order, offsets
     experts = triton.next_power_of_2(num_experts)
     chunk = max(16, min(128, 8192 // experts))
     _sort_kernel[(1,)](
-        ids, order, offsets, ids.shape[0], E=num_experts, EXPERTS=experts, CHUNK=chunk, num_warps=8
+        ids, order, offsets, ids.shape[0], first, E=num_experts, EXPERTS=experts, CHUNK=chunk, num_warps=8
     )
     return order, offsets
 

@@ -2,7 +2,8 @@
 
 For few pairs there is one kernel: each of its programs compares some pairs with all others. For many, one
 kernel counts and a second one places. A few programs write only the list of tiles. The order is stable and
-does not depend on timing: programs do not communicate, and histograms add integers.
+does not depend on timing: programs do not communicate, and histograms add integers. Pairs of other ranks'
+experts get place -1 and no tile.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import triton.language as tl
 
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.launch import dependent, wait_for_previous
+from chorale.kernels.triton.moe.sort import own_ids
 
 _LISTERS = 4  # programs that write the list of tiles
 _GROUP = 4  # blocks of pairs that are counted together
@@ -90,12 +92,14 @@ def _list_tiles(
         tl.store(tiles_ptr, num_wide + num_other + tl.sum(narrows, 0))
 
 
-@triton.jit(do_not_specialize=["num_pairs"])
+@triton.jit(do_not_specialize=["num_pairs", "first_expert", "num_experts"])
 def _permute_few_kernel(
     ids_ptr,  # [num_pairs] int64
-    place_ptr,  # [num_pairs] int32
+    place_ptr,  # [num_pairs] int32; -1: another rank's
     tiles_ptr,  # [1 + max tiles, 4] int32
     num_pairs,
+    first_expert,  # None; or the id of this rank's first expert, and how many it has
+    num_experts,
     PAIRS: tl.constexpr,  # at least num_pairs
     PART: tl.constexpr,  # of them are a program's
     EXPERTS: tl.constexpr,
@@ -110,25 +114,31 @@ def _permute_few_kernel(
     inside = pairs < num_pairs
     wait_for_previous(PDL)
     ids = tl.load(ids_ptr + pairs, mask=inside, other=0).to(tl.int32)
+    ids, inside = own_ids(ids, inside, first_expert, num_experts)
     totals = tl.histogram(ids, EXPERTS, mask=inside)
     if tl.program_id(0) < LISTERS:
         _list_tiles(totals, tiles_ptr, EXPERTS, WIDE, MID, NARROW, TAIL, LISTERS)
     else:
         part = (tl.program_id(0) - LISTERS) * PART + tl.arange(0, PART)
         own = tl.load(ids_ptr + part, mask=part < num_pairs, other=0).to(tl.int32)
+        own, is_own = own_ids(own, part < num_pairs, first_expert, num_experts)
         # How many keys are smaller than a pair's own: another expert's, or an earlier pair's.
         keys = tl.where(inside, ids * PAIRS + pairs, 2**31 - 1)
         before = keys[None, :] < (own * PAIRS + part)[:, None]
         left_out = _begins(totals, WIDE, MID, NARROW, TAIL) - (tl.cumsum(totals, 0) - totals)
         place = tl.sum(before.to(tl.int32), 1) + tl.gather(left_out, own, 0)
+        if first_expert is not None:
+            place = tl.where(is_own, place, -1)
         tl.store(place_ptr + part, place, mask=part < num_pairs)
 
 
-@triton.jit(do_not_specialize=["num_pairs"])
+@triton.jit(do_not_specialize=["num_pairs", "first_expert", "num_experts"])
 def _count_kernel(
     ids_ptr,  # [num_pairs] int64
     counts_ptr,  # [groups, EXPERTS] int32
     num_pairs,
+    first_expert,
+    num_experts,
     EXPERTS: tl.constexpr,
     GROUP: tl.constexpr,
     PDL: tl.constexpr,
@@ -137,6 +147,7 @@ def _count_kernel(
     inside = pairs < num_pairs
     wait_for_previous(PDL)
     ids = tl.load(ids_ptr + pairs, mask=inside, other=0).to(tl.int32)
+    ids, inside = own_ids(ids, inside, first_expert, num_experts)
     counts = tl.histogram(ids, EXPERTS, mask=inside)
     tl.store(counts_ptr + tl.program_id(0) * EXPERTS + tl.arange(0, EXPERTS), counts)
 
@@ -155,7 +166,7 @@ def _sum_counts(counts_ptr, groups, own_group, EXPERTS: tl.constexpr):
     return totals, earlier
 
 
-@triton.jit(do_not_specialize=["num_pairs", "groups"])
+@triton.jit(do_not_specialize=["num_pairs", "groups", "first_expert", "num_experts"])
 def _permute_many_kernel(
     ids_ptr,  # [num_pairs] int64
     counts_ptr,  # [groups, EXPERTS] int32: pairs of each expert in every GROUP pairs
@@ -163,6 +174,8 @@ def _permute_many_kernel(
     tiles_ptr,  # [1 + max tiles, 4] int32
     num_pairs,
     groups,
+    first_expert,
+    num_experts,
     GROUP: tl.constexpr,
     BLOCK: tl.constexpr,  # pairs of a program, a part of a group
     EXPERTS: tl.constexpr,
@@ -182,13 +195,19 @@ def _permute_many_kernel(
         begin = (tl.program_id(0) - LISTERS) * BLOCK
         inside = begin + lanes < num_pairs
         own = tl.load(ids_ptr + begin + lanes, mask=inside, other=0).to(tl.int32)
+        own, is_own = own_ids(own, inside, first_expert, num_experts)
         pairs = begin // GROUP * GROUP + tl.arange(0, GROUP)
         ids = tl.load(ids_ptr + pairs, mask=pairs < begin, other=0).to(tl.int32)
+        ids, is_earlier = own_ids(ids, pairs < begin, first_expert, num_experts)
         totals, earlier = _sum_counts(counts_ptr, groups, begin // GROUP, EXPERTS)
-        earlier += tl.histogram(ids, EXPERTS, mask=pairs < begin)
+        earlier += tl.histogram(ids, EXPERTS, mask=is_earlier)
         before = (own[:, None] == own[None, :]) & (lanes[:, None] < lanes[None, :])
+        if first_expert is not None:
+            before &= is_own[:, None]
         begins = _begins(totals, WIDE, MID, NARROW, TAIL)
         place = tl.gather(begins + earlier, own, 0) + tl.sum(before.to(tl.int32), 0)
+        if first_expert is not None:
+            place = tl.where(is_own, place, -1)
         tl.store(place_ptr + begin + lanes, place, mask=inside)
 
 
@@ -196,13 +215,16 @@ def _permute_many_kernel(
 class Permutation:
     """Pairs in the order of their experts, cut into tiles."""
 
-    place: torch.Tensor  # [T * K] int32: where each pair is
+    place: torch.Tensor  # [T * K] int32: where each pair is; -1: with another rank
     tiles: torch.Tensor  # [1 + max tiles, 4] int32: their number; expert, first place, past the last, unused
     rows: int  # places at most
 
 
-def permute_pairs(expert_ids: torch.Tensor, num_experts: int, tile: tuning.GroupedTile) -> Permutation:
-    """expert_ids [T, K] int64. Stable: an expert's pairs keep their order."""
+def permute_pairs(
+    expert_ids: torch.Tensor, num_experts: int, tile: tuning.GroupedTile, first: int | None = None
+) -> Permutation:
+    """expert_ids [T, K] int64. Stable: an expert's pairs keep their order. ``first``: the id of this rank's
+    first expert, if it has only ``num_experts`` of them."""
     num_pairs, device = expert_ids.numel(), expert_ids.device
     # What is left over may be a mid and a narrow one.
     max_tiles = num_pairs // tile.wide + num_experts * (2 if tile.middle else 1)
@@ -214,11 +236,12 @@ def permute_pairs(expert_ids: torch.Tensor, num_experts: int, tile: tuning.Group
         "EXPERTS": experts, "WIDE": tile.wide, "MID": tile.middle, "NARROW": tile.narrow, "TAIL": tile.tail,
         "LISTERS": _LISTERS, "num_warps": 8, **dependent(expert_ids),
     }  # fmt: skip
+    own = (first, None if first is None else num_experts)
     if num_pairs <= tuning.PERMUTE_AT_ONCE:
         pairs = max(512, triton.next_power_of_2(num_pairs))
         part = pairs // tuning.PERMUTE_PROGRAMS if pairs >= 8 * tuning.PERMUTE_PROGRAMS else 8
         grid = (_LISTERS + triton.cdiv(num_pairs, part),)
-        _permute_few_kernel[grid](expert_ids, place, tiles, num_pairs, PAIRS=pairs, PART=part, **common)
+        _permute_few_kernel[grid](expert_ids, place, tiles, num_pairs, *own, PAIRS=pairs, PART=part, **common)
         return Permutation(place, tiles, rows)
     block = triton.next_power_of_2(triton.cdiv(num_pairs, tuning.PERMUTE_PROGRAMS))
     block = min(256, max(64, block))
@@ -226,9 +249,16 @@ def permute_pairs(expert_ids: torch.Tensor, num_experts: int, tile: tuning.Group
     groups = triton.cdiv(num_pairs, group)
     counts = torch.empty(groups, experts, dtype=torch.int32, device=device)
     _count_kernel[(groups,)](
-        expert_ids, counts, num_pairs, EXPERTS=experts, GROUP=group, num_warps=8, **dependent(expert_ids)
+        expert_ids,
+        counts,
+        num_pairs,
+        *own,
+        EXPERTS=experts,
+        GROUP=group,
+        num_warps=8,
+        **dependent(expert_ids),
     )
     _permute_many_kernel[(_LISTERS + programs,)](
-        expert_ids, counts, place, tiles, num_pairs, groups, GROUP=group, BLOCK=block, **common
+        expert_ids, counts, place, tiles, num_pairs, groups, *own, GROUP=group, BLOCK=block, **common
     )
     return Permutation(place, tiles, rows)

@@ -224,6 +224,34 @@ def part8(
 
 
 @triton.jit
+def own_part8(
+    y_ptr,  # float32 [SPLITS, rows, H]: SPLITS / K parts of each of a row's K pairs
+    pair_ids_ptr,  # [rows, K] int64
+    rows,  # [ROWS, 1]
+    there,  # [ROWS, 1]: which of them exist
+    lanes,
+    inside,
+    first_expert,
+    num_experts,
+    split_stride,
+    row_stride,
+    K: tl.constexpr,
+    SPLITS: tl.constexpr,
+    ASM: tl.constexpr,
+):
+    """``part8`` of a rank that has whole experts: parts of other experts' pairs are not there."""
+    first = y_ptr.to(tl.int64) + (rows.to(tl.int64) * row_stride + lanes * 8) * 4
+    total = load8(first, inside & (rows < 0), True, ASM)  # zeros
+    for k in tl.static_range(K):
+        expert = tl.load(pair_ids_ptr + rows * K + k, mask=there, other=-1).to(tl.int32) - first_expert
+        own = inside & (expert >= 0) & (expert < num_experts)
+        for n in tl.static_range(SPLITS // K):
+            place = first + tl.cast(k * (SPLITS // K) + n, tl.int64) * split_stride * 4
+            total = add8(total, load8(place, own, True, ASM))
+    return total
+
+
+@triton.jit
 def code_of(other, inside, rank):
     return tl.where(inside & (rank != other), other + 1, 0)
 

@@ -27,6 +27,7 @@ from chorale.kernels.triton.reduce.columns import (
     load8,
     multiply8,
     normed8,
+    own_part8,
     part8,
     rounded8,
     scaled8,
@@ -54,9 +55,16 @@ def count_calls(calls_ptr, rows, calls, there, COUNTERS: tl.constexpr):
     tl.store(calls_ptr + rows * COUNTERS + counters, calls + 1 + counters * 0, mask=there & (counters >= 0))
 
 
-@triton.jit(do_not_specialize=["T", "rank", "split_stride", "row_stride", "row_programs"])
+@triton.jit(
+    do_not_specialize=[
+        "T", "rank", "split_stride", "row_stride", "row_programs", "first_expert", "num_experts",
+    ]
+)  # fmt: skip
 def _rows_kernel(
     y_ptr,  # this rank's part: SPLITS times rows of H
+    pair_ids_ptr,  # None; or [T, K] int64: y has the parts of some of these pairs (``own_part8``)
+    first_expert,
+    num_experts,
     b_ptr,  # [H], added to this rank's part (if HAS_BIAS)
     x_ptr,  # [T, H] float32
     sum_ptr,  # [T, H] float32: x and all ranks' parts. May be x
@@ -74,6 +82,7 @@ def _rows_kernel(
     row_programs,
     from_bytes,  # of a sender's words
     eps,
+    K: tl.constexpr,  # pairs of a row (if pair_ids_ptr)
     H: tl.constexpr,
     N: tl.constexpr,
     SPLITS: tl.constexpr,
@@ -105,9 +114,13 @@ def _rows_kernel(
             prefetch(next_address + ahead, tl.minimum(end - ahead, 16384).to(tl.int32), ASM)
     else:
         calls = tl.load(calls_ptr + rows * COUNTERS + block, mask=rows < T, other=0)
-        part = part8(
-            y_ptr, b_ptr, rows, lanes, inside, split_stride, row_stride, SPLITS, HAS_BIAS, ASM
-        )  # fmt: skip
+        if pair_ids_ptr is None:
+            part = part8(y_ptr, b_ptr, rows, lanes, inside, split_stride, row_stride, SPLITS, HAS_BIAS, ASM)
+        else:
+            part = own_part8(
+                y_ptr, pair_ids_ptr, rows, rows < T, lanes, inside, first_expert, num_experts, split_stride,
+                row_stride, K, SPLITS, ASM,
+            )  # fmt: skip
         slot = ((calls & 1) * N).to(tl.int64) * from_bytes
         place = slot + rows.to(tl.int64) * (4 * H) + lanes * (32 if WIDE else 16)
         send_to_peers(peers_ptr, place + rank * from_bytes, inside, part, rank, N, WIDE, ASM)

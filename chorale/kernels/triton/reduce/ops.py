@@ -16,7 +16,7 @@ from chorale.kernels.triton import tuning
 from chorale.kernels.triton.dense.linear import Linear, project_row
 from chorale.kernels.triton.dense.norm import Norm
 from chorale.kernels.triton.moe import moe as experts_of_one_rank
-from chorale.kernels.triton.moe.combine import combined
+from chorale.kernels.triton.moe.combine import SomePairs, combined, some_pairs
 from chorale.kernels.triton.moe.gemv import gemv_parts
 from chorale.kernels.triton.moe.grouped import grouped_parts
 from chorale.kernels.triton.moe.moe import form_of
@@ -85,26 +85,32 @@ def moe(
     next_qkv: QkvWeights | None,
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """``Ops.moe`` of one rank's columns of the experts."""
+    """``Ops.moe`` of one rank's columns of the experts, or of its whole ones."""
     tokens = x.shape[0]
     if tokens == 0:
         return x, None
     norm = None
     if next_qkv is not None and (tokens > tuning.SKINNY_TOKENS or not reducer.is_one_shot(tokens)):
         norm = Norm(next_qkv.norm, eps, next_qkv.linear.weight.dtype)
-    parts = _expert_parts(normed, expert_ids, gates, experts, x)
-    reduced = reducer.add_norm(parts, None, x, norm, whole=next_qkv is None)
+    parts, some = _expert_parts(reducer, normed, expert_ids, gates, experts, x)
+    reduced = reducer.add_norm(parts, None, x, norm, whole=next_qkv is None, some=some)
     return reduced.x if next_qkv is None else x, reduced.normed
 
 
 def _expert_parts(
-    normed: torch.Tensor, expert_ids: torch.Tensor, gates: torch.Tensor, experts: Experts, x: torch.Tensor
-) -> torch.Tensor:
-    """[S, T, H]: this rank's sum is that over S."""
-    form = form_of(normed, expert_ids.numel(), experts, x.shape[1])
-    if form == "streamed":
-        return gemv_parts(normed, expert_ids, gates, experts).transpose(0, 1)
+    reducer: SymmetricReducer,
+    normed: torch.Tensor,
+    expert_ids: torch.Tensor,
+    gates: torch.Tensor,
+    experts: Experts,
+    x: torch.Tensor,
+) -> tuple[torch.Tensor, SomePairs | None]:
+    """[S, T, H]: this rank's sum is that over S; and whose parts are there, if not all are."""
+    form, some = form_of(normed, expert_ids.numel(), experts, x.shape[1]), some_pairs(expert_ids, experts)
+    if form == "streamed" and (some is None or reducer.is_one_shot(len(x))):
+        return gemv_parts(normed, expert_ids, gates, experts).transpose(0, 1), some
     if form == "grouped":  # in bfloat16, as ranks send it
-        return combined(*grouped_parts(normed, expert_ids, gates, experts, x.shape[1])).unsqueeze(0)
+        parts = grouped_parts(normed, expert_ids, gates, experts, x.shape[1])
+        return combined(*parts, some=some is not None).unsqueeze(0), None
     total, _ = experts_of_one_rank.moe(normed, expert_ids, gates, experts, torch.zeros_like(x), None, 0.0)
-    return total.unsqueeze(0)
+    return total.unsqueeze(0), None

@@ -12,6 +12,7 @@ from chorale.kernels.ops import RouterWeights
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.dense.norm import Norm
 from chorale.kernels.triton.launch import dependent, is_nvidia
+from chorale.kernels.triton.moe.combine import ALL_PAIRS, SomePairs
 from chorale.kernels.triton.reduce.choices import _choices_kernel
 from chorale.kernels.triton.reduce.memory import Layout
 from chorale.kernels.triton.reduce.one_shot import _route_kernel, _rows_kernel
@@ -122,15 +123,18 @@ class SymmetricReducer:
         low: bool = False,
         whole: bool = False,
         following: torch.Tensor | None = None,
+        some: SomePairs | None = None,
     ) -> Reduced:
         """x [T, H] float32 += bias + the sum of parts [S, T, H] of all ranks, and its norm.
 
         ``bias`` [H] is this rank's alone. ``low``, ``whole``: a two-shot call also returns what rounding took
         from the norm of own rows; all rows of x. ``following``: weights that an idle part of the GPU fetches
-        into the L2 meanwhile (one-shot, Hopper and later).
+        into the L2 meanwhile (one-shot, Hopper and later). ``some``: parts are those of these pairs, float32
+        (one-shot, no bias).
         """
         if self.is_one_shot(x.shape[0]):
-            return self._one_shot(parts, bias, x, norm, following)
+            return self._one_shot(parts, bias, x, norm, following, some)
+        assert some is None
         return self._two_shot(parts, bias, x, norm, low=low, whole=whole)
 
     def _one_shot(
@@ -140,6 +144,7 @@ class SymmetricReducer:
         x: torch.Tensor,
         norm: Norm | None,
         following: torch.Tensor | None,
+        some: SomePairs | None = None,
     ) -> Reduced:
         tokens, hidden = x.shape
         launch = dependent(x)
@@ -155,13 +160,14 @@ class SymmetricReducer:
         if following is not None and launch["PDL"]:
             fetching = max(0, tuning.PREFETCH_PROGRAMS - programs)
         _rows_kernel[(programs + fetching,)](
-            parts, parts if bias is None else bias, x, x,
+            parts, *(some or ALL_PAIRS), parts if bias is None else bias, x, x,
             x if norm is None else norm.weight, x if normed is None else normed,
             self.memory.addresses, self._few_calls, self._status.data_ptr(),
             following.data_ptr() if following is not None and fetching else 0,
             following.nbytes if following is not None and fetching else 0,
             tokens, self.rank, parts.stride(0), parts.stride(1), programs, self.layout.few_from,
             0.0 if norm is None else norm.eps,
+            K=0 if some is None else some.ids.shape[1],
             PREFETCH=fetching > 0, NORM=norm is not None, ROWS=rows, BLOCKS=blocks, COUNTERS=self._counters,
             num_warps=warps, **constants, **launch,
         )  # fmt: skip

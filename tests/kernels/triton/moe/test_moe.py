@@ -20,6 +20,7 @@ def forms(monkeypatch: pytest.MonkeyPatch, num_experts: int, fp8: bool, hopper: 
     monkeypatch.setattr(gemv, "is_nvidia", lambda device: True)
     experts: Any = SimpleNamespace(
         num_experts=num_experts,
+        total=num_experts,
         dtype=torch.bfloat16,
         intermediate=2880,
         down_largest=torch.zeros(1) if fp8 else None,
@@ -27,7 +28,7 @@ def forms(monkeypatch: pytest.MonkeyPatch, num_experts: int, fp8: bool, hopper: 
     found = {}
     for tokens in (*range(1, 1100), 2048, 8192, 16384):
         normed: Any = SimpleNamespace(shape=(tokens, 2880), device=torch.device("cpu"))
-        found[tokens] = moe._adder(normed, 4 * tokens, experts, 2880).__name__
+        found[tokens] = moe.form_of(normed, 4 * tokens, experts, 2880)
     return found
 
 
@@ -39,7 +40,7 @@ def test_hopper_streams_and_then_multiplies_large_tiles(
     found = forms(monkeypatch, num_experts, fp8, hopper=True)
     last = last_of_fp8 if fp8 else last
     for tokens, form in found.items():
-        assert form == ("gemv_moe" if tokens <= last else "grouped_moe"), tokens
+        assert form == ("streamed" if tokens <= last else "grouped"), tokens
 
 
 @pytest.mark.parametrize(("num_experts", "last"), [(32, 96), (128, 256)])
@@ -47,7 +48,7 @@ def test_other_chips_of_nvidia_stream_and_then_take_plain_tiles(
     num_experts: int, last: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for tokens, form in forms(monkeypatch, num_experts, fp8=False, hopper=False).items():
-        assert form == ("gemv_moe" if tokens <= last else "_moe_of_tiles"), tokens
+        assert form == ("streamed" if tokens <= last else "tiles"), tokens
 
 
 @pytest.mark.parametrize("fp8", [False, True])
