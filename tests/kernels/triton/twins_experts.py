@@ -19,7 +19,7 @@ from chorale.kernels.ops import ExpertTensors
 from chorale.kernels.reference import moe as reference_moe
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.moe import grouped, tiles
-from chorale.kernels.triton.moe.combine import combine
+from chorale.kernels.triton.moe.combine import combine, combined
 from chorale.kernels.triton.moe.gemv_kernel import Chosen, _id_of, _pairs, _work_of
 from chorale.kernels.triton.moe.packing import Experts, Owned, pack_experts
 from chorale.kernels.triton.moe.sort import sort_pairs
@@ -124,6 +124,8 @@ def test_rows_of_own_pairs_are_copied_and_summed(own: range, route: str) -> None
     whole[is_own.to(DEVICE)] = own_parts
     expected = (whole.view(tokens, top_k, hidden) * gates.unsqueeze(2)).sum(1)
     torch.testing.assert_close(found - x, expected, rtol=1e-4, atol=1e-5)
+    alone = combined(parts, permuted.place, gates, some=True)
+    torch.testing.assert_close(alone, expected, rtol=1e-4, atol=1e-5)
 
 
 def listed_of(permuted: tiles.Permutation) -> list[list[int]]:
