@@ -248,7 +248,7 @@ def post(ptr, there, value, ASM: tl.constexpr):
 
 @triton.jit
 def await_posted(ptr, there, ASM: tl.constexpr):
-    """The numbers, once no word is EMPTY; 0 where ``there`` is false. Whoever reads them makes them EMPTY."""
+    """The numbers, once no word is EMPTY; 0 where ``there`` is false. The reader makes them EMPTY."""
     if ASM:
         bits = tl.inline_asm_elementwise(
             _AWAIT_WORD, "=&r,l,r", (ptr.to(tl.int64), there.to(tl.int32)),
