@@ -439,7 +439,7 @@ def run_rank(parent: int, rank: int, size: int, store: str, options: argparse.Na
     )
     group = dist.group.WORLD
     assert group is not None
-    layout = Layout(size, H, max(options.rows), 1024, torch.bfloat16)
+    layout = Layout(size, H, max(8192, *options.rows), 1024, torch.bfloat16)
     memory = peer_memory(layout, group, device)
     reducer = SymmetricReducer(memory, layout, seconds=60.0)  # the other ranks compile, too
     norm = Norm(torch.linspace(0.5, 1.5, H, device=device), EPS, torch.bfloat16)
