@@ -31,7 +31,7 @@ class EngineConfig:
     model: str = "demo"  # a folder, a hub id, or "demo"
     revision: str | None = None
     download_dir: str | None = None
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Literal["auto", "cpu", "cuda", "rocm", "npu"] = "auto"
     dtype: Dtype = "auto"  # auto: bfloat16 on a GPU, float32 for small checkpoints on a CPU
     ops: Literal["auto", "reference", "triton"] = "auto"
     seed: int = 0
@@ -50,7 +50,7 @@ class EngineConfig:
     async_scheduling: bool | None = None  # None: where the device can
     tensor_parallel_size: int = 1  # ranks: processes, each with its share of the model and its own device
     enable_expert_parallel: bool | None = None  # ranks have whole experts, not some columns; None: choose
-    disable_custom_all_reduce: bool = False  # ranks exchange through NCCL alone
+    disable_custom_all_reduce: bool = False  # ranks exchange through NCCL (RCCL, HCCL) alone
     enforce_eager: bool = False  # no CUDA graphs
     max_cudagraph_capture_size: int | None = None  # rows; None: max_num_seqs; 0: no graphs
     cudagraph_capture_sizes: tuple[int, ...] | None = None  # rows of the graphs; None: decide for me

@@ -37,6 +37,8 @@ PHASES = {
 EXCHANGES = {
     "peers": "ranks add their parts in Chorale's kernels, over each other's memory",
     "nccl": "ranks add their parts through NCCL",
+    "rccl": "ranks add their parts through RCCL",
+    "hccl": "ranks add their parts through HCCL",
     "gloo": "ranks add their parts on the CPU (gloo)",
 }
 

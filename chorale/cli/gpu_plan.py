@@ -105,10 +105,11 @@ def _way(
     config: EngineConfig, model: ModelConfig, part: ModelConfig, hardware: Hardware, engines: int
 ) -> Way:
     ranks = config.tensor_parallel_size
+    has_graphs = hardware.kind != "npu"
     try:
-        resolved = resolve(config, model, hardware, can_overlap=True, can_capture=True)
+        resolved = resolve(config, model, hardware, can_overlap=has_graphs, can_capture=has_graphs)
     except ConfigError as error:
-        weights = weight_bytes(part, "bfloat16")
+        weights = weight_bytes(part, "bfloat16", decoded=hardware.decodes_experts)
         return Way(ranks, engines, part, None, why_not(weights, hardware, error))
     return Way(ranks, engines, part, resolved)
 
@@ -168,7 +169,7 @@ def _row(way: Way, gpu: GpuModel) -> str:
     if gpu.bandwidth is not None:
         most = f"{gpu.bandwidth * 1e12 / token_bytes(way.part, dtype):,.0f}/s"
     long, short = (f"{way.engines * way.requests(length):,}" for length in (way.longest, SHORT))
-    weights = gib(weight_bytes(way.part, dtype))
+    weights = gib(weight_bytes(way.part, dtype, decoded=hardware_of(gpu).decodes_experts))
     return f"{start} {weights:>13} {way.tokens:>18,} {way.longest:>8,} {long:>6} {short:>8} {most:>11}"
 
 

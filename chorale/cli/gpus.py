@@ -1,4 +1,4 @@
-"""Properties of GPUs by name, for ``chorale fit --gpu`` and ``chorale warm --gpu``."""
+"""Properties of GPUs and NPUs by name, for ``chorale fit --gpu`` and ``chorale warm --gpu``."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from chorale.cli.words import nearest
 from chorale.errors import ConfigError
-from chorale.runtime.hardware import Hardware
+from chorale.runtime.hardware import Hardware, Kind
 from chorale.runtime.memory import DRIVER_BYTES
+from chorale.runtime.platforms import NPU, ROCM
 
 MIB = 2**20
 GIB_OF_MIB = 1024
@@ -31,7 +32,7 @@ class GpuModel:
     aliases: tuple[str, ...] = ()
 
 
-_AMD = "AMD GPUs have not been tried: these are memory calculations only"
+_AMD, _ASCEND = ROCM.state, NPU.state
 _UNIFIED = "GPU memory is shared with the host: leave room for the system"
 # fmt: off
 MODELS = (
@@ -65,6 +66,9 @@ MODELS = (
     GpuModel("MI325X", 256 * GIB_OF_MIB, 6.0, "gfx942", 304, _AMD, ("mi325",)),
     GpuModel("MI350X", 288 * GIB_OF_MIB, 8.0, "gfx950", 256, _AMD, ("mi350",)),
     GpuModel("MI355X", 288 * GIB_OF_MIB, 8.0, "gfx950", 256, _AMD, ("mi355",)),
+    # Each device that torch_npu shows; an A3 card has two.
+    GpuModel("Ascend-910B", 65536, None, "ascend910b", 0, _ASCEND, ("910b", "atlas-a2", "ascend-a2")),
+    GpuModel("Ascend-910C", 65536, None, "ascend910c", 0, _ASCEND, ("910c", "atlas-a3", "ascend-a3")),
     GpuModel("R9700", 32 * GIB_OF_MIB, 0.64, "gfx1201", 64, _AMD, ("ai-pro-r9700", "radeon-ai-pro-r9700")),
 )
 # fmt: on
@@ -114,10 +118,21 @@ def find_gpus(name: str) -> tuple[int | None, GpuModel]:
         raise ConfigError(error.message.replace(f"--gpu {model}:", f"--gpu {name}:")) from None
 
 
+def kind_of(model: GpuModel) -> Kind:
+    """Returns the kind of device that the engine will find."""
+    return (
+        "cuda"
+        if model.architecture.startswith("sm_")
+        else "rocm"
+        if model.architecture.startswith("gfx")
+        else "npu"
+    )
+
+
 def hardware_of(model: GpuModel) -> Hardware:
     """Returns the hardware description of an idle GPU."""
     total = model.memory * MIB
-    return Hardware("cuda", model.name, total, total - DRIVER_BYTES)
+    return Hardware(kind_of(model), model.name, total, total - DRIVER_BYTES)
 
 
 def is_gpu(name: str) -> bool:

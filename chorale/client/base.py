@@ -34,7 +34,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int = 0
     device: str = "cpu"
     tensor_parallel_size: int = 1  # ranks, each with such a device
-    exchange: str = ""  # how ranks add their parts: "peers" (Chorale's kernels), "nccl", "gloo"
+    exchange: str = ""  # how ranks add their parts: "peers" (Chorale's kernels), "nccl", "rccl", ...
     rank_free_bytes: tuple[int, ...] = ()  # of each rank's device, before it loaded
     rank_bytes: dict[str, int] = {}  # of the rank that has most: "weights" and "kv_cache"
     dtype: str = "float32"

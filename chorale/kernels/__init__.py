@@ -22,31 +22,38 @@ def select_ops(
     """The back end called ``name`` for ``device`` ("cpu", "cuda", "cuda:1"), of one rank among several if
     ``rank`` says so.
 
-    "auto" takes Triton on NVIDIA GPUs from Ampere on, unless the experts are not MXFP4, and the reference
-    elsewhere. A back end asked for by name that cannot run raises ``ConfigError``; there is no silent
-    fallback.
+    "auto" takes Triton on NVIDIA GPUs from Ampere on, and on AMD GPUs that have a table in
+    ``triton/tuning.py``, unless the experts are not MXFP4, and the reference elsewhere. A back end asked for
+    by name that cannot run raises ``ConfigError``; there is no silent fallback.
     """
     if name == "triton" or (name == "auto" and not dense_experts and _suits_triton(device)):
         return _triton_ops(device, rank)
     if name not in ("auto", "reference"):
         raise ConfigError(f"ops {name!r}: not one of auto, reference, triton")
+    from chorale.kernels.reference.ops import REFERENCE_OPS, decoding_ops
+
+    ops = REFERENCE_OPS
     if rank is not None:
         from chorale.kernels.reference.shared_ops import shared_ops
 
-        return shared_ops(rank)
-    from chorale.kernels.reference.ops import REFERENCE_OPS
-
-    return REFERENCE_OPS
+        ops = shared_ops(rank)
+    return decoding_ops(ops) if device.startswith("npu") else ops
 
 
 def _suits_triton(device: str) -> bool:
-    """Returns whether the kernels have been validated for this kind of device (``docs/kernels.md``)."""
+    """Returns whether the kernels are meant for this device; ``docs/kernels.md`` says where they have run."""
     if not device.startswith("cuda") or importlib.util.find_spec("triton") is None:
         return False
     import torch
 
-    on_nvidia = torch.cuda.is_available() and torch.version.hip is None
-    return on_nvidia and torch.cuda.get_device_capability(device) >= (8, 0)
+    if not torch.cuda.is_available():
+        return False
+    if torch.version.hip is not None:
+        from chorale.kernels.triton.launch import architecture_of
+        from chorale.kernels.triton.tuning import ARCH_TUNINGS
+
+        return architecture_of(torch.device(device))[0] in ARCH_TUNINGS
+    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _triton_ops(device: str, rank: Rank | None) -> Ops:

@@ -252,6 +252,9 @@ class Ops:
     # kv may be float8_e4m3fn: scale 1, written saturating (``kernels/reference/kv_elements.py``).
     supports_fp8_kv: bool = False
 
+    # pack_experts decodes MXFP4 once and for all; it gets blocks and scales in the host's memory.
+    decodes_experts: bool = False
+
     # A step of one new token a row never waits for the host, so it can be captured in a graph.
     capturable: bool = False
 

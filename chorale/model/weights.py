@@ -50,9 +50,11 @@ def load_weights(
     checkpoint = Checkpoint(Path(folder), config)
     target = torch.device(device)
     cuts = _Cuts(config, share)
-    source = (
-        _Streamed(checkpoint, target, cuts) if target.type == "cuda" else _Mapped(checkpoint, target, cuts)
-    )
+    source: _Source
+    if target.type == "cuda":
+        source = _Streamed(checkpoint, target, cuts)
+    else:
+        source = _Mapped(checkpoint, target, cuts, packed_on_host=ops.decodes_experts)
     try:
         loader = _Loader(source, config, ops, dtype, fp8_activations, share)
         return _load(loader, config, ops, checkpoint, progress)
@@ -156,10 +158,13 @@ class _Shapes:
 
 
 class _Mapped:
-    """Views of the mapped files, moved to the device if it is another."""
+    """Views of the mapped files, moved to the device if it is another (MXFP4: unless ``packed_on_host``)."""
 
-    def __init__(self, checkpoint: Checkpoint, device: torch.device, cuts: _Cuts) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, device: torch.device, cuts: _Cuts, *, packed_on_host: bool = False
+    ) -> None:
         self._checkpoint, self._device, self._cuts = checkpoint, device, cuts
+        self._packed_on_host = packed_on_host
 
     def has(self, layer: int | None, role: str) -> bool:
         return self._checkpoint.has(layer, role)
@@ -167,7 +172,8 @@ class _Mapped:
     def read(self, layer: int | None, role: str) -> torch.Tensor:
         whole = self._checkpoint.read(layer, role)
         cut = self._cuts.cut(self._checkpoint.spec(layer, role))
-        return (whole if cut is None else cut.of(whole)).to(self._device)
+        part = whole if cut is None else cut.of(whole)
+        return part if self._packed_on_host and part.dtype == torch.uint8 else part.to(self._device)
 
     def close(self) -> None:
         return None

@@ -1,4 +1,4 @@
-"""Communicators over torch's process groups: gloo between CPUs, NCCL between GPUs.
+"""Communicators over torch's process groups: gloo between CPUs, NCCL (RCCL) between GPUs, HCCL between NPUs.
 
 The groups are made directly, so that a program that uses ``LLM`` keeps its own default group.
 """
@@ -6,6 +6,7 @@ The groups are made directly, so that a program that uses ``LLM`` keeps its own 
 from __future__ import annotations
 
 import datetime
+import importlib
 import logging
 import os
 import tempfile
@@ -40,6 +41,14 @@ class GroupCommunicator:
 
     def maximum_(self, tensor: torch.Tensor) -> torch.Tensor:
         return torch.amax(self.all_gather(tensor), dim=0, out=tensor)
+
+    def all_reduce_(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Each rank adds all parts itself: the order of additions depends neither on the rank nor on where
+        an element stands."""
+        first, *others = self.all_gather(tensor).unbind(0)
+        for part in others:
+            first += part
+        return tensor.copy_(first)
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         found = tensor.new_empty(self.size, *tensor.shape)
@@ -83,20 +92,12 @@ class Gloo(GroupCommunicator):
             store = dist.FileStore(str(meeting_point), size)  # type: ignore[attr-defined]
             super().__init__(dist.ProcessGroupGloo(store, rank, size, options), rank, size)
 
-    def all_reduce_(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Each rank adds all parts itself: the order of additions depends neither on the rank nor on where
-        an element stands."""
-        first, *others = self.all_gather(tensor).unbind(0)
-        for part in others:
-            first += part
-        return tensor.copy_(first)
-
     def abort(self) -> None:
         return None  # a peer's end breaks its connections, which ends the exchange
 
 
 class Nccl(GroupCommunicator):
-    """Ranks on GPUs of one machine. Its calls can be captured in a graph."""
+    """Ranks on GPUs of one machine; in a ROCm build it is RCCL. Its calls can be captured in a graph."""
 
     def __init__(self, meeting_point: Path, rank: int, size: int, device: torch.device) -> None:
         """As ``Gloo``. ``device``: this rank's, which must be the current one."""
@@ -152,6 +153,27 @@ class Nccl(GroupCommunicator):
         torch.cuda.synchronize(self._device)
 
 
+class Hccl(GroupCommunicator):
+    """Ranks on Ascend NPUs of one machine. Never run on any."""
+
+    def __init__(self, meeting_point: Path, rank: int, size: int) -> None:
+        """As ``Gloo``. This rank's device must be the current one."""
+        groups = importlib.import_module("torch_npu")._C._distributed_c10d.ProcessGroupHCCL
+        options = groups.Options()
+        options._timeout = TIMEOUT
+        with _failures():
+            store = dist.FileStore(str(meeting_point), size)  # type: ignore[attr-defined]
+            super().__init__(groups(store, rank, size, options), rank, size)
+
+    def abort(self) -> None:
+        """Exchanges with a lost rank go on until this process is ended (``RankProcesses``) or ``TIMEOUT``."""
+        for exchange in self._exchanges:
+            exchange.set_limit(0.0)
+
+    def close(self) -> None:
+        return None  # with the process; torch_npu's groups have no call that is known to end in bounded time
+
+
 def unreachable(rank: int, size: int) -> str:
     """Returns which GPU's memory the driver does not let ``rank``'s GPU access, or ""."""
     for other in range(size):
@@ -191,6 +213,8 @@ def connect(meeting_point: Path, rank: int, size: int, device: torch.device) -> 
     """Connects this process to the other ranks. Raises ``CommunicationError``."""
     if device.type == "cuda":
         return Nccl(meeting_point, rank, size, device)
+    if device.type == "npu":
+        return Hccl(meeting_point, rank, size)
     return Gloo(meeting_point, rank, size)
 
 

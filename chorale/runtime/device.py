@@ -1,5 +1,5 @@
-"""Device: the hardware's capabilities, decided once. The only module of the runtime that distinguishes CPU
-and GPU.
+"""Device: the hardware's capabilities, decided once. The only module of the runtime that distinguishes CPU,
+GPU and NPU.
 
 All others ask for a capability (``overlap``, ``sample_rows``) or a transfer.
 """
@@ -7,6 +7,8 @@ All others ask for a capability (``overlap``, ``sample_rows``) or a transfer.
 from __future__ import annotations
 
 import gc
+import importlib
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -25,6 +27,7 @@ from chorale.runtime.hardware import (
     cpu_count,
 )
 from chorale.runtime.memory import SMALL_PARAMETERS
+from chorale.runtime.platforms import CUDA, NPU, Platform, find_platform
 
 GPU_SAMPLE_ROWS = 64  # rows that the sampler takes at once on a GPU
 Arrays = list[npt.NDArray[np.generic]]
@@ -128,7 +131,8 @@ class CpuDevice:
 
 @dataclass(frozen=True, slots=True)
 class CudaDevice:
-    """One GPU: work is enqueued on the current stream, results come back through pinned memory."""
+    """One GPU (AMD's are "cuda" in PyTorch, too): work is enqueued on the current stream, results come back
+    through pinned memory."""
 
     hardware: Hardware
     torch_device: torch.device
@@ -169,6 +173,45 @@ class CudaDevice:
 
     def trim(self) -> None:
         torch.cuda.empty_cache()
+
+
+@dataclass(frozen=True, slots=True)
+class NpuDevice:
+    """One Ascend NPU, through torch_npu. Never run on one, so it asks for little: no graphs, no pinned
+    memory, and the host waits for each copy."""
+
+    hardware: Hardware
+    torch_device: torch.device
+    overlap: bool = False
+    can_capture: bool = False
+    sample_rows: int = GPU_SAMPLE_ROWS
+
+    def upload(self, host: npt.NDArray[np.int32]) -> torch.Tensor:
+        return torch.from_numpy(host).to(self.torch_device)
+
+    def download(self, tensors: Sequence[torch.Tensor]) -> Callable[[], Arrays]:
+        arrays = [tensor.cpu().numpy() for tensor in tensors]
+        return lambda: arrays
+
+    def host_memory(self, size: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(size, dtype=dtype)
+
+    def send(self, memory: torch.Tensor) -> torch.Tensor:
+        return memory.to(self.torch_device)
+
+    def mark(self) -> Callable[[], None]:
+        event = _npu().Event()
+        event.record()
+        wait: Callable[[], None] = event.synchronize
+        return wait
+
+    def capture(self, step: Callable[[], None]) -> Callable[[], None]:
+        """The step itself."""
+        step()
+        return step
+
+    def trim(self) -> None:
+        _npu().empty_cache()
 
 
 class Graphs:
@@ -219,30 +262,38 @@ def default_threads(num_parameters: int, host_share: int = 1) -> int:
 def open_device(
     kind: str, num_threads: int | None = None, host_share: int = 1, *, rank: int = 0, ranks: int = 1
 ) -> Device:
-    """``kind``: "auto", "cpu" or "cuda". Raises ``ConfigError`` when a named device is absent.
+    """``kind``: the value of ``--device``. Raises ``ConfigError`` when a named device is absent.
 
     ``host_share``: processes among which the memory of a CPU is divided, engines times their ranks.
-    ``rank`` takes the visible GPU of that number.
+    ``rank`` takes the visible device of that number.
     """
     if num_threads is not None:
         torch.set_num_threads(num_threads)
-    has_cuda = kind != "cpu" and torch.cuda.is_available()
-    if kind == "cuda" and not has_cuda:
-        raise ConfigError("--device cuda: PyTorch finds no CUDA device here; use --device cpu, or auto")
-    if not has_cuda:
+    platform = find_platform(kind)
+    module = None if platform is None else _module_of(platform)
+    if platform is None or module is None or not module.is_available():
+        if kind not in ("cpu", "auto") and platform is not None:
+            why = platform.why_absent() or f"PyTorch finds no {platform.kind.upper()} device here"
+            raise ConfigError(f"--device {kind}: {why}; use --device cpu, or auto")
         threads, memory = torch.get_num_threads(), available_memory() // host_share
         name = f"CPU, {threads} thread{'s' if threads > 1 else ''}"
         return CpuDevice(Hardware("cpu", name, memory, memory))
-    count = torch.cuda.device_count()
-    check_no_instances(ranks, [torch.cuda.get_device_name(number) for number in range(count)])
-    check_gpus(ranks, count)
-    with explained("the device cannot be opened", f"visible GPU {rank}"):
-        properties = torch.cuda.get_device_properties(rank)
-    place, uuid = place_of(rank, properties)
+    if platform is CUDA:
+        names = [module.get_device_name(number) for number in range(module.device_count())]
+        check_no_instances(ranks, names)
+    check_gpus(ranks, module.device_count(), platform.variable(os.environ))
+    # Only faults of NVIDIA's GPUs are known: on others the messages have no place, and are not explained.
+    place = uuid = ""
+    with explained("the device cannot be opened", f"visible GPU {rank}" if platform is CUDA else ""):
+        properties = module.get_device_properties(rank)
+    if platform is CUDA:
+        place, uuid = place_of(rank, properties)
     with explained("the device cannot be opened", place):
-        torch.cuda.set_device(rank)
-        free, total = torch.cuda.mem_get_info(rank)
-    hardware = Hardware("cuda", properties.name, total, free, place, uuid)
+        module.set_device(rank)
+        free, total = module.mem_get_info(rank)
+    hardware = Hardware(platform.kind, properties.name, total, free, place, uuid)
+    if platform is NPU:
+        return NpuDevice(hardware, torch.device("npu", rank))
     return CudaDevice(hardware, torch.device("cuda", rank))
 
 
@@ -259,3 +310,27 @@ def place_of(number: int, properties: Any) -> tuple[str, str]:
         address = f"{domain:08x}:{bus:02x}:{slot:02x}.0"
     details = ", ".join(part for part in (properties.name, uuid, address) if part)
     return f"GPU {number} ({details})", uuid
+
+
+def _module_of(platform: Platform) -> Any:
+    """Returns the module of torch that has the platform's devices, or None if it cannot be imported."""
+    if platform is not NPU:
+        return torch.cuda
+    try:
+        return _npu()
+    except ImportError:
+        return None
+
+
+def _npu() -> Any:
+    """Returns ``torch.npu``, which importing torch_npu makes.
+
+    Raises ``ImportError``, or ``ConfigError`` if it is installed and cannot be loaded: without CANN, say.
+    """
+    try:
+        importlib.import_module("torch_npu")
+    except ModuleNotFoundError:
+        raise
+    except (ImportError, OSError, RuntimeError) as error:
+        raise ConfigError(f"--device npu: torch_npu cannot be loaded (is CANN set up?): {error}") from error
+    return torch.get_device_module("npu")

@@ -7,17 +7,18 @@ from collections.abc import Mapping, Sequence
 
 from chorale.config import EngineConfig
 from chorale.errors import ConfigError
-from chorale.runtime.hardware import check_no_instances, gpu_count, why_no_cuda
+from chorale.runtime.hardware import check_no_instances
+from chorale.runtime.platforms import CUDA, find_platform
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
+VISIBLE = CUDA.variables[0]
 
 
-def visible_ids(environment: Mapping[str, str]) -> list[str] | None:
-    """Returns the ids in CUDA_VISIBLE_DEVICES as the operator wrote them, or None if it is not set.
+def visible_ids(environment: Mapping[str, str], variable: str = VISIBLE) -> list[str] | None:
+    """Returns the ids in ``variable`` as the operator wrote them, or None if it is not set.
 
     They may be numbers, UUIDs or MIG instances. As for the driver, the list ends at the first "-1".
     """
-    given = environment.get(VISIBLE)
+    given = environment.get(variable)
     if given is None:
         return None
     ids = [part.strip() for part in given.split(",")]
@@ -25,16 +26,21 @@ def visible_ids(environment: Mapping[str, str]) -> list[str] | None:
     return ids[:end]
 
 
-def check_visible(num_ranks: int, num_replicas: int = 1, environment: Mapping[str, str] = os.environ) -> None:
-    """Raises ``ConfigError`` if CUDA_VISIBLE_DEVICES names what several processes cannot share."""
-    ids = visible_ids(environment) or []
+def check_visible(
+    num_ranks: int,
+    num_replicas: int = 1,
+    environment: Mapping[str, str] = os.environ,
+    variable: str = VISIBLE,
+) -> None:
+    """Raises ``ConfigError`` if ``variable`` names what several processes cannot share."""
+    ids = visible_ids(environment, variable) or []
     twice = next((each for place, each in enumerate(ids) if each in ids[:place]), None)
     if twice is not None and num_ranks * num_replicas > 1:
-        raise ConfigError(f"{VISIBLE}={environment[VISIBLE]} names {twice} twice; name each GPU once")
+        raise ConfigError(f"{variable}={environment[variable]} names {twice} twice; name each GPU once")
     check_no_instances(num_ranks, ids)
 
 
-def share(ids: Sequence[str], num_replicas: int, num_ranks: int) -> list[list[str]]:
+def share(ids: Sequence[str], num_replicas: int, num_ranks: int, variable: str = VISIBLE) -> list[list[str]]:
     """Returns each replica's ids: the first ``num_ranks``, the next ones, and so on.
 
     Raises ``ConfigError`` if there are too few.
@@ -47,7 +53,7 @@ def share(ids: Sequence[str], num_replicas: int, num_ranks: int) -> list[list[st
         remedy = f"use --data-parallel-size {most}" if most else "use fewer, or --device cpu"
         raise ConfigError(
             f"--data-parallel-size {num_replicas}: {num_replicas} engines{each} need {needed} GPUs, and "
-            f"{len(ids)} can be seen{seen}: {remedy}, or name more in {VISIBLE} "
+            f"{len(ids)} can be seen{seen}: {remedy}, or name more in {variable} "
             "(a MIG instance counts as one)"
         )
     return [list(ids[start : start + num_ranks]) for start in range(0, needed, num_ranks)]
@@ -60,11 +66,13 @@ def replica_environments(
 
     Raises ``ConfigError`` if there are fewer GPUs than the replicas need.
     """
-    ids = visible_ids(environment)
-    if config.device == "cpu" or why_no_cuda() is not None:
+    platform = find_platform(config.device)
+    if platform is None or platform.why_absent() is not None:
         return None
-    check_visible(config.tensor_parallel_size, num_replicas, environment)
+    variable = platform.variable(environment)
+    check_visible(config.tensor_parallel_size, num_replicas, environment, variable)
+    ids = visible_ids(environment, variable)
     if ids is None:
-        ids = [str(index) for index in range(gpu_count())]
-    shares = share(ids, num_replicas, config.tensor_parallel_size)
-    return [{VISIBLE: ",".join(part)} for part in shares]
+        ids = [str(index) for index in range(platform.count())]
+    shares = share(ids, num_replicas, config.tensor_parallel_size, variable)
+    return [{variable: ",".join(part)} for part in shares]

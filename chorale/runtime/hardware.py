@@ -15,18 +15,24 @@ from chorale.errors import ConfigError
 from chorale.parallel.shares import VALID_SIZES
 
 _CGROUP = Path("/sys/fs/cgroup")
+Kind = Literal["cpu", "cuda", "rocm", "npu"]
 
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
     """``total_bytes`` and ``free_bytes`` of the memory that holds weights and KV blocks."""
 
-    kind: Literal["cpu", "cuda"]
+    kind: Kind
     name: str
     total_bytes: int
     free_bytes: int
-    place: str = ""  # which GPU, for messages: number, name, UUID and PCI address; "" on a CPU
+    place: str = ""  # which GPU, for messages: number, name, UUID and PCI address; "" but for NVIDIA
     uuid: str = ""  # as nvidia-smi writes it; "": unknown
+
+    @property
+    def decodes_experts(self) -> bool:
+        """Returns whether MXFP4 experts are decoded at load: no kernel there reads them packed."""
+        return self.kind == "npu"
 
 
 def cpu_count() -> int:
@@ -44,17 +50,26 @@ def has_cuda_driver() -> bool:
 
 def why_no_cuda() -> str | None:
     """Return why PyTorch cannot find a CUDA device, or None if it may find one."""
-    try:
-        build = importlib.metadata.version("torch").partition("+")[2]
-    except importlib.metadata.PackageNotFoundError:
-        build = ""
-    if build.startswith("rocm"):
+    if is_rocm_build():
         return None  # AMD's GPUs have the same name in PyTorch, and another driver
-    if build == "cpu":
+    if _torch_build() == "cpu":
         return "this PyTorch is a build for CPUs"
     if not has_cuda_driver():
         return "there is no NVIDIA driver here"
     return None if gpu_count() else "the NVIDIA driver finds no GPU"
+
+
+def is_rocm_build() -> bool:
+    """Returns whether the installed PyTorch is a build for AMD's GPUs."""
+    return _torch_build().startswith("rocm")
+
+
+def _torch_build() -> str:
+    """Returns what follows "+" in PyTorch's version: "cpu", "cu130", "rocm6.4", or nothing."""
+    try:
+        return importlib.metadata.version("torch").partition("+")[2]
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def gpu_count() -> int:
@@ -65,8 +80,8 @@ def gpu_count() -> int:
     return count.value
 
 
-def check_gpus(ranks: int, gpus: int) -> None:
-    """Raises ``ConfigError`` if there are fewer GPUs than ranks."""
+def check_gpus(ranks: int, gpus: int, variable: str = "CUDA_VISIBLE_DEVICES") -> None:
+    """Raises ``ConfigError`` if there are fewer GPUs than ranks. ``variable`` chooses those that are seen."""
     if ranks <= max(gpus, 1):
         return
     most = max(size for size in VALID_SIZES if size <= max(gpus, 1))
@@ -78,7 +93,7 @@ def check_gpus(ranks: int, gpus: int) -> None:
     )
     raise ConfigError(
         f"--tensor-parallel-size {ranks} needs {ranks} GPUs, and {gpus or 'none'} "
-        f"{'are' if gpus > 1 else 'is'} visible here (CUDA_VISIBLE_DEVICES counts): {use}; "
+        f"{'are' if gpus > 1 else 'is'} visible here ({variable} counts): {use}; "
         "chorale fit says what fits on how many"
     )
 

@@ -12,6 +12,7 @@ from chorale.parallel.shares import VALID_SIZES
 from chorale.runtime import nvidia_smi
 from chorale.runtime.hardware import Hardware
 from chorale.runtime.memory import DRIVER_BYTES, GIB, KvGeometry, gib
+from chorale.runtime.platforms import PLATFORMS
 
 CPU_SHARE = 0.25  # of the memory left after the weights: a CPU host has other work
 CPU_MOST = 16 * GIB
@@ -124,7 +125,8 @@ def who_holds(hardware: Hardware) -> str:
     held = held_by_others(hardware)
     if held < NOTABLE:
         return ""
-    users = [user for user in nvidia_smi.users(hardware.uuid) if user.pid != os.getpid()][:3]
+    listed = nvidia_smi.users(hardware.uuid) if hardware.kind == "cuda" else []
+    users = [user for user in listed if user.pid != os.getpid()][:3]
     names = ", ".join(
         f"{user.pid} ({user.name.split('/')[-1]}{f', {gib(user.num_bytes)}' if user.num_bytes else ''})"
         for user in users
@@ -142,7 +144,7 @@ def check_one_fits(
     if size.num_blocks >= needed:
         return
     others = who_holds(hardware)
-    if hardware.kind == "cuda" and (size.missing or (size.is_shared and others)):
+    if hardware.kind != "cpu" and (size.missing or (size.is_shared and others)):
         raise ConfigError(_no_room(config, size, needed * per_block, request.fixed, hardware, others))
     missing = gib((needed - size.num_blocks) * per_block)
     ways = _ways_to_fit(config, needed, per_block, kv_dtype, hardware)
@@ -163,7 +165,7 @@ def _no_room(
     free, total = gib(hardware.free_bytes), gib(hardware.total_bytes)
     ways = []
     if others:
-        ways += ["another GPU (CUDA_VISIBLE_DEVICES)", "end these processes"]
+        ways += [f"another GPU ({PLATFORMS[hardware.kind].variable(os.environ)})", "end these processes"]
         ways.append("a smaller --gpu-memory-utilization for them, if they are engines that may have less")
     if not size.is_shared:
         ways.append(f"a larger --gpu-memory-utilization (it is {config.gpu_memory_utilization:g})")
@@ -186,10 +188,10 @@ def _ways_to_fit(
         return [f"--num-gpu-blocks-override {needed}, or none"]
     total = needed * per_block
     ways = [f"--kv-cache-memory-bytes {total} (if that much is free)"]
-    if hardware.kind == "cuda" and config.kv_cache_memory_bytes is None:
+    if hardware.kind != "cpu" and config.kv_cache_memory_bytes is None:
         ways.append("a larger --gpu-memory-utilization")
     if kv_dtype == "float32":
         ways.append(f"--kv-cache-dtype bfloat16 (saves {gib(total // 2)})")
-    if kv_dtype == "bfloat16":
+    if kv_dtype == "bfloat16" and not hardware.decodes_experts:
         ways.append(f"--kv-cache-dtype fp8 (saves {gib(total // 2)}, less exact)")
     return ways

@@ -61,13 +61,14 @@ def kv_geometry(model: ModelConfig, block_size: int, kv_dtype: str) -> KvGeometr
     return KvGeometry(block_size, model.num_kv_tensors * block_size * token, model.sliding_window)
 
 
-def weight_bytes(model: ModelConfig, dtype: str) -> int:
+def weight_bytes(model: ModelConfig, dtype: str, *, decoded: bool = False) -> int:
     """MXFP4 experts stay packed (4 bits, and a scale byte for each group); the rest is ``dtype``.
 
-    The CPU back end decodes the experts of small models, which adds half a gigabyte at most.
+    ``decoded``: experts are ``dtype``, too (``Hardware.decodes_experts``). The CPU back end decodes the
+    experts of small models, which adds half a gigabyte at most.
     """
     experts = model.num_expert_parameters
-    if model.dense_experts:
+    if model.dense_experts or decoded:
         return model.num_parameters * DTYPE_BYTES[dtype]
     dense = model.num_parameters - experts
     return experts // 2 + experts // MXFP4_GROUP + dense * DTYPE_BYTES[dtype]

@@ -28,6 +28,7 @@ from chorale.runtime.memory import (
     rank_bytes,
     weight_bytes,
 )
+from chorale.runtime.platforms import PLATFORMS
 from chorale.runtime.steps.graph_sizes import MIXED_ROWS, MIXED_TOKENS, chosen_sizes, context_sizes, row_sizes
 from chorale.sampling_fields import MAX_LOGPROBS
 
@@ -129,7 +130,9 @@ def resolve(
             "ranks have columns of all experts, unless asked for whole ones" if asked is None else "requested"
         )
         decide.decisions.append(Decision("enable_expert_parallel", by_expert, why, asked is None))
-    kv_dtype = _kv_dtype(config, decide, dtype, supports_fp8_kv)
+    if state := PLATFORMS[hardware.kind].state if hardware.kind in PLATFORMS else "":
+        decide.notes.append(state)
+    kv_dtype = _kv_dtype(config, decide, dtype, supports_fp8_kv and not hardware.decodes_experts)
     block_size = decide.pick(
         "block_size", config.block_size, 16 if cpu else 64, f"default on {hardware.kind}"
     )
@@ -153,7 +156,8 @@ def resolve(
     mixed_graphs = bool(graph_rows) and config.mixed_cuda_graphs
     if graph_rows and not mixed_graphs:
         decide.decisions.append(Decision("mixed_cuda_graphs", False, "requested", chosen=False))
-    fixed = weight_bytes(part, dtype) + activation_bytes(part, tokens, seqs, dtype)
+    weights = weight_bytes(part, dtype, decoded=hardware.decodes_experts)
+    fixed = weights + activation_bytes(part, tokens, seqs, dtype)
     if not cpu:
         fixed += (
             CUDA_RESERVE + _graph_bytes(config, part, graph_rows, block_size) + processor_bytes(model, seqs)

@@ -18,6 +18,7 @@ import zmq
 
 from chorale.client.base import EngineInfo, EngineStatus
 from chorale.client.wire import DECODE_ERRORS, Heartbeat, decode_heartbeat, heartbeat_address
+from chorale.runtime.platforms import CUDA, find_platform
 from chorale.serve.bootstrap import (
     EXIT_CONFIG,
     EXIT_FAILED,
@@ -146,10 +147,13 @@ class EngineMonitor:
         """An engine that ran on a GPU finds none when it is started again: the GPU was lost."""
         if self._ran_on is None:
             return failure
+        is_nvidia = find_platform(self._start.config.device) is CUDA
+        sign = "nvidia-smi -L does not list it any more (Xid 79 in dmesg)"
+        sign = sign if is_nvidia else "the driver does not list it any more"
         return msgspec.structs.replace(
             failure,
-            message=f"{failure.message}. This engine ran on {self._ran_on} before: if nvidia-smi -L does not "
-            "list it any more (Xid 79 in dmesg), reboot or drain the machine",
+            message=f"{failure.message}. This engine ran on {self._ran_on} before: if {sign}, "
+            "reboot or drain the machine",
         )
 
     def _remember_gpu(self, info: EngineInfo) -> None:
@@ -159,7 +163,8 @@ class EngineMonitor:
         self._ran_on = info.device
         config = self._start.config
         if config.device == "auto":
-            self._start = msgspec.structs.replace(self._start, config=replace(config, device="cuda"))
+            kind = (find_platform("auto") or CUDA).kind
+            self._start = msgspec.structs.replace(self._start, config=replace(config, device=kind))
 
     async def _stopped_within(self, delay: float) -> bool:
         with contextlib.suppress(TimeoutError):

@@ -19,16 +19,10 @@ from chorale.errors import ChoraleError, ConfigError
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import SHAPES, make_config
 from chorale.model.hub import DEMO, find_folder, has_weights
-from chorale.runtime.devices import check_visible, replica_environments
-from chorale.runtime.hardware import (
-    Hardware,
-    available_memory,
-    check_gpus,
-    gpu_count,
-    has_cuda_driver,
-    why_no_cuda,
-)
+from chorale.runtime.devices import check_visible, replica_environments, visible_ids
+from chorale.runtime.hardware import Hardware, available_memory, check_gpus
 from chorale.runtime.memory import SMALL_PARAMETERS
+from chorale.runtime.platforms import CUDA, NPU, find_platform
 from chorale.runtime.resolve import check_model, resolve
 from chorale.store.schema import VERSION
 from chorale.store.sqlite import MEMORY
@@ -53,15 +47,23 @@ def check_start(engine: EngineConfig, server: ServerConfig) -> None:
 def check_device(config: EngineConfig) -> None:
     """Raises if a device that was requested by name is missing."""
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"  # kernels run on the CPU
+    platform = find_platform(config.device)
     if config.ops == "triton" and not interpreted:
-        reason = "the device is 'cpu'" if config.device == "cpu" else why_no_cuda()
-        if reason is not None:
+        reason = f"the device is {config.device!r}"
+        if config.device != "cpu" and platform is not NPU:
+            reason = (platform or CUDA).why_absent() or ""
+        if reason:
             raise ConfigError(f"--ops triton needs a GPU that PyTorch can use: {reason}")
-    if config.device == "cuda" and (reason := why_no_cuda()) is not None:
-        raise ConfigError(f"--device cuda: {reason}; use --device cpu, or auto")
-    if config.tensor_parallel_size > 1 and config.device != "cpu" and has_cuda_driver():
-        check_visible(config.tensor_parallel_size)
-        check_gpus(config.tensor_parallel_size, gpu_count())
+    if platform is None:
+        return
+    if config.device != "auto" and (absent := platform.why_absent()) is not None:
+        raise ConfigError(f"--device {config.device}: {absent}; use --device cpu, or auto")
+    if config.tensor_parallel_size > 1:
+        variable = platform.variable(os.environ)
+        check_visible(config.tensor_parallel_size, variable=variable)
+        ids = visible_ids(os.environ, variable)
+        gpus = platform.count() if platform is CUDA or ids is None else len(ids)
+        check_gpus(config.tensor_parallel_size, gpus, variable)
 
 
 def find_model(config: EngineConfig) -> ModelConfig | None:
@@ -80,7 +82,7 @@ def find_model(config: EngineConfig) -> ModelConfig | None:
 
 def _check_sizes(config: EngineConfig, model: ModelConfig) -> None:
     """Checks sizes on a CPU as the engine does. A GPU's memory is known only to the process that opens it."""
-    if config.device == "cpu" or not has_cuda_driver():
+    if find_platform(config.device) is None:
         if config.device == "auto" and model.num_parameters > SMALL_PARAMETERS:
             check_gpus(config.tensor_parallel_size, 0)  # ranks of such a model are meant for GPUs
         free = available_memory() // (config.host_share * config.tensor_parallel_size)  # a rank's

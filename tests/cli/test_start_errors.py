@@ -13,7 +13,7 @@ import pytest
 
 from chorale.cli.main import main
 from chorale.errors import ConfigError
-from chorale.runtime import hardware
+from chorale.runtime import hardware, platforms
 from chorale.serve import precheck, supervisor
 
 CASES = [
@@ -73,7 +73,7 @@ def test_a_start_that_cannot_work_is_one_line(
 
     monkeypatch.chdir(Path(places["folder"]).parent)
     monkeypatch.setattr(supervisor, "Supervisor", started)
-    monkeypatch.setattr(precheck, "why_no_cuda", lambda: "the NVIDIA driver finds no GPU")
+    monkeypatch.setattr(platforms, "why_no_cuda", lambda: "the NVIDIA driver finds no GPU")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     assert main(["serve", *line.format(**places).split()]) == 2
     shown = capsys.readouterr()
@@ -155,9 +155,8 @@ def test_a_recipe_for_more_gpus_says_what_to_do(
     recipe.write_text("model: openai/gpt-oss-120b\ntensor-parallel-size: 8\n")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(supervisor, "Supervisor", started)
-    monkeypatch.setattr(precheck, "why_no_cuda", lambda: None)
-    monkeypatch.setattr(precheck, "has_cuda_driver", lambda: True)
-    monkeypatch.setattr(precheck, "gpu_count", lambda: gpus)
+    monkeypatch.setattr(platforms, "why_no_cuda", lambda: None)
+    monkeypatch.setattr(platforms, "gpu_count", lambda: gpus)
     assert main(["serve", "--config", str(recipe), *line.split()]) == 2
     shown = capsys.readouterr()
     assert said in shown.err

@@ -10,6 +10,7 @@ import torch
 
 from chorale.errors import ConfigError, EngineError, GpuError, RequestError
 from chorale.parallel.communicator import CommunicationError
+from chorale.runtime import platforms
 from chorale.runtime.device import CudaDevice, open_device, place_of
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.gpu_faults import explain, explained
@@ -131,6 +132,7 @@ class StandIn:
         for name in ("is_available", "device_count", "get_device_name", "get_device_properties",
                      "set_device", "mem_get_info"):  # fmt: skip
             monkeypatch.setattr(torch.cuda, name, getattr(self, name))
+        monkeypatch.setattr(platforms, "why_no_cuda", lambda: None)
 
     def is_available(self) -> bool:
         return True
@@ -160,6 +162,15 @@ def test_a_device_has_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(device, CudaDevice)
     assert device.hardware.place == "GPU 1 (NVIDIA H200, GPU-1a2b, 00000000:1c:00.0)"
     assert device.hardware.uuid == "GPU-1a2b"
+
+
+def test_an_amd_gpu_gets_no_advice_about_nvidias_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    StandIn(monkeypatch, "AMD Instinct MI300X", "AMD Instinct MI300X")
+    monkeypatch.setattr("chorale.runtime.device.find_platform", lambda _: platforms.ROCM)
+    device = open_device("rocm", rank=1, ranks=2)
+    assert isinstance(device, CudaDevice)
+    assert (device.hardware.kind, device.hardware.place, device.hardware.uuid) == ("rocm", "", "")
+    assert explain(RuntimeError(HARDWARE[0]), "step 7 failed", device.hardware.place) is None
 
 
 def test_a_place_of_a_torch_that_knows_less() -> None:

@@ -157,6 +157,19 @@ def test_a_gpu_that_another_server_fills(monkeypatch: pytest.MonkeyPatch) -> Non
         assert "kv-cache-memory-bytes" not in message  # that memory is not there
 
 
+def test_an_npu_that_another_server_fills(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without questions to NVIDIA's driver."""
+    monkeypatch.delattr(nvidia_smi, "users")
+    hardware = Hardware("npu", "910B", 64 * GIB, 10 * GIB)
+    with pytest.raises(ConfigError) as caught:
+        decide(OSS_20B, hardware)
+    message = caught.value.message
+    assert message.startswith(
+        "910B has 10.00 GiB free of 64.00 GiB; other processes hold 53.38 GiB of 910B. "
+    )
+    assert "another GPU (ASCEND_RT_VISIBLE_DEVICES)" in message
+
+
 def test_a_gpu_that_is_too_small_says_so() -> None:
     small = Hardware("cuda", "NVIDIA A10", 24 * GIB, 24 * GIB - DRIVER_BYTES)
     with pytest.raises(ConfigError, match=r"NVIDIA A10 has 23.* GiB free of 24.* Weights and act") as caught:

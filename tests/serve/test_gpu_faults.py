@@ -8,6 +8,8 @@ import signal
 
 import pytest
 
+from chorale.runtime.platforms import NPU
+from chorale.serve import engine_monitor
 from chorale.serve.bootstrap import EXIT_CONFIG, EXIT_FAILED
 from chorale.serve.watch import RestartPolicy, WatchLimits
 from tests.support.serve.fake_engine import PLACE, Behaviour
@@ -62,6 +64,18 @@ def test_an_engine_that_ran_on_a_gpu_does_not_continue_on_the_cpu() -> None:
             await until(lambda: r.monitor.pid is not None, "it runs")
             os.kill(r.engine_pid, signal.SIGKILL)
             await until(lambda: r.monitor.num_restarts == 1, "a restart")
+
+    run(scene())
+
+
+def test_a_lost_npu_is_not_replaced_by_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        monkeypatch.setattr(engine_monitor, "find_platform", lambda device: NPU)
+        async with rig(Behaviour(device="Ascend910B", missing_once_ready=True)) as r:
+            assert r.monitor._start.config.device == "npu"
+            os.kill(r.engine_pid, signal.SIGKILL)
+            assert await asyncio.wait_for(asyncio.shield(r.running), 30) == EXIT_CONFIG
+            assert "if the driver does not list it any more" in r.told[-1][0].message
 
     run(scene())
 

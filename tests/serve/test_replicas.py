@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from chorale.client.base import EngineInfo, EngineStatus
 from chorale.config import EngineConfig
 from chorale.errors import ConfigError
-from chorale.runtime import devices
+from chorale.runtime import devices, platforms
 from chorale.runtime.devices import replica_environments, share, visible_ids
 from chorale.serve import precheck
 from chorale.serve.bootstrap import EngineStart
@@ -319,8 +319,8 @@ def test_each_replica_gets_its_share() -> None:
 
 
 def test_environments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "why_no_cuda", lambda: None)
-    monkeypatch.setattr(devices, "gpu_count", lambda: 4)
+    monkeypatch.setattr(platforms, "why_no_cuda", lambda: None)
+    monkeypatch.setattr(platforms, "gpu_count", lambda: 4)
     config = EngineConfig(device="cuda")
     name = "CUDA_VISIBLE_DEVICES"
     assert replica_environments(config, 2, {}) == [{name: "0"}, {name: "1"}]
@@ -328,7 +328,7 @@ def test_environments(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = EngineConfig(tensor_parallel_size=2)
     assert replica_environments(ranks, 2, {name: "3,2,1,0"}) == [{name: "3,2"}, {name: "1,0"}]
     assert replica_environments(EngineConfig(device="cpu"), 2, {}) is None
-    monkeypatch.setattr(devices, "why_no_cuda", lambda: "no driver")
+    monkeypatch.setattr(platforms, "why_no_cuda", lambda: "no driver")
     assert replica_environments(EngineConfig(), 2, {}) is None
 
 
@@ -342,8 +342,8 @@ def test_starts_of_replicas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert one.config.host_share == two.config.host_share == 2
     assert len(one.prefix_secret) == 16
     assert one.prefix_secret == two.prefix_secret
-    monkeypatch.setattr(devices, "why_no_cuda", lambda: None)
-    monkeypatch.setattr(devices, "gpu_count", lambda: 2)
+    monkeypatch.setattr(platforms, "why_no_cuda", lambda: None)
+    monkeypatch.setattr(platforms, "gpu_count", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     other = tmp_path / "gpus"
     other.mkdir()
@@ -374,10 +374,8 @@ def test_an_engine_process_gets_the_variables_of_its_start(tmp_path: Path) -> No
 
 
 def test_ranks_on_mig_instances_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "why_no_cuda", lambda: None)
-    monkeypatch.setattr(precheck, "why_no_cuda", lambda: None)
-    monkeypatch.setattr(precheck, "has_cuda_driver", lambda: True)
-    monkeypatch.setattr(precheck, "gpu_count", lambda: 1)  # as CUDA shows them
+    monkeypatch.setattr(platforms, "why_no_cuda", lambda: None)
+    monkeypatch.setattr(platforms, "gpu_count", lambda: 1)  # as CUDA shows them
     instances = {"CUDA_VISIBLE_DEVICES": "MIG-7d3,MIG-9c1"}
     ranks = EngineConfig(tensor_parallel_size=2)
     assert len(replica_environments(EngineConfig(), 2, instances) or ()) == 2
@@ -389,7 +387,7 @@ def test_ranks_on_mig_instances_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_gpu_that_is_named_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "why_no_cuda", lambda: None)
+    monkeypatch.setattr(platforms, "why_no_cuda", lambda: None)
     twice = {"CUDA_VISIBLE_DEVICES": "0,1,0"}
     with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES=0,1,0 names 0 twice"):
         replica_environments(EngineConfig(), 2, twice)

@@ -23,6 +23,8 @@ VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     "OMP_NUM_THREADS",
 )
+# Read by vendors' drivers and libraries.
+PREFIXES = ("HIP_", "ROCR_", "HSA_", "NCCL_", "RCCL_", "ASCEND_", "HCCL_", "PYTORCH_NPU_")
 SECRETS = ("HF_TOKEN", "CHORALE_API_KEY", "VLLM_API_KEY")
 
 
@@ -40,7 +42,7 @@ def run(arguments: list[str]) -> int:
         print(f"gpu {index}:    {gpu.name}, {gib(gpu.total_bytes)}, driver {gpu.driver}")
     for name in PACKAGES:
         print(f"{name}: {machine.version_of(name) or 'not installed'}")
-    for name in VARIABLES:
+    for name in (*VARIABLES, *sorted(name for name in os.environ if name.startswith(PREFIXES))):
         if name in os.environ:
             print(f"{name}={os.environ[name]}")
     for name in SECRETS:

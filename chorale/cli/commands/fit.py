@@ -102,7 +102,21 @@ def find_hardware(settings: Settings, names: list[str]) -> list[tuple[int | None
     if names:
         if settings.engine.device == "cpu":
             raise ConfigError("--gpu and --device cpu cannot be combined")
-        return [(count, hardware_of(model), model) for count, model in map(find_gpus, names)]
+        found: list[tuple[int | None, Hardware, GpuModel | None]]
+        found = [(count, hardware_of(model), model) for count, model in map(find_gpus, names)]
+        for _, hardware, _ in found:
+            if settings.engine.device not in ("auto", hardware.kind):
+                raise ConfigError(
+                    f"--gpu {hardware.name} and --device {settings.engine.device} cannot be combined: "
+                    f"it is for --device {hardware.kind}"
+                )
+        return found
+    if settings.engine.device in ("rocm", "npu"):
+        example = "mi300x" if settings.engine.device == "rocm" else "ascend-910b"
+        raise ConfigError(
+            f"--device {settings.engine.device}: fit reads only NVIDIA's driver; name the card, for example "
+            f"--gpu {example}"
+        )
     gpus = [] if settings.engine.device == "cpu" else machine.gpus()
     if gpus:
         check_gpus(ranks, len(gpus))
@@ -156,16 +170,17 @@ def report(settings: Settings, model: ModelConfig, hardware: Hardware, gpu: GpuM
         show_replicas(hardware, replicas, ranks)
         if hardware.kind == "cpu":
             hardware = dataclasses.replace(hardware, free_bytes=hardware.free_bytes // replicas)
-    on_gpu = hardware.kind == "cuda"
+    on_gpu = hardware.kind in ("cuda", "rocm")
+    decoded = hardware.decodes_experts
     try:
         resolved = resolve(settings.engine, model, hardware, can_overlap=on_gpu, can_capture=on_gpu)
     except ConfigError as error:
-        weights = weight_bytes(fitting_part(settings, model), "bfloat16")
+        weights = weight_bytes(fitting_part(settings, model), "bfloat16", decoded=decoded)
         print(f"weights   {gib(weights)}")
         print(f"does not fit: {why_not(weights, hardware, error)}")
         return 1
     part = fitting_part(settings, model)
-    show(part, resolved)
+    show(part, resolved, decoded=decoded)
     if gpu is not None:
         show_gpu(part, resolved, gpu)
     print("fits")
@@ -174,7 +189,7 @@ def report(settings: Settings, model: ModelConfig, hardware: Hardware, gpu: GpuM
 
 def show_replicas(hardware: Hardware, replicas: int, ranks: int) -> None:
     """Prints what the engines share. The figures after it are those of each."""
-    if hardware.kind == "cuda":
+    if hardware.kind != "cpu":
         each = "such a GPU" if ranks == 1 else f"{ranks} such GPUs"
         where = f"each on {each} ({replicas * ranks} are needed)"
     else:
@@ -190,13 +205,14 @@ def fitting_part(settings: Settings, model: ModelConfig) -> ModelConfig:
         return model
 
 
-def show(model: ModelConfig, resolved: Resolved) -> None:
+def show(model: ModelConfig, resolved: Resolved, *, decoded: bool = False) -> None:
     limits, geometry = resolved.limits, resolved.geometry
     tokens = geometry.tokens_in(limits.num_blocks)
     full = limits.num_blocks // geometry.blocks_for(limits.max_model_len)
     short = limits.num_blocks // geometry.blocks_for(min(2048, limits.max_model_len))
-    weights = gib(weight_bytes(model, resolved.dtype))
-    kinds = f"{'' if model.dense_experts else 'experts packed in MXFP4, the rest '}{resolved.dtype}"
+    weights = gib(weight_bytes(model, resolved.dtype, decoded=decoded))
+    is_packed = not (model.dense_experts or decoded)
+    kinds = f"{'experts packed in MXFP4, the rest ' if is_packed else ''}{resolved.dtype}"
     print(f"weights   {weights} ({kinds})")
     pool = gib(limits.num_blocks * geometry.bytes_per_block)
     print(f"KV pool   {pool}: {tokens:,} tokens of context in {resolved.kv_dtype}")
@@ -214,5 +230,5 @@ def show_gpu(model: ModelConfig, resolved: Resolved, gpu: GpuModel) -> None:
         most = gpu.bandwidth * 1e12 / read
         speed = f"{gpu.bandwidth:g} TB/s"
         print(f"bound     {most:,.0f} tokens/s for one stream: {gib(read)} of weights per token at {speed}")
-    if gpu.state:
+    if gpu.state and gpu.state not in resolved.notes:
         print(f"note      {gpu.state}")

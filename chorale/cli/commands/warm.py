@@ -7,7 +7,7 @@ import os
 import textwrap
 
 from chorale.cli.commands.fit import find_config, take_gpus
-from chorale.cli.gpus import MODELS, find_gpu, hardware_of
+from chorale.cli.gpus import MODELS, find_gpu, hardware_of, kind_of
 from chorale.cli.options.help import wants_help
 from chorale.cli.options.settings import merge
 from chorale.config import EngineConfig
@@ -63,9 +63,7 @@ def why_nothing(engine: EngineConfig, model: ModelConfig, names: list[str]) -> s
         return f"the experts of {engine.model} are not MXFP4, so it runs on the reference ops"
     if names:
         gpu = find_gpu(names[0])
-        if engine.ops == "auto" and not gpu.architecture.startswith("sm_"):
-            return f"on {gpu.name} --ops auto takes the reference ops; --ops triton asks for kernels"
-        return None
+        return None if kind_of(gpu) != "npu" else f"{gpu.name} runs plain torch ops, without kernels"
     from chorale.runtime.hardware import why_no_cuda
 
     if engine.model == "demo" and (why := why_no_cuda()) is not None:

@@ -18,7 +18,7 @@ MODEL_FLAGS = (
     Flag("model", "str", "engine.model", "model folder, hub id or demo; also the positional argument"),
     Flag("revision", "str", "engine.revision", "branch, tag or commit of the model on the hub"),
     Flag("download-dir", "str", "engine.download_dir", "folder for downloaded checkpoints"),
-    Flag("device", "str", "engine.device", "device to run on", choices=("auto", "cpu", "cuda"),
+    Flag("device", "str", "engine.device", "device to run on", choices=("auto", "cpu", "cuda", "rocm", "npu"),
          refused_values=DEVICES),
     Flag("dtype", "str", "engine.dtype", "type of dense weights and activations: auto, bfloat16 or float32",
          synonyms={"float": "float32"}),

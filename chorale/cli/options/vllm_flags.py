@@ -39,14 +39,10 @@ _LOADING = "weights are read in parallel, directly to the device"
 _SPECULATION = "speculative decoding is not supported yet"
 
 # Other devices and their state of support.
-AMD = (
-    "AMD GPUs have not been tried; a ROCm build of PyTorch shows them as CUDA devices, and --device cuda "
-    "runs the reference ops there"
-)
 _UNSUPPORTED = "there is no back end for {}; use --device cpu"
 DEVICES = {
-    **dict.fromkeys(("rocm", "hip", "amd"), AMD),
-    **dict.fromkeys(("npu", "ascend"), _UNSUPPORTED.format("Ascend NPUs")),
+    **dict.fromkeys(("hip", "amd"), "for AMD GPUs, use --device rocm"),
+    "ascend": "for Ascend NPUs, use --device npu",
     **dict.fromkeys(("xpu", "intel"), _UNSUPPORTED.format("Intel GPUs")),
     **dict.fromkeys(("mps", "metal"), _UNSUPPORTED.format("Apple GPUs")),
     "tpu": _UNSUPPORTED.format("TPUs"),
@@ -196,12 +192,11 @@ KNOWN_ENVIRONMENT = {
     "VLLM_DO_NOT_TRACK": "no usage statistics are collected",
 }
 # Prefixes of other vendors' variables.
-_ASCEND = "Ascend NPUs are not supported"
+_ASCEND = "the plain torch ops of --device npu have no such choice"
 OTHER_VENDORS = {
-    **dict.fromkeys(
-        ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "VLLM_ROCM", "HSA_OVERRIDE_GFX_VERSION"), AMD
-    ),
-    **dict.fromkeys(("ASCEND_RT_VISIBLE_DEVICES", "ASCEND_", "HCCL_", "VLLM_ASCEND"), _ASCEND),
+    "VLLM_ROCM": f"{_KERNELS}, on AMD GPUs too",
+    "VLLM_ASCEND": _ASCEND,
+    "USE_OPTIMIZED_MODEL": _ASCEND,
 }
 # Prefixes of variables with a common reason.
 KNOWN_FAMILIES = {

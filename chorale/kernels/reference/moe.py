@@ -66,21 +66,50 @@ class PackedExperts:
 def pack_experts(tensors: ExpertTensors) -> DenseExperts | PackedExperts:
     if tensors.fp8_activations:
         raise ConfigError("--moe-activation-dtype fp8 needs --ops triton and a Hopper GPU")
-    dtype = tensors.dtype
-    biases = (tensors.gate_up_bias.to(dtype), tensors.down_bias.to(dtype))
-    swiglu = (tensors.swiglu_limit, tensors.swiglu_alpha)
     if tensors.gate_up is not None and tensors.down is not None:
-        return DenseExperts(tensors.gate_up.to(dtype), tensors.down.to(dtype), *biases, *swiglu)
+        return pack_decoded(tensors)
+    dtype, packed = tensors.dtype, _packed(tensors)
+    elements = 2 * (packed.gate_up_blocks.numel() + packed.down_blocks.numel())
+    if elements * dtype.itemsize * tensors.num_layers > DECODED_BUDGET:
+        return packed
+    return pack_decoded(tensors)
+
+
+def pack_decoded(tensors: ExpertTensors) -> DenseExperts:
+    """Decodes MXFP4 one expert at a time, where its blocks are; the weights go to the biases' device."""
+    if tensors.fp8_activations:
+        raise ConfigError("--moe-activation-dtype fp8 needs --ops triton and a Hopper GPU")
+    dtype, gate_up, down = tensors.dtype, tensors.gate_up, tensors.down
+    if gate_up is None or down is None:
+        packed, device = _packed(tensors), tensors.gate_up_bias.device
+        gate_up = _decoded(packed.gate_up_blocks, packed.gate_up_scales, dtype, device)
+        down = _decoded(packed.down_blocks, packed.down_scales, dtype, device)
+    return DenseExperts(gate_up.to(dtype), down.to(dtype), *_shared_fields(tensors))
+
+
+def _packed(tensors: ExpertTensors) -> PackedExperts:
     blocks = (tensors.gate_up_blocks, tensors.gate_up_scales, tensors.down_blocks, tensors.down_scales)
     gate_up_blocks, gate_up_scales, down_blocks, down_scales = blocks
     if gate_up_blocks is None or gate_up_scales is None or down_blocks is None or down_scales is None:
         raise ValueError("experts need either all four MXFP4 tensors or both dense ones")
-    elements = 2 * (gate_up_blocks.numel() + down_blocks.numel())
-    if elements * dtype.itemsize * tensors.num_layers > DECODED_BUDGET:
-        return PackedExperts(gate_up_blocks, gate_up_scales, down_blocks, down_scales, *biases, *swiglu)
-    gate_up = mxfp4.dequantize(gate_up_blocks, gate_up_scales, dtype).transpose(1, 2).contiguous()
-    down = mxfp4.dequantize(down_blocks, down_scales, dtype).transpose(1, 2).contiguous()
-    return DenseExperts(gate_up, down, *biases, *swiglu)
+    fields = _shared_fields(tensors)
+    return PackedExperts(gate_up_blocks, gate_up_scales, down_blocks, down_scales, *fields)
+
+
+def _shared_fields(tensors: ExpertTensors) -> tuple[torch.Tensor, torch.Tensor, float, float]:
+    biases = (tensors.gate_up_bias.to(tensors.dtype), tensors.down_bias.to(tensors.dtype))
+    return *biases, tensors.swiglu_limit, tensors.swiglu_alpha
+
+
+def _decoded(
+    blocks: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """[E, N, K / 32, 16] -> [E, K, N]"""
+    experts, rows, groups, _ = blocks.shape
+    found = torch.empty(experts, groups * mxfp4.GROUP, rows, dtype=dtype, device=device)
+    for expert in range(experts):
+        found[expert] = mxfp4.dequantize(blocks[expert], scales[expert], dtype).t()
+    return found
 
 
 def moe(

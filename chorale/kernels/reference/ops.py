@@ -8,7 +8,7 @@ whose kernel torch picks by shape: steps of equal shape are bit-identical, other
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from chorale.kernels.reference import moe as reference_moe
 from chorale.kernels.reference.attention import AttentionPlan, attention, plan_attention
 from chorale.kernels.reference.decode_inputs import decode_inputs
 from chorale.kernels.reference.kv_elements import write_kv
-from chorale.kernels.reference.moe import pack_experts
+from chorale.kernels.reference.moe import pack_decoded, pack_experts
 from chorale.kernels.reference.sampling import ReferenceSampler
 
 
@@ -144,3 +144,8 @@ REFERENCE_OPS = Ops(
     decode_inputs=decode_inputs,
     supports_fp8_kv=True,
 )
+
+
+def decoding_ops(ops: Ops) -> Ops:
+    """Returns ``ops`` for a device that has neither MXFP4 nor e4m3: experts are decoded at load."""
+    return replace(ops, pack_experts=pack_decoded, decodes_experts=True, supports_fp8_kv=False)

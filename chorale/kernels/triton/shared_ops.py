@@ -7,6 +7,7 @@ sample.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from functools import partial
 
@@ -17,6 +18,7 @@ from chorale.kernels.reference.shared_ops import addend, embed
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.dense.linear import Linear, product, project_add
 from chorale.kernels.triton.dense.norm import rms_norm
+from chorale.kernels.triton.launch import is_amd
 from chorale.kernels.triton.moe import moe as experts_of_one_rank
 from chorale.kernels.triton.moe import packing
 from chorale.kernels.triton.moe.packing import Experts, Owned
@@ -29,6 +31,7 @@ from chorale.kernels.triton.sampling.shared_sample import SharedSample
 from chorale.parallel.rank import Rank
 from chorale.parallel.shares import Share
 
+logger = logging.getLogger(__name__)
 LEAST_HIDDEN = 256  # columns of x for which the all-reduce kernels have a thread each
 
 
@@ -49,6 +52,10 @@ def over_peers(rank: Rank, sizes: StepSizes, device: torch.device) -> Ops | None
     """``Ops.over_peers``."""
     size, ops = rank.share.size, shared_ops(rank)
     if sizes.hidden % 8 or sizes.hidden < LEAST_HIDDEN:
+        return None
+    if is_amd(device):
+        if rank.share.is_first:
+            logger.warning("ranks exchange through RCCL: Chorale's all-reduce is written for NVIDIA GPUs")
         return None
     few = min(sizes.tokens, tuning.one_shot_rows(size))
     layout = Layout(size, sizes.hidden, sizes.tokens, few, sizes.dtype)

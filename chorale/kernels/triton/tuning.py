@@ -81,11 +81,6 @@ def experts_each(tokens: int, num_experts: int) -> int:
     return 1 if tokens * num_experts <= 64 else 4
 
 
-def route(tokens: int) -> Tile:
-    """The router for many tokens; a program takes all experts."""
-    return Tile(0, 16, 64, 4, 3) if tokens <= 256 else Tile(0, 32, 64, 4, 3)
-
-
 # One row a program, with its norm; 8,192 tokens.
 ADD_NORM_WARPS = 8  # addition to the residual: 69 us, 4 warps 74; and the sum of a few tokens' experts
 COMBINE_WARPS = 4  # sum of many tokens' experts: 103 us, 8 warps 118
@@ -137,6 +132,7 @@ class ArchTuning:
     # 8,192 tokens, TFLOP/s: 449, without pairs 424; in window layers pairs are of no use.
     prefill: PrefillTile = PrefillTile(64, 64, True, 4, 2)
     prefill_window: PrefillTile = PrefillTile(64, 64, False, 4, 2)
+    route_warps: int = 4  # of the router for many tokens
 
     @property
     def programs(self) -> int:
@@ -148,6 +144,10 @@ class ArchTuning:
 
     def prefill_tile(self, *, is_window: bool) -> PrefillTile:
         return self.prefill_window if is_window else self.prefill
+
+    def route(self, tokens: int) -> Tile:
+        """Returns the tile of the router for many tokens; a program takes all experts."""
+        return Tile(0, 16 if tokens <= 256 else 32, 64, self.route_warps, 3)
 
     def context_splits(self, rows: int, kv_heads: int, max_context: int) -> int:
         """Returns into how many parts decode attention splits the context: a power of two up to 64."""
@@ -190,12 +190,28 @@ ARCH_TUNINGS = {
         prefill=PrefillTile(64, 64, False, 4, 2),
     ),
     "gfx950": ArchTuning(256, 160 * KIB),  # MI350X, MI355X
+    # R9700, RX 9070: 64 compute units are 32 work-group processors. Its waves have 32 threads, so the shapes
+    # of the others would spill up to 293 registers.
+    "gfx1201": ArchTuning(
+        32,
+        128 * KIB,
+        decode=Tile(0, 1, 64, 4, 3),
+        decode_few_window=Tile(0, 1, 64, 4, 2),
+        prefill=PrefillTile(64, 64, False, 8, 2),
+        prefill_window=PrefillTile(64, 64, False, 8, 2),
+        route_warps=8,
+    ),
 }
+
+
+def wave_size(architecture: str) -> int:
+    """Returns the threads of a wave (a warp) of ``gfxXYZ``: 64 of CDNA (gfx9), 32 of RDNA (from gfx10 on)."""
+    return 64 if architecture.startswith("gfx9") else 32
 
 
 def arch_tuning(architecture: str, multiprocessors: int) -> ArchTuning:
     """The table of ``sm_XY`` or ``gfxXYZ``, or the least demanding one of its family."""
-    least = "gfx942"
+    least = "gfx942" if architecture.startswith("gfx9") else "gfx1201"
     if architecture.startswith("sm_"):  # 12.0 has less shared memory than even an A100, not a B200's
         least = "sm_100" if architecture.startswith("sm_10") else "sm_80"
     return replace(ARCH_TUNINGS.get(architecture, ARCH_TUNINGS[least]), multiprocessors=multiprocessors)

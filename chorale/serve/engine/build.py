@@ -305,7 +305,9 @@ def _info(
         exchange=found.exchange,
         rank_free_bytes=place.free_of_ranks,
         rank_bytes={
-            "weights": weight_bytes(share_of_first(config, model), resolved.dtype),
+            "weights": weight_bytes(
+                share_of_first(config, model), resolved.dtype, decoded=place.hardware.decodes_experts
+            ),
             "kv_cache": limits.num_blocks * resolved.geometry.bytes_per_block,
         },
         dtype=resolved.dtype,

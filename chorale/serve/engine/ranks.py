@@ -29,6 +29,7 @@ from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.gpu_faults import explain
 from chorale.runtime.hardware import Hardware
 from chorale.runtime.memory import gib
+from chorale.runtime.platforms import PLATFORMS
 from chorale.runtime.resolve import Resolved
 from chorale.serve.bootstrap import SECRET_VARIABLES, TOOL_KEY_VARIABLES
 
@@ -198,13 +199,14 @@ def note_poorest(place: Place, resolved: Resolved, resolve_with: Callable[[Hardw
 
 
 def exchange_of(place: Place, *, is_over_peers: bool) -> str:
-    """Returns how ranks add their parts: "peers" (Chorale's kernels, over each other's memory), "nccl" or
-    "gloo"; "" for one rank."""
+    """Returns how ranks add their parts: "peers" (Chorale's kernels, over each other's memory), "nccl",
+    "rccl", "hccl" or "gloo"; "" for one rank."""
     if place.rank is None:
         return ""
     if is_over_peers:
         return "peers"
-    return "nccl" if place.device.torch_device.type == "cuda" else "gloo"
+    platform = PLATFORMS.get(place.hardware.kind)
+    return "gloo" if platform is None else platform.library.lower()
 
 
 def note_slow_exchange(config: EngineConfig, place: Place, resolved: Resolved) -> Resolved:

@@ -68,7 +68,7 @@ def test_several_cards_are_several_answers(capsys: pytest.CaptureFixture[str]) -
     assert [line.split()[1].rstrip(",") for line in shown.splitlines() if line.startswith("machine")] == [
         "H100", "MI355X", "RTX-4090",
     ]  # fmt: skip
-    assert "AMD GPUs have not been tried" in shown
+    assert "Chorale has never run on an AMD GPU" in shown
 
 
 def test_the_model_may_follow_the_names() -> None:

@@ -175,19 +175,20 @@ def test_several_devices_are_answered_alike(name: str) -> None:
 
 
 def test_devices_of_other_vendors_are_answered_with_the_true_state() -> None:
-    for given, words in (("rocm", "ROCm build of PyTorch"), ("npu", "Ascend NPUs"), ("mps", "Apple GPUs")):
+    for given, words in (("hip", "--device rocm"), ("ascend", "--device npu"), ("mps", "Apple GPUs")):
         with pytest.raises(
-            ConfigError, match=f"--device: '{given}' is not one of auto, cpu, cuda: .*{words}"
+            ConfigError, match=f"--device: '{given}' is not one of auto, cpu, cuda, rocm, npu: .*{words}"
         ):
             merge(["--device", given], {})
 
 
 def test_variables_of_other_vendors_cost_a_line() -> None:
     environment = {"HIP_VISIBLE_DEVICES": "0", "ROCR_VISIBLE_DEVICES": "", "HCCL_BUFFSIZE": "1024",
-                   "ASCEND_RT_VISIBLE_DEVICES": "0", "VLLM_ROCM_USE_AITER": "1"}  # fmt: skip
+                   "ASCEND_RT_VISIBLE_DEVICES": "0", "VLLM_ROCM_USE_AITER": "1",
+                   "VLLM_ASCEND_ENABLE_NZ": "1"}  # fmt: skip
     notices = merge([], environment).notices
     assert [notice.split(" is not read by Chorale: ")[0] for notice in notices] == [
-        "ASCEND_RT_VISIBLE_DEVICES", "HCCL_BUFFSIZE", "HIP_VISIBLE_DEVICES", "VLLM_ROCM_USE_AITER",
+        "VLLM_ASCEND_ENABLE_NZ", "VLLM_ROCM_USE_AITER",
     ]  # fmt: skip
-    assert "AMD GPUs have not been tried" in notices[2]
-    assert "Ascend" in notices[0]
+    assert "--device npu" in notices[0]
+    assert "AMD GPUs" in notices[1]

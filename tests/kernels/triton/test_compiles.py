@@ -27,7 +27,8 @@ def test_one_form_of_each_kernel_compiles_for_hopper(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(SECONDS)
 def test_some_kernels_compile_for_hardware_that_was_never_tried(tmp_path: Path) -> None:
-    compile_for(tmp_path, "cuda:80", "hip:gfx942", "gate_up 64", "skinny", "decode 0", "scatter 4", *SOME)
+    targets = ("cuda:80", "hip:gfx942", "hip:gfx1201")
+    compile_for(tmp_path, *targets, "gate_up 64", "skinny", "decode 0", "route 32 bf16", "scatter 4", *SOME)
 
 
 @pytest.mark.slow
@@ -41,7 +42,15 @@ def test_every_kernel_compiles_for_hopper(tmp_path: Path) -> None:
 def test_the_large_kernels_compile_for_hardware_that_was_never_tried(tmp_path: Path) -> None:
     """All of them do (without names: a minute); these have the products, the inline assembly, and shapes of a
     architecture's own table."""
-    targets = ("cuda:80", "cuda:100", "hip:gfx942", "hip:gfx950")
+    targets = ("cuda:80", "cuda:100")
     tables = ("skinny", "skinny head", "prefill 0", "decode 0")
     blocks = ("rotate fp8", "decode 0 fp8", "prefill 128 fp8")
     compile_for(tmp_path, *targets, "gate_up 64", "down 1", "stream down 64", *tables, *blocks)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS)
+@pytest.mark.parametrize("architecture", ["gfx942", "gfx950", "gfx1201"])
+def test_every_kernel_compiles_for_amd(architecture: str, tmp_path: Path) -> None:
+    """In all variants that an AMD GPU can launch, within its registers; none was ever run there."""
+    compile_for(tmp_path, f"hip:{architecture}")

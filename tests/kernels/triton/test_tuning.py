@@ -36,6 +36,8 @@ def tuning_of() -> Iterator[Callable[[torch.device], Any]]:
         ({"gcnArchName": "gfx942:sramecc+:xnack-", "multi_processor_count": 304}, "7.0", "gfx942", 608),
         ({"gcnArchName": "gfx950:sramecc+", "multi_processor_count": 256}, "7.0", "gfx950", 512),
         ({"gcnArchName": "gfx90a:sramecc+", "multi_processor_count": 104}, "7.0", "gfx942", 208),
+        ({"gcnArchName": "gfx1201", "multi_processor_count": 32}, "7.0", "gfx1201", 64),
+        ({"gcnArchName": "gfx1100", "multi_processor_count": 48}, "7.0", "gfx1201", 96),
     ],
 )
 def test_a_device_gets_its_table(
@@ -72,3 +74,47 @@ def test_more_multiprocessors_take_more_parts() -> None:
     assert (h200.route_slices(64), large.route_slices(64)) == (4, 9)
     assert h200.route_slices(513) == 1
     assert h200.context_splits(1, 8, 100) == 2  # no more than tiles of keys, as a power of two
+
+
+@pytest.mark.parametrize(("architecture", "size"), [("gfx942", 64), ("gfx950", 64), ("gfx1201", 32)])
+def test_waves(architecture: str, size: int) -> None:
+    from triton.backends.compiler import GPUTarget
+
+    from chorale.kernels.triton.precompile.target import TargetDriver
+
+    assert TargetDriver(architecture, 1).get_current_target() == GPUTarget("hip", architecture, size)
+
+
+@pytest.mark.parametrize("architecture", ["gfx942", "gfx950", "gfx1201"])
+def test_no_path_of_nvidia_is_taken_on_an_amd_gpu(architecture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither PTX, nor dependent launches, nor Hopper's matrix instructions, nor our all-reduce."""
+    from chorale.kernels import select_ops
+    from chorale.kernels.ops import StepSizes
+    from chorale.kernels.triton import launch, shared_ops
+    from chorale.model.config_writer import SHAPES, make_config
+    from chorale.parallel.communicator import Silent
+    from chorale.parallel.rank import Rank
+    from chorale.parallel.shares import make_shares
+
+    caches = (launch.is_amd, launch.is_nvidia, launch.capability_of, launch.tuning_of)
+    properties = SimpleNamespace(gcnArchName=f"{architecture}:xnack-", multi_processor_count=64)
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    for cache in caches:
+        cache.cache_clear()
+    try:
+        device = torch.device("cuda", 0)
+        assert launch.is_amd(device)
+        assert not launch.is_nvidia(device)
+        assert not launch.is_hopper(device)
+        assert launch.dependent(SimpleNamespace(device=device)) == {"PDL": False}  # type: ignore[arg-type]
+        assert select_ops("auto", "cuda:0").name == "triton"
+        assert select_ops("auto", "cuda:0", dense_experts=True).name == "reference"
+        properties.gcnArchName = "gfx1036"  # a processor's own graphics: no table
+        assert select_ops("auto", "cuda:0").name == "reference"
+        rank = Rank(make_shares(make_config(**SHAPES["20b"]), 2, by_expert=False)[0], Silent(0, 2), False)
+        assert shared_ops.over_peers(rank, StepSizes(2880, 64, torch.bfloat16), device) is None
+    finally:
+        for cache in caches:
+            cache.cache_clear()

@@ -96,7 +96,7 @@ def variants(arch: tuning.ArchTuning, asm: bool, hopper: bool) -> list[Variant]:
     ]
     found += _one_token(arch, hopper) + _add_norm(hopper) + _sums(hopper)
     for tokens in (256, 8192):
-        tile = tuning.route(tokens)
+        tile = arch.route(tokens)
         sizes = {"TOKENS": tile.tokens, "DEPTH": tile.depth, "STAGES": tile.num_stages, "SLICES": 8}
         exact = {"PRECISION": "tf32x3" if asm else "ieee", "PDL": hopper}
         constants = {"E": 32, "K": 4, "EXPERTS": 32, **sizes, **exact}
@@ -494,7 +494,9 @@ def type_of(name: str) -> str:
 
 def target_of(text: str) -> GPUTarget:
     backend, arch = text.split(":")
-    return GPUTarget("cuda", int(arch), 32) if backend == "cuda" else GPUTarget("hip", arch, 64)
+    if backend == "cuda":
+        return GPUTarget("cuda", int(arch), 32)
+    return GPUTarget("hip", arch, tuning.wave_size(arch))
 
 
 def spilled(compiled: Any) -> int:

@@ -77,8 +77,9 @@ def build(
     progress("load", 0.5, "half of it")
     time.sleep(behaviour.load_seconds)
     if behaviour.faulty in (None, name):
-        if behaviour.missing_once_ready and config.device == "cuda":
-            raise ConfigError("--device cuda: PyTorch finds no CUDA device here")
+        if behaviour.missing_once_ready and config.device != "auto":
+            kind = config.device
+            raise ConfigError(f"--device {kind}: PyTorch finds no {kind.upper()} device here")
         if behaviour.refuse is not None:
             raise ConfigError(behaviour.refuse)
         if behaviour.crash is not None:

@@ -354,10 +354,11 @@ def route_many(
 ) -> None:
     linear, (tokens, hidden) = weights.linear, x.shape
     num_experts = linear.weight.shape[0]
-    tile = tuning.route(tokens)
+    arch = tuning_of(x.device)
+    tile = arch.route(tokens)
     tiles = triton.cdiv(tokens, tile.tokens)
     steps = triton.cdiv(hidden, tile.depth)
-    each = triton.cdiv(steps, tuning_of(x.device).route_slices(tiles))
+    each = triton.cdiv(steps, arch.route_slices(tiles))
     slices = triton.cdiv(steps, each)  # none without work
     partial = torch.empty(slices * tokens * (num_experts + 1), dtype=torch.float32, device=x.device)
     weight = linear.weight

@@ -15,6 +15,8 @@ from pathlib import Path
 import triton
 from triton.backends.compiler import GPUTarget
 
+from chorale.kernels.triton.tuning import wave_size
+
 _LIBCUDA, _LIBCUDA_PATH = "libcuda.so.1", "TRITON_LIBCUDA_PATH"
 _FOLDER = "chorale-libcuda-"
 
@@ -29,7 +31,7 @@ class TargetDriver:
     def get_current_target(self) -> GPUTarget:
         if self.architecture.startswith("sm_"):
             return GPUTarget("cuda", int(self.architecture.removeprefix("sm_")), 32)
-        return GPUTarget("hip", self.architecture, 64)
+        return GPUTarget("hip", self.architecture, wave_size(self.architecture))
 
     def get_current_device(self) -> int:
         return 0

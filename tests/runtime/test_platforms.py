@@ -1,0 +1,111 @@
+"""Which accelerator ``--device`` means, what is missing, and which variable chooses among several."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from chorale.cli.main import main
+from chorale.config import EngineConfig, ServerConfig
+from chorale.errors import ConfigError
+from chorale.runtime import platforms
+from chorale.runtime.devices import replica_environments
+from chorale.runtime.platforms import CUDA, NPU, ROCM, find_platform
+from chorale.serve.precheck import check_device
+
+
+@pytest.fixture
+def build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
+    """A machine without any accelerator; tests add to it."""
+    monkeypatch.setattr("importlib.metadata.version", lambda _: "2.13.0+cpu")
+    monkeypatch.setattr(platforms, "_DEV", tmp_path)
+    monkeypatch.setattr(platforms, "_KFD_NODES", tmp_path / "nodes")
+    monkeypatch.setattr(platforms, "_is_installed", lambda _: False)
+    for name in (*ROCM.variables, *NPU.variables):
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+def add_amd(tmp_path: Path, gpus: int) -> None:
+    (tmp_path / "kfd").touch()
+    for number, simds in enumerate([0, *[1216] * gpus]):  # the first is the CPU
+        node = tmp_path / "nodes" / str(number)
+        node.mkdir(parents=True)
+        (node / "properties").write_text(f"cpu_cores_count 0\nsimd_count {simds}\n")
+
+
+def test_without_any(build: pytest.MonkeyPatch) -> None:
+    assert find_platform("auto") is find_platform("cpu") is None
+    assert (find_platform("cuda"), find_platform("rocm"), find_platform("npu")) == (CUDA, ROCM, NPU)
+
+
+def test_a_build_for_rocm(build: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert "not a build for ROCm; install one" in (ROCM.why_absent() or "")
+    build.setattr("importlib.metadata.version", lambda _: "2.13.0+rocm6.4")
+    assert find_platform("cuda") is ROCM
+    assert find_platform("auto") is None
+    assert "/dev/kfd is missing" in (ROCM.why_absent() or "")
+    add_amd(tmp_path, 0)
+    assert ROCM.why_absent() == "the AMD driver finds no GPU"
+
+
+def test_gpus_of_amd_are_shared_out(build: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    build.setattr("importlib.metadata.version", lambda _: "2.13.0+rocm6.4")
+    add_amd(tmp_path, 4)
+    assert find_platform("auto") is ROCM
+    config, hip, cuda = EngineConfig(device="rocm"), *ROCM.variables
+    assert replica_environments(config, 2, {}) == [{hip: "0"}, {hip: "1"}]
+    assert replica_environments(config, 2, {cuda: "3,2"}) == [{cuda: "3"}, {cuda: "2"}]
+    assert replica_environments(config, 2, {hip: "1,3", cuda: "0"}) == [{hip: "1"}, {hip: "3"}]
+    with pytest.raises(ConfigError, match=r"5 GPUs, and 4 can be seen .*or name more in HIP_VISIBLE_DEVICES"):
+        replica_environments(config, 5, {})
+
+
+def test_npus_are_shared_out(build: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert "pip install torch-npu" in (NPU.why_absent() or "")
+    build.setattr(platforms, "_is_installed", lambda _: True)
+    assert "/dev/davinci0 is missing" in (NPU.why_absent() or "")
+    for name in ("davinci0", "davinci1", "davinci_manager"):
+        (tmp_path / name).touch()
+    assert find_platform("auto") is NPU
+    config, name = EngineConfig(device="npu"), "ASCEND_RT_VISIBLE_DEVICES"
+    assert replica_environments(config, 2, {}) == [{name: "0"}, {name: "1"}]
+    pairs = EngineConfig(device="npu", tensor_parallel_size=2)
+    assert replica_environments(pairs, 2, {name: "4,5,6,7"}) == [{name: "4,5"}, {name: "6,7"}]
+    build.setenv(name, "1")
+    with pytest.raises(ConfigError, match=r"needs 2 GPUs, and 1 is visible here .ASCEND_RT_VISIBLE_DEVICES"):
+        check_device(pairs)
+    with pytest.raises(ConfigError, match=r"--ops triton needs a GPU .*the device is 'npu'"):
+        check_device(EngineConfig(device="npu", ops="triton"))
+
+
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [("rocm", "this PyTorch is not a build for ROCm; install one"), ("npu", "torch_npu is not installed")],
+)
+def test_a_device_that_is_not_there_is_one_line(
+    device: str, words: str, build: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "demo", "--device", device]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith(f"chorale: error: --device {device}: ")
+    assert words in shown.err
+    assert len(shown.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("device", "example"), [("rocm", "mi300x"), ("npu", "ascend-910b")])
+def test_fit_asks_for_a_name(device: str, example: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "gpt-oss-20b", "--device", device]) == 2
+    assert f"--gpu {example}" in capsys.readouterr().err
+    assert main(["fit", "gpt-oss-20b", "--device", device, "--gpu", "h100"]) == 2
+    assert "it is for --device cuda" in capsys.readouterr().err
+    assert main(["fit", "gpt-oss-20b", "--device", device, "--gpu", example]) == 0
+
+
+def test_replicas_without_the_named_device_are_refused(build: pytest.MonkeyPatch) -> None:
+    from chorale.serve.precheck import check_start
+
+    with pytest.raises(ConfigError, match="not a build for ROCm"):
+        check_start(EngineConfig(device="rocm"), ServerConfig(data_parallel_size=2))

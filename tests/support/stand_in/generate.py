@@ -1,0 +1,37 @@
+"""A script of ``test_npu_stand_in.py``: tokens and log-probabilities of the demo model, as JSON.
+
+python -m tests.support.stand_in.generate '{"device": "npu", "tensor_parallel_size": 2}'
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from chorale import LLM, SamplingParams
+from chorale.llm.params import StructuredOutputsParams
+
+PROMPTS = ["The capital of France is", "Two and two is", "One, two, three,", "A number:", "The capital of"]
+PARAMS = [
+    SamplingParams(seed=1, max_tokens=8),
+    SamplingParams(temperature=0, max_tokens=8, logprobs=2),
+    SamplingParams(seed=2, max_tokens=8, top_p=0.8, top_k=40, min_p=0.01),
+    SamplingParams(seed=3, max_tokens=8, structured_outputs=StructuredOutputsParams(regex="[0-9]{4}")),
+    SamplingParams(seed=4, max_tokens=8, presence_penalty=1.0, repetition_penalty=1.2, min_tokens=4),
+]
+
+
+def main(options: dict[str, Any]) -> None:
+    with LLM("demo", dtype="float32", max_model_len=256, max_num_seqs=8, **options) as llm:
+        found = [llm.generate(PROMPTS, PARAMS) for _ in range(2)][1]  # the second time from cached blocks
+    outputs = [each.outputs[0] for each in found]
+    scores = [
+        [sorted(value.logprob for value in place.values()) for place in output.logprobs or []]
+        for output in outputs
+    ]
+    json.dump({"tokens": [list(each.token_ids) for each in outputs], "scores": scores}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
