@@ -50,7 +50,7 @@ def measure_kernels(
 
     rows = []
     with torch.inference_mode():
-        bench = _Bench(shape, layers, TRITON_OPS)
+        bench = Bench(shape, layers, TRITON_OPS)
         for batch in batches:
             for name, work, count, cost in bench.cases(batch, context):
                 seconds = graph_seconds(work) / count
@@ -63,72 +63,82 @@ def measure_kernels(
     return rows
 
 
-def _randn(*shape: int, scale: float = 1.0, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    return (torch.randn(*shape, device="cuda") * scale).to(dtype)
+Works = Iterator[tuple[str, Callable[[], Any], int, Cost]]
 
 
-class _Bench:
-    """The weights of several layers and the inputs of one batch."""
+class Bench:
+    """The weights of several layers and the inputs of one batch, in bfloat16 on a GPU, float32 elsewhere."""
 
-    def __init__(self, shape: Mapping[str, int], layers: int, ops: Ops) -> None:
-        self._ops, self._shape = ops, shape
+    def __init__(
+        self, shape: Mapping[str, int], layers: int, ops: Ops, device: str = "cuda", vocab: int = _VOCAB
+    ) -> None:
+        self._ops, self._device, self._vocab = ops, device, vocab
+        self._dtype = torch.float32 if device == "cpu" else torch.bfloat16
         self._hidden, self._inter, self._experts = shape["hidden"], shape["inter"], shape["experts"]
         self._heads, self._kv_heads = shape["heads"], shape["kv_heads"]
         self._layers = [self._layer() for _ in range(layers)]
-        self._head = ops.pack_head(_randn(_VOCAB, self._hidden, scale=self._hidden**-0.5))
+        self._head = ops.pack_head(self._randn(vocab, self._hidden, scale=self._hidden**-0.5))
+
+    def _randn(self, *shape: int, scale: float = 1.0, dtype: torch.dtype | None = None) -> torch.Tensor:
+        return (torch.randn(*shape, device=self._device) * scale).to(dtype or self._dtype)
 
     def _layer(self) -> LayerWeights:
         ops, hidden, rows = self._ops, self._hidden, (self._heads + 2 * self._kv_heads) * _D
-        norm = torch.ones(hidden, device="cuda")
+        norm = torch.ones(hidden, device=self._device)
         wide = torch.float32
         router = ops.pack_router(
-            _randn(self._experts, hidden, scale=hidden**-0.5, dtype=wide),
-            _randn(self._experts, dtype=wide),
-            torch.bfloat16,
+            self._randn(self._experts, hidden, scale=hidden**-0.5, dtype=wide),
+            self._randn(self._experts, dtype=wide),
+            self._dtype,
         )
         return LayerWeights(
-            qkv=QkvWeights(norm, ops.pack_linear(_randn(rows, hidden, scale=hidden**-0.5), _randn(rows))),
-            sinks=_randn(self._heads, dtype=wide),
-            output=ops.pack_linear(_randn(hidden, self._heads * _D, scale=0.02), _randn(hidden)),
-            router=RouterWeights(norm, router, _TOP_K, torch.bfloat16),
+            qkv=QkvWeights(
+                norm, ops.pack_linear(self._randn(rows, hidden, scale=hidden**-0.5), self._randn(rows))
+            ),
+            sinks=self._randn(self._heads, dtype=wide),
+            output=ops.pack_linear(self._randn(hidden, self._heads * _D, scale=0.02), self._randn(hidden)),
+            router=RouterWeights(norm, router, _TOP_K, self._dtype),
             experts=ops.pack_experts(self._expert_tensors()),
         )
 
     def _expert_tensors(self) -> ExpertTensors:
         def codes(low: int, high: int, *shape: int) -> torch.Tensor:
-            return torch.randint(low, high, shape, dtype=torch.uint8, device="cuda")
+            return torch.randint(low, high, shape, dtype=torch.uint8, device=self._device)
 
         experts, hidden, inter = self._experts, self._hidden, self._inter
         return ExpertTensors(
-            gate_up_bias=_randn(experts, 2 * inter),
-            down_bias=_randn(experts, hidden),
+            gate_up_bias=self._randn(experts, 2 * inter),
+            down_bias=self._randn(experts, hidden),
             swiglu_limit=7.0,
             swiglu_alpha=1.702,
             num_layers=10**6,
-            dtype=torch.bfloat16,
+            dtype=self._dtype,
             gate_up_blocks=codes(0, 256, experts, 2 * inter, hidden // 32, 16),
             gate_up_scales=codes(117, 121, experts, 2 * inter, hidden // 32),
             down_blocks=codes(0, 256, experts, hidden, inter // 32, 16),
             down_scales=codes(117, 121, experts, hidden, inter // 32),
         )
 
-    def cases(self, batch: int, context: int) -> Iterator[tuple[str, Callable[[], Any], int, Cost]]:
+    def cases(self, batch: int, context: int, num_layers: int | None = None) -> Works:
         """Yields (name, work of all layers, number of layers, cost of one layer) for the ops of a decode
         step.
         """
-        ops, layers, meta = self._ops, self._layers, self._meta(batch, context)
+        ops, layers, meta = self._ops, self._layers[:num_layers], self._meta(batch, context)
         plan = ops.plan_attention(meta, AttentionShape(self._heads, self._kv_heads, _D, _WINDOW), _PAGE)
         pages = 2 * batch * -(-context // _PAGE)
-        pools = [_randn(pages, 2, self._kv_heads, _PAGE, _D) for _ in range(min(2, len(layers)))]
-        x, rope = _randn(batch, self._hidden, dtype=torch.float32), _randn(batch, _D, dtype=torch.float32)
-        q, attended = _randn(batch, self._heads, _D), _randn(batch, self._heads * _D)
-        normed = _randn(batch, self._hidden)
+        pools = [self._randn(pages, 2, self._kv_heads, _PAGE, _D) for _ in range(min(2, len(layers)))]
+        x, rope = (
+            self._randn(batch, self._hidden, dtype=torch.float32),
+            self._randn(batch, _D, dtype=torch.float32),
+        )
+        q, attended = self._randn(batch, self._heads, _D), self._randn(batch, self._heads * _D)
+        normed = self._randn(batch, self._hidden)
         draws = [
-            torch.stack([torch.randperm(self._experts)[:_TOP_K] for _ in range(batch)]).to("cuda")
+            torch.stack([torch.randperm(self._experts)[:_TOP_K] for _ in range(batch)]).to(self._device)
             for _ in layers
         ]
-        gates = torch.full((batch, _TOP_K), 1 / _TOP_K, device="cuda")
-        index, final = torch.arange(batch, device="cuda"), torch.ones(self._hidden, device="cuda")
+        gates = torch.full((batch, _TOP_K), 1 / _TOP_K, device=self._device)
+        index, final = torch.arange(batch, device=self._device), torch.ones(self._hidden, device=self._device)
         touched = statistics.mean(len(draw.unique()) for draw in draws)
         costs = self._costs(batch, context, touched)
 
@@ -155,15 +165,40 @@ class _Bench:
         for name, work in works.items():
             yield name, work, 1 if name == "head" else len(layers), costs[name]
 
+    def prompt_cases(self, tokens: int, num_layers: int | None = None) -> Works:
+        """As ``cases``, for the attention of one prompt."""
+        ops, layers, width = self._ops, self._layers[:num_layers], -(-tokens // _PAGE)
+        ids = torch.randperm(2 * width, device=self._device).int().view(2, 1, width)
+        positions = torch.arange(tokens, device=self._device)
+        slots = ids[:, 0, :].long().repeat_interleave(_PAGE, 1)[:, :tokens] * _PAGE + positions % _PAGE
+        meta = AttentionMeta(
+            positions=positions,
+            query_start=torch.tensor([0, tokens], dtype=torch.int32, device=self._device),
+            context_lens=torch.full((1,), tokens, dtype=torch.int32, device=self._device),
+            block_tables=(ids[0], ids[1]),
+            slots=(slots[0].contiguous(), slots[1].contiguous()),
+            max_query_len=tokens,
+            max_context_len=tokens,
+        )
+        plan = ops.plan_attention(meta, AttentionShape(self._heads, self._kv_heads, _D, _WINDOW), _PAGE)
+        pool = self._randn(2 * width, 2, self._kv_heads, _PAGE, _D)
+        q = self._randn(tokens, self._heads, _D)
+        for name, group in (("prompt", CacheGroup.FULL), ("prompt window", CacheGroup.WINDOW)):
+
+            def work(group: CacheGroup = group) -> list[torch.Tensor]:
+                return [ops.attention(q, pool, each.sinks, plan, group) for each in layers]
+
+            yield name, work, len(layers), Cost(0, 0)
+
     def _meta(self, batch: int, context: int) -> AttentionMeta:
         width = -(-context // _PAGE)
-        ids = torch.randperm(2 * batch * width, device="cuda").int().view(2, batch, width)
-        positions = torch.full((batch,), context - 1, device="cuda")
+        ids = torch.randperm(2 * batch * width, device=self._device).int().view(2, batch, width)
+        positions = torch.full((batch,), context - 1, device=self._device)
         slots = ids[:, :, (context - 1) // _PAGE].long() * _PAGE + (context - 1) % _PAGE
         return AttentionMeta(
             positions=positions,
-            query_start=torch.arange(batch + 1, dtype=torch.int32, device="cuda"),
-            context_lens=torch.full((batch,), context, dtype=torch.int32, device="cuda"),
+            query_start=torch.arange(batch + 1, dtype=torch.int32, device=self._device),
+            context_lens=torch.full((batch,), context, dtype=torch.int32, device=self._device),
             block_tables=(ids[0].contiguous(), ids[1].contiguous()),
             slots=(slots[0].contiguous(), slots[1].contiguous()),
             max_query_len=1,
@@ -194,5 +229,5 @@ class _Bench:
                 touched * 3 * hidden * inter * 4.25 / 8 + batch * hidden * 8,
                 2.0 * batch * _TOP_K * 3 * hidden * inter,
             ),
-            "head": product(_VOCAB, hidden),
+            "head": product(self._vocab, hidden),
         }

@@ -164,9 +164,7 @@ def test_an_npu_that_another_server_fills(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(ConfigError) as caught:
         decide(OSS_20B, hardware)
     message = caught.value.message
-    assert message.startswith(
-        "910B has 10.00 GiB free of 64.00 GiB; other processes hold 53.38 GiB of 910B. "
-    )
+    assert message.startswith("910B has 10.00 GiB free of 64.00 GiB; other processes hold 53.38 GiB of 910B")
     assert "another GPU (ASCEND_RT_VISIBLE_DEVICES)" in message
 
 

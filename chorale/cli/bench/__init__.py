@@ -13,6 +13,10 @@ BENCHES = {
     "throughput": ("chorale.cli.bench.offline", "many requests through the engine, without HTTP"),
     "startup": ("chorale.cli.bench.offline", "the start of chorale serve, up to the first token"),
     "kernels": ("chorale.cli.bench.offline", "each GPU kernel, compared with the roofline"),
+    "tune": (
+        "chorale.cli.bench.tune",
+        "the fastest shapes of the GPU kernels, into a file for chorale serve",
+    ),
     "make-checkpoint": ("chorale.cli.bench.offline", "write random weights in the published size and layout"),
     "report": ("chorale.cli.bench.offline", "render result files as one HTML page"),
 }

@@ -32,11 +32,15 @@ def _output(made: Parser) -> None:
 
 
 def _result_file(text: str) -> Path:
+    return writable_file(text, "--output-json")
+
+
+def writable_file(text: str, option: str = "--out") -> Path:
     """Raises ``ConfigError`` for an unwritable file before anything is measured."""
     path = Path(text)
     place = path if path.exists() else path.parent
     if path.is_dir() or not path.parent.is_dir() or not os.access(place, os.W_OK):
-        raise ConfigError(f"--output-json {path}: cannot be written to")
+        raise ConfigError(f"{option} {path}: cannot be written to")
     return path
 
 

@@ -16,7 +16,7 @@ from chorale.client.base import EngineInfo
 from chorale.config import EngineConfig
 from chorale.engine.core import EngineCore
 from chorale.engine.types import GrammarService
-from chorale.errors import ChoraleError
+from chorale.errors import ChoraleError, ConfigError
 from chorale.kernels import select_ops
 from chorale.kernels.ops import Ops, StepSizes
 from chorale.kernels.triton.precompile.pool import CompilePool
@@ -188,6 +188,7 @@ def assemble(
     device, rank = place.device, place.rank
     name, dense = str(device.torch_device), model_config.dense_experts
     ops = select_ops(config.ops, name, dense_experts=dense, rank=rank)
+    use_kernel_tuning(config, ops, device.torch_device)
     precompiler = compile_phase.make_precompiler(config, ops, pool)
     resolve_with = partial(
         resolve,
@@ -235,6 +236,19 @@ def assemble(
         kv = allocate_kv(model.config, resolved, device)
         executor = make_executor(model, kv, resolved, device, GrammarRows(device, grammars), rank)
     return Assembled(model, resolved, executor, precompiler, exchange)
+
+
+def use_kernel_tuning(config: EngineConfig, ops: Ops, device: torch.device) -> None:
+    """Replaces the kernels' shapes by those of ``--kernel-tuning``. Raises ``ConfigError``."""
+    if config.kernel_tuning is None:
+        return
+    if ops.name != "triton":
+        raise ConfigError(f"--kernel-tuning: {ops.name} ops have no kernels to tune; see --ops")
+    from chorale.kernels.triton.launch import architecture_of, tuning_of
+    from chorale.kernels.triton.table_file import install
+
+    install(config.kernel_tuning, architecture_of(device)[0])
+    tuning_of.cache_clear()
 
 
 def step_sizes(model: ModelConfig, resolved: Resolved) -> StepSizes:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from chorale.config import EngineConfig
 from chorale.kernels.ops import Ops
 from chorale.kernels.triton.precompile import pool as pools
+from chorale.kernels.triton.table import in_use
 from chorale.model.gpt_oss import GptOss
 from chorale.parallel.rank import Rank
 from chorale.runtime.assembly import allocate_kv, make_executor
@@ -90,6 +91,8 @@ def precompile(
 def facts_of(model: GptOss, resolved: Resolved, dry: DryRank | None) -> str:
     """Returns ``cache_key``, and which rank it is: its noise begins at another token id."""
     facts = cache_key(model, resolved)
+    if digest := in_use().digest:
+        facts = f"{facts}\nkernel tuning {digest}"
     if dry is None:
         return facts
     sums = "a library" if dry.ops.over_peers is not None else "kernels"

@@ -113,7 +113,7 @@ def test_no_path_of_nvidia_is_taken_on_an_amd_gpu(architecture: str, monkeypatch
         assert select_ops("auto", "cuda:0", dense_experts=True).name == "reference"
         properties.gcnArchName = "gfx1036"  # a processor's own graphics: no table
         assert select_ops("auto", "cuda:0").name == "reference"
-        rank = Rank(make_shares(make_config(**SHAPES["20b"]), 2, by_expert=False)[0], Silent(0, 2), False)
+        rank = Rank(make_shares(make_config(**SHAPES["20b"]), 2, by_expert=False)[0], Silent(0, 2))
         assert shared_ops.over_peers(rank, StepSizes(2880, 64, torch.bfloat16), device) is None
     finally:
         for cache in caches:
