@@ -41,8 +41,8 @@ def why_no_rocm() -> str | None:
     """Returns why PyTorch cannot find an AMD GPU, or None if it may find one."""
     if not is_rocm_build():
         return (
-            "this PyTorch is not a build for ROCm; install one in its place (docs/accelerators/rocm.md has "
-            "the command)"
+            "this PyTorch is not a build for ROCm; install one in its place "
+            "(docs/accelerators/rocm.md says how)"
         )
     if not (_DEV / "kfd").exists():
         return (

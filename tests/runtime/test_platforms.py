@@ -9,9 +9,12 @@ import pytest
 from chorale.cli.main import main
 from chorale.config import EngineConfig, ServerConfig
 from chorale.errors import ConfigError
+from chorale.model.config_writer import SHAPES, make_config
 from chorale.runtime import platforms
 from chorale.runtime.devices import replica_environments
+from chorale.runtime.hardware import Hardware, Kind
 from chorale.runtime.platforms import CUDA, NPU, ROCM, find_platform
+from chorale.runtime.resolve import resolve
 from chorale.serve.precheck import check_device
 
 
@@ -109,3 +112,11 @@ def test_replicas_without_the_named_device_are_refused(build: pytest.MonkeyPatch
 
     with pytest.raises(ConfigError, match="not a build for ROCm"):
         check_start(EngineConfig(device="rocm"), ServerConfig(data_parallel_size=2))
+
+
+@pytest.mark.parametrize(("kind", "states"), [("cuda", ()), ("rocm", (ROCM.state,)), ("npu", (NPU.state,))])
+def test_the_banner_says_what_has_never_run(kind: Kind, states: tuple[str, ...]) -> None:
+    """Notes are the banner's warnings, and are in ``LLM``'s log and in ``chorale fit``."""
+    found = resolve(EngineConfig(), make_config(**SHAPES["20b"]), Hardware(kind, "a device", 2**37, 2**37))
+    assert found.notes == states
+    assert all("has never run on an" in state for state in states)

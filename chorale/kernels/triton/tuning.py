@@ -196,8 +196,8 @@ ARCH_TUNINGS = {
         prefill=PrefillTile(64, 64, False, 4, 2),
     ),
     "gfx950": ArchTuning(256, 160 * KIB),  # MI350X, MI355X
-    # R9700, RX 9070: 64 compute units are 32 work-group processors. Its waves have 32 threads, so the shapes
-    # of the others would spill up to 293 registers.
+    # R9700: HIP counts its 64 compute units as 32 multiprocessors. Waves have 32 threads: the shapes of the
+    # others would spill up to 293 registers.
     "gfx1201": ArchTuning(
         32,
         128 * KIB,

@@ -58,7 +58,7 @@ def test_kernels_are_compiled_once_and_then_found(tmp_path: Path) -> None:
     [
         ("demo --gpu mi300x", "MI300X (gfx942, 304 multiprocessors)"),
         ("demo --gpu mi355x -tp 2", "MI355X (gfx950, 256 multiprocessors)"),
-        ("demo --gpu r9700", "R9700 (gfx1201, 64 multiprocessors)"),
+        ("demo --gpu r9700", "R9700 (gfx1201, 32 multiprocessors)"),
     ],
 )
 def test_every_kernel_that_an_amd_gpu_would_launch_compiles(line: str, shown: str, tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_without_a_gpu_one_must_be_named(capsys: pytest.CaptureFixture[str]) -> 
 def test_every_gpu_of_the_table_has_an_architecture() -> None:
     for model in MODELS:
         assert model.architecture.startswith(("sm_", "gfx", "ascend"))
-        assert model.multiprocessors > 40 or model.architecture.startswith("ascend")
+        assert model.multiprocessors > 30 or model.architecture.startswith("ascend")
 
 
 def test_the_server_computes_the_key_that_warm_has_written(
