@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from chorale.cli.commands import doctor
 from chorale.cli.main import main
 from chorale.config import EngineConfig, ServerConfig
 from chorale.errors import ConfigError
@@ -57,6 +58,10 @@ def test_gpus_of_amd_are_shared_out(build: pytest.MonkeyPatch, tmp_path: Path) -
     build.setattr("importlib.metadata.version", lambda _: "2.13.0+rocm6.4")
     add_amd(tmp_path, 4)
     assert find_platform("auto") is ROCM
+    build.setattr("chorale.cli.machine.gpus", list)
+    [(level, _, detail)] = doctor.check_gpu()
+    assert level == "WARN"
+    assert detail.startswith("--device rocm, 4 found. Chorale has never run on an AMD GPU")
     config, hip, cuda = EngineConfig(device="rocm"), *ROCM.variables
     assert replica_environments(config, 2, {}) == [{hip: "0"}, {hip: "1"}]
     assert replica_environments(config, 2, {cuda: "3,2"}) == [{cuda: "3"}, {cuda: "2"}]

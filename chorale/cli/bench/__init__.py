@@ -15,7 +15,7 @@ BENCHES = {
     "kernels": ("chorale.cli.bench.offline", "each GPU kernel, compared with the roofline"),
     "tune": (
         "chorale.cli.bench.tune",
-        "the fastest shapes of the GPU kernels, into a file for chorale serve",
+        "find the fastest shapes of the GPU kernels on this GPU",
     ),
     "make-checkpoint": ("chorale.cli.bench.offline", "write random weights in the published size and layout"),
     "report": ("chorale.cli.bench.offline", "render result files as one HTML page"),

@@ -20,6 +20,7 @@ from chorale.runtime import nvidia_smi
 from chorale.runtime.devices import VISIBLE, visible_ids
 from chorale.runtime.hardware import available_memory, cpu_count, total_memory
 from chorale.runtime.memory import gib
+from chorale.runtime.platforms import find_platform
 from chorale.tools.python.wasm import module as interpreter
 from chorale.version import __version__
 
@@ -55,8 +56,10 @@ def check_torch() -> Iterator[Finding]:
 
 
 def check_gpu() -> Iterator[Finding]:
-    found = machine.gpus()
-    if not found:
+    found, platform = machine.gpus(), find_platform("auto")
+    if not found and platform is not None:
+        yield "WARN", "gpu", f"--device {platform.kind}, {platform.count()} found. {platform.state}"
+    elif not found:
         yield "OK", "gpu", "none found; models run on the CPU, slowly"
     for index, gpu in enumerate(found):
         free, total = gib(gpu.free_bytes), gib(gpu.total_bytes)
