@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import importlib.metadata
+import importlib.util
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,8 +62,20 @@ def why_no_cuda() -> str | None:
 
 
 def is_rocm_build() -> bool:
-    """Returns whether the installed PyTorch is a build for AMD's GPUs."""
-    return _torch_build().startswith("rocm")
+    """Returns whether the installed PyTorch is a build for AMD's GPUs.
+
+    The version of one from source has no "+rocm", so PyTorch's file of versions counts, too.
+    """
+    if _torch_build().startswith("rocm"):
+        return True
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        return False
+    try:
+        text = (Path(found.origin).parent / "version.py").read_text("utf-8")
+    except OSError:
+        return False
+    return re.search(r"^hip\b[^=]*= *['\"]", text, re.MULTILINE) is not None
 
 
 def _torch_build() -> str:

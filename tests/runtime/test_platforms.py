@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -52,6 +53,19 @@ def test_a_build_for_rocm(build: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert "/dev/kfd is missing" in (ROCM.why_absent() or "")
     add_amd(tmp_path, 0)
     assert ROCM.why_absent() == "the AMD driver finds no GPU"
+
+
+@pytest.mark.parametrize(
+    ("hip", "is_rocm"),
+    [("hip: Optional[str] = '7.0.51831'", True), ('hip = "6.4"', True), ("hip: Optional[str] = None", False)],
+)
+def test_a_build_from_source(hip: str, is_rocm: bool, build: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of ROCm's own images, whose version is only that of a commit."""
+    build.setattr("importlib.metadata.version", lambda _: "2.9.0a0+git1c57644")
+    (tmp_path / "version.py").write_text(f"__version__ = '2.9.0a0'\ncuda: Optional[str] = None\n{hip}\n")
+    spec = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    build.setattr("importlib.util.find_spec", lambda _: spec)
+    assert (find_platform("cuda") is ROCM) is is_rocm
 
 
 def test_gpus_of_amd_are_shared_out(build: pytest.MonkeyPatch, tmp_path: Path) -> None:
