@@ -22,8 +22,8 @@ GRAPH_BYTES = 4 * 2**20  # of one captured step beside its tensors
 LEFT_OUT = 192  # most places without a pair in an expert's last tile (GroupedTile.most_left_out)
 # Compiled kernels, libraries' workspaces, and fragmentation of the allocator's memory.
 CUDA_RESERVE = 7 * GIB // 4
-# NCCL's buffers and its part of the context. A guess: they depend on its version, channels and links, and
-# have not been measured.
+# Buffers of NCCL (RCCL, HCCL) and its part of the context. A guess: they depend on its version, channels and
+# links, and have not been measured.
 NCCL_BYTES = 3 * GIB // 4
 ONE_SHOT_ROWS = 2048  # ranks times rows of the largest one-shot call (tuning.one_shot_rows), at most
 # Memory of an idle GPU that the driver and this process's context take.
@@ -111,11 +111,17 @@ def graph_bytes(model: ModelConfig, rows: int, num_graphs: int, max_blocks: int)
     return tensors + kept + num_graphs * GRAPH_BYTES
 
 
-def rank_bytes(config: EngineConfig, model: ModelConfig, tokens: int, dtype: str) -> int:
-    """Returns the bytes that exchanges take on each of several GPUs. ``tokens``: of the largest step."""
+def rank_bytes(
+    config: EngineConfig, model: ModelConfig, tokens: int, dtype: str, *, has_peers: bool = True
+) -> int:
+    """Returns the bytes that exchanges take on each of several GPUs. ``tokens``: of the largest step.
+
+    ``has_peers``: Chorale's all-reduce is written for such GPUs.
+    """
     if config.tensor_parallel_size == 1:
         return 0
-    return NCCL_BYTES + (0 if config.disable_custom_all_reduce else peer_bytes(model, tokens, dtype))
+    is_over_peers = has_peers and not config.disable_custom_all_reduce
+    return NCCL_BYTES + (peer_bytes(model, tokens, dtype) if is_over_peers else 0)
 
 
 def peer_bytes(model: ModelConfig, tokens: int, dtype: str) -> int:

@@ -162,7 +162,8 @@ def resolve(
         fixed += (
             CUDA_RESERVE + _graph_bytes(config, part, graph_rows, block_size) + processor_bytes(model, seqs)
         )
-        fixed += rank_bytes(config, model, max(tokens, seqs, *graph_rows), dtype)
+        most = max(tokens, seqs, *graph_rows)
+        fixed += rank_bytes(config, model, most, dtype, has_peers=hardware.kind == "cuda")
     longest, num_blocks = _pool(config, model, hardware, decide, geometry, kv_dtype, seqs, fixed)
     return Resolved(
         limits=EngineLimits(

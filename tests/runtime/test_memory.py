@@ -199,6 +199,7 @@ def test_more_tokens_a_step_leave_a_smaller_pool_on_ranks() -> None:
     difference = peer_bytes(OSS_120B, 16384, "bfloat16") - peer_bytes(OSS_120B, 2048, "bfloat16")
     assert pool_bytes(few) - pool_bytes(many) >= difference
     assert rank_bytes(EngineConfig(), OSS_120B, 2048, "bfloat16") == 0
+    assert rank_bytes(config, OSS_120B, 2048, "bfloat16", has_peers=False) == NCCL_BYTES
     assert rank_bytes(config, OSS_120B, 2048, "bfloat16") > NCCL_BYTES
 
 
