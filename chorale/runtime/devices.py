@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from chorale.config import EngineConfig
 from chorale.errors import ConfigError
+from chorale.parallel.shares import VALID_SIZES
 from chorale.runtime.hardware import check_no_instances
 from chorale.runtime.platforms import CUDA, find_platform
 
@@ -49,14 +50,26 @@ def share(ids: Sequence[str], num_replicas: int, num_ranks: int, variable: str =
     if len(ids) < needed:
         each = "" if num_ranks == 1 else f" of {num_ranks} GPUs (--tensor-parallel-size)"
         seen = f" ({', '.join(ids)})" if ids else ""
-        most = len(ids) // num_ranks
-        remedy = f"use --data-parallel-size {most}" if most else "use fewer, or --device cpu"
+        remedy = f"use {_fewer(len(ids), num_ranks)}"
         raise ConfigError(
             f"--data-parallel-size {num_replicas}: {num_replicas} engines{each} need {needed} GPUs, and "
             f"{len(ids)} can be seen{seen}: {remedy}, or name more in {variable} "
             "(a MIG instance counts as one)"
         )
     return [list(ids[start : start + num_ranks]) for start in range(0, needed, num_ranks)]
+
+
+def _fewer(gpus: int, num_ranks: int) -> str:
+    """Returns options that ``gpus`` GPUs are enough for, or a CPU."""
+    if gpus == 0:
+        return "--device cpu"
+    if gpus >= num_ranks:
+        return f"--data-parallel-size {gpus // num_ranks}"
+    most = max(size for size in VALID_SIZES if size <= gpus)
+    return (
+        f"--tensor-parallel-size {most} --data-parallel-size {gpus // most} "
+        "(on the command line, which wins over a recipe)"
+    )
 
 
 def replica_environments(

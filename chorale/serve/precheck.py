@@ -35,9 +35,11 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 def check_start(engine: EngineConfig, server: ServerConfig) -> None:
     """Raises ``ConfigError`` for the first fault."""
     check_tls(server)
+    count = server.data_parallel_size
+    # Before the device: with too few GPUs for all ranks of all engines, one message has the whole remedy.
+    if count > 1 and replica_environments(engine, count) is None:
+        engine = dataclasses.replace(engine, host_share=count)
     check_device(engine)
-    if server.data_parallel_size > 1 and replica_environments(engine, server.data_parallel_size) is None:
-        engine = dataclasses.replace(engine, host_share=server.data_parallel_size)
     model = find_model(engine)
     if model is not None:
         _check_sizes(engine, model)

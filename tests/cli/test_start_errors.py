@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import resource
 import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -162,3 +164,44 @@ def test_a_recipe_for_more_gpus_says_what_to_do(
     assert said in shown.err
     if said != "started":
         assert len(shown.err.splitlines()) == 1
+
+
+class Driver:
+    """NVIDIA's driver with a number of GPUs."""
+
+    def __init__(self, gpus: int) -> None:
+        self._gpus = gpus
+
+    def cuInit(self, _: int) -> int:
+        return 0
+
+    def cuDeviceGetCount(self, count: Any) -> int:
+        count._obj.value = self._gpus
+        return 0
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 3, 5, 7])
+def test_too_few_gpus_for_ranks_of_several_engines_have_one_remedy(
+    gpus: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def started(*_: object, **__: object) -> None:
+        raise ConfigError("started")
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(supervisor, "Supervisor", started)
+    monkeypatch.setattr(hardware, "_cuda_driver", lambda: Driver(gpus))
+    version = hardware.importlib.metadata.version
+    monkeypatch.setattr(
+        "importlib.metadata.version", lambda name: "2.11.0+cu130" if name == "torch" else version(name)
+    )
+    command = ["serve", "openai/gpt-oss-120b"]
+    assert main([*command, "-tp", "4", "-dp", "2"]) == 2
+    shown = capsys.readouterr().err
+    assert len(shown.splitlines()) == 1
+    assert f"2 engines of 4 GPUs (--tensor-parallel-size) need 8 GPUs, and {gpus} can be seen" in shown
+    remedy = re.search(r"use ((?:--\S+ \d+ ?)+)", shown)
+    assert remedy is not None
+    words = remedy[1].split()
+    kept = [] if "--tensor-parallel-size" in words else ["-tp", "4"]
+    assert main([*command, *kept, *words]) == 2
+    assert "started" in capsys.readouterr().err  # nothing else is wrong

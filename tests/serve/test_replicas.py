@@ -313,7 +313,9 @@ def test_each_replica_gets_its_share() -> None:
                                           "--data-parallel-size 2,"):  # fmt: skip
         share(["0", "1"], 4, 1)
     with pytest.raises(
-        ConfigError, match=r"2 engines of 4 GPUs .* need 8 GPUs, and 3 can be seen .*use fewer"
+        ConfigError,
+        match=r"2 engines of 4 GPUs .* need 8 GPUs, and 3 can be seen .*"
+        "use --tensor-parallel-size 2 --data-parallel-size 1 ",
     ):
         share(["0", "1", "2"], 2, 4)
 
