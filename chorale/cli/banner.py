@@ -195,11 +195,12 @@ def banner(
     yield f"device    {f'{ranks} ranks, each: ' if ranks > 1 else ''}{info.device}, {info.ops} ops{each}"
     if ranks > 1:
         of_rank = ", ".join(
-            f"{gib(size)} of {name.replace('_', ' ')}" for name, size in info.rank_bytes.items()
+            f"{gib(max(sizes))} of {name.replace('_', ' ')}" for name, sizes in info.rank_bytes.items()
         )
         yield f"memory    each rank at most {of_rank}"
         if info.exchange:
-            yield f"exchange  {EXCHANGES.get(info.exchange, info.exchange)}"
+            links = f"; links: {info.rank_links}" if info.rank_links else ""
+            yield f"exchange  {EXCHANGES.get(info.exchange, info.exchange)}{links}"
     longest = f"{info.max_model_len:,} tokens"
     pool = f"{info.num_kv_tokens:,} tokens in {info.kv_cache_dtype}"
     each = " an engine" if replicas > 1 else ""

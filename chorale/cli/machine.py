@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,24 +32,6 @@ def _parse_gpu(row: list[str]) -> Gpu | None:
         return Gpu(name, int(total) * 2**20, int(free) * 2**20, driver, uuid)
     except ValueError:
         return None
-
-
-def links() -> list[str]:
-    """Returns the kinds of links between the GPUs, as ``nvidia-smi topo -m`` names them; empty if unknown."""
-    return read_links(nvidia_smi.run("topo", "-m"))
-
-
-def peer_access() -> list[str]:
-    """Returns the kinds of access to each other's memory ("OK", or why not), or [] if unknown."""
-    return read_links(nvidia_smi.run("topo", "-p2p", "r"))
-
-
-def read_links(table: str) -> list[str]:
-    """Reads the rows of the GPUs: each has an entry for every GPU, "X" for itself."""
-    lines = re.sub(r"\x1b\[[0-9;]*m", "", table).splitlines()
-    rows = [line.split() for line in lines if re.match(r"\s*GPU\d+\s", line)]
-    rows = [row for row in rows if "X" in row]  # not the heading
-    return sorted({entry for row in rows for entry in row[1 : len(rows) + 1] if entry != "X"})
 
 
 def cpu_name() -> str:

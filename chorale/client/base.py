@@ -36,7 +36,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     tensor_parallel_size: int = 1  # ranks, each with such a device
     exchange: str = ""  # how ranks add their parts: "peers" (Chorale's kernels), "nccl", "rccl", ...
     rank_free_bytes: tuple[int, ...] = ()  # of each rank's device, before it loaded
-    rank_bytes: dict[str, int] = {}  # of the rank that has most: "weights" and "kv_cache"
+    rank_bytes: dict[str, tuple[int, ...]] = {}  # "weights" and "kv_cache" of each rank
+    rank_links: str = ""  # between the ranks' GPUs: "NVLink (NV18)"; "": unknown
     dtype: str = "float32"
     kv_cache_dtype: str = "float32"  # type of keys and values in the KV cache
     ops: str = "reference"

@@ -286,11 +286,15 @@ def check_ranks(config: EngineConfig) -> None:
 
 
 def share_of_first(config: EngineConfig, model: ModelConfig) -> ModelConfig:
-    """The sizes of rank 0's part of the model, which is the largest. Raises ``ConfigError`` if the model
-    cannot be cut so."""
+    """The sizes of rank 0's part of the model, which is the largest. Raises as ``parts_of``."""
+    return parts_of(config, model)[0]
+
+
+def parts_of(config: EngineConfig, model: ModelConfig) -> tuple[ModelConfig, ...]:
+    """The sizes of each rank's part of the model. Raises ``ConfigError`` if the model cannot be cut so."""
     if config.tensor_parallel_size == 1:
-        return model
-    return model.part(shares_of(config, model)[0])
+        return (model,)
+    return tuple(model.part(share) for share in shares_of(config, model))
 
 
 def check_sizes(config: EngineConfig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -66,7 +67,7 @@ from chorale.serve.engine import build, rank_process
 
 def open_device(*arguments, **options):
     device = opened(*arguments, **options)
-    hardware = dataclasses.replace(device.hardware, total_bytes={free}, free_bytes={free})
+    hardware = dataclasses.replace(device.hardware, total_bytes={free}, free_bytes={free}, uuid="GPU-1")
     return dataclasses.replace(device, hardware=hardware)
 
 opened, build.open_device = build.open_device, open_device
@@ -83,7 +84,8 @@ def memory_is(free: int, of_rank_1: int, monkeypatch: pytest.MonkeyPatch) -> Non
     def open_device(*arguments: object, **options: object) -> CpuDevice:
         device = opened(*arguments, **options)  # type: ignore[arg-type]
         assert isinstance(device, CpuDevice)
-        return replace(device, hardware=replace(device.hardware, total_bytes=free, free_bytes=free))
+        hardware = replace(device.hardware, total_bytes=free, free_bytes=free, uuid="GPU-0")
+        return replace(device, hardware=hardware)
 
     monkeypatch.setattr(build, "open_device", open_device)
     command = (sys.executable, "-c", UNEVEN_RANK.format(free=of_rank_1))
@@ -118,12 +120,32 @@ def test_all_ranks_hold_what_the_poorest_can(
         core.shutdown()
 
 
-def test_ranks_that_are_alike_have_no_note(odd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+NVIDIA_SMI = """#!/bin/sh
+case "$1" in
+  --query-gpu=index,uuid) echo "0, GPU-0"; echo "1, GPU-other"; echo "2, GPU-1" ;;
+  topo) printf "\\tGPU0\\tGPU1\\tGPU2\\n"
+    printf "GPU0\\t X \\tSYS\\tNV4\\nGPU1\\tSYS\\t X \\tPHB\\nGPU2\\tNV4\\tPHB\\t X \\n" ;;
+esac
+"""
+
+
+def test_ranks_that_are_alike_have_no_note(
+    odd: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their GPUs' links are those that nvidia-smi shows between these two, not those to others."""
     memory_is(RICH, RICH - MIB, monkeypatch)
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(NVIDIA_SMI)
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     core, info = build_engine(replace(CONFIG, model=str(odd)))
     core.shutdown()
     assert not [note for note in info.notes if "rank" in note]
     assert info.exchange == "gloo"
+    assert info.rank_links == "NVLink (NV4)"
+    weights, pages = info.rank_bytes["weights"], info.rank_bytes["kv_cache"]
+    assert weights[0] > weights[1] > 0  # 9 chunks of columns: 5 and 4
+    assert pages[0] == pages[1] > 0
 
 
 def test_the_memory_of_all_ranks_is_that_of_the_poorest_gpu() -> None:

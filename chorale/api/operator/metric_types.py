@@ -13,6 +13,7 @@ from collections.abc import Iterable
 import msgspec
 
 Labels = tuple[str, ...]
+ENGINE_LABELS = ("model_name", "engine")
 
 
 class Histogram(msgspec.Struct):

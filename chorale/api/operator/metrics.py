@@ -36,14 +36,14 @@ from chorale.api.operator.metric_names import (
     SLEEP_STATES,
     is_http,
 )
-from chorale.api.operator.metric_types import Histogram, Labels, Series, total
+from chorale.api.operator.metric_types import ENGINE_LABELS, Histogram, Labels, Series, total
+from chorale.api.operator.rank_metrics import collect_ranks
 from chorale.client.base import EngineClient
 from chorale.engine.types import EngineStats
 
 if TYPE_CHECKING:
     from chorale.store.protocol import StoreStats
 
-ENGINE_LABELS = ("model_name", "engine")
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -244,17 +244,7 @@ class Metrics(Collector):
         if family.samples:
             yield family
         known = [(engine, engine.info) for engine in self.engines]
-        infos = [(engine, info) for engine, info in known if info is not None]
-        ranks = [(engine, float(info.tensor_parallel_size)) for engine, info in infos]
-        sizes = [(engine, info.rank_bytes) for engine, info in infos]
-        gauge = GaugeMetricFamily
-        yield _by_engine(gauge, "chorale:ranks", "Processes that share the model (tensor parallelism)", ranks)
-        yield _by_label(gauge, "chorale:rank_memory_bytes", "Memory of each rank", "kind", sizes)
-        free = [(engine, _of_ranks(info.rank_free_bytes)) for engine, info in infos]
-        about = "Free memory of each rank's device before it loaded"
-        yield _by_label(gauge, "chorale:rank_free_memory_bytes", about, "rank", free)
-        ways = [(engine, {info.exchange: 1.0} if info.exchange else {}) for engine, info in infos]
-        yield _by_label(gauge, "chorale:rank_exchange_info", "How ranks add their parts", "exchange", ways)
+        yield from collect_ranks((list(e.labels.values()), info) for e, info in known if info is not None)
 
     def _collect_processes(self) -> Iterator[Any]:
         """Yields process_* of the engine processes; with several, by engine."""
@@ -292,10 +282,6 @@ def _by_label(
         for key, value in values.items():
             family.add_metric([*engine.labels.values(), key], value)
     return family
-
-
-def _of_ranks(values: Iterable[int]) -> Mapping[str, float]:
-    return {str(rank): float(value) for rank, value in enumerate(values)}
 
 
 def _kv_usage(stats: EngineStats) -> float:

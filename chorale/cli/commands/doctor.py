@@ -16,7 +16,7 @@ from pathlib import Path
 
 from chorale.cli import machine
 from chorale.parallel.shares import VALID_SIZES
-from chorale.runtime import nvidia_smi
+from chorale.runtime import links, nvidia_smi
 from chorale.runtime.devices import VISIBLE, visible_ids
 from chorale.runtime.hardware import available_memory, cpu_count, total_memory
 from chorale.runtime.memory import gib
@@ -116,7 +116,7 @@ def check_links() -> Iterator[Finding]:
         return
     sizes = [size for size in VALID_SIZES if 1 < size <= count]
     use = f"--tensor-parallel-size {' or '.join(map(str, sizes))} shares a model between them"
-    peers = [kind for kind in machine.peer_access() if kind != "OK"]
+    peers = [kind for kind in links.peer_access() if kind != "OK"]
     if peers:
         kinds = ", ".join(peers)
         yield (
@@ -125,9 +125,9 @@ def check_links() -> Iterator[Finding]:
             f"not all GPUs reach each other's memory ({kinds}): ranks exchange through NCCL, slower; engines "
             "(--data-parallel-size) are not affected",
         )
-    found = machine.links()
-    if found and all(link.startswith("NV") for link in found):
-        yield "OK", "links", f"NVLink ({', '.join(found)}); {use}"
+    found = links.links()
+    if found and all(kind.startswith("NV") for kind in found):
+        yield "OK", "links", f"{links.name_links(found)}; {use}"
     elif found:
         kinds = ", ".join(found)
         yield "WARN", "links", f"{kinds}, not NVLink between all: ranks exchange slowly; {use}"

@@ -32,7 +32,7 @@ from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.gpu_faults import explained
 from chorale.runtime.memory import gib, weight_bytes
 from chorale.runtime.progress import Progress
-from chorale.runtime.resolve import Resolved, check_model, resolve, share_of_first
+from chorale.runtime.resolve import Resolved, check_model, parts_of, resolve
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
 from chorale.runtime.steps.graph_sizes import MIXED_TOKENS
 from chorale.runtime.warmup.captures import CAPTURE_SECONDS, capture_first, warm_up
@@ -164,7 +164,8 @@ def _build_on(
     if pool is not None and (precompiler is None or not precompiler.is_busy):
         pool.close()
     core = EngineCore(found.resolved.limits, executor, grammars=service, prefix_secret=prefix_secret)
-    return core, _info(config, model_config, found, place, phases.seconds)
+    links = "" if ranks is None else ranks.links()
+    return core, _info(config, model_config, found, place, links, phases.seconds)
 
 
 def open_rank(config: EngineConfig, model: ModelConfig, rank: int) -> Device:
@@ -298,9 +299,15 @@ def _pool_message(resolved: Resolved) -> str:
 
 
 def _info(
-    config: EngineConfig, model: ModelConfig, found: Assembled, place: Place, seconds: dict[str, float]
+    config: EngineConfig,
+    model: ModelConfig,
+    found: Assembled,
+    place: Place,
+    links: str,
+    seconds: dict[str, float],
 ) -> EngineInfo:
     resolved, limits = found.resolved, found.resolved.limits
+    parts = parts_of(config, model)
     sampling = dict(model.default_sampling) if config.generation_config == "auto" else {}
     sampling |= config.override_generation_config or {}
     return EngineInfo(
@@ -319,11 +326,12 @@ def _info(
         exchange=found.exchange,
         rank_free_bytes=place.free_of_ranks,
         rank_bytes={
-            "weights": weight_bytes(
-                share_of_first(config, model), resolved.dtype, decoded=place.hardware.decodes_experts
+            "weights": tuple(
+                weight_bytes(part, resolved.dtype, decoded=place.hardware.decodes_experts) for part in parts
             ),
-            "kv_cache": limits.num_blocks * resolved.geometry.bytes_per_block,
+            "kv_cache": (limits.num_blocks * resolved.geometry.bytes_per_block,) * len(parts),
         },
+        rank_links=links,
         dtype=resolved.dtype,
         kv_cache_dtype=resolved.kv_dtype,
         ops=found.model.ops.name,

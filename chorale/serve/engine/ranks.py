@@ -28,6 +28,7 @@ from chorale.runtime.device import Device
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.gpu_faults import explain
 from chorale.runtime.hardware import Hardware
+from chorale.runtime.links import LinkFinder
 from chorale.runtime.memory import gib
 from chorale.runtime.platforms import PLATFORMS
 from chorale.runtime.resolve import Resolved
@@ -98,10 +99,15 @@ class StartedRanks:
     def __init__(self, processes: RankProcesses, private: Folder) -> None:
         self.processes, self._private = processes, private
         self._communicator: Communicator | None = None
+        self._links: LinkFinder | None = None  # between GPUs
 
     def place(self, config: EngineConfig, model: ModelConfig, device: Device) -> Place:
         """Wait until all ranks have opened their devices, connect them, and return rank 0's place."""
-        machine = common_memory([opened(device.hardware), *self.processes.opened()])
+        ranks = [opened(device.hardware), *self.processes.opened()]
+        uuids = [each.uuid for each in ranks]
+        if all(uuids):
+            self._links = LinkFinder(uuids)
+        machine = common_memory(ranks)
         self.processes.send(encode(machine))
         place = make_place(config, model, device, 0, machine, self._meet)
         if place.rank is not None:
@@ -117,6 +123,10 @@ class StartedRanks:
             if own is None:
                 own = error if isinstance(error, EngineError) else EngineError(str(error))
             raise self.processes.cause(own) from error
+
+    def links(self) -> str:
+        """Returns the kinds of links between the ranks' GPUs ("NVLink (NV18)"), or "" if they are unknown."""
+        return "" if self._links is None else self._links.found()
 
     def join(self, first: LocalExecutor, grammars: GrammarService) -> tuple[RankedExecutor, RankedGrammars]:
         """Wait until all ranks have loaded, and return what runs them together with ``first``."""

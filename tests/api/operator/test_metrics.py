@@ -370,9 +370,15 @@ def test_ranks_have_their_memory_and_their_way_to_exchange() -> None:
         engine.info,
         tensor_parallel_size=2,
         exchange="nccl",
-        rank_bytes={"weights": 7, "kv_cache": 9},
+        rank_bytes={"weights": (7, 6), "kv_cache": (9, 9)},
+        rank_links="NVLink (NV18)",
         rank_free_bytes=(140, 60),
     )
-    assert value(metrics, "chorale:rank_memory_bytes", kind="kv_cache") == 9
+    memory = [
+        value(metrics, "chorale:rank_memory_bytes", kind=kind, rank=rank)
+        for kind in ("weights", "kv_cache")
+        for rank in "01"
+    ]
+    assert memory == [7, 6, 9, 9]
     assert [value(metrics, "chorale:rank_free_memory_bytes", rank=rank) for rank in "01"] == [140, 60]
-    assert value(metrics, "chorale:rank_exchange_info", exchange="nccl") == 1
+    assert value(metrics, "chorale:rank_exchange_info", exchange="nccl", links="NVLink (NV18)") == 1

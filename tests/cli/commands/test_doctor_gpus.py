@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from chorale.cli.commands import doctor
-from chorale.runtime import nvidia_smi
+from chorale.runtime import links, nvidia_smi
 
 # What the tool prints for each query; it refuses queries with a field that it does not know.
 SCRIPT = """#!/bin/sh
@@ -67,6 +67,8 @@ def test_healthy_gpus(
     assert lines[1] == "WARN  gpu 0        its memory is held by process 4711 (/usr/bin/python3, 118.16 GiB)"
     assert lines[2].startswith("OK    gpu 1        NVIDIA H200, 139.65 GiB free")
     assert lines[3].startswith("OK    links        NVLink (NV18)")
+    assert links.links(["GPU-b", "GPU-a"]) == ["NV18"]
+    assert links.links(["GPU-b", "GPU-c"]) == []  # nvidia-smi does not know one of them
     assert len(lines) == 4
 
 
@@ -106,6 +108,7 @@ def test_gpus_without_ecc_and_drivers_that_do_not_know_it(
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
     assert nvidia_smi.health() == []
     assert nvidia_smi.users("GPU-a") == []
+    assert links.links() == links.links(["GPU-a", "GPU-b"]) == []
 
 
 def test_gpus_that_do_not_reach_each_other(

@@ -6,12 +6,12 @@ import pytest
 
 from chorale.cli.commands.fit import take_gpus
 from chorale.cli.gpus import MODELS, find_gpu, find_gpus, hardware_of
-from chorale.cli.machine import read_links
 from chorale.cli.main import main
 from chorale.config import EngineConfig
 from chorale.errors import ConfigError
 from chorale.model.config_writer import SHAPES, make_config
 from chorale.runtime.hardware import check_gpus
+from chorale.runtime.links import name_links, read_links
 from chorale.runtime.memory import gib
 from chorale.runtime.resolve import resolve
 
@@ -148,6 +148,11 @@ def test_links_between_gpus() -> None:
     assert read_links(LINKS) == ["NV18", "SYS"]
     assert read_links("GPU0\t X \t0-47\t0\n") == []
     assert read_links("") == []
+    assert read_links(LINKS, [0, 1]) == ["NV18"]
+    assert read_links(LINKS, [1, 2]) == ["SYS"]
+    assert [name_links(kinds) for kinds in (["NV18", "SYS"], ["PHB", "SYS"], [])] == [
+        "NVLink (NV18), PCIe (SYS)", "PCIe (PHB, SYS)", ""
+    ]  # fmt: skip
 
 
 # --------------------------------------------------------------------------- several GPUs by one name
