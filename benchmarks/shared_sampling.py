@@ -268,7 +268,7 @@ def run_rank(parent: int, rank: int, store: str, options: argparse.Namespace) ->
     memory = ranks.peer_memory(layout.num_bytes, device)
     assert memory is not None, "the GPUs do not share memory"
     reducer = SymmetricReducer(memory, layout, seconds=60.0)  # the other ranks compile, too
-    share = Share(rank, size, *[range(1)] * 4, cut(V, size, CHUNK, "token ids")[rank])
+    share = Share(rank, size, *[range(1)] * 4, cut(V, size, CHUNK, "token ids")[rank], num_experts=1)
     forbidden = torch.zeros(V, dtype=torch.uint8, device=device)
     forbidden[200013:] = 1
     bench = Bench(Rank(share, ranks), ranks, reducer, forbidden, device)

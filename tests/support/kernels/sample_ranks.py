@@ -316,7 +316,7 @@ def run_rank(
         gloo.all_gather(torch.zeros(1))
 
     memory = PeerMemory(rank, size, buffers[rank], addresses, meet)
-    whole = Share(rank, size, range(1), range(1), range(1), range(1), cut(V, size, CHUNK, "token ids")[rank])
+    whole = Share(rank, size, *[range(1)] * 4, cut(V, size, CHUNK, "token ids")[rank], num_experts=1)
     for name in scenarios:
         for in_kernels in (True, False):
             sent: list[int] = []
