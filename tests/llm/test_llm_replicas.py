@@ -164,6 +164,7 @@ def ranks_of(llm: LLM) -> list[int]:
     return [rank for pid in pids(llm) for rank in children(pid)]
 
 
+@pytest.mark.slow
 def test_engines_of_ranks() -> None:
     """Two engines of two ranks each give one engine's tokens, and leave no process."""
     with LLM("demo", **RANKS) as one:

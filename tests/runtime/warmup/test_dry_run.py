@@ -21,7 +21,7 @@ pytest.importorskip("triton")
         pytest.param("120b", marks=pytest.mark.slow),
         "20b --meta",
         "20b --ranks 2",
-        "20b --ranks 2 --by-expert",
+        pytest.param("20b --ranks 2 --by-expert", marks=pytest.mark.slow),
     ],
 )
 def test_no_kernel_is_compiled_while_serving(line: str) -> None:
