@@ -11,63 +11,27 @@ import contextlib
 import logging
 import os
 import selectors
-import signal
 import socket
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from chorale.errors import ChoraleError, ConfigError, EngineError, GpuError
 from chorale.parallel.channel import Channel
 from chorale.parallel.communicator import CommunicationError
-from chorale.parallel.wire import Beat, Failed, Opened, Ready, Stop, decode_from_rank, encode
+from chorale.parallel.rank_state import Loss, RankState, first_loss
+from chorale.parallel.wire import Opened, Stop, decode_from_rank, encode
 
 logger = logging.getLogger(__name__)
 LOOK_SECONDS = 0.1  # between two looks at the processes
-SILENT_SECONDS = 5.0  # without a beat, while serving: a rank that hangs; as of the engine process itself
-LOADING_SILENT_SECONDS = 120.0  # importing torch from a cold disk holds the interpreter's lock for long
-STOPPED_SECONDS = 1.0  # without a beat, if the system says that the process is stopped
-# Of a rank's own part of one step: enqueuing on a GPU, computing on a CPU. Less than the engine monitor's
-# limits for a whole step, which name no rank (``watch.WatchLimits.step_limit``).
-BUSY_SECONDS = {"cpu": 500.0, "cuda": 25.0}
 CAUSE_SECONDS = 0.3  # in which the reports of other ranks arrive, once one has failed
 ESCAPE_SECONDS = 1.5  # for the engine's own thread to end after a failure
 STOP_SECONDS = 5.0  # for ranks to end by themselves
 
 # (rank, descriptor of its channel) -> (command, what is written to its standard input)
 Launch = Callable[[int, int], tuple[Sequence[str], bytes]]
-
-
-@dataclass(slots=True)
-class _Process:
-    """One rank, as this process sees it. Written by the watching thread."""
-
-    rank: int
-    process: subprocess.Popen[bytes]
-    channel: Channel
-    heard_at: float
-    busy: float = 0.0  # as its last beat says
-    opened: Opened | None = None
-    is_ready: bool = False
-    failed: Failed | None = None
-    trouble: str = ""  # why it counts as lost
-    is_open: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """The reason why the engine cannot go on. ``reason``: as of ``Failed``; "ended" if the rank said none."""
-
-    message: str
-    reason: str = "ended"
-
-    def error(self) -> ConfigError | EngineError:
-        if self.reason == "config":  # a restart would not help
-            return ConfigError(self.message)
-        return GpuError(self.message) if self.reason == "gpu" else EngineError(self.message)
 
 
 @dataclass(slots=True)
@@ -94,7 +58,7 @@ class RankProcesses:
         (``check``, ``cause``), for example because it waits for a device that waits for a lost rank.
         ``hidden``: variables that ranks do not inherit."""
         self._size, self._launch, self._on_lost, self._hidden = size, launch, on_lost, hidden
-        self._ranks: list[_Process] = []
+        self._ranks: list[RankState] = []
         self._shared = _Shared()
         self._started, self._acknowledged = threading.Event(), threading.Event()
         self._abort: Callable[[], None] | None = None
@@ -188,7 +152,7 @@ class RankProcesses:
         finally:
             self._end()
 
-    def _start(self, rank: int) -> _Process:
+    def _start(self, rank: int) -> RankState:
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -200,7 +164,7 @@ class RankProcesses:
             if process.stdin is not None:
                 with process.stdin as stream:
                     stream.write(start)
-        return _Process(rank, process, Channel(ours), time.monotonic())
+        return RankState(rank, process, Channel(ours), time.monotonic())
 
     def _spawn(self, rank: int, descriptor: int) -> tuple[subprocess.Popen[bytes], bytes]:
         """Returns the process and what it is to read. Its session is its own: Ctrl-C is the engine's."""
@@ -225,7 +189,7 @@ class RankProcesses:
                         selector.unregister(key.fileobj)
                 now = time.monotonic()
                 for each in self._ranks:
-                    self._look(each, now)
+                    each.judge(now)
                 if troubled_at is None and any(each.trouble for each in self._ranks):
                     troubled_at = now
                 if troubled_at is not None and now - troubled_at >= CAUSE_SECONDS:
@@ -233,46 +197,17 @@ class RankProcesses:
                         self._lose()
                     return
 
-    def _read(self, each: _Process) -> None:
+    def _read(self, each: RankState) -> None:
         each.is_open = each.channel.fill()
         while (data := each.channel.take()) is not None:
             message = decode_from_rank(data)
-            each.heard_at = time.monotonic()
             with self._shared.changed:
-                if isinstance(message, Opened):
-                    each.opened = message
-                elif isinstance(message, Ready):
-                    each.is_ready = True
-                elif isinstance(message, Failed):
-                    each.failed = message
-                elif isinstance(message, Beat):
-                    each.busy = message.busy
+                each.hear(message, time.monotonic())
                 self._shared.changed.notify_all()
-
-    def _look(self, each: _Process, now: float) -> None:
-        if each.trouble:
-            return
-        code, silence = each.process.poll(), now - each.heard_at
-        limit = SILENT_SECONDS if each.is_ready else LOADING_SILENT_SECONDS
-        if each.failed is not None:
-            each.trouble = f"failed: {each.failed.message}"
-        elif code is not None:
-            each.trouble = _manner(code)
-        elif silence > limit:
-            each.trouble = f"hangs: it has been silent for {silence:.1f} s"
-        elif each.opened is not None and each.busy > BUSY_SECONDS.get(each.opened.kind, 25.0):
-            each.trouble = f"hangs: its part of one step has been running for {each.busy:.1f} s"
-        elif silence > STOPPED_SECONDS and _is_stopped(each.process.pid):
-            each.trouble = "hangs: it was stopped by a signal"
 
     def _lose(self) -> None:
         """Finds the rank that broke first, tells the engine's thread, and makes sure that it ends."""
-        first = min((each for each in self._ranks if each.trouble), key=_blame)
-        message = f"rank {first.rank} (process {first.process.pid}) {first.trouble}"
-        reason = "ended" if first.failed is None else first.failed.reason
-        if reason == "config" and first.failed is not None:
-            message = f"rank {first.rank}: {first.failed.message}"
-        loss = Loss(message, reason)
+        loss = first_loss(self._ranks)
         with self._shared.changed:
             self._shared.loss = loss
             self._shared.changed.notify_all()
@@ -294,26 +229,3 @@ class RankProcesses:
                 each.process.kill()
             each.process.wait()
             each.channel.close()
-
-
-def _blame(each: _Process) -> int:
-    """Lower: more probably the first to break. A rank whose exchange failed reports it; one that was killed
-    reports nothing; and a GPU's hardware does not fail because of another rank."""
-    if each.failed is None:
-        return 1
-    return {"gpu": 0, "exchange": 3}.get(each.failed.reason, 2)
-
-
-def _manner(code: int) -> str:
-    if code < 0:
-        with contextlib.suppress(ValueError):
-            return f"was killed by {signal.Signals(-code).name}"
-    return f"ended with code {code}"
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return False  # not Linux: silence tells
-    return state in "Tt"

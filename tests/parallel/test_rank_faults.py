@@ -142,7 +142,7 @@ def test_a_rank_that_is_stuck_in_a_step_is_told_from_those_that_wait_for_it(
     odd: Path, private: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("chorale.serve.engine.ranks.RANK_COMMAND", (sys.executable, "-c", STUCK_RANK))
-    monkeypatch.setattr("chorale.parallel.processes.BUSY_SECONDS", {"cpu": 2.0})
+    monkeypatch.setattr("chorale.parallel.rank_state.BUSY_SECONDS", {"cpu": 2.0})
     core = make_engine(odd, tensor_parallel_size=4)
     pids = ranks_of(core).pids
     core.add_request(request("a", random_prompt(10), max_tokens=900, seed=1))
