@@ -127,7 +127,7 @@ def measure_runtime(rows: int, prompt: int, steps: int) -> list[float]:
     from chorale.runtime.hardware import Hardware
     from chorale.runtime.resolve import resolve
     from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
-    from chorale.serve.engine.build import load_model
+    from chorale.serve.engine.assemble import load_model
 
     class Idle(CpuDevice):
         def capture(self, step: Callable[[], None]) -> Callable[[], None]:

@@ -28,7 +28,7 @@ from chorale.parallel.rank import Rank
 from chorale.parallel.shares import make_shares
 from chorale.runtime.hardware import Hardware
 from chorale.runtime.resolve import resolve
-from chorale.serve.engine.build import ops_over_peers
+from chorale.serve.engine.assemble import ops_over_peers
 from chorale.serve.engine.ranks import Place, exchange_of, note_slow_exchange
 from tests.parallel.test_shared_model import ODD
 

@@ -242,7 +242,7 @@ ECC_RANK = """
 import dataclasses, sys
 import torch
 from chorale.runtime.worker import Worker
-from chorale.serve.engine import build, rank_process
+from chorale.serve.engine import assemble, rank_process
 
 def open_device(*arguments, **options):
     device = opened(*arguments, **options)
@@ -254,7 +254,7 @@ def run_step(self, plan):
         raise torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered")
     return run(self, plan)
 
-opened, build.open_device = build.open_device, open_device
+opened, assemble.open_device = assemble.open_device, open_device
 run, Worker.run = Worker.run, run_step
 sys.exit(rank_process.main())
 """

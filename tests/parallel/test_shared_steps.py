@@ -28,7 +28,7 @@ from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.hardware import Hardware
 from chorale.runtime.resolve import resolve
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
-from chorale.serve.engine.build import load_model
+from chorale.serve.engine.assemble import load_model
 from tests.parallel.test_ranks import check_equal, common
 from tests.parallel.test_shared_model import ODD
 from tests.support.ranks import Meeting, ThreadCommunicator, shares_of

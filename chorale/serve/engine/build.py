@@ -3,86 +3,30 @@
 from __future__ import annotations
 
 import logging
-import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from chorale.client.base import EngineInfo
 from chorale.config import EngineConfig
 from chorale.engine.core import EngineCore
 from chorale.engine.types import GrammarService
-from chorale.errors import ChoraleError, ConfigError
-from chorale.kernels import select_ops
-from chorale.kernels.ops import Ops, StepSizes
+from chorale.errors import ChoraleError
 from chorale.kernels.triton.precompile.pool import CompilePool
 from chorale.model.config import ModelConfig
-from chorale.model.gpt_oss import GptOss
 from chorale.model.hub import resolve_model
-from chorale.model.weights import load_weights
 from chorale.parallel.executor import RankedExecutor
-from chorale.parallel.shares import Share
-from chorale.runtime.assembly import DTYPES, allocate_kv, make_executor
-from chorale.runtime.device import Device, default_threads, open_device
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.gpu_faults import explained
-from chorale.runtime.memory import gib, weight_bytes
+from chorale.runtime.memory import weight_bytes
 from chorale.runtime.progress import Progress
-from chorale.runtime.resolve import Resolved, check_model, parts_of, resolve
-from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
-from chorale.runtime.steps.graph_sizes import MIXED_TOKENS
+from chorale.runtime.resolve import check_model, parts_of
+from chorale.runtime.sampling.grammar import GrammarCache
 from chorale.runtime.warmup.captures import CAPTURE_SECONDS, capture_first, warm_up
-from chorale.serve.engine import compile_phase
-from chorale.serve.engine.compile_phase import DryRank
-from chorale.serve.engine.ranks import (
-    Place,
-    StartedRanks,
-    exchange_of,
-    note_poorest,
-    note_slow_exchange,
-    start_ranks,
-)
-
-if TYPE_CHECKING:
-    import torch
-
-    from chorale.kernels.triton.precompile.compiler import Precompiler
+from chorale.serve.engine.assemble import Assembled, Phases, assemble, open_rank
+from chorale.serve.engine.ranks import Place, StartedRanks, start_ranks
 
 logger = logging.getLogger(__name__)
-
-
-class Phases:
-    """Reports the start of each phase and measures its seconds."""
-
-    def __init__(self, progress: Progress | None) -> None:
-        self.report: Progress = progress or _silent
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def phase(self, name: str, message: str = "") -> Iterator[None]:
-        self.report(name, None, message)
-        start = time.perf_counter()
-        yield
-        self.seconds[name] = round(time.perf_counter() - start, 3)
-
-
-def _silent(phase: str, fraction: float | None = None, message: str = "") -> None:
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class Assembled:
-    """One rank, ready for its first step."""
-
-    model: GptOss
-    resolved: Resolved
-    executor: LocalExecutor
-    precompiler: Precompiler | None
-    exchange: str
 
 
 def build_engine(
@@ -166,136 +110,6 @@ def _build_on(
     core = EngineCore(found.resolved.limits, executor, grammars=service, prefix_secret=prefix_secret)
     links = "" if ranks is None else ranks.links()
     return core, _info(config, model_config, found, place, links, phases.seconds)
-
-
-def open_rank(config: EngineConfig, model: ModelConfig, rank: int) -> Device:
-    """Opens the device of one rank. The ranks of a CPU divide its threads."""
-    size = config.tensor_parallel_size
-    threads = config.num_threads or default_threads(model.num_parameters, config.host_share)
-    sharing = size * config.host_share
-    return open_device(config.device, max(1, threads // size), sharing, rank=rank, ranks=size)
-
-
-def assemble(
-    config: EngineConfig,
-    folder: Path,
-    model_config: ModelConfig,
-    place: Place,
-    grammars: GrammarCache,
-    phases: Phases,
-    pool: CompilePool | None = None,
-) -> Assembled:
-    """Loads and allocates one rank's part of the engine. Raises as ``build_engine``."""
-    device, rank = place.device, place.rank
-    name, dense = str(device.torch_device), model_config.dense_experts
-    ops = select_ops(config.ops, name, dense_experts=dense, rank=rank)
-    use_kernel_tuning(config, ops, device.torch_device)
-    precompiler = compile_phase.make_precompiler(config, ops, pool)
-    resolve_with = partial(
-        resolve,
-        config,
-        model_config,
-        can_overlap=device.overlap,
-        can_capture=device.can_capture and ops.capturable,
-        supports_fp8_kv=ops.supports_fp8_kv,
-    )
-    resolved = note_poorest(place, resolve_with(place.hardware), resolve_with)
-    sizes = step_sizes(model_config, resolved)
-    peers = ops_over_peers(config, ops, sizes, device.torch_device)
-    exchange = exchange_of(place, is_over_peers=peers is not None)
-    if exchange == "nccl":
-        resolved = note_slow_exchange(config, place, resolved)
-
-    def dry_rank() -> DryRank | None:
-        """Made where it is used: its kernels simulate the peers' memory, which takes as much as the real
-        one."""
-        if rank is None:
-            return None
-        own = select_ops(config.ops, name, dense_experts=dense, rank=rank.silent)
-        if peers is not None:
-            own = ops_over_peers(config, own, sizes, device.torch_device) or own
-        return DryRank(rank.silent, own)
-
-    ops = peers or ops
-    # While weights are read: it holds the GIL for most of a second, which running streams
-    # would notice if it happened with the first grammar.
-    grammars.warm()
-    with phases.phase("load", str(folder)):
-        fp8 = config.moe_activation_dtype == "fp8"
-        share = None if rank is None else rank.share
-        model = load_model(
-            folder, model_config, ops, resolved, device, phases.report, fp8_activations=fp8, share=share
-        )
-        device.trim()
-    if precompiler is not None:
-        with phases.phase("compile"):
-            compile_phase.precompile(
-                precompiler, model, resolved, device, grammars, phases.report, dry_rank()
-            )
-            device.trim()
-    with phases.phase("kv_pool", _pool_message(resolved)):
-        kv = allocate_kv(model.config, resolved, device)
-        executor = make_executor(model, kv, resolved, device, GrammarRows(device, grammars), rank)
-    return Assembled(model, resolved, executor, precompiler, exchange)
-
-
-def use_kernel_tuning(config: EngineConfig, ops: Ops, device: torch.device) -> None:
-    """Replaces the kernels' shapes by those of ``--kernel-tuning``. Raises ``ConfigError``."""
-    if config.kernel_tuning is None:
-        return
-    if ops.name != "triton":
-        raise ConfigError(f"--kernel-tuning: {ops.name} ops have no kernels to tune; see --ops")
-    from chorale.kernels.triton.launch import architecture_of, tuning_of
-    from chorale.kernels.triton.table_file import install
-
-    install(config.kernel_tuning, architecture_of(device)[0])
-    tuning_of.cache_clear()
-
-
-def step_sizes(model: ModelConfig, resolved: Resolved) -> StepSizes:
-    limits = resolved.limits
-    # Captured steps are padded, and small limits do not change to what.
-    tokens = max(limits.max_num_batched_tokens, limits.max_num_seqs, *resolved.graph_rows, *MIXED_TOKENS)
-    return StepSizes(model.hidden_size, tokens, DTYPES[resolved.dtype])
-
-
-def ops_over_peers(config: EngineConfig, ops: Ops, sizes: StepSizes, device: torch.device) -> Ops | None:
-    """Returns ``ops`` with sums over ranks in Chorale's kernels, or None if libraries must make them."""
-    if config.disable_custom_all_reduce or ops.over_peers is None:
-        return None
-    return ops.over_peers(sizes, device)
-
-
-def load_model(
-    folder: Path,
-    model_config: ModelConfig,
-    ops: Ops,
-    resolved: Resolved,
-    device: Device,
-    progress: Progress,
-    *,
-    fp8_activations: bool = False,
-    share: Share | None = None,
-) -> GptOss:
-    """``share``: the part of the model that is loaded; None: all of it."""
-    weights = load_weights(
-        folder,
-        model_config,
-        ops,
-        device=str(device.torch_device),
-        dtype=DTYPES[resolved.dtype],
-        progress=progress,
-        fp8_activations=fp8_activations,
-        share=share,
-    )
-    own = model_config if share is None else model_config.part(share)
-    return GptOss(own, weights, ops, resolved.limits.max_model_len)
-
-
-def _pool_message(resolved: Resolved) -> str:
-    limits = resolved.limits
-    size = gib(limits.num_blocks * resolved.geometry.bytes_per_block)
-    return f"{limits.num_blocks:,} blocks of {limits.block_size} tokens, {size}"
 
 
 def _info(

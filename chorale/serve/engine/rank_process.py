@@ -45,7 +45,7 @@ from chorale.runtime.gpu_faults import explained
 from chorale.runtime.sampling.grammar import GrammarCache
 from chorale.runtime.worker import Worker
 from chorale.serve.bootstrap import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, configure_logging, read_start
-from chorale.serve.engine.build import Phases, assemble, open_rank
+from chorale.serve.engine.assemble import Phases, assemble, open_rank
 from chorale.serve.engine.ranks import RankStart, make_place, opened
 
 logger = logging.getLogger(__name__)

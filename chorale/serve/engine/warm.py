@@ -24,7 +24,7 @@ from chorale.runtime.resolve import resolve
 from chorale.runtime.sampling.grammar import GrammarCache
 from chorale.runtime.warmup.dry_run import LAYERS
 from chorale.runtime.warmup.target_device import TargetDevice
-from chorale.serve.engine.build import ops_over_peers, step_sizes, use_kernel_tuning
+from chorale.serve.engine.assemble import ops_over_peers, step_sizes, use_kernel_tuning
 from chorale.serve.engine.compile_phase import SOURCES, DryRank, facts_of, record, wait
 
 

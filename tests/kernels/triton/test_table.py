@@ -78,7 +78,7 @@ def test_a_server_without_kernels_refuses_a_table(file: Path) -> None:
 
     from chorale.config import EngineConfig
     from chorale.kernels.reference.ops import REFERENCE_OPS
-    from chorale.serve.engine.build import use_kernel_tuning
+    from chorale.serve.engine.assemble import use_kernel_tuning
 
     with pytest.raises(ConfigError, match="reference ops have no kernels to tune"):
         use_kernel_tuning(EngineConfig(kernel_tuning=str(file)), REFERENCE_OPS, torch.device("cpu"))
@@ -121,7 +121,7 @@ import sys, torch
 from chorale.config import EngineConfig
 from chorale.kernels.triton.launch import tuning_of
 from chorale.kernels.triton.ops import TRITON_OPS
-from chorale.serve.engine.build import use_kernel_tuning
+from chorale.serve.engine.assemble import use_kernel_tuning
 use_kernel_tuning(EngineConfig(kernel_tuning=sys.argv[1]), TRITON_OPS, torch.device("cpu"))
 assert tuning_of(torch.device("cpu")).decode.depth == 16
 """

@@ -52,7 +52,7 @@ from chorale.runtime.steps.graph_sizes import MIXED_TOKENS, chosen_sizes, contex
 from chorale.runtime.steps.mixed_graphs import MixedGraphRunner, pad_plan
 from chorale.runtime.warmup.captures import capture_first, preparations
 from chorale.runtime.worker import Worker
-from chorale.serve.engine.build import load_model
+from chorale.serve.engine.assemble import load_model
 from tests.runtime.test_engine_properties import SAMPLINGS, mixed_requests, tokens_of
 from tests.support.runtime import Answer, make_engine, random_prompt, request, row_start, run
 from tests.support.soak import soak
