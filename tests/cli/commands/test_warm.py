@@ -57,8 +57,10 @@ def test_kernels_are_compiled_once_and_then_found(tmp_path: Path) -> None:
     ("line", "shown"),
     [
         ("demo --gpu mi300x", "MI300X (gfx942, 304 multiprocessors)"),
-        ("demo --gpu mi355x -tp 2", "MI355X (gfx950, 256 multiprocessors)"),
-        ("demo --gpu r9700", "R9700 (gfx1201, 32 multiprocessors)"),
+        pytest.param(
+            "demo --gpu mi355x -tp 2", "MI355X (gfx950, 256 multiprocessors)", marks=pytest.mark.slow
+        ),
+        pytest.param("demo --gpu r9700", "R9700 (gfx1201, 32 multiprocessors)", marks=pytest.mark.slow),
     ],
 )
 def test_every_kernel_that_an_amd_gpu_would_launch_compiles(line: str, shown: str, tmp_path: Path) -> None:
