@@ -2,6 +2,10 @@
 
 A token's choice, up to four experts and their gates, is a lane of eight columns: they are sent as one-shot
 words (``one_shot.py``), through the same places, slots and counters.
+
+A rank without tokens in a row of words sends nothing, so its peers do not learn from the row that it has
+ended earlier calls. They know it from the flags of the two-shot call before (``two_shot.py``), which gave the
+rows that are routed here.
 """
 
 from __future__ import annotations
@@ -36,8 +40,9 @@ def _gates(gates_ptr, first, there, k: tl.constexpr, K: tl.constexpr):
 
 @triton.jit
 def _store_choices(ids_ptr, gates_ptr, first, there, words, K: tl.constexpr):
+    """Of a choice that did not arrive: expert 0, because other kernels use ids as indexes, and NaN."""
     for k in tl.static_range(K):
-        tl.store(ids_ptr + first + k, words[0][k].to(tl.int64), mask=there)
+        tl.store(ids_ptr + first + k, tl.maximum(words[0][k], 0).to(tl.int64), mask=there)
         tl.store(gates_ptr + first + k, words[1][k].to(tl.float32, bitcast=True), mask=there)
 
 
