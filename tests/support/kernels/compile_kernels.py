@@ -526,6 +526,17 @@ def check_over_ranks(kernel: Any, ptx: str) -> None:
     assert ("st.release.sys.global.b32" in ptx) == is_flagged
     assert ("ld.acquire.sys.global.b32" in ptx) == is_flagged
     assert "multimem" not in ptx
+    if kernel is one_shot._route_kernel:
+        check_posted(ptx)
+
+
+def check_posted(ptx: str) -> None:
+    """Logits: one thread writes a word, and all warps that wait have read all words before one clears them.
+    Else a warp that is late would wait for ever, or leave a logit to the next call."""
+    assert re.search(r"@%p\d+ atom\.global\.gpu\.relaxed\.exch\.b32", ptx)
+    assert "st.relaxed.gpu" not in ptx
+    behind = ptx[ptx.index("ld.relaxed.gpu.global.b32") :]
+    assert behind.index("bar.sync") < behind.index("st.global")
 
 
 ONE_OF_EACH = "each"  # instead of names: the first form of every kernel

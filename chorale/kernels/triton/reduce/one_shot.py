@@ -35,7 +35,7 @@ from chorale.kernels.triton.reduce.columns import (
     store8,
     sum_of_ranks8,
 )
-from chorale.kernels.triton.reduce.words import EMPTY, await_posted, post, prefetch
+from chorale.kernels.triton.reduce.words import post, prefetch, take_posted
 
 
 @triton.jit
@@ -242,7 +242,7 @@ def _route_kernel(
         squares, products = _products4(w_ptr, first, x, weighted, lanes, E, H, ASM)
     scale = 1.0 / tl.sqrt(squares / H + eps)
     logits = logits_ptr + token * E
-    post(logits + experts, experts < E, products * scale + bias, ASM)
+    post(logits + experts, experts < E, products * scale + bias)
     if tl.program_id(0) == 0:
         store8(sum_ptr.to(tl.int64) + bytes_of_row, inside, x, True, ASM)
         wide: tl.constexpr = normed_ptr.dtype.element_ty == tl.float32
@@ -250,9 +250,8 @@ def _route_kernel(
         store8(normed_at, inside, scaled8(x, scale, norm), wide, ASM)
     if tl.program_id(0) == tl.num_programs(0) - 1:
         every = tl.arange(0, EXPERTS)
-        found = await_posted(logits + every, every < E, ASM)
+        found = take_posted(logits + every, every < E, ASM)
         found = tl.where(every < E, found, -float("inf"))
         choose(found, token.to(tl.int64), ids_ptr, gates_ptr, E, K, EXPERTS)
-        tl.store((logits + every).to(tl.pointer_type(tl.int32)), every * 0 + EMPTY, mask=every < E)
         clear_ranks8(here + place, from_bytes, inside, rank, N, WIDE, ASM)
         count_calls(calls_ptr, rows, calls, rows >= 0, COUNTERS)

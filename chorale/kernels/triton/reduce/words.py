@@ -72,10 +72,6 @@ def _receive_text(count: int) -> str:
 
 _RECEIVE2, _RECEIVE4 = tl.constexpr(_receive_text(2)), tl.constexpr(_receive_text(4))
 # Within a GPU: one program writes a word, another waits for it.
-_POST = tl.constexpr("""{
-.reg .pred there; setp.ne.s32 there, $2, 0; mov.b32 $0, 0;
-@there st.relaxed.gpu.global.b32 [$1], $3;
-}""")
 _AWAIT_WORD = tl.constexpr("""{
 .reg .pred there, more; setp.ne.s32 there, $2, 0; mov.b32 $0, 0;
 AGAIN:
@@ -233,32 +229,32 @@ def receive4(places, codes, status, ASM: tl.constexpr):
 
 
 @triton.jit
-def post(ptr, there, value, ASM: tl.constexpr):
-    """Writes float32 numbers that another program of this GPU waits for. They are their own signal."""
+def post(ptr, there, value):
+    """Writes float32 numbers that another program of this GPU waits for. They are their own signal.
+
+    An atomic operation, because one thread does it for a word. All threads that have a number would run a
+    store of inline assembly, and the last of them might run it when the reader has made the word EMPTY.
+    """
     bits = value.to(tl.int32, bitcast=True)
     bits = tl.where(bits == EMPTY, 0x7FFFFFFF, bits)
-    if ASM:
-        tl.inline_asm_elementwise(
-            _POST, "=&r,l,r,r", (ptr.to(tl.int64), there.to(tl.int32), bits),
-            dtype=tl.int32, is_pure=False, pack=1,
-        )  # fmt: skip
-    else:
-        tl.store(ptr.to(tl.pointer_type(tl.int32)), bits, mask=there)
+    tl.atomic_xchg(ptr.to(tl.pointer_type(tl.int32)), bits, mask=there, sem="relaxed", scope="gpu")
 
 
 @triton.jit
-def await_posted(ptr, there, ASM: tl.constexpr):
-    """The numbers, once no word is EMPTY; 0 where ``there`` is false. The reader makes them EMPTY."""
+def take_posted(ptr, there, ASM: tl.constexpr):
+    """The numbers, once no word is EMPTY; 0 where ``there`` is false. Makes the words EMPTY again."""
+    words = ptr.to(tl.pointer_type(tl.int32))
     if ASM:
         bits = tl.inline_asm_elementwise(
             _AWAIT_WORD, "=&r,l,r", (ptr.to(tl.int64), there.to(tl.int32)),
             dtype=tl.int32, is_pure=False, pack=1,
         )  # fmt: skip
     else:
-        words = ptr.to(tl.pointer_type(tl.int32))
         bits = tl.load(words, mask=there, other=0, volatile=True)
         while tl.max((bits == EMPTY).to(tl.int32), 0) > 0:
             bits = tl.load(words, mask=there, other=0, volatile=True)
+    tl.debug_barrier()  # several warps may wait for the same words: all have read them
+    tl.store(words, bits * 0 + EMPTY, mask=there)
     return bits.to(tl.float32, bitcast=True)
 
 
