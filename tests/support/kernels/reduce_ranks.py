@@ -481,7 +481,11 @@ def run(ranks: int, scenarios: list[str]) -> None:
     for _, end in pipes:
         end.close()  # so that a rank that fails ends its pipe
     for name, dtype in cases:
-        found = [begin.recv() for begin, _ in pipes]
+        try:
+            found = [begin.recv() for begin, _ in pipes]
+        except EOFError:
+            time.sleep(1)  # a rank that has failed needs a moment to end
+            raise SystemExit(f"{name}: ranks ended with {[each.exitcode for each in started]}") from None
         for rank, digests in enumerate(found):
             assert digests == found[0], f"{name}: rank {rank} has other bits than rank 0"
         print(f"{name} {dtype} {ranks} ranks: {len(found[0])} results, equal on all", flush=True)
