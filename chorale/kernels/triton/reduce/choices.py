@@ -40,7 +40,7 @@ def _gates(gates_ptr, first, there, k: tl.constexpr, K: tl.constexpr):
 
 @triton.jit
 def _store_choices(ids_ptr, gates_ptr, first, there, words, K: tl.constexpr):
-    """Of a choice that did not arrive: expert 0, because other kernels use ids as indexes, and NaN."""
+    """A choice that did not arrive is expert 0, because other kernels use ids as indexes, and NaN."""
     for k in tl.static_range(K):
         tl.store(ids_ptr + first + k, tl.maximum(words[0][k], 0).to(tl.int64), mask=there)
         tl.store(gates_ptr + first + k, words[1][k].to(tl.float32, bitcast=True), mask=there)
