@@ -188,7 +188,8 @@ class SymmetricReducer:
         ids = torch.empty(tokens, top_k, dtype=torch.int64, device=device)
         gates = torch.empty(tokens, top_k, dtype=torch.float32, device=device)
         total, each = torch.empty_like(x), tuning.reduce_experts(tokens, num_experts)
-        limits = {"maxnreg": 64} if self._asm else {}  # so that two programs fit a multiprocessor
+        # So that two programs fit a multiprocessor; with 8 ranks too many registers would be spilled.
+        limits = {"maxnreg": 64} if self._asm and self.size <= 4 else {}
         _route_kernel[(triton.cdiv(num_experts, each), tokens)](
             parts, parts if bias is None else bias, x, total, weights.norm, normed, linear.weight,
             linear.bias, self._logits, ids, gates, self.memory.addresses, self._few_calls,
