@@ -206,14 +206,12 @@ class _Tuner:
 
 def facts(device: torch.device) -> dict[str, Any]:
     """Returns what a table's file says about where it was measured."""
-    import triton
-
-    from chorale.kernels.triton.launch import architecture_of
+    from chorale.kernels.triton.launch import TRITON_VERSION, architecture_of
 
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "Triton's interpreter"
     return {
         "architecture": architecture_of(device)[0],
         "gpu": name,
         "torch": torch.__version__,
-        "triton": triton.__version__,
+        "triton": TRITON_VERSION,
     }

@@ -20,6 +20,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from chorale.kernels.triton.table import in_use
 from chorale.kernels.triton.tuning import H200, ArchTuning, arch_tuning
 
+TRITON_VERSION: str = triton.__version__
+
 
 @triton.jit
 def wait_for_previous(PDL: tl.constexpr, LAUNCH_DEPENDENTS: tl.constexpr = True):

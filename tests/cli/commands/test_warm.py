@@ -56,7 +56,7 @@ def test_kernels_are_compiled_once_and_then_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "shown"),
     [
-        ("demo --gpu mi300x", "MI300X (gfx942, 304 multiprocessors)"),
+        pytest.param("demo --gpu mi300x", "MI300X (gfx942, 304 multiprocessors)", marks=pytest.mark.slow),
         pytest.param(
             "demo --gpu mi355x -tp 2", "MI355X (gfx950, 256 multiprocessors)", marks=pytest.mark.slow
         ),

@@ -128,6 +128,7 @@ assert tuning_of(torch.device("cpu")).decode.depth == 16
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+@pytest.mark.slow
 @pytest.mark.timeout(SECONDS)
 def test_the_bench_picks_the_fastest_right_shape_and_the_engine_reads_it(tmp_path: Path) -> None:
     """Through Triton's interpreter, with real results and given times."""
