@@ -19,7 +19,7 @@ pytest.importorskip("triton")
     [
         pytest.param("20b", marks=pytest.mark.slow),
         pytest.param("120b", marks=pytest.mark.slow),
-        "20b --meta",
+        pytest.param("20b --meta", marks=pytest.mark.slow),
         "20b --ranks 2",
         pytest.param("20b --ranks 2 --by-expert", marks=pytest.mark.slow),
     ],
