@@ -32,6 +32,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as processes
 
+from chorale.bench.gpu_time import captured
 from chorale.kernels.ops import RouterWeights
 from chorale.kernels.reference import reduce as reference
 from chorale.kernels.triton import tuning
@@ -185,7 +186,7 @@ def check_graph(bench: Bench) -> None:
         for part, mine in zip(parts, x, strict=True):
             bench.reducer.add_norm(part, None, mine, bench.norm)
 
-    graph = captured(work)  # runs once before it captures
+    graph = captured(work, "thread_local")  # runs once before it captures
     for _ in range(20):
         graph.replay()
     torch.cuda.synchronize()
@@ -199,18 +200,9 @@ def check_graph(bench: Bench) -> None:
 # ------------------------------------------------------------------ times
 
 
-def captured(work: Work) -> torch.cuda.CUDAGraph:
-    work()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # NCCL's watchdog looks at events
-        work()
-    return graph
-
-
 def time_of(bench: Bench, work: Work, calls: int = CALLS) -> float:
     """Microseconds of one of ``calls`` calls in a graph: the median of the replays, of the slowest rank."""
-    graph = captured(lambda: [work() for _ in range(calls)])
+    graph = captured(lambda: [work() for _ in range(calls)], "thread_local")
     graph.replay()
     times = []
     for _ in range(15):

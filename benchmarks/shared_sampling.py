@@ -28,6 +28,7 @@ import torch
 import torch.multiprocessing as processes
 import torch.nn.functional as F
 
+from chorale.bench.gpu_time import captured
 from chorale.kernels.ops import SamplingInputs
 from chorale.kernels.reference.noise import row_keys
 from chorale.kernels.reference.shared_sampling import agree
@@ -116,15 +117,6 @@ def step_of(bench: Bench, filters: list[Filter], rows: int, seed: int) -> Step:
     return Step(whole, whole[:, own.start : own.stop].contiguous(), draws, last, out)
 
 
-def captured(work: Draw) -> torch.cuda.CUDAGraph:
-    work()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # NCCL's watchdog looks at events
-        work()
-    return graph
-
-
 # ------------------------------------------------------------------ correctness
 
 
@@ -178,7 +170,7 @@ def check(bench: Bench) -> None:
         def work(sampler: SharedSample = sampler, step: Step = step) -> None:
             sampler(step.mine, step.draws, step.last, step.out)
 
-        graph = captured(work)
+        graph = captured(work, "thread_local")
         for seed in range(2, 12):
             step.whole.copy_(logits_of(rows, seed, bench.device))
             step.mine.copy_(step.whole[:, bench.own.start : bench.own.stop])
@@ -225,7 +217,7 @@ def alone(bench: Bench, step: Step) -> Draw:
 
 def time_of(bench: Bench, work: Draw) -> float:
     """Microseconds of one of the calls in a graph: the median of the replays, of the slowest rank."""
-    graph = captured(lambda: [work() for _ in range(CALLS)])
+    graph = captured(lambda: [work() for _ in range(CALLS)], "thread_local")
     graph.replay()
     times = []
     for _ in range(7):

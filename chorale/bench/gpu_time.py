@@ -23,12 +23,15 @@ def event_seconds(work: Callable[[], Any], repeats: int) -> float:
     return statistics.median(times)
 
 
-def captured(work: Callable[[], Any]) -> torch.cuda.CUDAGraph:
-    """Captures ``work`` as a CUDA graph, after one run that compiles its kernels."""
+def captured(work: Callable[[], Any], error_mode: str = "global") -> torch.cuda.CUDAGraph:
+    """Captures ``work`` as a CUDA graph, after one run that compiles its kernels.
+
+    ``error_mode``: "thread_local" if another thread calls CUDA meanwhile, as NCCL's watchdog does.
+    """
     work()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode=error_mode):
         work()
     return graph
 

@@ -174,12 +174,6 @@ def dot_lanes8(a, b):
 
 
 @triton.jit
-def scale8(x, eps, H: tl.constexpr):
-    """The factor of rows x in their RMS norm: [ROWS]."""
-    return 1.0 / tl.sqrt(tl.sum(dot_lanes8(x, x), 1) / H + eps)
-
-
-@triton.jit
 def scaled8(x, scale, norm):
     """x times ``scale`` [ROWS] times ``norm``."""
     by = scale[:, None]
@@ -192,7 +186,7 @@ def scaled8(x, scale, norm):
 @triton.jit
 def normed8(x, norm, eps, H: tl.constexpr):
     """The RMS norm of rows x times ``norm``."""
-    return scaled8(x, scale8(x, eps, H), norm)
+    return scaled8(x, 1.0 / tl.sqrt(tl.sum(dot_lanes8(x, x), 1) / H + eps), norm)
 
 
 @triton.jit
