@@ -16,11 +16,11 @@ serve: $(VENV)/.installed
 
 # exec: pytest ends with make, however make ends (tests/conftest.py).
 test: $(VENV)/.installed-test
-	exec $(bin)/python -m pytest -n auto --maxprocesses 4 --dist loadfile -m "not slow" $(ARGS)
+	exec $(bin)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder -m "not slow" $(ARGS)
 
 # With the tests that take minutes each: forty kills of a server, a thousand structured answers, and their like.
 test-all: $(VENV)/.installed-test
-	exec $(bin)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
+	exec $(bin)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(bin)/ruff format --check .
@@ -38,7 +38,7 @@ coverage: $(VENV)/.installed-dev
 	rm -rf .coverage
 	mkdir -p .coverage
 	status=0; \
-	$(bin)/python -m coverage run -m pytest -n auto --maxprocesses 4 --dist loadfile -m "not slow" \
+	$(bin)/python -m coverage run -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder -m "not slow" \
 		--ignore=tests/kernels/triton $(ARGS) || status=$$?; \
 	$(bin)/python -m coverage combine --quiet && $(bin)/python -m coverage report && exit $$status
 

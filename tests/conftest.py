@@ -47,6 +47,21 @@ def pytest_configure(config: pytest.Config) -> None:
     tempfile.tempdir = None
 
 
+# Their files have few tests and take long, so that workers would be idle at the end if they began last.
+FIRST = ("serve", "acceptance", "kernels", "parallel", "cli", "runtime", "tools", "demo", "training")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    tests = ROOT / "tests"
+    places = {str(tests / room): place for place, room in enumerate(FIRST)}
+
+    def place_of(item: pytest.Item) -> int:
+        below = (parent for parent in item.path.parents if parent.parent == tests)
+        return places.get(str(next(below, None)), len(FIRST))
+
+    items.sort(key=place_of)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
     process = config.stash.get(reaper, None)
