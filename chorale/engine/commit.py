@@ -12,7 +12,7 @@ from chorale.engine import emit
 from chorale.engine.engine_state import EngineState
 from chorale.engine.plan import ScheduledChunk, StepRecord
 from chorale.engine.sequence import Sequence
-from chorale.engine.types import BoolArray, FinishReason, IntArray, StepResult, TokenChunk
+from chorale.engine.types import BoolArray, FinishReason, IntArray, StepPlan, StepResult, TokenChunk
 from chorale.errors import EngineError
 
 
@@ -28,6 +28,8 @@ class Committer:
         self.num_recomputed_tokens = 0
         self.num_corrupted = 0
         self.num_generated = 0
+        self.num_draft_tokens = 0
+        self.num_accepted_tokens = 0
 
     def commit(self, record: StepRecord, result: StepResult, now: float) -> None:
         """``record`` is the oldest step in flight and ``result`` is its result."""
@@ -45,17 +47,16 @@ class Committer:
     def _commit_decoded_blocks(self, record: StepRecord, ends: IntArray) -> None:
         """Commit the blocks that decoding rows have just filled."""
         engine, block_size = self._engine, self._engine.limits.block_size
-        filled = np.flatnonzero(ends[: record.num_decodes] % block_size == 0)
+        is_filled = ends[: record.num_decodes] % block_size == 0
+        if record.plan.num_drafts is not None:
+            is_filled &= record.plan.num_drafts[: record.num_decodes] == 0  # their results decide
+        filled = np.flatnonzero(is_filled)
         if not len(filled):
             return
         rows = record.plan.rows[filled].tolist()
         for row, end in zip(rows, ends[filled].tolist(), strict=True):
             if row not in record.dead_rows:
-                self._commit_blocks(engine.running[row], end)
-
-    def _commit_blocks(self, sequence: Sequence, num_computed: int) -> None:
-        sequence.extend_block_hashes(num_computed, self._engine.limits.block_size)
-        self._engine.cache.commit(sequence.blocks, num_computed, sequence.block_hashes)
+                engine.commit_blocks(engine.running[row], end)
 
     def _commit_chunk(
         self, record: StepRecord, entry: int, chunk: ScheduledChunk, result: StepResult
@@ -63,7 +64,7 @@ class Committer:
         sequence, end = chunk.sequence, chunk.start + chunk.count
         if int(record.plan.rows[entry]) in record.dead_rows:
             return
-        self._commit_blocks(sequence, end)
+        self._engine.commit_blocks(sequence, end)
         state = sequence.request
         if sequence.sampling.prompt_logprobs is not None and not state.prompt_done:
             if state.prompt_logprobs is None:
@@ -87,6 +88,8 @@ class Committer:
         slow = table.needs_slow_path[rows] | (ends + 1 >= table.max_len[rows])
         if record.dead_rows:
             samples = samples & ~np.isin(rows, list(record.dead_rows))
+        if plan.num_drafts is not None:
+            samples = self._commit_drafts(plan, plan.num_drafts, samples, result, now)
         if result.errors:
             samples = self._end_failed(record, samples, result, now)
         entries: IntArray | None = None
@@ -106,6 +109,55 @@ class Committer:
             else:
                 sequence.output.append(token)
                 emit_chunk(TokenChunk(sequence.request_id, sequence.index, [token]))
+
+    def _commit_drafts(
+        self, plan: StepPlan, num_drafts: IntArray, samples: BoolArray, result: StepResult, now: float
+    ) -> BoolArray:
+        """Commit the tokens of entries with drafts. Returns ``samples`` without these entries, except those
+        that must still end with an error."""
+        samples = samples.copy()
+        for entry in np.flatnonzero(samples & (num_drafts > 0)).tolist():
+            sequence = self._engine.running[int(plan.rows[entry])]
+            num_kept = int(result.num_sampled[entry])
+            tokens = result.token_ids[entry, :num_kept].tolist()
+            self.num_draft_tokens += int(num_drafts[entry])
+            has_failed = entry in result.errors  # after num_kept tokens
+            self.num_accepted_tokens += num_kept if has_failed else num_kept - 1
+            base = int(plan.num_computed[entry])
+            has_ended = self._take_tokens(sequence, tokens, base, entry, result, now)
+            samples[entry] = has_failed and not has_ended
+            if not has_failed and not has_ended:
+                self._engine.resume_decode(sequence, num_kept, 1 + int(num_drafts[entry]) - num_kept)
+                if self._keep_tokens:
+                    self._engine.rows.record_tokens(int(plan.rows[entry]), tokens[-1])
+        return samples
+
+    def _take_tokens(
+        self, sequence: Sequence, tokens: list[int], base: int, entry: int, result: StepResult, now: float
+    ) -> bool:
+        """Commit several tokens of a sequence, up to the one that ends it. Returns whether it ended.
+
+        ``base``: tokens computed before the step. No token of it is the sequence's first.
+        """
+        finish: FinishReason | None = None
+        taken: list[int] = []
+        for token in tokens:
+            taken.append(token)
+            sequence.output.append(token)
+            finish = finish_reason(sequence, token)
+            if finish is not None:
+                break
+        self.num_generated += len(taken)
+        logprobs = None
+        if sequence.sampling.logprobs is not None:
+            logprobs = result.logprobs.get(entry, [])[: len(taken)]
+        chunk = emit.token_chunk(sequence, taken, logprobs, finish, now)
+        if finish is not None:
+            self._engine.commit_blocks(sequence, base + len(taken))
+            self._engine.end(sequence, chunk)
+        elif taken:
+            self._engine.emit(chunk)
+        return finish is not None
 
     def _end_failed(
         self, record: StepRecord, samples: BoolArray, result: StepResult, now: float

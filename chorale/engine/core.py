@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 
 from chorale.engine.admission import Admission
+from chorale.engine.drafts.drafter import Drafter
 from chorale.engine.engine_state import EngineState
 from chorale.engine.pending_grammars import PendingGrammarQueue
 from chorale.engine.scheduler import Scheduler
@@ -46,9 +47,11 @@ class EngineCore:
         clock: Callable[[], float] = time.time,
         grammars: GrammarService | None = None,
         prefix_secret: bytes = b"",
+        drafter: Drafter | None = None,
     ) -> None:
         """``clock`` returns seconds since the epoch. With ``grammars`` None, requests with a grammar are
-        refused. ``prefix_secret``: the key of the prefix hashes; "" draws one.
+        refused. ``prefix_secret``: the key of the prefix hashes; "" draws one. ``drafter``: guesses tokens
+        that steps verify; None: each step samples one token a row.
 
         Raises ``ConfigError`` for limits that cannot work.
         """
@@ -56,7 +59,7 @@ class EngineCore:
         self.limits = limits
         self._executor = executor
         self._clock = clock
-        self._engine = EngineState(limits)
+        self._engine = EngineState(limits, drafter)
         self._admission = Admission(limits, self._engine.cache.capacity, prefix_secret)
         self._scheduler = Scheduler(self._engine, limits)
         self._pending_grammars = PendingGrammarQueue(grammars)

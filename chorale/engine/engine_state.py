@@ -14,6 +14,8 @@ With async scheduling, step n + 1 is planned before the result of step n is know
   entries of steps in flight to their sequences.
 * Results in flight of an ended or preempted sequence are dropped (``StepRecord.dead_rows``). A preempted
   sequence has not emitted that token yet; it samples it again, with the same seed, once it is recomputed.
+* A row with a draft in flight is in no other plan until that step is committed, because only its result tells
+  how many of the tokens stay computed.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from __future__ import annotations
 from collections import deque
 
 from chorale.engine import emit
+from chorale.engine.drafts.drafter import Drafter
 from chorale.engine.kv_cache.cache import HybridCache
 from chorale.engine.plan import ScheduledChunk, StepRecord
 from chorale.engine.row_table import RowTable
@@ -33,8 +36,9 @@ class EngineState:
     """Requests, queue, rows, cache and steps in flight. Other modules read the attributes and call the
     methods; only the methods change the state."""
 
-    def __init__(self, limits: EngineLimits) -> None:
+    def __init__(self, limits: EngineLimits, drafter: Drafter | None = None) -> None:
         self.limits = limits
+        self.drafter = drafter
         self.cache = HybridCache(limits.num_blocks, limits.block_size, limits.sliding_window)
         self.rows = RowTable(limits.max_num_seqs)
         self.waiting = WaitingQueue()
@@ -132,6 +136,8 @@ class EngineState:
         elif sequence.status is Status.WAITING_FOR_PREFIX:
             self.num_waiting_for_prefix -= 1
         sequence.status = Status.ENDED
+        if self.drafter is not None:
+            self.drafter.end(sequence)
         self.emit(chunk)
         state = sequence.request
         state.num_unfinished -= 1
@@ -185,6 +191,9 @@ class EngineState:
     def record_step(self, plan: StepPlan, num_decodes: int, chunks: list[ScheduledChunk]) -> StepPlan:
         """Put a plan in flight. Sequences whose last chunk it contains decode from the next step on."""
         self.rows.record_step(plan.step_id, plan.rows, plan.num_new)
+        if plan.num_drafts is not None:
+            for row in plan.rows[plan.num_drafts > 0].tolist():
+                self.rows.set_decoding(row, False)
         for chunk in chunks:
             if chunk.is_last:
                 self._begin_decode(chunk.sequence)
@@ -197,6 +206,23 @@ class EngineState:
         self.prefills.remove(sequence)
         self.rows.set_decoding(sequence.row, True)
         self.schedule_next_check(sequence)
+
+    def resume_decode(self, sequence: Sequence, num_kept: int, num_rejected: int) -> None:
+        """Continue a sequence whose draft is decided: ``num_kept`` of the tokens that its plan computed stay,
+        ``num_rejected`` do not, nor do the blocks that only they needed."""
+        row = sequence.row
+        self.rows.take_back(row, num_rejected)
+        computed, block_size = int(self.rows.computed[row]), self.limits.block_size
+        if computed // block_size > (computed - num_kept) // block_size:
+            self.commit_blocks(sequence, computed)
+        self.cache.shrink(sequence.blocks, computed + 1)
+        self.rows.set_decoding(row, True)
+        self.schedule_next_check(sequence)
+
+    def commit_blocks(self, sequence: Sequence, num_computed: int) -> None:
+        """Publish the blocks that ``num_computed`` tokens fill, and release those that no query sees."""
+        sequence.extend_block_hashes(num_computed, self.limits.block_size)
+        self.cache.commit(sequence.blocks, num_computed, sequence.block_hashes)
 
     def begin_commit(self) -> None:
         """Take the oldest step out of flight: its result is about to be committed."""

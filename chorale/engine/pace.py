@@ -116,10 +116,10 @@ class PromptPace:
             cost = chunk.count * self.cost(middle, scored=chunk.scored)
             expected[kind] = expected.get(kind, 0.0) + cost
         total = sum(expected.values())
-        tokens = record.plan.num_tokens
-        spent = self._prompt_seconds(seconds, rows, (tokens - rows) / tokens, total)
+        tokens, prompt_tokens = record.plan.num_tokens, sum(chunk.count for chunk in record.chunks)
+        spent = self._prompt_seconds(seconds, rows, prompt_tokens / tokens, total)
         # Every step has a fixed part, so tokens of short chunks cost more: ignore that within the bound.
-        if spent < total or (spent > self._delay and tokens - rows >= self._least_chunk):
+        if spent < total or (spent > self._delay and prompt_tokens >= self._least_chunk):
             for scored, place in expected:
                 self._correct(scored, place, spent / total)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -65,11 +66,26 @@ class PlanBuilder:
         self._appends = table[table[:, 0] != row].ravel().tolist()
 
     def build(
-        self, step_id: int, decodes: IntArray, computed: IntArray, tokens: IntArray, wants_prompt: list[int]
+        self,
+        step_id: int,
+        decodes: IntArray,
+        computed: IntArray,
+        tokens: IntArray,
+        wants_prompt: list[int],
+        drafts: Mapping[int, IntArray],
     ) -> StepPlan:
-        """``decodes``, ``computed``, ``tokens``: rows, positions and ids of the decoding entries."""
+        """``decodes``, ``computed``, ``tokens``: rows, positions and ids of the decoding entries; the last of
+        them have the ``drafts``, by row."""
         num_decodes, num_rows = len(decodes), len(decodes) + len(self.chunks)
         num_new = np.ones(num_rows, np.int32)
+        num_drafts: IntArray | None = None
+        if drafts:
+            num_drafts = np.zeros(num_rows, np.int32)
+            num_drafts[num_decodes - len(drafts) : num_decodes] = [
+                len(drafts[row]) for row in decodes[num_decodes - len(drafts) :].tolist()
+            ]
+            num_new += num_drafts
+            tokens = _with_drafts(decodes, tokens, drafts)
         samples = np.ones(num_rows, np.bool_)
         rows = decodes
         if self.chunks:
@@ -99,9 +115,19 @@ class PlanBuilder:
             append_index=columns[2],
             append_block=columns[3],
             prompt_logprob_rows=frozenset(wants_prompt),
+            num_drafts=num_drafts,
         )
         self.starts, self.chunks, self._appends = [], [], []
         return plan
+
+
+def _with_drafts(decodes: IntArray, tokens: IntArray, drafts: Mapping[int, IntArray]) -> IntArray:
+    """The tokens of decoding entries, each followed by its draft."""
+    num_plain = len(decodes) - len(drafts)
+    parts = [tokens[:num_plain]]
+    for place, row in enumerate(decodes[num_plain:].tolist(), num_plain):
+        parts += (tokens[place : place + 1], drafts[row])
+    return np.concatenate(parts, dtype=np.int32)
 
 
 def _extended(array: IntArray, more: list[int]) -> IntArray:

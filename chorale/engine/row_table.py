@@ -67,6 +67,10 @@ class RowTable:
         self.computed[rows] += num_new
         self.last_step[rows] = step_id
 
-    def record_tokens(self, rows: IntArray, token_ids: IntArray) -> None:
+    def take_back(self, row: int, count: int) -> None:
+        """Take back tokens that a plan computed in vain: those of a draft that were not accepted."""
+        self.computed[row] -= count
+
+    def record_tokens(self, rows: IntArray | int, token_ids: IntArray | int) -> None:
         """Remember sampled tokens, so that the next plan can name them."""
         self.last_token[rows] = token_ids

@@ -6,6 +6,7 @@ A step is planned in this order:
 2. Chunks of running prefills, best key first, from what is left of the budget. A decoding row that gets no
    block returns its token to the budget.
 3. Admissions from the queue, best key first, until rows, budget or blocks run out.
+4. Drafts of decoding rows, from what is still left of budget and blocks (``drafts/planner.py``).
 
 The key is (priority, arrival number); priority counts only under that policy, and smaller keys run first.
 
@@ -28,6 +29,7 @@ from __future__ import annotations
 import numpy as np
 
 from chorale.engine.commit import Committer
+from chorale.engine.drafts.planner import DraftPlanner
 from chorale.engine.engine_state import EngineState
 from chorale.engine.pace import PromptPace
 from chorale.engine.plan import PlanBuilder, ScheduledChunk, StepRecord
@@ -53,6 +55,7 @@ class Scheduler:
         self._refused: tuple[Sequence, int] | None = None  # head of the queue, spare blocks at that time
         self.committer = Committer(engine, keep_tokens=not limits.async_scheduling)
         self._pace = PromptPace(limits)
+        self._drafts = DraftPlanner(engine, engine.drafter, self._grow) if engine.drafter else None
         self.prefix_queries = 0
         self.prefix_hits = 0
 
@@ -65,8 +68,8 @@ class Scheduler:
         if len(decodes) > budget:
             decodes = self._best_rows(decodes, budget)
         budget = self._extend_running(decodes, budget)
-        self._admit(budget, now)
-        return self._plan(decodes)
+        budget = self._admit(budget, now)
+        return self._plan(decodes, budget)
 
     def commit(self, record: StepRecord, result: StepResult, now: float) -> None:
         """Commit the result of the oldest step in flight."""
@@ -144,15 +147,17 @@ class Scheduler:
 
     # ------------------------------------------------------------------ admissions
 
-    def _admit(self, budget: int, now: float) -> None:
+    def _admit(self, budget: int, now: float) -> int:
+        """Admit from the queue. Returns the budget that is left."""
         while budget > 0 and self._pace.is_open and (head := self._engine.waiting.head()) is not None:
             if not self._find_row(head):
-                return
+                break
             hit = self._find_blocks(head)
             if hit is None:
-                return
+                break
             self._start(head, hit, now)
             budget -= self._extend_prefill(head, budget)
+        return budget
 
     def _find_row(self, head: Sequence) -> bool:
         if self._rows.free:
@@ -248,7 +253,7 @@ class Scheduler:
 
     # ------------------------------------------------------------------ the plan
 
-    def _plan(self, decodes: IntArray) -> StepPlan | None:
+    def _plan(self, decodes: IntArray, budget: int) -> StepPlan | None:
         rows = self._rows
         decodes = decodes[rows.decoding[decodes]]
         for row in self._skipped_rows:
@@ -257,10 +262,14 @@ class Scheduler:
         chunks = self._build.chunks
         if not len(decodes) and not chunks:
             return None
+        drafts = self._drafts.drafts(decodes, budget, self._spare()) if self._drafts else {}
+        if drafts:
+            has_draft = np.isin(decodes, list(drafts))
+            decodes = np.concatenate([decodes[~has_draft], decodes[has_draft]])
         wants_prompt = [chunk.sequence.row for chunk in chunks if chunk.scored]
         step_id = self._engine.next_step_id
         plan = self._build.build(
-            step_id, decodes, rows.computed[decodes], rows.last_token[decodes], wants_prompt
+            step_id, decodes, rows.computed[decodes], rows.last_token[decodes], wants_prompt, drafts
         )
         return self._engine.record_step(plan, len(decodes), chunks)
 

@@ -218,9 +218,12 @@ class RowStart:
 class StepPlan:
     """One step, as numbers. Entry ``i`` of the first block of arrays is one row of the batch.
 
-    A prefill chunk, a decode and (later) a draft verification differ only in ``num_new``. Block tables
-    live on the device and are appended to: ``append_*`` lists the blocks that rows gained. Entries are
-    ordered decodes first.
+    A prefill chunk, a decode and a decode with a draft differ only in ``num_new``. Block tables live on the
+    device and are appended to: ``append_*`` lists the blocks that rows gained. Entries are ordered decodes
+    first, those with drafts after the others.
+
+    A draft of K tokens follows the row's last token: ``num_new`` is 1 + K, and a token is sampled after each
+    of them. The row keeps the samples up to the first that differs from the draft, that one included.
     """
 
     step_id: int
@@ -228,13 +231,14 @@ class StepPlan:
     rows: IntArray  # [R] device row
     num_computed: IntArray  # [R] tokens whose KV is in the cache before this step
     num_new: IntArray  # [R] tokens computed in this step, >= 1
-    samples: BoolArray  # [R] sample a token after the last new one
+    samples: BoolArray  # [R] sample a token after the last new one, and after each that precedes a draft's
     token_ids: IntArray  # [sum(num_new)]; -1: the token that this row sampled last, still on the device
     append_row: IntArray  # [A]
     append_group: IntArray  # [A] CacheGroup
     append_index: IntArray  # [A] logical block: position // block_size
     append_block: IntArray  # [A] block id in the pool
     prompt_logprob_rows: frozenset[int] = field(default_factory=frozenset)  # rows that need them in this step
+    num_drafts: IntArray | None = None  # [R] draft tokens among the new ones; None: no entry has any
 
     @property
     def num_tokens(self) -> int:
@@ -246,13 +250,14 @@ class StepResult:
     """The tokens sampled by a step, aligned with ``StepPlan.rows``."""
 
     step_id: int
-    token_ids: IntArray  # [R, S]; S = 1 until drafts exist; -1 where nothing was sampled
-    num_sampled: IntArray  # [R]
+    token_ids: IntArray  # [R, S]; S = 1 + the longest draft; -1 past ``num_sampled``
+    num_sampled: IntArray  # [R] tokens that the row keeps: those that equal its draft, and one more
     # Row index (into the plan's entries) -> one TokenLogprobs per sampled token.
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     # Entry -> one per computed prompt token: the logprob of the *next* prompt token at that position.
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
-    # Entry -> why it has no token although the plan asked for one. That sequence ends, the others go on.
+    # Entry -> why it has no token after its ``num_sampled``, although it should. That sequence ends, the
+    # others go on.
     errors: dict[int, str] = field(default_factory=dict)
     # Entries of ``errors`` whose logits were finite: the request's own constraints left no token.
     forbidden: frozenset[int] = frozenset()

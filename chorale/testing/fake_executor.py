@@ -192,7 +192,9 @@ class FakeExecutor:
         for row, group, index, block in zip(*(column.tolist() for column in appends), strict=True):
             self._rows[row].tables[group][index] = block
         self._check(plan)
-        sampled = np.full((len(plan.rows), 1), -1, np.int32)
+        num_drafts = [0] * len(plan.rows) if plan.num_drafts is None else plan.num_drafts.tolist()
+        sampled = np.full((len(plan.rows), 1 + max(num_drafts)), -1, np.int32)
+        num_sampled = plan.samples.astype(np.int32)
         logprobs: dict[int, list[TokenLogprobs]] = {}
         prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
         offset = 0
@@ -200,18 +202,21 @@ class FakeExecutor:
             zip(plan.rows.tolist(), plan.num_computed.tolist(), plan.num_new.tolist(), strict=True)
         ):
             state = self._rows[row]
-            self._write(state, plan.token_ids[offset : offset + count], computed)
+            tokens = plan.token_ids[offset : offset + count]
+            self._write(state, tokens, computed)
             offset += count
             if row in plan.prompt_logprob_rows:
                 prompt_logprobs[entry] = fake_prompt_logprobs(state.start, computed, count)
             if plan.samples[entry]:
-                token = self._sample(state, computed + count)
-                state.last_token = sampled[entry, 0] = token
+                draft = tokens[count - num_drafts[entry] :].tolist()
+                kept = self._verified(state, computed + count - len(draft), draft)
+                state.last_token = kept[-1]
+                num_sampled[entry] = len(kept)
+                sampled[entry, : len(kept)] = kept
                 if state.start.sampling.logprobs is not None:
-                    logprobs[entry] = [fake_logprobs(token, state.start.sampling.logprobs)]
+                    logprobs[entry] = [fake_logprobs(token, state.start.sampling.logprobs) for token in kept]
         if offset != plan.num_tokens:
             raise EngineError(f"plan has {plan.num_tokens} tokens, its rows {offset}")
-        num_sampled = plan.samples.astype(np.int32)
         return StepResult(plan.step_id, sampled, num_sampled, logprobs, prompt_logprobs)
 
     def _check(self, plan: StepPlan) -> None:
@@ -223,11 +228,15 @@ class FakeExecutor:
             raise EngineError(f"{len(plan.rows)} rows with {plan.num_tokens} tokens break the limits")
         if plan.num_new.min() < 1 or plan.num_computed.min() < 0 or ends.max() >= limits.max_model_len:
             raise EngineError("an entry computes nothing, or a token whose successor has no place")
+        if plan.num_drafts is not None:
+            is_drafted = plan.num_drafts > 0
+            if (plan.num_new != 1 + plan.num_drafts)[is_drafted].any() or not plan.samples[is_drafted].all():
+                raise EngineError("an entry has a draft, but is no decoding row")
 
     def _write(self, state: FakeRow, tokens: IntArray, computed: int) -> None:
         """Store new tokens at positions ``computed`` on, in the blocks of both groups."""
         if tokens[0] == -1:
-            tokens = np.array([state.last_token], np.int32)
+            tokens = np.array([state.last_token, *tokens[1:]], np.int32)
         if tokens.min() < 0:
             raise EngineError("a token is named as being on the device, but it is not")
         before = 0
@@ -238,6 +247,13 @@ class FakeExecutor:
         for group in CacheGroup:
             where = self._slots(state, group, computed, computed + len(tokens))
             self._tokens[where], self._hashes[where], self._groups[where] = tokens, hashes, group
+
+    def _verified(self, state: FakeRow, length: int, draft: list[int]) -> list[int]:
+        """Sample after ``length`` tokens and after each of the draft's, up to the first that differs."""
+        kept = [self._sample(state, length)]
+        while len(kept) <= len(draft) and kept[-1] == draft[len(kept) - 1]:
+            kept.append(self._sample(state, length + len(kept)))
+        return kept
 
     def _sample(self, state: FakeRow, length: int) -> int:
         """Read the prefix of ``length`` tokens back through both tables; its hash decides."""

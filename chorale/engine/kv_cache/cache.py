@@ -127,6 +127,12 @@ class HybridCache:
             blocks.window.append(allocate())
         return first
 
+    def shrink(self, blocks: BlockTables, num_tokens: int) -> None:
+        """Release the blocks of both tables past those that hold ``num_tokens``. They are not published."""
+        for _ in range(self.blocks_for(num_tokens), len(blocks.full)):
+            self.pool.release(blocks.window.pop())
+            self.pool.release(blocks.full.pop())
+
     def commit(self, blocks: BlockTables, num_computed: int, block_hashes: Sequence[bytes]) -> None:
         """Publish the whole blocks of the first ``num_computed`` tokens, which are in the cache now, and
         release window blocks that are no longer visible.

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from chorale.engine.core import EngineCore
 from chorale.engine.engine_state import EngineState
 from chorale.engine.kv_cache.blocks import BlockPool
+from chorale.engine.plan import StepRecord
 from chorale.engine.sequence import Sequence, Status
 from chorale.engine.waiting import WaitingQueue, is_live, tokens_left
 
@@ -101,12 +102,23 @@ def _check_progress(engine: EngineState, sequence: Sequence) -> None:
     assert sequence.num_tokens <= sequence.max_len, f"{sequence} is too long"
     if sequence.status is Status.DECODE:
         unsampled = computed - (sequence.num_tokens - 1)
-        assert 0 <= unsampled <= len(engine.in_flight), f"{sequence}: {unsampled} tokens ahead of its own"
+        most = sum(1 + draft_of(record, sequence.row) for record in engine.in_flight)
+        assert 0 <= unsampled <= most, f"{sequence}: {unsampled} tokens ahead of its own"
+        has_draft = any(draft_of(record, sequence.row) for record in engine.in_flight)
+        if has_draft:
+            assert not engine.rows.decoding[sequence.row], f"{sequence}: planned again with a draft in flight"
         assert computed <= sequence.max_len - 1, f"{sequence} computes beyond its end"
     else:
         assert computed < len(sequence.tokens_to_compute), f"{sequence} has nothing to prefill"
     if sequence.request.root is not None:
         assert blocks.num_published == committed // bs, f"{sequence}: {blocks.num_published} blocks published"
+
+
+def draft_of(record: StepRecord, row: int) -> int:
+    """Returns the number of draft tokens that a step in flight computes for the row's present sequence."""
+    if record.plan.num_drafts is None or row in record.dead_rows:
+        return 0
+    return int(record.plan.num_drafts[record.plan.rows == row].sum())
 
 
 def check_pool(pool: BlockPool, held: Iterable[int]) -> None:

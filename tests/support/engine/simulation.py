@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
 from chorale.engine.core import EngineCore
+from chorale.engine.drafts.drafter import Drafter
+from chorale.engine.sequence import Sequence
 from chorale.engine.types import EngineLimits, EngineStats, GenerateRequest, SamplingSpec, TokenChunk
 from chorale.testing.fake_executor import FakeExecutor, FakeModel
+from tests.support.engine.drafters import Future
 from tests.support.engine.integrity import check_integrity
 
 VOCAB, EOS = 300, (7, 11)
@@ -38,14 +41,22 @@ class Record:
 class Life:
     """One engine, its requests, and everything it said."""
 
-    def __init__(self, limits: EngineLimits, *, stop_probability: float = 0.04) -> None:
+    def __init__(
+        self,
+        limits: EngineLimits,
+        *,
+        stop_probability: float = 0.04,
+        make_drafter: Callable[[Future], Drafter] | None = None,
+    ) -> None:
+        """``make_drafter``: gets what tells the output of a sequence."""
         self.limits = limits
         self.model = FakeModel(
             vocab_size=limits.vocab_size,
             eos_token_ids=limits.eos_token_ids,
             stop_probability=stop_probability,
         )
-        self.core = EngineCore(limits, FakeExecutor(limits, self.model), Ticker())
+        drafter = None if make_drafter is None else make_drafter(self._future)
+        self.core = EngineCore(limits, FakeExecutor(limits, self.model), Ticker(), drafter=drafter)
         self.requests: dict[str, GenerateRequest] = {}
         self.records: dict[tuple[str, int], Record] = {}
         self.aborted: set[tuple[str, int]] = set()
@@ -53,6 +64,10 @@ class Life:
     @property
     def max_len(self) -> int:
         return min(self.limits.max_model_len, self.core._engine.cache.capacity)
+
+    def _future(self, sequence: Sequence) -> list[int]:
+        prompt = sequence.request.request.prompt_token_ids
+        return self.model.generate(prompt, sequence.sampling, sequence.seed, self.max_len)[0]
 
     def add(self, request: GenerateRequest) -> None:
         self.requests[request.request_id] = request
@@ -179,10 +194,15 @@ def random_requests(rng: random.Random, limits: EngineLimits, max_len: int) -> I
         )
 
 
-def simulate(limits: EngineLimits, num_requests: int, seed: int) -> Life:
+def simulate(
+    limits: EngineLimits,
+    num_requests: int,
+    seed: int,
+    make_drafter: Callable[[Future], Drafter] | None = None,
+) -> Life:
     """Bursts of arrivals, one abort for every eight requests or so, and the verdict."""
     rng = random.Random(seed)
-    life = Life(limits)
+    life = Life(limits, make_drafter=make_drafter)
     requests = random_requests(rng, limits, life.max_len)
     num_added = 0
     rate = rng.choice((0.3, 0.8))

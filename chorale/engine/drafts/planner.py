@@ -1,0 +1,62 @@
+"""DraftPlanner: which decoding rows of a step get drafts, and of how many tokens.
+
+Drafts take what the rest of the step leaves: tokens of its budget, and blocks that no admission counts on.
+Nobody is preempted for a draft; it becomes shorter instead.
+
+A plan that is made before the last step's result is known may lack the newest token of a sequence. The
+drafter then guesses that one too, and the draft is what follows it. So a row without drafts keeps its overlap
+and may get one at any time; a row whose draft is in flight waits for its result (``EngineState``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from chorale.engine.drafts.drafter import Drafter
+from chorale.engine.engine_state import EngineState
+from chorale.engine.sequence import Sequence
+from chorale.engine.types import IntArray
+
+Grow = Callable[[Sequence, int], None]
+
+
+class DraftPlanner:
+    """Asks the drafter for the decoding rows of a step."""
+
+    def __init__(self, engine: EngineState, drafter: Drafter, grow: Grow) -> None:
+        """``grow``: gives a sequence blocks for so many tokens and puts them into the plan."""
+        self._engine, self._drafter, self._grow = engine, drafter, grow
+
+    def drafts(self, decodes: IntArray, budget: int, num_spare: int) -> dict[int, IntArray]:
+        """Return the drafts by row, best key first. ``budget``: tokens; ``num_spare``: blocks."""
+        found: dict[int, IntArray] = {}
+        for sequence in sorted((self._engine.running[row] for row in decodes.tolist()), key=_by_key):
+            if budget < 1:
+                break
+            held = len(sequence.blocks.full)
+            draft = self._draft(sequence, budget, num_spare)
+            if not len(draft):
+                continue
+            found[sequence.row] = draft
+            budget -= len(draft)
+            num_spare -= 2 * (len(sequence.blocks.full) - held)
+        return found
+
+    def _draft(self, sequence: Sequence, most: int, num_spare: int) -> IntArray:
+        engine, block_size = self._engine, self._engine.limits.block_size
+        computed = int(engine.rows.computed[sequence.row])
+        num_slots = (len(sequence.blocks.full) + max(0, num_spare) // 2) * block_size
+        # The last token of the row takes a slot, and the token after the draft a place before max_len.
+        most = min(most, num_slots - computed - 1, sequence.max_len - computed - 2)
+        num_unknown = computed - (sequence.num_tokens - 1)  # sampled by the step in flight
+        if most < 1:
+            return sequence.tokens_to_compute[:0]
+        draft = self._drafter.propose(sequence, most + num_unknown)[num_unknown:]
+        if len(draft):
+            self._grow(sequence, computed + 1 + len(draft))
+            engine.schedule_next_check(sequence)
+        return draft
+
+
+def _by_key(sequence: Sequence) -> tuple[int, int]:
+    return sequence.key

@@ -1,0 +1,63 @@
+"""Simulated requests with drafts: each gets the tokens that it would get alone, right or wrong as they are."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from typing import Any, Literal
+
+import pytest
+
+from chorale.engine.drafts.drafter import Drafter
+from tests.engine.test_simulation import tight_limits
+from tests.support.engine.drafters import Future, Nonsense, Oracle
+from tests.support.engine.simulation import VOCAB, Life, simulate
+
+REQUESTS_PER_CASE = 250
+DRAFTERS: dict[str, dict[str, Any]] = {
+    "right": {"most": 5},
+    "wrong": {"most": 3, "wrong": 1.0},
+    "any length": {"most": 40, "varies": True},
+    "anything": {"most": 9, "varies": True, "wrong": 0.3},
+}
+CASES = [(kind, depth, block_size) for kind in DRAFTERS for depth in (0, 1) for block_size in (1, 7, 16)]
+
+
+def oracle(options: dict[str, Any], future: Future) -> Drafter:
+    return Oracle(future, vocab_size=VOCAB, **options)
+
+
+def nonsense(future: Future) -> Drafter:
+    return Nonsense(VOCAB, 4)
+
+
+def check_counts(life: Life, kind: str) -> None:
+    """Something was drafted, and accepted as the kind of drafter says."""
+    committer = life.core._scheduler.committer
+    assert committer.num_draft_tokens > 0
+    accepted = committer.num_accepted_tokens / committer.num_draft_tokens
+    assert {"right": accepted == 1.0, "wrong": accepted == 0.0}.get(kind, 0.0 < accepted <= 1.0)
+
+
+@pytest.mark.parametrize(("kind", "depth", "block_size"), CASES)
+def test_every_request_gets_the_tokens_it_would_get_alone(
+    kind: str, depth: Literal[0, 1], block_size: int
+) -> None:
+    """Two engines of 125 requests; a failure replays from its seed."""
+    preemptions = hits = 0
+    for seed in range(2):
+        rng = random.Random(f"{depth}{block_size}{seed}")
+        limits = tight_limits(rng, depth, True, block_size, "priority" if seed else "fcfs")
+        life = simulate(limits, REQUESTS_PER_CASE // 2, seed, partial(oracle, DRAFTERS[kind]))
+        check_counts(life, kind)
+        preemptions += life.core.stats().num_preemptions
+        hits += life.core.stats().prefix_cache_hits
+    assert preemptions > 5
+    assert hits > 0
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_nonsense_changes_nothing(depth: Literal[0, 1]) -> None:
+    limits = tight_limits(random.Random(depth), depth, True, 4, "fcfs")
+    life = simulate(limits, 100, 1, nonsense)
+    assert life.core._scheduler.committer.num_draft_tokens > 0
