@@ -18,6 +18,7 @@ _COLUMNS = (
     *("rows", "num_computed", "num_new", "token_ids"),
     *("append_row", "append_group", "append_index", "append_block"),
 )
+_NO_DRAFTS: IntArray = np.zeros(0, np.int32)
 
 
 # ------------------------------------------------------------------ to the ranks
@@ -132,6 +133,7 @@ def decode_from_rank(data: bytes) -> FromRank:
 
 def pack_plan(plan: StepPlan) -> Plan:
     columns = [getattr(plan, name) for name in _COLUMNS]
+    columns.append(_NO_DRAFTS if plan.num_drafts is None else plan.num_drafts)
     return Plan(
         step_id=plan.step_id,
         starts=[_pack_start(start) for start in plan.starts],
@@ -145,13 +147,14 @@ def pack_plan(plan: StepPlan) -> Plan:
 def unpack_plan(message: Plan) -> StepPlan:
     """Inverse of ``pack_plan``; the arrays can be written to, as the engine's own."""
     numbers = np.frombuffer(message.numbers, np.int32).copy()
-    columns = np.split(numbers, np.cumsum(message.lengths)[:-1])
+    *columns, num_drafts = np.split(numbers, np.cumsum(message.lengths)[:-1])
     arrays: dict[str, IntArray] = dict(zip(_COLUMNS, columns, strict=True))
     return StepPlan(
         step_id=message.step_id,
         starts=tuple(_unpack_start(start) for start in message.starts),
         samples=np.frombuffer(message.samples, np.bool_).copy(),
         prompt_logprob_rows=frozenset(message.prompt_logprob_rows),
+        num_drafts=num_drafts if len(num_drafts) else None,
         **arrays,
     )
 

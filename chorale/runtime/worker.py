@@ -26,6 +26,7 @@ from chorale.runtime.sampling.sampler import FORBIDDEN, NO_TOKEN, Sampler
 from chorale.runtime.steps.batch import SamplingBatch, StepBatch
 from chorale.runtime.steps.buffers import Buffers
 from chorale.runtime.steps.decode_graphs import DecodeGraphRunner
+from chorale.runtime.steps.drafts import DraftTensors, SampledPlaces, kept_on_host, single_places
 from chorale.runtime.steps.graph_sizes import MIXED_ROWS
 from chorale.runtime.steps.mixed_graphs import MixedGraphRunner, dummy_plan
 
@@ -75,16 +76,18 @@ class Worker:
         hidden = self._forward(plan) if mixed is None or padded is None else mixed.hidden(padded)
         step = self._buffers.sampling_step(plan)
         prompt = self._score_prompts(hidden, step)
-        masks = self._grammar.masks(step.sampling.rows)
+        places = step.places
+        masks = self._grammar.masks(step.sampling.rows, places.drafts)
         tokens, wanted = self._choose(
             lambda some: self._model.logits(hidden, step.logits_index[some]),
             step.sampling,
-            step.entries,
+            places.entries,
             masks,
+            step.drafts,
         )
         fetch = self._start_download(tokens, wanted + prompt)
-        self._grammar.sampled(step.sampling.rows, fetch)
-        return lambda: _result(plan, step.entries, wanted, prompt, fetch())
+        self._grammar.sampled(step.sampling.rows, fetch, places.drafts)
+        return lambda: _result(plan, places, wanted, prompt, fetch())
 
     @torch.inference_mode()
     def capture_decode(self, rows: int, longest: int, filtered: bool = False) -> None:
@@ -107,11 +110,11 @@ class Worker:
     def _run_decode_graph(self, decode_graphs: DecodeGraphRunner, plan: StepPlan) -> Callable[[], StepResult]:
         """Run a decode step in static memory. Rows that need resampling are sampled again from its logits."""
         launch = decode_graphs.launch(plan)
-        entries = np.arange(len(plan.rows))
+        places = single_places(np.arange(len(plan.rows)))
         again = np.flatnonzero(self._buffers.rows.needs_resampling[plan.rows])
         if not len(again):
             collect = decode_graphs.collect(launch)
-            return lambda: _result(plan, entries, [], [], [collect()])
+            return lambda: _result(plan, places, [], [], [collect()])
         positions = plan.num_computed[again].astype(np.int64) + 1
         batch = self._buffers.sampling_of(plan.rows[again], positions)
         is_all = len(again) == len(plan.rows)
@@ -124,7 +127,7 @@ class Worker:
             tokens = decode_graphs.tokens[: len(plan.rows)].clone().index_copy_(0, index, tokens)
         fetch = self._start_download(tokens, wanted)
         self._grammar.sampled(plan.rows, fetch)
-        return lambda: _result(plan, entries, wanted, [], fetch())
+        return lambda: _result(plan, places, wanted, [], fetch())
 
     def _forward(self, plan: StepPlan) -> torch.Tensor:
         """Return hidden states [T, H], launched kernel by kernel."""
@@ -147,30 +150,42 @@ class Worker:
         return prompt
 
     def _choose(
+        self,
+        logits_of: LogitsOf,
+        batch: SamplingBatch,
+        entries: npt.NDArray[np.int64],
+        masks: Masks | None,
+        drafts: DraftTensors | None = None,
+    ) -> tuple[torch.Tensor, list[PendingLogprobs]]:
+        """Sample tokens [N] of a batch, store them, and enqueue their log-probabilities where requested."""
+        if drafts is not None:
+            for place, processors in batch.processors.items():
+                processors.foresee(drafts.drafts[place : place + 1], int(batch.positions[place]))
+        tokens, wanted = self._sample(logits_of, batch, entries, masks)
+        self._remember(tokens, batch, drafts)
+        return tokens, wanted
+
+    def _sample(
         self, logits_of: LogitsOf, batch: SamplingBatch, entries: npt.NDArray[np.int64], masks: Masks | None
     ) -> tuple[torch.Tensor, list[PendingLogprobs]]:
-        """Sample tokens [N] of a batch, store them, and enqueue their log-probabilities where requested.
-
-        A few rows at a time: the logits of a thousand rows would take nearly a gigabyte.
-        """
+        """A few rows at a time: the logits of a thousand rows would take nearly a gigabyte."""
         if len(batch) <= LOGIT_ROWS:
-            return self._choose_some(logits_of(slice(None)), batch, entries, masks)
+            return self._sample_some(logits_of(slice(None)), batch, entries, masks)
         tokens, wanted = [], []
         for first in range(0, len(batch), LOGIT_ROWS):
             some = slice(first, min(first + LOGIT_ROWS, len(batch)))
             places = np.arange(some.start, some.stop)
             own = batch.at(places, torch.arange(some.start, some.stop, device=batch.row_index.device))
             own_masks = None if masks is None else masks.at(places)
-            chosen, pending = self._choose_some(logits_of(some), own, entries[some], own_masks)
+            chosen, pending = self._sample_some(logits_of(some), own, entries[some], own_masks)
             tokens.append(chosen)
             wanted += pending
         return torch.cat(tokens), wanted
 
-    def _choose_some(
+    def _sample_some(
         self, logits: torch.Tensor, batch: SamplingBatch, entries: npt.NDArray[np.int64], masks: Masks | None
     ) -> tuple[torch.Tensor, list[PendingLogprobs]]:
         tokens = self._sampler.sample(logits, batch, masks)
-        self._remember(tokens, batch)
         wanted = []
         for place in np.flatnonzero(batch.num_logprobs >= 0).tolist():
             num_top = int(batch.num_logprobs[place])
@@ -179,15 +194,19 @@ class Worker:
             wanted.append(PendingLogprobs(int(entries[place]), tensors))
         return tokens, wanted
 
-    def _remember(self, tokens: torch.Tensor, batch: SamplingBatch) -> None:
+    def _remember(self, tokens: torch.Tensor, batch: SamplingBatch, drafts: DraftTensors | None) -> None:
         """Store the tokens on the device, where the next plan refers to them by -1.
 
         Rows without a valid token store 0; it is never read.
         """
-        known = tokens.clamp(min=0)
-        self._buffers.last_token.index_copy_(0, batch.row_index, known)
+        known, rows, kept = tokens.clamp(min=0), batch.row_index, None
+        if drafts is not None:
+            kept = drafts.kept(tokens)
+            rows = torch.where(drafts.last_kept(tokens, kept), rows, self._buffers.spare_row)
+        self._buffers.last_token.index_copy_(0, rows, known)
         for place, processors in batch.processors.items():
-            processors.record(known[place : place + 1], int(batch.positions[place]))
+            own = slice(place, place + 1)
+            processors.record(known[own], int(batch.positions[place]), None if kept is None else kept[own])
 
     def _start_download(self, tokens: torch.Tensor, wanted: list[PendingLogprobs]) -> Fetch:
         tensors = [tokens]
@@ -200,19 +219,20 @@ class Worker:
 
 def _result(
     plan: StepPlan,
-    entries: npt.NDArray[np.int64],
+    places: SampledPlaces,
     wanted: list[PendingLogprobs],
     prompt: list[PendingLogprobs],
     arrays: Arrays,
 ) -> StepResult:
-    """Make a StepResult of the fetched arrays: tokens of ``entries``, tensors of ``wanted`` and
+    """Make a StepResult of the fetched arrays: tokens of ``places``, tensors of ``wanted`` and
     ``prompt``."""
-    tokens = arrays[0].astype(np.int32)
-    token_ids = np.full((len(plan.rows), 1), NO_TOKEN, np.int32)
-    token_ids[entries, 0] = tokens
-    num_sampled = plan.samples.astype(np.int32)
-    bad, forbidden = (entries[tokens == why].tolist() for why in (NO_TOKEN, FORBIDDEN))
-    num_sampled[bad + forbidden] = 0
+    tokens, entries = arrays[0].astype(np.int32), places.entries
+    kept = kept_on_host(tokens, places)
+    bad, forbidden = (entries[kept & (tokens == why)].tolist() for why in (NO_TOKEN, FORBIDDEN))
+    is_token = kept & (tokens >= 0)
+    token_ids = np.full((len(plan.rows), 1 + int(places.offsets.max(initial=0))), NO_TOKEN, np.int32)
+    token_ids[entries[is_token], places.offsets[is_token]] = tokens[is_token]
+    num_sampled = np.bincount(entries[is_token], minlength=len(plan.rows)).astype(np.int32)
     logprobs: dict[int, list[TokenLogprobs]] = {}
     prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
     width = len(LogprobTensors.__dataclass_fields__)
@@ -220,6 +240,8 @@ def _result(
         some = arrays[1 + number * width : 1 + (number + 1) * width]
         found = logprobs if number < len(wanted) else prompt_logprobs
         found.setdefault(part.entry, []).extend(to_records(some))
+    if places.drafts is not None:
+        logprobs = {entry: found[: num_sampled[entry]] for entry, found in logprobs.items()}
     return StepResult(
         step_id=plan.step_id,
         token_ids=token_ids,

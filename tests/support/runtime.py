@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 
 from chorale.config import EngineConfig
 from chorale.engine.core import EngineCore
+from chorale.engine.drafts.drafter import Drafter
 from chorale.engine.types import GenerateRequest, RowStart, SamplingSpec, TokenChunk, TokenLogprobs
 from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config import ModelConfig
@@ -46,7 +47,7 @@ def write_checkpoint(folder: Path, seed: int = 1) -> Path:
     return write_random_checkpoint(folder, small_config(), seed=seed)
 
 
-def make_engine(folder: Path, **options: Any) -> EngineCore:
+def make_engine(folder: Path, drafter: Drafter | None = None, **options: Any) -> EngineCore:
     settings = {
         "max_model_len": 1024,
         "max_num_seqs": 8,
@@ -55,7 +56,13 @@ def make_engine(folder: Path, **options: Any) -> EngineCore:
         "num_threads": 1,  # test processes share the cores: threads of each would wait for one another
     }
     core, _ = build_engine(EngineConfig(model=str(folder), **{**settings, **options}))
-    return core
+    return core if drafter is None else with_drafter(core, drafter)
+
+
+def with_drafter(core: EngineCore, drafter: Drafter | None, **limits: Any) -> EngineCore:
+    """Another engine on the same device. ``limits``: those that differ."""
+    grammars = core._pending_grammars._service
+    return EngineCore(replace(core.limits, **limits), core._executor, grammars=grammars, drafter=drafter)
 
 
 @dataclass

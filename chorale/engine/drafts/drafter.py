@@ -9,7 +9,7 @@ from chorale.engine.types import IntArray
 
 
 class Drafter(Protocol):
-    """A drafter that reads tokens on the host. Drafts change how fast a sequence advances, never its tokens."""
+    """Reads tokens on the host. Drafts change how fast a sequence advances, never its tokens."""
 
     def propose(self, sequence: Sequence, most: int) -> IntArray:
         """Return up to ``most`` tokens, which are ids of the vocabulary, that may follow prompt and output.

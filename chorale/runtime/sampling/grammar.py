@@ -9,6 +9,9 @@ grammar cost nothing.
 A row gets a new matcher with its ``RowStart``, which holds all tokens so far: the matcher of a preempted
 sequence is advanced to where it was. A token that a step in flight sampled for the old matcher goes to the
 old matcher, which is no longer used.
+
+A row with a draft needs a mask after each of the draft's tokens. A copy of its matcher walks along the draft
+and is dropped; the row's own matcher takes the tokens that the row keeps, once they are known.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from chorale.grammar.matcher import MASK_WORDS, compile_grammar
 from chorale.grammar.matcher import warm as warm_tokenizer
 from chorale.harmony.vocab import VOCAB_SIZE
 from chorale.runtime.device import Arrays, Device
+from chorale.runtime.steps.drafts import NO_DRAFT
 
 CACHE_BYTES = 64 * 1024 * 1024
 # Of a grammar that a request has walked through, by its text: 127 kB were measured for 233 bytes of it, 367
@@ -102,19 +106,22 @@ def weight(grammar: str) -> int:
 
 @dataclass(slots=True)
 class _Row:
-    """``unread``: what fetches the last step's tokens, and the row's place among them."""
+    """``unread``: what fetches the last step's tokens, the row's first place among them, and its draft."""
 
     matcher: LLMatcher | None  # None: it did not compile, or met a token that does not fit
-    unread: tuple[Fetch, int] | None = None
+    unread: tuple[Fetch, int, list[int]] | None = None
 
     def catch_up(self) -> LLMatcher | None:
-        """Feed the token that was sampled last, waiting for its step."""
+        """Feed the tokens that the row kept of its last step, waiting for that step."""
         if self.unread is not None:
-            fetch, place = self.unread
+            fetch, place, draft = self.unread
             self.unread = None
-            token = int(fetch()[0][place])
-            if self.matcher is not None and token >= 0 and not self.matcher.consume_token(token):
-                self.matcher = None
+            tokens = fetch()[0][place : place + 1 + len(draft)].tolist()
+            for token, expected in zip(tokens, [*draft, None], strict=True):
+                if self.matcher is not None and token >= 0 and not self.matcher.consume_token(token):
+                    self.matcher = None
+                if token != expected:
+                    break
         return self.matcher
 
 
@@ -166,20 +173,38 @@ class GrammarRows:
             matcher = None
         self._rows[start.row] = _Row(matcher)
 
-    def masks(self, rows: npt.NDArray[np.int32]) -> Masks | None:
+    def masks(self, rows: npt.NDArray[np.int32], drafts: npt.NDArray[np.int32] | None = None) -> Masks | None:
         """Return the masks of the sampled ``rows`` of a step, or None if none of them has a grammar.
 
-        A row whose matcher has failed gets an empty mask, and therefore no token.
+        ``drafts``: as of ``SampledPlaces``. A row whose matcher has failed gets an empty mask, and therefore
+        no token.
         """
-        if not self._rows:
-            return None
-        found = [(place, self._rows[row]) for place, row in enumerate(rows.tolist()) if row in self._rows]
+        found = self._with_grammar(rows, drafts)
         if not found:
             return None
-        buffer = self._mask_buffer(len(found))
-        self._fill(buffer.numpy(), [row.catch_up() for _, row in found])
-        places = np.array([place for place, _ in found], np.int64)
+        matchers: list[LLMatcher | None] = []
+        for _, row, draft in found:
+            matchers += _along(row.catch_up(), draft)
+        buffer = self._mask_buffer(len(matchers))
+        self._fill(buffer.numpy(), matchers)
+        places = np.concatenate([np.arange(first, first + 1 + len(draft)) for first, _, draft in found])
         return Masks(places, self._device.send(buffer).view(torch.uint8))
+
+    def _with_grammar(
+        self, rows: npt.NDArray[np.int32], drafts: npt.NDArray[np.int32] | None
+    ) -> list[tuple[int, _Row, list[int]]]:
+        """First place, row and draft of the rows that have a grammar."""
+        if not self._rows:
+            return []
+        if drafts is None:
+            return [
+                (place, self._rows[row], []) for place, row in enumerate(rows.tolist()) if row in self._rows
+            ]
+        found, ends = [], np.flatnonzero(drafts == NO_DRAFT)
+        for first, end in zip([0, *(ends[:-1] + 1).tolist()], ends.tolist(), strict=True):
+            if (row := self._rows.get(int(rows[first]))) is not None:
+                found.append((first, row, drafts[first:end].tolist()))
+        return found
 
     def _mask_buffer(self, count: int) -> torch.Tensor:
         """[count, MASK_WORDS] int32 that a copy may read in the background. Fresh pages for the masks of 64
@@ -208,9 +233,24 @@ class GrammarRows:
             if matcher.is_error():  # a limit was reached in this state
                 words[index] = 0
 
-    def sampled(self, rows: npt.NDArray[np.int32], fetch: Fetch) -> None:
+    def sampled(
+        self, rows: npt.NDArray[np.int32], fetch: Fetch, drafts: npt.NDArray[np.int32] | None = None
+    ) -> None:
         """Note that a step sampled these rows. ``fetch`` waits for its results, tokens first."""
-        if self._rows:
-            for place, row in enumerate(rows.tolist()):
-                if row in self._rows:
-                    self._rows[row].unread = (fetch, place)
+        for first, row, draft in self._with_grammar(rows, drafts):
+            row.unread = (fetch, first, draft)
+
+
+def _along(matcher: LLMatcher | None, draft: list[int]) -> list[LLMatcher | None]:
+    """Return the matcher, and one for the place after each token of the draft.
+
+    None after a token that does not fit: it is not accepted, so neither is what follows.
+    """
+    found = [matcher]
+    for token in draft:
+        if matcher is not None:
+            matcher = matcher.deep_copy()
+            if not matcher.consume_token(token):
+                matcher = None
+        found.append(matcher)
+    return found

@@ -4,6 +4,9 @@ Exists only for rows that need it: biases, allowed ids, bad words, penalties, mi
 The tokens of such a row are kept on the device too (``history``), because a step may be sampled before the
 host has read the result of the step before it. The host always knows the lengths, so nothing here waits for
 the device.
+
+A draft is written into the history before its step is sampled (``foresee``): a token after some of the draft
+is sampled as if these were the output. ``record`` then overwrites it with the samples.
 """
 
 from __future__ import annotations
@@ -44,8 +47,8 @@ class LogitsProcessors:
     """One row's history, counts and constraints. Built from its ``RowStart``."""
 
     __slots__ = (
-        "_allowed", "_bad_words", "_bias_ids", "_bias_values", "_counts", "_frequency", "_history",
-        "_limit", "_min_tokens", "_num_prompt", "_own", "_presence", "_repetition", "_stop_ids",
+        "_allowed", "_bad_words", "_bias_ids", "_bias_values", "_counts", "_foreseen", "_frequency",
+        "_history", "_limit", "_min_tokens", "_num_prompt", "_own", "_presence", "_repetition", "_stop_ids",
     )  # fmt: skip
 
     def __init__(
@@ -77,6 +80,7 @@ class LogitsProcessors:
         self._limit = min(limit, max_len) + 1
         known = torch.from_numpy(start.token_ids.astype("int64")).to(device)
         self._history = _longer(known, len(known) + FIRST_ROOM, self._limit)
+        self._foreseen: int | None = None  # position from which on the history is a draft, not in the counts
         self._counts: torch.Tensor | None = None  # [V] float32, of output tokens
         if self._presence or self._frequency:
             output = known[self._num_prompt :]
@@ -121,32 +125,49 @@ class LogitsProcessors:
         if self._repetition == 1.0 and self._counts is None:
             return
         seen = self._history[:num_tokens]
+        drafted = seen[num_tokens:] if self._foreseen is None else seen[self._foreseen :]
         if self._own is None:
-            logits.index_copy_(0, seen, self._penalized(logits[seen], seen))
+            logits.index_copy_(0, seen, self._penalized(logits[seen], seen, drafted))
             return
         # One column more takes what is another rank's: selecting would wait for the device.
         local = seen - self._own.start
         local = torch.where((local < 0) | (local >= len(logits)), len(logits), local)
         wide = F.pad(logits, (0, 1))
-        wide.index_copy_(0, local, self._penalized(wide[local], seen))
+        wide.index_copy_(0, local, self._penalized(wide[local], seen, drafted))
         logits.copy_(wide[:-1])
 
-    def _penalized(self, values: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
-        """The logits ``values`` of the tokens ``seen``, with penalties."""
+    def _penalized(self, values: torch.Tensor, seen: torch.Tensor, drafted: torch.Tensor) -> torch.Tensor:
+        """The logits ``values`` of the tokens ``seen``, with penalties. ``drafted``: those of a draft."""
         if self._repetition != 1.0:
             values = torch.where(values > 0, values / self._repetition, values * self._repetition)
         if self._counts is not None:
             counts = self._counts[seen]
+            if len(drafted):
+                counts = counts + (seen.unsqueeze(1) == drafted).sum(1)
             values = values - self._frequency * counts - self._presence * counts.clamp(max=1.0)
         return values
 
-    def record(self, token_id: torch.Tensor, position: int) -> None:
-        """Record the token [1] int64 that was sampled for ``position``."""
+    def foresee(self, token_id: torch.Tensor, position: int) -> None:
+        """Write a draft's token [1] int64 for ``position``, which the samples after it see."""
+        self._write(token_id, position)
+        if self._foreseen is None:
+            self._foreseen = position
+
+    def record(self, token_id: torch.Tensor, position: int, is_kept: torch.Tensor | None = None) -> None:
+        """Record the token [1] int64 that was sampled for ``position``.
+
+        ``is_kept`` [1] bool: whether the row keeps it. If not, a later step overwrites it unread.
+        """
+        self._write(token_id, position)
+        self._foreseen = None
+        if self._counts is not None:
+            one = torch.ones(1, device=self._counts.device) if is_kept is None else is_kept.float()
+            self._counts.index_add_(0, token_id, one)
+
+    def _write(self, token_id: torch.Tensor, position: int) -> None:
         if position >= len(self._history):
             self._history = _longer(self._history, 2 * position + 1, self._limit)
         self._history[position : position + 1] = token_id
-        if self._counts is not None:
-            self._counts.index_add_(0, token_id, torch.ones(1, device=self._counts.device))
 
 
 def _longer(history: torch.Tensor, wanted: int, limit: int) -> torch.Tensor:

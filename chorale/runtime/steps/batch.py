@@ -9,11 +9,12 @@ import numpy.typing as npt
 import torch
 
 from chorale.runtime.sampling.logits_processors import LogitsProcessors
+from chorale.runtime.steps.drafts import DraftTensors, SampledPlaces
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingBatch:
-    """The sampling inputs of N tokens, one for each sampled row.
+    """The sampling inputs of N tokens: one for each sampled row, 1 + K for a row with a draft of K.
 
     Host arrays show which work a row needs, so that the rest can be skipped; the device computes with the
     tensors. ``positions`` are those of the tokens to be sampled.
@@ -74,7 +75,8 @@ class PromptLogprobs:
 class StepBatch:
     """The parts of a step after its forward pass."""
 
-    logits_index: torch.Tensor  # [N] int64: the last token of each sampled entry, in order
+    logits_index: torch.Tensor  # [N] int64: the tokens after which to sample, in order
     sampling: SamplingBatch
-    entries: npt.NDArray[np.int64]  # [N] which plan entries are sampled
+    places: SampledPlaces
+    drafts: DraftTensors | None  # None: no row has one
     prompt: tuple[PromptLogprobs, ...]

@@ -18,6 +18,7 @@ from chorale.kernels.ops import EARLY_STOPS, AttentionMeta, ForwardBatch
 from chorale.runtime.device import Device
 from chorale.runtime.sampling.row_state import RowSamplingState
 from chorale.runtime.steps.batch import PromptLogprobs, SamplingBatch, StepBatch
+from chorale.runtime.steps.drafts import DraftTensors, sampled_places
 
 Int32 = npt.NDArray[np.int32]
 
@@ -82,15 +83,22 @@ class Buffers:
     def sampling_step(self, plan: StepPlan) -> StepBatch:
         """Make the part of the batch that is used after the forward pass, so that the device need not wait
         for it."""
-        entries = np.flatnonzero(plan.samples)
         query_start = query_starts(plan)
-        rows, last = plan.rows[entries], query_start[1:][entries] - 1
-        positions = (plan.num_computed + plan.num_new)[entries].astype(np.int64)
-        parts = self._upload((last, *self._sampling_arrays(rows, positions)))
+        places = sampled_places(plan, query_start)
+        entries, num_before = places.entries, plan.num_new
+        if plan.num_drafts is not None:
+            num_before = num_before - plan.num_drafts
+        rows, shift = plan.rows[entries], num_before[entries] + places.offsets
+        positions = (plan.num_computed[entries] + shift).astype(np.int64)
+        drafts = () if places.drafts is None else (places.drafts, places.firsts)
+        last = query_start[entries] + shift - 1
+        parts = self._upload((last, *drafts, *self._sampling_arrays(rows, positions)))
+        index, *rest = (part.long() for part in parts.take(1 + len(drafts)))
         return StepBatch(
-            logits_index=parts.take(1)[0].long(),
+            logits_index=index,
             sampling=self._sampling_batch(rows, positions, parts),
-            entries=entries,
+            places=places,
+            drafts=DraftTensors(*rest) if rest else None,
             prompt=tuple(self._prompt_logprobs(plan, query_start)),
         )
 

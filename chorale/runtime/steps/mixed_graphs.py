@@ -36,6 +36,7 @@ def pad_plan(plan: StepPlan, num_tokens: int, num_rows: int, spare_row: int) -> 
         num_new=_extended(plan.num_new, new),
         samples=np.concatenate((plan.samples, np.zeros(missing, np.bool_))),
         token_ids=_extended(plan.token_ids, np.zeros(new[0], np.int32)),
+        num_drafts=None,  # sampling uses the plan itself
     )
 
 

@@ -88,5 +88,5 @@ def _nothing() -> None:
 class AllowAllGrammars(GrammarRows):
     """Gives every row a grammar that allows every token. Compiles no grammar."""
 
-    def masks(self, rows: npt.NDArray[np.int32]) -> Masks | None:
+    def masks(self, rows: npt.NDArray[np.int32], drafts: npt.NDArray[np.int32] | None = None) -> Masks | None:
         return allow_all_masks(self._device, len(rows))

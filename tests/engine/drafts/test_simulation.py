@@ -1,4 +1,4 @@
-"""Simulated requests with drafts: each gets the tokens that it would get alone, right or wrong as they are."""
+"""Simulated requests with drafts: each gets the tokens that it would get alone."""
 
 from __future__ import annotations
 

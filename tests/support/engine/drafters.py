@@ -14,8 +14,8 @@ Future = Callable[[Sequence], list[int]]  # the whole output that a sequence wil
 
 
 class Oracle:
-    """Knows the output. ``wrong``: how often each token of a draft is another one; ``most``: tokens of a draft,
-    drawn anew for each if ``varies``, from 0 on."""
+    """Knows the output. ``wrong``: how often a token of a draft is another one; ``most``: tokens of a draft,
+    drawn for each, from 0 on, if it ``varies``."""
 
     def __init__(
         self,

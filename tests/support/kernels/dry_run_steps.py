@@ -171,7 +171,7 @@ class SomeGrammars(GrammarRows):
 
     some = False
 
-    def masks(self, rows: np.ndarray) -> Masks | None:
+    def masks(self, rows: np.ndarray, drafts: np.ndarray | None = None) -> Masks | None:
         places = np.arange(0, len(rows), 2)
         if not self.some or not len(places):
             return None
