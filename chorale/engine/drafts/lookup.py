@@ -62,4 +62,3 @@ def copied(tokens: IntArray, start: int, count: int) -> IntArray:
     """Return ``count`` tokens from ``start`` on. Past the end they repeat from ``start``, as in a loop."""
     found = tokens[start : start + count]
     return found if len(found) == count or not len(found) else np.resize(found, count)
-
