@@ -7,6 +7,7 @@ the pool is small, and every sampling parameter of the engine occurs.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -152,6 +153,32 @@ def check_records(found: list[Any], expected: list[Any]) -> None:
         assert record.token_id == wanted.token_id
         assert record.logprob == pytest.approx(wanted.logprob, abs=1e-4)
         assert record.top_logprobs == pytest.approx(wanted.top_logprobs, abs=1e-4)
+
+
+class Tally:
+    """Counts over worlds, from which it is seen that they tried what they should."""
+
+    def __init__(self) -> None:
+        self._drafted: Counter[str] = Counter()
+        self._accepted: Counter[str] = Counter()
+        self._happened: Counter[str] = Counter()
+
+    def add(self, kind: str, world: World) -> None:
+        committer, stats = world.core._scheduler.committer, world.core.stats()
+        self._drafted[kind] += committer.num_draft_tokens
+        self._accepted[kind] += committer.num_accepted_tokens
+        self._happened["preemptions"] += stats.num_preemptions
+        self._happened["prefix hits"] += stats.prefix_cache_hits
+        self._happened["aborts"] += len(world.aborted)
+
+    def check(self) -> None:
+        """Raises AssertionError if something did not happen."""
+        drafted, accepted = self._drafted, self._accepted
+        assert all(drafted[kind] > 20 for kind in KINDS), drafted
+        assert accepted["right"] == drafted["right"]
+        assert all(0 < accepted[kind] < drafted[kind] for kind in ("ngram", "suffix", "some right")), accepted
+        assert accepted["nonsense"] < drafted["nonsense"] / 20, accepted
+        assert all(self._happened[what] for what in ("preemptions", "prefix hits", "aborts")), self._happened
 
 
 def check_world(device: EngineCore, seed: int, kind: str, count: int) -> World:

@@ -14,6 +14,7 @@ import torch
 
 from chorale.config import EngineConfig
 from chorale.engine.core import EngineCore
+from chorale.engine.sequence import Sequence
 from chorale.engine.types import GenerateRequest, RowStart, SamplingSpec, TokenChunk
 from chorale.grammar.constraint import json_schema, regex
 from chorale.grammar.frames import Frames, raw_grammar, turn_grammar
@@ -26,7 +27,9 @@ from chorale.runtime.device import CpuDevice
 from chorale.runtime.hardware import Hardware
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows, Masks
 from chorale.serve.engine.build import build_engine
+from tests.support.engine.drafters import Oracle
 from tests.support.engine.integrity import check_integrity
+from tests.support.runtime import with_drafter
 from tests.support.schema_cases import BIAS, SCHEMAS, obj, valid
 from tests.support.server import VOCAB
 
@@ -257,3 +260,41 @@ def test_the_cache_forgets_the_oldest(checkpoint: Path) -> None:
         cache.matcher(raw_grammar(json_schema(obj(**{f"k{number}": {"type": "null"}}), "x")))
     assert 1 < len(cache._compiled) < 6
     cache.close()
+
+
+# --------------------------------------------------------------------------- drafts
+
+
+def drafted(core: EngineCore, known: Answers, **options: Any) -> EngineCore:
+    """Drafts that continue the known answers, by ``options`` more or less rightly."""
+
+    def future(sequence: Sequence) -> list[int]:
+        return known[sequence.request_id][0]
+
+    return with_drafter(core, Oracle(future, vocab_size=core.limits.vocab_size, **options))
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize(
+    "drafts",
+    [{"most": 4}, {"most": 3, "wrong": 1.0}, {"most": 9, "wrong": 0.2, "varies": True}],
+    ids=["right", "wrong", "some right"],
+)
+def test_drafts_change_nothing(
+    checkpoint: Path, reference: Answers, depth: int, drafts: dict[str, Any]
+) -> None:
+    """A draft that the grammar does not allow is not accepted, and forbids nothing to what follows it."""
+    core = drafted(engine(checkpoint, depth), reference, **drafts)
+    assert plain(play(core, mixture())) == plain(reference)
+    committer = core._scheduler.committer
+    assert committer.num_draft_tokens > 100
+    if "wrong" not in drafts:
+        assert committer.num_accepted_tokens == committer.num_draft_tokens
+
+
+def test_drafts_and_preemption_change_nothing(checkpoint: Path, reference: Answers) -> None:
+    options = {"num_gpu_blocks_override": 26, "block_size": 16, "max_model_len": 208}
+    core = drafted(engine(checkpoint, 1, **options), reference, most=6, wrong=0.1, varies=True)
+    answers = play(core, mixture())
+    assert sum(preemptions for _, _, preemptions in answers.values()) > 3
+    assert plain(answers) == plain(reference)
