@@ -20,8 +20,9 @@ from chorale.grammar.frames import raw_grammar
 from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
 from tests.parallel.test_shared_model import ODD
+from tests.support.engine.drafters import knowing
 from tests.support.engine.integrity import check_integrity
-from tests.support.runtime import Answer, make_engine, random_prompt, request, run
+from tests.support.runtime import Answer, make_engine, random_prompt, request, run, with_drafter
 
 BOUND = 1e-5
 # The vocabulary of grammars, and two KV heads a rank.
@@ -127,6 +128,17 @@ def test_a_cached_prefix(odd: Path, size: int) -> None:
         expected = run(alone, [second])
         assert expected["second"][0].num_cached_tokens >= 96
         check_equal(run(ranks, [second]), expected)
+
+
+def test_drafts(odd: Path) -> None:
+    """They travel with the plan, and each rank finds the same tokens accepted."""
+    requests = common(random_prompt(50, 1))
+    with engine(odd, 1) as alone, engine(odd, 2) as ranks:
+        expected = run(alone, requests)
+        drafts = knowing(expected, most=4, varies=True, wrong=0.2, vocab_size=ranks.limits.vocab_size)
+        drafted = with_drafter(ranks, drafts)
+        check_equal(run(drafted, requests), expected)
+        assert drafted._scheduler.committer.num_accepted_tokens > 20
 
 
 def test_preemption(odd: Path) -> None:

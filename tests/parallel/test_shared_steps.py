@@ -31,8 +31,9 @@ from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
 from chorale.serve.engine.assemble import load_model
 from tests.parallel.test_ranks import check_equal, common
 from tests.parallel.test_shared_model import ODD
+from tests.support.engine.drafters import knowing
 from tests.support.ranks import Meeting, ThreadCommunicator, shares_of
-from tests.support.runtime import make_engine, random_prompt, run
+from tests.support.runtime import make_engine, random_prompt, run, with_drafter
 
 torch.set_num_threads(1)
 GRAPHS = CpuDevice(Hardware("cpu", "stand-in", 2**34, 2**34), can_capture=True, overlap=True)
@@ -109,6 +110,23 @@ def test_captured_steps(tmp_path: Path, size: int) -> None:
         counts.add((worker._decode_graphs.num_graphs, worker._mixed_graphs.num_graphs))
     assert len(counts) == 1
     assert min(counts.pop()) > 0
+    core.shutdown()
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_drafts(tmp_path: Path, size: int) -> None:
+    """Each rank verifies a draft by itself, in captured forward passes and with each kind of sampling."""
+    folder = write_random_checkpoint(tmp_path / "odd", make_config(**ODD), seed=3)
+    requests = common(random_prompt(40, 6))
+    expected = run(make_engine(folder, max_model_len=512), requests)
+    core, executor = graph_engine(folder, size)
+    drafts = knowing(expected, most=5, varies=True, wrong=0.2, vocab_size=core.limits.vocab_size)
+    drafted = with_drafter(core, drafts)
+    check_equal(run(drafted, requests), expected)
+    committer = drafted._scheduler.committer
+    assert 20 < committer.num_accepted_tokens < committer.num_draft_tokens
+    last_tokens = [each.take_worker()._buffers.last_token[:-1].tolist() for each in executor.executors]
+    assert all(tokens == last_tokens[0] for tokens in last_tokens)
     core.shutdown()
 
 

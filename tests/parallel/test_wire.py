@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from chorale.engine.core import EngineCore
 from chorale.engine.types import StepPlan
 from chorale.parallel.wire import Plan, decode_to_rank, encode, pack_plan, unpack_plan
+from tests.support.engine.drafters import Nonsense
 from tests.support.engine.recording import Engine
 
 
@@ -25,12 +27,17 @@ def sent(plan: StepPlan) -> StepPlan:
 
 
 def test_a_plan_arrives_as_it_was() -> None:
-    """Plans of an engine with prefill, decodes, several choices and prompt log-probabilities."""
+    """Plans of an engine with prefill, decodes, several choices, prompt log-probabilities and drafts."""
     engine = Engine()
     engine.add("a", list(range(40)), max_tokens=9, n=2, seed=2**70 + 3, logit_bias={3: 1.5})
     engine.add("b", list(range(5)), max_tokens=20, prompt_logprobs=2, bad_words=((1, 2), (3,)))
     engine.run()
+    engine.core = EngineCore(engine.limits, engine.executor, drafter=Nonsense(1000, 3))
+    engine.executor._next_step_id = None
+    engine.add("c", 9, max_tokens=9)
+    engine.run()
     plans = engine.plans
+    assert any(plan.num_drafts is not None for plan in plans)
     assert any(plan.starts for plan in plans)
     assert any(plan.prompt_logprob_rows for plan in plans)
     for plan in plans:

@@ -1,12 +1,10 @@
 """Random requests with drafts of every kind: what they get is what they get without.
 
-Logits differ in their last bits between a draft and single tokens (matrix products of other shapes), which can
-turn the choice between two nearly equal tokens. The seeds here are fixed, and no such tie occurs.
+Logits differ in their last bits between a draft and single tokens (matrix products of other shapes), which
+can turn the choice between two nearly equal tokens. The seeds here are fixed, and no such tie occurs.
 """
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 

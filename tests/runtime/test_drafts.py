@@ -7,35 +7,11 @@ from typing import Any
 
 import pytest
 
-from chorale.engine.sequence import Sequence
 from chorale.engine.types import GenerateRequest
 from tests.runtime.test_engine_properties import SAMPLINGS, mixed_requests
-from tests.support.engine.drafters import Nonsense, Oracle
-from tests.support.runtime import VOCAB, Answer, make_engine, random_prompt, request, run
-
-Answers = dict[str, list[Answer]]
-
-
-def oracle(known: Answers, **options: Any) -> Oracle:
-    """Knows the answers of a run without drafts."""
-
-    def future(sequence: Sequence) -> list[int]:
-        return known[sequence.request_id][sequence.index].token_ids
-
-    return Oracle(future, vocab_size=VOCAB, **options)
-
-
-def check_equal(found: Answers, expected: Answers) -> None:
-    assert found.keys() == expected.keys()
-    for name, choices in expected.items():
-        for one, other in zip(found[name], choices, strict=True):
-            assert (one.token_ids, one.finish_reason) == (other.token_ids, other.finish_reason), name
-            assert one.error == other.error
-            assert len(one.logprobs) == len(other.logprobs)
-            for record, wanted in zip(one.logprobs, other.logprobs, strict=True):
-                assert record.token_id == wanted.token_id
-                assert record.logprob == pytest.approx(wanted.logprob, abs=1e-4)
-                assert record.top_logprobs == pytest.approx(wanted.top_logprobs, abs=1e-4)
+from tests.support.draft_worlds import Answers, check_equal
+from tests.support.engine.drafters import Nonsense, knowing
+from tests.support.runtime import VOCAB, make_engine, random_prompt, request, run
 
 
 def requests() -> list[GenerateRequest]:
@@ -72,7 +48,7 @@ OPTIONS: list[dict[str, Any]] = [
 def test_drafts_change_nothing(
     checkpoint: Path, expected: Answers, drafts: dict[str, Any], options: dict[str, Any]
 ) -> None:
-    core = make_engine(checkpoint, oracle(expected, **drafts), **options)
+    core = make_engine(checkpoint, knowing(expected, vocab_size=VOCAB, **drafts), **options)
     check_equal(run(core, requests()), expected)
     committer = core._scheduler.committer
     assert committer.num_draft_tokens > 50

@@ -37,8 +37,8 @@ class TokenBuffer:
 
 
 def follow_longest(tail: IntArray, tokens: IntArray, least: int, most: int) -> tuple[int, int]:
-    """Find the longest end of ``tail``, of ``least`` to ``most`` tokens, that occurs in ``tokens`` with a token
-    after it; the latest such place.
+    """Find the longest end of ``tail``, of ``least`` to ``most`` tokens, that occurs in ``tokens`` with a
+    token after it; the latest such place.
 
     Returns the index of the token after it and the length; the length is 0 if there is none. Compares whole
     arrays instead of keeping an index, which would have to be built for every prompt.

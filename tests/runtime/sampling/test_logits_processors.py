@@ -67,3 +67,48 @@ def test_a_bad_word_may_begin_with_the_output(output: list[int], is_bad: bool) -
 def test_the_model_may_stop_after_min_tokens_and_not_a_token_later(num_output: int, may_stop: bool) -> None:
     found = processed(SamplingSpec(min_tokens=2), [1.0] * 4, [1] * num_output)
     assert found[3] == (1.0 if may_stop else float("-inf"))
+
+
+@pytest.mark.parametrize("own", [None, range(2, 8)])
+@pytest.mark.parametrize("num_kept", [1, 2, 4])
+def test_a_token_after_a_draft_is_sampled_as_if_the_draft_were_output(
+    num_kept: int, own: range | None
+) -> None:
+    """Foreseen, then recorded: of 4 samples after 3 tokens of a draft, the first ``num_kept`` are kept."""
+    spec = SamplingSpec(
+        repetition_penalty=1.5,
+        presence_penalty=0.5,
+        frequency_penalty=0.25,
+        bad_words=((5, 6), (6,)),
+        min_tokens=4,
+    )
+    start = RowStart(0, np.array([1, 2], dtype=np.int32), 2, spec, 0, (3, 7))
+
+    def make() -> LogitsProcessors:
+        return LogitsProcessors(start, 8, MAX_LEN, torch.device("cpu"), own)
+
+    def scores(processors: LogitsProcessors, num_tokens: int) -> list[float]:
+        logits = torch.linspace(-1, 2, 8)[own.start : own.stop] if own else torch.linspace(-1, 2, 8)
+        processors.apply(logits, num_tokens)
+        found: list[float] = logits.tolist()
+        return found
+
+    known, draft, samples = [5, 4], [5, 4, 5], [5, 4, 5, 6]
+    one, other = make(), make()
+    for processors in (one, other):
+        for position, token in enumerate(known, 2):
+            processors.record(torch.tensor([token]), position)
+    for position, token in enumerate(draft, 4):
+        one.foresee(torch.tensor([token]), position)
+    expected = []
+    for position in range(4, 8):
+        expected.append(scores(other, position))
+        if position < 7:
+            other.record(torch.tensor([draft[position - 4]]), position)
+    assert [scores(one, position) for position in range(4, 8)] == expected
+    again = make()
+    for position, token in enumerate(known + samples[:num_kept], 2):
+        again.record(torch.tensor([token]), position)
+    for place, token in enumerate(samples):
+        one.record(torch.tensor([token]), 4 + place, torch.tensor([place < num_kept]))
+    assert scores(one, 4 + num_kept) == scores(again, 4 + num_kept)

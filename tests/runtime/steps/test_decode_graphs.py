@@ -54,7 +54,8 @@ from chorale.runtime.warmup.captures import capture_first, preparations
 from chorale.runtime.worker import Worker
 from chorale.serve.engine.assemble import load_model
 from tests.runtime.test_engine_properties import SAMPLINGS, mixed_requests, tokens_of
-from tests.support.runtime import Answer, make_engine, random_prompt, request, row_start, run
+from tests.support.engine.drafters import knowing
+from tests.support.runtime import Answer, make_engine, random_prompt, request, row_start, run, with_drafter
 from tests.support.soak import soak
 
 DEVICE = CpuDevice(Hardware("cpu", "stand-in", 2**34, 2**34), can_capture=True, overlap=True)
@@ -368,6 +369,21 @@ def test_grammars_bind_rows_that_were_sampled_freely_first(tmp_path: Path) -> No
     for name in ("0", "2"):
         assert GrammarCache(201088).matcher(grammar).consume_tokens(found[name][0].token_ids)
     assert not GrammarCache(201088).matcher(grammar).consume_tokens(found["1"][0].token_ids)
+
+
+@pytest.mark.parametrize("options", [{}, {"async_scheduling": True, "max_num_batched_tokens": 40}])
+def test_drafts_among_captured_steps(
+    checkpoint: Path, alone: dict[str, list[list[int]]], options: dict[str, Any]
+) -> None:
+    """Steps with a draft run as mixed ones, the others as graphs; the last token passes between them."""
+    known = {name: [Answer(tokens) for tokens in choices] for name, choices in alone.items()}
+    core = graph_engine(checkpoint, **options)
+    drafts = knowing(known, most=3, varies=True, wrong=0.2, vocab_size=512)
+    drafted = with_drafter(core, drafts)
+    assert tokens_of(run(drafted, mixed_requests())) == alone
+    assert drafted._scheduler.committer.num_accepted_tokens > 20
+    assert decodes_of(core).num_graphs > 0
+    assert mixed_of(core).num_graphs > 0
 
 
 def test_a_busy_life(checkpoint: Path) -> None:

@@ -1,0 +1,72 @@
+"""Which samples of a step with drafts are kept, against the rule place by place."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from chorale.engine.types import StepPlan
+from chorale.runtime.steps.buffers import query_starts
+from chorale.runtime.steps.drafts import NO_DRAFT, DraftTensors, kept_on_host, sampled_places
+
+VOCAB = 4  # small, so that samples often equal the draft
+
+
+def random_plan(rng: np.random.Generator) -> StepPlan:
+    """Decodes, decodes with drafts, chunks that sample and chunks that do not."""
+    num_rows = int(rng.integers(1, 8))
+    drafts = np.sort(rng.integers(0, 5, num_rows)).astype(np.int32)
+    num_new, samples = 1 + drafts, np.ones(num_rows, np.bool_)
+    for _ in range(int(rng.integers(0, 3))):
+        drafts = np.append(drafts, np.int32(0))
+        num_new = np.append(num_new, rng.integers(1, 6))
+        samples = np.append(samples, rng.random() < 0.5)
+    num_new = num_new.astype(np.int32)
+    none = np.zeros(0, np.int32)
+    return StepPlan(
+        step_id=0,
+        starts=(),
+        rows=np.arange(len(num_new), dtype=np.int32),
+        num_computed=rng.integers(0, 50, len(num_new)).astype(np.int32),
+        num_new=num_new,
+        samples=samples,
+        token_ids=rng.integers(0, VOCAB, int(num_new.sum())).astype(np.int32),
+        append_row=none,
+        append_group=none,
+        append_index=none,
+        append_block=none,
+        num_drafts=drafts if rng.random() < 0.9 or drafts.any() else None,
+    )
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_a_row_keeps_its_samples_up_to_the_first_that_differs(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    plan = random_plan(rng)
+    starts = query_starts(plan)
+    places = sampled_places(plan, starts)
+    tokens = rng.choice([-2, -1, *range(VOCAB), *range(VOCAB)], len(places.entries)).astype(np.int32)
+    kept, last, place = [], [], 0
+    for entry in range(len(plan.rows)):
+        if not plan.samples[entry]:
+            continue
+        count = 0 if plan.num_drafts is None else int(plan.num_drafts[entry])
+        end = int(starts[entry + 1])
+        draft = plan.token_ids[end - count : end].tolist()
+        is_kept = True
+        for offset, expected in enumerate([*draft, NO_DRAFT]):
+            assert (places.entries[place], places.offsets[place]) == (entry, offset)
+            if places.drafts is not None:
+                assert places.drafts[place] == expected
+            goes_on = is_kept and tokens[place] == expected
+            kept.append(is_kept)
+            last.append(is_kept and not goes_on)
+            is_kept, place = goes_on, place + 1
+    assert place == len(places.entries)
+    assert kept_on_host(tokens, places).tolist() == kept
+    if places.drafts is not None:
+        tensors = DraftTensors(torch.from_numpy(places.drafts).long(), torch.from_numpy(places.firsts))
+        on_device = tensors.kept(torch.from_numpy(tokens).long())
+        assert on_device.tolist() == kept
+        assert tensors.last_kept(torch.from_numpy(tokens).long(), on_device).tolist() == last
