@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from chorale.engine.drafts.drafter import Drafter
 from chorale.engine.types import EngineLimits, GenerateRequest, SamplingSpec
+from tests.support.engine.drafters import Future, Nonsense, Oracle
 from tests.support.engine.integrity import check_integrity
 from tests.support.engine.simulation import EOS, VOCAB, Life
+
+DRAFTERS: dict[str, Callable[[Future], Drafter]] = {
+    "right": lambda future: Oracle(future, most=4),
+    "some right": lambda future: Oracle(future, most=9, varies=True, wrong=0.3, vocab_size=VOCAB),
+    "nonsense": lambda future: Nonsense(VOCAB, 3),
+}
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -27,9 +36,17 @@ class EngineMachine(RuleBasedStateMachine):
         caching=st.booleans(),
         depth=st.sampled_from((0, 1)),
         policy=st.sampled_from(("fcfs", "priority")),
+        drafts=st.sampled_from((None, *DRAFTERS)),
     )
     def build(
-        self, max_num_seqs: int, budget: int, window: int, caching: bool, depth: Any, **rest: Any
+        self,
+        max_num_seqs: int,
+        budget: int,
+        window: int,
+        caching: bool,
+        depth: Any,
+        drafts: str | None,
+        **rest: Any,
     ) -> None:
         self.life = Life(
             EngineLimits(
@@ -44,6 +61,7 @@ class EngineMachine(RuleBasedStateMachine):
                 **rest,
             ),
             stop_probability=0.1,
+            make_drafter=None if drafts is None else DRAFTERS[drafts],
         )
 
     @rule(
@@ -96,5 +114,5 @@ class EngineMachine(RuleBasedStateMachine):
             self.life.check()
 
 
-EngineMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+EngineMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
 TestEngineMachine = EngineMachine.TestCase

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
+import msgspec
 import pytest
 
 from chorale.engine.drafts.drafter import Drafter
+from chorale.engine.drafts.ngram import NgramDrafter
+from chorale.engine.drafts.suffix import SuffixDrafter
+from chorale.engine.types import GenerateRequest
 from tests.engine.test_simulation import tight_limits
 from tests.support.engine.drafters import Future, Nonsense, Oracle
-from tests.support.engine.simulation import VOCAB, Life, simulate
+from tests.support.engine.simulation import VOCAB, Life, random_requests, simulate
 
 REQUESTS_PER_CASE = 250
 DRAFTERS: dict[str, dict[str, Any]] = {
@@ -54,6 +59,33 @@ def test_every_request_gets_the_tokens_it_would_get_alone(
         hits += life.core.stats().prefix_cache_hits
     assert preemptions > 5
     assert hits > 0
+
+
+def lookup(kind: str, future: Future) -> Drafter:
+    return NgramDrafter(4, 1, 3) if kind == "ngram" else SuffixDrafter(4, least=1, capacity=256)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("kind", ["ngram", "suffix"])
+def test_lookups_change_nothing(kind: str, depth: Literal[0, 1]) -> None:
+    """The fake model's text has no order; what is found is what happens to be repeated."""
+    limits = tight_limits(random.Random(depth), depth, True, 4, "fcfs")
+    life = simulate(replace(limits, vocab_size=6, eos_token_ids=(5,)), 0, 1, partial(lookup, kind))
+    requests = random_requests(random.Random(3), limits, life.max_len)
+    for _ in range(60):
+        life.add(small(next(requests)))
+        life.step()
+    life.run()
+    life.check()
+    committer = life.core._scheduler.committer
+    assert 0 < committer.num_accepted_tokens < committer.num_draft_tokens
+
+
+def small(request: GenerateRequest) -> GenerateRequest:
+    """The same request in a vocabulary of 6 tokens."""
+    prompt = [token % 6 for token in request.prompt_token_ids]
+    sampling = msgspec.structs.replace(request.sampling, stop_token_ids=())
+    return msgspec.structs.replace(request, prompt_token_ids=prompt, sampling=sampling)
 
 
 @pytest.mark.parametrize("depth", [0, 1])
