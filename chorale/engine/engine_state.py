@@ -14,8 +14,8 @@ With async scheduling, step n + 1 is planned before the result of step n is know
   entries of steps in flight to their sequences.
 * Results in flight of an ended or preempted sequence are dropped (``StepRecord.dead_rows``). A preempted
   sequence has not emitted that token yet; it samples it again, with the same seed, once it is recomputed.
-* A row with a draft in flight is in no other plan until that step is committed, because only its result tells
-  how many of the tokens stay computed.
+* A row with a draft in flight is in no other plan until that step is committed, because the number of tokens
+  that stay computed depends on its result.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A longer match is a better reason for a guess, so a draft is at most as long as the match that it continues.
 
-Answers are looked up only by requests of the same ``cache_salt``: how fast an answer comes must not tell one
-tenant what another was told.
+Only requests of the same ``cache_salt`` look up an answer. Otherwise the speed of one tenant's stream would
+reveal what is in another's answers.
 """
 
 from __future__ import annotations
