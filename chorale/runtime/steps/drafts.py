@@ -23,7 +23,7 @@ Kept = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class SampledPlaces:
-    """Where a plan samples: N places, those of an entry in a row."""
+    """The N places at which a plan samples; those of an entry are consecutive."""
 
     entries: Places  # [N] entry of the plan
     offsets: Places  # [N] draft tokens before the sample
