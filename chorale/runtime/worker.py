@@ -26,7 +26,13 @@ from chorale.runtime.sampling.sampler import FORBIDDEN, NO_TOKEN, Sampler
 from chorale.runtime.steps.batch import SamplingBatch, StepBatch
 from chorale.runtime.steps.buffers import Buffers
 from chorale.runtime.steps.decode_graphs import DecodeGraphRunner
-from chorale.runtime.steps.drafts import DraftTensors, SampledPlaces, kept_on_host, single_places
+from chorale.runtime.steps.drafts import (
+    NO_DRAFT,
+    DraftTensors,
+    SampledPlaces,
+    kept_on_host,
+    single_places,
+)
 from chorale.runtime.steps.graph_sizes import MIXED_ROWS
 from chorale.runtime.steps.mixed_graphs import MixedGraphRunner, dummy_plan
 
@@ -158,7 +164,7 @@ class Worker:
         drafts: DraftTensors | None = None,
     ) -> tuple[torch.Tensor, list[PendingLogprobs]]:
         """Sample tokens [N] of a batch, store them, and enqueue their log-probabilities where requested."""
-        if drafts is not None:
+        if drafts is not None:  # a place without a further draft token gets NO_DRAFT, which nothing reads
             for place, processors in batch.processors.items():
                 processors.foresee(drafts.drafts[place : place + 1], int(batch.positions[place]))
         tokens, wanted = self._sample(logits_of, batch, entries, masks)
@@ -226,13 +232,15 @@ def _result(
 ) -> StepResult:
     """Make a StepResult of the fetched arrays: tokens of ``places``, tensors of ``wanted`` and
     ``prompt``."""
-    tokens, entries = arrays[0].astype(np.int32), places.entries
-    kept = kept_on_host(tokens, places)
-    bad, forbidden = (entries[kept & (tokens == why)].tolist() for why in (NO_TOKEN, FORBIDDEN))
-    is_token = kept & (tokens >= 0)
+    tokens, entries, num_sampled = arrays[0].astype(np.int32), places.entries, plan.samples.astype(np.int32)
+    if places.drafts is not None:
+        kept = kept_on_host(tokens, places)
+        tokens = np.where(kept, tokens, NO_DRAFT)
+        num_sampled = np.bincount(entries[kept], minlength=len(plan.rows)).astype(np.int32)
     token_ids = np.full((len(plan.rows), 1 + int(places.offsets.max(initial=0))), NO_TOKEN, np.int32)
-    token_ids[entries[is_token], places.offsets[is_token]] = tokens[is_token]
-    num_sampled = np.bincount(entries[is_token], minlength=len(plan.rows)).astype(np.int32)
+    token_ids[entries, places.offsets] = np.maximum(tokens, NO_TOKEN)
+    bad, forbidden = (entries[tokens == why].tolist() for why in (NO_TOKEN, FORBIDDEN))
+    num_sampled[bad + forbidden] -= 1
     logprobs: dict[int, list[TokenLogprobs]] = {}
     prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
     width = len(LogprobTensors.__dataclass_fields__)

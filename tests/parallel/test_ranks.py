@@ -197,6 +197,8 @@ def test_grammars_and_wide_filters(wide: Path) -> None:
         expected = run(alone, requests)
         assert not any(answer.error for answers in expected.values() for answer in answers)
         check_equal(run(ranks, requests), expected, cached=False)
+        drafts = knowing(expected, most=4, varies=True, wrong=0.2, vocab_size=ranks.limits.vocab_size)
+        check_equal(run(with_drafter(ranks, drafts), requests), expected, cached=False)
 
 
 def test_whole_experts_by_rank(odd: Path) -> None:

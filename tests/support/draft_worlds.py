@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +18,8 @@ from chorale.engine.core import EngineCore
 from chorale.engine.drafts.drafter import Drafter
 from chorale.engine.drafts.ngram import NgramDrafter
 from chorale.engine.drafts.suffix import SuffixDrafter
-from chorale.engine.sequence import Sequence
 from chorale.engine.types import GenerateRequest, SamplingSpec
-from tests.support.engine.drafters import Future, Nonsense, Oracle
+from tests.support.engine.drafters import Nonsense, knowing
 from tests.support.engine.integrity import check_integrity
 from tests.support.runtime import VOCAB, Answer, run, with_drafter
 
@@ -29,15 +28,15 @@ MAX_PROMPT, MAX_TOKENS = 70, 24
 STOPS = (7, 11, 200, 300)
 
 
-def drafters(seed: int, vocab_size: int, future: Future) -> dict[str, Callable[[], Drafter]]:
-    """Every kind of drafter, by name."""
+def drafters(seed: int, vocab_size: int, known: Answers) -> dict[str, Callable[[], Drafter]]:
+    """Every kind of drafter, by name. ``known``: the answers."""
     return {
         "ngram": lambda: NgramDrafter(1 + seed % 5, 1 + seed % 2, 3),
-        "right": lambda: Oracle(future, most=1 + seed % 7, vocab_size=vocab_size, seed=seed),
+        "right": lambda: knowing(known, most=1 + seed % 7, vocab_size=vocab_size, seed=seed),
         "suffix": lambda: SuffixDrafter(6, least=1, capacity=512),
         "nonsense": lambda: Nonsense(vocab_size, 1 + seed % 4, seed),
-        "some right": lambda: Oracle(
-            future, most=8, varies=True, wrong=0.2, vocab_size=vocab_size, seed=seed
+        "some right": lambda: knowing(
+            known, most=8, varies=True, wrong=0.2, vocab_size=vocab_size, seed=seed
         ),
     }
 
@@ -45,8 +44,8 @@ def drafters(seed: int, vocab_size: int, future: Future) -> dict[str, Callable[[
 KINDS = ("ngram", "right", "suffix", "nonsense", "some right")
 
 
-def random_sampling(rng: random.Random) -> dict[str, Any]:
-    """The filters, processors and limits of one request."""
+def random_sampling(rng: random.Random, grammars: Sequence[str] = ()) -> dict[str, Any]:
+    """The filters, processors and limits of one request; often one of the ``grammars``."""
     sampling: dict[str, Any] = {
         "temperature": rng.choice((0.0, 0.0, 0.7, 1.0)),
         "seed": rng.randrange(2**63),
@@ -61,24 +60,29 @@ def random_sampling(rng: random.Random) -> dict[str, Any]:
         (0.15, "frequency_penalty", rng.uniform(-2, 2)),
         (0.15, "repetition_penalty", rng.uniform(0.7, 1.5)),
         (0.1, "logit_bias", {rng.randrange(VOCAB): rng.uniform(-5, 8) for _ in range(3)}),
-        (0.35, "allowed_token_ids", tuple(rng.sample(range(VOCAB), rng.choice((2, 3, 3, 40))))),
+        (
+            0.1 if grammars else 0.35,
+            "allowed_token_ids",
+            tuple(rng.sample(range(VOCAB), rng.choice((2, 3, 3, 40)))),
+        ),
         (0.15, "bad_words", tuple(tuple(rng.choices(range(VOCAB), k=rng.randint(1, 2))) for _ in range(30))),
         (0.2, "min_tokens", rng.randint(1, 8)),
         (0.3, "stop_token_ids", STOPS),
         (0.3, "logprobs", rng.choice((0, 2))),
         (0.1, "prompt_logprobs", rng.choice((0, 1))),
         (0.5, "ignore_eos", True),
+        (0.8 if grammars else 0.0, "grammar", rng.choice(grammars or ("",))),
     ]
     return sampling | {name: value for chance, name, value in choices if rng.random() < chance}
 
 
-def random_requests(rng: random.Random, count: int) -> list[GenerateRequest]:
+def random_requests(rng: random.Random, count: int, grammars: Sequence[str] = ()) -> list[GenerateRequest]:
     stems = [[rng.randrange(VOCAB) for _ in range(MAX_PROMPT)] for _ in range(3)]
     found = []
     for number in range(count):
         stem = rng.choice(stems)[: rng.randint(0, MAX_PROMPT - 10)]
         prompt = stem + [rng.randrange(VOCAB) for _ in range(rng.randint(0, 10))]
-        spec = SamplingSpec(**random_sampling(rng))
+        spec = SamplingSpec(**random_sampling(rng, grammars))
         found.append(
             GenerateRequest(
                 request_id=f"r{number}",
@@ -129,7 +133,7 @@ def live(core: EngineCore, requests: list[GenerateRequest], rng: random.Random) 
     return World(answers, aborted, core)
 
 
-def check_equal(found: Answers, expected: Answers, aborted: set[str] = frozenset()) -> None:  # type: ignore[assignment]
+def check_equal(found: Answers, expected: Answers, aborted: Collection[str] = ()) -> None:
     """Tokens, finish reasons, errors and log-probabilities; an aborted answer is a beginning of the other."""
     assert found.keys() == expected.keys()
     for name, choices in expected.items():
@@ -159,38 +163,35 @@ class Tally:
     """Counts over worlds, from which it is seen that they tried what they should."""
 
     def __init__(self) -> None:
-        self._drafted: Counter[str] = Counter()
-        self._accepted: Counter[str] = Counter()
-        self._happened: Counter[str] = Counter()
+        self.drafted: Counter[str] = Counter()
+        self.accepted: Counter[str] = Counter()
+        self.happened: Counter[str] = Counter()
 
     def add(self, kind: str, world: World) -> None:
         committer, stats = world.core._scheduler.committer, world.core.stats()
-        self._drafted[kind] += committer.num_draft_tokens
-        self._accepted[kind] += committer.num_accepted_tokens
-        self._happened["preemptions"] += stats.num_preemptions
-        self._happened["prefix hits"] += stats.prefix_cache_hits
-        self._happened["aborts"] += len(world.aborted)
+        self.drafted[kind] += committer.num_draft_tokens
+        self.accepted[kind] += committer.num_accepted_tokens
+        self.happened["preemptions"] += stats.num_preemptions
+        self.happened["prefix hits"] += stats.prefix_cache_hits
+        self.happened["aborts"] += len(world.aborted)
 
     def check(self) -> None:
         """Raises AssertionError if something did not happen."""
-        drafted, accepted = self._drafted, self._accepted
+        drafted, accepted = self.drafted, self.accepted
         assert all(drafted[kind] > 20 for kind in KINDS), drafted
         assert accepted["right"] == drafted["right"]
         assert all(0 < accepted[kind] < drafted[kind] for kind in ("ngram", "suffix", "some right")), accepted
         assert accepted["nonsense"] < drafted["nonsense"] / 20, accepted
-        assert all(self._happened[what] for what in ("preemptions", "prefix hits", "aborts")), self._happened
+        assert all(self.happened[what] for what in ("preemptions", "prefix hits", "aborts")), self.happened
 
 
-def check_world(device: EngineCore, seed: int, kind: str, count: int) -> World:
+def check_world(device: EngineCore, seed: int, kind: str, count: int, grammars: Sequence[str] = ()) -> World:
     """Run one world on the device of ``device``, without drafts and with those of a kind."""
     rng = random.Random(f"{seed}")
-    requests = random_requests(rng, count)
+    requests = random_requests(rng, count, grammars)
     expected = run(with_drafter(device, None), requests)
 
-    def future(sequence: Sequence) -> list[int]:
-        return expected[sequence.request_id][sequence.index].token_ids
-
-    drafter = drafters(seed, VOCAB, future)[kind]()
+    drafter = drafters(seed, device.limits.vocab_size, expected)[kind]()
     limits = random_limits(rng, device.limits.block_size)
     world = live(with_drafter(device, drafter, **limits), requests, rng)
     check_equal(world.answers, expected, world.aborted)

@@ -1,7 +1,8 @@
 """DraftPlanner: which decoding rows of a step get drafts, and of how many tokens.
 
-Drafts take what the rest of the step leaves: tokens of its budget, and blocks that no admission counts on.
-Nobody is preempted for a draft; it becomes shorter instead.
+Drafts take what the rest of the step leaves: tokens of its budget, and blocks that neither an admission
+counts on nor a decoding row may need for its next token. Nobody is preempted for a draft; it becomes shorter
+instead.
 
 A plan that is made before the last step's result is known may lack the newest token of a sequence. The
 drafter then guesses that one too, and the draft is what follows it. So a row without drafts keeps its overlap
@@ -30,6 +31,9 @@ class DraftPlanner:
     def drafts(self, decodes: IntArray, budget: int, num_spare: int) -> dict[int, IntArray]:
         """Return the drafts by row, best key first. ``budget``: tokens; ``num_spare``: blocks."""
         found: dict[int, IntArray] = {}
+        num_spare -= 2 * len(
+            decodes
+        )  # with async scheduling, the next step is planned with the drafts in flight
         for sequence in sorted((self._engine.running[row] for row in decodes.tolist()), key=_by_key):
             if budget < 1:
                 break

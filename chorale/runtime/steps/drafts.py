@@ -54,8 +54,6 @@ def sampled_places(plan: StepPlan, query_start: IntArray) -> SampledPlaces:
 
 def kept_on_host(tokens: IntArray, places: SampledPlaces) -> Kept:
     """[N]: the samples that their rows keep."""
-    if places.drafts is None:
-        return np.ones(len(tokens), np.bool_)
     differs = tokens != places.drafts
     num_before = np.cumsum(differs) - differs
     kept: Kept = num_before == num_before[places.firsts]

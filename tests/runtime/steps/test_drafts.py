@@ -6,9 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from chorale.engine.types import StepPlan
+from chorale.engine.types import BoolArray, IntArray, StepPlan
+from chorale.runtime.sampling.sampler import FORBIDDEN
 from chorale.runtime.steps.buffers import query_starts
-from chorale.runtime.steps.drafts import NO_DRAFT, DraftTensors, kept_on_host, sampled_places
+from chorale.runtime.steps.drafts import (
+    NO_DRAFT,
+    DraftTensors,
+    SampledPlaces,
+    kept_on_host,
+    sampled_places,
+)
+from chorale.runtime.worker import _result
 
 VOCAB = 4  # small, so that samples often equal the draft
 
@@ -40,6 +48,18 @@ def random_plan(rng: np.random.Generator) -> StepPlan:
     )
 
 
+def check_result(plan: StepPlan, places: SampledPlaces, tokens: IntArray, kept: BoolArray) -> None:
+    """What the worker makes of the samples: kept tokens, and an error where a kept sample is none."""
+    result = _result(plan, places, [], [], [tokens])
+    for entry in range(len(plan.rows)):
+        own = tokens[(places.entries == entry) & kept].tolist()
+        good = [token for token in own if token >= 0]
+        assert result.num_sampled[entry] == len(good)
+        assert [token for token in result.token_ids[entry].tolist() if token >= 0] == good
+        assert (entry in result.errors) == (good != own)
+        assert (entry in result.forbidden) == (FORBIDDEN in own)
+
+
 @pytest.mark.parametrize("seed", range(200))
 def test_a_row_keeps_its_samples_up_to_the_first_that_differs(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -64,8 +84,10 @@ def test_a_row_keeps_its_samples_up_to_the_first_that_differs(seed: int) -> None
             last.append(is_kept and not goes_on)
             is_kept, place = goes_on, place + 1
     assert place == len(places.entries)
-    assert kept_on_host(tokens, places).tolist() == kept
+    assert places.drafts is not None or all(kept)
+    check_result(plan, places, tokens, np.array(kept))
     if places.drafts is not None:
+        assert kept_on_host(tokens, places).tolist() == kept
         tensors = DraftTensors(torch.from_numpy(places.drafts).long(), torch.from_numpy(places.firsts))
         on_device = tensors.kept(torch.from_numpy(tokens).long())
         assert on_device.tolist() == kept
