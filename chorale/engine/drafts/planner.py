@@ -31,9 +31,10 @@ class DraftPlanner:
     def drafts(self, decodes: IntArray, budget: int, num_spare: int) -> dict[int, IntArray]:
         """Return the drafts by row, best key first. ``budget``: tokens; ``num_spare``: blocks."""
         found: dict[int, IntArray] = {}
-        num_spare -= 2 * len(
-            decodes
-        )  # with async scheduling, the next step is planned with the drafts in flight
+        if (
+            self._engine.limits.async_scheduling
+        ):  # the next step is planned while the drafts hold their blocks
+            num_spare -= 2 * len(decodes)
         for sequence in sorted((self._engine.running[row] for row in decodes.tolist()), key=_by_key):
             if budget < 1:
                 break

@@ -173,6 +173,33 @@ def test_nobody_is_preempted_for_a_draft() -> None:
     assert run({"most": 40}) == 0
 
 
+class OnlyFor:
+    """Another drafter's drafts, for one request."""
+
+    def __init__(self, request_id: str, drafter: Drafter) -> None:
+        self._request_id, self._drafter = request_id, drafter
+
+    def propose(self, sequence: Sequence, most: int) -> IntArray:
+        if sequence.request_id != self._request_id:
+            return np.zeros(0, np.int32)
+        return self._drafter.propose(sequence, most)
+
+    def end(self, sequence: Sequence) -> None:
+        self._drafter.end(sequence)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_draft_in_flight_takes_no_block_from_a_better_row(depth: int) -> None:
+    """Both fit. While the worse row's draft holds blocks, the better one may need its next."""
+    engine = Drafted({"most": 30, "wrong": 1.0}, num_blocks=20, async_scheduling=depth)
+    engine.use(OnlyFor("worse", engine.drafter))
+    for name in ("better", "worse"):
+        engine.add(name, 4, max_tokens=20)
+    engine.run()
+    assert engine.drafted[0] > 20
+    assert engine.core.stats().num_preemptions == 0
+
+
 @pytest.mark.parametrize("depth", [0, 1])
 def test_drafts_leave_blocks_that_admissions_count_on(depth: int) -> None:
     """Three rows that outgrow the pool, and drafts that want all of it: no allocation fails."""
@@ -186,17 +213,7 @@ def test_drafts_leave_blocks_that_admissions_count_on(depth: int) -> None:
 def test_a_row_waits_for_its_draft_and_others_do_not_wait() -> None:
     """With async scheduling: while a's draft is in flight, only b is planned."""
     engine = Drafted({"most": 2}, async_scheduling=True)
-
-    class OnlyA:
-        def propose(self, sequence: Sequence, most: int) -> IntArray:
-            if sequence.request_id != "a":
-                return np.zeros(0, np.int32)
-            return engine.drafter.propose(sequence, most)
-
-        def end(self, sequence: Sequence) -> None:
-            return None
-
-    engine.use(OnlyA())
+    engine.use(OnlyFor("a", engine.drafter))
     engine.add("a", 4, max_tokens=30)
     engine.add("b", 4, max_tokens=30)
     chunks = engine.run()
