@@ -1,0 +1,86 @@
+"""Drafts change no answer: the demo's chats and completions, with stop strings, choices and formats.
+
+``suffix`` drafts the second answer to a question from the first, so nearly all of it comes several tokens at
+a time, and stop strings end inside of what a step gave.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from chorale.config import EngineConfig
+from chorale.engine.core import EngineCore
+from chorale.engine.drafts.drafter import Drafter
+from chorale.engine.drafts.suffix import SuffixDrafter
+from chorale.serve.engine.build import build_engine
+from tests.support.local_client import LocalClient
+from tests.support.runtime import with_drafter
+from tests.support.server import Server, with_server
+
+ENGINE: dict[str, Any] = {"max_model_len": 1024, "max_num_seqs": 8, "num_threads": 1}
+CHATS: list[dict[str, Any]] = [
+    {"content": "What is the capital of France?", "temperature": 0},
+    {"content": "Count from one to ten.", "temperature": 1, "seed": 3, "n": 2, "logprobs": True},
+    {"content": "Tell me a story.", "temperature": 0.7, "seed": 4, "max_tokens": 60},
+    {"content": "Name a colour.", "seed": 5, "frequency_penalty": 0.5, "presence_penalty": 0.2},
+    {"content": "Say hello.", "seed": 6, "stop": ["e", "o"]},
+]
+COMPLETIONS: list[dict[str, Any]] = [
+    {"prompt": "The sun", "temperature": 0, "max_tokens": 40},
+    {"prompt": "The sun", "temperature": 0, "max_tokens": 40, "stop": [" the", "a "]},
+    {"prompt": "One two three", "seed": 7, "max_tokens": 40, "n": 2, "logprobs": 2},
+    {"prompt": "One two three", "seed": 7, "max_tokens": 40, "n": 2, "stop": ["e"], "logprobs": 0},
+]
+
+
+def answers(
+    rounds: int, drafter: Drafter | None = None, **options: Any
+) -> tuple[list[list[Any]], EngineCore]:
+    """What each round of all requests, one after the other, answers; and the engine that did it."""
+
+    async def ask(server: Server) -> list[list[Any]]:
+        found = []
+        for _ in range(rounds):
+            responses = [await server.chat(**fields) for fields in CHATS]
+            responses += [await server.complete(**fields) for fields in COMPLETIONS]
+            assert all(response.status_code == 200 for response in responses)
+            found.append([said(response.json()) for response in responses])
+        return found
+
+    core, info = build_engine(EngineConfig(model="demo", **ENGINE, **options))
+    core = with_drafter(core, drafter)
+    client = LocalClient(core, info)
+    try:
+        return with_server(client, ask, seconds=240, names=("demo",), system_start_date="2026-01-02"), core
+    finally:
+        asyncio.run(client.close())
+
+
+def said(body: dict[str, Any]) -> Any:
+    usage = body["usage"]
+    return rounded([body["choices"], usage["completion_tokens"], usage["prompt_tokens"]])
+
+
+def rounded(value: Any) -> Any:
+    """The same, log-probabilities to three digits."""
+    if isinstance(value, float):
+        return round(value, 3)
+    if isinstance(value, dict):
+        return {key: rounded(each) for key, each in value.items()}
+    return [rounded(each) for each in value] if isinstance(value, list) else value
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[Any]:
+    (found,), _ = answers(1)
+    return found
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_drafts_change_no_answer(expected: list[Any], overlap: bool) -> None:
+    rounds, core = answers(2, SuffixDrafter(6), async_scheduling=overlap)
+    assert rounds == [expected, expected]
+    assert core._scheduler.committer.num_accepted_tokens > 100
