@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from chorale.engine.core import EngineCore
+from chorale.engine.drafts.drafter import Drafter
+from chorale.engine.sequence import Sequence
 from chorale.engine.types import (
+    BoolArray,
     CacheGroup,
     EngineLimits,
     GenerateRequest,
@@ -19,6 +23,7 @@ from chorale.engine.types import (
     TokenChunk,
 )
 from chorale.testing.fake_executor import FakeExecutor, FakeModel, FakeRow
+from tests.support.engine.drafters import Future, Oracle
 from tests.support.engine.integrity import check_integrity
 from tests.support.engine.recording import DEFAULTS, ends, tokens_by_choice
 from tests.support.engine.simulation import Ticker
@@ -32,15 +37,16 @@ class PoisonedDevice(FakeExecutor):
     def __init__(self, limits: EngineLimits, model: FakeModel, num_faults: int) -> None:
         super().__init__(limits, model)
         self.num_faults = num_faults
+        self.is_bad: Callable[[IntArray], BoolArray] = lambda tokens: tokens == POISON
         self._nan = np.zeros((limits.num_blocks, limits.block_size), np.bool_)
-        self._bad_rows: set[int] = set()
+        self._bad_rows: dict[int, int] = {}  # row -> tokens after which it has no token
 
     def _write(self, state: FakeRow, tokens: IntArray, computed: int) -> None:
         super()._write(state, tokens, computed)
         bad = np.zeros(len(tokens), np.bool_)
-        if POISON in tokens and self.num_faults:
+        if self.is_bad(tokens).any() and self.num_faults:
             self.num_faults -= 1
-            bad |= tokens == POISON
+            bad |= self.is_bad(tokens)
         if computed:
             bad[0] |= self._nan[self._slots(state, CacheGroup.FULL, 0, computed)].any()
         bad = np.logical_or.accumulate(bad)
@@ -49,7 +55,7 @@ class PoisonedDevice(FakeExecutor):
 
     def _sample(self, state: FakeRow, length: int) -> int:
         if self._nan[self._slots(state, CacheGroup.FULL, 0, length)].any():
-            self._bad_rows.add(state.start.row)
+            self._bad_rows.setdefault(state.start.row, length)
         return super()._sample(state, length)
 
     def _run(self, plan: StepPlan) -> StepResult:
@@ -57,17 +63,27 @@ class PoisonedDevice(FakeExecutor):
         result = super()._run(plan)
         for entry, row in enumerate(plan.rows.tolist()):
             if row in self._bad_rows:
-                result.token_ids[entry] = -1
+                ends = plan.num_computed + plan.num_new
+                first = ends if plan.num_drafts is None else ends - plan.num_drafts
+                num_kept = self._bad_rows[row] - int(first[entry])
+                result.token_ids[entry, num_kept:] = -1
+                result.num_sampled[entry] = num_kept
                 result.errors[entry] = "no finite logits"
         return result
 
 
 class Poisoned:
-    def __init__(self, num_faults: int, async_scheduling: int) -> None:
+    def __init__(
+        self, num_faults: int, async_scheduling: int, make_drafter: Callable[[Future], Drafter] | None = None
+    ) -> None:
         limits = EngineLimits(**(DEFAULTS | {"async_scheduling": async_scheduling}))
         self.model = FakeModel(vocab_size=1000, eos_token_ids=(7,), stop_probability=0.0)
         self.device = PoisonedDevice(limits, self.model, num_faults)
-        self.core = EngineCore(limits, self.device, Ticker())
+        drafter = None if make_drafter is None else make_drafter(self._future)
+        self.core = EngineCore(limits, self.device, Ticker(), drafter=drafter)
+
+    def _future(self, sequence: Sequence) -> list[int]:
+        return self.wanted(sequence.request.request)
 
     def add(self, name: str, prompt: list[int], n: int = 1) -> GenerateRequest:
         sampling = SamplingSpec(n=n, seed=1, ignore_eos=True, max_tokens=12)
@@ -136,6 +152,43 @@ def test_a_fault_while_decoding_takes_the_blocks_out_that_left_the_window() -> N
     again = engine.add("b", GOOD_START)
     chunks = engine.run()
     assert tokens_by_choice(chunks)["b", 0] == engine.wanted(again) == engine.wanted(request)
+
+
+class ProposesPoison:
+    def propose(self, sequence: Sequence, most: int) -> IntArray:
+        return np.full(min(most, 3), POISON, np.int32)
+
+    def end(self, sequence: Sequence) -> None:
+        return None
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_rejected_draft_leaves_nothing_that_is_not_a_number(depth: int) -> None:
+    """Keys and values of each draft are NaN. The next tokens overwrite them before anybody reads them."""
+    engine = Poisoned(1000, depth, lambda future: ProposesPoison())
+    requests = [engine.add(name, [ord(name), *GOOD_START]) for name in "abc"]
+    chunks = engine.run()
+    assert engine.device.num_faults < 990
+    for request in requests:
+        assert tokens_by_choice(chunks)[request.request_id, 0] == engine.wanted(request)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_fault_within_a_draft_ends_the_sequence_behind_the_tokens_before_it(depth: int) -> None:
+    engine = Poisoned(1, depth, lambda future: Oracle(future, most=5))
+    request = engine.add("a", GOOD_START)
+    wanted = engine.wanted(request)
+
+    def poison(tokens: IntArray) -> IntArray:
+        return tokens == wanted[4]
+
+    engine.device.is_bad = poison
+    chunks = engine.run()
+    assert tokens_by_choice(chunks)["a", 0] == wanted[:5]
+    assert ends(chunks) == [("a", 0, "error")]
+    assert len(engine.core._engine.cache.pool._cached) == 0
+    again = engine.add("b", GOOD_START)
+    assert tokens_by_choice(engine.run())["b", 0] == engine.wanted(again)
 
 
 def test_a_request_that_forbids_every_token_costs_nobody_the_prefix() -> None:
