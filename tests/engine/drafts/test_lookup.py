@@ -46,16 +46,16 @@ def test_the_latest_of_the_longest_matches_is_found(seed: int) -> None:
 
 
 def test_ngram_continues_the_longest_match_of_prompt_and_output() -> None:
-    drafter = NgramDrafter(3, 2, 4)
-    text = sequence([1, 2, 3, 4, 5, 9, 2, 3, 7, 7])
-    assert drafter.propose(text, 10).tolist() == []  # no two tokens came before
-    text.output = [2, 3]
-    assert drafter.propose(text, 10).tolist() == [7, 7, 2]
-    text.output = [1, 2, 3]
-    assert drafter.propose(text, 10).tolist() == [4, 5, 9]
-    assert drafter.propose(text, 2).tolist() == [4, 5]
-    text.output = [1, 2, 3, 88]
-    assert drafter.propose(text, 10).tolist() == []
+    prompt = [1, 2, 3, 4, 5, 9, 2, 3, 7, 7]
+
+    def after(*output: int, most: int = 10) -> list[int]:
+        return NgramDrafter(3, 2, 4).propose(sequence(prompt, list(output)), most).tolist()
+
+    assert after() == []  # no two tokens came before
+    assert after(2, 3) == [7, 7, 2]
+    assert after(1, 2, 3) == [4, 5, 9]
+    assert after(1, 2, 3, most=2) == [4, 5]
+    assert after(1, 2, 3, 88) == []
 
 
 def test_a_loop_is_continued_past_its_end() -> None:
