@@ -191,10 +191,10 @@ class OnlyFor:
 @pytest.mark.parametrize("depth", [0, 1])
 def test_a_draft_in_flight_takes_no_block_from_a_better_row(depth: int) -> None:
     """Both fit. While the worse row's draft holds blocks, the better one may need its next."""
-    engine = Drafted({"most": 30, "wrong": 1.0}, num_blocks=20, async_scheduling=depth)
+    engine = Drafted({"most": 30, "wrong": 1.0}, num_blocks=26, async_scheduling=depth)
     engine.use(OnlyFor("worse", engine.drafter))
     for name in ("better", "worse"):
-        engine.add(name, 4, max_tokens=20)
+        engine.add(name, 9, max_tokens=31)
     engine.run()
     assert engine.drafted[0] > 20
     assert engine.core.stats().num_preemptions == 0
