@@ -31,7 +31,7 @@ STOPS = (7, 11, 200, 300)
 def drafters(seed: int, vocab_size: int, known: Answers) -> dict[str, Callable[[], Drafter]]:
     """Every kind of drafter, by name. ``known``: the answers."""
     return {
-        "ngram": lambda: NgramDrafter(1 + seed % 5, 1 + seed % 2, 3),
+        "ngram": lambda: NgramDrafter(1 + seed // 3 % 5, 1 + seed % 2, 3),
         "right": lambda: knowing(known, most=1 + seed % 7, vocab_size=vocab_size, seed=seed),
         "suffix": lambda: SuffixDrafter(6, least=1, capacity=512),
         "nonsense": lambda: Nonsense(vocab_size, 1 + seed % 4, seed),
@@ -178,7 +178,7 @@ class Tally:
     def check(self) -> None:
         """Raises AssertionError if something did not happen."""
         drafted, accepted = self.drafted, self.accepted
-        assert all(drafted[kind] > 20 for kind in KINDS), drafted
+        assert all(drafted[kind] > 10 for kind in KINDS), drafted
         assert accepted["right"] == drafted["right"]
         assert all(0 < accepted[kind] < drafted[kind] for kind in ("ngram", "suffix", "some right")), accepted
         assert accepted["nonsense"] < drafted["nonsense"] / 20, accepted
