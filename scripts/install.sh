@@ -9,21 +9,32 @@ set -eu
 venv=$1 requirement=$2
 TORCH_CPU=${TORCH_CPU:-torch==2.13.0}
 
+case $requirement in
+    .\[test\] | .\[dev\]) kernels=${requirement%]},kernels] ;;
+    *) kernels=$requirement ;;
+esac
+
 has_gpu() { command -v nvidia-smi >/dev/null 2>&1 || [ -e /dev/kfd ]; }
+
+# With Triton if it can be had, in one call: each further one resolves all requirements again.
+all() {
+    "$@" -e "$kernels" && return
+    "$@" -e "$requirement" || return
+    [ "$kernels" = "$requirement" ] || echo "no Triton here; the tests of the kernels will be skipped" >&2
+}
 
 if command -v uv >/dev/null 2>&1; then
     echo "installing $requirement with uv ..."
     install="uv pip install --quiet --python $venv/bin/python"
-    $install --torch-backend=auto -e "$requirement" || $install -e "$requirement"
+    all $install --torch-backend=auto || all $install
 else
     echo "installing $requirement with pip (a minute or two the first time) ..."
-    install="$venv/bin/python -m pip --disable-pip-version-check --quiet install"
+    # pip would compile what it installs one file after another; all cores do it together.
+    install="$venv/bin/python -m pip --disable-pip-version-check --quiet install --no-compile"
     if [ "$(uname -s)" = Linux ] && ! has_gpu && ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
-        $install "$TORCH_CPU" || echo "no $TORCH_CPU here; taking the newest torch" >&2
+        all $install "$TORCH_CPU" || { echo "no $TORCH_CPU here; taking the newest torch" >&2 && all $install; }
+    else
+        all $install
     fi
-    $install -e "$requirement"
+    "$venv/bin/python" -m compileall -q -j 0 "$venv/lib" >/dev/null 2>&1 || true # torch has files for newer Pythons
 fi
-
-case $requirement in
-    .\[test\] | .\[dev\]) $install -e ".[kernels]" || echo "no Triton here; the tests of the kernels will be skipped" >&2 ;;
-esac
