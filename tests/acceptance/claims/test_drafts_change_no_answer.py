@@ -39,13 +39,14 @@ COMPLETIONS: list[dict[str, Any]] = [
 def answers(
     rounds: int, drafter: Drafter | None = None, **options: Any
 ) -> tuple[list[list[Any]], EngineCore]:
-    """What each round of all requests, one after the other, answers; and the engine that did it."""
+    """What each round of all requests, sent at once, answers; and the engine that did it."""
 
     async def ask(server: Server) -> list[list[Any]]:
         found = []
         for _ in range(rounds):
-            responses = [await server.chat(**fields) for fields in CHATS]
-            responses += [await server.complete(**fields) for fields in COMPLETIONS]
+            asked = [server.chat(**fields) for fields in CHATS]
+            asked += [server.complete(**fields) for fields in COMPLETIONS]
+            responses = await asyncio.gather(*asked)
             assert all(response.status_code == 200 for response in responses)
             found.append([said(response.json()) for response in responses])
         return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import json
 from typing import Any
 
 import pytest
@@ -11,9 +11,10 @@ import pytest
 from chorale import LLM, SamplingParams
 from chorale.config import EngineConfig
 from chorale.harmony.vocab import CALL
+from chorale.llm import RequestOutput
 from chorale.serve.engine.build import build_engine
 from tests.support.local_client import LocalClient
-from tests.support.server import served
+from tests.support.server import Server, served
 
 ENGINE: dict[str, Any] = {"device": "cpu", "num_threads": 1, "max_model_len": 2048, "max_num_seqs": 4}
 SCHEMA = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
@@ -66,21 +67,40 @@ CASES: dict[str, tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]] = 
 }
 
 
-@pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    with LLM("demo", **ENGINE) as made:
-        yield made
+def sampling_of(case: str) -> dict[str, Any]:
+    return {"seed": 7, "temperature": 0.3, "max_tokens": 200, **CASES[case][1]}
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[LocalClient]:
+def of_llm() -> dict[str, list[dict[str, Any]]]:
+    """The answers of ``LLM.chat``: one call for the cases that give it the same arguments."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    with LLM("demo", **ENGINE) as llm:
+        for more in {json.dumps(more): more for _, _, more in CASES.values()}.values():
+            cases = [case for case in CASES if CASES[case][2] == more]
+            sampling = [SamplingParams(**sampling_of(case)) for case in cases]
+            outputs = llm.chat([CASES[case][0] for case in cases], sampling, use_tqdm=False, **more)
+            found |= {case: said(output) for case, output in zip(cases, outputs, strict=True)}
+    return found
+
+
+@pytest.fixture(scope="module")
+def of_server() -> dict[str, list[dict[str, Any]]]:
+    """The server's answers to the same requests, all sent at once."""
     client = LocalClient(*build_engine(EngineConfig(model="demo", **ENGINE)))
-    yield client
-    asyncio.run(client.close())
+
+    async def ask_all() -> dict[str, list[dict[str, Any]]]:
+        try:
+            async with served(client) as server:
+                answers = await asyncio.gather(*(ask(server, case) for case in CASES))
+        finally:
+            await client.close()
+        return dict(zip(CASES, answers, strict=True))
+
+    return asyncio.run(ask_all())
 
 
-def of_llm(llm: LLM, messages: Any, sampling: dict[str, Any], more: dict[str, Any]) -> list[dict[str, Any]]:
-    (output,) = llm.chat(messages, SamplingParams(**sampling), use_tqdm=False, **more)
+def said(output: RequestOutput) -> list[dict[str, Any]]:
     return [
         {
             "prompt": output.prompt_token_ids,
@@ -95,12 +115,10 @@ def of_llm(llm: LLM, messages: Any, sampling: dict[str, Any], more: dict[str, An
     ]
 
 
-async def of_server(
-    client: Any, messages: Any, sampling: dict[str, Any], more: dict[str, Any]
-) -> list[dict[str, Any]]:
-    async with served(client) as server:
-        body = {"messages": messages, "return_token_ids": True, **sampling, **more}
-        response = await server.http.post("/v1/chat/completions", json=body, timeout=None)
+async def ask(server: Server, case: str) -> list[dict[str, Any]]:
+    messages, _, more = CASES[case]
+    body = {"messages": messages, "return_token_ids": True, **sampling_of(case), **more}
+    response = await server.http.post("/v1/chat/completions", json=body, timeout=None)
     assert response.status_code == 200, response.text
     answer = response.json()
     return [
@@ -122,11 +140,11 @@ async def of_server(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_llm_chat_equals_the_server(llm: LLM, client: LocalClient, case: str) -> None:
-    messages, sampling, more = CASES[case]
-    sampling = {"seed": 7, "temperature": 0.3, "max_tokens": 200, **sampling}
-    ours = of_llm(llm, messages, sampling, more)
-    assert ours == asyncio.run(of_server(client, messages, sampling, more))
-    assert len(ours) == sampling.get("n", 1)
+def test_llm_chat_equals_the_server(
+    of_llm: dict[str, list[dict[str, Any]]], of_server: dict[str, list[dict[str, Any]]], case: str
+) -> None:
+    ours = of_llm[case]
+    assert ours == of_server[case]
+    assert len(ours) == CASES[case][1].get("n", 1)
     if case in ("tools", "result"):
         assert any(choice["calls"] or choice["content"] for choice in ours)

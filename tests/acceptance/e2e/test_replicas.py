@@ -81,7 +81,7 @@ def test_the_banner_and_the_processes(two: Served) -> None:
 
 def test_flows_of_the_sdk(two: Served) -> None:
     client = two.client()
-    for _ in range(3):
+    for _ in range(2):
         body = client.chat.completions.create(model="demo", messages=user(SUM), temperature=0)
         text = body.choices[0].message.content
         assert text is not None
@@ -203,7 +203,7 @@ def lasting(client: openai.OpenAI, number: int, on_first: Any = None) -> tuple[s
     text = ""
     try:
         stream = client.completions.create(
-            model="demo", prompt=f"Story {number}: once upon a time", max_tokens=120, temperature=0,
+            model="demo", prompt=f"Story {number}: once upon a time", max_tokens=60, temperature=0,
             stream=True, extra_body={"ignore_eos": True},
         )  # fmt: skip
         for chunk in stream:
