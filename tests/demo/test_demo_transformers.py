@@ -65,8 +65,8 @@ def prompts(count: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("count", [4, pytest.param(50, marks=pytest.mark.slow)])
-def test_greedy_continuations_agree(count: int, tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = ensure_demo(cache_dir=tmp_path_factory.mktemp("demo"))
+def test_greedy_continuations_agree(count: int) -> None:
+    folder = ensure_demo()
     theirs = GptOssForCausalLM.from_pretrained(
         folder,
         dtype=torch.float32,

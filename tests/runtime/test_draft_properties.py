@@ -34,14 +34,13 @@ def check_worlds(devices: list[EngineCore], first: int) -> None:
     tally.check()
 
 
-@pytest.mark.parametrize("first", range(0, 100, WORLDS))
-def test_drafts_change_nothing(devices: list[EngineCore], first: int) -> None:
-    """2,000 requests."""
-    check_worlds(devices, first)
+def test_drafts_change_nothing(devices: list[EngineCore]) -> None:
+    """1,000 requests."""
+    check_worlds(devices, 0)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(100, 1000, WORLDS))
+@pytest.mark.parametrize("first", range(WORLDS, 1000, WORLDS))
 def test_drafts_change_nothing_in_many_more(devices: list[EngineCore], first: int) -> None:
-    """18,000 more."""
+    """19,000 more."""
     check_worlds(devices, first)

@@ -1,4 +1,4 @@
-"""``python grammar_weight.py FIELDS``: bytes that used grammars take, and what the cache counts for them."""
+"""``python grammar_weight.py FIELDS COUNT``: bytes that used grammars take, and what the cache counts."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from chorale.grammar.matcher import MASK_WORDS
 from chorale.harmony.vocab import VOCAB_SIZE, load_vocabulary
 from chorale.runtime.sampling.grammar import GrammarCache, weight
 
-COUNT = 100
 EXAMPLES: dict[str, Any] = {"string": "some text", "integer": 12, "number": 1.5, "boolean": True}
 
 
-def main(num_fields: int) -> None:
+def main(num_fields: int, count: int) -> None:
     cache, vocab = GrammarCache(VOCAB_SIZE, cache_bytes=2**40), load_vocabulary()
     room = np.zeros(MASK_WORDS, np.int32)
 
@@ -38,9 +37,9 @@ def main(num_fields: int) -> None:
             matcher.consume_token(token)
         return weight(text)
 
-    use(COUNT)  # the tokenizer, and what the first one makes for all
+    use(count)  # the tokenizer, and what the first one makes for all
     before = resident()
-    counted = sum(use(number) for number in range(COUNT))
+    counted = sum(use(number) for number in range(count))
     print(resident() - before, counted)
 
 
@@ -49,4 +48,4 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-main(int(sys.argv[1]))
+main(*map(int, sys.argv[1:]))
