@@ -158,16 +158,22 @@ def test_health_is_red_with_progress_while_loading_and_sigterm_does_not_wait_for
     run(scene())
 
 
+NO_FILE = {"ssl_certfile": "/no/cert", "ssl_keyfile": "/no/key"}
+NO_CERTIFICATE = {"ssl_certfile": __file__, "ssl_keyfile": __file__}  # readable, and not PEM
+NO_STORE = {"response_store": "/"}
+
+
 @pytest.mark.parametrize(
-    ("fault", "code"),
+    ("server", "fault", "code"),
     [
-        ({"ssl_certfile": "/no/cert", "ssl_keyfile": "/no/key"}, 2),
-        ({"ssl_certfile": __file__, "ssl_keyfile": __file__}, 2),  # readable, and not PEM
-        ({"response_store": "/"}, 2),
+        pytest.param({}, NO_FILE, 2, id="one-no file"),
+        pytest.param({}, NO_CERTIFICATE, 2, id="one-no certificate"),
+        pytest.param({}, NO_STORE, 2, id="one-store"),
+        pytest.param(WORKERS, NO_FILE, 2, id="workers-no file", marks=pytest.mark.slow),
+        pytest.param(WORKERS, NO_CERTIFICATE, 2, id="workers-no certificate"),
+        pytest.param(WORKERS, NO_STORE, 2, id="workers-store", marks=pytest.mark.slow),
     ],
-    ids=["no file", "no certificate", "store"],
 )
-@pytest.mark.parametrize("server", [{}, WORKERS], ids=["one", "workers"])
 def test_files_that_cannot_be_used_are_named_without_a_traceback(
     server: dict[str, int], fault: dict[str, str], code: int
 ) -> None:

@@ -200,9 +200,11 @@ QUESTIONS: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("Reverse this list: red, blue, green", ()),
     ("Hello!", (TOOL,)),
 )
+# Streams at temperature 0 are compared with bodies by test_sdk.py and test_replicas.py too.
+TEMPERATURES = [pytest.param(0.0, marks=pytest.mark.slow), 1.0]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize(("question", "tools"), QUESTIONS)
 def test_chat_stream_folds_to_the_body(
     client: openai.OpenAI, question: str, tools: tuple[Any, ...], temperature: float
@@ -232,7 +234,7 @@ def test_chat_stream_folds_to_the_body(
     assert body.usage == usage
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize(("question", "tools"), QUESTIONS)
 def test_responses_stream_folds_to_the_body(
     client: openai.OpenAI, question: str, tools: tuple[Any, ...], temperature: float

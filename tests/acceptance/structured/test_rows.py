@@ -274,11 +274,20 @@ def drafted(core: EngineCore, known: Answers, **options: Any) -> EngineCore:
     return with_drafter(core, Oracle(future, vocab_size=core.limits.vocab_size, **options))
 
 
-@pytest.mark.parametrize("depth", [0, 1])
+RIGHT, WRONG = {"most": 4}, {"most": 3, "wrong": 1.0}
+SOME_RIGHT = {"most": 9, "wrong": 0.2, "varies": True}
+
+
 @pytest.mark.parametrize(
-    "drafts",
-    [{"most": 4}, {"most": 3, "wrong": 1.0}, {"most": 9, "wrong": 0.2, "varies": True}],
-    ids=["right", "wrong", "some right"],
+    ("drafts", "depth"),
+    [
+        pytest.param(RIGHT, 0, id="right-0"),
+        pytest.param(RIGHT, 1, id="right-1"),
+        pytest.param(WRONG, 0, id="wrong-0", marks=pytest.mark.slow),
+        pytest.param(WRONG, 1, id="wrong-1"),
+        pytest.param(SOME_RIGHT, 0, id="some right-0"),
+        pytest.param(SOME_RIGHT, 1, id="some right-1"),
+    ],
 )
 def test_drafts_change_nothing(
     checkpoint: Path, reference: Answers, depth: int, drafts: dict[str, Any]
