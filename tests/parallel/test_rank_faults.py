@@ -68,8 +68,10 @@ def end_of(core: EngineCore) -> tuple[str, float]:
     raise AssertionError("the engine did not fail")
 
 
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("phase", ["decode", "prefill"])
+@pytest.mark.parametrize(
+    ("phase", "size"),
+    [("decode", 2), ("decode", 4), ("prefill", 2), pytest.param("prefill", 4, marks=pytest.mark.slow)],
+)
 def test_a_rank_that_is_killed(odd: Path, private: Path, size: int, phase: str) -> None:
     before, memory = children(os.getpid()), shared_memory([os.getpid()])
     core = make_engine(odd, tensor_parallel_size=size, max_num_batched_tokens=64, max_model_len=4096)

@@ -48,12 +48,24 @@ def failure_of(served: Served, prompt: str, max_tokens: int) -> tuple[str, float
     return str(caught.value), ended - killed[0]
 
 
-def test_a_killed_rank_ends_its_requests_and_the_engine_comes_back(tmp_path: Path) -> None:
+DECODE, PREFILL = ("a decode", 8000), ("a long prompt " * 4000, 1)
+
+
+@pytest.mark.parametrize(
+    "kills",
+    [
+        pytest.param([DECODE], id="decode"),
+        pytest.param([DECODE, PREFILL], id="decode and prefill", marks=pytest.mark.slow),
+    ],
+)
+def test_a_killed_rank_ends_its_requests_and_the_engine_comes_back(
+    kills: list[tuple[str, int]], tmp_path: Path
+) -> None:
     folder = write_random_checkpoint(tmp_path / "model", make_config(**WIDE), seed=3)
     options = ("--tensor-parallel-size", "2", "--num-threads", "1", "--served-model-name", "m")
     left: list[int] = []
     with serving(folder, tmp_path, *options, "--max-model-len", "16384") as served:
-        for prompt, max_tokens in (("a decode", 8000), ("a long prompt " * 4000, 1)):
+        for prompt, max_tokens in kills:
             rank = rank_of(served)
             left += [*served.engine_pids(), rank]
             error, seconds = failure_of(served, prompt, max_tokens)

@@ -502,8 +502,20 @@ def target_of(text: str) -> GPUTarget:
 def spilled(compiled: Any) -> int:
     """Registers that a thread keeps in memory, or, for NVIDIA, stores to there."""
     if "cubin" in compiled.asm:
-        return len(re.findall(r"\bSTL\b", disassemble(compiled.asm["cubin"])))
+        cubin = compiled.asm["cubin"]
+        return len(re.findall(r"\bSTL\b", disassemble(cubin))) if may_spill(cubin) else 0
     return int(re.findall(r"\.vgpr_spill_count:\s+(\d+)", compiled.asm["amdgcn"])[-1])
+
+
+def may_spill(cubin: bytes) -> bool:
+    """Whether a thread has a frame in memory, which spilled registers need. Disassembling takes longer than
+    compiling.
+
+    The cubin's section .nv.info holds the frame's size: 0x04, EIATTR_FRAME_SIZE (0x11), two bytes of length,
+    the symbol, the size. Other bytes that look so can only have a kernel disassembled that has no frame.
+    """
+    frames = re.findall(rb"\x04\x11\x08\x00.{4}(.{4})", cubin, re.DOTALL)
+    return not frames or any(map(any, frames))
 
 
 OVER_RANKS = (
