@@ -69,6 +69,7 @@ MODELS = (
     # Each device that torch_npu shows; an A3 card has two.
     GpuModel("Ascend-910B", 65536, None, "ascend910b", 0, _ASCEND, ("910b", "atlas-a2", "ascend-a2")),
     GpuModel("Ascend-910C", 65536, None, "ascend910c", 0, _ASCEND, ("910c", "atlas-a3", "ascend-a3")),
+    # 64 compute units. ROCm counts RDNA's in pairs as multiprocessors: 32 is a guess, never read from a card.
     GpuModel("R9700", 32 * GIB_OF_MIB, 0.64, "gfx1201", 32, _AMD, ("ai-pro-r9700", "radeon-ai-pro-r9700")),
 )
 # fmt: on

@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -71,8 +72,14 @@ def is_rocm_build() -> bool:
     found = importlib.util.find_spec("torch")
     if found is None or found.origin is None:
         return False
+    return _names_hip(Path(found.origin).parent / "version.py")
+
+
+@cache
+def _names_hip(versions: Path) -> bool:
+    """Returns whether PyTorch's file of versions names a version of HIP. Read once: it does not change."""
     try:
-        text = (Path(found.origin).parent / "version.py").read_text("utf-8")
+        text = versions.read_text("utf-8")
     except OSError:
         return False
     return re.search(r"^hip\b[^=]*= *['\"]", text, re.MULTILINE) is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from chorale.client.base import EngineInfo
@@ -56,41 +57,39 @@ def build_engine(
     if config.tensor_parallel_size > 1:
         ranks = start_ranks(config, folder, on_lost)
     try:
-        return _build(config, folder, model_config, phases, pool, prefix_secret, ranks)
+        return _build(_Start(config, folder, model_config, phases, pool, prefix_secret, ranks))
     except BaseException:
         if ranks is not None:
             ranks.close()
         raise
 
 
-def _build(
-    config: EngineConfig,
-    folder: Path,
-    model_config: ModelConfig,
-    phases: Phases,
-    pool: CompilePool | None,
-    prefix_secret: bytes,
-    ranks: StartedRanks | None,
-) -> tuple[EngineCore, EngineInfo]:
-    with phases.phase("device"):
-        device = open_rank(config, model_config, 0)
-        place = Place(device, device.hardware) if ranks is None else ranks.place(config, model_config, device)
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """What an engine is built from."""
+
+    config: EngineConfig
+    folder: Path
+    model: ModelConfig
+    phases: Phases
+    pool: CompilePool | None
+    prefix_secret: bytes
+    ranks: StartedRanks | None  # the other ones
+
+
+def _build(start: _Start) -> tuple[EngineCore, EngineInfo]:
+    config, model, ranks = start.config, start.model, start.ranks
+    with start.phases.phase("device"):
+        device = open_rank(config, model, 0)
+        place = Place(device, device.hardware) if ranks is None else ranks.place(config, model, device)
     with explained("the engine could not be loaded", device.hardware.place):
-        return _build_on(place, config, folder, model_config, phases, pool, prefix_secret, ranks)
+        return _build_on(place, start)
 
 
-def _build_on(
-    place: Place,
-    config: EngineConfig,
-    folder: Path,
-    model_config: ModelConfig,
-    phases: Phases,
-    pool: CompilePool | None,
-    prefix_secret: bytes,
-    ranks: StartedRanks | None,
-) -> tuple[EngineCore, EngineInfo]:
-    grammars = GrammarCache(model_config.vocab_size)
-    found = assemble(config, folder, model_config, place, grammars, phases, pool)
+def _build_on(place: Place, start: _Start) -> tuple[EngineCore, EngineInfo]:
+    phases, pool, ranks = start.phases, start.pool, start.ranks
+    grammars = GrammarCache(start.model.vocab_size)
+    found = assemble(start.config, start.folder, start.model, place, grammars, phases, pool)
     executor: LocalExecutor | RankedExecutor = found.executor
     service: GrammarService = grammars
     if ranks is not None:
@@ -107,9 +106,9 @@ def _build_on(
         logger.debug("%d kernels; %d were not recorded", precompiler.num_kernels, precompiler.num_late)
     if pool is not None and (precompiler is None or not precompiler.is_busy):
         pool.close()
-    core = EngineCore(found.resolved.limits, executor, grammars=service, prefix_secret=prefix_secret)
+    core = EngineCore(found.resolved.limits, executor, grammars=service, prefix_secret=start.prefix_secret)
     links = "" if ranks is None else ranks.links()
-    return core, _info(config, model_config, found, place, links, phases.seconds)
+    return core, _info(start.config, start.model, found, place, links, phases.seconds)
 
 
 def _info(
