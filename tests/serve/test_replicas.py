@@ -200,7 +200,9 @@ def test_one_that_can_never_start_leaves_the_others_serving(server: dict[str, in
 
 
 @on_linux
-@pytest.mark.parametrize("server", [ONE_HTTP, TWO_HTTP], ids=["one", "workers"])
+@pytest.mark.parametrize(
+    "server", [ONE_HTTP, pytest.param(TWO_HTTP, marks=pytest.mark.slow)], ids=["one", "workers"]
+)
 def test_one_that_dies_too_often_has_failed_and_gets_no_requests(server: dict[str, int]) -> None:
     async def scene() -> None:
         async with serve(server=server, limits={"backoff": 0.01, "max_deaths": 1}) as s:

@@ -58,7 +58,9 @@ class Streams:
         return [json.loads([line for line in lines if line != "[DONE]"][-1]) for lines in self.lines]
 
 
-@pytest.mark.parametrize("server", [{}, WORKERS], ids=["one", "workers"])
+@pytest.mark.parametrize(
+    "server", [{}, pytest.param(WORKERS, marks=pytest.mark.slow)], ids=["one", "workers"]
+)
 def test_sigterm_lets_streams_finish(server: dict[str, int]) -> None:
     async def scene() -> None:
         async with serve(behaviour=SLOW, server=server | {"served_model_names": ["m"]}) as s:

@@ -189,7 +189,9 @@ def test_files_that_cannot_be_used_are_named_without_a_traceback(
     run(scene())
 
 
-@pytest.mark.parametrize("server", [{}, WORKERS], ids=["one", "workers"])
+@pytest.mark.parametrize(
+    "server", [{}, pytest.param(WORKERS, marks=pytest.mark.slow)], ids=["one", "workers"]
+)
 def test_a_vocabulary_that_is_not_there_is_named_without_a_traceback(
     server: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,7 +66,7 @@ def build_engine(
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """What an engine is built from."""
+    """Everything that an engine is built from."""
 
     config: EngineConfig
     folder: Path

@@ -5,10 +5,11 @@ The long run is ``python scripts/fuzz_api.py --requests 20000``.
 
 from __future__ import annotations
 
-from tests.support.fuzz.api_fuzzer import SOUND, fuzz
-
 
 def test_no_request_breaks_the_server() -> None:
+    # Imported here: schemathesis takes a second of every worker, which all collect this file.
+    from tests.support.fuzz.api_fuzzer import SOUND, fuzz
+
     found = fuzz(400, 7)
     assert not found.faults, "\n".join(f"{kind}\n  {shown}" for kind, shown in found.faults.items())
     assert sum(found.statuses.values()) >= 300
