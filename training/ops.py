@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from chorale.kernels.mxfp4 import FP4_VALUES, GROUP
 from chorale.kernels.ops import AttentionMeta, AttentionShape, ExpertTensors, Ops, QkvWeights, RouterWeights
 from chorale.kernels.reference.decode_inputs import decode_inputs
+from chorale.kernels.reference.draft_steps import accept, draft_passes, verify_inputs
 from chorale.kernels.reference.sampling import ReferenceSampler
 
 
@@ -247,4 +248,7 @@ TRAINING_OPS = Ops(
     pack_head=lambda weight: weight,
     make_sampler=ReferenceSampler,
     decode_inputs=decode_inputs,
+    verify_inputs=verify_inputs,
+    accept=accept,
+    draft_passes=draft_passes,
 )

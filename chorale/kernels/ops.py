@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     import torch
 
+    from chorale.kernels.draft_steps import Accepted, DraftPasses, DraftRowState, VerifyBatch, VerifyInputs
     from chorale.kernels.triton.precompile.compiler import Precompiler
     from chorale.kernels.triton.precompile.pool import CompilePool
 
@@ -248,6 +249,14 @@ class Ops:
 
     # (given, state): writes what ``DecodeState`` calls written.
     decode_inputs: Callable[[DecodeInputs, DecodeState], None]
+
+    # Steps that verify drafts (``kernels/draft_steps.py``).
+    verify_inputs: Callable[[VerifyInputs, DraftRowState, VerifyBatch], None]
+    # (samples [N] int64, batch, given, state, written, acceptance probabilities [K] float32 or None)
+    accept: Callable[
+        [torch.Tensor, VerifyBatch, VerifyInputs, DraftRowState, Accepted, torch.Tensor | None], None
+    ]
+    draft_passes: Callable[[torch.Tensor, DraftRowState, DraftPasses], None]  # rows [R] int32
 
     # kv may be float8_e4m3fn: scale 1, written saturating (``kernels/reference/kv_elements.py``).
     supports_fp8_kv: bool = False

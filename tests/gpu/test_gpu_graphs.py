@@ -13,6 +13,7 @@ from tests.runtime.test_engine_properties import SAMPLINGS, mixed_requests, toke
 from tests.support.runtime import Answer, make_engine, random_prompt, request, run
 
 if torch.cuda.is_available():
+    from tests.kernels.triton.draft_twins import *  # noqa: F403
     from tests.kernels.triton.filter_twins import *  # noqa: F403
     from tests.kernels.triton.step_twins import *  # noqa: F403
 

@@ -37,6 +37,22 @@ def row_keys(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64]) ->
     return words.view(np.int32)
 
 
+def key_bases(seeds: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+    """[N] int64: the part of the rows' keys that does not depend on the position, for ``position_keys``."""
+    with np.errstate(over="ignore"):
+        return _finish(seeds + _GOLDEN).view(np.int64)
+
+
+def position_keys(bases: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """``row_keys`` on a device: [N, 2] int32 for ``bases`` [N] int64, as ``key_bases`` returns them, and
+    ``positions`` [N] int64."""
+    z = bases + (positions + 1) * _GOLDEN_SIGNED  # wraps, as int64 of torch does
+    z = (z ^ (z >> 30 & 0x3FFFFFFFF)) * _FIRST_64
+    z = (z ^ (z >> 27 & 0x1FFFFFFFFF)) * _SECOND_64
+    z = z ^ (z >> 31 & 0x1FFFFFFFF)
+    return z.view(torch.int32).view(-1, 2)  # the low word first
+
+
 def wrap_seed(seed: int) -> int:
     """Reduce any Python integer to the 64 bits that the hash takes."""
     return seed & _MASK64
@@ -63,6 +79,12 @@ def _signed(word: int) -> int:
     return word - 2**32 if word >= 2**31 else word
 
 
+def _signed_64(word: int) -> int:
+    return word - 2**64 if word >= 2**63 else word
+
+
+_GOLDEN_SIGNED = _signed_64(0x9E3779B97F4A7C15)
+_FIRST_64, _SECOND_64 = _signed_64(0xBF58476D1CE4E5B9), _signed_64(0x94D049BB133111EB)
 _FIRST, _SECOND = _signed(0x21F0AAAD), _signed(0x735A2D97)
 
 

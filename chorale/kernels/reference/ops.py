@@ -18,6 +18,7 @@ from chorale.kernels.ops import Ops, QkvWeights, RouterWeights
 from chorale.kernels.reference import moe as reference_moe
 from chorale.kernels.reference.attention import AttentionPlan, attention, plan_attention
 from chorale.kernels.reference.decode_inputs import decode_inputs
+from chorale.kernels.reference.draft_steps import accept, draft_passes, verify_inputs
 from chorale.kernels.reference.kv_elements import write_kv
 from chorale.kernels.reference.moe import pack_decoded, pack_experts
 from chorale.kernels.reference.sampling import ReferenceSampler
@@ -142,6 +143,9 @@ REFERENCE_OPS = Ops(
     pack_head=pack_head,
     make_sampler=ReferenceSampler,
     decode_inputs=decode_inputs,
+    verify_inputs=verify_inputs,
+    accept=accept,
+    draft_passes=draft_passes,
     supports_fp8_kv=True,
 )
 

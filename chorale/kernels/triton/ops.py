@@ -17,6 +17,7 @@ from chorale.kernels.triton.moe.packing import pack_experts
 from chorale.kernels.triton.moe.router import pack_router, project_and_route
 from chorale.kernels.triton.precompile import make_precompiler
 from chorale.kernels.triton.sampling.decode_inputs import decode_inputs
+from chorale.kernels.triton.sampling.draft_steps import accept, draft_passes, verify_inputs
 from chorale.kernels.triton.sampling.sample import make_sampler
 
 
@@ -45,6 +46,9 @@ TRITON_OPS = Ops(
     pack_head=pack_head,
     make_sampler=make_sampler,
     decode_inputs=decode_inputs,
+    verify_inputs=verify_inputs,
+    accept=accept,
+    draft_passes=draft_passes,
     supports_fp8_kv=True,
     capturable=True,
     precompiler=None if triton.knobs.runtime.interpret else make_precompiler,  # nothing to compile

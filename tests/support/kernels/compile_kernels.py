@@ -38,6 +38,7 @@ from chorale.kernels.triton.moe import (
 from chorale.kernels.triton.reduce import choices, one_shot, two_shot
 from chorale.kernels.triton.sampling import (
     decode_inputs,
+    draft_steps,
     sample,
     shared_sample,
     shared_thresholds,
@@ -315,6 +316,7 @@ def around_the_model(asm: bool, hopper: bool) -> list[Variant]:
     inputs, chosen = types | {"token_ptr": "*i64"}, types | {"token_ptr": "*i32", "out_ptr": "*i64"}
     found += [
         ("decodes", decode_inputs._decode_inputs_kernel, {"KV_BLOCK": 64, "BLOCK": 64}, inputs, 1, 3),
+        *_steps_with_drafts(types),
         ("best", thresholds._best_kernel, cut, types, 4, 3),
         ("prepare", thresholds._prepare_kernel, pieces, types, 1, 3),
         (
@@ -341,6 +343,35 @@ def around_the_model(asm: bool, hopper: bool) -> list[Variant]:
         constants |= {"ASM": asm}
         for name, first in ((f"pieces {filtered}", 0), (f"pieces {filtered} of the second rank", 100544)):
             found.append((name, sample._pieces_kernel, constants | {"FIRST": first}, chosen, 4, 3))
+    return found
+
+
+def _steps_with_drafts(types: dict[str, str]) -> list[Any]:
+    numbers = (
+        "num_drafts_ptr",
+        "given_ptr",
+        "first_new_ptr",
+        "stops_ptr",
+        "context_ptr",
+        "table_ptr",
+        "key_ptr",
+    )
+    wide = (
+        *("last_position_ptr", "drafts_ptr", "key_base_ptr", "may_stop_ptr", "token_ptr", "sample_ptr"),
+        *("kept_ptr", "following_ptr", "last_place_ptr"),
+    )
+    floats = ("floats_ptr", "temperature_ptr", "filter_ptr", "profile_ptr")
+    types = types | dict.fromkeys(numbers, "*i32") | {"early_ptr": "*i32"}
+    types |= dict.fromkeys(wide, "*i64") | dict.fromkeys(floats, "*fp32")
+    sizes = {"KV_BLOCK": 64, "BLOCK": 64}
+    inputs, passes = sizes | {"PLACES": 4, "STOPS": EARLY_STOPS}, sizes | {"PASSES": 3}
+    found = [
+        ("verifies", draft_steps._verify_inputs_kernel, inputs, types, 1, 3),
+        ("passes", draft_steps._draft_passes_kernel, passes, types, 1, 3),
+    ]
+    for has_profile in (False, True):
+        accepts = {"PLACES": 4, "HAS_PROFILE": has_profile}
+        found.append(("accepts", draft_steps._accept_kernel, accepts, types, 1, 3))
     return found
 
 
