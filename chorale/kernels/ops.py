@@ -70,6 +70,15 @@ class QkvWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class PairNorms:
+    """The norms of a draft head's two inputs: a token's embedding and a state."""
+
+    token: torch.Tensor  # [H] float32
+    state: torch.Tensor  # [H] float32
+    keeps_normed: bool  # the residual stream begins as the normed state, not as the state
+
+
+@dataclass(frozen=True, slots=True)
 class RouterWeights:
     """Norm and router of the expert layer."""
 
@@ -192,6 +201,36 @@ class StepSizes:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftOps:
+    """What a draft head needs beside ``plan_attention``, ``attention`` and ``lm_head``. A head is whole on every
+    rank: these ops exchange nothing."""
+
+    # (x [T, P * W], norms [P, W] float32, eps) -> [T, P * W] float32, each of the P parts normed
+    norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
+
+    # (x [T, K], packed [N, K]) -> [T, N] float32
+    linear: Callable[[torch.Tensor, Any], torch.Tensor]
+
+    # (embedding [V, H], token_ids [T], states [T, H] float32, norms, eps)
+    # -> (normed [T, 2 H]: embeddings, then states; x [T, H] float32, which is new memory)
+    join: Callable[
+        [torch.Tensor, torch.Tensor, torch.Tensor, PairNorms, float], tuple[torch.Tensor, torch.Tensor]
+    ]
+
+    # (normed [T, K], packed [(Nq + 2 Nkv) * D, K] with bias, rope [T, D], plan, group, kv) -> q [T, Nq, D]
+    # ``Ops.qkv_rope_cache`` of what is normed already.
+    qkv_rope_cache: Callable[[torch.Tensor, Any, torch.Tensor, Any, int, torch.Tensor], torch.Tensor]
+
+    # (y [T, K], packed [H, K], x [T, H]) -> x + product. May reuse x.
+    project_add: Callable[[torch.Tensor, Any, torch.Tensor], torch.Tensor]
+
+    # (x [T, H], norm [H] float32, pack_gated, eps) -> silu(gate) * up of the normed x, [T, I]
+    gated_silu: Callable[[torch.Tensor, torch.Tensor, Any, float], torch.Tensor]
+
+    pack_gated: Callable[[torch.Tensor, torch.Tensor], Any]  # (gate [I, H], up [I, H])
+
+
+@dataclass(frozen=True, slots=True)
 class Ops:
     """One back end. ``kernels/reference/`` defines each callable exactly.
 
@@ -238,7 +277,8 @@ class Ops:
     # (x, logits_index [L], norm [H], head, eps) -> logits [L, V] float32
     lm_head: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Any, float], torch.Tensor]
 
-    pack_linear: Callable[[torch.Tensor, torch.Tensor], Any]  # (weight [N, K], bias [N])
+    # (weight [N, K], bias [N] or None)
+    pack_linear: Callable[[torch.Tensor, torch.Tensor | None], Any]
     # (weight [E, H] float32, bias [E] float32, what the experts compute in)
     pack_router: Callable[[torch.Tensor, torch.Tensor, torch.dtype], Any]
     pack_experts: Callable[[ExpertTensors], Any]
@@ -257,6 +297,7 @@ class Ops:
         [torch.Tensor, VerifyBatch, VerifyInputs, DraftRowState, Accepted, torch.Tensor | None], None
     ]
     draft_passes: Callable[[torch.Tensor, DraftRowState, DraftPasses], None]  # rows [R] int32
+    draft: DraftOps | None = None  # None: no draft heads
 
     # kv may be float8_e4m3fn: scale 1, written saturating (``kernels/reference/kv_elements.py``).
     supports_fp8_kv: bool = False

@@ -139,6 +139,10 @@ def rope_table(rope: RopeConfig, head_dim: int, num_positions: int) -> torch.Ten
     Angles are float32 products of float32 frequencies, because that is what the model was trained with: at
     position 100,000 the float64 angle of the fastest pair differs from it by up to 4e-3 radians.
     """
-    frequencies = yarn_frequencies(rope, head_dim)
+    return angle_table(yarn_frequencies(rope, head_dim), num_positions).mul_(rope.concentration)
+
+
+def angle_table(frequencies: torch.Tensor, num_positions: int) -> torch.Tensor:
+    """[num_positions, D] float32: cosines, then sines, of ``frequencies`` [D / 2], radians a position."""
     angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequencies)
-    return torch.cat((angles.cos(), angles.sin()), dim=-1).mul_(rope.concentration)
+    return torch.cat((angles.cos(), angles.sin()), dim=-1)

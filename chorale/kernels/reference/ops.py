@@ -8,7 +8,7 @@ whose kernel torch picks by shape: steps of equal shape are bit-identical, other
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,32 +18,12 @@ from chorale.kernels.ops import Ops, QkvWeights, RouterWeights
 from chorale.kernels.reference import moe as reference_moe
 from chorale.kernels.reference.attention import AttentionPlan, attention, plan_attention
 from chorale.kernels.reference.decode_inputs import decode_inputs
+from chorale.kernels.reference.draft import REFERENCE_DRAFT_OPS
 from chorale.kernels.reference.draft_steps import accept, draft_passes, verify_inputs
-from chorale.kernels.reference.kv_elements import write_kv
+from chorale.kernels.reference.linear import Linear, pack_linear
 from chorale.kernels.reference.moe import pack_decoded, pack_experts
+from chorale.kernels.reference.rotary import rotate_and_cache
 from chorale.kernels.reference.sampling import ReferenceSampler
-
-
-@dataclass(frozen=True, slots=True)
-class Linear:
-    """y = x weight + bias. Contraction dimension first: at one row torch's float32 GEMV reads that layout
-    twice as fast as the checkpoint's (201,088 x 256 on 2 Zen 5 cores: 7.4 ms against 15.8 ms).
-    """
-
-    weight: torch.Tensor  # [K, N]
-    bias: torch.Tensor | None  # [N]
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[T, K] -> [T, N] float32."""
-        x = x.to(self.weight.dtype)
-        y = x @ self.weight if self.bias is None else torch.addmm(self.bias, x, self.weight)
-        return y.float()
-
-
-def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-    """weight [N, K] as in the checkpoint. bfloat16 stays a view of the file; float32 is laid out for GEMV."""
-    transposed = weight.t()
-    return Linear(transposed.contiguous() if weight.dtype == torch.float32 else transposed, bias)
 
 
 def pack_router(weight: torch.Tensor, bias: torch.Tensor, dtype: torch.dtype) -> Linear:
@@ -72,22 +52,8 @@ def qkv_rope_cache(
     group: int,
     kv: torch.Tensor,
 ) -> torch.Tensor:
-    shape = plan.shape
-    heads, kv_heads, dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
     normed = rms_norm(x, weights.norm, eps) if normed is None else normed
-    qkv = weights.linear(normed)  # [T, (Nq + 2 Nkv) * D]
-    qkv = qkv.view(-1, heads + 2 * kv_heads, dim)  # heads in the order q, k, v
-    rotated = rotate(qkv[:, : heads + kv_heads], rope)  # [T, Nq + Nkv, D]
-    new = torch.stack((rotated[:, heads:], qkv[:, heads + kv_heads :]), dim=1)  # [T, 2, Nkv, D]
-    write_kv(kv, plan.slot_block[group], plan.slot_offset[group], new)
-    return rotated[:, :heads]
-
-
-def rotate(x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
-    """Turn pairs (i, i + D/2). x [T, heads, D], rope [T, D]: cosines, then sines."""
-    cos, sin = rope.unsqueeze(1).chunk(2, dim=-1)  # [T, 1, D / 2]
-    left, right = x.chunk(2, dim=-1)
-    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)
+    return rotate_and_cache(weights.linear(normed), rope, plan, group, kv)
 
 
 def output_projection(attended: torch.Tensor, linear: Linear, x: torch.Tensor) -> torch.Tensor:
@@ -146,6 +112,7 @@ REFERENCE_OPS = Ops(
     verify_inputs=verify_inputs,
     accept=accept,
     draft_passes=draft_passes,
+    draft=REFERENCE_DRAFT_OPS,
     supports_fp8_kv=True,
 )
 

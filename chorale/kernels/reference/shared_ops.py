@@ -16,7 +16,8 @@ import torch.nn.functional as F
 
 from chorale.kernels.ops import Ops, QkvWeights, RouterWeights
 from chorale.kernels.reference import moe as reference_moe
-from chorale.kernels.reference.ops import REFERENCE_OPS, Linear, output_projection, route
+from chorale.kernels.reference.linear import Linear
+from chorale.kernels.reference.ops import REFERENCE_OPS, output_projection, route
 from chorale.kernels.reference.shared_sampling import SharedSampler
 from chorale.parallel.rank import Rank
 

@@ -1,4 +1,4 @@
-"""The small kernels of steps that verify drafts. The specification is ``kernels/reference/draft_steps.py``."""
+"""Small kernels of steps that verify drafts. The specification is ``kernels/reference/draft_steps.py``."""
 
 from __future__ import annotations
 

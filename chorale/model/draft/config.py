@@ -1,0 +1,110 @@
+"""HeadConfig: the sizes and switches of one draft head. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from chorale.model.config import ModelConfig, RopeConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Llama3Rope:
+    """Llama 3's scaling: slow pairs are slowed by ``factor``, fast ones are not, a ramp joins the two."""
+
+    theta: float
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadConfig:
+    """Sizes are counts of elements.
+
+    The head reads the target's residual stream after ``aux_boundaries`` blocks (0: the embedding; all blocks:
+    the sum before the final norm), states of ``target_hidden_size`` each. Without boundaries it takes the
+    target's final, normed state.
+    """
+
+    hidden_size: int
+    target_hidden_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int  # the target's
+    draft_vocab_size: int
+    aux_boundaries: tuple[int, ...]
+    rope: RopeConfig | Llama3Rope
+    rms_norm_eps: float = 1e-5
+    norm_before_residual: bool = False  # the residual stream begins as the normed state
+    norm_before_fc: bool = False  # one norm over all aux states
+    aux_norms: bool = False  # a norm for each aux state
+    norm_output: bool = False  # the next draft step takes the normed sum, not the sum
+    max_position_embeddings: int = 4096  # that the head was trained for
+
+    @property
+    def has_fc(self) -> bool:
+        """Returns whether a product makes the head's state of the target's."""
+        return bool(self.aux_boundaries) or self.target_hidden_size != self.hidden_size
+
+    @property
+    def aux_width(self) -> int:
+        """Width of what ``DraftHead.project`` takes."""
+        return max(len(self.aux_boundaries), 1) * self.target_hidden_size
+
+    @property
+    def aux_norm_shape(self) -> tuple[int, int] | None:
+        """Parts of the aux states that are normed, and the width of one."""
+        if self.aux_norms:
+            return len(self.aux_boundaries), self.target_hidden_size
+        return (1, self.aux_width) if self.norm_before_fc else None
+
+
+def tensor_shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
+    """Shapes by role (``pack.py``) of all tensors without biases. The target may have embedding and head."""
+    hidden, dim, inter = config.hidden_size, config.head_dim, config.intermediate_size
+    queries, keys = config.num_attention_heads * dim, config.num_key_value_heads * dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "embedding": (config.vocab_size, hidden),
+        "token_norm": (hidden,),
+        "state_norm": (hidden,),
+        "q": (queries, 2 * hidden),
+        "k": (keys, 2 * hidden),
+        "v": (keys, 2 * hidden),
+        "output": (hidden, queries),
+        "mlp_norm": (hidden,),
+        "gate": (inter, hidden),
+        "up": (inter, hidden),
+        "down": (hidden, inter),
+        "final_norm": (hidden,),
+        "head": (config.draft_vocab_size, hidden),
+    }
+    if config.has_fc:
+        shapes["fc"] = (hidden, config.aux_width)
+    if config.aux_norm_shape is not None:
+        shapes["aux_norm"] = config.aux_norm_shape
+    return shapes
+
+
+def default_boundaries(num_layers: int) -> tuple[int, ...]:
+    """Boundaries of heads whose configuration names none: low, middle and high, as in EAGLE3's own code."""
+    return tuple(sorted({min(2, num_layers), num_layers // 2, max(num_layers - 3, 1)}))
+
+
+def small_head(target: ModelConfig, **changes: object) -> HeadConfig:
+    """Returns a head for a target of any size, for tests and benchmarks."""
+    sizes: dict[str, object] = {
+        "hidden_size": target.hidden_size,
+        "target_hidden_size": target.hidden_size,
+        "num_attention_heads": target.num_attention_heads,
+        "num_key_value_heads": target.num_key_value_heads,
+        "head_dim": target.head_dim,
+        "intermediate_size": target.intermediate_size,
+        "vocab_size": target.vocab_size,
+        "draft_vocab_size": target.vocab_size // 2,
+        "aux_boundaries": default_boundaries(target.num_hidden_layers),
+        "rope": RopeConfig(theta=10000.0, factor=1.0),
+    }
+    return HeadConfig(**(sizes | changes))  # type: ignore[arg-type]

@@ -1,0 +1,130 @@
+"""A draft head (EAGLE3), top to bottom, in terms of Ops.
+
+    s  = fc(norm(aux))                    # aux: the target's states at some depths; the norm is optional
+    for each drafted token:
+        n  = [norm(embedding[token]), norm(s)]               # 2 H wide
+        x  = s, or norm(s)                                   # norm_before_residual
+        x  = x + attention(n)                                # its own keys and values, no window, no sink
+        x  = x + (silu(t Wgate) * (t Wup)) Wdown             # t = norm(x)
+        logits = norm(x) Whead                               # over the draft vocabulary
+        s  = x, or norm(x)                                   # norm_output
+
+Position i takes token i + 1 and the state at i, and predicts token i + 2. The head owns no state but its
+weights, and is whole on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from chorale.errors import ConfigError
+from chorale.kernels.ops import AttentionMeta, AttentionShape, DraftOps, Ops, PairNorms
+from chorale.model.config import FULL
+from chorale.model.draft.config import HeadConfig
+from chorale.model.draft.rope import head_rope_table
+
+
+@dataclass(frozen=True, slots=True)
+class HeadWeights:
+    """All parameters, packed by the ops that will read them."""
+
+    embedding: torch.Tensor  # [V, H]
+    aux_norm: torch.Tensor | None  # [parts, width] float32
+    fc: Any | None  # packed [H, A * H of the target]
+    pair: PairNorms
+    qkv: Any  # packed [(Nq + 2 Nkv) * D, 2 H] and bias
+    output: Any  # packed [H, Nq * D]
+    mlp_norm: torch.Tensor  # [H] float32
+    gate_up: Any  # pack_gated
+    down: Any  # packed [H, I]
+    final_norm: torch.Tensor  # [H] float32
+    head: Any  # packed [draft V, H]
+    token_ids: torch.Tensor  # [draft V] int64: the target id of each draft id
+
+
+class DraftHead:
+    """Pure functions of states, tokens and the head's KV tensor."""
+
+    def __init__(
+        self,
+        config: HeadConfig,
+        weights: HeadWeights,
+        ops: Ops,
+        max_len: int | None = None,
+        embed: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    ) -> None:
+        """``max_len``: longest sequence that will be run; None: what the head was trained for. ``embed``:
+        token ids [T] -> [T, H], where ``weights.embedding`` is cut over ranks."""
+        self.config, self.weights, self.ops = config, weights, ops
+        self.draft_ops = draft_ops(ops)
+        self._embed = embed
+        self.shape = AttentionShape(
+            num_heads=config.num_attention_heads,
+            num_kv_heads=config.num_key_value_heads,
+            head_dim=config.head_dim,
+            sliding_window=1,  # of a group that the head does not use
+        )
+        device = weights.token_ids.device
+        table = head_rope_table(config.rope, config.head_dim, max_len or config.max_position_embeddings)
+        self.rope = table.to(device)
+        self._sinks = torch.full((config.num_attention_heads,), -torch.inf, device=device)  # no sink
+
+    @property
+    def token_ids(self) -> torch.Tensor:
+        """[draft V] int64: the target id of each draft id."""
+        return self.weights.token_ids
+
+    def kv_shape(self, num_blocks: int, block_size: int) -> tuple[int, ...]:
+        """Shape of the KV tensor that ``run`` takes."""
+        config = self.config
+        return num_blocks, 2, config.num_key_value_heads, block_size, config.head_dim
+
+    def project(self, aux: torch.Tensor) -> torch.Tensor:
+        """aux [T, A * H] -> states [T, H] float32. ``aux``: the target's states, in the boundaries' order."""
+        weights = self.weights
+        if weights.aux_norm is not None:
+            aux = self.draft_ops.norm(aux, weights.aux_norm, self.config.rms_norm_eps)
+        return aux.float() if weights.fc is None else self.draft_ops.linear(aux, weights.fc)
+
+    def run(
+        self, states: torch.Tensor, token_ids: torch.Tensor, attention: AttentionMeta, kv: torch.Tensor
+    ) -> torch.Tensor:
+        """The head's layer: states [T, H] float32, token_ids [T] -> x [T, H] float32, the sum before the
+        final norm.
+
+        ``kv`` [num_blocks, 2, Nkv, block_size, D] is the head's own, at the full group's slots and tables.
+        """
+        weights, ops, draft, eps = self.weights, self.ops, self.draft_ops, self.config.rms_norm_eps
+        plan = ops.plan_attention(attention, self.shape, kv.shape[3])
+        rope = self.rope.index_select(0, attention.positions)
+        table, index = weights.embedding, token_ids
+        if self._embed is not None:
+            table, index = self._embed(token_ids), torch.arange(len(token_ids), device=token_ids.device)
+        normed, x = draft.join(table, index, states, weights.pair, eps)  # [T, 2 H], [T, H]
+        q = draft.qkv_rope_cache(normed, weights.qkv, rope, plan, FULL, kv)  # [T, Nq, D]
+        attended = ops.attention(q, kv, self._sinks, plan, FULL)
+        x = draft.project_add(attended, weights.output, x)
+        inner = draft.gated_silu(x, weights.mlp_norm, weights.gate_up, eps)
+        return draft.project_add(inner, weights.down, x)
+
+    def next_states(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, H] of ``run`` -> the states [T, H] of the next draft step."""
+        if not self.config.norm_output:
+            return x
+        return self.draft_ops.norm(x, self.weights.final_norm.unsqueeze(0), self.config.rms_norm_eps)
+
+    def logits(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        """x [T, H] of ``run``, index [L] int64 -> logits [L, draft V] float32."""
+        weights, eps = self.weights, self.config.rms_norm_eps
+        return self.ops.lm_head(x, index, weights.final_norm, weights.head, eps)
+
+
+def draft_ops(ops: Ops) -> DraftOps:
+    """Raises ``ConfigError`` if the back end has no draft heads."""
+    if ops.draft is None:
+        raise ConfigError(f"ops {ops.name!r} have no draft heads")
+    return ops.draft
