@@ -86,6 +86,8 @@ class Committer:
         if self._keep_tokens:
             table.record_tokens(rows, tokens)
         slow = table.needs_slow_path[rows] | (ends + 1 >= table.max_len[rows])
+        if result.drafts is not None:
+            self._keep_drafts(record, result.drafts)
         if record.dead_rows:
             samples = samples & ~np.isin(rows, list(record.dead_rows))
         if plan.num_drafts is not None:
@@ -110,6 +112,14 @@ class Committer:
                 sequence.output.append(token)
                 emit_chunk(TokenChunk(sequence.request_id, sequence.index, [token]))
 
+    def _keep_drafts(self, record: StepRecord, drafts: IntArray) -> None:
+        """Keep the drafts that the next plan must know."""
+        rows = record.plan.rows
+        for entry in np.flatnonzero(record.plan.samples & ~self._engine.rows.drafts_on_device[rows]).tolist():
+            sequence = self._engine.rows.sequences[int(rows[entry])]
+            if sequence is not None and int(rows[entry]) not in record.dead_rows:
+                sequence.drafts = drafts[entry][drafts[entry] >= 0]
+
     def _commit_drafts(
         self, plan: StepPlan, num_drafts: IntArray, samples: BoolArray, result: StepResult, now: float
     ) -> BoolArray:
@@ -123,8 +133,7 @@ class Committer:
             self.num_draft_tokens += int(num_drafts[entry])
             has_failed = entry in result.errors  # after num_kept tokens
             self.num_accepted_tokens += num_kept if has_failed else num_kept - 1
-            base = int(plan.num_computed[entry])
-            has_ended = self._take_tokens(sequence, tokens, base, entry, result, now)
+            has_ended = self._take_tokens(sequence, tokens, entry, result, now)
             samples[entry] = has_failed and not has_ended
             if not has_failed and not has_ended:
                 self._engine.resume_decode(sequence, num_kept, 1 + int(num_drafts[entry]) - num_kept)
@@ -133,12 +142,13 @@ class Committer:
         return samples
 
     def _take_tokens(
-        self, sequence: Sequence, tokens: list[int], base: int, entry: int, result: StepResult, now: float
+        self, sequence: Sequence, tokens: list[int], entry: int, result: StepResult, now: float
     ) -> bool:
         """Commit several tokens of a sequence, up to the one that ends it. Returns whether it ended.
 
-        ``base``: tokens computed before the step. No token of it is the sequence's first.
+        No token of it is the sequence's first.
         """
+        computed_before = sequence.num_tokens - 1
         finish: FinishReason | None = None
         taken: list[int] = []
         for token in tokens:
@@ -153,7 +163,7 @@ class Committer:
             logprobs = result.logprobs.get(entry, [])[: len(taken)]
         chunk = emit.token_chunk(sequence, taken, logprobs, finish, now)
         if finish is not None:
-            self._engine.commit_blocks(sequence, base + len(taken))
+            self._engine.commit_blocks(sequence, computed_before + len(taken))
             self._engine.end(sequence, chunk)
         elif taken:
             self._engine.emit(chunk)

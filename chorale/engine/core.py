@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from chorale.engine.admission import Admission
 from chorale.engine.drafts.drafter import Drafter
+from chorale.engine.drafts.head import HeadDrafter
 from chorale.engine.engine_state import EngineState
 from chorale.engine.pending_grammars import PendingGrammarQueue
 from chorale.engine.scheduler import Scheduler
@@ -47,7 +48,7 @@ class EngineCore:
         clock: Callable[[], float] = time.time,
         grammars: GrammarService | None = None,
         prefix_secret: bytes = b"",
-        drafter: Drafter | None = None,
+        drafter: Drafter | HeadDrafter | None = None,
     ) -> None:
         """``clock`` returns seconds since the epoch. With ``grammars`` None, requests with a grammar are
         refused. ``prefix_secret``: the key of the prefix hashes; "" draws one. ``drafter``: guesses tokens

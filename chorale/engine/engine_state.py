@@ -14,20 +14,24 @@ With async scheduling, step n + 1 is planned before the result of step n is know
   entries of steps in flight to their sequences.
 * Results in flight of an ended or preempted sequence are dropped (``StepRecord.dead_rows``). A preempted
   sequence has not emitted that token yet; it samples it again, with the same seed, once it is recomputed.
-* A row with a draft in flight is in no other plan until that step is committed, because the number of tokens
-  that stay computed depends on its result.
+* The number of tokens that stay computed depends on what is kept of a draft. A row with a draft in flight is
+  in no other plan until that step is committed, unless the next draft is made on the device: then plans count
+  on all of it (``RowTable.is_uncertain``), and the device knows better.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
+import numpy as np
+
 from chorale.engine import emit
 from chorale.engine.drafts.drafter import Drafter
+from chorale.engine.drafts.head import HeadDrafter, follows_tokens
 from chorale.engine.kv_cache.cache import HybridCache
 from chorale.engine.plan import ScheduledChunk, StepRecord
 from chorale.engine.row_table import RowTable
-from chorale.engine.sequence import RequestState, Sequence, Status
+from chorale.engine.sequence import NO_TOKENS, RequestState, Sequence, Status
 from chorale.engine.types import EngineLimits, FinishReason, RowStart, StepPlan, TokenChunk
 from chorale.engine.waiting import WaitingQueue
 
@@ -36,7 +40,7 @@ class EngineState:
     """Requests, queue, rows, cache and steps in flight. Other modules read the attributes and call the
     methods; only the methods change the state."""
 
-    def __init__(self, limits: EngineLimits, drafter: Drafter | None = None) -> None:
+    def __init__(self, limits: EngineLimits, drafter: Drafter | HeadDrafter | None = None) -> None:
         self.limits = limits
         self.drafter = drafter
         self.cache = HybridCache(limits.num_blocks, limits.block_size, limits.sliding_window)
@@ -97,7 +101,8 @@ class EngineState:
         """Give a row to the head of the queue. Its blocks up to ``num_cached`` tokens are attached
         already."""
         self.waiting.pop()
-        sequence.row = row = self.rows.take(sequence, num_cached)
+        on_device = isinstance(self.drafter, HeadDrafter) and not follows_tokens(sequence)
+        sequence.row = row = self.rows.take(sequence, num_cached, drafts_on_device=on_device)
         sequence.status = Status.PREFILL
         self.running[row] = sequence
         self.prefills.append(sequence)
@@ -171,6 +176,7 @@ class EngineState:
 
     def _leave_row(self, sequence: Sequence) -> None:
         row = sequence.row
+        sequence.drafts = NO_TOKENS
         self.cache.release(sequence.blocks)
         if sequence.status is Status.PREFILL:
             self.prefills.remove(sequence)
@@ -191,8 +197,13 @@ class EngineState:
     def record_step(self, plan: StepPlan, num_decodes: int, chunks: list[ScheduledChunk]) -> StepPlan:
         """Put a plan in flight. Sequences whose last chunk it contains decode from the next step on."""
         self.rows.record_step(plan.step_id, plan.rows, plan.num_new)
+        if plan.makes is not None:
+            self.rows.record_drafts(plan.rows, np.where(plan.makes, np.int32(plan.num_made), np.int32(0)))
         if plan.num_drafts is not None:
-            for row in plan.rows[plan.num_drafts > 0].tolist():
+            drafted = plan.rows[plan.num_drafts > 0]
+            on_device = self.rows.drafts_on_device[drafted]
+            self.rows.doubt(drafted[on_device])
+            for row in drafted[~on_device].tolist():
                 self.rows.set_decoding(row, False)
         for chunk in chunks:
             if chunk.is_last:
@@ -210,12 +221,12 @@ class EngineState:
     def resume_decode(self, sequence: Sequence, num_kept: int, num_rejected: int) -> None:
         """Continue a sequence whose draft is decided: ``num_kept`` of the tokens that its plan computed stay,
         ``num_rejected`` do not, nor do the blocks that only they needed."""
-        row = sequence.row
+        row, computed, block_size = sequence.row, sequence.num_tokens - 1, self.limits.block_size
         self.rows.take_back(row, num_rejected)
-        computed, block_size = int(self.rows.computed[row]), self.limits.block_size
         if computed // block_size > (computed - num_kept) // block_size:
             self.commit_blocks(sequence, computed)
-        self.cache.shrink(sequence.blocks, computed + 1)
+        # A later step in flight computes up to ``rows.computed``, and the head up to its drafts' end.
+        self.cache.shrink(sequence.blocks, int(self.rows.computed[row] + 1 + self.rows.drafted[row]))
         self.rows.set_decoding(row, True)
         self.schedule_next_check(sequence)
 
@@ -224,9 +235,16 @@ class EngineState:
         sequence.extend_block_hashes(num_computed, self.limits.block_size)
         self.cache.commit(sequence.blocks, num_computed, sequence.block_hashes)
 
+    def is_in_flight(self, row: int) -> bool:
+        """Returns whether a step that names the row is not committed yet."""
+        return int(self.rows.last_step[row]) > self._last_committed_step
+
     def begin_commit(self) -> None:
         """Take the oldest step out of flight: its result is about to be committed."""
-        self._last_committed_step = self.in_flight.popleft().plan.step_id
+        plan = self.in_flight.popleft().plan
+        self._last_committed_step = plan.step_id
+        if plan.num_drafts is not None:
+            self.rows.settle(plan.step_id, plan.rows)
 
     def finish_commit(self, record: StepRecord) -> None:
         """Release the rows that were waiting for the end of this step."""

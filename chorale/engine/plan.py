@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from chorale.engine.drafts.planned import PlannedDrafts
 from chorale.engine.sequence import NO_TOKENS, Sequence
 from chorale.engine.types import CacheGroup, IntArray, RowStart, StepPlan
 
@@ -72,10 +73,11 @@ class PlanBuilder:
         computed: IntArray,
         tokens: IntArray,
         wants_prompt: list[int],
-        drafts: Mapping[int, IntArray],
+        planned: PlannedDrafts,
     ) -> StepPlan:
         """``decodes``, ``computed``, ``tokens``: rows, positions and ids of the decoding entries; the last of
-        them have the ``drafts``, by row."""
+        them have the ``planned`` drafts."""
+        drafts = planned.tokens
         num_decodes, num_rows = len(decodes), len(decodes) + len(self.chunks)
         num_new = np.ones(num_rows, np.int32)
         num_drafts: IntArray | None = None
@@ -116,9 +118,20 @@ class PlanBuilder:
             append_block=columns[3],
             prompt_logprob_rows=frozenset(wants_prompt),
             num_drafts=num_drafts,
+            num_made=planned.num_made,
+            makes=None if planned.num_made < 0 else np.isin(rows, list(planned.making)),
+            following=None if planned.num_made < 0 else self._following(num_decodes),
         )
         self.starts, self.chunks, self._appends = [], [], []
         return plan
+
+    def _following(self, num_decodes: int) -> IntArray:
+        """The prompt token after each entry, -1 if it is sampled."""
+        after = [
+            -1 if chunk.is_last else chunk.sequence.tokens_to_compute[chunk.start + chunk.count]
+            for chunk in self.chunks
+        ]
+        return np.array([-1] * num_decodes + after, np.int32)
 
 
 def _with_drafts(decodes: IntArray, tokens: IntArray, drafts: Mapping[int, IntArray]) -> IntArray:

@@ -23,8 +23,8 @@ class RowTable:
     """
 
     __slots__ = (
-        "computed", "decoding", "free", "last_step", "last_token", "max_len", "needs_slow_path",
-        "next_check_at", "sequences",
+        "computed", "decoding", "drafted", "drafts_on_device", "free", "is_uncertain", "last_step",
+        "last_token", "max_len", "needs_slow_path", "next_check_at", "sequences",
     )  # fmt: skip
 
     def __init__(self, num_rows: int) -> None:
@@ -37,14 +37,20 @@ class RowTable:
         self.last_step: Int64Array = np.full(num_rows, -1, np.int64)  # newest step that names the row
         self.decoding: BoolArray = np.zeros(num_rows, np.bool_)  # computes one token in the next step
         self.needs_slow_path: BoolArray = np.zeros(num_rows, np.bool_)  # first token, log-probabilities
+        self.drafted: IntArray = np.zeros(num_rows, np.int32)  # draft tokens that the newest plan makes
+        self.drafts_on_device: BoolArray = np.zeros(num_rows, np.bool_)  # plans need not know them
+        self.is_uncertain: BoolArray = np.zeros(num_rows, np.bool_)  # ``computed`` is the most it can be
 
-    def take(self, sequence: Sequence, num_computed: int) -> int:
+    def take(self, sequence: Sequence, num_computed: int, *, drafts_on_device: bool = False) -> int:
         """Assign a free row to a sequence. The caller has checked ``free``."""
         row = self.free.pop()
         self.sequences[row] = sequence
         self.computed[row] = num_computed
         self.max_len[row] = sequence.max_len
         self.needs_slow_path[row] = True
+        self.drafted[row] = 0
+        self.drafts_on_device[row] = drafts_on_device
+        self.is_uncertain[row] = False
         return row
 
     def release(self, row: int) -> None:
@@ -66,6 +72,18 @@ class RowTable:
         """Count the tokens that a plan computes."""
         self.computed[rows] += num_new
         self.last_step[rows] = step_id
+
+    def record_drafts(self, rows: IntArray, num_made: IntArray) -> None:
+        """Note how many draft tokens a plan makes for its rows."""
+        self.drafted[rows] = num_made
+
+    def doubt(self, rows: IntArray) -> None:
+        """Note that a draft of these rows, which is on the device, is in flight."""
+        self.is_uncertain[rows] = True
+
+    def settle(self, step_id: int, rows: IntArray) -> None:
+        """End the doubt about the rows that no later step names."""
+        self.is_uncertain[rows[self.last_step[rows] == step_id]] = False
 
     def take_back(self, row: int, count: int) -> None:
         """Take back tokens that a plan computed in vain: those of a draft that were not accepted."""

@@ -29,7 +29,8 @@ from __future__ import annotations
 import numpy as np
 
 from chorale.engine.commit import Committer
-from chorale.engine.drafts.planner import DraftPlanner
+from chorale.engine.drafts.planned import NO_DRAFTS
+from chorale.engine.drafts.planners import make_planner
 from chorale.engine.engine_state import EngineState
 from chorale.engine.pace import PromptPace
 from chorale.engine.plan import PlanBuilder, ScheduledChunk, StepRecord
@@ -55,7 +56,7 @@ class Scheduler:
         self._refused: tuple[Sequence, int] | None = None  # head of the queue, spare blocks at that time
         self.committer = Committer(engine, keep_tokens=not limits.async_scheduling)
         self._pace = PromptPace(limits)
-        self._drafts = DraftPlanner(engine, engine.drafter, self._grow) if engine.drafter else None
+        self._drafts = make_planner(engine, self._grow)
         self.prefix_queries = 0
         self.prefix_hits = 0
 
@@ -262,14 +263,18 @@ class Scheduler:
         chunks = self._build.chunks
         if not len(decodes) and not chunks:
             return None
-        drafts = self._drafts.drafts(decodes, budget, self._spare()) if self._drafts else {}
-        if drafts:
-            has_draft = np.isin(decodes, list(drafts))
+        planned = self._drafts.plan(decodes, chunks, budget, self._spare()) if self._drafts else NO_DRAFTS
+        if planned.waiting:
+            decodes = decodes[~np.isin(decodes, planned.waiting)]
+            if not len(decodes) and not chunks:
+                return None
+        if planned.tokens:
+            has_draft = np.isin(decodes, list(planned.tokens))
             decodes = np.concatenate([decodes[~has_draft], decodes[has_draft]])
         wants_prompt = [chunk.sequence.row for chunk in chunks if chunk.scored]
         step_id = self._engine.next_step_id
         plan = self._build.build(
-            step_id, decodes, rows.computed[decodes], rows.last_token[decodes], wants_prompt, drafts
+            step_id, decodes, rows.computed[decodes], rows.last_token[decodes], wants_prompt, planned
         )
         return self._engine.record_step(plan, len(decodes), chunks)
 

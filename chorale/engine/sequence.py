@@ -48,7 +48,7 @@ class Sequence:
     """Tokens, status and row of one choice. ``RowTable`` holds how many of its tokens are computed."""
 
     __slots__ = (
-        "block_hashes", "blocks", "first_scheduled", "first_token", "index", "key", "max_len",
+        "block_hashes", "blocks", "drafts", "first_scheduled", "first_token", "index", "key", "max_len",
         "num_preemptions", "num_prompt", "output", "request", "request_id", "row", "sampling", "seed",
         "status", "stop_ids", "tokens_to_compute",
     )  # fmt: skip
@@ -71,6 +71,7 @@ class Sequence:
         )
         self.block_hashes: list[bytes] = []
         self.blocks = BlockTables()
+        self.drafts: IntArray = NO_TOKENS  # made by the device after the last step, if plans must know them
         self.row = -1
         self.status = Status.WAITING
         self.first_scheduled = 0.0

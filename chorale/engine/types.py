@@ -223,7 +223,9 @@ class StepPlan:
     first, those with drafts after the others.
 
     A draft of K tokens follows the row's last token: ``num_new`` is 1 + K, and a token is sampled after each
-    of them. The row keeps the samples up to the first that differs from the draft, that one included.
+    of them. The row keeps the samples up to the first that differs from the draft, that one included. A draft
+    that a head made is on the device: its tokens are -2, -3, ... here. Such an entry may be planned before
+    the result of the row's last step is known; then ``num_computed`` is the most that it can be.
     """
 
     step_id: int
@@ -239,6 +241,11 @@ class StepPlan:
     append_block: IntArray  # [A] block id in the pool
     prompt_logprob_rows: frozenset[int] = field(default_factory=frozenset)  # rows that need them in this step
     num_drafts: IntArray | None = None  # [R] draft tokens among the new ones; None: no entry has any
+    num_made: int = (
+        -1
+    )  # draft tokens that the head makes after this step; 0: it only reads; -1: it does not run
+    makes: BoolArray | None = None  # [R] the entry gets these drafts. None, as ``following``: no head runs
+    following: IntArray | None = None  # [R] the prompt token after the last new one; -1: it is sampled
 
     @property
     def num_tokens(self) -> int:
@@ -256,6 +263,7 @@ class StepResult:
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     # Entry -> one per computed prompt token: the logprob of the *next* prompt token at that position.
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    drafts: IntArray | None = None  # [R, num_made] made after the step; -1: none. None: no entry needs them
     # Entry -> why it has no token after its ``num_sampled``, although it should. That sequence ends, the
     # others go on.
     errors: dict[int, str] = field(default_factory=dict)

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from chorale.sampling_fields import EARLY_STOPS as EARLY_STOPS
+
 if TYPE_CHECKING:
     import torch
 
@@ -118,9 +120,6 @@ NO_FINITE_LOGITS = -1  # instead of a token: the row's logits were not finite
 NOTHING_ALLOWED = -2  # the logits were finite, but every token was forbidden
 
 
-EARLY_STOPS = 8  # ids; rows with more have a logits processor
-
-
 @dataclass(frozen=True, slots=True)
 class Allowed:
     """Which tokens a grammar allows: row n may have those whose bits (lowest first) are set in
@@ -202,8 +201,9 @@ class StepSizes:
 
 @dataclass(frozen=True, slots=True)
 class DraftOps:
-    """What a draft head needs beside ``plan_attention``, ``attention`` and ``lm_head``. A head is whole on every
-    rank: these ops exchange nothing."""
+    """What a draft head needs beside ``plan_attention``, ``attention`` and ``lm_head``.
+
+    A head is whole on every rank: these ops exchange nothing."""
 
     # (x [T, P * W], norms [P, W] float32, eps) -> [T, P * W] float32, each of the P parts normed
     norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]

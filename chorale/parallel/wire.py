@@ -18,7 +18,8 @@ _COLUMNS = (
     *("rows", "num_computed", "num_new", "token_ids"),
     *("append_row", "append_group", "append_index", "append_block"),
 )
-_NO_DRAFTS: IntArray = np.zeros(0, np.int32)
+_NONE: IntArray = np.zeros(0, np.int32)
+_OPTIONAL = ("num_drafts", "makes", "following")
 
 
 # ------------------------------------------------------------------ to the ranks
@@ -55,6 +56,7 @@ class Plan(msgspec.Struct, frozen=True, tag="plan"):
     numbers: bytes
     samples: bytes
     prompt_logprob_rows: list[int]
+    num_made: int
 
 
 class WorkerCall(msgspec.Struct, frozen=True, tag="call"):
@@ -133,7 +135,8 @@ def decode_from_rank(data: bytes) -> FromRank:
 
 def pack_plan(plan: StepPlan) -> Plan:
     columns = [getattr(plan, name) for name in _COLUMNS]
-    columns.append(_NO_DRAFTS if plan.num_drafts is None else plan.num_drafts)
+    optional = (getattr(plan, name) for name in _OPTIONAL)
+    columns += [_NONE if column is None else column for column in optional]
     return Plan(
         step_id=plan.step_id,
         starts=[_pack_start(start) for start in plan.starts],
@@ -141,20 +144,25 @@ def pack_plan(plan: StepPlan) -> Plan:
         numbers=np.concatenate(columns, dtype=np.int32).tobytes(),
         samples=plan.samples.tobytes(),
         prompt_logprob_rows=list(plan.prompt_logprob_rows),
+        num_made=plan.num_made,
     )
 
 
 def unpack_plan(message: Plan) -> StepPlan:
     """Inverse of ``pack_plan``; the arrays can be written to, as the engine's own."""
     numbers = np.frombuffer(message.numbers, np.int32).copy()
-    *columns, num_drafts = np.split(numbers, np.cumsum(message.lengths)[:-1])
-    arrays: dict[str, IntArray] = dict(zip(_COLUMNS, columns, strict=True))
+    columns = np.split(numbers, np.cumsum(message.lengths)[:-1])
+    arrays: dict[str, IntArray] = dict(zip(_COLUMNS, columns[: len(_COLUMNS)], strict=True))
+    num_drafts, makes, following = (column if len(column) else None for column in columns[len(_COLUMNS) :])
     return StepPlan(
         step_id=message.step_id,
         starts=tuple(_unpack_start(start) for start in message.starts),
         samples=np.frombuffer(message.samples, np.bool_).copy(),
         prompt_logprob_rows=frozenset(message.prompt_logprob_rows),
-        num_drafts=num_drafts if len(num_drafts) else None,
+        num_drafts=num_drafts,
+        num_made=message.num_made,
+        makes=None if makes is None else makes.astype(np.bool_),
+        following=following,
         **arrays,
     )
 

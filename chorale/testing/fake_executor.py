@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -115,6 +115,8 @@ class FakeRow:
     start: RowStart
     tables: tuple[dict[int, int], dict[int, int]]  # logical block -> block, by group
     last_token: int = -1
+    num_computed: int = 0  # the position of ``last_token``
+    drafts: list[int] = field(default_factory=list)  # made by the head after the newest step
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +141,7 @@ class FakeExecutor:
     """Implements ``Executor``. Steps "run" when they are handed over, in order, as on a device stream.
 
     ``step_seconds``: how long a step takes; steps queue behind each other. ``fail_at_step``: the result of
-    that step raises.
+    that step raises. ``draft_errors``: how often a token that the simulated head drafts is wrong.
     """
 
     def __init__(
@@ -149,6 +151,7 @@ class FakeExecutor:
         *,
         step_seconds: float = 0.0,
         fail_at_step: int | None = None,
+        draft_errors: float = 0.3,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -156,6 +159,7 @@ class FakeExecutor:
         self._limits = limits
         self._step_seconds = step_seconds
         self._fail_at_step = fail_at_step
+        self._draft_errors = int(draft_errors * 2**32)
         self._clock, self._sleep = clock, sleep
         self._ready_at = 0.0
         shape = (limits.num_blocks, limits.block_size)
@@ -197,27 +201,38 @@ class FakeExecutor:
         num_sampled = plan.samples.astype(np.int32)
         logprobs: dict[int, list[TokenLogprobs]] = {}
         prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
+        drafts: IntArray = np.full((len(plan.rows), max(plan.num_made, 0)), -1, np.int32)
         offset = 0
         for entry, (row, computed, count) in enumerate(
             zip(plan.rows.tolist(), plan.num_computed.tolist(), plan.num_new.tolist(), strict=True)
         ):
             state = self._rows[row]
             tokens = plan.token_ids[offset : offset + count]
-            self._write(state, tokens, computed)
             offset += count
+            if (tokens <= -2).any():
+                tokens, computed = self._drafted(state, tokens, computed)
+            self._write(state, tokens, computed)
             if row in plan.prompt_logprob_rows:
                 prompt_logprobs[entry] = fake_prompt_logprobs(state.start, computed, count)
             if plan.samples[entry]:
                 draft = tokens[count - num_drafts[entry] :].tolist()
                 kept = self._verified(state, computed + count - len(draft), draft)
                 state.last_token = kept[-1]
+                state.num_computed = computed + count - len(draft) + len(kept) - 1
+                if plan.makes is not None and plan.makes[entry]:
+                    state.drafts = self._make_drafts(state, plan.num_made)
+                    drafts[entry] = state.drafts
                 num_sampled[entry] = len(kept)
                 sampled[entry, : len(kept)] = kept
                 if state.start.sampling.logprobs is not None:
                     logprobs[entry] = [fake_logprobs(token, state.start.sampling.logprobs) for token in kept]
+            elif plan.following is not None:
+                after = state.start.token_ids[computed + count]
+                if plan.following[entry] != after:
+                    raise EngineError("an entry names another token as its next than the prompt has")
         if offset != plan.num_tokens:
             raise EngineError(f"plan has {plan.num_tokens} tokens, its rows {offset}")
-        return StepResult(plan.step_id, sampled, num_sampled, logprobs, prompt_logprobs)
+        return StepResult(plan.step_id, sampled, num_sampled, logprobs, prompt_logprobs, drafts)
 
     def _check(self, plan: StepPlan) -> None:
         """Checks what every plan must satisfy."""
@@ -247,6 +262,31 @@ class FakeExecutor:
         for group in CacheGroup:
             where = self._slots(state, group, computed, computed + len(tokens))
             self._tokens[where], self._hashes[where], self._groups[where] = tokens, hashes, group
+
+    def _drafted(self, state: FakeRow, tokens: IntArray, computed: int) -> tuple[IntArray, int]:
+        """Return the tokens of an entry whose draft is on the device, and where they begin."""
+        count = len(tokens) - 1
+        if tokens[1:].tolist() != [-2 - number for number in range(count)] or count > len(state.drafts):
+            raise EngineError("an entry verifies draft tokens that the device does not have")
+        if state.num_computed > computed:
+            raise EngineError("an entry begins behind what its plan counted on")
+        return np.array([tokens[0], *state.drafts[:count]], np.int32), state.num_computed
+
+    def _make_drafts(self, state: FakeRow, count: int) -> list[int]:
+        """Draft what follows the last token, with errors. The head writes to the FULL blocks on its way."""
+        position, token, drafts = state.num_computed, state.last_token, []
+        blocks, offsets = self._slots(state, CacheGroup.FULL, position - 1, position)
+        prefix = int(self._hashes[blocks, offsets][0])
+        self._slots(state, CacheGroup.FULL, position, position + count)
+        for _ in range(count):
+            prefix = int(self.model.prefix_hashes(np.array([token], np.int32), prefix, position)[-1])
+            position += 1
+            num_output = position - state.start.num_prompt_tokens
+            token = self.model.next_token(prefix, num_output, state.start.sampling, state.start.seed)
+            if mix(prefix) & 0xFFFFFFFF < self._draft_errors:
+                token = (token + 1) % self.model.vocab_size
+            drafts.append(token)
+        return drafts
 
     def _verified(self, state: FakeRow, length: int, draft: list[int]) -> list[int]:
         """Sample after ``length`` tokens and after each of the draft's, up to the first that differs."""

@@ -14,7 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from chorale.engine.drafts.drafter import Drafter
+from chorale.engine.drafts.planned import PlannedDrafts
 from chorale.engine.engine_state import EngineState
+from chorale.engine.plan import ScheduledChunk
 from chorale.engine.sequence import Sequence
 from chorale.engine.types import IntArray
 
@@ -28,8 +30,10 @@ class DraftPlanner:
         """``grow``: gives a sequence blocks for so many tokens and puts them into the plan."""
         self._engine, self._drafter, self._grow = engine, drafter, grow
 
-    def drafts(self, decodes: IntArray, budget: int, num_spare: int) -> dict[int, IntArray]:
-        """Return the drafts by row, best key first. ``budget``: tokens; ``num_spare``: blocks."""
+    def plan(
+        self, decodes: IntArray, chunks: list[ScheduledChunk], budget: int, num_spare: int
+    ) -> PlannedDrafts:
+        """``budget``: tokens; ``num_spare``: blocks."""
         found: dict[int, IntArray] = {}
         if (
             self._engine.limits.async_scheduling
@@ -45,7 +49,7 @@ class DraftPlanner:
             found[sequence.row] = draft
             budget -= len(draft)
             num_spare -= 2 * (len(sequence.blocks.full) - held)
-        return found
+        return PlannedDrafts(found)
 
     def _draft(self, sequence: Sequence, most: int, num_spare: int) -> IntArray:
         engine, block_size = self._engine, self._engine.limits.block_size

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from chorale.engine.drafts.drafter import Drafter
+from chorale.engine.drafts.head import HeadDrafter
 from chorale.engine.drafts.ngram import NgramDrafter
 from chorale.engine.drafts.suffix import SuffixDrafter
 from chorale.engine.types import GenerateRequest
@@ -59,6 +60,24 @@ def test_every_request_gets_the_tokens_it_would_get_alone(
         hits += life.core.stats().prefix_cache_hits
     assert preemptions > 0
     assert hits > 0
+
+
+def head(future: Future) -> HeadDrafter:
+    return HeadDrafter(5)
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 16])
+@pytest.mark.parametrize("depth", [0, 1])
+def test_drafts_of_a_head_change_nothing(depth: Literal[0, 1], block_size: int) -> None:
+    """The fake device has the drafts; plans are made before it is known how many of them were kept."""
+    preemptions = 0
+    for seed in range(3):
+        rng = random.Random(f"{depth}{block_size}{seed}")
+        limits = tight_limits(rng, depth, True, block_size, "priority" if seed else "fcfs")
+        life = simulate(limits, REQUESTS_PER_CASE // 2, seed, head)
+        check_counts(life, "head")
+        preemptions += life.core.stats().num_preemptions
+    assert preemptions > 0
 
 
 def lookup(kind: str, future: Future) -> Drafter:

@@ -105,7 +105,9 @@ def _check_progress(engine: EngineState, sequence: Sequence) -> None:
         most = sum(1 + draft_of(record, sequence.row) for record in engine.in_flight)
         assert 0 <= unsampled <= most, f"{sequence}: {unsampled} tokens ahead of its own"
         has_draft = any(draft_of(record, sequence.row) for record in engine.in_flight)
-        if has_draft:
+        on_device = bool(engine.rows.drafts_on_device[sequence.row])
+        assert bool(engine.rows.is_uncertain[sequence.row]) == (has_draft and on_device)
+        if has_draft and not on_device:
             assert not engine.rows.decoding[sequence.row], f"{sequence}: planned again with a draft in flight"
         assert computed <= sequence.max_len - 1, f"{sequence} computes beyond its end"
     else:

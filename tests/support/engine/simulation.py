@@ -10,6 +10,7 @@ from itertools import count
 
 from chorale.engine.core import EngineCore
 from chorale.engine.drafts.drafter import Drafter
+from chorale.engine.drafts.head import HeadDrafter
 from chorale.engine.sequence import Sequence
 from chorale.engine.types import EngineLimits, EngineStats, GenerateRequest, SamplingSpec, TokenChunk
 from chorale.testing.fake_executor import FakeExecutor, FakeModel
@@ -46,7 +47,7 @@ class Life:
         limits: EngineLimits,
         *,
         stop_probability: float = 0.04,
-        make_drafter: Callable[[Future], Drafter] | None = None,
+        make_drafter: Callable[[Future], Drafter | HeadDrafter] | None = None,
     ) -> None:
         """``make_drafter``: gets what tells the output of a sequence."""
         self.limits = limits
@@ -198,7 +199,7 @@ def simulate(
     limits: EngineLimits,
     num_requests: int,
     seed: int,
-    make_drafter: Callable[[Future], Drafter] | None = None,
+    make_drafter: Callable[[Future], Drafter | HeadDrafter] | None = None,
 ) -> Life:
     """Bursts of arrivals, one abort for every eight requests or so, and the verdict."""
     rng = random.Random(seed)

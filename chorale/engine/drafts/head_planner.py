@@ -1,0 +1,93 @@
+"""HeadDraftPlanner: which rows of a step verify drafts of the head, and which get new ones.
+
+A row whose draft is in flight may be planned again with the next draft, which its step makes on the device.
+Where that step's result must be known first, the row waits: if it gets no draft (its length is uncertain), or
+if the host must know the draft. Blocks: as in ``planner.py``. A row gets new drafts only if it has blocks for
+verifying all of them, because the head writes their keys and values too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from chorale.engine.drafts.head import HeadDrafter
+from chorale.engine.drafts.planned import PlannedDrafts
+from chorale.engine.engine_state import EngineState
+from chorale.engine.plan import ScheduledChunk
+from chorale.engine.sequence import NO_TOKENS, Sequence
+from chorale.engine.types import IntArray
+
+Grow = Callable[[Sequence, int], None]
+_ON_DEVICE = -2 - np.arange(64, dtype=np.int32)  # in place of a draft's tokens
+
+
+class HeadDraftPlanner:
+    """Plans the drafts of a step's decoding rows, and of those that sample their first token."""
+
+    def __init__(self, engine: EngineState, head: HeadDrafter, grow: Grow) -> None:
+        """``grow``: gives a sequence blocks for so many tokens and puts them into the plan."""
+        self._engine, self._head, self._grow = engine, head, grow
+
+    def plan(
+        self, decodes: IntArray, chunks: list[ScheduledChunk], budget: int, num_spare: int
+    ) -> PlannedDrafts:
+        """``budget``: tokens; ``num_spare``: blocks."""
+        engine, rows, num_made = self._engine, self._engine.rows, self._head.num_tokens
+        if engine.limits.async_scheduling:  # the next step is planned while the drafts hold their blocks
+            num_spare -= 2 * len(decodes)
+        tokens: dict[int, IntArray] = {}
+        waiting, making = [], set()
+        for sequence in sorted((engine.running[row] for row in decodes.tolist()), key=_by_key):
+            row, held = sequence.row, len(sequence.blocks.full)
+            if not rows.drafts_on_device[row] and engine.is_in_flight(row):
+                waiting.append(row)
+                continue
+            draft = self._draft(sequence, budget, num_spare)
+            if rows.is_uncertain[row] and not len(draft):
+                waiting.append(row)
+                continue
+            if self._extend(sequence, int(rows.computed[row]) + 1 + len(draft), num_made, num_spare):
+                making.add(row)
+            if len(draft):
+                tokens[row] = draft
+                budget -= len(draft)
+            num_spare -= 2 * (len(sequence.blocks.full) - held)
+        for chunk in chunks:
+            sequence, held = chunk.sequence, len(chunk.sequence.blocks.full)
+            if chunk.is_last and self._extend(sequence, chunk.start + chunk.count, num_made, num_spare):
+                making.add(sequence.row)
+            num_spare -= 2 * (len(sequence.blocks.full) - held)
+        return PlannedDrafts(tokens, waiting, num_made, frozenset(making))
+
+    def _draft(self, sequence: Sequence, most: int, num_spare: int) -> IntArray:
+        rows, row = self._engine.rows, sequence.row
+        computed = int(rows.computed[row])
+        num_slots = self._num_slots(sequence, num_spare)
+        # The last token of the row takes a slot, and the token after the draft a place before max_len.
+        most = min(most, num_slots - computed - 1, sequence.max_len - computed - 2)
+        if most < 1:
+            return NO_TOKENS
+        if rows.drafts_on_device[row]:
+            return _ON_DEVICE[: min(most, int(rows.drafted[row]))]
+        return sequence.drafts[:most]
+
+    def _extend(self, sequence: Sequence, num_tokens: int, num_made: int, num_spare: int) -> bool:
+        """Give blocks for ``num_tokens``, and for new drafts after them if there is room. Returns whether
+        there is."""
+        wanted = num_tokens + num_made
+        makes = wanted <= min(self._num_slots(sequence, num_spare), sequence.max_len)
+        if makes:
+            num_tokens = wanted
+        if num_tokens > len(sequence.blocks.full) * self._engine.limits.block_size:
+            self._grow(sequence, num_tokens)
+            self._engine.schedule_next_check(sequence)
+        return makes
+
+    def _num_slots(self, sequence: Sequence, num_spare: int) -> int:
+        return (len(sequence.blocks.full) + max(0, num_spare) // 2) * self._engine.limits.block_size
+
+
+def _by_key(sequence: Sequence) -> tuple[int, int]:
+    return sequence.key
