@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 LAST = -1  # in place of a token id: the row's last token
 DRAFT = -2  # DRAFT - j: the row's draft token j
-REJECTED = -9  # in place of a sample: it lies behind one that differs from the draft
+REJECTED = -(2**20)  # in place of a sample: it lies behind one that differs from the draft
 NEW_BLOCKS = 2  # of each group, that a row may gain in such a step
 
 

@@ -52,6 +52,27 @@ class Weights:
     num_parameters: int
 
 
+@dataclass(frozen=True, slots=True)
+class AuxStates:
+    """What a draft head reads: the residual stream after some numbers of blocks, side by side.
+
+    Without ``boundaries`` it is the final state, normed.
+    """
+
+    boundaries: tuple[int, ...]
+    states: torch.Tensor  # [T, A * H], written
+
+    def first(self, num_tokens: int) -> AuxStates:
+        """Return those of the first tokens."""
+        return AuxStates(self.boundaries, self.states[:num_tokens])
+
+    def keep(self, num_blocks: int, x: torch.Tensor) -> None:
+        """Copy x [T, H], the stream after ``num_blocks`` blocks, if it is one of the boundaries."""
+        for part, boundary in enumerate(self.boundaries):
+            if boundary == num_blocks:
+                self.states[:, part * x.shape[1] : (part + 1) * x.shape[1]].copy_(x)
+
+
 class GptOss:
     """The model: pure functions of a batch and the KV pool, no state but the weights."""
 
@@ -81,24 +102,37 @@ class GptOss:
         return self.logits(self.hidden(batch, kv), batch.logits_index)
 
     @torch.inference_mode()
-    def hidden(self, batch: ForwardBatch, kv: Sequence[torch.Tensor]) -> torch.Tensor:
+    def hidden(
+        self, batch: ForwardBatch, kv: Sequence[torch.Tensor], aux: AuxStates | None = None
+    ) -> torch.Tensor:
         """``forward`` without the head: x [T, H] after the last layer, its norm not yet applied."""
-        return self.run(batch, kv)
+        return self.run(batch, kv, aux)
 
-    def run(self, batch: ForwardBatch, kv: Sequence[torch.Tensor]) -> torch.Tensor:
-        """``forward`` without its inference mode: for a trainer, which brings other ops."""
+    def run(
+        self, batch: ForwardBatch, kv: Sequence[torch.Tensor], aux: AuxStates | None = None
+    ) -> torch.Tensor:
+        """``hidden`` without its inference mode: for a trainer, which brings other ops."""
         ops, eps = self.ops, self.config.rms_norm_eps
         plan = ops.plan_attention(batch.attention, self.shape, kv[0].shape[3])
         rope = self.rope.index_select(0, batch.attention.positions)  # [T, D]: cos | sin
         x = ops.embed(self.weights.embedding, batch.token_ids)  # [T, H]
         normed = None  # [T, H], if the layer before has normed x for this one
         following = [*(layer.qkv for layer, *_ in self.layers[1:]), None]  # what reads each layer's result
-        for (layer, group, tensor), next_qkv in zip(self.layers, following, strict=True):
+        if aux is not None:
+            aux.keep(0, x)
+        for number, ((layer, group, tensor), next_qkv) in enumerate(
+            zip(self.layers, following, strict=True), 1
+        ):
             q = ops.qkv_rope_cache(x, normed, layer.qkv, eps, rope, plan, group, kv[tensor])  # [T, Nq, D]
             attended = ops.attention(q, kv[tensor], layer.sinks, plan, group)  # [T, Nq * D]
             # [T, H], [T, H], [T, K], [T, K]
             x, normed, expert_ids, gates = ops.project_and_route(attended, layer.output, x, layer.router, eps)
             x, normed = ops.moe(normed, expert_ids, gates, layer.experts, x, next_qkv, eps)  # [T, H], [T, H]
+            if aux is not None:
+                aux.keep(number, x)
+        if aux is not None and not aux.boundaries:
+            spread = x.float().pow(2).mean(-1, keepdim=True)
+            aux.states.copy_(x.float() * torch.rsqrt(spread + eps) * self.weights.final_norm)
         return x
 
     @torch.inference_mode()

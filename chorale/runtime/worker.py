@@ -10,43 +10,33 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from chorale.engine.types import ALL_FORBIDDEN, StepPlan, StepResult, TokenLogprobs
-from chorale.model.gpt_oss import GptOss
-from chorale.runtime.device import Arrays, Device
+from chorale.engine.types import StepPlan, StepResult
+from chorale.kernels.ops import ForwardBatch
+from chorale.model.gpt_oss import AuxStates, GptOss
+from chorale.runtime.device import Device
+from chorale.runtime.drafts.drafting import Drafting
+from chorale.runtime.drafts.launched import follow_device, has_device_drafts
+from chorale.runtime.drafts.places import (
+    DraftTensors,
+    single_places,
+)
 from chorale.runtime.memory import LOGIT_ROWS
+from chorale.runtime.results import PendingLogprobs, grid_result, make_result
 from chorale.runtime.sampling.grammar import Fetch, GrammarRows, Masks
-from chorale.runtime.sampling.logprobs import LogprobTensors, to_records
-from chorale.runtime.sampling.sampler import FORBIDDEN, NO_TOKEN, Sampler
+from chorale.runtime.sampling.sampler import Sampler
 from chorale.runtime.steps.batch import SamplingBatch, StepBatch
 from chorale.runtime.steps.buffers import Buffers
 from chorale.runtime.steps.decode_graphs import DecodeGraphRunner
-from chorale.runtime.steps.drafts import (
-    NO_DRAFT,
-    DraftTensors,
-    SampledPlaces,
-    kept_on_host,
-    single_places,
-)
 from chorale.runtime.steps.graph_sizes import MIXED_ROWS
 from chorale.runtime.steps.mixed_graphs import MixedGraphRunner, dummy_plan
 
 LogitsOf = Callable[[slice], torch.Tensor]  # some rows of a batch -> their logits, float32
 _PROMPT_ROWS_AT_ONCE = 64  # rows of logits in one log-probability pass
-BAD_LOGITS = "the model gave no finite logits for this sequence"
-
-
-@dataclass(frozen=True, slots=True)
-class PendingLogprobs:
-    """Enqueued log-probabilities of one entry."""
-
-    entry: int
-    tensors: LogprobTensors
 
 
 class Worker:
@@ -62,12 +52,14 @@ class Worker:
         grammar: GrammarRows,
         decode_graphs: DecodeGraphRunner | None = None,
         mixed_graphs: MixedGraphRunner | None = None,
+        drafting: Drafting | None = None,
     ) -> None:
         """``decode_graphs`` and ``mixed_graphs`` run the steps that they can; None: every step is
-        launched."""
+        launched. ``drafting``: needed if plans have drafts."""
         self._device, self._model, self._kv = device, model, kv
         self._buffers, self._sampler, self._grammar = buffers, sampler, grammar
         self._decode_graphs, self._mixed_graphs = decode_graphs, mixed_graphs
+        self._drafting = drafting
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> Callable[[], StepResult]:
@@ -77,10 +69,20 @@ class Worker:
         self._buffers.start_rows(plan)
         if self._decode_graphs is not None and self._decode_graphs.takes(plan):
             return self._run_decode_graph(self._decode_graphs, plan)
-        mixed = self._mixed_graphs
-        padded = None if mixed is None else mixed.padded(plan)
-        hidden = self._forward(plan) if mixed is None or padded is None else mixed.hidden(padded)
+        drafting = self._drafting
+        if drafting is not None:
+            drafting.start(plan)
+            if drafting.graphs is not None and drafting.graphs.takes(plan):
+                fetch = drafting.graphs.run(plan)
+                return lambda: grid_result(plan, fetch())
+        return self._run_launched(plan)
+
+    def _run_launched(self, plan: StepPlan) -> Callable[[], StepResult]:
+        """Run a step kernel by kernel, but for its forward pass if that is captured."""
+        batch, hidden, aux = self._hidden(plan)
         step = self._buffers.sampling_step(plan)
+        if batch is not None and self._drafting is not None and has_device_drafts(plan):
+            step = follow_device(step, batch, self._drafting.rows.state)
         prompt = self._score_prompts(hidden, step)
         places = step.places
         masks = self._grammar.masks(step.sampling.rows, places.drafts)
@@ -91,9 +93,27 @@ class Worker:
             masks,
             step.drafts,
         )
-        fetch = self._start_download(tokens, wanted + prompt)
+        drafts = None
+        if batch is not None and aux is not None and self._drafting is not None:
+            drafts = self._drafting.run_head(plan, step, batch, aux.states, tokens)
+        fetch = self._start_download(tokens, wanted + prompt, drafts)
         self._grammar.sampled(step.sampling.rows, fetch, places.drafts)
-        return lambda: _result(plan, places, wanted, prompt, fetch())
+        return lambda: make_result(plan, places, wanted, prompt, fetch(), has_drafts=drafts is not None)
+
+    def _hidden(self, plan: StepPlan) -> tuple[ForwardBatch | None, torch.Tensor, AuxStates | None]:
+        """Return hidden states [T, H]; with a head that reads them, also the batch and what it reads."""
+        mixed, drafting = self._mixed_graphs, self._drafting
+        padded = None if mixed is None else mixed.padded(plan)
+        has_head = drafting is not None and drafting.head is not None and plan.num_made >= 0
+        if mixed is None or padded is None:
+            batch = self._buffers.fill(plan)
+            aux = drafting.head.aux_states(plan.num_tokens) if has_head else None
+            return batch, self._model.hidden(batch, self._kv, aux), aux
+        hidden = mixed.hidden(padded)
+        if not has_head:
+            return None, hidden, None
+        assert mixed.aux is not None
+        return self._buffers.fill(plan), hidden, mixed.aux.first(plan.num_tokens)
 
     @torch.inference_mode()
     def capture_decode(self, rows: int, longest: int, filtered: bool = False) -> None:
@@ -111,7 +131,7 @@ class Worker:
             self._mixed_graphs.graph(num_tokens, rows)
         else:
             plan = dummy_plan(num_tokens, self._buffers.spare_row)
-            self._forward(plan)
+            self._model.hidden(self._buffers.fill(plan), self._kv)
 
     def _run_decode_graph(self, decode_graphs: DecodeGraphRunner, plan: StepPlan) -> Callable[[], StepResult]:
         """Run a decode step in static memory. Rows that need resampling are sampled again from its logits."""
@@ -120,7 +140,7 @@ class Worker:
         again = np.flatnonzero(self._buffers.rows.needs_resampling[plan.rows])
         if not len(again):
             collect = decode_graphs.collect(launch)
-            return lambda: _result(plan, places, [], [], [collect()])
+            return lambda: make_result(plan, places, [], [], [collect()])
         positions = plan.num_computed[again].astype(np.int64) + 1
         batch = self._buffers.sampling_of(plan.rows[again], positions)
         is_all = len(again) == len(plan.rows)
@@ -133,11 +153,7 @@ class Worker:
             tokens = decode_graphs.tokens[: len(plan.rows)].clone().index_copy_(0, index, tokens)
         fetch = self._start_download(tokens, wanted)
         self._grammar.sampled(plan.rows, fetch)
-        return lambda: _result(plan, places, wanted, [], fetch())
-
-    def _forward(self, plan: StepPlan) -> torch.Tensor:
-        """Return hidden states [T, H], launched kernel by kernel."""
-        return self._model.hidden(self._buffers.fill(plan), self._kv)
+        return lambda: make_result(plan, places, wanted, [], fetch())
 
     def _score_prompts(self, hidden: torch.Tensor, step: StepBatch) -> list[PendingLogprobs]:
         """Enqueue the prompts' log-probabilities.
@@ -163,13 +179,15 @@ class Worker:
         masks: Masks | None,
         drafts: DraftTensors | None = None,
     ) -> tuple[torch.Tensor, list[PendingLogprobs]]:
-        """Sample tokens [N] of a batch, store them, and enqueue their log-probabilities where requested."""
+        """Sample tokens [N] of a batch, store them, and enqueue their log-probabilities where requested.
+
+        A token that is not kept is returned as REJECTED.
+        """
         if drafts is not None:  # a place without a further draft token gets NO_DRAFT, which nothing reads
             for place, processors in batch.processors.items():
                 processors.foresee(drafts.drafts[place : place + 1], int(batch.positions[place]))
         tokens, wanted = self._sample(logits_of, batch, entries, masks)
-        self._remember(tokens, batch, drafts)
-        return tokens, wanted
+        return self._remember(tokens, batch, drafts), wanted
 
     def _sample(
         self, logits_of: LogitsOf, batch: SamplingBatch, entries: npt.NDArray[np.int64], masks: Masks | None
@@ -200,8 +218,11 @@ class Worker:
             wanted.append(PendingLogprobs(int(entries[place]), tensors))
         return tokens, wanted
 
-    def _remember(self, tokens: torch.Tensor, batch: SamplingBatch, drafts: DraftTensors | None) -> None:
-        """Store the tokens on the device, where the next plan refers to them by -1.
+    def _remember(
+        self, tokens: torch.Tensor, batch: SamplingBatch, drafts: DraftTensors | None
+    ) -> torch.Tensor:
+        """Store the tokens on the device, where the next plan refers to them by -1. Returns them, or REJECTED
+        for those that are not kept.
 
         Rows without a valid token store 0; it is never read.
         """
@@ -213,49 +234,16 @@ class Worker:
         for place, processors in batch.processors.items():
             own = slice(place, place + 1)
             processors.record(known[own], int(batch.positions[place]), None if kept is None else kept[own])
+        return tokens if kept is None or drafts is None else drafts.without_rejected(tokens, kept)
 
-    def _start_download(self, tokens: torch.Tensor, wanted: list[PendingLogprobs]) -> Fetch:
+    def _start_download(
+        self, tokens: torch.Tensor, wanted: list[PendingLogprobs], drafts: torch.Tensor | None = None
+    ) -> Fetch:
         tensors = [tokens]
         for part in wanted:
             tensors.extend(part.tensors.tensors())
+        if drafts is not None:
+            tensors.append(drafts)
         return functools.cache(
             self._device.download(tensors)
         )  # cached, because the grammar may read the result before the caller
-
-
-def _result(
-    plan: StepPlan,
-    places: SampledPlaces,
-    wanted: list[PendingLogprobs],
-    prompt: list[PendingLogprobs],
-    arrays: Arrays,
-) -> StepResult:
-    """Make a StepResult of the fetched arrays: tokens of ``places``, tensors of ``wanted`` and
-    ``prompt``."""
-    tokens, entries, num_sampled = arrays[0].astype(np.int32), places.entries, plan.samples.astype(np.int32)
-    if places.drafts is not None:
-        kept = kept_on_host(tokens, places)
-        tokens = np.where(kept, tokens, NO_DRAFT)
-        num_sampled = np.bincount(entries[kept], minlength=len(plan.rows)).astype(np.int32)
-    token_ids = np.full((len(plan.rows), 1 + int(places.offsets.max(initial=0))), NO_TOKEN, np.int32)
-    token_ids[entries, places.offsets] = np.maximum(tokens, NO_TOKEN)
-    bad, forbidden = (entries[tokens == why].tolist() for why in (NO_TOKEN, FORBIDDEN))
-    num_sampled[bad + forbidden] -= 1
-    logprobs: dict[int, list[TokenLogprobs]] = {}
-    prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
-    width = len(LogprobTensors.__dataclass_fields__)
-    for number, part in enumerate(wanted + prompt):
-        some = arrays[1 + number * width : 1 + (number + 1) * width]
-        found = logprobs if number < len(wanted) else prompt_logprobs
-        found.setdefault(part.entry, []).extend(to_records(some))
-    if places.drafts is not None:
-        logprobs = {entry: found[: num_sampled[entry]] for entry, found in logprobs.items()}
-    return StepResult(
-        step_id=plan.step_id,
-        token_ids=token_ids,
-        num_sampled=num_sampled,
-        logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
-        errors=dict.fromkeys(bad, BAD_LOGITS) | dict.fromkeys(forbidden, ALL_FORBIDDEN),
-        forbidden=frozenset(forbidden),
-    )

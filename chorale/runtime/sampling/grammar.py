@@ -32,7 +32,7 @@ from chorale.grammar.matcher import MASK_WORDS, compile_grammar
 from chorale.grammar.matcher import warm as warm_tokenizer
 from chorale.harmony.vocab import VOCAB_SIZE
 from chorale.runtime.device import Arrays, Device
-from chorale.runtime.steps.drafts import NO_DRAFT
+from chorale.runtime.drafts.places import NO_DRAFT
 
 CACHE_BYTES = 64 * 1024 * 1024
 # Of a grammar that a request has walked through, by its text: 127 kB were measured for 233 bytes of it, 367

@@ -13,11 +13,12 @@ import torch
 
 from chorale.engine.types import RowStart
 from chorale.kernels.ops import EARLY_STOPS
-from chorale.kernels.reference.noise import row_keys, wrap_seed
+from chorale.kernels.reference.noise import key_bases, row_keys, wrap_seed
 from chorale.runtime.sampling.logits_processors import LogitsProcessors
 
 GREEDY_BELOW = 1e-5  # vLLM's bound: a smaller temperature means greedy
 IntRows = npt.NDArray[np.int32]
+DRAFT_NUMBERS = 2 + 2 + EARLY_STOPS + 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,14 @@ class RowSamplingState:
         """[N, EARLY_STOPS]: the stop ids that the tokens at ``positions`` may not be yet, else -1."""
         is_early = positions < self._may_stop_at[rows]
         return np.where(is_early[:, None], self._early_stops[rows], np.int32(-1))
+
+    def draft_numbers(self, rows: IntRows) -> IntRows:
+        """[N, DRAFT_NUMBERS]: what ``DraftRowState`` holds of these rows, its int64 numbers as two words."""
+        bases = key_bases(self._seeds[rows]).view(np.int32).reshape(-1, 2)
+        may_stop_at = self._may_stop_at[rows].view(np.int32).reshape(-1, 2)
+        return np.concatenate(
+            (bases, may_stop_at, self._early_stops[rows], self._floats[rows].view(np.int32)), axis=1
+        )
 
     def filtered(self, rows: IntRows) -> npt.NDArray[np.bool_]:
         return self._filtered[rows]

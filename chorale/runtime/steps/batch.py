@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from chorale.runtime.drafts.places import DraftTensors, SampledPlaces
 from chorale.runtime.sampling.logits_processors import LogitsProcessors
-from chorale.runtime.steps.drafts import DraftTensors, SampledPlaces
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,12 @@ import numpy.typing as npt
 import torch
 
 from chorale.engine.types import CacheGroup, StepPlan
+from chorale.kernels.draft_steps import DRAFT, LAST, DraftRowState
 from chorale.kernels.ops import EARLY_STOPS, AttentionMeta, ForwardBatch
 from chorale.runtime.device import Device
+from chorale.runtime.drafts.places import DraftTensors, sampled_places
 from chorale.runtime.sampling.row_state import RowSamplingState
 from chorale.runtime.steps.batch import PromptLogprobs, SamplingBatch, StepBatch
-from chorale.runtime.steps.drafts import DraftTensors, sampled_places
 
 Int32 = npt.NDArray[np.int32]
 
@@ -42,6 +43,7 @@ class Buffers:
         self._device, self.block_size, self.spare_row = device, block_size, num_rows
         self.rows = RowSamplingState(num_rows, vocab_size, max_len, target, own)
         self.last_token = torch.zeros(num_rows + 1, dtype=torch.int64, device=target)
+        self.draft_state: DraftRowState | None = None  # set once, if a head drafts
         self._nothing = torch.zeros(0, dtype=torch.int32, device=target)
         self.block_tables = torch.zeros(
             len(CacheGroup), num_rows + 1, num_blocks, dtype=torch.int32, device=target
@@ -116,6 +118,10 @@ class Buffers:
         tokens, positions, token_rows, query_start, context_lens, rows = parts.take(6)
         positions, token_rows = positions.long(), token_rows.long()
         token_ids = torch.where(tokens < 0, self.last_token[token_rows], tokens.long())
+        if self.draft_state is not None:
+            token_ids, positions, context_lens = _with_device_drafts(
+                self.draft_state, tokens, token_ids, positions, token_rows, query_start, context_lens, rows
+            )
         index, offset = positions // self.block_size, positions % self.block_size
         slots = self.block_tables[:, token_rows, index].long() * self.block_size + offset  # [2, T]
         tables = self.block_tables[:, :, :num_blocks].index_select(1, rows)  # [2, R, blocks]
@@ -187,6 +193,31 @@ class Buffers:
                 first = int(query_start[entry])
                 requests.append(PromptLogprobs(entry, first, device_targets, spec.num_top))
         return requests
+
+
+def _with_device_drafts(
+    state: DraftRowState,
+    tokens: torch.Tensor,
+    token_ids: torch.Tensor,
+    positions: torch.Tensor,
+    token_rows: torch.Tensor,
+    query_start: torch.Tensor,
+    context_lens: torch.Tensor,
+    rows: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Token ids, positions and context lengths, with those of rows whose draft is on the device.
+
+    Such a row begins at the position of its last token there; its plan names the most that this can be.
+    """
+    is_draft = tokens <= DRAFT
+    drafts = state.drafts[(DRAFT - tokens).clamp(0, len(state.drafts) - 1).long(), token_rows]
+    token_ids = torch.where(is_draft, drafts, token_ids)
+    is_first = (tokens == LAST) & torch.nn.functional.pad(is_draft[1:], (0, 1))
+    on_device = is_draft | is_first
+    positions = torch.where(on_device, state.last_position[token_rows] + LAST - tokens, positions)
+    ends = (query_start[1:] - 1).long()
+    ends_on_device = on_device[ends] & (token_rows[ends] == rows)
+    return token_ids, positions, torch.where(ends_on_device, positions[ends].int() + 1, context_lens)
 
 
 def query_starts(plan: StepPlan) -> Int32:

@@ -46,8 +46,13 @@ Int32 = npt.NDArray[np.int32]
 
 
 def is_decode(plan: StepPlan) -> bool:
-    """Returns whether every row computes one token and samples the next."""
-    return plan.num_tokens == len(plan.rows) and not plan.prompt_logprob_rows and bool(plan.samples.all())
+    """Returns whether every row computes one token and samples the next, and no head runs."""
+    return (
+        plan.num_made < 0
+        and plan.num_tokens == len(plan.rows)
+        and not plan.prompt_logprob_rows
+        and bool(plan.samples.all())
+    )
 
 
 class Packer:

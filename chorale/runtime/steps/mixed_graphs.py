@@ -18,6 +18,7 @@ import torch
 from chorale.engine.types import IntArray, StepPlan
 from chorale.model.gpt_oss import GptOss
 from chorale.runtime.device import Device
+from chorale.runtime.drafts.head_runner import HeadRunner
 from chorale.runtime.steps.buffers import Buffers, appends_of
 from chorale.runtime.steps.graph_sizes import MIXED_ROWS, MIXED_TOKENS, pick
 
@@ -55,7 +56,13 @@ class MixedGraphRunner:
     """Owns the static memory and graphs of mixed steps."""
 
     def __init__(
-        self, device: Device, model: GptOss, kv: Sequence[torch.Tensor], buffers: Buffers, longest: int
+        self,
+        device: Device,
+        model: GptOss,
+        kv: Sequence[torch.Tensor],
+        buffers: Buffers,
+        longest: int,
+        head: HeadRunner | None = None,
     ) -> None:
         """``longest``: tokens of the longest sequence. No larger step is captured, because a dummy row may
         have to compute all of it; 0: none is captured. The dummy rows have the pool's last block alone.
@@ -69,6 +76,7 @@ class MixedGraphRunner:
         room = sum(self._lengths(tokens, MIXED_ROWS[-1]))
         self._inputs = torch.zeros(room, dtype=torch.int32, device=target)
         self._hidden = torch.zeros(tokens, model.config.hidden_size, device=target)
+        self.aux = None if head is None else head.aux_states(tokens)  # of the step that ran last
 
     @property
     def num_graphs(self) -> int:
@@ -128,8 +136,10 @@ class MixedGraphRunner:
         lengths = self._lengths(tokens, rows)
         packed, num_blocks = self._inputs[: sum(lengths)], self._buffers.block_tables.shape[2]
 
+        aux = None if self.aux is None else self.aux.first(tokens)
+
         def step() -> None:
             batch = self._buffers.lay_out(packed, lengths, num_blocks, tokens, self._longest)
-            self._hidden[:tokens].copy_(self._model.hidden(batch, self._kv))
+            self._hidden[:tokens].copy_(self._model.hidden(batch, self._kv, aux))
 
         return step

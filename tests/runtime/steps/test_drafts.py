@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from chorale.engine.types import BoolArray, IntArray, StepPlan
-from chorale.runtime.sampling.sampler import FORBIDDEN
-from chorale.runtime.steps.buffers import query_starts
-from chorale.runtime.steps.drafts import (
+from chorale.runtime.drafts.places import (
     NO_DRAFT,
     DraftTensors,
     SampledPlaces,
     kept_on_host,
     sampled_places,
 )
+from chorale.runtime.sampling.sampler import FORBIDDEN
+from chorale.runtime.steps.buffers import query_starts
 from chorale.runtime.worker import _result
 
 VOCAB = 4  # small, so that samples often equal the draft

@@ -2,8 +2,7 @@
 
 A row with a draft of K tokens has 1 + K consecutive places in the sampling batch: after its last token and
 after each token of the draft. It keeps the samples up to the first that differs from the draft, that one
-included. The same rule runs on the device, where the last kept sample becomes the row's last token, and on
-the host, for the result.
+included; the last kept sample becomes the row's last token.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ import numpy.typing as npt
 import torch
 
 from chorale.engine.types import IntArray, StepPlan
+from chorale.kernels.draft_steps import REJECTED
 
-NO_DRAFT = -9  # unlike any token, and unlike what the sampler gives in place of one
+NO_DRAFT = REJECTED  # unlike any token, and unlike what the sampler gives in place of one
 Places = npt.NDArray[np.int64]
-Kept = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +51,6 @@ def sampled_places(plan: StepPlan, query_start: IntArray) -> SampledPlaces:
     return SampledPlaces(entries, offsets, firsts, drafts.astype(np.int32))
 
 
-def kept_on_host(tokens: IntArray, places: SampledPlaces) -> Kept:
-    """[N]: the samples that their rows keep."""
-    differs = tokens != places.drafts
-    num_before = np.cumsum(differs) - differs
-    kept: Kept = num_before == num_before[places.firsts]
-    return kept
-
-
 @dataclass(frozen=True, slots=True)
 class DraftTensors:
     """The drafts on the device, by place."""
@@ -72,6 +63,10 @@ class DraftTensors:
         differs = (tokens != self.drafts).long()
         num_before = differs.cumsum(0) - differs
         return num_before == num_before[self.firsts]
+
+    def without_rejected(self, tokens: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+        """``tokens`` with REJECTED for those that are not kept."""
+        return torch.where(kept, tokens, REJECTED)
 
     def last_kept(self, tokens: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
         """[N] bool: the last kept sample of each row."""

@@ -1,0 +1,1 @@
+"""Drafts on the device: the state by row, a draft head's passes, and captured steps that verify."""

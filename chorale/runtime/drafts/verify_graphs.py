@@ -1,0 +1,255 @@
+"""Steps that verify drafts, in static memory: as ``steps/decode_graphs.py``, with several places a row.
+
+Every row computes its last token and the same number of places for draft tokens, of which some may be
+unused. Model, sampling, acceptance and the head's next drafts are in the graph; the host packs 8 int32 a row
+and one a place. Rows with logits processors, a grammar or log-probabilities are not for these steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from chorale.engine.types import IntArray, StepPlan
+from chorale.kernels.draft_steps import NEW_BLOCKS, Accepted, DraftRowState, VerifyBatch, VerifyInputs
+from chorale.kernels.ops import EARLY_STOPS, AttentionMeta, ForwardBatch, SamplingInputs
+from chorale.model.gpt_oss import GptOss
+from chorale.runtime.device import Device
+from chorale.runtime.drafts.head_runner import HeadRunner, ReadTokens
+from chorale.runtime.memory import LOGIT_ROWS
+from chorale.runtime.sampling.sampler import Sampler
+from chorale.runtime.steps.buffers import Buffers
+from chorale.runtime.steps.graph_sizes import context_sizes, pick
+
+ROW, COMPUTED, NUM_DRAFTS, DRAFTING, FIRST_NEW, BLOCKS = range(6)
+TOKENS = BLOCKS + 2 * NEW_BLOCKS  # the first of as many columns as there are places
+Key = tuple[int, int, int, int, bool]  # rows, places, num_made, longest, filtered
+
+
+class VerifyPacker:
+    """Packs a plan into the columns of its step. Owns a scratch array, so it is not reentrant."""
+
+    def __init__(self, spare_row: int, block_size: int) -> None:
+        self._spare_row, self._block_size = spare_row, block_size
+        self._place: IntArray = np.full(spare_row + 1, -1, np.int32)
+
+    def pack(self, plan: StepPlan, columns: IntArray) -> bool:
+        """Fill ``columns`` [TOKENS + places, rows].
+
+        Returns False if some row gains blocks in another way than a few after each other: then the blocks must
+        be appended beforehand.
+        """
+        count, places = len(plan.rows), len(columns) - TOKENS
+        columns[:] = 0
+        columns[BLOCKS:TOKENS] = -1
+        columns[ROW] = columns[DRAFTING] = self._spare_row
+        columns[ROW, :count] = plan.rows
+        columns[COMPUTED, :count] = plan.num_computed
+        num_drafts = plan.num_new - 1
+        columns[NUM_DRAFTS, :count] = num_drafts
+        if plan.makes is not None:
+            columns[DRAFTING, :count] = np.where(plan.makes, plan.rows, self._spare_row)
+        firsts = np.cumsum(plan.num_new) - plan.num_new
+        for place in range(places):
+            columns[TOKENS + place, :count] = plan.token_ids[firsts + np.minimum(place, num_drafts)]
+        return not len(plan.append_row) or self._pack_blocks(plan, columns)
+
+    def _pack_blocks(self, plan: StepPlan, columns: IntArray) -> bool:
+        self._place[plan.rows] = np.arange(len(plan.rows), dtype=np.int32)
+        entries = self._place[plan.append_row]
+        self._place[plan.rows] = -1
+        if (entries < 0).any():
+            return False
+        first = columns[FIRST_NEW]
+        first[entries] = np.iinfo(np.int32).max
+        np.minimum.at(first, entries, plan.append_index)
+        number = plan.append_index - first[entries]
+        if (number >= NEW_BLOCKS).any():
+            return False
+        columns[BLOCKS + plan.append_group * NEW_BLOCKS + number, entries] = plan.append_block
+        return True
+
+
+class VerifyGraphRunner:
+    """Owns static memory and graphs of steps that verify or make drafts."""
+
+    def __init__(
+        self,
+        device: Device,
+        model: GptOss,
+        kv: Sequence[torch.Tensor],
+        buffers: Buffers,
+        sampler: Sampler,
+        state: DraftRowState,
+        head: HeadRunner | None,
+        *,
+        sizes: Sequence[int],
+        most_drafts: int,
+        longest: int,
+        profile: Sequence[float] = (),
+    ) -> None:
+        """``sizes``: rows of the graphs; ``most_drafts``: draft tokens of a row. ``profile``: see
+        ``Ops.accept``; empty: a draft token is kept if it is the sample."""
+        self._device, self._model, self._kv, self._sampler = device, model, kv, sampler
+        self._buffers, self._state, self._head, self._longest = buffers, state, head, longest
+        self._sizes, self._most_drafts = tuple(sizes), most_drafts
+        self._packer = VerifyPacker(buffers.spare_row, buffers.block_size)
+        self._graphs: dict[Key, Callable[[], None]] = {}
+        self._free: list[torch.Tensor] = []
+        target, most_rows = device.torch_device, self._sizes[-1]
+        self._most_places = most_rows * (1 + most_drafts)
+        self._profile = torch.tensor(list(profile), device=target) if profile else None
+        self._room = most_rows * (TOKENS + 1 + most_drafts)
+        self._inputs = torch.zeros(self._room, dtype=torch.int32, device=target)
+
+        def room(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+            return torch.zeros(shape, dtype=dtype, device=target)
+
+        count, width = self._most_places, buffers.block_tables.shape[2]
+        self._batch = VerifyBatch(
+            token_ids=room(count),
+            positions=room(count),
+            context_lens=room(count, dtype=torch.int32),
+            slots=room(2, count),
+            tables=room(2, count, width, dtype=torch.int32),
+            keys=room(count, 2, dtype=torch.int32),
+            temperature=room(count, dtype=torch.float32),
+            filters=room(count, 3, dtype=torch.float32),
+            early_stops=room(count, EARLY_STOPS, dtype=torch.int32),
+        )
+        self._samples, self._unused = room(count), room(count)
+        self._accepted = Accepted(room(count), room(count), room(most_rows))
+        self._index = torch.arange(count, device=target)
+        self._numbers = torch.arange(count, dtype=torch.int32, device=target)
+        self._query_start = torch.arange(count + 1, dtype=torch.int32, device=target)
+        self._aux = head.aux_states(count) if head is not None else None
+
+    @property
+    def num_graphs(self) -> int:
+        return len(self._graphs)
+
+    def takes(self, plan: StepPlan) -> bool:
+        """Returns whether the plan is such a step."""
+        if (plan.num_made < 0 and plan.num_drafts is None) or len(plan.rows) > self._sizes[-1]:
+            return False
+        drafts = plan.num_new - 1
+        is_decode = plan.samples.all() and plan.num_tokens == plan.num_new.sum()
+        known = 0 if plan.num_drafts is None else plan.num_drafts
+        return bool(
+            is_decode
+            and (drafts == known).all()
+            and drafts.max() <= self._most_drafts
+            and not self._buffers.rows.needs_resampling[plan.rows].any()
+        )
+
+    def run(self, plan: StepPlan) -> Callable[[], npt.NDArray[np.int64]]:
+        """Enqueue a step. Returns a function that waits for its samples [R, places]."""
+        rows, places = pick(self._sizes, len(plan.rows)), int(plan.num_new.max())
+        filtered = bool(self._buffers.rows.filters[plan.rows].any())
+        longest = int((plan.num_computed + plan.num_new).max())
+        longest = pick(context_sizes(rows * places, self._longest), longest)
+        replay = self.graph(rows, places, max(plan.num_made, 0), longest, filtered)
+        size = rows * (TOKENS + places)
+        staging = self._free.pop() if self._free else self._device.host_memory(self._room, torch.int32)
+        columns = staging[:size]
+        if not self._packer.pack(plan, columns.numpy().reshape(TOKENS + places, rows)):
+            self._buffers.append_blocks(plan)
+        self._inputs[:size].copy_(columns, non_blocking=True)
+        replay()
+        fetch = self._device.download([self._accepted.tokens[: rows * places]])
+
+        def finish() -> npt.NDArray[np.int64]:
+            found: npt.NDArray[np.int64] = fetch()[0].reshape(rows, places)[: len(plan.rows)]
+            self._free.append(staging)  # the device has finished with it
+            return found
+
+        return finish
+
+    # ------------------------------------------------------------------ what a graph holds
+
+    def graph(
+        self, rows: int, places: int, num_made: int, longest: int, filtered: bool = False
+    ) -> Callable[[], None]:
+        """The step of a size; captured when first asked for."""
+        key = rows, places, num_made, longest, filtered
+        found = self._graphs.get(key)
+        if found is None:
+            self._make_dummies(rows, places)
+            found = self._graphs[key] = self._device.capture(self._step(*key))
+        return found
+
+    def _make_dummies(self, rows: int, places: int) -> None:
+        """Fill the input with dummy rows: capturing runs the step, which must not touch real rows."""
+        columns: IntArray = np.zeros((TOKENS + places, rows), np.int32)
+        columns[BLOCKS:TOKENS] = -1
+        columns[ROW] = columns[DRAFTING] = self._buffers.spare_row
+        self._inputs[: columns.size].copy_(self._device.upload(columns.ravel()))
+
+    def _step(
+        self, rows: int, places: int, num_made: int, longest: int, filtered: bool
+    ) -> Callable[[], None]:
+        """Return the step that a graph contains. It uses static memory only."""
+        columns = self._inputs[: rows * (TOKENS + places)].view(TOKENS + places, rows)
+        given = VerifyInputs(
+            rows=columns[ROW],
+            num_computed=columns[COMPUTED],
+            num_drafts=columns[NUM_DRAFTS],
+            token_ids=columns[TOKENS:],
+            first_new=columns[FIRST_NEW],
+            new_blocks=columns[BLOCKS:TOKENS].view(2, NEW_BLOCKS, rows),
+        )
+        count, drafting = rows * places, columns[DRAFTING]
+        batch, ops = self._forward_batch(count, longest), self._model.ops
+        aux = None if self._aux is None else self._aux.first(count)
+        samples = self._samples[:count]
+
+        def step() -> None:
+            ops.verify_inputs(given, self._state, self._batch)
+            hidden = self._model.hidden(batch, self._kv, aux)
+            self._sample(hidden, samples, filtered)
+            ops.accept(samples, self._batch, given, self._state, self._accepted, self._profile)
+            if self._head is not None and aux is not None:
+                accepted = self._accepted
+                read = ReadTokens(
+                    aux.states,
+                    accepted.following[:count],
+                    batch.attention,
+                    accepted.last_place[:rows],
+                    drafting,
+                )
+                self._head.run(read, num_made)
+
+        return step
+
+    def _sample(self, hidden: torch.Tensor, samples: torch.Tensor, filtered: bool) -> None:
+        batch, count = self._batch, len(samples)
+        for first in range(0, count, LOGIT_ROWS):
+            some = slice(first, min(first + LOGIT_ROWS, count))
+            logits = self._model.logits(hidden, self._index[some])
+            draws = SamplingInputs(
+                batch.keys[some],
+                batch.temperature[some],
+                self._numbers[some],
+                batch.filters[some] if filtered else None,
+                early_stops=batch.early_stops[some],
+            )
+            self._sampler.draw(logits, draws, self._unused, samples[some])
+
+    def _forward_batch(self, count: int, longest: int) -> ForwardBatch:
+        batch = self._batch
+        return ForwardBatch(
+            token_ids=batch.token_ids[:count],
+            logits_index=self._index[:count],
+            attention=AttentionMeta(
+                positions=batch.positions[:count],
+                query_start=self._query_start[: count + 1],
+                context_lens=batch.context_lens[:count],
+                block_tables=(batch.tables[0, :count], batch.tables[1, :count]),
+                slots=(batch.slots[0, :count], batch.slots[1, :count]),
+                max_query_len=1,
+                max_context_len=longest,
+            ),
+        )

@@ -1,0 +1,89 @@
+"""From what a step downloaded to its StepResult."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from chorale.engine.types import ALL_FORBIDDEN, IntArray, StepPlan, StepResult, TokenLogprobs
+from chorale.kernels.draft_steps import REJECTED
+from chorale.runtime.device import Arrays
+from chorale.runtime.drafts.places import SampledPlaces
+from chorale.runtime.sampling.logprobs import LogprobTensors, to_records
+from chorale.runtime.sampling.sampler import FORBIDDEN, NO_TOKEN
+
+BAD_LOGITS = "the model gave no finite logits for this sequence"
+
+
+@dataclass(frozen=True, slots=True)
+class PendingLogprobs:
+    """Enqueued log-probabilities of one entry."""
+
+    entry: int
+    tensors: LogprobTensors
+
+
+def make_result(
+    plan: StepPlan,
+    places: SampledPlaces,
+    wanted: list[PendingLogprobs],
+    prompt: list[PendingLogprobs],
+    arrays: Arrays,
+    *,
+    has_drafts: bool = False,
+) -> StepResult:
+    """Make a StepResult of the fetched arrays: tokens of ``places``, tensors of ``wanted`` and ``prompt``,
+    and with ``has_drafts`` what the head drafted for the entries that sample."""
+    tokens, entries, num_sampled = arrays[0].astype(np.int32), places.entries, plan.samples.astype(np.int32)
+    if places.drafts is not None:
+        kept = tokens != REJECTED
+        num_sampled = np.bincount(entries[kept], minlength=len(plan.rows)).astype(np.int32)
+    token_ids = np.full((len(plan.rows), 1 + int(places.offsets.max(initial=0))), NO_TOKEN, np.int32)
+    token_ids[entries, places.offsets] = np.maximum(tokens, NO_TOKEN)
+    bad, forbidden = (entries[tokens == why].tolist() for why in (NO_TOKEN, FORBIDDEN))
+    num_sampled[bad + forbidden] -= 1
+    logprobs: dict[int, list[TokenLogprobs]] = {}
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
+    width = len(LogprobTensors.__dataclass_fields__)
+    for number, part in enumerate(wanted + prompt):
+        some = arrays[1 + number * width : 1 + (number + 1) * width]
+        found = logprobs if number < len(wanted) else prompt_logprobs
+        found.setdefault(part.entry, []).extend(to_records(some))
+    if places.drafts is not None:
+        logprobs = {entry: found[: num_sampled[entry]] for entry, found in logprobs.items()}
+    return StepResult(
+        step_id=plan.step_id,
+        token_ids=token_ids,
+        num_sampled=num_sampled,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        drafts=_drafts_of(plan, arrays[-1]) if has_drafts else None,
+        errors=dict.fromkeys(bad, BAD_LOGITS) | dict.fromkeys(forbidden, ALL_FORBIDDEN),
+        forbidden=frozenset(forbidden),
+    )
+
+
+def _drafts_of(plan: StepPlan, made: npt.NDArray[np.int64]) -> IntArray:
+    """[R, num_made] of ``made``, which has a row for each entry that samples."""
+    assert plan.makes is not None
+    drafts: IntArray = np.full((len(plan.rows), plan.num_made), NO_TOKEN, np.int32)
+    drafts[plan.samples] = made
+    drafts[~plan.makes] = NO_TOKEN
+    return drafts
+
+
+def grid_result(plan: StepPlan, samples: npt.NDArray[np.int64]) -> StepResult:
+    """Make a StepResult of the samples [R, places] of a step in which every row samples at each place."""
+    used = np.arange(samples.shape[1]) < plan.num_new[:, None]
+    tokens = np.where(used, samples, REJECTED).astype(np.int32)
+    bad = np.flatnonzero((tokens == NO_TOKEN).any(1)).tolist()
+    forbidden = np.flatnonzero((tokens == FORBIDDEN).any(1)).tolist()
+    return StepResult(
+        step_id=plan.step_id,
+        token_ids=np.maximum(tokens, NO_TOKEN),
+        num_sampled=(tokens >= 0).sum(1, dtype=np.int32),
+        errors=dict.fromkeys(bad, BAD_LOGITS) | dict.fromkeys(forbidden, ALL_FORBIDDEN),
+        forbidden=frozenset(forbidden),
+    )
