@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from chorale.errors import ConfigError
+from chorale.speculative.config import SpeculativeConfig
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 NO_STAGES = (
@@ -57,6 +58,7 @@ class EngineConfig:
     kernel_tuning: str | None = None  # file of shapes that chorale bench tune measured on this GPU
     precompile_kernels: bool = True  # at start-up; False: each kernel at its first launch, as Triton does
     mixed_cuda_graphs: bool = True  # small mixed steps are captured, too, where decode steps are
+    speculative_config: SpeculativeConfig | None = None  # None: one token a row and step
     max_logprobs: int = 20
     generation_config: Literal["auto", "none"] = "auto"
     override_generation_config: dict[str, float] | None = None  # wins over the checkpoint's file

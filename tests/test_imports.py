@@ -55,7 +55,8 @@ ALLOWED: dict[str, set[str]] = {
     },
     "bench": {"engine", "kernels", "model", "harmony", "errors", "folders", "processes"},
     "llm": {"turns", "grammar", "serve", "client", "engine", "harmony", "config", "errors"},
-    "config": {"errors"},
+    "config": {"errors", "speculative"},
+    "speculative": {"errors"},
     "errors": set(),
     "ids": set(),
     "folders": set(),
@@ -77,8 +78,11 @@ TORCH_FREE = (
     "store",
     "api",
     "config",
+    "speculative",
     "errors",
 )
+for _room in ("runtime", "serve", "llm"):
+    ALLOWED[_room].add("speculative")
 CIRCLES: set[frozenset[str]] = set()  # that are still there, by their modules
 
 

@@ -205,6 +205,8 @@ def banner(
     pool = f"{info.num_kv_tokens:,} tokens in {info.kv_cache_dtype}"
     each = " an engine" if replicas > 1 else ""
     yield f"KV cache  {pool}: {full:.1f} requests{each} at the full {longest}"
+    if info.speculation:
+        yield f"drafts    {info.speculation}"
     if replicas > 1:
         yield (
             f"engines   {replicas} behind one port, {settings.server.api_server_count} HTTP process(es); a "

@@ -43,6 +43,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     ops: str = "reference"
     parameters: int = 0
     enable_prefix_caching: bool = True
+    speculation: str = ""  # how tokens are drafted, in words; "": not at all
+    num_speculative_tokens: int = 0  # the most draft tokens of a row in a step
     max_logprobs: int = MAX_LOGPROBS  # alternatives that a request may ask for
     # generation_config.json: sampling defaults by vLLM's names (temperature, top_p, ...)
     default_sampling: dict[str, float] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import msgspec
@@ -34,6 +35,10 @@ def add_stats(stats: Sequence[EngineStats]) -> EngineStats:
     """Returns the sums of counts and gauges; of the last step, the largest."""
     total = EngineStats()
     for name in EngineStats.__struct_fields__:
+        if name == "accepted_per_position":
+            columns = itertools.zip_longest(*(each.accepted_per_position for each in stats), fillvalue=0)
+            total.accepted_per_position = tuple(map(sum, columns))
+            continue
         values = [getattr(each, name) for each in stats]
         setattr(total, name, max(values) if name in _LAST_STEP else sum(values))
     return total

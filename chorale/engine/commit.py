@@ -6,6 +6,8 @@ append and a chunk. All other cases are marked ``needs_slow_path`` or found by c
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 
 from chorale.engine import emit
@@ -30,6 +32,7 @@ class Committer:
         self.num_generated = 0
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
+        self.accepted_lengths = Counter[int]()  # accepted tokens -> drafts
 
     def commit(self, record: StepRecord, result: StepResult, now: float) -> None:
         """``record`` is the oldest step in flight and ``result`` is its result."""
@@ -132,7 +135,9 @@ class Committer:
             tokens = result.token_ids[entry, :num_kept].tolist()
             self.num_draft_tokens += int(num_drafts[entry])
             has_failed = entry in result.errors  # after num_kept tokens
-            self.num_accepted_tokens += num_kept if has_failed else num_kept - 1
+            num_accepted = num_kept if has_failed else num_kept - 1
+            self.num_accepted_tokens += num_accepted
+            self.accepted_lengths[num_accepted] += 1
             has_ended = self._take_tokens(sequence, tokens, entry, result, now)
             samples[entry] = has_failed and not has_ended
             if not has_failed and not has_ended:

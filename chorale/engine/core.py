@@ -9,8 +9,9 @@ made; with it, the next plan is made and executed first, so that the device alwa
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
 from chorale.engine.admission import Admission
@@ -180,6 +181,10 @@ class EngineCore:
             cached_prompt_tokens=committed.num_cached_tokens,
             recomputed_prompt_tokens=committed.num_recomputed_tokens,
             num_corrupted=committed.num_corrupted,
+            num_drafts=committed.accepted_lengths.total(),
+            num_draft_tokens=committed.num_draft_tokens,
+            num_accepted_tokens=committed.num_accepted_tokens,
+            accepted_per_position=_at_least(committed.accepted_lengths),
             prompt_tokens_left=engine.prompt_tokens_left,
         )
 
@@ -204,6 +209,13 @@ class EngineCore:
     def shutdown(self) -> None:
         self._pending_grammars.close()
         self._executor.shutdown()
+
+
+def _at_least(lengths: Counter[int]) -> tuple[int, ...]:
+    """Return how many drafts had at least 1, 2, ... accepted tokens."""
+    longest = max(lengths, default=0)
+    counts = [lengths[length] for length in range(longest, 0, -1)]
+    return tuple(itertools.accumulate(counts))[::-1]
 
 
 def check_limits(limits: EngineLimits) -> None:

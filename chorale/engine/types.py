@@ -137,6 +137,11 @@ class EngineStats(msgspec.Struct, array_like=True):
     cached_prompt_tokens: int = 0
     recomputed_prompt_tokens: int = 0
     num_corrupted: int = 0  # sequences that ended because their logits were not finite
+    # Drafts: guesses that steps verified, their tokens, and those of them that equal what was sampled.
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    accepted_per_position: tuple[int, ...] = ()  # drafts whose first 1, 2, ... tokens were accepted
     prompt_tokens_left: int = 0  # tokens that prefills and waiting sequences must still compute, an estimate
 
 

@@ -32,6 +32,8 @@ from chorale.llm.prompts import (
 )
 from chorale.llm.turns import make_turn
 from chorale.sampling_fields import GENERATION
+from chorale.speculative.config import SpeculativeConfig
+from chorale.speculative.read import read_speculative
 from chorale.turns.choice.choice import Choice
 from chorale.turns.choice.raw_choice import RawChoice
 from chorale.turns.request import TurnRequest
@@ -204,15 +206,31 @@ def _config(model: str, options: dict[str, Any]) -> EngineConfig:
         del options[name]
     check_names("LLM", options, names)
     given = {name: value for name, value in options.items() if value is not None}  # None: decide for me
+    speculative = _speculative(given.pop("speculative_config", None))
     given.setdefault("prompt_delay", 0.0)  # nobody reads along: prompts may hold up the running rows
     try:
         config = msgspec.convert({"model": os.fspath(model), **given}, EngineConfig)
+        config = dataclasses.replace(config, speculative_config=speculative)
     except msgspec.ValidationError as error:
         reason, _, place = str(error).partition(" - at `$.")
         raise ConfigError(f"LLM: {place.rstrip('`')}: {reason}") from None
     override = config.override_generation_config or {}
     check_names("override_generation_config", override, list(GENERATION))
     SamplingParams.from_defaults(override)  # raises for values that no request may have
+    return config
+
+
+def _speculative(given: Any) -> SpeculativeConfig | None:
+    if given is None or isinstance(given, SpeculativeConfig):
+        return given
+    config, notices = read_speculative(given, "LLM: speculative_config")
+    for notice in notices:
+        logger.warning("%s", notice)
+    if config.is_synthetic:
+        raise ConfigError(
+            "LLM: speculative_config: with synthetic acceptance the output has no meaning; it is for "
+            "chorale bench latency and throughput"
+        )
     return config
 
 

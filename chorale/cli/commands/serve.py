@@ -11,6 +11,7 @@ from chorale.api.http.auth import hash_key
 from chorale.cli.banner import Screen
 from chorale.cli.options.help import flag_help, help_topic
 from chorale.cli.options.settings import OPEN_ADDRESSES, Settings, merge
+from chorale.cli.options.speculation import check_served
 from chorale.model.hub import DEMO, check_family, find_folder
 from chorale.model.names import full_name
 from chorale.serve import logs, supervisor
@@ -26,6 +27,7 @@ def run(arguments: list[str]) -> int:
         print(flag_help("serve", SUMMARY, topic))
         return 0
     settings = merge(arguments, os.environ)
+    check_served(settings.engine, settings.values)
     check_model(settings)
     configure_logging(settings.server.log_level)
     check_start(settings.engine, settings.server)

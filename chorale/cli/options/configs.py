@@ -15,6 +15,7 @@ from typing import Any
 from chorale.cli.options.compilation import LEVELS, MODES, read_compilation
 from chorale.cli.options.flags import FLAGS
 from chorale.cli.options.replicas import replica_fields
+from chorale.cli.options.speculation import speculative_fields
 from chorale.cli.options.values import RANK, Setting, check_bounds
 from chorale.config import EngineConfig, ServerConfig, ToolConfig
 from chorale.errors import ConfigError
@@ -44,7 +45,7 @@ def build_configs(values: Mapping[str, Setting]) -> tuple[EngineConfig, ServerCo
     fields["server"]["tools"] = tool_config(fields["tools"])
     if fields["engine"].get("cudagraph_capture_sizes") is not None:
         fields["engine"]["cudagraph_capture_sizes"] = _sizes(fields["engine"]["cudagraph_capture_sizes"])
-    fields["engine"] |= _graphs(values)
+    fields["engine"] |= _graphs(values) | speculative_fields(values)
     fields["server"] |= replica_fields(values)
     _name_both(fields)
     engine = EngineConfig(**_without_unset(EngineConfig, fields["engine"]))

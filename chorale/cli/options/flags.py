@@ -12,6 +12,7 @@ from __future__ import annotations
 from chorale.cli.options.values import MOST, Flag
 from chorale.cli.options.vllm_flags import DEVICES, KNOWN_FLAGS
 from chorale.config import MOST_ENGINES
+from chorale.speculative.config import MOST_DRAFT_TOKENS
 
 # fmt: off
 MODEL_FLAGS = (
@@ -93,6 +94,17 @@ ENGINE_FLAGS = (
     Flag("optimization-level", "int", "cli.optimization_level",
          "0: no CUDA graphs (unless cudagraph_mode or --no-enforce-eager enables them); 1 to 3: no effect",
          least=0, most=3),
+    Flag("speculative-config", "json", "cli.speculative_config",
+         'speculative decoding, for example {"method": "ngram", "num_speculative_tokens": 4}',
+         environment=("CHORALE_SPECULATIVE_CONFIG",)),
+    Flag("spec-method", "str", "cli.spec_method", "method of --speculative-config: ngram, suffix or eagle3",
+         aliases=("speculative-method",)),
+    Flag("spec-model", "str", "cli.spec_model", "model of --speculative-config: folder or hub id of a head",
+         aliases=("speculative-model",)),
+    Flag("spec-tokens", "int", "cli.spec_tokens", "num_speculative_tokens of --speculative-config",
+         aliases=("num-speculative-tokens", "speculative-num-tokens"), least=1, most=MOST_DRAFT_TOKENS),
+    Flag("allow-synthetic-acceptance", "bool", "cli.allow_synthetic_acceptance",
+         "serve with drafts accepted by a profile instead of by comparison: the output has no meaning"),
     Flag("max-logprobs", "int", "engine.max_logprobs", "maximum number of log-probabilities per token",
          least=-1),
     Flag("max-queued-requests", "size", "server.max_queued_requests",

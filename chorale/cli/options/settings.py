@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from chorale.cli.options import compilation, replicas
+from chorale.cli.options import compilation, replicas, speculation
 from chorale.cli.options.configs import build_configs
 from chorale.cli.options.flags import FLAGS
 from chorale.cli.options.parse import read_arguments, read_config_file
@@ -123,6 +123,7 @@ def _notices(values: Mapping[str, Setting], environment: Mapping[str, str]) -> l
     for name, setting in values.items():
         check_bounds(FLAGS[name], setting.value)
     notices = [line for name, setting in values.items() if (line := _notice(name, setting))]
+    notices += speculation.notices(values)
     notices += _environment_notices(environment)
     key = values.get("api-key")
     if key is not None and key.origin == "command line" and "api-key-file" not in values:

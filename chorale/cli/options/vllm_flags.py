@@ -36,7 +36,6 @@ _TEXT = "gpt-oss reads text only"
 _ADAPTERS = "adapters are not supported; requests for them would fail"
 _NODES = "a server runs on one machine"
 _LOADING = "weights are read in parallel, directly to the device"
-_SPECULATION = "speculative decoding is not supported yet"
 
 # Other devices and their state of support.
 _UNSUPPORTED = "there is no back end for {}; use --device cpu"
@@ -110,9 +109,6 @@ _NO_EFFECT: tuple[Flag, ...] = (
             harmless=("auto", "safetensors", "hf")),
     *_flags("no effect", "log-probabilities are those of the model, before temperature and filters",
             "logprobs-mode", harmless=("raw_logprobs",)),
-    *_flags("no effect", _SPECULATION, "speculative-config", kind="json"),
-    *_flags("no effect", _SPECULATION,
-            "speculative-model num-speculative-tokens spec-model spec-method spec-tokens"),
     *_flags("no effect", "ranks are processes of one machine (mp)", "distributed-executor-backend",
             harmless=("mp", "uni")),
     *_flags("no effect", _ONE_MACHINE,

@@ -1,6 +1,7 @@
 """SuffixDrafter: what followed the last tokens earlier in the sequence, or in answers that ended recently.
 
-A longer match is a better reason for a guess, so a draft is at most as long as the match that it continues.
+A longer match is a better reason for a guess, so a draft is at most as long as the match that it continues,
+or a multiple of it.
 
 Only requests of the same ``cache_salt`` look up an answer. Otherwise the speed of one tenant's stream would
 reveal what is in another's answers.
@@ -48,9 +49,19 @@ class RecentAnswers:
 class SuffixDrafter:
     """Drafts up to ``num_tokens`` tokens after the longest match of up to ``most`` tokens."""
 
-    def __init__(self, num_tokens: int, *, least: int = 2, most: int = 32, capacity: int = 65_536) -> None:
-        """``capacity``: tokens of answers that are kept for each salt."""
+    def __init__(
+        self,
+        num_tokens: int,
+        *,
+        least: int = 2,
+        most: int = 32,
+        factor: float = 1.0,
+        capacity: int = 65_536,
+    ) -> None:
+        """``factor``: draft tokens for each token of the match. ``capacity``: tokens of answers that are kept
+        for each salt; 0 keeps none."""
         self._num_tokens, self._least, self._most, self._capacity = num_tokens, least, most, capacity
+        self._factor = factor
         self._buffers: dict[Sequence, TokenBuffer] = {}
         self._answers: OrderedDict[str, RecentAnswers] = OrderedDict()
 
@@ -72,11 +83,11 @@ class SuffixDrafter:
         return copied(own, start, self._count(most, length)) if length else NO_TOKENS
 
     def _count(self, most: int, length: int) -> int:
-        return min(most, self._num_tokens, length)
+        return min(most, self._num_tokens, int(self._factor * length))
 
     def end(self, sequence: Sequence) -> None:
         self._buffers.pop(sequence, None)
-        if not sequence.output:
+        if not sequence.output or not self._capacity:
             return
         salt = sequence.request.request.cache_salt
         if salt not in self._answers:

@@ -25,6 +25,7 @@ from chorale.runtime.resolve import check_model, parts_of
 from chorale.runtime.sampling.grammar import GrammarCache
 from chorale.runtime.warmup.captures import CAPTURE_SECONDS, capture_first, warm_up
 from chorale.serve.engine.assemble import Assembled, Phases, assemble, open_rank
+from chorale.serve.engine.drafting import make_drafter, most_drafts
 from chorale.serve.engine.ranks import Place, StartedRanks, start_ranks
 
 logger = logging.getLogger(__name__)
@@ -106,7 +107,13 @@ def _build_on(place: Place, start: _Start) -> tuple[EngineCore, EngineInfo]:
         logger.debug("%d kernels; %d were not recorded", precompiler.num_kernels, precompiler.num_late)
     if pool is not None and (precompiler is None or not precompiler.is_busy):
         pool.close()
-    core = EngineCore(found.resolved.limits, executor, grammars=service, prefix_secret=start.prefix_secret)
+    core = EngineCore(
+        found.resolved.limits,
+        executor,
+        grammars=service,
+        prefix_secret=start.prefix_secret,
+        drafter=make_drafter(start.config.speculative_config),
+    )
     links = "" if ranks is None else ranks.links()
     return core, _info(start.config, start.model, found, place, links, phases.seconds)
 
@@ -150,6 +157,8 @@ def _info(
         ops=found.model.ops.name,
         parameters=found.model.weights.num_parameters,
         enable_prefix_caching=limits.enable_prefix_caching,
+        speculation="" if config.speculative_config is None else str(config.speculative_config),
+        num_speculative_tokens=most_drafts(config.speculative_config),
         max_logprobs=resolved.max_logprobs,
         default_sampling=sampling,
         notes=resolved.notes,

@@ -31,7 +31,7 @@ ACCEPTED = [
      "--hf-overrides '{\"rope-scaling\": {\"factor\": 4}}' --gpu-memory-utilization 0.5", 1),
     ("--model openai/gpt-oss-120b --api-server-count 4 --max-num-batched-tokens 131072 "
      "--calculate-kv-scales --enable-prefix-caching "
-     "--speculative-config '{\"method\":\"ngram\",\"num_speculative_tokens\":4}'", 2),
+     "--speculative-config '{\"method\":\"ngram\",\"num_speculative_tokens\":4}'", 1),
     ("openai/gpt-oss-120b --attention-backend ROCM_AITER_UNIFIED_ATTN -cc.pass_config.fuse_rope_kvcache=True "
      "-cc.use_inductor_graph_partition=True --gpu-memory-utilization 0.95 --block-size=64", 2),
     ("openai/gpt-oss-120b --tensor_parallel_size 1 --max-num-batched-tokens 10240 --max-num-seqs 128", 0),
@@ -54,7 +54,7 @@ ACCEPTED = [
     ("openai/gpt-oss-120b -dp 8 -dpb mp --api-server-count 2", 0),
     ("openai/gpt-oss-120b -dp 1 -dpl 1 -dpa 10.0.0.1 -dpp 13345 -dpb ray -ep", 3),
     ("openai/gpt-oss-120b -pp 1 -dcp 1 -pcp 1 -dpn 0 -dpr 0 -n 1 -r 0 -dph -dpe", 2),
-    ("openai/gpt-oss-120b --spec-method eagle3 --spec-model RedHatAI/x --spec-tokens 7", 3),
+    ("openai/gpt-oss-120b --spec-method eagle3 --spec-model RedHatAI/x --spec-tokens 7", 0),
     ("openai/gpt-oss-120b -ac.backend FLASH_ATTN --kernel-config.moe_backend=marlin", 2),
     ("openai/gpt-oss-120b --eplb-config.window_size 3 --model-loader-extra-config '{\"concurrency\": 8}'", 2),
     ("openai/gpt-oss-120b --ignore-patterns a b --allowed-media-domains c d", 2),

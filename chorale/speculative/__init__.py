@@ -1,0 +1,1 @@
+"""Speculation: how tokens are drafted, as the operator configures it."""

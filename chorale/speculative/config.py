@@ -1,0 +1,73 @@
+"""SpeculativeConfig: how tokens are drafted. Frozen; ``read`` makes it from the operator's JSON."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from chorale.errors import ConfigError
+
+Method = Literal["ngram", "suffix", "eagle3", "synthetic"]
+METHODS: tuple[Method, ...] = ("ngram", "suffix", "eagle3", "synthetic")
+MOST_DRAFT_TOKENS = 16
+USUAL_NGRAM = 5  # vLLM's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculativeConfig:
+    """How tokens are drafted. ``read_speculative`` checks the values."""
+
+    method: Method
+    num_speculative_tokens: int  # the most draft tokens of a row in a step
+    model: str | None = None  # eagle3: folder or hub id of the head; synthetic: None for no head
+    revision: str | None = None
+    draft_tensor_parallel_size: int | None = None  # 1 or that of the model; the head is replicated
+    prompt_lookup_min: int = USUAL_NGRAM  # ngram: tokens of the shortest and the longest match
+    prompt_lookup_max: int = USUAL_NGRAM
+    suffix_decoding_max_tree_depth: int = 24  # tokens of the longest match
+    suffix_decoding_max_cached_requests: int = 10_000  # 0: other answers are not looked up
+    suffix_decoding_max_spec_factor: float = 1.0  # draft tokens for each token of the match
+    # (fewest rows, most rows, draft tokens): replaces the choice by cost and acceptance. () chooses.
+    num_speculative_tokens_per_batch_size: tuple[tuple[int, int, int], ...] = ()
+    disable_by_batch_size: int | None = None  # no drafts in steps of at least so many rows
+    # Benchmarks only: the share of drafts of which the first 1, 2, ... tokens are accepted, whatever they
+    # are. Not empty: the output has no meaning.
+    acceptance: tuple[float, ...] = ()
+
+    @property
+    def is_synthetic(self) -> bool:
+        """Returns whether acceptance is drawn from a profile, so that the output has no meaning."""
+        return bool(self.acceptance)
+
+    def __str__(self) -> str:
+        """Returns the line of banner and log."""
+        name = f"{self.method} ({self.model})" if self.model else self.method
+        text = f"{name}, up to {self.num_speculative_tokens} draft tokens"
+        if self.num_speculative_tokens_per_batch_size:
+            ranges = self.num_speculative_tokens_per_batch_size
+            text += " (" + ", ".join(f"{count} at {lo}-{hi} rows" for lo, hi, count in ranges) + ")"
+        if self.disable_by_batch_size is not None:
+            text += f", none from {self.disable_by_batch_size} rows on"
+        if self.is_synthetic:
+            rates = ", ".join(f"{rate:g}" for rate in self.acceptance)
+            text += f"; SYNTHETIC ACCEPTANCE {rates}: the output has no meaning"
+        return text
+
+
+def check_method(config: SpeculativeConfig) -> None:
+    """Raises ``ConfigError`` for a method that this version cannot run."""
+    if config.method not in ("ngram", "suffix") or config.is_synthetic:
+        raise ConfigError(
+            f"--speculative-config: method {config.method} cannot run yet; use ngram or suffix, which need "
+            "no weights"
+        )
+
+
+def check_ranks_of_head(config: SpeculativeConfig, ranks: int) -> None:
+    """Raises ``ConfigError`` for a head that would have to be divided among fewer ranks than the model."""
+    size = config.draft_tensor_parallel_size
+    if size not in (None, 1, ranks):
+        raise ConfigError(
+            f"draft_tensor_parallel_size {size}: must be 1 or --tensor-parallel-size ({ranks}); "
+            "either way each rank has the whole head"
+        )
