@@ -78,6 +78,7 @@ class PairNorms:
     token: torch.Tensor  # [H] float32
     state: torch.Tensor  # [H] float32
     keeps_normed: bool  # the residual stream begins as the normed state, not as the state
+    dtype: torch.dtype  # what the head computes in
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,18 +202,17 @@ class StepSizes:
 
 @dataclass(frozen=True, slots=True)
 class DraftOps:
-    """What a draft head needs beside ``plan_attention``, ``attention`` and ``lm_head``.
-
-    A head is whole on every rank: these ops exchange nothing."""
+    """What a draft head needs beside ``plan_attention``, ``attention`` and ``lm_head``. Heads are whole on
+    every rank: these ops exchange nothing."""
 
     # (x [T, P * W], norms [P, W] float32, eps) -> [T, P * W] float32, each of the P parts normed
     norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
 
-    # (x [T, K], packed [N, K]) -> [T, N] float32
-    linear: Callable[[torch.Tensor, Any], torch.Tensor]
+    # (x [T, P * W], norms or None, eps, packed [N, P * W]) -> product of the normed x, [T, N] float32
+    linear: Callable[[torch.Tensor, torch.Tensor | None, float, Any], torch.Tensor]
 
     # (embedding [V, H], token_ids [T], states [T, H] float32, norms, eps)
-    # -> (normed [T, 2 H]: embeddings, then states; x [T, H] float32, which is new memory)
+    # -> (normed [T, 2 H]: embeddings, then states; x [T, H] float32: new memory, or the normed states)
     join: Callable[
         [torch.Tensor, torch.Tensor, torch.Tensor, PairNorms, float], tuple[torch.Tensor, torch.Tensor]
     ]

@@ -9,6 +9,7 @@ from chorale.model.gpt_oss import GptOss
 from chorale.parallel.rank import Rank
 from chorale.runtime.cache_dtype import E4M3
 from chorale.runtime.device import Device
+from chorale.runtime.drafts.setup import DraftSetup, make_drafting
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.resolve import Resolved
 from chorale.runtime.sampling.grammar import GrammarRows
@@ -22,13 +23,11 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, E4M3: torch.floa
 
 
 def allocate_kv(model: ModelConfig, resolved: Resolved, device: Device) -> list[torch.Tensor]:
-    """One tensor a slot: [num_blocks, 2, Nkv, block_size, D]; zeros, as ``AttentionMeta`` asks.
-
-    With graphs there is one block more, for their dummy rows.
-    """
+    """One tensor a slot: [num_blocks + 1, 2, Nkv, block_size, D]; zeros, as ``AttentionMeta`` asks. The last
+    block is that of dummy rows."""
     limits = resolved.limits
     shape = (
-        limits.num_blocks + bool(resolved.graph_rows),
+        limits.num_blocks + 1,
         2,
         model.num_key_value_heads,
         limits.block_size,
@@ -45,8 +44,9 @@ def make_executor(
     device: Device,
     grammar: GrammarRows,
     rank: Rank | None = None,
+    drafts: DraftSetup | None = None,
 ) -> LocalExecutor:
-    """``rank``: whose model it is, if there are several."""
+    """``rank``: whose model it is, if there are several. ``drafts``: needed if plans have drafts."""
     limits = resolved.limits
     buffers = Buffers(
         device,
@@ -63,12 +63,25 @@ def make_executor(
         rank=rank,
         gather_few=model.ops.gather_few,
     )
-    decode_graphs = mixed_graphs = None
+    drafting = decode_graphs = mixed_graphs = None
+    if drafts is not None:
+        drafting = make_drafting(
+            drafts,
+            device,
+            model,
+            kv,
+            buffers,
+            sampler,
+            dtype=DTYPES[resolved.dtype],
+            graph_rows=resolved.graph_rows,
+            max_len=limits.max_model_len,
+        )
     if resolved.graph_rows:
         decode_graphs = DecodeGraphRunner(
             device, model, kv, buffers, sampler, resolved.graph_rows, limits.max_model_len
         )
         longest = limits.max_model_len if resolved.mixed_graphs else 0  # 0: no mixed step is captured
-        mixed_graphs = MixedGraphRunner(device, model, kv, buffers, longest)
-    worker = Worker(device, model, kv, buffers, sampler, grammar, decode_graphs, mixed_graphs)
+        head = None if drafting is None else drafting.head
+        mixed_graphs = MixedGraphRunner(device, model, kv, buffers, longest, head)
+    worker = Worker(device, model, kv, buffers, sampler, grammar, decode_graphs, mixed_graphs, drafting)
     return LocalExecutor(worker, overlaps=device.overlap, gpu=device.hardware.place)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -65,7 +66,7 @@ def make_result(
     )
 
 
-def _drafts_of(plan: StepPlan, made: npt.NDArray[np.int64]) -> IntArray:
+def _drafts_of(plan: StepPlan, made: npt.NDArray[Any]) -> IntArray:
     """[R, num_made] of ``made``, which has a row for each entry that samples."""
     assert plan.makes is not None
     drafts: IntArray = np.full((len(plan.rows), plan.num_made), NO_TOKEN, np.int32)

@@ -67,14 +67,14 @@ class Worker:
         for start in plan.starts:
             self._grammar.start(start)
         self._buffers.start_rows(plan)
-        if self._decode_graphs is not None and self._decode_graphs.takes(plan):
-            return self._run_decode_graph(self._decode_graphs, plan)
         drafting = self._drafting
         if drafting is not None:
             drafting.start(plan)
-            if drafting.graphs is not None and drafting.graphs.takes(plan):
-                fetch = drafting.graphs.run(plan)
-                return lambda: grid_result(plan, fetch())
+        if self._decode_graphs is not None and self._decode_graphs.takes(plan):
+            return self._run_decode_graph(self._decode_graphs, plan)
+        if drafting is not None and drafting.graphs is not None and drafting.graphs.takes(plan):
+            fetch = drafting.graphs.run(plan)
+            return lambda: grid_result(plan, fetch())
         return self._run_launched(plan)
 
     def _run_launched(self, plan: StepPlan) -> Callable[[], StepResult]:
@@ -102,15 +102,16 @@ class Worker:
 
     def _hidden(self, plan: StepPlan) -> tuple[ForwardBatch | None, torch.Tensor, AuxStates | None]:
         """Return hidden states [T, H]; with a head that reads them, also the batch and what it reads."""
-        mixed, drafting = self._mixed_graphs, self._drafting
+        mixed, head = self._mixed_graphs, None
         padded = None if mixed is None else mixed.padded(plan)
-        has_head = drafting is not None and drafting.head is not None and plan.num_made >= 0
+        if self._drafting is not None and plan.num_made >= 0:
+            head = self._drafting.head
         if mixed is None or padded is None:
             batch = self._buffers.fill(plan)
-            aux = drafting.head.aux_states(plan.num_tokens) if has_head else None
+            aux = None if head is None else head.aux_states(plan.num_tokens)
             return batch, self._model.hidden(batch, self._kv, aux), aux
         hidden = mixed.hidden(padded)
-        if not has_head:
+        if head is None:
             return None, hidden, None
         assert mixed.aux is not None
         return self._buffers.fill(plan), hidden, mixed.aux.first(plan.num_tokens)

@@ -16,8 +16,8 @@ def norm(x: torch.Tensor, norms: torch.Tensor, eps: float) -> torch.Tensor:
     return (F.rms_norm(parts, norms.shape[1:], eps=eps) * norms).flatten(1)
 
 
-def linear(x: torch.Tensor, packed: Linear) -> torch.Tensor:
-    return packed(x)
+def linear(x: torch.Tensor, norms: torch.Tensor | None, eps: float, packed: Linear) -> torch.Tensor:
+    return packed(x if norms is None else norm(x, norms, eps))
 
 
 def join(

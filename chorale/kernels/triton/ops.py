@@ -9,6 +9,7 @@ import triton
 from chorale.kernels.ops import Ops
 from chorale.kernels.triton.attention.decode import attention
 from chorale.kernels.triton.attention.plan import plan_attention
+from chorale.kernels.triton.dense.draft import TRITON_DRAFT_OPS
 from chorale.kernels.triton.dense.linear import Linear, pack_head, pack_linear, project_head
 from chorale.kernels.triton.dense.norm import rms_norm
 from chorale.kernels.triton.dense.qkv import qkv_rope_cache
@@ -49,6 +50,7 @@ TRITON_OPS = Ops(
     verify_inputs=verify_inputs,
     accept=accept,
     draft_passes=draft_passes,
+    draft=TRITON_DRAFT_OPS,
     supports_fp8_kv=True,
     capturable=True,
     precompiler=None if triton.knobs.runtime.interpret else make_precompiler,  # nothing to compile

@@ -43,6 +43,20 @@ def qkv_row() -> Tile:
     return Tile(2, 1, 0, 2, 1)
 
 
+RESIDENT_DEPTH = 8192  # columns: longer rows do not fit in registers
+
+
+def stream_row() -> Tile:
+    """A draft head's products for one token whose rows are too long, or too many, to be whole in registers.
+    Not measured: a shape like the head's, with more programs for fewer rows."""
+    return Tile(4, 1, 1024, 4, 3)
+
+
+def gated_row() -> Tile:
+    """A draft head's gate and up for one token; ``rows`` of each, whole in registers. Not measured."""
+    return Tile(2, 1, 0, 4, 1)
+
+
 SKINNY_TOKENS = 16  # up to here our split product is faster than cuBLAS
 
 

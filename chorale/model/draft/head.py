@@ -85,10 +85,10 @@ class DraftHead:
 
     def project(self, aux: torch.Tensor) -> torch.Tensor:
         """aux [T, A * H] -> states [T, H] float32. ``aux``: the target's states, in the boundaries' order."""
-        weights = self.weights
-        if weights.aux_norm is not None:
-            aux = self.draft_ops.norm(aux, weights.aux_norm, self.config.rms_norm_eps)
-        return aux.float() if weights.fc is None else self.draft_ops.linear(aux, weights.fc)
+        weights, draft, eps = self.weights, self.draft_ops, self.config.rms_norm_eps
+        if weights.fc is not None:
+            return draft.linear(aux, weights.aux_norm, eps, weights.fc)
+        return aux.float() if weights.aux_norm is None else draft.norm(aux, weights.aux_norm, eps)
 
     def run(
         self, states: torch.Tensor, token_ids: torch.Tensor, attention: AttentionMeta, kv: torch.Tensor

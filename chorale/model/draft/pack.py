@@ -37,7 +37,12 @@ class _Packer:
             embedding=self._whole("embedding"),
             aux_norm=None if parts is None else self._norm("aux_norm").view(parts),
             fc=self._linear("fc") if has_fc else None,
-            pair=PairNorms(self._norm("token_norm"), self._norm("state_norm"), config.norm_before_residual),
+            pair=PairNorms(
+                self._norm("token_norm"),
+                self._norm("state_norm"),
+                config.norm_before_residual,
+                self._dtype,
+            ),
             qkv=self._qkv(),
             output=self._linear("output"),
             mlp_norm=self._norm("mlp_norm"),

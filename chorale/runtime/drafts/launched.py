@@ -1,4 +1,4 @@
-"""Steps with drafts that are launched kernel by kernel: prompts among them, or rows with their own sampling."""
+"""Steps with drafts that are launched kernel by kernel: with prompts, or rows with their own sampling."""
 
 from __future__ import annotations
 

@@ -39,8 +39,8 @@ class VerifyPacker:
     def pack(self, plan: StepPlan, columns: IntArray) -> bool:
         """Fill ``columns`` [TOKENS + places, rows].
 
-        Returns False if some row gains blocks in another way than a few after each other: then the blocks must
-        be appended beforehand.
+        Returns False if some row gains blocks in another way than a few after each other: then the blocks
+        must be appended beforehand.
         """
         count, places = len(plan.rows), len(columns) - TOKENS
         columns[:] = 0
@@ -136,10 +136,10 @@ class VerifyGraphRunner:
         if (plan.num_made < 0 and plan.num_drafts is None) or len(plan.rows) > self._sizes[-1]:
             return False
         drafts = plan.num_new - 1
-        is_decode = plan.samples.all() and plan.num_tokens == plan.num_new.sum()
         known = 0 if plan.num_drafts is None else plan.num_drafts
         return bool(
-            is_decode
+            plan.samples.all()
+            and not plan.prompt_logprob_rows
             and (drafts == known).all()
             and drafts.max() <= self._most_drafts
             and not self._buffers.rows.needs_resampling[plan.rows].any()
@@ -162,7 +162,7 @@ class VerifyGraphRunner:
         fetch = self._device.download([self._accepted.tokens[: rows * places]])
 
         def finish() -> npt.NDArray[np.int64]:
-            found: npt.NDArray[np.int64] = fetch()[0].reshape(rows, places)[: len(plan.rows)]
+            found = fetch()[0].astype(np.int64).reshape(rows, places)[: len(plan.rows)]
             self._free.append(staging)  # the device has finished with it
             return found
 

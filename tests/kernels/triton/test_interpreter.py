@@ -35,7 +35,7 @@ def interpret(*twins: str, every: int = 1) -> None:
     run(command, TRITON_INTERPRET="1", CHORALE_TWINS_EVERY=str(every))
 
 
-TWINS = ("twins.py", "twins_large.py", "twins_e4m3.py", "twins_experts.py")
+TWINS = ("twins.py", "twins_large.py", "twins_e4m3.py", "twins_experts.py", "twins_draft.py")
 
 
 @pytest.mark.timeout(SECONDS)

@@ -24,7 +24,7 @@ from chorale.kernels.ops import EARLY_STOPS
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.attention import decode as attention
 from chorale.kernels.triton.attention import prefill
-from chorale.kernels.triton.dense import linear, norm, qkv, skinny, skinny_fused
+from chorale.kernels.triton.dense import draft, linear, norm, qkv, skinny, skinny_fused
 from chorale.kernels.triton.moe import (
     combine,
     gemv,
@@ -71,7 +71,7 @@ Variant = tuple[str, Any, dict[str, Any], dict[str, str], int, int]
 
 def variants(arch: tuning.ArchTuning, asm: bool, hopper: bool) -> list[Variant]:
     """(name, kernel, constants, types that differ, warps, stages), all in bfloat16 at 20b's sizes."""
-    whole = {"HEADS": 16, "H": 2880, "SPLITS": 0, "BLOCK": 4096}
+    whole = {"HEADS": 16, "H": 2880, "SPLITS": 0, "BLOCK": 4096, "SCALED": True}
     found: list[Variant] = [
         (
             "norm",
@@ -95,7 +95,7 @@ def variants(arch: tuning.ArchTuning, asm: bool, hopper: bool) -> list[Variant]:
         ("shuffle_inputs", moe._shuffle_kernel, {"BLOCK": 1024}, {"x_ptr": "*fp32"}, 4, 3),
         ("join", attention._join_kernel, {"NUM_Q": 64, "D": 64, "SPLITS": 16, "PDL": hopper}, {}, 1, 3),
     ]
-    found += _one_token(arch, hopper) + _add_norm(hopper) + _sums(hopper)
+    found += _one_token(arch, hopper) + _add_norm(hopper) + _sums(hopper) + _draft_head(arch, hopper)
     for tokens in (256, 8192):
         tile = arch.route(tokens)
         sizes = {"TOKENS": tile.tokens, "DEPTH": tile.depth, "STAGES": tile.num_stages, "SLICES": 8}
@@ -131,7 +131,7 @@ def variants(arch: tuning.ArchTuning, asm: bool, hopper: bool) -> list[Variant]:
 def _one_token(arch: tuning.ArchTuning, hopper: bool) -> list[Variant]:
     resident = {"HAS_BIAS": True, "ADD": True, "K": 4096, "CHUNK": 1024, "PDL": hopper}
     tile, head, pair = tuning.output_row(), tuning.head_row(), tuning.qkv_row()
-    gemv = {"ROWS": head.rows, "DEPTH": head.depth, "STAGES": head.num_stages, "PDL": hopper}
+    gemv = {"ROWS": head.rows, "DEPTH": head.depth, "STAGES": head.num_stages, "PDL": hopper, "ADD": False}
     one = {**HEADS, "H": 2880, "PAIRS": pair.rows, "CHUNK": 1024, "PDL": hopper}
     choice = {"E": 32, "K": 4, "EXPERTS": 32, "EACH": 1, "ADD": False, "BLOCK": 4096, "PDL": hopper}
     wide = dict.fromkeys(("x_ptr", "sum_ptr", "w_ptr", "b_ptr"), "*fp32") | {"arrivals_ptr": "*i32"}
@@ -160,6 +160,44 @@ def _one_token(arch: tuning.ArchTuning, hopper: bool) -> list[Variant]:
         ("route", router._few_kernel, choice, wide, 8, 3),
         ("route, added", router._few_kernel, choice | {"EACH": 4, "ADD": True}, wide, 8, 3),
     ]
+
+
+def _draft_head(arch: tuning.ArchTuning, hopper: bool) -> list[Variant]:
+    """A head of the published size: products of one token and of a few, and what is between them."""
+    stream, gated, few = tuning.stream_row(), tuning.gated_row(), arch.skinny
+    row = {"ROWS": stream.rows, "DEPTH": stream.depth, "STAGES": stream.num_stages, "PDL": hopper}
+    part = {"K": 5760, "NORM": False, "ROWS": few.rows, "TOKENS": few.tokens, "DEPTH": few.depth}
+    part |= {"SPLITS": 4, "STAGES": few.num_stages, "PDL": hopper}
+    rotate = {**HEADS, "HEADS": 4, "H": 1, "BLOCK": 1, "SCALED": False, "PDL": hopper}
+    out, fp32 = {"out_ptr": "*fp32"}, {"x_ptr": "*fp32"}
+    wide = {"qkv_ptr": "*fp32", "x_ptr": "*fp32"}
+    pair = dict.fromkeys(("states_ptr", "token_norm_ptr", "state_norm_ptr", "residual_ptr"), "*fp32")
+    pair |= {"ids_ptr": "*i64"}
+    found: list[Variant] = [
+        ("draft norm", draft._norm_parts_kernel, {"BLOCK": 16384, "PDL": hopper}, fp32, 8, 3),
+        ("draft norm fp32", draft._norm_parts_kernel, {"BLOCK": 4096, "PDL": hopper}, fp32 | out, 8, 3),
+        (
+            "draft gated",
+            draft._gated_row_kernel,
+            {"H": 2880, "ROWS": gated.rows, "CHUNK": 1024, "PDL": hopper},
+            fp32,
+            gated.num_warps,
+            3,
+        ),
+        ("draft silu", draft._silu_kernel, {"BLOCK": 1024, "PDL": hopper}, {"y_ptr": "*fp32"}, 4, 3),
+        ("draft parts", skinny._part_kernel, part, {}, few.num_warps, 3),
+        ("draft rotate", qkv._rotate_kernel, rotate | {"SPLITS": 1}, wide, 4, 3),
+        ("draft rotate parts", qkv._rotate_kernel, rotate | {"SPLITS": 4}, wide, 4, 3),
+        ("draft rotate whole", qkv._rotate_kernel, rotate | {"SPLITS": 0, "HEADS": 16}, fp32, 4, 3),
+    ]
+    for adds in (False, True):
+        name = "draft row, added" if adds else "draft row"
+        found.append((name, linear._gemv_kernel, row | {"ADD": adds}, out, stream.num_warps, 3))
+    for keeps in (False, True):
+        constants = {"KEEPS_NORMED": keeps, "BLOCK": 4096, "PDL": hopper}
+        name = "draft pair, normed" if keeps else "draft pair"
+        found.append((name, draft._pair_kernel, constants, pair, 8, 3))
+    return found
 
 
 def _add_norm(hopper: bool) -> list[Variant]:

@@ -17,6 +17,7 @@ import triton.language as tl
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.dense.skinny import project_few, whole
 from chorale.kernels.triton.launch import dependent, is_amd, is_nvidia, wait_for_previous
+from chorale.kernels.triton.tuning import Tile
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,7 @@ def _gemv_kernel(
     DEPTH: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
+    ADD: tl.constexpr = False,  # out += instead of out =
 ):
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     depth = tl.arange(0, DEPTH)
@@ -114,7 +116,11 @@ def _gemv_kernel(
         w = tl.load(weights + k, mask=inside[:, None] & some[None, :], other=0.0)
         x = tl.load(x_ptr + k + depth, mask=some, other=0.0)
         products += w.to(tl.float32) * x.to(tl.float32)[None, :]
-    tl.store(out_ptr + rows, tl.sum(products, 1), mask=inside)
+    if ADD:
+        before = tl.load(out_ptr + rows, mask=inside, other=0.0)
+        tl.store(out_ptr + rows, before + tl.sum(products, 1), mask=inside)
+    else:
+        tl.store(out_ptr + rows, tl.sum(products, 1), mask=inside)
 
 
 def product(x: torch.Tensor, linear: Linear) -> torch.Tensor:
@@ -169,11 +175,20 @@ def project_head(x: torch.Tensor, head: Linear) -> torch.Tensor:
         return whole(x, weight)
     if x.shape[0] != 1:
         return float32_product(x, weight)
-    out = torch.empty(1, weight.shape[0], dtype=torch.float32, device=x.device)
-    tile = tuning.head_row()
+    return stream_row(x, weight, tuning.head_row())
+
+
+def stream_row(
+    x: torch.Tensor, weight: torch.Tensor, tile: Tile, residual: torch.Tensor | None = None
+) -> torch.Tensor:
+    """x [1, K] in the weight's dtype, times weight [N, K] -> [1, N] float32, added to ``residual`` if there
+    is one; of any depth."""
+    shape = 1, weight.shape[0]
+    out = torch.empty(shape, dtype=torch.float32, device=x.device) if residual is None else residual
+    adds = {} if residual is None else {"ADD": True}  # a launch without is what it has always been
     _gemv_kernel[(triton.cdiv(weight.shape[0], tile.rows),)](
         x, weight, out, weight.shape[0], weight.shape[1],
         ROWS=tile.rows, DEPTH=min(tile.depth, triton.next_power_of_2(weight.shape[1])),
-        STAGES=tile.num_stages, num_warps=tile.num_warps, **dependent(x),
+        STAGES=tile.num_stages, num_warps=tile.num_warps, **adds, **dependent(x),
     )  # fmt: skip
     return out

@@ -17,7 +17,7 @@ from chorale.kernels.ops import QkvWeights
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.attention.plan import AttentionPlan
 from chorale.kernels.triton.dense import skinny_fused
-from chorale.kernels.triton.dense.linear import chunk_of, load_part, load_rows, product
+from chorale.kernels.triton.dense.linear import Linear, chunk_of, load_part, load_rows, product
 from chorale.kernels.triton.dense.norm import rms_norm
 from chorale.kernels.triton.dense.skinny import parts
 from chorale.kernels.triton.kv_elements import kernel_view, to_kv_element
@@ -133,6 +133,7 @@ def _rotate_kernel(
     SPLITS: tl.constexpr,  # 0: whole
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
+    SCALED: tl.constexpr = True,  # the parts are of x before its norm (if SPLITS)
 ):
     wait_for_previous(PDL)
     half: tl.constexpr = D // 2
@@ -148,8 +149,11 @@ def _rotate_kernel(
         for split in tl.static_range(1, SPLITS):
             left += tl.load(source + split * stride, mask=inside, other=0.0)
             right += tl.load(source + split * stride + half, mask=inside, other=0.0)
-        x = tl.load(x_ptr + token * H + tl.arange(0, BLOCK), mask=tl.arange(0, BLOCK) < H, other=0.0)
-        scale = 1.0 / tl.sqrt(tl.sum(x * x, 0) / H + eps)
+        if SCALED:
+            x = tl.load(x_ptr + token * H + tl.arange(0, BLOCK), mask=tl.arange(0, BLOCK) < H, other=0.0)
+            scale = 1.0 / tl.sqrt(tl.sum(x * x, 0) / H + eps)
+        else:
+            scale = 1.0
         biases = b_ptr + heads[:, None] * D + pairs[None, :]
         left = left * scale + tl.load(biases, mask=inside, other=0.0).to(tl.float32)
         right = right * scale + tl.load(biases + half, mask=inside, other=0.0).to(tl.float32)
@@ -214,4 +218,22 @@ def qkv_rope_cache(
         H=x.shape[1], SPLITS=qkv.shape[0] if tokens <= tuning.SKINNY_TOKENS else 0,
         BLOCK=triton.next_power_of_2(x.shape[1]), **dependent(x),
     )  # fmt: skip
+    return q
+
+
+def rotate_and_cache(
+    qkv: torch.Tensor, linear: Linear, rope: torch.Tensor, plan: AttentionPlan, group: int, kv: torch.Tensor
+) -> torch.Tensor:
+    """The end of ``qkv_rope_cache`` for an input that was normed before: ``qkv`` [T, (Nq + 2 Nkv) * D], or
+    parts of it without the bias, [SPLITS, T, ...] float32."""
+    shape, tokens = plan.shape, qkv.shape[-2]
+    heads = shape.num_heads + 2 * shape.num_kv_heads
+    q = torch.empty(tokens, shape.num_heads, shape.head_dim, dtype=linear.weight.dtype, device=qkv.device)
+    each = tuning.rotate_heads(tokens)
+    if tokens:
+        _rotate_kernel[(tokens, triton.cdiv(heads, each))](
+            qkv, rope, linear.bias, 0.0, rope, plan.meta.slots[group], q, kernel_view(kv), **plan.sizes,
+            HEADS=each, H=1, SPLITS=len(qkv) if qkv.dim() == 3 else 0, BLOCK=1, SCALED=False,
+            **dependent(qkv),
+        )  # fmt: skip
     return q

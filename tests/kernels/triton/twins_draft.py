@@ -1,0 +1,144 @@
+"""The draft head on the Triton ops against the reference: ``twins.py`` says how these run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from chorale.kernels.ops import AttentionMeta, PairNorms
+from chorale.kernels.reference.ops import REFERENCE_OPS
+from chorale.kernels.triton import tuning
+from chorale.kernels.triton.dense.draft import TRITON_DRAFT_OPS
+from chorale.kernels.triton.ops import TRITON_OPS
+from chorale.model.config import RopeConfig
+from chorale.model.draft.config import HeadConfig
+from chorale.model.draft.head import DraftHead
+from chorale.model.draft.pack import pack_weights
+from chorale.model.draft.random_head import random_tensors, random_token_ids
+from tests.kernels.triton.twins import DEVICE, check, each_dtype, randn
+
+BLOCK = 16
+EPS = 1e-5
+PLAIN = HeadConfig(
+    hidden_size=200,
+    target_hidden_size=200,
+    num_attention_heads=6,
+    num_key_value_heads=2,
+    head_dim=32,
+    intermediate_size=301,
+    vocab_size=90,
+    draft_vocab_size=67,
+    aux_boundaries=(1, 2, 4),
+    rope=RopeConfig(theta=10000.0, factor=1.0),
+)
+NORMED = replace(
+    PLAIN,
+    hidden_size=320,
+    target_hidden_size=320,
+    norm_before_residual=True,
+    norm_before_fc=True,
+    norm_output=True,
+)
+BY_STATE = replace(PLAIN, aux_norms=True, norm_output=True)
+FINAL = replace(PLAIN, aux_boundaries=())
+
+# (context, new tokens) of each row, step by step
+STEPS: dict[str, list[list[tuple[int, int]]]] = {
+    "chain": [[(19, 19)], [(20, 1)], [(21, 1)]],
+    "one": [[(1, 1)], [(2, 1)]],
+    "few": [[(3, 3), (40, 40)], [(4, 1), (41, 1)], [(8, 4), (45, 4)]],
+    "rows": [[(5, 5), (17, 17), (2, 2), (30, 30)], [(6, 1), (18, 1), (3, 1), (31, 1)]],
+}
+
+
+def meta_of(rows: list[tuple[int, int]]) -> AttentionMeta:
+    """Row r's blocks are r, r + 4, r + 8, ..."""
+    table = torch.stack([torch.arange(r, 32, 4) for r in range(4)])[: len(rows)].int().to(DEVICE)
+    positions = [torch.arange(context - new, context) for context, new in rows]
+    places = [table[r].cpu()[p // BLOCK].long() * BLOCK + p % BLOCK for r, p in enumerate(positions)]
+    slots = torch.cat(places).to(DEVICE)
+    return AttentionMeta(
+        positions=torch.cat(positions).to(DEVICE),
+        query_start=torch.tensor([0] + [new for _, new in rows], device=DEVICE).cumsum(0).int(),
+        context_lens=torch.tensor([context for context, _ in rows], dtype=torch.int32, device=DEVICE),
+        block_tables=(table, table),
+        slots=(slots, slots),
+        max_query_len=max(new for _, new in rows),
+        max_context_len=max(context for context, _ in rows),
+    )
+
+
+def both(config: HeadConfig, dtype: torch.dtype) -> tuple[DraftHead, DraftHead]:
+    tensors = {role: tensor.to(DEVICE) for role, tensor in random_tensors(config).items()}
+    tensors |= {"q.bias": randn(config.num_attention_heads * config.head_dim, seed=5)}
+    ids = random_token_ids(config).to(DEVICE)
+    triton = pack_weights(config, tensors.get, ids, TRITON_OPS, dtype)
+    plain = pack_weights(config, tensors.get, ids, REFERENCE_OPS, torch.float32)
+    return DraftHead(config, triton, TRITON_OPS, 64), DraftHead(config, plain, REFERENCE_OPS, 64)
+
+
+@each_dtype
+@pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
+@pytest.mark.parametrize("config", [NORMED, PLAIN, BY_STATE, FINAL], ids=["normed", "plain", "each", "final"])
+def test_a_head(
+    config: HeadConfig, steps: list[list[tuple[int, int]]], dtype: torch.dtype, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(tuning, "RESIDENT_DEPTH", 256)  # so that down is streamed
+    ours, plain = both(config, dtype)
+    kvs = [torch.zeros(head.kv_shape(32, BLOCK), device=DEVICE) for head in (ours, plain)]
+    kvs[0] = kvs[0].to(dtype)
+    for number, rows in enumerate(steps):
+        meta, tokens = meta_of(rows), sum(new for _, new in rows)
+        aux = 3 * randn(tokens, config.aux_width, seed=number)
+        ids = torch.arange(tokens, device=DEVICE) * 7 % config.vocab_size
+        found, expected = ours.project(aux), plain.project(aux)
+        check(found, expected, dtype)
+        before = expected.clone()
+        x, exact = ours.run(expected, ids, meta, kvs[0]), plain.run(expected, ids, meta, kvs[1])
+        assert torch.equal(expected, before), "states were written to"
+        check(x, exact, dtype)
+        check(ours.next_states(x), plain.next_states(exact), dtype)
+        index = torch.tensor(sorted({0, tokens - 1}), device=DEVICE)
+        check(ours.logits(x, index), plain.logits(exact, index), dtype)
+    check(kvs[0], kvs[1], dtype)
+
+
+@each_dtype
+@pytest.mark.parametrize("tokens", [2, 0, 1, 16, 17, 33])
+@pytest.mark.parametrize("hidden", [130, 64])
+def test_ops_of_a_head(tokens: int, hidden: int, dtype: torch.dtype) -> None:
+    draft, plain = TRITON_DRAFT_OPS, REFERENCE_OPS.draft
+    assert plain is not None
+    x, inter = randn(tokens, hidden, seed=1), 3 * hidden - 2
+    norm = 1 + randn(hidden, seed=2) / 4
+    gate, up = ((randn(inter, hidden, seed=n) / 8).to(dtype) for n in (3, 4))
+    found = draft.gated_silu(x, norm, draft.pack_gated(gate, up), EPS)
+    check(found, plain.gated_silu(x, norm, plain.pack_gated(gate.float(), up.float()), EPS), dtype)
+    weight, bias = (randn(inter, 2 * hidden, seed=5) / 8).to(dtype), randn(inter, seed=6).to(dtype)
+    wide, norms = randn(tokens, 2 * hidden, seed=7), 1 + randn(2, hidden, seed=8) / 4
+    for some in (None, norms):
+        for b in (None, bias):
+            expected = plain.linear(wide, some, EPS, REFERENCE_OPS.pack_linear(weight.float(), b))
+            check(draft.linear(wide, some, EPS, TRITON_OPS.pack_linear(weight, b)), expected, dtype)
+    table, ids = randn(40, hidden, seed=9).to(dtype), torch.arange(tokens, device=DEVICE) * 3 % 40
+    for keeps in (False, True):
+        pair = PairNorms(norm, norms[1], keeps, dtype)
+        for one, other in zip(
+            draft.join(table, ids, x, pair, EPS), plain.join(table, ids, x, pair, EPS), strict=True
+        ):
+            check(one, other, dtype)
+
+
+def test_rows_of_a_graph_that_are_not_in_use_change_nothing() -> None:
+    """Their context may be 0 or their block any that exists; what they give may be NaN."""
+    ours, _ = both(PLAIN, torch.float32)
+    kv = torch.zeros(ours.kv_shape(32, BLOCK), device=DEVICE)
+    states, ids = randn(2, 200), torch.tensor([3, 4], device=DEVICE)
+    real = meta_of([(1, 1), (1, 1)])
+    padded = replace(real, context_lens=torch.tensor([1, 0], dtype=torch.int32, device=DEVICE))
+    expected = ours.run(states, ids, real, kv.clone())
+    found = ours.run(states, ids, padded, kv.clone())
+    assert torch.equal(found[0], expected[0])
