@@ -188,7 +188,12 @@ class Sample(Protocol):
 
 
 class MakeSampler(Protocol):
-    def __call__(self, forbidden: torch.Tensor, rows_at_once: int) -> Sample: ...
+    def __call__(
+        self, forbidden: torch.Tensor, rows_at_once: int, *, ids: torch.Tensor | None = None
+    ) -> Sample:
+        """``ids`` [columns] int64: the token id of each column of the logits, all of which this rank has.
+        None: columns are the vocabulary. All else is by token id: masks, noise, ``out``."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ import torch
 from chorale.kernels.ops import NO_FINITE_LOGITS, NOTHING_ALLOWED, Allowed, SamplingInputs
 from chorale.kernels.reference.filters import filter_scores
 from chorale.kernels.reference.noise import gumbel_noise, token_steps
+from chorale.kernels.reference.token_columns import TokenColumns
 from chorale.parallel.communicator import ALONE, Communicator
 
 
@@ -43,13 +44,19 @@ class ReferenceSampler:
         first: int = 0,
         vocab_size: int | None = None,
         ranks: Communicator = ALONE,
+        *,
+        ids: torch.Tensor | None = None,
     ) -> None:
         """``forbidden`` [V] uint8: 1 for ids that can never be sampled. ``first``: the id of column 0;
-        ``vocab_size``: ids of the whole vocabulary; ``ranks``: those that have the other ids."""
+        ``vocab_size``: ids of the whole vocabulary; ``ranks``: those that have the other ids. ``ids``: see
+        ``MakeSampler``."""
         self.rows_at_once, self._first, self._ranks = rows_at_once, first, ranks
+        steps = token_steps(first + len(forbidden), forbidden.device)[first:]
+        self._columns = None if ids is None else TokenColumns(ids, len(forbidden))
+        if ids is not None:
+            forbidden, steps = forbidden[ids], steps[ids]
         self._vocab_size = vocab_size or len(forbidden)
-        self._forbidden = forbidden.nonzero().squeeze(1)
-        self._steps = token_steps(first + len(forbidden), forbidden.device)[first:]
+        self._forbidden, self._steps = forbidden.nonzero().squeeze(1), steps
         self._biases = _bias_table(forbidden.device)
         shape = (rows_at_once, len(forbidden))
         self._scores, *self._space = (torch.empty(shape, device=forbidden.device) for _ in range(3))
@@ -67,6 +74,8 @@ class ReferenceSampler:
 
     def scored(self, logits: torch.Tensor, draws: SamplingInputs) -> Iterator[tuple[slice, torch.Tensor]]:
         """Some rows and their scores, of which the largest wins; the next iteration overwrites them."""
+        if self._columns is not None:
+            draws = self._columns.masks(draws)
         for start in range(0, len(logits), self.rows_at_once):
             some = slice(start, start + self.rows_at_once)
             scores, allowed = self.permitted(logits[some]), draws.allowed
@@ -141,7 +150,8 @@ class ReferenceSampler:
         token = scores.argmax(-1, keepdim=True)
         # The raw maximum is NaN if any logit is (edits may hide one), and infinite if any is +inf.
         most = logits.amax(-1, keepdim=True)
-        return token_or_reason(token, scores.gather(1, token), most).squeeze(1)
+        ids = token if self._columns is None else self._columns.ids[token]
+        return token_or_reason(ids, scores.gather(1, token), most).squeeze(1)
 
 
 def _needs(temperature: torch.Tensor, filters: torch.Tensor | None, vocab_size: int) -> Needs:

@@ -18,7 +18,7 @@ from chorale.kernels.ops import Ops, QkvWeights, RouterWeights
 from chorale.kernels.reference import moe as reference_moe
 from chorale.kernels.reference.linear import Linear
 from chorale.kernels.reference.ops import REFERENCE_OPS, output_projection, route
-from chorale.kernels.reference.shared_sampling import SharedSampler
+from chorale.kernels.reference.shared_sampling import make_shared_sampler
 from chorale.parallel.rank import Rank
 
 
@@ -29,7 +29,7 @@ def shared_ops(rank: Rank) -> Ops:
         embed=partial(embed, rank),
         project_and_route=partial(project_and_route, rank),
         moe=partial(moe, rank),
-        make_sampler=partial(SharedSampler, rank),
+        make_sampler=partial(make_shared_sampler, rank),
     )
 
 

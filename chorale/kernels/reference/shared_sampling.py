@@ -48,6 +48,15 @@ class SharedSampler(ReferenceSampler):
         return torch.stack((best, (column + self._own.start).float(), logits.amax(-1)))
 
 
+def make_shared_sampler(
+    rank: Rank, forbidden: torch.Tensor, rows_at_once: int, *, ids: torch.Tensor | None = None
+) -> ReferenceSampler:
+    """``Ops.make_sampler`` of one rank among several. With ``ids``, each rank has all columns."""
+    if ids is not None:
+        return ReferenceSampler(forbidden, rows_at_once, ids=ids)
+    return SharedSampler(rank, forbidden, rows_at_once)
+
+
 def allowed_of(allowed: Allowed, own: range) -> Allowed:
     """The part of some ids; shares of the vocabulary begin at an octet."""
     return Allowed(allowed.index, allowed.octets[:, own.start // 8 : -(-own.stop // 8)])

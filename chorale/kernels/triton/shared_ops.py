@@ -27,6 +27,7 @@ from chorale.kernels.triton.ops import TRITON_OPS
 from chorale.kernels.triton.reduce import ops as reduce_ops
 from chorale.kernels.triton.reduce.memory import Layout
 from chorale.kernels.triton.reduce.reducer import SymmetricReducer
+from chorale.kernels.triton.sampling.sample import make_sampler as sampler_of_one_rank
 from chorale.kernels.triton.sampling.shared_sample import SharedSample
 from chorale.parallel.rank import Rank
 from chorale.parallel.shares import Share
@@ -115,9 +116,17 @@ def moe(
 
 
 def make_sampler(
-    rank: Rank, forbidden: torch.Tensor, rows_at_once: int, *, reducer: SymmetricReducer | None = None
+    rank: Rank,
+    forbidden: torch.Tensor,
+    rows_at_once: int,
+    *,
+    ids: torch.Tensor | None = None,
+    reducer: SymmetricReducer | None = None,
 ) -> Sample:
-    """``Ops.make_sampler``: ``forbidden`` is of the whole vocabulary."""
+    """``Ops.make_sampler``: ``forbidden`` is of the whole vocabulary. With ``ids``, each rank has all
+    columns."""
+    if ids is not None:
+        return sampler_of_one_rank(forbidden, rows_at_once, ids=ids)
     return SharedSample(rank, forbidden, None if reducer is None else reducer.rows)
 
 

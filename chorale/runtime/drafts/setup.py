@@ -56,8 +56,7 @@ def make_drafting(
         buffers.draft_state = rows.state
         shape = setup.head.kv_shape(num_blocks, block_size)
         own_kv = torch.zeros(shape, dtype=kv[0].dtype, device=device.torch_device)
-        forbidden = sampler.forbidden[setup.head.token_ids]
-        draw = model.ops.make_sampler(forbidden, device.sample_rows, ids=setup.head.token_ids)
+        draw = model.ops.make_sampler(sampler.forbidden, device.sample_rows, ids=setup.head.token_ids)
         head = HeadRunner(setup.head, model.ops, own_kv, rows.state, draw, max_len=max_len, dtype=dtype)
         launched = LaunchedHead(device, head, rows.state)
     graphs = None

@@ -221,3 +221,33 @@ def test_inputs_of_a_decode(block: int) -> None:
         for group, first in ((0, 0), (1, max(position - window + 1, 0) // block)):
             seen = slice(first, position // block + 1)
             assert torch.equal(ours.tables[group, entry, seen], theirs.tables[group, entry, seen])
+
+
+@pytest.mark.parametrize(("columns", "masked"), [(77, True), (1100, False)])
+def test_logits_of_some_tokens(columns: int, masked: bool) -> None:
+    vocab, count, generator = 1500, 7, torch.Generator().manual_seed(columns)
+    ids = torch.randperm(vocab, generator=generator)[:columns].sort().values
+    logits = 3 * torch.randn(count, columns, generator=generator)
+    forbidden = (torch.rand(vocab, generator=generator) < 0.1).to(torch.uint8)
+    keys = torch.from_numpy(row_keys(np.arange(count, dtype=np.uint64), np.arange(count) + 9))
+    rows, heat = torch.arange(count, dtype=torch.int32), torch.tensor([0.0, 1.0, 0.5, 1.0, 1.0, 0.0, 2.0])
+    filters, stops, allowed = None, None, None
+    if masked:
+        filters = torch.tensor([[20.0, 0.9, 0.01]]).repeat(count, 1)
+        stops = early_stops({1: [int(ids[logits[1].argmax()])], 2: [vocab]}, count)
+        allowed = allowed_of({4: set(range(0, vocab, 3)), 5: set(range(1, vocab, 2))}, count, vocab)
+    results = []
+    for make, device in ((make_sampler, DEVICE), (ReferenceSampler, "cpu")):
+
+        def at(tensor: torch.Tensor, device: str = device) -> torch.Tensor:
+            return tensor.to(device)
+
+        mine = None if allowed is None else Allowed(at(allowed.index), at(allowed.octets))
+        early, columns_of = (None if some is None else at(some) for some in (stops, filters))
+        draws = SamplingInputs(at(keys), at(heat), at(rows), columns_of, mine, early)
+        out, last = at(torch.zeros(count, dtype=torch.int64)), at(torch.zeros(count, dtype=torch.int64))
+        make(at(forbidden), 4, ids=at(ids))(at(logits), draws, last, out)
+        results += [out.tolist(), last.tolist()]
+    assert results[0] == results[2]
+    assert results[1] == results[3] == results[0]
+    assert set(results[0]) <= set(ids.tolist())

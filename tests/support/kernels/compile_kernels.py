@@ -360,11 +360,12 @@ def around_the_model(asm: bool, hopper: bool) -> list[Variant]:
         (
             "rows",
             sample._rows_kernel,
-            {"PIECES": 256},
+            {"PIECES": 256, "ids_ptr": None},
             types | {"token_ptr": "*i32", "out_ptr": "*i64"},
             1,
             3,
         ),
+        ("rows of a draft", sample._rows_kernel, {"PIECES": 32}, chosen | {"ids_ptr": "*i64"}, 1, 3),
     ]
     for name, is_k in (("k", True), ("p", False)):
         each = pieces | {"K": is_k}
@@ -380,7 +381,10 @@ def around_the_model(asm: bool, hopper: bool) -> list[Variant]:
         }
         constants |= {"ASM": asm}
         for name, first in ((f"pieces {filtered}", 0), (f"pieces {filtered} of the second rank", 100544)):
-            found.append((name, sample._pieces_kernel, constants | {"FIRST": first}, chosen, 4, 3))
+            each = constants | {"FIRST": first, "ids_ptr": None}
+            found.append((name, sample._pieces_kernel, each, chosen, 4, 3))
+        by_id, ids = constants | {"FIRST": 0}, {"ids_ptr": "*i64"}
+        found.append((f"pieces {filtered} of a draft", sample._pieces_kernel, by_id, chosen | ids, 4, 3))
     return found
 
 

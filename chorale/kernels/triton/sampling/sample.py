@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from chorale.kernels.ops import NO_FINITE_LOGITS, NOTHING_ALLOWED, Sample, SamplingInputs
+from chorale.kernels.reference.token_columns import TokenColumns
 from chorale.kernels.triton.launch import is_nvidia
 from chorale.kernels.triton.sampling.thresholds import is_out, masks_in_use, masks_of, thresholds
 
@@ -88,6 +89,7 @@ def _pieces_kernel(
     STOPS: tl.constexpr,
     ASM: tl.constexpr,
     FIRST: tl.constexpr,  # the token id of column 0
+    ids_ptr=None,  # [V] int64: the token id of each column, instead of FIRST
 ):
     row, piece = tl.program_id(1).to(tl.int64), tl.program_id(0)
     temperature = tl.load(temperature_ptr + row)
@@ -111,7 +113,11 @@ def _pieces_kernel(
         scores = raw
         if temperature > 0:
             heat = raw / temperature
-            scores = tl.where(heat >= edge, heat + gumbel(tokens + FIRST, a, b, ASM), -float("inf"))
+            if ids_ptr is None:
+                noise = gumbel(tokens + FIRST, a, b, ASM)
+            else:
+                noise = gumbel(tl.load(ids_ptr + tokens, mask=inside, other=0), a, b, ASM)
+            scores = tl.where(heat >= edge, heat + noise, -float("inf"))
         scores = tl.where((scores == scores) & ~out, scores, -float("inf"))
         better = scores > best
         best = tl.where(better, scores, best)
@@ -133,6 +139,7 @@ def _rows_kernel(
     out_ptr,  # [N] int64
     pieces,
     PIECES: tl.constexpr,
+    ids_ptr=None,  # [columns] int64: the token of each; None: columns are tokens
 ):
     row = tl.program_id(0).to(tl.int64)
     places = tl.arange(0, PIECES)
@@ -143,6 +150,9 @@ def _rows_kernel(
     top = tl.max(best, 0)
     token = tl.min(tl.where(best == top, tokens, 2147483647), 0).to(tl.int64)
     infinite = float("inf")
+    if ids_ptr is not None:
+        found = (top > -infinite) & (top < infinite)
+        token = tl.load(ids_ptr + token, mask=found, other=0)
     token = tl.where((top > -infinite) & (top < infinite), token, _FORBIDDEN)
     token = tl.where((most > -infinite) & (most < infinite), token, _NONE)
     tl.store(out_ptr + row, token)
@@ -160,10 +170,11 @@ def best_of_pieces(
     forbidden: torch.Tensor,
     edge: torch.Tensor | None,
     first: int = 0,
+    ids: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Finds for each piece of a row, [N, PIECES], the largest score, its column and the largest raw logit.
 
-    ``edge`` [N]: scores below are out. ``first``: the token id of column 0.
+    ``edge`` [N]: scores below are out. ``first``: the token id of column 0. ``ids``: those of all columns.
     """
     count, vocab = logits.shape
     block, blocks = _shape(count)
@@ -177,9 +188,14 @@ def best_of_pieces(
         *masks_of(draws, forbidden), best, tokens, most,
         vocab, logits.stride(0), keys.stride(0), keys.stride(1), pieces,
         BLOCK=block, BLOCKS=blocks, FILTERED=edge is not None,
-        **masks_in_use(draws), ASM=is_nvidia(logits.device), FIRST=first, num_warps=4,
+        **masks_in_use(draws), ASM=is_nvidia(logits.device), FIRST=first, **_of(ids), num_warps=4,
     )  # fmt: skip
     return best, tokens, most
+
+
+def _of(ids: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    """Launch arguments: a launch without ids is what it is without the parameter."""
+    return {} if ids is None else {"ids_ptr": ids}
 
 
 def sample(
@@ -188,17 +204,24 @@ def sample(
     draws: SamplingInputs,
     last_token: torch.Tensor,
     out: torch.Tensor,
+    columns: TokenColumns | None = None,
 ) -> None:
-    """logits [N, V] float32 -> out [N] int64, and ``last_token`` at ``draws.rows``."""
+    """logits [N, V] float32 -> out [N] int64, and ``last_token`` at ``draws.rows``. ``columns``: of which
+    tokens the logits are; ``forbidden`` is by column."""
+    ids = None if columns is None else columns.ids
+    if columns is not None:
+        draws = columns.masks(draws)
     edge = None if draws.filters is None else thresholds(logits, draws, forbidden)
-    best, tokens, most = best_of_pieces(logits, draws, forbidden, edge)
+    best, tokens, most = best_of_pieces(logits, draws, forbidden, edge, ids=ids)
     count, pieces = best.shape
     _rows_kernel[(count,)](
         best, tokens, most, draws.rows, last_token, out, pieces,
-        PIECES=triton.next_power_of_2(pieces), num_warps=1,
+        PIECES=triton.next_power_of_2(pieces), **_of(ids), num_warps=1,
     )  # fmt: skip
 
 
-def make_sampler(forbidden: torch.Tensor, rows_at_once: int) -> Sample:
+def make_sampler(forbidden: torch.Tensor, rows_at_once: int, *, ids: torch.Tensor | None = None) -> Sample:
     """``Ops.make_sampler``. All rows of a step are sampled at once."""
-    return functools.partial(sample, forbidden)
+    if ids is None:
+        return functools.partial(sample, forbidden)
+    return functools.partial(sample, forbidden[ids], columns=TokenColumns(ids, len(forbidden)))
