@@ -53,7 +53,11 @@ class DraftRows:
         index, columns = packed[: len(rows)].long(), packed[len(rows) :].view(-1, DRAFT_NUMBERS)
         bases, may_stop_at, stops, floats = columns.split((2, 2, EARLY_STOPS, 4), dim=1)
         state = self.state
-        state.key_bases[index] = bases.clone(memory_format=torch.contiguous_format).view(torch.int64).flatten()
-        state.may_stop_at[index] = may_stop_at.clone(memory_format=torch.contiguous_format).view(torch.int64).flatten()
+        state.key_bases[index] = (
+            bases.clone(memory_format=torch.contiguous_format).view(torch.int64).flatten()
+        )
+        state.may_stop_at[index] = (
+            may_stop_at.clone(memory_format=torch.contiguous_format).view(torch.int64).flatten()
+        )
         state.stops[index] = stops
         state.floats[index] = floats.contiguous().view(torch.float32)

@@ -22,6 +22,7 @@ from chorale.runtime.drafts.head_runner import HeadRunner, ReadTokens
 from chorale.runtime.memory import LOGIT_ROWS
 from chorale.runtime.sampling.sampler import Sampler
 from chorale.runtime.steps.buffers import Buffers
+from chorale.runtime.steps.decode_graphs import StagingBuffers
 from chorale.runtime.steps.graph_sizes import context_sizes, pick
 
 ROW, COMPUTED, NUM_DRAFTS, DRAFTING, FIRST_NEW, BLOCKS = range(6)
@@ -98,7 +99,7 @@ class VerifyGraphRunner:
         self._sizes, self._most_drafts = tuple(sizes), most_drafts
         self._packer = VerifyPacker(buffers.spare_row, buffers.block_size)
         self._graphs: dict[Key, Callable[[], None]] = {}
-        self._free: list[torch.Tensor] = []
+        self._free: list[StagingBuffers] = []
         target, most_rows = device.torch_device, self._sizes[-1]
         self._most_places = most_rows * (1 + most_drafts)
         self._profile = torch.tensor(list(profile), device=target) if profile else None
@@ -153,20 +154,27 @@ class VerifyGraphRunner:
         longest = pick(context_sizes(rows * places, self._longest), longest)
         replay = self.graph(rows, places, max(plan.num_made, 0), longest, filtered)
         size = rows * (TOKENS + places)
-        staging = self._free.pop() if self._free else self._device.host_memory(self._room, torch.int32)
-        columns = staging[:size]
+        staging = self._free.pop() if self._free else self._new_staging()
+        columns = staging.inputs[:size]
         if not self._packer.pack(plan, columns.numpy().reshape(TOKENS + places, rows)):
             self._buffers.append_blocks(plan)
         self._inputs[:size].copy_(columns, non_blocking=True)
         replay()
-        fetch = self._device.download([self._accepted.tokens[: rows * places]])
+        samples = staging.tokens[: rows * places]
+        samples.copy_(self._accepted.tokens[: rows * places], non_blocking=True)
+        wait = self._device.mark()
 
         def finish() -> npt.NDArray[np.int64]:
-            found = fetch()[0].astype(np.int64).reshape(rows, places)[: len(plan.rows)]
+            wait()
+            found: npt.NDArray[np.int64] = samples.numpy().reshape(rows, places)[: len(plan.rows)].copy()
             self._free.append(staging)  # the device has finished with it
             return found
 
         return finish
+
+    def _new_staging(self) -> StagingBuffers:
+        inputs = self._device.host_memory(self._room, torch.int32)
+        return StagingBuffers(inputs, self._device.host_memory(self._most_places, torch.int64))
 
     # ------------------------------------------------------------------ what a graph holds
 
