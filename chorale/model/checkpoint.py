@@ -7,6 +7,7 @@ file and tensor.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -15,7 +16,7 @@ from chorale.errors import CheckpointError
 from chorale.model.config import ModelConfig
 from chorale.model.config_fields import read_json
 from chorale.model.layouts import Layout, TensorSpec, detect_layout, tensor_specs
-from chorale.model.safetensors_file import SafetensorsFile, check_name
+from chorale.model.safetensors_file import DTYPES, SafetensorsFile, check_name
 
 INDEX_NAME = "model.safetensors.index.json"
 _MAX_INDEX_BYTES = 16 * 2**20
@@ -26,7 +27,7 @@ class Checkpoint:
 
     def __init__(self, folder: Path, config: ModelConfig) -> None:
         self.folder = _weights_folder(folder)
-        self.files, where = _open_files(self.folder)
+        self.files, where = open_files(self.folder)
         layout = detect_layout(where)
         if layout is None:
             raise CheckpointError(f"{self.folder}: no gpt-oss expert tensors in its safetensors files")
@@ -72,7 +73,9 @@ def _weights_folder(folder: Path) -> Path:
     raise CheckpointError(f"{folder}: holds no safetensors file")
 
 
-def _open_files(folder: Path) -> tuple[list[SafetensorsFile], dict[str, SafetensorsFile]]:
+def open_files(
+    folder: Path, dtypes: Mapping[str, torch.dtype] = DTYPES
+) -> tuple[list[SafetensorsFile], dict[str, SafetensorsFile]]:
     """(files, tensor name -> file). With an index, its files; else every safetensors file."""
     index = folder / INDEX_NAME
     listed = _read_index(index) if index.exists() else None
@@ -83,7 +86,7 @@ def _open_files(folder: Path) -> tuple[list[SafetensorsFile], dict[str, Safetens
         if not (folder / name).is_file():
             problem = f"named by {INDEX_NAME} but missing" if listed else "not a file, or a broken link"
             raise CheckpointError(f"{folder / name}: {problem}")
-        file = SafetensorsFile(folder / name)
+        file = SafetensorsFile(folder / name, dtypes)
         files.append(file)
         for tensor in file.entries:
             if tensor in where:

@@ -31,6 +31,7 @@ _PUBLISHED_FILES = (
     "model.safetensors.index.json",
     "model*.safetensors",
 )
+_HEAD_FILES = ("config.json", "model.safetensors.index.json", "*.safetensors")
 _REFERENCE_FILES = ("original/config.json", "original/*.safetensors")
 
 
@@ -57,6 +58,26 @@ def resolve_model(
     repository = full_name(model)
     check_family(repository, revision=revision, download_dir=download_dir)
     return _download(repository, revision, download_dir, progress)
+
+
+def resolve_head(
+    name: str,
+    *,
+    revision: str | None = None,
+    download_dir: str | Path | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """The folder of a draft head: a path, or a hub id (``nvidia/gpt-oss-120b-Eagle3-v3``). Arguments are
+    those of ``resolve_model``."""
+    folder = find_folder(name)
+    if folder is not None:
+        if revision is not None:
+            raise ConfigError(f"revision {revision}: {folder} is a folder, which has no revisions")
+        return folder
+    try:
+        return _fetch(name, revision, download_dir, _HEAD_FILES, progress)
+    except ConfigError as fault:
+        raise ConfigError(f"draft head {name!r}: {fault.message}") from fault
 
 
 def find_folder(model: str) -> Path | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 import mmap
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,13 +41,14 @@ class Entry:
 class SafetensorsFile:
     """``entries`` by tensor name, and ``tensor(name)``. The mapping lives as long as a tensor of it."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, dtypes: Mapping[str, torch.dtype] = DTYPES) -> None:
+        """``dtypes``: those that tensors may have."""
+        self.path, self._dtypes = path, dtypes
         try:
             with path.open("rb") as file:
                 size = path.stat().st_size
                 header, self._data_start = _read_header(path, file.read, size)
-                self.entries = _check_entries(path, header, size - self._data_start)
+                self.entries = _check_entries(path, header, size - self._data_start, dtypes)
                 # Private and writable in name only: torch wants writable buffers, nobody writes.
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except OSError as fault:
@@ -60,7 +62,7 @@ class SafetensorsFile:
     def tensor(self, name: str) -> torch.Tensor:
         """A view of the file, in the file's dtype, on the CPU. Must not be written to."""
         entry = self.entries[name]
-        dtype = DTYPES[entry.dtype]
+        dtype = self._dtypes[entry.dtype]
         start = self._data_start + entry.begin
         if start % dtype.itemsize:  # legal in the format, not for torch: the one case that copies
             raw = torch.frombuffer(self._map, dtype=torch.uint8, count=entry.end - entry.begin, offset=start)
@@ -98,11 +100,13 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def _check_entries(path: Path, header: dict[str, Any], data_size: int) -> dict[str, Entry]:
+def _check_entries(
+    path: Path, header: dict[str, Any], data_size: int, dtypes: Mapping[str, torch.dtype]
+) -> dict[str, Entry]:
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise CheckpointError(f"{path}: __metadata__ must map strings to strings")
-    entries = {name: _check_entry(path, name, raw) for name, raw in header.items()}
+    entries = {name: _check_entry(path, name, raw, dtypes) for name, raw in header.items()}
     if not entries:
         raise CheckpointError(f"{path}: holds no tensors")
     position = 0
@@ -125,19 +129,19 @@ def check_name(path: Path, name: str) -> None:
         raise CheckpointError(f"{path}: {name[:80]!r} is not the name of a tensor")
 
 
-def _check_entry(path: Path, name: str, raw: Any) -> Entry:
+def _check_entry(path: Path, name: str, raw: Any, dtypes: Mapping[str, torch.dtype]) -> Entry:
     check_name(path, name)
     if not isinstance(raw, dict) or set(raw) != {"dtype", "shape", "data_offsets"}:
         raise CheckpointError(f"{path}: {name}: must have exactly dtype, shape and data_offsets")
     dtype, shape, offsets = raw["dtype"], raw["shape"], raw["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise CheckpointError(f"{path}: {name}: dtype {str(dtype)[:40]!r} is not one of {sorted(DTYPES)}")
+    if not isinstance(dtype, str) or dtype not in dtypes:
+        raise CheckpointError(f"{path}: {name}: dtype {str(dtype)[:40]!r} is not one of {sorted(dtypes)}")
     if not isinstance(shape, list) or len(shape) > 8 or not all(map(_is_size, shape)):
         raise CheckpointError(f"{path}: {name}: shape must be a list of at most 8 sizes")
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_size, offsets)):
         raise CheckpointError(f"{path}: {name}: data_offsets must be two byte positions")
     begin, end = offsets
-    if end - begin != math.prod(shape) * DTYPES[dtype].itemsize:
+    if end - begin != math.prod(shape) * dtypes[dtype].itemsize:
         problem = f"shape {shape} of {dtype} does not fill bytes {begin} to {end}"
         raise CheckpointError(f"{path}: {name}: {problem}")
     return Entry(dtype, tuple(shape), begin, end)

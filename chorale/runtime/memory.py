@@ -5,10 +5,12 @@ Torch-free, so that ``chorale fit`` can answer before anything is downloaded. Al
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from chorale.config import EngineConfig
 from chorale.model.config import MXFP4_GROUP, ModelConfig
+from chorale.model.draft.config import HeadConfig, tensor_shapes
 from chorale.runtime.cache_dtype import E4M3
 
 GIB = 2**30
@@ -72,6 +74,26 @@ def weight_bytes(model: ModelConfig, dtype: str, *, decoded: bool = False) -> in
         return model.num_parameters * DTYPE_BYTES[dtype]
     dense = model.num_parameters - experts
     return experts // 2 + experts // MXFP4_GROUP + dense * DTYPE_BYTES[dtype]
+
+
+def head_bytes(head: HeadConfig, dtype: str, *, owns_embedding: bool = True) -> int:
+    """Weights of a draft head, on each GPU. ``owns_embedding``: it is not the target's."""
+    shapes = tensor_shapes(head)
+    if not owns_embedding:
+        del shapes["embedding"]
+    return sum(math.prod(shape) for shape in shapes.values()) * DTYPE_BYTES[dtype]
+
+
+def head_kv_bytes(head: HeadConfig, block_size: int, kv_dtype: str) -> int:
+    """A draft head's keys and values in one block of the pool, on each GPU."""
+    return block_size * 2 * head.num_key_value_heads * head.head_dim * DTYPE_BYTES[kv_dtype]
+
+
+def head_activation_bytes(head: HeadConfig, num_tokens: int, num_rows: int) -> int:
+    """Upper estimate for one pass of a draft head: the target's states, inputs, gate and up by token, logits
+    by row."""
+    token = 2 * head.aux_width + 6 * head.hidden_size + 3 * head.intermediate_size
+    return (num_tokens * token + 2 * num_rows * head.draft_vocab_size) * 4
 
 
 def token_bytes(model: ModelConfig, dtype: str) -> int:

@@ -43,6 +43,7 @@ class HeadConfig:
     aux_norms: bool = False  # a norm for each aux state
     norm_output: bool = False  # the next draft step takes the normed sum, not the sum
     max_position_embeddings: int = 4096  # that the head was trained for
+    aux_source: str = ""  # how the boundaries were found, for a log line
 
     @property
     def has_fc(self) -> bool:
@@ -90,7 +91,7 @@ def tensor_shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
 
 def default_boundaries(num_layers: int) -> tuple[int, ...]:
     """Boundaries of heads whose configuration names none: low, middle and high, as in EAGLE3's own code."""
-    return tuple(sorted({min(2, num_layers), num_layers // 2, max(num_layers - 3, 1)}))
+    return min(2, num_layers), num_layers // 2, max(num_layers - 3, 0)
 
 
 def small_head(target: ModelConfig, **changes: object) -> HeadConfig:

@@ -1,0 +1,66 @@
+"""Which of the target's states a head reads.
+
+``eagle_aux_hidden_state_layer_ids`` has two readings, which differ by one block. A *boundary* b is the
+residual stream after b blocks (0: the embedding, all blocks: before the final norm). A *layer* l, counted
+from 0, is the output of block l, which is boundary l + 1. Nothing in a file says which is meant, so:
+
+* in the speculators format ids are boundaries, as in vLLM, for which they are written;
+* elsewhere they are boundaries if one of them cannot be a layer (36 of 36 blocks, as in NVIDIA's v3);
+* elsewhere they are layers if the first is 1, as SpecForge and ModelOpt write it (1, 17, 32 are the
+  boundaries 2, 18, 33 of EAGLE3's own code), else boundaries; SGLang decides likewise.
+
+A head that is read off by one block works, and only drafts worse, so that what was assumed is logged and can
+be overridden.
+"""
+
+from __future__ import annotations
+
+from chorale.model.config_fields import Fields
+from chorale.model.draft.config import default_boundaries
+
+KEY = "eagle_aux_hidden_state_layer_ids"
+_MOST_STATES = 16  # three in published heads
+
+
+def boundaries_of(
+    fields: Fields, ids: object, num_layers: int, *, is_speculators: bool
+) -> tuple[tuple[int, ...], str]:
+    """Returns (boundaries, how they were found, for a log line). ``ids`` is the value of ``KEY``."""
+    if ids is None:
+        found = default_boundaries(num_layers)
+        return found, f"no {KEY}: the usual boundaries {_shown(found)}"
+    read = _checked(fields, ids)
+    if is_speculators:
+        found, why = read, "boundaries: the format is speculators'"
+    elif num_layers in read:
+        found, why = read, f"boundaries: {num_layers} is the end of the target"
+    elif read[0] == 1:
+        found, why = tuple(i + 1 for i in read), "layers: assumed, because the first is 1"
+    else:
+        found, why = read, "boundaries: assumed, because the first is not 1"
+    if max(found) > num_layers:
+        raise fields.error(
+            KEY, f"{list(read)}: the target has {num_layers} layers; this head was made for another model"
+        )
+    return found, f"{KEY} {_shown(read)} read as {why}; states after {_shown(found)} blocks"
+
+
+def checked_boundaries(boundaries: tuple[int, ...], num_layers: int, fields: Fields) -> tuple[int, ...]:
+    """Boundaries that the user gave."""
+    if not boundaries or not all(0 <= b <= num_layers for b in boundaries):
+        raise fields.error(KEY, f"{list(boundaries)}: must be boundaries from 0 to {num_layers}")
+    return boundaries
+
+
+def _checked(fields: Fields, ids: object) -> tuple[int, ...]:
+    if not isinstance(ids, list | tuple) or not 1 <= len(ids) <= _MOST_STATES:
+        raise fields.error(KEY, f"must be a list of 1 to {_MOST_STATES} numbers")
+    if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
+        raise fields.error(KEY, "must be a list of numbers from 0 up")
+    if len(set(ids)) != len(ids):
+        raise fields.error(KEY, f"{list(ids)}: a number appears twice")
+    return tuple(ids)
+
+
+def _shown(numbers: tuple[int, ...]) -> str:
+    return ", ".join(map(str, numbers))

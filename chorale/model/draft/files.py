@@ -1,0 +1,192 @@
+"""A head's folder: ``config.json`` and safetensors files, whose names, shapes and types are all checked.
+
+Two styles of names: ``layers.0.`` (speculators) and ``midlayer.`` (SpecForge, NVIDIA), either of them with or
+without ``model.`` before it. Faults are ``ConfigError``s that name file and tensor.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from chorale.errors import CheckpointError
+from chorale.model.checkpoint import open_files
+from chorale.model.config import ModelConfig
+from chorale.model.config_fields import read_json_object
+from chorale.model.draft.config import HeadConfig, tensor_shapes
+from chorale.model.draft.parse import read_head_config
+from chorale.model.layouts import FLOATS
+from chorale.model.safetensors_file import DTYPES, SafetensorsFile
+
+_LAYER = "layers.0."
+_NAMES = {
+    "embedding": "embed_tokens.weight",
+    "fc": "fc.weight",
+    "token_norm": f"{_LAYER}input_layernorm.weight",
+    "state_norm": f"{_LAYER}hidden_norm.weight",
+    "q": f"{_LAYER}self_attn.q_proj.weight",
+    "k": f"{_LAYER}self_attn.k_proj.weight",
+    "v": f"{_LAYER}self_attn.v_proj.weight",
+    "output": f"{_LAYER}self_attn.o_proj.weight",
+    "mlp_norm": f"{_LAYER}post_attention_layernorm.weight",
+    "gate": f"{_LAYER}mlp.gate_proj.weight",
+    "up": f"{_LAYER}mlp.up_proj.weight",
+    "down": f"{_LAYER}mlp.down_proj.weight",
+    "final_norm": "norm.weight",
+    "head": "lm_head.weight",
+}
+_BIASED = ("q", "k", "v", "output", "fc")
+D2T, T2D = "d2t", "t2d"
+# Copies of the target's that some trainers leave in the file, and tables that follow from the configuration.
+_LEFT_OVER = ("verifier_lm_head.weight", "verifier_norm.weight", "rotary_emb.inv_freq")
+_DTYPES = DTYPES | {"I64": torch.int64, "I32": torch.int32, "BOOL": torch.bool}
+_INTEGERS = frozenset({"I64", "I32"})
+_MASKS = frozenset({"BOOL", "U8", "I64", "I32"})
+
+
+class HeadFiles:
+    """``config``, and tensors by role (``pack.py``) as views of the mapped files."""
+
+    def __init__(self, folder: Path, target: ModelConfig, boundaries: tuple[int, ...] | None = None) -> None:
+        """``boundaries``: instead of the configuration's. Raises ``ConfigError``."""
+        self.folder = folder
+        raw = read_json_object(folder / "config.json")
+        _refuse_pickles(folder)
+        self.files, found = open_files(folder, _DTYPES)
+        self._where = _canonical(found)
+        self.config = read_head_config(
+            raw, str(folder / "config.json"), target, names=self._where.keys(), boundaries=boundaries
+        )
+        self._names = self._checked_names()
+
+    def has(self, role: str) -> bool:
+        return role in self._names
+
+    def read(self, role: str) -> torch.Tensor | None:
+        """A view in the file's dtype, or None if the file has no such tensor; must not be written to."""
+        if role not in self._names:
+            return None
+        names = self._names[role]
+        tensors = [self._tensor(name) for name in names]
+        return tensors[0] if len(tensors) == 1 else torch.stack(tensors)
+
+    def token_ids(self) -> torch.Tensor:
+        """[draft V] int64: the target id of each draft id. ``d2t`` holds the differences."""
+        config = self.config
+        if D2T not in self._where:
+            return torch.arange(config.draft_vocab_size)
+        places = torch.arange(config.draft_vocab_size)
+        ids = self._tensor(D2T).long() + places
+        file, _ = self._where[D2T]
+        if int(ids.min()) < 0 or int(ids.max()) >= config.vocab_size:
+            raise CheckpointError(
+                f"{file.path}: {D2T}: an id plus its difference is not from 0 to {config.vocab_size - 1}"
+            )
+        if len(ids.unique()) != len(ids):
+            raise CheckpointError(f"{file.path}: {D2T}: two draft ids are the same target id")
+        self._check_mask(ids)
+        return ids
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(entry.end - entry.begin for file in self.files for entry in file.entries.values())
+
+    def _check_mask(self, ids: torch.Tensor) -> None:
+        if T2D not in self._where:
+            return
+        mask = self._tensor(T2D).bool()
+        if int(mask.sum()) != len(ids) or not bool(mask[ids].all()):
+            file, _ = self._where[T2D]
+            raise CheckpointError(f"{file.path}: {T2D}: is not the mask of the ids that {D2T} gives")
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        file, spelled = self._where[name]
+        return file.tensor(spelled)
+
+    def _checked_names(self) -> dict[str, list[str]]:
+        """role -> names in the files, all of which are right."""
+        shapes, config = tensor_shapes(self.config), self.config
+        names = {role: [name] for role, name in _NAMES.items()}
+        if config.aux_norms:
+            names["aux_norm"] = [f"fc_norm.{n}.weight" for n in range(len(config.aux_boundaries))]
+        else:
+            names["aux_norm"] = ["input_norm.weight"]
+        optional = {"embedding", "head"} | (set() if config.aux_boundaries else {"state_norm"})
+        found: dict[str, list[str]] = {}
+        for role, shape in shapes.items():
+            spelled, each = names[role], shape[1:] if role == "aux_norm" else shape
+            if spelled[0] not in self._where and role in optional:
+                continue
+            for name in spelled:
+                self._check(name, each, FLOATS)
+            found[role] = spelled
+        for role in _BIASED:
+            bias = names[role][0].removesuffix("weight") + "bias"
+            if role in found and bias in self._where:
+                self._check(bias, shapes[role][:1], FLOATS)
+                found[f"{role}.bias"] = [bias]
+        self._check_ids()
+        self._refuse_others({name for each in found.values() for name in each} | {D2T, T2D})
+        return found
+
+    def _check_ids(self) -> None:
+        config = self.config
+        if D2T in self._where:
+            self._check(D2T, (config.draft_vocab_size,), _INTEGERS)
+        elif config.draft_vocab_size != config.vocab_size:
+            problem = f"missing: draft_vocab_size is {config.draft_vocab_size} of {config.vocab_size}"
+            raise CheckpointError(f"{self.folder}: {D2T}: {problem}")
+        if T2D in self._where:
+            self._check(T2D, (config.vocab_size,), _MASKS)
+
+    def _check(self, name: str, shape: tuple[int, ...], dtypes: frozenset[str]) -> None:
+        if name not in self._where:
+            raise CheckpointError(f"{self.folder}: {name}: missing")
+        file, spelled = self._where[name]
+        entry = file.entries[spelled]
+        if entry.shape != shape:
+            problem = f"shape {list(entry.shape)}, config.json says {list(shape)}"
+            raise CheckpointError(f"{file.path}: {spelled}: {problem}")
+        if entry.dtype not in dtypes:
+            problem = f"dtype {entry.dtype}, must be {' or '.join(sorted(dtypes))}"
+            raise CheckpointError(f"{file.path}: {spelled}: {problem}")
+
+    def _refuse_others(self, wanted: set[str]) -> None:
+        for name, (file, spelled) in self._where.items():
+            if name not in wanted and not name.endswith(_LEFT_OVER):
+                raise CheckpointError(
+                    f"{file.path}: {spelled}: not a tensor of an EAGLE3 head{self._why(name)}"
+                )
+
+    def _why(self, name: str) -> str:
+        config: HeadConfig = self.config
+        if name.startswith("layers.") and not name.startswith(_LAYER):
+            return " of one layer"
+        if name.startswith(("fc.", "input_norm.", "fc_norm.")) and not config.aux_boundaries:
+            return " without aux states (use_aux_hidden_state is false)"
+        return ""
+
+
+def _canonical(found: dict[str, SafetensorsFile]) -> dict[str, tuple[SafetensorsFile, str]]:
+    """Names as in ``_NAMES`` -> (file, its name there)."""
+    where: dict[str, tuple[SafetensorsFile, str]] = {}
+    for spelled, file in found.items():
+        name = spelled.removeprefix("model.")
+        if name.startswith("midlayer."):
+            name = _LAYER + name.removeprefix("midlayer.")
+        if name in where:
+            raise CheckpointError(f"{file.path}: {spelled}: is also called {where[name][1]}")
+        where[name] = file, spelled
+    return where
+
+
+def _refuse_pickles(folder: Path) -> None:
+    if any(folder.glob("*.safetensors")):
+        return
+    pickles = sorted(path.name for suffix in ("bin", "pt", "pth") for path in folder.glob(f"*.{suffix}"))
+    if pickles:
+        raise CheckpointError(
+            f"{folder / pickles[0]}: a pickle, which can run code when it is opened; "
+            "convert it to safetensors (safetensors.torch.save_file)"
+        )

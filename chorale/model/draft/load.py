@@ -1,0 +1,120 @@
+"""From a head's folder to a ``DraftHead``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from chorale.errors import CheckpointError
+from chorale.kernels.ops import Ops
+from chorale.model.checkpoint import Checkpoint
+from chorale.model.config import ModelConfig
+from chorale.model.draft.files import HeadFiles
+from chorale.model.draft.head import DraftHead
+from chorale.model.draft.pack import pack_weights
+from chorale.model.draft.parse import check_size
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The model that a head drafts for, with what a head may share.
+
+    ``embedding``: its embedding on the device, or a rank's part of it, with ``embed`` ([T] ids -> [T, H])
+    to look up in all parts. ``folder``: its checkpoint, from which a head without an output matrix takes the
+    rows of its tokens.
+    """
+
+    config: ModelConfig
+    folder: Path | None = None
+    embedding: torch.Tensor | None = None
+    embed: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+
+def load_head(
+    folder: str | Path,
+    target: Target,
+    ops: Ops,
+    *,
+    device: str | torch.device,
+    dtype: torch.dtype,
+    max_len: int | None = None,
+    boundaries: tuple[int, ...] | None = None,
+    name: str | None = None,
+) -> DraftHead:
+    """Map, check and pack a head in either style.
+
+    ``ops``: of any rank; a head is whole on each. ``dtype``: what products compute in. ``boundaries``:
+    instead of what the head's configuration says. ``name``: what the user calls the head. Raises
+    ``ConfigError``.
+    """
+    folder = Path(folder)
+    check_size(name or folder.name, target.config, str(folder))
+    files = HeadFiles(folder, target.config, boundaries)
+    token_ids = files.token_ids()
+    source = _Source(files, target, token_ids, torch.device(device), dtype)
+    shares = source.shares_embedding
+    weights = pack_weights(files.config, source.read, token_ids.to(device), ops, dtype)
+    logger.info("draft head %s: %s", name or folder, files.config.aux_source)
+    return DraftHead(files.config, weights, ops, max_len, target.embed if shares else None)
+
+
+class _Source:
+    """Reads the head's tensors to the device, and the target's where the head has none."""
+
+    def __init__(
+        self,
+        files: HeadFiles,
+        target: Target,
+        token_ids: torch.Tensor,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self._files, self._target, self._token_ids = files, target, token_ids
+        self._device, self._dtype = device, dtype
+        self._own_embedding = self._find_embedding()
+
+    @property
+    def shares_embedding(self) -> bool:
+        return self._own_embedding is None and self._target.embedding is not None
+
+    def read(self, role: str) -> torch.Tensor | None:
+        if role == "embedding":
+            return self._target.embedding if self._own_embedding is None else self._own_embedding
+        tensor = self._files.read(role)
+        if tensor is None and role == "head":
+            tensor = self._of_target("head", "lm_head.weight")[self._token_ids]
+        if tensor is None and role == "state_norm":  # engines initialise it with ones
+            tensor = torch.ones(self._files.config.hidden_size)
+        return None if tensor is None else tensor.to(self._device)
+
+    def _find_embedding(self) -> torch.Tensor | None:
+        """The head's own embedding, or None if it is the target's, which then is not stored twice."""
+        own, shared = self._files.read("embedding"), self._target.embedding
+        if own is None and shared is not None:
+            self._check_width("embed_tokens.weight")
+            return None
+        if own is None:
+            own = self._of_target("embedding", "embed_tokens.weight")
+        own = own.to(self._device)
+        if shared is not None and shared.shape == own.shape and torch.equal(own.to(shared.dtype), shared):
+            return None
+        return own if own.dtype in (self._dtype, torch.bfloat16) else own.to(self._dtype)
+
+    def _of_target(self, role: str, name: str) -> torch.Tensor:
+        """A tensor that the head shares with the target, from the target's files."""
+        self._check_width(name)
+        if self._target.folder is None:
+            raise CheckpointError(f"{self._files.folder}: {name}: missing, and the target's is not at hand")
+        return Checkpoint(self._target.folder, self._target.config).read(None, role)
+
+    def _check_width(self, name: str) -> None:
+        own, theirs = self._files.config.hidden_size, self._target.config.hidden_size
+        if own != theirs:
+            problem = f"missing, and the target's is {theirs} wide, not {own}"
+            raise CheckpointError(f"{self._files.folder}: {name}: {problem}")

@@ -1,0 +1,242 @@
+"""``HeadConfig`` from ``config.json``, in the speculators format and in the one of NVIDIA and SpecForge.
+
+The first nests the sizes in ``transformer_layer_config``; the second has them at the top and may nest the
+switches in ``eagle_config``. A switch that is absent follows from the tensors, where they show it. What this
+engine would compute otherwise than the head was trained is refused. Torch-free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from chorale.model.config import ModelConfig, RopeConfig
+from chorale.model.config_fields import Fields
+from chorale.model.draft.aux import KEY, boundaries_of, checked_boundaries
+from chorale.model.draft.config import HeadConfig, Llama3Rope
+from chorale.model.draft.kinds import refuse_other_kinds
+
+_SIZES = {"20b": 24, "120b": 36}  # layers
+
+
+def read_head_config(
+    raw: Mapping[str, Any],
+    where: str,
+    target: ModelConfig,
+    *,
+    names: Collection[str] | None = None,
+    boundaries: tuple[int, ...] | None = None,
+) -> HeadConfig:
+    """``names``: of the file's tensors, as ``files.py`` spells them; None: not known yet. ``boundaries``:
+    what the user says, instead of the file. Raises ``ModelConfigError``."""
+    return _Reader(raw, where, target, names, boundaries).config()
+
+
+class _Reader:
+    def __init__(
+        self,
+        raw: Mapping[str, Any],
+        where: str,
+        target: ModelConfig,
+        names: Collection[str] | None,
+        boundaries: tuple[int, ...] | None,
+    ) -> None:
+        self._top, self._target, self._names, self._given = Fields(raw, where), target, names, boundaries
+        refuse_other_kinds(self._top, names or ())
+        self._is_speculators = "speculators_model_type" in raw or "transformer_layer_config" in raw
+        self._layer = self._top.section("transformer_layer_config") if self._is_speculators else self._top
+        has_nested = isinstance(raw.get("eagle_config"), Mapping)
+        self._nested = self._top.section("eagle_config") if has_nested else self._top
+
+    def config(self) -> HeadConfig:
+        layer, target = self._layer, self._target
+        self._check()
+        hidden, heads = layer.count("hidden_size"), layer.count("num_attention_heads")
+        vocab = layer.count("vocab_size", default=target.vocab_size)
+        aux, source = self._aux()
+        return HeadConfig(
+            hidden_size=hidden,
+            target_hidden_size=self._target_hidden(hidden),
+            num_attention_heads=heads,
+            num_key_value_heads=self._kv_heads(heads),
+            head_dim=self._head_dim(hidden, heads),
+            intermediate_size=layer.count("intermediate_size"),
+            vocab_size=self._same("vocab_size", vocab, target.vocab_size, layer),
+            draft_vocab_size=self._draft_vocab(vocab),
+            aux_boundaries=aux,
+            aux_source=source,
+            rope=read_rope(layer),
+            rms_norm_eps=layer.number("rms_norm_eps", default=1e-6),
+            norm_before_residual=self._switch("norm_before_residual", default=self._is_speculators),
+            norm_before_fc=self._switch("norm_before_fc", "input_norm.weight"),
+            aux_norms=self._switch("fc_norm", "fc_norm.0.weight"),
+            norm_output=self._switch("norm_output"),
+            max_position_embeddings=layer.count("max_position_embeddings", default=2048),
+        )
+
+    def _check(self) -> None:
+        """Refuse what is not computed here, and heads of the other gpt-oss."""
+        layer, nested = self._layer, self._nested
+        layers = layer.count("num_hidden_layers", default=1)
+        if layers != 1:
+            problem = f"{layers}: heads of several layers, such as P-EAGLE's, are not supported"
+            raise layer.error("num_hidden_layers", problem)
+        if layer.raw.get("hidden_act", "silu") != "silu":
+            raise layer.error("hidden_act", f"{layer.raw['hidden_act']!r} is not silu")
+        wrong = {"mlp_bias": True, "tie_word_embeddings": True, "is_causal": False}
+        for key, value in wrong.items():
+            if layer.raw.get(key) is value or self._top.raw.get(key) is value:
+                raise layer.error(key, f"{str(value).lower()} is not supported")
+        if "sliding_attention" in (layer.raw.get("layer_types") or ()) or layer.raw.get("use_sliding_window"):
+            raise layer.error(
+                "layer_types", "sliding_attention is not supported: the head sees all positions"
+            )
+        if self._top.raw.get("quantization_config") is not None:
+            raise self._top.error("quantization_config", "quantized heads are not supported")
+        if layer.raw.get("logit_scale") not in (None, 1, 1.0):
+            raise layer.error("logit_scale", "must be 1")
+        for key, needed in (
+            ("use_input_layernorm_in_first_layer", True),
+            ("use_last_layernorm", True),
+            ("use_mtp_layernorm", False),
+        ):
+            if nested.raw.get(key, needed) not in (needed, None):
+                raise nested.error(key, f"must be {str(needed).lower()}")
+        steps = nested.raw.get("parallel_draft_step")
+        if steps not in (None, 0, 1):
+            raise nested.error("parallel_draft_step", f"{steps!r}: parallel draft heads are not supported")
+        self._check_verifier()
+
+    def _check_verifier(self) -> None:
+        """The target that a speculators file names."""
+        found = self._top.raw.get("speculators_config")
+        verifier = found.get("verifier") if isinstance(found, Mapping) else None
+        name = verifier.get("name_or_path") if isinstance(verifier, Mapping) else None
+        if isinstance(name, str):
+            check_size(name, self._target, f"{self._top.where}: speculators_config: verifier")
+
+    def _aux(self) -> tuple[tuple[int, ...], str]:
+        target, nested = self._target, self._nested
+        if not self._switch("use_aux_hidden_state", default=True):
+            return (), "no aux states: the target's final, normed state"
+        if self._given is not None:
+            return checked_boundaries(self._given, target.num_hidden_layers, nested), "boundaries as given"
+        ids = self._find(KEY)
+        found = boundaries_of(nested, ids, target.num_hidden_layers, is_speculators=self._is_speculators)
+        number = self._find("num_aux_hidden_states")
+        if number is not None and number != len(found[0]):
+            raise nested.error("num_aux_hidden_states", f"{number!r}, but there are {len(found[0])} states")
+        return found
+
+    def _target_hidden(self, hidden: int) -> int:
+        value = self._top.count("target_hidden_size", default=hidden)
+        return self._same("target_hidden_size", value, self._target.hidden_size, self._top)
+
+    def _kv_heads(self, heads: int) -> int:
+        value = self._layer.count("num_key_value_heads", default=heads)
+        if heads % value:
+            raise self._layer.error("num_key_value_heads", f"must divide num_attention_heads {heads}")
+        return value
+
+    def _head_dim(self, hidden: int, heads: int) -> int:
+        value = self._layer.count("head_dim", default=max(hidden // heads, 1))
+        if value % 2:
+            raise self._layer.error("head_dim", "must be even: rotary embedding turns pairs")
+        return value
+
+    def _draft_vocab(self, vocab: int) -> int:
+        value = self._top.count("draft_vocab_size", default=vocab)
+        if value > vocab:
+            raise self._top.error("draft_vocab_size", f"{value} is more than vocab_size {vocab}")
+        return value
+
+    def _same(self, key: str, value: int, wanted: int, fields: Fields) -> int:
+        if value != wanted:
+            raise fields.error(key, f"{value}, and the target's is {wanted}: a head of another model")
+        return value
+
+    def _find(self, key: str) -> Any:
+        """The nested value, or the one at the top."""
+        value = self._nested.raw.get(key)
+        return self._top.raw.get(key) if value is None else value
+
+    def _switch(self, key: str, tensor: str | None = None, *, default: bool = False) -> bool:
+        """``tensor``: one that is there if, and only if, the switch is on."""
+        value = self._find(key)
+        present = tensor is not None and self._names is not None and tensor in self._names
+        if value is None:
+            return default or present
+        if not isinstance(value, bool):
+            raise self._nested.error(key, "must be true or false")
+        if present and not value:
+            raise self._nested.error(key, f"is false, but the file has {tensor}")
+        return value
+
+
+def check_size(name: str, target: ModelConfig, where: str) -> None:
+    """Raises ``ModelConfigError`` if ``name`` is of a head, or of a target, of the other gpt-oss."""
+    spelled = name.lower().replace("_", "-")
+    layers = [count for size, count in _SIZES.items() if f"gpt-oss-{size}" in spelled]
+    known = target.num_hidden_layers in _SIZES.values()
+    if known and len(layers) == 1 and layers[0] != target.num_hidden_layers:
+        size = next(size for size, count in _SIZES.items() if count == target.num_hidden_layers)
+        problem = f"{name!r} is not gpt-oss-{size}, which the target is"
+        raise Fields({}, where).error("name", f"{problem}: a head of another model")
+
+
+def read_rope(fields: Fields) -> RopeConfig | Llama3Rope:
+    """Plain by default, with Llama's default theta; ``rope_parameters`` or ``rope_scaling``: llama3, yarn."""
+    key = "rope_parameters" if fields.raw.get("rope_parameters") is not None else "rope_scaling"
+    rope = Fields({}, fields.where) if fields.raw.get(key) is None else fields.section(key)
+    owner = rope if rope.raw.get("rope_theta") is not None else fields
+    theta = owner.number("rope_theta", default=10000.0)
+    if theta <= 1.0:
+        raise owner.error("rope_theta", "must be more than 1")
+    if any(part.raw.get("partial_rotary_factor") not in (None, 1, 1.0) for part in (fields, rope)):
+        raise rope.error("partial_rotary_factor", "must be 1")
+    kind = rope.raw.get("rope_type", rope.raw.get("type"))
+    if kind in (None, "default"):
+        return RopeConfig(theta=theta, factor=1.0)
+    if kind == "llama3":
+        return _llama3(rope, theta)
+    if kind == "yarn":
+        return _yarn(rope, fields, theta)
+    raise rope.error("rope_type", f"{kind!r} is not one of default, llama3, yarn")
+
+
+def _llama3(rope: Fields, theta: float) -> Llama3Rope:
+    found = Llama3Rope(
+        theta=theta,
+        factor=rope.number("factor"),
+        low_freq_factor=rope.number("low_freq_factor"),
+        high_freq_factor=rope.number("high_freq_factor"),
+        original_max_position=rope.count("original_max_position_embeddings"),
+    )
+    if found.high_freq_factor <= found.low_freq_factor:
+        raise rope.error("high_freq_factor", "must be more than low_freq_factor")
+    return found
+
+
+def _yarn(rope: Fields, fields: Fields, theta: float) -> RopeConfig:
+    if rope.raw.get("mscale") and rope.raw.get("mscale_all_dim"):
+        raise rope.error("mscale", "is not supported; attention_factor is")
+    truncate = rope.raw.get("truncate", True)
+    if not isinstance(truncate, bool):
+        raise rope.error("truncate", "must be true or false")
+    original = rope if "original_max_position_embeddings" in rope.raw else fields
+    name = "original_max_position_embeddings" if original is rope else "max_position_embeddings"
+    explicit = rope.raw.get("attention_factor")
+    found = RopeConfig(
+        theta=theta,
+        factor=rope.number("factor"),
+        beta_fast=rope.number("beta_fast", default=32.0),
+        beta_slow=rope.number("beta_slow", default=1.0),
+        original_max_position=original.count(name),
+        truncate=truncate,
+        attention_factor=None if explicit is None else rope.number("attention_factor"),
+    )
+    if found.factor < 1.0:
+        raise rope.error("factor", "must be 1 or more")
+    if found.beta_fast <= found.beta_slow:
+        raise rope.error("beta_fast", "must be more than beta_slow")
+    return found

@@ -1,0 +1,161 @@
+"""Heads of every file style, loaded and run, against a plain forward of what was written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from chorale.kernels.ops import AttentionMeta
+from chorale.kernels.reference.ops import REFERENCE_OPS
+from chorale.model.config import ModelConfig, RopeConfig
+from chorale.model.config_writer import make_config
+from chorale.model.draft.head import DraftHead
+from chorale.model.draft.load import Target, load_head
+from chorale.model.draft.rope import head_rope_table
+from tests.support import draft_files as files
+from tests.support.draft_files import STYLES, HeadFile, forward, states_of
+
+LENGTH, BLOCK = 37, 8
+
+
+def target_config() -> ModelConfig:
+    return make_config(
+        layers=files.LAYERS, experts=8, hidden=files.HIDDEN, inter=96, heads=8, kv_heads=2, head_dim=16,
+        vocab=files.VOCAB,
+    )  # fmt: skip
+
+
+EMBEDDING = files.randn(files.VOCAB, files.HIDDEN, seed=999)
+TARGET = Target(target_config(), embedding=EMBEDDING)
+
+
+def load(folder: Path, target: Target = TARGET, dtype: torch.dtype = torch.float32) -> DraftHead:
+    return load_head(folder, target, REFERENCE_OPS, device="cpu", dtype=dtype, max_len=64)
+
+
+def meta_of(begin: int, end: int) -> AttentionMeta:
+    """One sequence, in blocks in falling order."""
+    table = torch.arange(9, -1, -1, dtype=torch.int32).unsqueeze(0)
+    positions = torch.arange(begin, end)
+    slots = table[0, positions // BLOCK].long() * BLOCK + positions % BLOCK
+    starts, contexts = (torch.tensor(n, dtype=torch.int32) for n in ([0, end - begin], [end]))
+    return AttentionMeta(positions, starts, contexts, (table, table), (slots, slots), end - begin, end)
+
+
+def run(head: DraftHead, states: torch.Tensor, token_ids: torch.Tensor, chunk: int) -> torch.Tensor:
+    kv = torch.zeros(head.kv_shape(10, BLOCK))
+    cuts = [(begin, min(begin + chunk, len(states))) for begin in range(0, len(states), chunk)]
+    return torch.cat([head.run(states[a:b], token_ids[a:b], meta_of(a, b), kv) for a, b in cuts])
+
+
+def inputs_of(file: HeadFile) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(states of the target, tokens, the embedding in use)"""
+    aux = 2 * files.randn(LENGTH, max(file.num_states, 1) * files.HIDDEN, seed=11)
+    token_ids = torch.randint(0, files.VOCAB, (LENGTH,), generator=torch.Generator().manual_seed(12))
+    own = [tensor for name, tensor in file.tensors.items() if name.endswith("embed_tokens.weight")]
+    return aux, token_ids, own[0] if own else EMBEDDING
+
+
+def check(head: DraftHead, file: HeadFile, chunk: int, tolerance: float = 1e-4) -> None:
+    aux, token_ids, embedding = inputs_of(file)
+    states = states_of(file, aux)
+    torch.testing.assert_close(head.project(aux), states, rtol=tolerance, atol=tolerance)
+    expected, logits, following = forward(file, states, token_ids, embedding)
+    x = run(head, head.project(aux), token_ids, chunk)
+    every = torch.arange(LENGTH)
+    torch.testing.assert_close(x, expected, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(head.logits(x, every), logits, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(head.logits(x, every[5:7]), logits[5:7], rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(head.next_states(x), following, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("chunk", [LENGTH, 7, 1])
+@pytest.mark.parametrize("style", STYLES)
+def test_equals_a_plain_forward(style: str, chunk: int, tmp_path: Path) -> None:
+    file = STYLES[style]()
+    check(load(file.write(tmp_path)), file, chunk)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_files_of_other_types(dtype: torch.dtype, tmp_path: Path) -> None:
+    """The same numbers, rounded when written: the forward of the rounded ones."""
+    file = files.specforge()
+    file.write(tmp_path, dtype)
+    for name, tensor in file.tensors.items():
+        if tensor.is_floating_point():
+            file.tensors[name] = tensor.to(dtype).float()
+    check(load(tmp_path), file, LENGTH)
+
+
+def test_in_bfloat16(tmp_path: Path) -> None:
+    file = files.specforge()
+    check(load(file.write(tmp_path, torch.bfloat16), dtype=torch.bfloat16), file, LENGTH, tolerance=0.15)
+
+
+def test_several_files(tmp_path: Path) -> None:
+    file = files.speculators()
+    check(load(file.write(tmp_path, shards=3)), file, LENGTH)
+
+
+def test_draft_ids_are_differences(tmp_path: Path) -> None:
+    file = files.specforge()
+    head = load(file.write(tmp_path))
+    assert head.token_ids.tolist() == [i + int(d) for i, d in enumerate(file.tensors["d2t"])]
+    assert load(files.full_vocabulary().write(tmp_path / "full")).token_ids.tolist() == list(
+        range(files.VOCAB)
+    )
+
+
+def test_an_embedding_that_is_the_target_s_is_not_stored_twice(tmp_path: Path) -> None:
+    file = files.specforge()
+    folder = file.write(tmp_path)
+    assert load(folder).weights.embedding is not EMBEDDING
+    same = file.tensors["embed_tokens.weight"].clone()
+    assert load(folder, Target(target_config(), embedding=same)).weights.embedding is same
+
+
+def test_a_cut_embedding_is_looked_up_by_the_target(tmp_path: Path) -> None:
+    """Of several ranks: this one has half of the rows."""
+    file = files.nvidia()
+    target = Target(target_config(), embedding=EMBEDDING[:256], embed=lambda ids: EMBEDDING[ids])
+    check(load(file.write(tmp_path), target), file, 7)
+    assert load(files.specforge().write(tmp_path / "own"), target)._embed is None
+
+
+def test_matrices_of_the_target(tmp_path: Path) -> None:
+    """Neither an embedding nor an output matrix of its own: rows of the target's, from its files."""
+    from chorale.model.checkpoint_writer import write_random_checkpoint
+    from chorale.model.weights import load_weights
+
+    config = target_config()
+    folder = write_random_checkpoint(tmp_path / "target", config)
+    weights = load_weights(folder, config, REFERENCE_OPS, device="cpu", dtype=torch.float32)
+    file = files.specforge()
+    ids = file.tensors["d2t"] + torch.arange(files.DRAFT)
+    del file.tensors["lm_head.weight"], file.tensors["embed_tokens.weight"]
+    head = load(file.write(tmp_path / "head"), Target(config, folder))
+    file.tensors["lm_head.weight"] = weights.head.weight.t()[ids]
+    file.tensors["embed_tokens.weight"] = weights.embedding.float()
+    check(head, file, LENGTH)
+
+
+def test_yarn() -> None:
+    """A head's YaRN rounds the ends of its ramp, as Llama's does."""
+    theta, factor, original, dim = 10000.0, 4.0, 64, 16
+    rope = RopeConfig(theta=theta, factor=factor, original_max_position=original, truncate=True)
+    table = head_rope_table(rope, dim, 20)
+    import math
+
+    def pair(turns: float) -> float:
+        return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = max(math.floor(pair(32.0)), 0), min(math.ceil(pair(1.0)), dim - 1)
+    for i in range(dim // 2):
+        frequency = theta ** (-2 * i / dim)
+        slowed = min(max((i - low) / (high - low), 0.0), 1.0)
+        frequency = frequency * (1 - slowed) + frequency / factor * slowed
+        scale = 0.1 * math.log(factor) + 1
+        assert abs(float(table[19, i]) - scale * math.cos(19 * frequency)) < 1e-5
+        assert abs(float(table[19, dim // 2 + i]) - scale * math.sin(19 * frequency)) < 1e-5
