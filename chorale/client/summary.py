@@ -36,12 +36,16 @@ def add_stats(stats: Sequence[EngineStats]) -> EngineStats:
     total = EngineStats()
     for name in EngineStats.__struct_fields__:
         if name == "accepted_per_position":
-            columns = itertools.zip_longest(*(each.accepted_per_position for each in stats), fillvalue=0)
-            total.accepted_per_position = tuple(map(sum, columns))
+            total.accepted_per_position = add_columns([each.accepted_per_position for each in stats])
             continue
         values = [getattr(each, name) for each in stats]
         setattr(total, name, max(values) if name in _LAST_STEP else sum(values))
     return total
+
+
+def add_columns(rows: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Returns the sums of rows of different lengths, by column."""
+    return tuple(map(sum, itertools.zip_longest(*rows, fillvalue=0)))
 
 
 def without_gauges(stats: EngineStats) -> EngineStats:

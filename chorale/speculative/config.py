@@ -15,7 +15,7 @@ USUAL_NGRAM = 5  # vLLM's
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculativeConfig:
-    """How tokens are drafted. ``read_speculative`` checks the values."""
+    """The way in which tokens are drafted. ``read_speculative`` checks the values."""
 
     method: Method
     num_speculative_tokens: int  # the most draft tokens of a row in a step

@@ -7,6 +7,7 @@ import contextlib
 from chorale.api.operator.metric_names import ENGINE_FIELDS, HISTOGRAMS
 from chorale.api.operator.metric_types import Series
 from chorale.client.base import EngineInfo, EngineView
+from chorale.client.summary import add_columns
 from chorale.engine.types import EngineStats
 from chorale.errors import ChoraleError
 
@@ -28,6 +29,7 @@ class EngineRecord:
         self._engine_id = ""
         self._last_stats = EngineStats()
         self._before_restarts = dict.fromkeys(ENGINE_FIELDS, 0)
+        self._accepted_before: tuple[int, ...] = ()
 
     def watch(self, engine: EngineView) -> None:
         self._engine = engine
@@ -38,6 +40,11 @@ class EngineRecord:
         with contextlib.suppress(ChoraleError):
             return self._engine.info if self._engine is not None else None
         return None
+
+    @property
+    def has_drafts(self) -> bool:
+        """Returns whether the engine does speculative decoding."""
+        return self.info is not None and self.info.num_speculative_tokens > 0
 
     def pid(self) -> int:
         """Returns the engine's process id, or an invalid one if there is no separate engine process."""
@@ -52,6 +59,7 @@ class EngineRecord:
         if stats.num_steps < last.num_steps:  # a new engine process counts from zero
             for field in self._before_restarts:
                 self._before_restarts[field] += getattr(last, field)
+            self._accepted_before = add_columns([self._accepted_before, last.accepted_per_position])
         self._last_stats = stats
         self._step_tokens.observe(stats.last_step_tokens)
 
@@ -74,3 +82,9 @@ class EngineRecord:
     def totals(self, stats: EngineStats) -> dict[str, int]:
         """Returns the engine's counters since the server's start, by field."""
         return {field: self._before_restarts[field] + getattr(stats, field) for field in ENGINE_FIELDS}
+
+    def accepted_per_position(self, stats: EngineStats) -> tuple[int, ...]:
+        """Returns since the server's start how many drafts had their token at each position accepted, for
+        every position that a draft may have."""
+        positions = (0,) * (self.info.num_speculative_tokens if self.info is not None else 0)
+        return add_columns([self._accepted_before, stats.accepted_per_position, positions])

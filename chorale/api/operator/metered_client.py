@@ -143,13 +143,14 @@ class MeteredStream:
 
     def _observe(self, chunk: TokenChunk, now: float, record: EngineRecord) -> None:
         index = chunk.index
-        if chunk.token_ids:
+        if count := len(chunk.token_ids):
             if self._num_tokens[index]:
-                self._itl.observe(now - self._last[index])
+                # Tokens of an accepted draft come together: each counts as its share of the time.
+                self._itl.observe((now - self._last[index]) / count, count)
             else:
                 self._first[index] = now
                 record.histograms["vllm:time_to_first_token_seconds"].observe(now - self._arrival)
-            self._num_tokens[index] += len(chunk.token_ids)
+            self._num_tokens[index] += count
             self._last[index] = now
         if self._num_computed is None and chunk.token_ids:
             self._num_computed = self._num_prompt - chunk.num_cached_tokens

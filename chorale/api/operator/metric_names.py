@@ -85,8 +85,21 @@ ENGINE_COUNTERS: dict[str, tuple[str, str]] = {
     ),
     "chorale:engine_steps": ("num_steps", "Engine steps"),
 }
+# The same, of engines with speculative decoding.
+DRAFT_COUNTERS: dict[str, tuple[str, str]] = {
+    "vllm:spec_decode_num_drafts": ("num_drafts", "Drafts that steps verified"),
+    "vllm:spec_decode_num_draft_tokens": ("num_draft_tokens", "Tokens of these drafts"),
+    "vllm:spec_decode_num_accepted_tokens": (
+        "num_accepted_tokens",
+        "Draft tokens that equal the sampled ones, as do all before them",
+    ),
+}
+ACCEPTED_PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
 # Fields of ``EngineStats`` that only increase during an engine's life.
-ENGINE_FIELDS = (*(field for field, _ in ENGINE_COUNTERS.values()), "cached_prompt_tokens")
+ENGINE_FIELDS = (
+    *(field for field, _ in (*ENGINE_COUNTERS.values(), *DRAFT_COUNTERS.values())),
+    "cached_prompt_tokens",
+)
 SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")  # vLLM's states; this engine is always awake
 
 

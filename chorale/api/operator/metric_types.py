@@ -27,9 +27,9 @@ class Histogram(msgspec.Struct):
     def empty(cls, bounds: tuple[float, ...]) -> Histogram:
         return cls(bounds, [0] * (len(bounds) + 1))
 
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
+    def observe(self, value: float, times: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
 
     def add(self, other: Histogram) -> None:
         self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]

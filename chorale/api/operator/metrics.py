@@ -27,6 +27,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from chorale.api.operator.draft_metrics import collect_drafts
 from chorale.api.operator.engine_record import EngineRecord
 from chorale.api.operator.metric_names import (
     BY_SERVER,
@@ -219,6 +220,7 @@ class Metrics(Collector):
         yield each_of(
             counter, "vllm:prompt_tokens_by_source", "Prompt tokens by source", "source", _by_source
         )
+        yield from collect_drafts(engines)
         states = dict.fromkeys(SLEEP_STATES, 0.0) | {"awake": 1.0}
         yield each_of(
             gauge,

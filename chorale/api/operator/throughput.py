@@ -9,8 +9,10 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from chorale.client.base import EngineClient
+from chorale.api.operator.draft_log import DraftLog
+from chorale.client.base import EngineClient, EngineView
 from chorale.engine.types import EngineStats
+from chorale.errors import ChoraleError
 
 logger = logging.getLogger("chorale.stats")
 
@@ -75,13 +77,22 @@ class Throughput:
 
 
 async def log_throughput(client: EngineClient, interval: float) -> None:
-    """Logs a line for each engine every ``interval`` seconds until cancelled."""
+    """Logs a line for each engine every ``interval`` seconds until cancelled, and one about its drafts."""
     engines = client.engines
     began = time.monotonic()
     throughputs = [Throughput(engine.stats, began, index) for index, engine in enumerate(engines)]
+    drafts = [DraftLog(engine.stats, began, index) for index, engine in enumerate(engines)]
     while True:
         await asyncio.sleep(interval)
-        for engine, throughput in zip(engines, throughputs, strict=True):
-            line = throughput.line(engine.stats, time.monotonic())
-            if line is not None:
-                logger.info("%s", line)
+        for engine, throughput, draft_log in zip(engines, throughputs, drafts, strict=True):
+            stats, now = engine.stats, time.monotonic()
+            for line in (throughput.line(stats, now), draft_log.line(stats, now, _num_positions(engine))):
+                if line is not None:
+                    logger.info("%s", line)
+
+
+def _num_positions(engine: EngineView) -> int:
+    try:
+        return engine.info.num_speculative_tokens
+    except ChoraleError:  # it is not ready
+        return 0

@@ -156,6 +156,35 @@ def test_engine_counters_do_not_fall_when_the_engine_restarts() -> None:
     assert value(metrics, "vllm:iteration_tokens_total_count") == 2
 
 
+def test_drafts_are_counted_where_an_engine_makes_them() -> None:
+    metrics, engine = Metrics("demo"), Engine()
+    metrics.watch(engine)  # type: ignore[arg-type]
+    assert not any("spec_decode" in name for name, _ in samples(metrics))
+    engine.info = msgspec.structs.replace(engine.info, num_speculative_tokens=3)
+    position = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+    assert value(metrics, position, position="2") == 0  # every position from the start
+    counts = {"num_drafts": 10, "num_draft_tokens": 28, "num_accepted_tokens": 13}
+    engine.stats = EngineStats(**counts, accepted_per_position=(8, 5), num_steps=12)
+    assert value(metrics, "vllm:spec_decode_num_drafts_total") == 10
+    assert value(metrics, "vllm:spec_decode_num_draft_tokens_total") == 28
+    assert value(metrics, "vllm:spec_decode_num_accepted_tokens_total") == 13
+    engine.stats = EngineStats(**counts, accepted_per_position=(6, 4, 3), num_steps=2)  # after a restart
+    assert value(metrics, "vllm:spec_decode_num_accepted_tokens_total") == 26
+    assert [value(metrics, position, position=each) for each in "012"] == [14, 9, 3]
+
+
+def test_tokens_that_come_together_share_the_time() -> None:
+    async def main() -> None:
+        metrics = Metrics("demo")
+        script = scripted([*range(1, 9), 200002], tokens_per_step=3, delay=0.05)
+        await drain(MeteredClient(script, metrics), request())
+        assert value(metrics, "vllm:inter_token_latency_seconds_count") == 6  # after the first step's three
+        assert 0.1 <= value(metrics, "vllm:inter_token_latency_seconds_sum") < 1
+        assert value(metrics, "vllm:inter_token_latency_seconds_bucket", le="0.01") == 0
+
+    asyncio.run(main())
+
+
 def test_processes_add_up(tmp_path: Path) -> None:
     every = [Metrics("demo", process=index, share=tmp_path) for index in range(3)]
     for index, metrics in enumerate(every):
