@@ -31,7 +31,7 @@ from chorale.runtime.memory import (
 from chorale.runtime.platforms import PLATFORMS
 from chorale.runtime.steps.graph_sizes import MIXED_ROWS, MIXED_TOKENS, chosen_sizes, context_sizes, row_sizes
 from chorale.sampling_fields import MAX_LOGPROBS
-from chorale.speculative.config import check_method, check_ranks_of_head
+from chorale.speculative.config import check_ranks_of_head
 
 # Seconds that prompts may add to a step of running streams. No stream is to wait 0.5 s for another's prompt,
 # and on a busy CPU steps take several times what was expected.
@@ -321,8 +321,6 @@ def check_model(config: EngineConfig, model: ModelConfig) -> None:
     check_ranks(config)
     check_sizes(config)
     share_of_first(config, model)
-    if config.speculative_config is not None:
-        check_method(config.speculative_config)
     if model.vocab_size > VOCAB_SIZE:
         raise ConfigError(
             f"config.json: vocab_size: {model.vocab_size} is more than harmony's {VOCAB_SIZE} tokens"

@@ -54,15 +54,6 @@ class SpeculativeConfig:
         return text
 
 
-def check_method(config: SpeculativeConfig) -> None:
-    """Raises ``ConfigError`` for a method that this version cannot run."""
-    if config.method not in ("ngram", "suffix") or config.is_synthetic:
-        raise ConfigError(
-            f"--speculative-config: method {config.method} cannot run yet; use ngram or suffix, which need "
-            "no weights"
-        )
-
-
 def check_ranks_of_head(config: SpeculativeConfig, ranks: int) -> None:
     """Raises ``ConfigError`` for a head that would have to be divided among fewer ranks than the model."""
     size = config.draft_tensor_parallel_size

@@ -49,7 +49,7 @@ def head_engine(folder: Path, *, captures: bool, block_size: int = 16) -> Engine
     model = load_model(folder, model_config, REFERENCE_OPS, found, device, lambda *_: None)
     kv, grammars = allocate_kv(model_config, found, device), GrammarCache(model_config.vocab_size)
     head = random_head(small_head(model_config), REFERENCE_OPS, max_len=_MAX_LEN)
-    setup = DraftSetup(MOST_DRAFTS, head)
+    setup = DraftSetup(MOST_DRAFTS, head, REFERENCE_OPS)
     executor = make_executor(model, kv, found, device, GrammarRows(device, grammars), drafts=setup)
     return EngineCore(found.limits, executor, grammars=grammars)
 
@@ -106,7 +106,7 @@ def check_head_world(
     requests = random_requests(rng, count, grammars)
     expected = run(with_drafter(device, None), requests)
     limits = random_limits(rng, device.limits.block_size)
-    core = with_drafter(device, HeadDrafter(1 + seed % MOST_DRAFTS), **limits)
+    core = with_drafter(device, HeadDrafter(1 + seed % MOST_DRAFTS, 64), **limits)
     if wrong is None:
         world = live(core, requests, rng)
     else:

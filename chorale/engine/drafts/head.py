@@ -15,9 +15,10 @@ from chorale.sampling_fields import EARLY_STOPS
 
 @dataclass(frozen=True, slots=True)
 class HeadDrafter:
-    """``num_tokens``: the most that the head drafts."""
+    """Drafts up to ``num_tokens`` tokens a row, unless more than ``most_rows`` rows run."""
 
     num_tokens: int
+    most_rows: int
 
     def end(self, sequence: Sequence) -> None:
         """Nothing is kept for a sequence."""

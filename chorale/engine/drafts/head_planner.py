@@ -35,6 +35,8 @@ class HeadDraftPlanner:
     ) -> PlannedDrafts:
         """``budget``: tokens; ``num_spare``: blocks."""
         engine, rows, num_made = self._engine, self._engine.rows, self._head.num_tokens
+        if len(engine.running) > self._head.most_rows:
+            return PlannedDrafts(waiting=decodes[rows.is_uncertain[decodes]].tolist())
         if engine.limits.async_scheduling:  # the next step is planned while the drafts hold their blocks
             num_spare -= 2 * len(decodes)
         tokens: dict[int, IntArray] = {}

@@ -94,6 +94,16 @@ def default_boundaries(num_layers: int) -> tuple[int, ...]:
     return min(2, num_layers), num_layers // 2, max(num_layers - 3, 0)
 
 
+def published_head(target: ModelConfig) -> HeadConfig:
+    """Returns a head of the sizes that the published ones have, for benchmarks without weights."""
+    return small_head(
+        target,
+        intermediate_size=6 * target.hidden_size,
+        draft_vocab_size=min(32_000, target.vocab_size),
+        norm_before_fc=True,
+    )
+
+
 def small_head(target: ModelConfig, **changes: object) -> HeadConfig:
     """Returns a head for a target of any size, for tests and benchmarks."""
     sizes: dict[str, object] = {

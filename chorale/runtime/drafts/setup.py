@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from chorale.kernels.ops import Ops
 from chorale.model.draft.head import DraftHead
 from chorale.model.gpt_oss import GptOss
 from chorale.runtime.device import Device
@@ -25,7 +26,8 @@ class DraftSetup:
     """``head``: None if drafts come with the plans. ``profile``: see ``Ops.accept``."""
 
     most_drafts: int  # of a row in a step
-    head: DraftHead | None = None
+    head: DraftHead | None
+    ops: Ops  # of one rank: each has the whole head
     profile: tuple[float, ...] = ()
 
 
@@ -56,8 +58,8 @@ def make_drafting(
         buffers.draft_state = rows.state
         shape = setup.head.kv_shape(num_blocks, block_size)
         own_kv = torch.zeros(shape, dtype=kv[0].dtype, device=device.torch_device)
-        draw = model.ops.make_sampler(sampler.forbidden, device.sample_rows, ids=setup.head.token_ids)
-        head = HeadRunner(setup.head, model.ops, own_kv, rows.state, draw, max_len=max_len, dtype=dtype)
+        draw = setup.ops.make_sampler(sampler.forbidden, device.sample_rows, ids=setup.head.token_ids)
+        head = HeadRunner(setup.head, setup.ops, own_kv, rows.state, draw, max_len=max_len, dtype=dtype)
         launched = LaunchedHead(device, head, rows.state)
     graphs = None
     sizes = tuple(size for size in graph_rows if size <= MOST_ROWS)

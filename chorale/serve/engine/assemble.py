@@ -29,6 +29,7 @@ from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
 from chorale.runtime.steps.graph_sizes import MIXED_TOKENS
 from chorale.serve.engine import compile_phase
 from chorale.serve.engine.compile_phase import DryRank
+from chorale.serve.engine.drafting import make_setup
 from chorale.serve.engine.ranks import Place, exchange_of, note_poorest, note_slow_exchange
 
 if TYPE_CHECKING:
@@ -134,7 +135,11 @@ def assemble(
             device.trim()
     with phases.phase("kv_pool", _pool_message(resolved)):
         kv = allocate_kv(model.config, resolved, device)
-        executor = make_executor(model, kv, resolved, device, GrammarRows(device, grammars), rank)
+        plain = select_ops(config.ops, name, dense_experts=dense)
+        drafts = make_setup(
+            config.speculative_config, folder, model, model_config, plain, resolved, device, rank
+        )
+        executor = make_executor(model, kv, resolved, device, GrammarRows(device, grammars), rank, drafts)
     return Assembled(model, resolved, executor, precompiler, exchange)
 
 

@@ -25,7 +25,7 @@ from chorale.runtime.resolve import check_model, parts_of
 from chorale.runtime.sampling.grammar import GrammarCache
 from chorale.runtime.warmup.captures import CAPTURE_SECONDS, capture_first, warm_up
 from chorale.serve.engine.assemble import Assembled, Phases, assemble, open_rank
-from chorale.serve.engine.drafting import make_drafter, most_drafts
+from chorale.serve.engine.drafting import make_drafter, most_drafts, with_local_head
 from chorale.serve.engine.ranks import Place, StartedRanks, start_ranks
 
 logger = logging.getLogger(__name__)
@@ -53,6 +53,7 @@ def build_engine(
             config.model, revision=config.revision, download_dir=config.download_dir, progress=phases.report
         )
         model_config = ModelConfig.load(folder)
+        config = with_local_head(config, phases.report)
     check_model(config, model_config)
     ranks = None
     if config.tensor_parallel_size > 1:

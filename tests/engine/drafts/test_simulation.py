@@ -63,7 +63,7 @@ def test_every_request_gets_the_tokens_it_would_get_alone(
 
 
 def head(future: Future) -> HeadDrafter:
-    return HeadDrafter(5)
+    return HeadDrafter(5, 64)
 
 
 @pytest.mark.parametrize("block_size", [1, 4, 16])
