@@ -62,7 +62,7 @@ class Plan(msgspec.Struct, frozen=True, tag="plan"):
 class WorkerCall(msgspec.Struct, frozen=True, tag="call"):
     """Something that every rank's worker prepares before a step needs it."""
 
-    method: Literal["capture_decode", "try_size"]
+    method: Literal["capture_decode", "capture_verify", "try_size"]
     arguments: dict[str, int | bool]
 
     def __call__(self, worker: Any) -> None:

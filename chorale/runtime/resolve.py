@@ -69,6 +69,8 @@ class Resolved:
     decisions: tuple[Decision, ...]
     notes: tuple[str, ...]
     max_logprobs: int = MAX_LOGPROBS
+    most_drafts: int = 0  # draft tokens of a row in a step
+    has_head: bool = False  # a head on the device makes them
 
 
 class _Decider:
@@ -110,6 +112,7 @@ def resolve(
     ops accept an fp8 KV cache.
     """
     check_model(config, model)
+    speculation = config.speculative_config
     part = share_of_first(config, model)  # of the largest share are all ranks' sizes
     decide = _Decider()
     cpu = hardware.kind == "cpu"
@@ -191,6 +194,8 @@ def resolve(
         mixed_graphs=mixed_graphs,
         decisions=tuple(decide.decisions),
         max_logprobs=_max_logprobs(config, decide),
+        most_drafts=0 if speculation is None else speculation.num_speculative_tokens,
+        has_head=speculation is not None and speculation.has_head,
         notes=tuple(decide.notes),
     )
 

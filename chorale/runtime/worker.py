@@ -123,6 +123,14 @@ class Worker:
             self._decode_graphs.graph(rows, longest, filtered)
 
     @torch.inference_mode()
+    def capture_verify(
+        self, rows: int, places: int, num_made: int, longest: int, filtered: bool = False
+    ) -> None:
+        """Capture the graph of a step with drafts before it is needed."""
+        if self._drafting is not None and self._drafting.graphs is not None:
+            self._drafting.graphs.graph(rows, places, num_made, longest, filtered)
+
+    @torch.inference_mode()
     def try_size(self, num_tokens: int, rows: int = MIXED_ROWS[0]) -> None:
         """Run a forward pass of ``num_tokens`` dummy tokens, captured if possible, which compiles its
         kernels."""

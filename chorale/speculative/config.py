@@ -35,6 +35,11 @@ class SpeculativeConfig:
     acceptance: tuple[float, ...] = ()
 
     @property
+    def has_head(self) -> bool:
+        """Returns whether a head on the device makes the drafts."""
+        return self.method in ("eagle3", "synthetic")
+
+    @property
     def is_synthetic(self) -> bool:
         """Returns whether acceptance is drawn from a profile, so that the output has no meaning."""
         return bool(self.acceptance)

@@ -86,8 +86,8 @@ def known_drafts(
             tokens[each.row] = prompt + answers[tuple(prompt), each.seed]
         start(starts)
 
-    def drafted(read: ReadTokens, num_made: int) -> None:
-        draft(read, num_made)
+    def drafted(read: ReadTokens, num_made: int, longest: int | None = None) -> None:
+        draft(read, num_made, longest)
         for row in read.rows.tolist():
             at = int(state.last_position[row]) + 1
             for number, token in enumerate(tokens.get(row, [])[at : at + num_made]):

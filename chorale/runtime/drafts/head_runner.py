@@ -69,8 +69,11 @@ class HeadRunner:
         states = torch.empty(num_tokens, config.aux_width, dtype=self._dtype, device=self._kv.device)
         return AuxStates(config.aux_boundaries, states)
 
-    def run(self, read: ReadTokens, num_made: int) -> None:
-        """Read a step's tokens, and make ``num_made`` draft tokens for its rows, in ``DraftRowState``."""
+    def run(self, read: ReadTokens, num_made: int, longest: int | None = None) -> None:
+        """Read a step's tokens, and make ``num_made`` draft tokens for its rows, in ``DraftRowState``.
+
+        ``longest``: tokens of the longest context, about; None: of the longest sequence.
+        """
         head, count = self._head, len(read.rows)
         x = head.run(head.project(read.aux), read.following, read.attention, self._kv)
         if not num_made or not count:
@@ -84,7 +87,12 @@ class HeadRunner:
             self._draw(head.logits(x, index), draws, drafts, self._drawn[:count])
             if number + 1 < num_made:
                 states = head.next_states(x.index_select(0, index))
-                x = head.run(states, drafts[rows], self._attention(passes, number + 1, count), self._kv)
+                x = head.run(
+                    states,
+                    drafts[rows],
+                    self._attention(passes, number + 1, count, longest or self._max_len),
+                    self._kv,
+                )
                 index = self._index[:count]
 
     def _passes_of(self, num_made: int) -> DraftPasses:
@@ -98,7 +106,7 @@ class HeadRunner:
             tables=whole.tables,
         )
 
-    def _attention(self, passes: DraftPasses, number: int, count: int) -> AttentionMeta:
+    def _attention(self, passes: DraftPasses, number: int, count: int, longest: int) -> AttentionMeta:
         tables, slots = passes.tables[:count], passes.slots[number, :count]
         return AttentionMeta(
             positions=passes.positions[number, :count],
@@ -107,5 +115,5 @@ class HeadRunner:
             block_tables=(tables, tables),
             slots=(slots, slots),
             max_query_len=1,
-            max_context_len=self._max_len,
+            max_context_len=longest,
         )

@@ -17,8 +17,7 @@ from chorale.runtime.drafts.rows import DraftRows
 from chorale.runtime.drafts.verify_graphs import VerifyGraphRunner
 from chorale.runtime.sampling.sampler import Sampler
 from chorale.runtime.steps.buffers import Buffers
-
-MOST_ROWS = 64  # of a captured step that verifies drafts; larger batches gain nothing from them
+from chorale.runtime.steps.graph_sizes import MOST_DRAFTING_ROWS
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ def make_drafting(
         head = HeadRunner(setup.head, setup.ops, own_kv, rows.state, draw, max_len=max_len, dtype=dtype)
         launched = LaunchedHead(device, head, rows.state)
     graphs = None
-    sizes = tuple(size for size in graph_rows if size <= MOST_ROWS)
+    sizes = tuple(size for size in graph_rows if size <= MOST_DRAFTING_ROWS)
     if sizes:
         graphs = VerifyGraphRunner(
             device,

@@ -228,7 +228,7 @@ class VerifyGraphRunner:
                     accepted.last_place[:rows],
                     drafting,
                 )
-                self._head.run(read, num_made)
+                self._head.run(read, num_made, longest)
 
         return step
 

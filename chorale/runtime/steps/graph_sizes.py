@@ -28,6 +28,7 @@ MIXED_ROWS = (4, 16, 64, 256)  # dummies included
 FIRST_ROWS = (1, 2, 8, 64)
 FIRST_TOKENS = (128, 1024)
 BUSY_TOKENS = (1024, 1152, 1280)  # captured next, for many rows: they come while no moment is idle
+MOST_DRAFTING_ROWS = 64  # of a step with drafts: they pay in small batches
 FILTERED_ROWS = 16  # up to so many, graphs with filters are made in idle moments too
 
 

@@ -18,6 +18,7 @@ from chorale.runtime.steps.graph_sizes import (
     FIRST_TOKENS,
     MIXED_ROWS,
     MIXED_TOKENS,
+    MOST_DRAFTING_ROWS,
     context_sizes,
 )
 
@@ -68,6 +69,7 @@ def capture_first(
     The rest is left for idle moments. Raises ``EngineError``.
     """
     pieces = preparations(resolved.graph_rows, resolved.limits)
+    pieces |= draft_preparations(resolved)
     ordered = sorted(pieces.items(), key=lambda item: not item[1][1])  # those that are first; stable
     start = time.perf_counter()
     for number, (name, (action, is_first)) in enumerate(ordered):
@@ -76,6 +78,21 @@ def capture_first(
             executor.prepare(action)
         else:
             executor.later(action)
+
+
+def draft_preparations(resolved: Resolved) -> dict[str, Preparation]:
+    """Returns those of steps with drafts: of the first draft of a row, and of all later ones."""
+    found: dict[str, Preparation] = {}
+    if not resolved.most_drafts:
+        return found
+    made = resolved.most_drafts if resolved.has_head else 0
+    for rows in (size for size in resolved.graph_rows if size <= MOST_DRAFTING_ROWS):
+        for places in (1 + resolved.most_drafts, 1) if made else (1 + resolved.most_drafts,):
+            for longest in context_sizes(rows * places, resolved.limits.max_model_len):
+                sizes = {"rows": rows, "places": places, "num_made": made, "longest": longest}
+                name = f"drafts, {rows} rows of {places} places, up to {longest} tokens"
+                found[name] = (WorkerCall("capture_verify", sizes), rows in FIRST_ROWS[:3])
+    return found
 
 
 def preparations(graph_rows: tuple[int, ...], limits: EngineLimits) -> dict[str, Preparation]:

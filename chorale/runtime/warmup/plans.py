@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -28,6 +29,13 @@ def eager_plans(limits: EngineLimits, graph_rows: Sequence[int]) -> Iterator[Ste
     for tokens in eager_sizes(most):
         rows = min(40, tokens, rows_most)
         yield eager_plan(min(tokens, rows * limits.max_model_len), rows, limits, filtered=False)
+
+
+def drafting_plan(plan: StepPlan, num_made: int) -> StepPlan:
+    """Returns a plan after whose step a head makes drafts for every row."""
+    return replace(
+        plan, num_made=num_made, makes=plan.samples, following=np.full(len(plan.rows), -1, np.int32)
+    )
 
 
 def masked_plans(limits: EngineLimits) -> Iterator[StepPlan]:

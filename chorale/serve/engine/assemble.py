@@ -126,19 +126,19 @@ def assemble(
         model = load_model(
             folder, model_config, ops, resolved, device, phases.report, fp8_activations=fp8, share=share
         )
-        device.trim()
-    if precompiler is not None:
-        with phases.phase("compile"):
-            compile_phase.precompile(
-                precompiler, model, resolved, device, grammars, phases.report, dry_rank()
-            )
-            device.trim()
-    with phases.phase("kv_pool", _pool_message(resolved)):
-        kv = allocate_kv(model.config, resolved, device)
         plain = select_ops(config.ops, name, dense_experts=dense)
         drafts = make_setup(
             config.speculative_config, folder, model, model_config, plain, resolved, device, rank
         )
+        device.trim()
+    if precompiler is not None:
+        with phases.phase("compile"):
+            compile_phase.precompile(
+                precompiler, model, resolved, device, grammars, phases.report, dry_rank(), drafts
+            )
+            device.trim()
+    with phases.phase("kv_pool", _pool_message(resolved)):
+        kv = allocate_kv(model.config, resolved, device)
         executor = make_executor(model, kv, resolved, device, GrammarRows(device, grammars), rank, drafts)
     return Assembled(model, resolved, executor, precompiler, exchange)
 

@@ -15,12 +15,13 @@ from chorale.model.gpt_oss import GptOss
 from chorale.parallel.rank import Rank
 from chorale.runtime.assembly import allocate_kv, make_executor
 from chorale.runtime.device import Device
+from chorale.runtime.drafts.setup import DraftSetup
 from chorale.runtime.hardware import cpu_count
 from chorale.runtime.progress import Progress
 from chorale.runtime.resolve import Resolved
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
 from chorale.runtime.warmup.cache_key import cache_key
-from chorale.runtime.warmup.captures import preparations
+from chorale.runtime.warmup.captures import Preparation, draft_preparations, preparations
 from chorale.runtime.warmup.dry_run import (
     AllowAllGrammars,
     DryRunExecutors,
@@ -28,7 +29,7 @@ from chorale.runtime.warmup.dry_run import (
     dry_run,
     first_layers,
 )
-from chorale.runtime.warmup.plans import eager_plans, masked_plans
+from chorale.runtime.warmup.plans import drafting_plan, eager_plans, masked_plans
 
 if TYPE_CHECKING:
     from chorale.kernels.triton.precompile.compiler import Precompiler
@@ -74,23 +75,27 @@ def precompile(
     grammars: GrammarCache,
     report: Progress,
     dry: DryRank | None = None,
+    drafts: DraftSetup | None = None,
 ) -> None:
     """Waits for the kernels that a start needs, unless all are on disk; the others keep compiling.
 
     On failure, logs a warning, and kernels compile at their first launch.
     """
     try:
-        if not precompiler.is_cached(facts_of(model, resolved, dry), device.torch_device, SOURCES):
-            needed = record(precompiler, model, resolved, device, grammars, dry)
+        if not precompiler.is_cached(facts_of(model, resolved, dry, drafts), device.torch_device, SOURCES):
+            needed = record(precompiler, model, resolved, device, grammars, dry, drafts)
             wait(precompiler, needed, report)
     except Exception as error:
         precompiler.cancel()
         logger.warning("%s: %s: %s", AT_LAUNCH, type(error).__name__, error)
 
 
-def facts_of(model: GptOss, resolved: Resolved, dry: DryRank | None) -> str:
-    """Returns ``cache_key``, and which rank it is: its noise begins at another token id."""
+def facts_of(model: GptOss, resolved: Resolved, dry: DryRank | None, drafts: DraftSetup | None = None) -> str:
+    """Returns ``cache_key``, what drafts, and which rank it is: its noise begins at another token id."""
     facts = cache_key(model, resolved)
+    if drafts is not None:
+        head = None if drafts.head is None else drafts.head.config
+        facts = f"{facts}\n{drafts.most_drafts} drafts by {head}, profile {bool(drafts.profile)}"
     if digest := in_use().digest:
         facts = f"{facts}\nkernel tuning {digest}"
     if dry is None:
@@ -115,6 +120,7 @@ def record(
     device: Device,
     grammars: GrammarCache,
     dry: DryRank | None = None,
+    drafts: DraftSetup | None = None,
 ) -> int:
     """Records all kernels that steps will launch, and starts to compile them.
 
@@ -128,10 +134,17 @@ def record(
     if dry is not None:
         rank, short.ops = dry.rank, dry.ops
     executors = DryRunExecutors(
-        captured=make_executor(short, kv, small, uncaptured, rows, rank),
-        eager=make_executor(short, kv, eager, uncaptured, rows, rank),
-        masked=make_executor(short, kv, eager, uncaptured, AllowAllGrammars(device, grammars), rank),
+        captured=make_executor(short, kv, small, uncaptured, rows, rank, drafts),
+        eager=make_executor(short, kv, eager, uncaptured, rows, rank, drafts),
+        masked=make_executor(short, kv, eager, uncaptured, AllowAllGrammars(device, grammars), rank, drafts),
     )
     graph_rows, limits = resolved.graph_rows, resolved.limits
-    prepared = preparations(graph_rows, limits).values() if graph_rows else ()
-    return dry_run(precompiler, executors, prepared, eager_plans(limits, graph_rows), masked_plans(limits))
+    prepared: list[Preparation] = []
+    if graph_rows:
+        prepared = [*preparations(graph_rows, limits).values(), *draft_preparations(resolved).values()]
+    plans, masked = eager_plans(limits, graph_rows), masked_plans(limits)
+    if resolved.has_head:
+        plans, masked = (
+            (drafting_plan(plan, resolved.most_drafts) for plan in some) for some in (plans, masked)
+        )
+    return dry_run(precompiler, executors, prepared, plans, masked)

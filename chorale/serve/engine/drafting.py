@@ -24,9 +24,10 @@ from chorale.model.hub import resolve_head
 from chorale.parallel.rank import Rank
 from chorale.runtime.assembly import DTYPES
 from chorale.runtime.device import Device
-from chorale.runtime.drafts.setup import MOST_ROWS, DraftSetup
+from chorale.runtime.drafts.setup import DraftSetup
 from chorale.runtime.progress import Progress
 from chorale.runtime.resolve import Resolved
+from chorale.runtime.steps.graph_sizes import MOST_DRAFTING_ROWS
 from chorale.speculative.config import MOST_DRAFT_TOKENS, SpeculativeConfig
 
 CACHED_TOKENS = 65_536  # of answers that ended, for each cache_salt
@@ -45,22 +46,18 @@ def make_drafter(config: SpeculativeConfig | None) -> Drafter | HeadDrafter | No
             factor=config.suffix_decoding_max_spec_factor,
             capacity=CACHED_TOKENS if config.suffix_decoding_max_cached_requests else 0,
         )
-    return HeadDrafter(config.num_speculative_tokens, MOST_ROWS)
+    return HeadDrafter(config.num_speculative_tokens, MOST_DRAFTING_ROWS)
 
 
 def most_drafts(config: SpeculativeConfig | None) -> int:
     return 0 if config is None else config.num_speculative_tokens
 
 
-def has_head(config: SpeculativeConfig | None) -> bool:
-    return config is not None and config.method in ("eagle3", "synthetic")
-
-
 def with_local_head(config: EngineConfig, progress: Progress | None) -> EngineConfig:
     """Returns the configuration with the folder of its head, which is downloaded if needed. Raises
     ``ConfigError``."""
     speculation = config.speculative_config
-    if speculation is None or not has_head(speculation) or speculation.model is None:
+    if speculation is None or not speculation.has_head or speculation.model is None:
         return config
     folder = resolve_head(
         speculation.model,
@@ -73,7 +70,7 @@ def with_local_head(config: EngineConfig, progress: Progress | None) -> EngineCo
 
 def head_config(config: SpeculativeConfig | None, model: ModelConfig) -> HeadConfig | None:
     """Returns the configuration of a head in a folder, or of a random one. Raises ``ConfigError``."""
-    if config is None or not has_head(config):
+    if config is None or not config.has_head:
         return None
     if config.model is None:
         return published_head(model)
@@ -93,7 +90,7 @@ def make_setup(
     """``folder``, ``whole``: the target's. ``ops``: of one rank. Raises ``ConfigError``."""
     if config is None:
         return None
-    head = _load(config, folder, model, whole, ops, resolved, device, rank) if has_head(config) else None
+    head = _load(config, folder, model, whole, ops, resolved, device, rank) if config.has_head else None
     return DraftSetup(config.num_speculative_tokens, head, ops, _conditional(config.acceptance))
 
 
