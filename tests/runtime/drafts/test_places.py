@@ -7,16 +7,16 @@ import pytest
 import torch
 
 from chorale.engine.types import BoolArray, IntArray, StepPlan
+from chorale.kernels.draft_steps import REJECTED
 from chorale.runtime.drafts.places import (
     NO_DRAFT,
     DraftTensors,
     SampledPlaces,
-    kept_on_host,
     sampled_places,
 )
+from chorale.runtime.results import make_result
 from chorale.runtime.sampling.sampler import FORBIDDEN
 from chorale.runtime.steps.buffers import query_starts
-from chorale.runtime.worker import _result
 
 VOCAB = 4  # small, so that samples often equal the draft
 
@@ -50,7 +50,8 @@ def random_plan(rng: np.random.Generator) -> StepPlan:
 
 def check_result(plan: StepPlan, places: SampledPlaces, tokens: IntArray, kept: BoolArray) -> None:
     """What the worker makes of the samples: kept tokens, and an error where a kept sample is none."""
-    result = _result(plan, places, [], [], [tokens])
+    downloaded = tokens if places.drafts is None else np.where(kept, tokens, REJECTED)
+    result = make_result(plan, places, [], [], [downloaded])
     for entry in range(len(plan.rows)):
         own = tokens[(places.entries == entry) & kept].tolist()
         good = [token for token in own if token >= 0]
@@ -87,8 +88,9 @@ def test_a_row_keeps_its_samples_up_to_the_first_that_differs(seed: int) -> None
     assert places.drafts is not None or all(kept)
     check_result(plan, places, tokens, np.array(kept))
     if places.drafts is not None:
-        assert kept_on_host(tokens, places).tolist() == kept
         tensors = DraftTensors(torch.from_numpy(places.drafts).long(), torch.from_numpy(places.firsts))
         on_device = tensors.kept(torch.from_numpy(tokens).long())
         assert on_device.tolist() == kept
+        downloaded = tensors.without_rejected(torch.from_numpy(tokens).long(), on_device)
+        assert downloaded.tolist() == np.where(kept, tokens, REJECTED).tolist()
         assert tensors.last_kept(torch.from_numpy(tokens).long(), on_device).tolist() == last

@@ -1,0 +1,89 @@
+"""Drafts on a GPU, captured and launched: the tokens are those without. ``pytest -m gpu``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from chorale.engine.core import EngineCore
+from chorale.speculative.config import SpeculativeConfig
+from tests.gpu.test_gpu_engine import checkpoint  # noqa: F401  (a fixture)
+from tests.runtime.test_engine_properties import mixed_requests, tokens_of
+from tests.support.draft_worlds import check_equal
+from tests.support.engine.drafters import knowing
+from tests.support.head_worlds import known_drafts
+from tests.support.runtime import VOCAB, make_engine, random_prompt, request, run, with_drafter
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+SETTINGS: dict[str, Any] = {"device": "cuda", "dtype": "float32", "ops": "triton", "max_model_len": 700}
+HEAD = SpeculativeConfig(method="synthetic", num_speculative_tokens=3)  # a random head
+
+
+def head_core(folder: Path, **options: Any) -> EngineCore:
+    return make_engine(folder, **SETTINGS, speculative_config=HEAD, **options)
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint: Path) -> dict[str, list[Any]]:  # noqa: F811
+    return run(make_engine(checkpoint, **SETTINGS), requests())
+
+
+def requests() -> list[Any]:
+    more = [
+        request(f"long {number}", random_prompt(100 + number, seed=number), seed=number, max_tokens=80)
+        for number in range(5)
+    ]
+    return mixed_requests() + more
+
+
+@pytest.mark.parametrize("options", [{}, {"enforce_eager": True}, {"max_num_batched_tokens": 64}])
+def test_a_random_head_changes_nothing(
+    checkpoint: Path,  # noqa: F811
+    expected: dict[str, list[Any]],
+    options: dict[str, Any],
+) -> None:
+    core = head_core(checkpoint, **options)
+    check_equal(run(core, requests()), expected)
+    committer = core._scheduler.committer
+    assert 0 < committer.num_accepted_tokens < committer.num_draft_tokens
+
+
+@pytest.mark.parametrize("wrong", [0.0, 0.3])
+def test_a_head_that_often_knows_changes_nothing(
+    checkpoint: Path,  # noqa: F811
+    expected: dict[str, list[Any]],
+    wrong: float,
+) -> None:
+    """Launched, because the answers are put in between."""
+    core = head_core(checkpoint, enforce_eager=True)
+    with known_drafts(core, expected, requests(), wrong):
+        check_equal(run(core, requests()), expected)
+    committer = core._scheduler.committer
+    assert committer.num_accepted_tokens > (1 - wrong) ** 3 * 0.9 * committer.num_draft_tokens
+
+
+def test_drafts_of_the_host_are_captured(
+    checkpoint: Path,  # noqa: F811
+    expected: dict[str, list[Any]],
+) -> None:
+    core = make_engine(
+        checkpoint, **SETTINGS, speculative_config=SpeculativeConfig(method="ngram", num_speculative_tokens=3)
+    )
+    oracle = knowing(expected, most=3, varies=True, wrong=0.1, vocab_size=VOCAB)
+    check_equal(run(with_drafter(core, oracle), requests()), expected)
+
+
+def test_bfloat16_draws_the_same_tokens(checkpoint: Path) -> None:  # noqa: F811
+    """Rounding may turn a choice between nearly equal tokens: most answers are equal."""
+    options = SETTINGS | {"dtype": "bfloat16"}
+    plain = tokens_of(run(make_engine(checkpoint, **options), requests()))
+    core = make_engine(checkpoint, **options, speculative_config=HEAD)
+    found = tokens_of(run(core, requests()))
+    equal = sum(found[name] == plain[name] for name in plain)
+    assert equal >= 0.7 * len(plain), f"{equal} of {len(plain)}"
