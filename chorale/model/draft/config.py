@@ -106,6 +106,7 @@ def published_head(target: ModelConfig) -> HeadConfig:
 
 def small_head(target: ModelConfig, **changes: object) -> HeadConfig:
     """Returns a head for a target of any size, for tests and benchmarks."""
+    layers = target.num_hidden_layers
     sizes: dict[str, object] = {
         "hidden_size": target.hidden_size,
         "target_hidden_size": target.hidden_size,
@@ -115,7 +116,7 @@ def small_head(target: ModelConfig, **changes: object) -> HeadConfig:
         "intermediate_size": target.intermediate_size,
         "vocab_size": target.vocab_size,
         "draft_vocab_size": target.vocab_size // 2,
-        "aux_boundaries": default_boundaries(target.num_hidden_layers),
+        "aux_boundaries": default_boundaries(layers) if layers > 6 else (0, layers // 2, layers),
         "rope": RopeConfig(theta=10000.0, factor=1.0),
     }
     return HeadConfig(**(sizes | changes))  # type: ignore[arg-type]

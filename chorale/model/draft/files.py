@@ -107,11 +107,7 @@ class HeadFiles:
     def _checked_names(self) -> dict[str, list[str]]:
         """role -> names in the files, all of which are right."""
         shapes, config = tensor_shapes(self.config), self.config
-        names = {role: [name] for role, name in _NAMES.items()}
-        if config.aux_norms:
-            names["aux_norm"] = [f"fc_norm.{n}.weight" for n in range(len(config.aux_boundaries))]
-        else:
-            names["aux_norm"] = ["input_norm.weight"]
+        names = names_of(config)
         optional = {"embedding", "head"} | (set() if config.aux_boundaries else {"state_norm"})
         found: dict[str, list[str]] = {}
         for role, shape in shapes.items():
@@ -168,6 +164,13 @@ class HeadFiles:
         return ""
 
 
+def names_of(config: HeadConfig) -> dict[str, list[str]]:
+    """role -> names of its tensors: several of the norms of aux states."""
+    each = [f"fc_norm.{n}.weight" for n in range(len(config.aux_boundaries))]
+    aux_norm = each if config.aux_norms else ["input_norm.weight"]
+    return {role: [name] for role, name in _NAMES.items()} | {"aux_norm": aux_norm}
+
+
 def _canonical(found: dict[str, SafetensorsFile]) -> dict[str, tuple[SafetensorsFile, str]]:
     """Names as in ``_NAMES`` -> (file, its name there)."""
     where: dict[str, tuple[SafetensorsFile, str]] = {}
@@ -182,6 +185,7 @@ def _canonical(found: dict[str, SafetensorsFile]) -> dict[str, tuple[Safetensors
 
 
 def _refuse_pickles(folder: Path) -> None:
+    """Raises ``CheckpointError`` for a folder without safetensors files."""
     if any(folder.glob("*.safetensors")):
         return
     pickles = sorted(path.name for suffix in ("bin", "pt", "pth") for path in folder.glob(f"*.{suffix}"))
@@ -190,3 +194,4 @@ def _refuse_pickles(folder: Path) -> None:
             f"{folder / pickles[0]}: a pickle, which can run code when it is opened; "
             "convert it to safetensors (safetensors.torch.save_file)"
         )
+    raise CheckpointError(f"{folder}: holds no safetensors file")

@@ -87,10 +87,9 @@ class _Reader:
         for key, value in wrong.items():
             if layer.raw.get(key) is value or self._top.raw.get(key) is value:
                 raise layer.error(key, f"{str(value).lower()} is not supported")
-        if "sliding_attention" in (layer.raw.get("layer_types") or ()) or layer.raw.get("use_sliding_window"):
-            raise layer.error(
-                "layer_types", "sliding_attention is not supported: the head sees all positions"
-            )
+        kinds, windowed = layer.raw.get("layer_types"), layer.raw.get("use_sliding_window")
+        if kinds not in (None, ["full_attention"]) or windowed:
+            raise layer.error("layer_types", "must be full_attention: the head sees all positions")
         if self._top.raw.get("quantization_config") is not None:
             raise self._top.error("quantization_config", "quantized heads are not supported")
         if layer.raw.get("logit_scale") not in (None, 1, 1.0):
@@ -129,8 +128,10 @@ class _Reader:
         return found
 
     def _target_hidden(self, hidden: int) -> int:
-        value = self._top.count("target_hidden_size", default=hidden)
-        return self._same("target_hidden_size", value, self._target.hidden_size, self._top)
+        key, wanted = "target_hidden_size", self._target.hidden_size
+        if self._top.raw.get(key) is None:
+            return self._same("hidden_size", hidden, wanted, self._layer)
+        return self._same(key, self._top.count(key), wanted, self._top)
 
     def _kv_heads(self, heads: int) -> int:
         value = self._layer.count("num_key_value_heads", default=heads)

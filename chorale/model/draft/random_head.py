@@ -11,6 +11,8 @@ from chorale.model.draft.config import HeadConfig, tensor_shapes
 from chorale.model.draft.head import DraftHead
 from chorale.model.draft.pack import pack_weights
 
+_DRAWN_AT_ONCE = 2**22  # float32 normals: 16 MB
+
 
 def random_head(
     config: HeadConfig,
@@ -45,10 +47,12 @@ def random_tensors(
 def _drawn(
     role: str, shape: tuple[int, ...], generator: torch.Generator, device: torch.device
 ) -> torch.Tensor:
-    normal = torch.randn(shape, generator=generator, device=device, dtype=torch.float32)
-    if role.endswith("norm"):
-        return (1.0 + 0.1 * normal).bfloat16()
-    return (normal if role == "embedding" else normal / math.sqrt(shape[-1])).bfloat16()
+    out = torch.empty(shape, dtype=torch.bfloat16, device=device)
+    scale = 0.1 if role.endswith("norm") else 1.0 if role == "embedding" else 1 / math.sqrt(shape[-1])
+    for chunk in out.view(-1).split(_DRAWN_AT_ONCE):
+        drawn = torch.randn(chunk.shape, generator=generator, device=device) * scale
+        chunk.copy_(drawn + 1.0 if role.endswith("norm") else drawn)
+    return out
 
 
 def random_token_ids(config: HeadConfig, seed: int = 0) -> torch.Tensor:
@@ -56,15 +60,3 @@ def random_token_ids(config: HeadConfig, seed: int = 0) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randperm(config.vocab_size, generator=generator)[: config.draft_vocab_size]
     return chosen.sort().values
-
-
-def differences(token_ids: torch.Tensor) -> torch.Tensor:
-    """``d2t`` of files: the target id of each draft id, less the draft id."""
-    return token_ids - torch.arange(len(token_ids), device=token_ids.device)
-
-
-def kept(token_ids: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """``t2d`` of files: [V] bool, whether a target id has a draft id."""
-    mask = torch.zeros(vocab_size, dtype=torch.bool, device=token_ids.device)
-    mask[token_ids] = True
-    return mask
