@@ -20,7 +20,6 @@ from chorale.kernels.ops import ForwardBatch
 from chorale.model.gpt_oss import AuxStates, GptOss
 from chorale.runtime.device import Device
 from chorale.runtime.drafts.drafting import Drafting
-from chorale.runtime.drafts.launched import follow_device, has_device_drafts
 from chorale.runtime.drafts.places import (
     DraftTensors,
     single_places,
@@ -81,8 +80,8 @@ class Worker:
         """Run a step kernel by kernel, but for its forward pass if that is captured."""
         batch, hidden, aux = self._hidden(plan)
         step = self._buffers.sampling_step(plan)
-        if batch is not None and self._drafting is not None and has_device_drafts(plan):
-            step = follow_device(step, batch, self._drafting.rows.state)
+        if self._drafting is not None:
+            step = self._drafting.settled(plan, step, batch)
         prompt = self._score_prompts(hidden, step)
         places = step.places
         masks = self._grammar.masks(step.sampling.rows, places.drafts)

@@ -9,7 +9,7 @@ import torch
 from chorale.engine.types import StepPlan
 from chorale.kernels.ops import ForwardBatch
 from chorale.runtime.drafts.head_runner import HeadRunner
-from chorale.runtime.drafts.launched import LaunchedHead
+from chorale.runtime.drafts.launched import LaunchedHead, follow_device, has_device_drafts, pretend
 from chorale.runtime.drafts.rows import DraftRows
 from chorale.runtime.drafts.verify_graphs import VerifyGraphRunner
 from chorale.runtime.steps.batch import StepBatch
@@ -23,10 +23,19 @@ class Drafting:
     head: HeadRunner | None
     launched: LaunchedHead | None  # of the head
     graphs: VerifyGraphRunner | None
+    profile: torch.Tensor | None = None  # see ``Ops.accept``
 
     def start(self, plan: StepPlan) -> None:
         """Set up the rows that start."""
         self.rows.start(plan.starts)
+
+    def settled(self, plan: StepPlan, step: StepBatch, batch: ForwardBatch | None) -> StepBatch:
+        """Return the step with what the host does not know, and with the profile."""
+        if step.drafts is None:
+            return step
+        if batch is not None and has_device_drafts(plan):
+            step = follow_device(step, batch, self.rows.state)
+        return step if self.profile is None else pretend(step, self.profile)
 
     def run_head(
         self, plan: StepPlan, step: StepBatch, batch: ForwardBatch, aux: torch.Tensor, tokens: torch.Tensor

@@ -38,6 +38,16 @@ def follow_device(step: StepBatch, batch: ForwardBatch, state: DraftRowState) ->
     return replace(step, sampling=sampling, drafts=DraftTensors(drafts, step.drafts.firsts))
 
 
+def pretend(step: StepBatch, profile: torch.Tensor) -> StepBatch:
+    """Return the step with ``profile`` [K] in place of what is equal (``Ops.accept``)."""
+    drafts = step.drafts
+    assert drafts is not None
+    offsets = torch.arange(len(drafts.firsts), device=profile.device) - drafts.firsts
+    words = step.sampling.keys[:, 1].long() & 0xFFFFFFFF
+    chances = profile[offsets.clamp(max=len(profile) - 1)]
+    return replace(step, drafts=replace(drafts, pretended=words < chances * 2.0**32))
+
+
 class LaunchedHead:
     """Runs the head after a launched step."""
 

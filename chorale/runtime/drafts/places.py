@@ -57,10 +57,12 @@ class DraftTensors:
 
     drafts: torch.Tensor  # [N] int64, NO_DRAFT where none is left
     firsts: torch.Tensor  # [N] int64
+    # [N] bool: instead of what is equal, for benchmarks (``kernels/reference/draft_steps.py``: ``profile``).
+    pretended: torch.Tensor | None = None
 
     def kept(self, tokens: torch.Tensor) -> torch.Tensor:
         """[N] bool for the samples ``tokens`` [N] int64. Never waits for the device."""
-        differs = (tokens != self.drafts).long()
+        differs = self._differs(tokens).long()
         num_before = differs.cumsum(0) - differs
         return num_before == num_before[self.firsts]
 
@@ -70,4 +72,9 @@ class DraftTensors:
 
     def last_kept(self, tokens: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
         """[N] bool: the last kept sample of each row."""
-        return kept & (tokens != self.drafts)
+        return kept & self._differs(tokens)
+
+    def _differs(self, tokens: torch.Tensor) -> torch.Tensor:
+        if self.pretended is None:
+            return tokens != self.drafts
+        return ~self.pretended | (self.drafts == NO_DRAFT)

@@ -60,7 +60,9 @@ def make_drafting(
         draw = setup.ops.make_sampler(sampler.forbidden, device.sample_rows, ids=setup.head.token_ids)
         head = HeadRunner(setup.head, setup.ops, own_kv, rows.state, draw, max_len=max_len, dtype=dtype)
         launched = LaunchedHead(device, head, rows.state)
-    graphs = None
+    profile, graphs = None, None
+    if setup.profile:
+        profile = torch.tensor(setup.profile, device=device.torch_device)
     sizes = tuple(size for size in graph_rows if size <= MOST_DRAFTING_ROWS)
     if sizes:
         graphs = VerifyGraphRunner(
@@ -74,6 +76,6 @@ def make_drafting(
             sizes=sizes,
             most_drafts=setup.most_drafts,
             longest=max_len,
-            profile=setup.profile,
+            profile=profile,
         )
-    return Drafting(rows, head, launched, graphs)
+    return Drafting(rows, head, launched, graphs, profile)

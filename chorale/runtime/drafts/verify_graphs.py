@@ -90,10 +90,10 @@ class VerifyGraphRunner:
         sizes: Sequence[int],
         most_drafts: int,
         longest: int,
-        profile: Sequence[float] = (),
+        profile: torch.Tensor | None = None,
     ) -> None:
         """``sizes``: rows of the graphs; ``most_drafts``: draft tokens of a row. ``profile``: see
-        ``Ops.accept``; empty: a draft token is kept if it is the sample."""
+        ``Ops.accept``."""
         self._device, self._model, self._kv, self._sampler = device, model, kv, sampler
         self._buffers, self._state, self._head, self._longest = buffers, state, head, longest
         self._sizes, self._most_drafts = tuple(sizes), most_drafts
@@ -102,7 +102,7 @@ class VerifyGraphRunner:
         self._free: list[StagingBuffers] = []
         target, most_rows = device.torch_device, self._sizes[-1]
         self._most_places = most_rows * (1 + most_drafts)
-        self._profile = torch.tensor(list(profile), device=target) if profile else None
+        self._profile = profile
         self._room = most_rows * (TOKENS + 1 + most_drafts)
         self._inputs = torch.zeros(self._room, dtype=torch.int32, device=target)
 
