@@ -111,7 +111,8 @@ def test_rows_of_own_pairs_are_copied_and_summed(own: range, route: str) -> None
     rows, place = grouped.gather(normed, permuted, packed, tile), permuted.place.cpu().long()
     is_own = place >= 0
     used = sum(-(-(last - first) // 16) * 16 for _, first, last in listed_of(permuted))
-    assert int(rows.isfinite().all(1).sum()) == used
+    filled = int(rows.isfinite().all(1).sum())
+    assert filled == used if DEVICE == "cpu" else filled >= used  # only the interpreter's empty memory is NaN
     assert len(place[is_own].unique()) == int(is_own.sum())
     top_k = ids.shape[1]
     gates = torch.softmax(randn(tokens, top_k, seed=7), -1)

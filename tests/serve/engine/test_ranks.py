@@ -23,9 +23,9 @@ RESTARTED = 60.0
 
 def rank_of(served: Served) -> int:
     (engine,) = served.engine_pids()
-    (rank,) = children(engine)
-    assert b"rank_process" in Path(f"/proc/{rank}/cmdline").read_bytes()
-    return rank
+    commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children(engine)}
+    (rank,) = (pid for pid, command in commands.items() if b"rank_process" in command)
+    return rank  # with GPUs, there are compile processes, too
 
 
 def failure_of(served: Served, prompt: str, max_tokens: int) -> tuple[str, float]:
