@@ -1,6 +1,6 @@
 """A draft head of the published size on one GPU, with random weights: errors, passes, ops, shapes to choose.
 
-    python benchmarks/gpu_draft_head.py [--rows 1 2 4 8 16 32 64] [--context 1024] [--sweep] [--json FILE]
+    python benchmarks/gpu_draft_head.py [--rows 1 2 4 8 16 32 64] [--context 1024] [--sweep [OP ...]] [--json FILE]
     TRITON_INTERPRET=1 python benchmarks/gpu_draft_head.py --dry      (a CPU, small sizes: errors, no times)
 
 1. errors of a pass in bfloat16 against the float32 reference, beside the reference's own in bfloat16;
@@ -16,7 +16,7 @@ import argparse
 import itertools
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -232,32 +232,53 @@ def chosen(name: str, value: Any) -> Iterator[None]:
 
 
 ROW_TILES = [
-    tuning.Tile(rows, 1, depth, warps, stages)
-    for rows, depth, warps, stages in itertools.product((2, 4, 8, 16), (512, 1024), (4, 8), (3, 4))
+    tuning.Tile(rows, 1, depth, warps, 3)
+    for rows, depth, warps in itertools.product((2, 4, 8), (512, 1024), (4, 8))
 ]
 GATED_TILES = [tuning.Tile(rows, 1, 0, warps, 1) for rows, warps in itertools.product((1, 2, 4), (2, 4, 8))]
+FUSED = [
+    tuning.SkinnyConfig(*shape)
+    for shape in (
+        (5, 8, 1, 2, 2),
+        (5, 8, 1, 2, 3),
+        (4, 8, 1, 3, 2),
+        (2, 8, 2, 3, 2),
+        (2, 8, 1, 6, 4),
+        (1, 8, 2, 4, 4),
+    )
+]
+# op -> (questions that others answer with None, the question, its answers)
+SWEEPS: dict[str, list[tuple[tuple[str, ...], str, list[Any]]]] = {
+    "qkv": [(("draft_qkv",), "stream_row", ROW_TILES), ((), "draft_qkv", FUSED)],
+    "down": [(("draft_down",), "stream_row", ROW_TILES), ((), "draft_down", FUSED)],
+    "gated": [(("draft_gated",), "gated_row", GATED_TILES), ((), "draft_gated", FUSED)],
+    "logits": [((), "head_row", ROW_TILES)],
+    "project": [((), "stream_row", ROW_TILES)],
+}
 
 
-def sweep(heads: list[DraftHead], context: int, dry: bool, device: str) -> None:
-    """Shapes of the products of one token, each op alone."""
-    case = Case(heads[0], 1, context, device)
-    ops = ops_of(heads, case)
-    for question, tiles, names in (
-        ("stream_row", ROW_TILES, ("qkv", "down", "project")),
-        ("head_row", ROW_TILES, ("logits",)),
-        ("gated_row", GATED_TILES, ("gated",)),
-    ):
-        for name in names:
-            found = []
-            for tile in tiles if not dry else tiles[:2]:
-                with chosen(question, tile):
+def sweep(heads: list[DraftHead], names: list[str], context: int, dry: bool, device: str) -> None:
+    """Shapes of products, each op alone; those for one token only at one row."""
+    for name, rows in itertools.product(names, (1, 4, 8)):
+        case = Case(heads[0], rows, context, device)
+        op, size = ops_of(heads, case)[name]
+        found = []
+        for others, question, answers in SWEEPS[name]:
+            of_one = question in ("stream_row", "gated_row", "head_row")
+            for answer in ([None] if of_one and rows > 1 else answers)[: 2 if dry else None]:
+                with ExitStack() as stack:
+                    for other in others:
+                        stack.enter_context(chosen(other, None))
+                    if answer is not None:
+                        stack.enter_context(chosen(question, answer))
+                    label = "split product or cuBLAS" if answer is None else str(answer)
                     try:
-                        found.append((time_op(heads, ops[name][0], dry), str(tile)))
+                        found.append((time_op(heads, op, dry), label))
                     except Exception as problem:  # a shape that does not fit
-                        print(f"  {name} {tile}: {type(problem).__name__}", flush=True)
-            for us, tile in sorted(found)[:6]:
-                print(f"sweep {name:8} {us:7.2f} us  {ops[name][1] / us / 1e3:6.0f} GB/s  {tile}", flush=True)
-            RESULTS[f"sweep {name}"] = sorted(found)
+                        print(f"  {name} {label}: {type(problem).__name__}", flush=True)
+        for us, label in sorted(found)[:8]:
+            print(f"sweep {rows} {name:8} {us:7.2f} us  {size / us / 1e3:6.0f} GB/s  {label}", flush=True)
+        RESULTS[f"sweep {name} {rows}"] = sorted(found)
 
 
 def main() -> None:
@@ -269,7 +290,7 @@ def main() -> None:
     parser.add_argument("--drafts", type=int, default=3, help="passes of a chain")
     parser.add_argument("--heads", type=int, default=4, help="whose weights are read in turn")
     parser.add_argument("--peak", type=float, default=4.8e12, help="bytes a second")
-    parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--sweep", nargs="*", choices=sorted(SWEEPS), help="ops (default: all)")
     parser.add_argument("--dry", action="store_true", help="small sizes on a CPU")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
@@ -298,8 +319,8 @@ def main() -> None:
             )
         for rows in given.rows:
             time_rows(heads, rows, given.context, given.drafts, given.peak, given.dry, device)
-        if given.sweep:
-            sweep(heads, given.context, given.dry, device)
+        if given.sweep is not None:
+            sweep(heads, given.sweep or sorted(SWEEPS), given.context, given.dry, device)
     if given.json:
         given.json.write_text(json.dumps(RESULTS, indent=1))
 

@@ -88,6 +88,21 @@ def skinny_output(tokens: int) -> SkinnyConfig | None:
     return SkinnyConfig(2, 8, 2, 3, 2) if tokens <= 4 else None  # 2 tokens: 7.8 us, split 8.3; 8: 8.7 and 8.2
 
 
+def draft_qkv(tokens: int) -> SkinnyConfig | None:
+    """A draft head's QKV of few tokens in one kernel, or None. Not measured: the model's shape."""
+    return SkinnyConfig(5, 8, 1, 2, 2) if 0 < tokens <= 8 else None
+
+
+def draft_gated(tokens: int) -> SkinnyConfig | None:
+    """A draft head's gate and up of few tokens in one kernel, or None. Not measured."""
+    return SkinnyConfig(5, 8, 1, 2, 2) if 1 < tokens <= 8 else None
+
+
+def draft_down(tokens: int) -> SkinnyConfig | None:
+    """A draft head's down product of few tokens in one kernel, or None. Not measured."""
+    return SkinnyConfig(2, 8, 2, 3, 2) if 1 < tokens <= 4 else None
+
+
 ADD_COLUMNS = 128  # of a program that adds up a split product's parts: 8.2 us, with 512 9.3
 
 

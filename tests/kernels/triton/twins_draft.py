@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from chorale.kernels.ops import AttentionMeta, PairNorms
+from chorale.kernels.ops import AttentionMeta, AttentionShape, PairNorms
 from chorale.kernels.reference.ops import REFERENCE_OPS
 from chorale.kernels.triton import tuning
+from chorale.kernels.triton.dense import draft_fused
 from chorale.kernels.triton.dense.draft import TRITON_DRAFT_OPS
 from chorale.kernels.triton.ops import TRITON_OPS
 from chorale.model.config import RopeConfig
@@ -19,6 +20,7 @@ from chorale.model.draft.head import DraftHead
 from chorale.model.draft.pack import pack_weights
 from chorale.model.draft.random_head import random_tensors, random_token_ids
 from tests.kernels.triton.twins import DEVICE, check, each_dtype, randn
+from tests.support.kernels import skinny_machine
 
 BLOCK = 16
 EPS = 1e-5
@@ -130,6 +132,38 @@ def test_ops_of_a_head(tokens: int, hidden: int, dtype: torch.dtype) -> None:
             draft.join(table, ids, x, pair, EPS), plain.join(table, ids, x, pair, EPS), strict=True
         ):
             check(one, other, dtype)
+
+
+@pytest.mark.parametrize("tokens", [3, 1, 8, 13])
+def test_one_kernel(tokens: int) -> None:
+    """The products of few tokens in bfloat16: PTX, which here a program executes."""
+    if DEVICE == "cpu":
+        skinny_machine.install()
+    tile = tuning.SkinnyConfig(2, 4, 1, 3, 2)
+    hidden, inter, heads, dim, block = 96, 40, 4, 32, 16
+    x, norm = randn(tokens, hidden, seed=1), 1 + randn(hidden, seed=2) / 4
+    gate, up = ((randn(inter, hidden, seed=n) / 8).bfloat16() for n in (3, 4))
+    plain = REFERENCE_OPS.draft
+    assert plain is not None
+    out = torch.zeros(tokens, inter, dtype=torch.bfloat16, device=DEVICE)
+    draft_fused.gated(x, norm, TRITON_DRAFT_OPS.pack_gated(gate, up).weight, out, EPS, tile)
+    check(out, plain.gated_silu(x, norm, plain.pack_gated(gate.float(), up.float()), EPS), torch.bfloat16)
+
+    shape = AttentionShape(heads, 2, dim, 1)
+    rows = (heads + 4) * dim
+    weight, bias = (randn(rows, 2 * hidden, seed=5) / 14).bfloat16(), randn(rows, seed=6).bfloat16()
+    normed, rope = randn(tokens, 2 * hidden, seed=7).bfloat16(), randn(tokens, dim, seed=8)
+    meta = meta_of([(tokens, tokens)])
+    found = torch.zeros(32, 2, 2, block, dim, dtype=torch.bfloat16, device=DEVICE)
+    expected = torch.zeros(found.shape, device=DEVICE)
+    q = torch.zeros(tokens, heads, dim, dtype=torch.bfloat16, device=DEVICE)
+    sizes = {"NUM_Q": heads, "NUM_KV": 2, "D": dim, "KV_BLOCK": block}
+    draft_fused.qkv(normed, weight, bias, rope, meta.slots[0], q, found, sizes, tile)
+    packed = REFERENCE_OPS.pack_linear(weight.float(), bias.float())
+    plan = REFERENCE_OPS.plan_attention(meta, shape, block)
+    exact = plain.qkv_rope_cache(normed.float(), packed, rope, plan, 0, expected)
+    check(q, exact, torch.bfloat16)
+    check(found, expected, torch.bfloat16)
 
 
 def test_rows_of_a_graph_that_are_not_in_use_change_nothing() -> None:

@@ -24,7 +24,7 @@ from chorale.kernels.ops import EARLY_STOPS
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.attention import decode as attention
 from chorale.kernels.triton.attention import prefill
-from chorale.kernels.triton.dense import draft, linear, norm, qkv, skinny, skinny_fused
+from chorale.kernels.triton.dense import draft, draft_fused, linear, norm, qkv, skinny, skinny_fused
 from chorale.kernels.triton.moe import (
     combine,
     gemv,
@@ -174,7 +174,7 @@ def _draft_head(arch: tuning.ArchTuning, hopper: bool) -> list[Variant]:
     pair = dict.fromkeys(("states_ptr", "token_norm_ptr", "state_norm_ptr", "residual_ptr"), "*fp32")
     pair |= {"ids_ptr": "*i64"}
     found: list[Variant] = [
-        ("draft norm", draft._norm_parts_kernel, {"BLOCK": 16384, "PDL": hopper}, fp32, 8, 3),
+        ("draft norm", draft._norm_parts_kernel, {"BLOCK": 16384, "PDL": hopper}, fp32, 16, 3),
         ("draft norm fp32", draft._norm_parts_kernel, {"BLOCK": 4096, "PDL": hopper}, fp32 | out, 8, 3),
         (
             "draft gated",
@@ -232,6 +232,29 @@ def skinny_variants() -> list[Variant]:
             sizes = {"K": 4096, "HAS_BIAS": True} | {k: v for k, v in sizes.items() if k != "num_warps"}
             types = {"residual_ptr": "*fp32"}
             found.append((f"skinny output {tokens}", skinny_fused._project_kernel, sizes, types, warps, 3))
+    return found + [found_one for tokens in (1, 4, 8) for found_one in fused_draft_variants(tokens)]
+
+
+def fused_draft_variants(tokens: int) -> list[Variant]:
+    """A draft head's products in one kernel each."""
+    found: list[Variant] = []
+
+    def add(name: str, kernel: Any, product: Any, sizes: dict[str, Any], types: dict[str, str]) -> None:
+        constants = skinny_fused.constants_of(product)
+        warps = constants["num_warps"]
+        rest = {key: value for key, value in constants.items() if key != "num_warps"}
+        found.append((f"{name} {tokens}", kernel, sizes | rest, types, warps, 3))
+
+    if (tile := tuning.draft_qkv(tokens)) is not None:
+        product = replace(skinny_fused.product_of(tile, tokens, 5760, 64, True), norm=False)
+        add("draft qkv", draft_fused._qkv_kernel, product, {**HEADS, "K": 5760}, {})
+    if (tile := tuning.draft_gated(tokens)) is not None:
+        product = replace(skinny_fused.product_of(tile, tokens, 2880, 0, True), norm=True, early="")
+        add("draft gated", draft_fused._gated_kernel, product, {"H": 2880}, {"x_ptr": "*fp32"})
+    if (tile := tuning.draft_down(tokens)) is not None:
+        product = skinny_fused.product_of(tile, tokens, 17280, 0, True)
+        sizes = {"K": 17280, "HAS_BIAS": False}
+        add("draft down", skinny_fused._project_kernel, product, sizes, {"residual_ptr": "*fp32"})
     return found
 
 

@@ -14,6 +14,7 @@ import triton.language as tl
 from chorale.kernels.ops import DraftOps, PairNorms
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.attention.plan import AttentionPlan
+from chorale.kernels.triton.dense import draft_fused, skinny_fused
 from chorale.kernels.triton.dense import linear as dense
 from chorale.kernels.triton.dense.linear import (
     Linear,
@@ -28,6 +29,8 @@ from chorale.kernels.triton.dense.linear import (
 from chorale.kernels.triton.dense.norm import in_fours, normed_row
 from chorale.kernels.triton.dense.qkv import rotate_and_cache
 from chorale.kernels.triton.dense.skinny import parts, project_few, whole
+from chorale.kernels.triton.dense.skinny_fused import fits
+from chorale.kernels.triton.kv_elements import kernel_view
 from chorale.kernels.triton.launch import dependent, is_amd, wait_for_previous
 
 
@@ -152,8 +155,8 @@ def norm_parts(x: torch.Tensor, norms: torch.Tensor, eps: float, dtype: torch.dt
     out = torch.empty(x.shape, dtype=dtype, device=x.device)
     if len(x):
         _norm_parts_kernel[(x.shape[0], norms.shape[0])](
-            x, norms, out, eps, norms.shape[1],
-            BLOCK=triton.next_power_of_2(norms.shape[1]), num_warps=8, **dependent(x),
+            x, norms, out, eps, norms.shape[1], BLOCK=triton.next_power_of_2(norms.shape[1]),
+            num_warps=8 if norms.shape[1] <= 4096 else 16, **dependent(x),
         )  # fmt: skip
     return out
 
@@ -199,6 +202,14 @@ def qkv_rope_cache(
 ) -> torch.Tensor:
     """As ``qkv.qkv_rope_cache``, of what is normed already."""
     tokens, weight = normed.shape[0], packed.weight
+    tile = tuning.draft_qkv(tokens)
+    if tile is not None and fits(tile, normed, weight) and packed.bias is not None:
+        shape, slots = plan.shape, plan.meta.slots[group]
+        sizes = tokens, shape.num_heads, shape.head_dim
+        q = torch.empty(sizes, dtype=weight.dtype, device=normed.device)
+        view = kernel_view(kv)
+        draft_fused.qkv(normed, weight, packed.bias, rope, slots, q, view, plan.sizes, tile)
+        return q
     if tokens == 1:
         qkv = stream_row(normed, weight, tuning.stream_row()).unsqueeze(0)
     elif 0 < tokens <= tuning.SKINNY_TOKENS:
@@ -210,6 +221,9 @@ def qkv_rope_cache(
 
 def project_add(y: torch.Tensor, packed: Linear, x: torch.Tensor) -> torch.Tensor:
     tokens, depth = y.shape
+    tile = tuning.draft_down(tokens) if depth > tuning.RESIDENT_DEPTH else None
+    if tile is not None and fits(tile, y, packed.weight):
+        return skinny_fused.project(y.to(packed.weight.dtype), packed.weight, packed.bias, x, tile)
     if tokens == 1 and depth > tuning.RESIDENT_DEPTH and packed.bias is None:
         return stream_row(y.to(packed.weight.dtype), packed.weight, tuning.stream_row(), x)
     if 0 < tokens <= tuning.SKINNY_TOKENS:
@@ -221,7 +235,10 @@ def gated_silu(x: torch.Tensor, norm: torch.Tensor, packed: Linear, eps: float) 
     weight, tokens = packed.weight, x.shape[0]
     inter = weight.shape[0] // 2
     out = torch.empty(tokens, inter, dtype=weight.dtype, device=x.device)
-    if tokens == 1:
+    fused = tuning.draft_gated(tokens)
+    if fused is not None and fits(fused, x, weight):
+        draft_fused.gated(x, norm, weight, out, eps, fused)
+    elif tokens == 1:
         tile = tuning.gated_row()
         _gated_row_kernel[(triton.cdiv(inter, tile.rows),)](
             x, norm, weight, out, eps, inter, H=x.shape[1], ROWS=tile.rows,
