@@ -1,6 +1,6 @@
 """A draft head of the published size on one GPU, with random weights: errors, passes, ops, shapes to choose.
 
-    python benchmarks/gpu_draft_head.py [--rows 1 2 4 8 16 32 64] [--context 1024] [--sweep [OP ...]] [--json FILE]
+    python benchmarks/gpu_draft_head.py [--rows 1 2 4 8 16 32 64] [--context 1024] [--sweep [OP ...]]
     TRITON_INTERPRET=1 python benchmarks/gpu_draft_head.py --dry      (a CPU, small sizes: errors, no times)
 
 1. errors of a pass in bfloat16 against the float32 reference, beside the reference's own in bfloat16;

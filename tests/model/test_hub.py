@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from chorale.errors import ConfigError
-from chorale.model.hub import resolve_model
+from chorale.model.hub import resolve_head, resolve_model
 from tests.support.fake_hub import COMMIT, FakeHub
 
 REPOSITORY = "someone/small-gpt-oss"
@@ -50,11 +50,17 @@ except ConfigError as error:
 
 
 def resolve(
-    home: Path, model: str = REPOSITORY, revision: str = "", download_dir: str = "", **env: str
+    home: Path,
+    model: str = REPOSITORY,
+    revision: str = "",
+    download_dir: str = "",
+    *,
+    code: str = CHILD,
+    **env: str,
 ) -> dict[str, Any]:
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
     child = subprocess.run(
-        [sys.executable, "-c", CHILD, model, revision, download_dir],
+        [sys.executable, "-c", code, model, revision, download_dir],
         env={**clean, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", **env},
         capture_output=True,
         text=True,
@@ -158,3 +164,23 @@ def test_folders_that_the_system_does_not_take(name: str) -> None:
 def test_names_that_are_neither(tmp_path: Path) -> None:
     result = resolve(tmp_path, "white space/model", HF_HUB_OFFLINE="1")
     assert "neither a folder nor a hub id" in result["error"]
+
+
+def test_a_draft_head(tmp_path: Path) -> None:
+    """Weights in any safetensors file; no family check, which is of models."""
+    files = {
+        "config.json": json.dumps({"model_type": "llama"}).encode(),
+        "head.safetensors": WEIGHTS,
+        "pytorch_model.bin": b"not needed",
+    }
+    code = CHILD.replace("resolve_model", "resolve_head")
+    with FakeHub(REPOSITORY, files) as hub:
+        found = resolve(tmp_path / "home", code=code, HF_ENDPOINT=hub.url)
+        missing = resolve(tmp_path / "home", "someone/else", code=code, HF_ENDPOINT=hub.url)
+    folder = Path(found["folder"])
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "head.safetensors"]
+    assert found["torch"] is False
+    assert "draft head 'someone/else': no folder of that name, and not on the hub" in missing["error"]
+    assert resolve_head(str(folder)) == folder.resolve()
+    with pytest.raises(ConfigError, match="is a folder, which has no revisions"):
+        resolve_head(str(folder), revision="v2")

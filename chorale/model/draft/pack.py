@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from chorale.kernels.ops import Ops, PairNorms
-from chorale.model.draft.config import HeadConfig
+from chorale.model.draft.config import HeadConfig, tensor_shapes
 from chorale.model.draft.head import HeadWeights, draft_ops
 
 Read = Callable[[str], torch.Tensor | None]  # the tensor of a role, on the device; None: there is none
@@ -23,6 +23,17 @@ def pack_weights(
 ) -> HeadWeights:
     """``dtype``: what products compute in. The embedding keeps its own."""
     return _Packer(config, read, ops, dtype).weights(token_ids)
+
+
+def weight_shapes(config: HeadConfig, ops: Ops, dtype: torch.dtype) -> HeadWeights:
+    """The packed weights as meta tensors, without a file, as of published heads."""
+    shapes = tensor_shapes(config)
+
+    def read(role: str) -> torch.Tensor | None:
+        return torch.empty(shapes[role], dtype=dtype, device="meta") if role in shapes else None
+
+    token_ids = torch.empty(config.draft_vocab_size, dtype=torch.int64, device="meta")
+    return pack_weights(config, read, token_ids, ops, dtype)
 
 
 class _Packer:

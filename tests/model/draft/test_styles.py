@@ -94,6 +94,18 @@ def test_in_bfloat16(tmp_path: Path) -> None:
     check(load(file.write(tmp_path, torch.bfloat16), dtype=torch.bfloat16), file, LENGTH, tolerance=0.15)
 
 
+def test_keys_and_values_of_one_byte(tmp_path: Path) -> None:
+    file = files.specforge()
+    head = load(file.write(tmp_path))
+    aux, token_ids, _ = inputs_of(file)
+    states = head.project(aux)
+    kv = torch.zeros(head.kv_shape(10, BLOCK), dtype=torch.float8_e4m3fn)
+    pieces = [head.run(states[a : a + 1], token_ids[a : a + 1], meta_of(a, a + 1), kv) for a in range(LENGTH)]
+    exact = run(head, states, token_ids, LENGTH)
+    error = float((torch.cat(pieces) - exact).norm() / exact.norm())
+    assert 1e-4 < error < 0.03
+
+
 def test_several_files(tmp_path: Path) -> None:
     file = files.speculators()
     check(load(file.write(tmp_path, shards=3)), file, LENGTH)

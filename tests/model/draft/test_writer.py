@@ -10,7 +10,9 @@ import torch
 
 from chorale.kernels.reference.ops import REFERENCE_OPS
 from chorale.model.draft.config import HeadConfig, Llama3Rope, small_head
+from chorale.model.draft.head import DraftHead
 from chorale.model.draft.load import Target, load_head
+from chorale.model.draft.pack import weight_shapes
 from chorale.model.draft.random_head import random_head
 from chorale.model.draft.writer import STYLES, Style, write_random_head
 from tests.model.draft.test_styles import run, target_config
@@ -48,6 +50,21 @@ def test_without_an_embedding(tmp_path: Path) -> None:
     target = Target(target_config(), embedding=torch.zeros(512, 64))
     head = load_head(folder, target, REFERENCE_OPS, device="cpu", dtype=torch.float32)
     assert head.weights.embedding is target.embedding
+
+
+def test_shapes_without_a_file() -> None:
+    """Meta tensors run through a head: what kernels are compiled for before there are weights."""
+    config = CONFIGS["normed"]
+    head = DraftHead(config, weight_shapes(config, REFERENCE_OPS, torch.bfloat16), REFERENCE_OPS, 64)
+    expected = random_head(config, REFERENCE_OPS, dtype=torch.bfloat16)
+    for name in ("embedding", "aux_norm", "mlp_norm", "final_norm", "token_ids"):
+        found, made = getattr(head.weights, name), getattr(expected.weights, name)
+        assert (found.shape, found.dtype, found.device.type) == (made.shape, made.dtype, "meta")
+    for name in ("fc", "qkv", "output", "gate_up", "down", "head"):
+        found, made = getattr(head.weights, name).weight, getattr(expected.weights, name).weight
+        assert (found.shape, found.dtype) == (made.shape, made.dtype)
+    states = head.project(torch.empty(3, config.aux_width, device="meta"))
+    assert head.logits(states, torch.arange(3, device="meta")).shape == (3, config.draft_vocab_size)
 
 
 def test_what_cannot_be_written(tmp_path: Path) -> None:

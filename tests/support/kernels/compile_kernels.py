@@ -466,7 +466,7 @@ def supports_fp8_kv(target: GPUTarget, found: list[Variant]) -> list[Variant]:
     """The kernels that touch blocks, with one byte a value: bytes where Triton has no such type."""
     native = target.backend == "cuda" and int(target.arch) >= 89
     types = {"kv_ptr": "*fp8e4nv" if native else "*u8"}
-    touching = ("qkv", "rotate", "decode 0", "decode 128", "prefill 0", "prefill 128")
+    touching = ("qkv", "rotate", "draft rotate", "decode 0", "decode 128", "prefill 0", "prefill 128")
     return [(f"{v[0]} fp8", v[1], v[2], v[3] | types, v[4], v[5]) for v in found if v[0] in touching]
 
 
