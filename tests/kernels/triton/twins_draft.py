@@ -19,7 +19,7 @@ from chorale.model.draft.config import HeadConfig
 from chorale.model.draft.head import DraftHead
 from chorale.model.draft.pack import pack_weights
 from chorale.model.draft.random_head import random_tensors, random_token_ids
-from tests.kernels.triton.twins import DEVICE, check, each_dtype, randn
+from tests.kernels.triton.twins import DEVICE, FREED, attention_case, check, each_dtype, randn
 from tests.support.kernels import skinny_machine
 
 BLOCK = 16
@@ -30,7 +30,7 @@ PLAIN = HeadConfig(
     num_attention_heads=6,
     num_key_value_heads=2,
     head_dim=32,
-    intermediate_size=301,
+    intermediate_size=149,
     vocab_size=90,
     draft_vocab_size=67,
     aux_boundaries=(1, 2, 4),
@@ -38,8 +38,8 @@ PLAIN = HeadConfig(
 )
 NORMED = replace(
     PLAIN,
-    hidden_size=320,
-    target_hidden_size=320,
+    hidden_size=96,
+    target_hidden_size=96,
     norm_before_residual=True,
     norm_before_fc=True,
     norm_output=True,
@@ -164,6 +164,22 @@ def test_one_kernel(tokens: int) -> None:
     exact = plain.qkv_rope_cache(normed.float(), packed, rope, plan, 0, expected)
     check(q, exact, torch.bfloat16)
     check(found, expected, torch.bfloat16)
+
+
+@pytest.mark.parametrize("splits", [4, 1])
+@pytest.mark.parametrize("rows", [[(300, 1), (3, 1)], [(90, 60), (20, 20), (33, 1)]])
+def test_attention_without_a_sink(rows: list[tuple[int, int]], splits: int) -> None:
+    """A sink of -inf takes no part of the mass: of a context in parts, some of them without keys, or in one,
+    and of several queries."""
+    shape = AttentionShape(8, 2, head_dim=16, sliding_window=1)
+    q, kv, sinks, meta = attention_case(rows, 16, 0, shape, torch.float32)
+    sinks = torch.full_like(sinks, -torch.inf)
+    plan = replace(TRITON_OPS.plan_attention(meta, shape, 16), num_splits=splits)
+    # The reference also plans the window group, whose table may hold freed blocks.
+    safe = torch.where(meta.block_tables[0] == FREED, 0, meta.block_tables[0])
+    theirs = REFERENCE_OPS.plan_attention(replace(meta, block_tables=(safe, safe)), shape, 16)
+    expected = REFERENCE_OPS.attention(q, kv, sinks, theirs, 0)
+    check(TRITON_OPS.attention(q, kv, sinks, plan, 0), expected, torch.float32)
 
 
 def test_rows_of_a_graph_that_are_not_in_use_change_nothing() -> None:
