@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from chorale.config import EngineConfig
 from chorale.model.config import MXFP4_GROUP, ModelConfig
-from chorale.model.draft.config import HeadConfig, tensor_shapes
+from chorale.model.draft.config import MLP_TOKENS, HeadConfig, tensor_shapes
 from chorale.runtime.cache_dtype import E4M3
 
 GIB = 2**30
@@ -90,10 +90,11 @@ def head_kv_bytes(head: HeadConfig, block_size: int, kv_dtype: str) -> int:
 
 
 def head_activation_bytes(head: HeadConfig, num_tokens: int, num_rows: int) -> int:
-    """Upper estimate for one pass of a draft head: the target's states, inputs, gate and up by token, logits
-    by row."""
-    token = 2 * head.aux_width + 6 * head.hidden_size + 3 * head.intermediate_size
-    return (num_tokens * token + 2 * num_rows * head.draft_vocab_size) * 4
+    """Upper estimate for one pass of a draft head: the target's states and the layer's by token, gate and up
+    of some tokens, logits by row."""
+    states = num_tokens * (2 * head.aux_width + 8 * head.hidden_size)
+    inner = min(num_tokens, MLP_TOKENS) * 3 * head.intermediate_size
+    return (states + inner + 2 * num_rows * head.draft_vocab_size) * 4
 
 
 def token_bytes(model: ModelConfig, dtype: str) -> int:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from chorale.model.config import ModelConfig, RopeConfig
 
+MLP_TOKENS = 2048  # at once: gate and up of 8,192 tokens of a published head would take 850 MB
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Llama3Rope:

@@ -24,7 +24,7 @@ import torch
 from chorale.errors import ConfigError
 from chorale.kernels.ops import AttentionMeta, AttentionShape, DraftOps, Ops, PairNorms
 from chorale.model.config import FULL
-from chorale.model.draft.config import HeadConfig
+from chorale.model.draft.config import MLP_TOKENS, HeadConfig
 from chorale.model.draft.rope import head_rope_table
 
 
@@ -108,7 +108,13 @@ class DraftHead:
         q = draft.qkv_rope_cache(normed, weights.qkv, rope, plan, FULL, kv)  # [T, Nq, D]
         attended = ops.attention(q, kv, self._sinks, plan, FULL)
         x = draft.project_add(attended, weights.output, x)
-        inner = draft.gated_silu(x, weights.mlp_norm, weights.gate_up, eps)
+        if len(x) <= MLP_TOKENS:
+            return self._mlp(x)
+        return torch.cat([self._mlp(some) for some in x.split(MLP_TOKENS)])
+
+    def _mlp(self, x: torch.Tensor) -> torch.Tensor:
+        weights, draft, eps = self.weights, self.draft_ops, self.config.rms_norm_eps
+        inner = draft.gated_silu(x, weights.mlp_norm, weights.gate_up, eps)  # [T, I]
         return draft.project_add(inner, weights.down, x)
 
     def next_states(self, x: torch.Tensor) -> torch.Tensor:

@@ -111,6 +111,13 @@ def test_several_files(tmp_path: Path) -> None:
     check(load(file.write(tmp_path, shards=3)), file, LENGTH)
 
 
+def test_many_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gate and up are made for some tokens at a time."""
+    monkeypatch.setattr("chorale.model.draft.head.MLP_TOKENS", 5)
+    file = files.specforge()
+    check(load(file.write(tmp_path)), file, LENGTH)
+
+
 def test_draft_ids_are_differences(tmp_path: Path) -> None:
     file = files.specforge()
     head = load(file.write(tmp_path))
