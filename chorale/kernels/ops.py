@@ -207,7 +207,7 @@ class StepSizes:
 
 @dataclass(frozen=True, slots=True)
 class DraftOps:
-    """What a draft head needs beside ``plan_attention``, ``attention`` and ``lm_head``. Heads are whole on
+    """The ops of a draft head beside ``plan_attention``, ``attention`` and ``lm_head``. Heads are whole on
     every rank: these ops exchange nothing."""
 
     # (x [T, P * W], norms [P, W] float32, eps) -> [T, P * W] float32, each of the P parts normed

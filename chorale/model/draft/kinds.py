@@ -55,7 +55,7 @@ def refuse_other_kinds(fields: Fields, names: Collection[str]) -> None:
 
 
 def _names_of(fields: Fields) -> list[str]:
-    """What the configuration says that it is."""
+    """Names that the configuration gives itself."""
     algorithm = fields.raw.get("speculators_config")
     found = fields.raw.get("architectures") or []
     found = list(found) if isinstance(found, list | tuple) else [found]

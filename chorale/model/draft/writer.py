@@ -51,7 +51,8 @@ def write_head(
     stored: dict[str, torch.Tensor] = {}
     names = names_of(config)
     for role, tensor in tensors.items():
-        for name, part in zip(names[role], _parts(tensor, len(names[role])), strict=True):
+        parts = list(tensor) if role == "aux_norm" else [tensor]  # [parts, width]
+        for name, part in zip(names[role], parts, strict=True):
             stored[_spelled(name, style)] = part.cpu().contiguous()
     if config.draft_vocab_size != config.vocab_size:
         stored[D2T] = token_ids - torch.arange(len(token_ids))
@@ -59,15 +60,6 @@ def write_head(
     save_file(stored, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(head_json(config, style), indent=1))
     return folder
-
-
-def _parts(tensor: torch.Tensor, count: int) -> list[torch.Tensor]:
-    """Of a norm of aux states: one for each state, or one."""
-    return (
-        list(tensor)
-        if count > 1
-        else [tensor.flatten() if len(tensor.shape) == 2 and len(tensor) == 1 else tensor]
-    )
 
 
 def _spelled(name: str, style: Style) -> str:
