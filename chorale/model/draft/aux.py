@@ -7,10 +7,11 @@ from 0, is the output of block l, which is boundary l + 1. Nothing in a file say
 * in the speculators format ids are boundaries, as in vLLM, for which they are written;
 * elsewhere they are boundaries if one of them cannot be a layer (36 of 36 blocks, as in NVIDIA's v3);
 * elsewhere they are layers if the first is 1, as SpecForge and ModelOpt write it (1, 17, 32 are the
-  boundaries 2, 18, 33 of EAGLE3's own code), else boundaries; SGLang decides likewise.
+  boundaries 2, 18, 33 of EAGLE3's own code, and what TensorRT-LLM captures by default), else boundaries.
 
-A head that is read off by one block works, and only drafts worse, so that what was assumed is logged and can
-be overridden.
+The last rule is SGLang's for most models; for gpt-oss, SGLang and vLLM read every list as boundaries. A head
+that is read off by one block works, and only drafts worse, so that what was assumed is logged and can be
+overridden.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def boundaries_of(
     fields: Fields, ids: object, num_layers: int, *, is_speculators: bool
 ) -> tuple[tuple[int, ...], str]:
     """Returns (boundaries, how they were found, for a log line). ``ids`` is the value of ``KEY``."""
-    if ids is None:
+    if ids is None or ids == []:
         found = default_boundaries(num_layers)
         return found, f"no {KEY}: the usual boundaries {_shown(found)}"
     read = _checked(fields, ids)
@@ -53,8 +54,8 @@ def checked_boundaries(boundaries: tuple[int, ...], num_layers: int, fields: Fie
 
 
 def _checked(fields: Fields, ids: object) -> tuple[int, ...]:
-    if not isinstance(ids, list | tuple) or not 1 <= len(ids) <= _MOST_STATES:
-        raise fields.error(KEY, f"must be a list of 1 to {_MOST_STATES} numbers")
+    if not isinstance(ids, list | tuple) or len(ids) > _MOST_STATES:
+        raise fields.error(KEY, f"must be a list of at most {_MOST_STATES} numbers")
     if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
         raise fields.error(KEY, "must be a list of numbers from 0 up")
     if len(set(ids)) != len(ids):

@@ -94,7 +94,11 @@ CONFIGS: dict[str, tuple[HeadFile, str]] = {
     "a section": (speculators(transformer_layer_config=7), "transformer_layer_config: must be an object"),
     "twice": (speculators(eagle_aux_hidden_state_layer_ids=[1, 1, 2]), "a number appears twice"),
     "not numbers": (speculators(eagle_aux_hidden_state_layer_ids=[1, [2]]), "must be a list of numbers"),
-    "ids": (speculators(eagle_aux_hidden_state_layer_ids=7), "must be a list of 1 to 16 numbers"),
+    "ids": (speculators(eagle_aux_hidden_state_layer_ids=7), "must be a list of at most 16 numbers"),
+    "many ids": (
+        specforge(eagle_aux_hidden_state_layer_ids=list(range(17)), eagle_config={}),
+        "at most 16 numbers",
+    ),
     "number of states": (eagle31(num_aux_hidden_states=3), "num_aux_hidden_states: 3, but there are 4"),
     "states": (
         speculators(eagle_aux_hidden_state_layer_ids=[1, 2]),
@@ -290,6 +294,7 @@ READINGS: list[tuple[Callable[..., HeadFile], object, int, tuple[int, ...], str]
     (specforge, [1, 12, 24], 24, (1, 12, 24), "24 is the end of the target"),
     (specforge, [2, 12, 21], 24, (2, 12, 21), "boundaries: assumed, because the first is not 1"),
     (specforge, None, 24, (2, 12, 21), "the usual boundaries"),
+    (nvidia, [], 36, (2, 18, 33), "the usual boundaries"),
 ]
 
 

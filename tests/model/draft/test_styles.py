@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from chorale.errors import ConfigError
 from chorale.kernels.ops import AttentionMeta
 from chorale.kernels.reference.ops import REFERENCE_OPS
 from chorale.model.config import ModelConfig, RopeConfig
 from chorale.model.config_writer import make_config
+from chorale.model.draft.config import small_head
 from chorale.model.draft.head import DraftHead
 from chorale.model.draft.load import Target, load_head
+from chorale.model.draft.random_head import random_head
 from chorale.model.draft.rope import head_rope_table
 from tests.support import draft_files as files
 from tests.support.draft_files import STYLES, HeadFile, forward, states_of
@@ -165,7 +170,6 @@ def test_yarn() -> None:
     theta, factor, original, dim = 10000.0, 4.0, 64, 16
     rope = RopeConfig(theta=theta, factor=factor, original_max_position=original, truncate=True)
     table = head_rope_table(rope, dim, 20)
-    import math
 
     def pair(turns: float) -> float:
         return dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
@@ -178,3 +182,16 @@ def test_yarn() -> None:
         scale = 0.1 * math.log(factor) + 1
         assert abs(float(table[19, i]) - scale * math.cos(19 * frequency)) < 1e-5
         assert abs(float(table[19, dim // 2 + i]) - scale * math.sin(19 * frequency)) < 1e-5
+
+
+def test_what_was_assumed_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "chorale.model.draft.load"):
+        load(files.specforge().write(tmp_path / "mine"))
+    expected = "1, 2, 3 read as layers: assumed, because the first is 1; states after 2, 3, 4 blocks"
+    assert f"draft head {tmp_path / 'mine'}: eagle_aux_hidden_state_layer_ids {expected}" in caplog.messages
+
+
+def test_a_back_end_without_draft_heads() -> None:
+    ops = replace(REFERENCE_OPS, name="plain", draft=None)
+    with pytest.raises(ConfigError, match="ops 'plain' have no draft heads"):
+        random_head(small_head(target_config()), ops)
