@@ -88,10 +88,6 @@ class HeadFiles:
         self._check_mask(ids)
         return ids
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(entry.end - entry.begin for file in self.files for entry in file.entries.values())
-
     def _check_mask(self, ids: torch.Tensor) -> None:
         if T2D not in self._where:
             return
