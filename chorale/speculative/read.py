@@ -158,19 +158,26 @@ _READ: dict[str, Callable[[str, Any], Any]] = {
 
 
 def _schedule(given: Any, most: int) -> tuple[tuple[int, int, int], ...]:
-    """Returns the ranges in order. Raises ``ValueError`` for ranges that overlap."""
+    """Returns the ranges in order, as vLLM reads them. Raises ``ValueError`` for ranges that overlap."""
     name = "num_speculative_tokens_per_batch_size"
     if not isinstance(given, list | tuple) or not given:
         raise ValueError(f"{name} must be a list of [FROM, TO, TOKENS], such as [[1, 8, 3], [9, 64, 1]]")
     found: list[tuple[int, int, int]] = []
     for entry in given:
         if not isinstance(entry, list | tuple) or len(entry) != 3:
-            raise ValueError(f"{name}: {entry!r} is not [FROM, TO, TOKENS]")
+            hint = (
+                "; ranges of contexts are not supported"
+                if isinstance(entry, list) and len(entry) == 5
+                else ""
+            )
+            raise ValueError(f"{name}: {entry!r} is not [FROM, TO, TOKENS]{hint}")
         low, high = (_integer(name, value, 1, 2**31) for value in entry[:2])
         if low > high:
             raise ValueError(f"{name}: {low} to {high} is not a range")
-        found.append((low, high, _integer(name, entry[2], 0, most)))
+        found.append((low, high, min(most, _integer(name, entry[2], 0, 2**31))))
     found.sort()
+    if found[0][0] != 1:
+        raise ValueError(f"{name}: the first range must start at 1")
     for before, after in pairwise(found):
         if after[0] <= before[1]:
             raise ValueError(f"{name}: {before[0]} to {before[1]} and {after[0]} to {after[1]} overlap")
