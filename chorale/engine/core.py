@@ -17,6 +17,7 @@ from collections.abc import Callable
 from chorale.engine.admission import Admission
 from chorale.engine.drafts.drafter import Drafter
 from chorale.engine.drafts.head import HeadDrafter
+from chorale.engine.drafts.lengths import DraftLengths
 from chorale.engine.engine_state import EngineState
 from chorale.engine.pending_grammars import PendingGrammarQueue
 from chorale.engine.scheduler import Scheduler
@@ -50,10 +51,12 @@ class EngineCore:
         grammars: GrammarService | None = None,
         prefix_secret: bytes = b"",
         drafter: Drafter | HeadDrafter | None = None,
+        lengths: DraftLengths | None = None,
     ) -> None:
         """``clock`` returns seconds since the epoch. With ``grammars`` None, requests with a grammar are
         refused. ``prefix_secret``: the key of the prefix hashes; "" draws one. ``drafter``: guesses tokens
-        that steps verify; None: each step samples one token a row.
+        that steps verify; None: each step samples one token a row. ``lengths``: how many; None: as many as
+        the drafter guesses.
 
         Raises ``ConfigError`` for limits that cannot work.
         """
@@ -61,7 +64,7 @@ class EngineCore:
         self.limits = limits
         self._executor = executor
         self._clock = clock
-        self._engine = EngineState(limits, drafter)
+        self._engine = EngineState(limits, drafter, lengths)
         self._admission = Admission(limits, self._engine.cache.capacity, prefix_secret)
         self._scheduler = Scheduler(self._engine, limits)
         self._pending_grammars = PendingGrammarQueue(grammars)

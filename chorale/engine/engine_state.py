@@ -28,6 +28,7 @@ import numpy as np
 from chorale.engine import emit
 from chorale.engine.drafts.drafter import Drafter
 from chorale.engine.drafts.head import HeadDrafter, follows_tokens
+from chorale.engine.drafts.lengths import DraftLengths
 from chorale.engine.kv_cache.cache import HybridCache
 from chorale.engine.plan import ScheduledChunk, StepRecord
 from chorale.engine.row_table import RowTable
@@ -40,9 +41,15 @@ class EngineState:
     """Requests, queue, rows, cache and steps in flight. Other modules read the attributes and call the
     methods; only the methods change the state."""
 
-    def __init__(self, limits: EngineLimits, drafter: Drafter | HeadDrafter | None = None) -> None:
+    def __init__(
+        self,
+        limits: EngineLimits,
+        drafter: Drafter | HeadDrafter | None = None,
+        lengths: DraftLengths | None = None,
+    ) -> None:
         self.limits = limits
         self.drafter = drafter
+        self.lengths = lengths
         self.cache = HybridCache(limits.num_blocks, limits.block_size, limits.sliding_window)
         self.rows = RowTable(limits.max_num_seqs)
         self.waiting = WaitingQueue()
@@ -105,6 +112,8 @@ class EngineState:
         sequence.row = row = self.rows.take(sequence, num_cached, drafts_on_device=on_device)
         sequence.status = Status.PREFILL
         self.running[row] = sequence
+        if self.lengths is not None:
+            self.lengths.forget(row)
         self.prefills.append(sequence)
         if not sequence.first_scheduled:
             sequence.first_scheduled = now

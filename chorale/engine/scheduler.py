@@ -75,6 +75,8 @@ class Scheduler:
     def commit(self, record: StepRecord, result: StepResult, now: float) -> None:
         """Commit the result of the oldest step in flight."""
         self._pace.observe(record, result.seconds)
+        if self._engine.lengths is not None:
+            self._engine.lengths.observe(record, result, now)
         self.committer.commit(record, result, now)
 
     # ------------------------------------------------------------------ running sequences

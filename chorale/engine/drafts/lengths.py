@@ -62,14 +62,20 @@ class DraftLengths:
     """Chooses the draft tokens of each row. One for each engine; called between steps."""
 
     def __init__(
-        self, limits: LengthLimits, num_rows: int, costs: StepCosts | None = None, *, is_uniform: bool = False
+        self,
+        limits: LengthLimits,
+        num_rows: int,
+        costs: StepCosts | None = None,
+        *,
+        is_uniform: bool = False,
+        holds_rows: bool = False,
     ) -> None:
         """``is_uniform``: a step takes as long as if each row had the longest draft of all, so each gets as
-        many tokens."""
+        many tokens. ``holds_rows``: a row with a draft misses the next step, unless all rows have one."""
         self.limits = limits
         self.costs = costs or StepCosts()
         self.acceptance = Acceptance(num_rows, limits.most)
-        self._is_uniform = is_uniform
+        self._is_uniform, self._holds_rows = is_uniform, holds_rows
         self._expected: Floats = np.zeros((num_rows, limits.most))  # at the last choice
         self._gain = np.inf  # the least gain of a draft token that pays
         self._count = 0.0  # draft tokens of a row, the mean, at the last choice
@@ -115,6 +121,8 @@ class DraftLengths:
             return found
         expected = self.acceptance.expected(rows)
         expected[np.arange(self.limits.most) >= found[:, None]] = 0.0
+        if self._holds_rows and len(rows) < num_rows:
+            expected[expected.sum(axis=1) <= 1] = 0.0
         gain, _ = self._best(num_rows, expected)
         return _count(expected >= gain)
 

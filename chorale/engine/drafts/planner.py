@@ -13,8 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from chorale.engine.drafts.drafter import Drafter
-from chorale.engine.drafts.planned import PlannedDrafts
+from chorale.engine.drafts.planned import NO_DRAFTS, PlannedDrafts
 from chorale.engine.engine_state import EngineState
 from chorale.engine.plan import ScheduledChunk
 from chorale.engine.sequence import Sequence
@@ -34,37 +36,70 @@ class DraftPlanner:
         self, decodes: IntArray, chunks: list[ScheduledChunk], budget: int, num_spare: int
     ) -> PlannedDrafts:
         """``budget``: tokens; ``num_spare``: blocks."""
+        wanted = self._wanted(decodes)
+        if not wanted:
+            return NO_DRAFTS
+        if self._engine.limits.async_scheduling:
+            num_spare -= 2 * len(decodes)  # the next step is planned while the drafts hold their blocks
+        proposed = self._proposed(wanted, budget, num_spare)
+        self._trim(len(decodes), proposed)
         found: dict[int, IntArray] = {}
-        if (
-            self._engine.limits.async_scheduling
-        ):  # the next step is planned while the drafts hold their blocks
-            num_spare -= 2 * len(decodes)
-        for sequence in sorted((self._engine.running[row] for row in decodes.tolist()), key=_by_key):
-            if budget < 1:
-                break
-            held = len(sequence.blocks.full)
-            draft = self._draft(sequence, budget, num_spare)
+        for sequence, draft in proposed.items():
+            draft = draft[: max(0, self._room(sequence, num_spare))]
             if not len(draft):
                 continue
+            held = len(sequence.blocks.full)
+            self._grow(sequence, int(self._engine.rows.computed[sequence.row]) + 1 + len(draft))
+            self._engine.schedule_next_check(sequence)
             found[sequence.row] = draft
-            budget -= len(draft)
             num_spare -= 2 * (len(sequence.blocks.full) - held)
         return PlannedDrafts(found)
 
-    def _draft(self, sequence: Sequence, most: int, num_spare: int) -> IntArray:
-        engine, block_size = self._engine, self._engine.limits.block_size
-        computed = int(engine.rows.computed[sequence.row])
-        num_slots = (len(sequence.blocks.full) + max(0, num_spare) // 2) * block_size
+    def _wanted(self, decodes: IntArray) -> dict[int, int]:
+        """Return how many draft tokens each row may have, of those that may have any."""
+        lengths = self._engine.lengths
+        if lengths is None:
+            return dict.fromkeys(decodes.tolist(), self._engine.limits.max_model_len)
+        counts = lengths.choose(decodes, self._engine.next_step_id)
+        if counts is None:
+            return {}
+        pairs = zip(decodes.tolist(), counts.tolist(), strict=True)
+        return {row: count for row, count in pairs if count}
+
+    def _proposed(self, wanted: dict[int, int], budget: int, num_spare: int) -> dict[Sequence, IntArray]:
+        """Ask the drafter for each row, best key first."""
+        engine = self._engine
+        found: dict[Sequence, IntArray] = {}
+        for sequence in sorted((engine.running[row] for row in wanted), key=_by_key):
+            if budget < 1:
+                break
+            most = min(wanted[sequence.row], budget, self._room(sequence, num_spare))
+            if most < 1:
+                continue
+            computed = int(engine.rows.computed[sequence.row])
+            num_unknown = computed - (sequence.num_tokens - 1)  # sampled by the step in flight
+            draft = self._drafter.propose(sequence, most + num_unknown)[num_unknown:]
+            if len(draft):
+                found[sequence] = draft
+                budget -= len(draft)
+        return found
+
+    def _trim(self, num_rows: int, proposed: dict[Sequence, IntArray]) -> None:
+        """Shorten the drafts to what pays, now that it is known which rows have one."""
+        if self._engine.lengths is None or not proposed:
+            return
+        rows = np.array([sequence.row for sequence in proposed], np.int32)
+        found = np.array([len(draft) for draft in proposed.values()], np.int32)
+        counts = self._engine.lengths.trim(num_rows, rows, found)
+        for sequence, count in zip(proposed, counts.tolist(), strict=True):
+            proposed[sequence] = proposed[sequence][:count]
+
+    def _room(self, sequence: Sequence, num_spare: int) -> int:
+        """Return how many draft tokens the blocks and the sequence's length allow, or less than 1."""
+        computed = int(self._engine.rows.computed[sequence.row])
+        num_slots = (len(sequence.blocks.full) + max(0, num_spare) // 2) * self._engine.limits.block_size
         # The last token of the row takes a slot, and the token after the draft a place before max_len.
-        most = min(most, num_slots - computed - 1, sequence.max_len - computed - 2)
-        num_unknown = computed - (sequence.num_tokens - 1)  # sampled by the step in flight
-        if most < 1:
-            return sequence.tokens_to_compute[:0]
-        draft = self._drafter.propose(sequence, most + num_unknown)[num_unknown:]
-        if len(draft):
-            self._grow(sequence, computed + 1 + len(draft))
-            engine.schedule_next_check(sequence)
-        return draft
+        return min(num_slots - computed - 1, sequence.max_len - computed - 2)
 
 
 def _by_key(sequence: Sequence) -> tuple[int, int]:
