@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from chorale.bench.drafts import SYNTHETIC, DraftCounts
 from chorale.bench.load import Outcome
 
 TITLES = {
@@ -122,8 +123,12 @@ def block(
     concurrency: int | None,
     metrics: Sequence[str],
     percentiles: Sequence[float],
+    drafts: DraftCounts | None = None,
 ) -> str:
-    """Returns the printed result. Raises ``KeyError`` for a metric that is not in ``TITLES``."""
+    """Returns the printed result. ``drafts``: those of the load, if the server makes any.
+
+    Raises ``KeyError`` for a metric that is not in ``TITLES``.
+    """
     goodput = summary.request_goodput
     lines = [
         " Serving Benchmark Result ".center(WIDTH, "="),
@@ -152,7 +157,26 @@ def block(
         lines.append(_line(f"Mean {short} (ms):", statistics.fmean(values) if values else 0.0))
         lines.append(_line(f"Median {short} (ms):", percentile(values, 50)))
         lines += [_line(f"P{share:g} {short} (ms):", percentile(values, share)) for share in percentiles]
+    if drafts is not None:
+        lines += _draft_lines(drafts)
+        if drafts.is_synthetic:
+            lines = [f"{line:<52} ({SYNTHETIC})" for line in lines]
     return "\n".join([*lines, "=" * WIDTH])
+
+
+def _draft_lines(drafts: DraftCounts) -> list[str]:
+    lines = [
+        "Speculative Decoding".center(WIDTH, "-"),
+        _line("Acceptance rate (%):", drafts.acceptance_rate),
+        _line("Acceptance length:", drafts.acceptance_length),
+        _line("Drafts:", drafts.drafts),
+        _line("Draft tokens:", drafts.draft_tokens),
+        _line("Accepted tokens:", drafts.accepted_tokens),
+    ]
+    if drafts.rates:
+        lines.append("Per-position acceptance (%):")
+        lines += [_line(f"  Position {place}:", 100 * rate) for place, rate in enumerate(drafts.rates)]
+    return lines
 
 
 def _line(name: str, value: float) -> str:

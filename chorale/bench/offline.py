@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from chorale.bench.drafts import DraftCounts
 from chorale.engine.core import EngineCore
 from chorale.engine.types import GenerateRequest, SamplingSpec
 from chorale.errors import ChoraleError, ConfigError
@@ -71,7 +72,9 @@ def latency(core: EngineCore, batch: Batch, *, warmups: int, repeats: int) -> di
     """Measures one batch at a time: seconds to its last token, and the rate after the first token."""
     for _ in range(warmups):
         play(core, batch)
+    before = DraftCounts.of_engine(core.stats())
     whole = [play(core, batch) for _ in range(repeats)]
+    drafts = DraftCounts.of_engine(core.stats()).since(before)
     first = [play(core, batch, 1) for _ in range(repeats)]
     seconds, start = statistics.median(whole), statistics.median(first)
     rest = batch.rows * (batch.output_len - 1)
@@ -86,14 +89,16 @@ def latency(core: EngineCore, batch: Batch, *, warmups: int, repeats: int) -> di
         "median_first_token": start,
         "prefill_tokens_per_second": batch.rows * batch.input_len / start,
         "decode_tokens_per_second": rest / (seconds - start) if rest and seconds > start else 0.0,
-    }
+    } | drafts.to_json()
 
 
 def throughput(core: EngineCore, batch: Batch, *, warmup: bool = True) -> dict[str, Any]:
     """Measures all requests submitted together, under the engine's own limit of running sequences."""
     if warmup:
         play(core, Batch(min(batch.rows, 8), min(batch.input_len, 64), min(batch.output_len, 8)))
+    before = DraftCounts.of_engine(core.stats())
     seconds = play(core, batch)
+    drafts = DraftCounts.of_engine(core.stats()).since(before)
     return {
         "num_requests": batch.rows,
         "input_len": batch.input_len,
@@ -102,4 +107,4 @@ def throughput(core: EngineCore, batch: Batch, *, warmup: bool = True) -> dict[s
         "requests_per_second": batch.rows / seconds,
         "output_tokens_per_second": batch.rows * batch.output_len / seconds,
         "tokens_per_second": batch.rows * (batch.input_len + batch.output_len) / seconds,
-    }
+    } | drafts.to_json()

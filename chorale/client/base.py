@@ -45,6 +45,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     enable_prefix_caching: bool = True
     speculation: str = ""  # how tokens are drafted, in words; "": not at all
     num_speculative_tokens: int = 0  # the most draft tokens of a row in a step
+    synthetic_acceptance: bool = False  # drafts are accepted by a profile: the output has no meaning
     max_logprobs: int = MAX_LOGPROBS  # alternatives that a request may ask for
     # generation_config.json: sampling defaults by vLLM's names (temperature, top_p, ...)
     default_sampling: dict[str, float] = {}

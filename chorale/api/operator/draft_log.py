@@ -12,7 +12,9 @@ class DraftLog:
     def __init__(self, stats: EngineStats, now: float, engine: int = 0) -> None:
         self._engine, self._stats, self._time = engine, stats, now
 
-    def line(self, stats: EngineStats, now: float, num_positions: int) -> str | None:
+    def line(
+        self, stats: EngineStats, now: float, num_positions: int, *, is_synthetic: bool = False
+    ) -> str | None:
         """Returns a line about the time since the last call, or None if no step verified a draft.
 
         ``num_positions``: tokens of the longest possible draft. The acceptance length counts the token after
@@ -30,8 +32,9 @@ class DraftLog:
         old = [-count for count in before.accepted_per_position]
         counts = add_columns([stats.accepted_per_position, old, (0,) * num_positions])
         rates = ", ".join(f"{count / drafts:.3f}" for count in counts)
+        label = "SYNTHETIC ACCEPTANCE, the output has no meaning: " if is_synthetic else ""
         return (
-            f"Engine {self._engine:03}: SpecDecoding metrics: "
+            f"Engine {self._engine:03}: {label}SpecDecoding metrics: "
             f"Mean acceptance length: {1 + accepted / drafts:.2f}, "
             f"Accepted throughput: {accepted / seconds:.2f} tokens/s, "
             f"Drafted throughput: {drafted / seconds:.2f} tokens/s, "

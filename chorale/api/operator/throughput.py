@@ -86,13 +86,15 @@ async def log_throughput(client: EngineClient, interval: float) -> None:
         await asyncio.sleep(interval)
         for engine, throughput, draft_log in zip(engines, throughputs, drafts, strict=True):
             stats, now = engine.stats, time.monotonic()
-            for line in (throughput.line(stats, now), draft_log.line(stats, now, _num_positions(engine))):
+            for line in (throughput.line(stats, now), _draft_line(engine, draft_log, now)):
                 if line is not None:
                     logger.info("%s", line)
 
 
-def _num_positions(engine: EngineView) -> int:
+def _draft_line(engine: EngineView, log: DraftLog, now: float) -> str | None:
     try:
-        return engine.info.num_speculative_tokens
+        info = engine.info
     except ChoraleError:  # it is not ready
-        return 0
+        return None
+    most, is_synthetic = info.num_speculative_tokens, info.synthetic_acceptance
+    return log.line(engine.stats, now, most, is_synthetic=is_synthetic)

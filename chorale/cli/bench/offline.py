@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import time
 from pathlib import Path
 from typing import Any
 
+from chorale.bench.drafts import SYNTHETIC
 from chorale.cli.bench.offline_options import PARSERS
 from chorale.cli.ending import signals_as_exceptions
 from chorale.cli.fingerprint import fingerprint
 from chorale.cli.options.parse import flag_names
 from chorale.cli.options.settings import merge
 from chorale.cli.parser import Parser, whole_names
+from chorale.client.base import EngineInfo
 from chorale.config import check_least
 from chorale.errors import ConfigError
 from chorale.model.config_writer import SHAPES
+from chorale.speculative.config import SpeculativeConfig
 
 
 def run(name: str, arguments: list[str]) -> int:
@@ -34,11 +38,15 @@ def _split(made: Parser, arguments: list[str]) -> tuple[argparse.Namespace, list
 
 
 def _conclude(kind: str, found: dict[str, Any], path: Path | None, **more: Any) -> int:
+    """Prints and writes a result. Each line names a synthetic acceptance, which also is in the file."""
+    mark = f"    ({SYNTHETIC})" if more.get("synthetic_acceptance") else ""
     for name, value in found.items():
+        if isinstance(value, list):
+            value = " ".join(f"{each:.3g}" for each in value)
         print(
-            f"{name.replace('_', ' ') + ':':<40} {value:,.4g}"
+            f"{name.replace('_', ' ') + ':':<40} {value:,.4g}{mark}"
             if isinstance(value, float)
-            else f"{name}: {value}"
+            else f"{name}: {value}{mark}"
         )
     if path is not None:
         path.write_text(
@@ -48,14 +56,30 @@ def _conclude(kind: str, found: dict[str, Any], path: Path | None, **more: Any) 
     return 0
 
 
-def _build(rest: list[str]) -> tuple[Any, str]:
-    """Builds an engine from options of ``chorale serve``, with prefix caching off by default."""
+def _build(rest: list[str]) -> tuple[Any, dict[str, Any]]:
+    """Builds an engine from options of ``chorale serve``, with prefix caching off by default.
+
+    Returns it and what the result file says of it.
+    """
     from chorale.serve.engine.build import build_engine
 
     asked = any(text.startswith("--enable-prefix-caching") for text in rest)
     settings = merge(rest if asked else [*rest, "--no-enable-prefix-caching"], os.environ)
+    for notice in settings.notices:
+        print(f"note: {notice}")
     core, info = build_engine(settings.engine)
-    return core, info.model
+    return core, described(info, settings.engine.speculative_config)
+
+
+def described(info: EngineInfo, speculative: SpeculativeConfig | None) -> dict[str, Any]:
+    """Returns the model and the way in which tokens were drafted, and prints the latter."""
+    found: dict[str, Any] = {"model": info.model}
+    if speculative is not None:
+        print(f"speculation: {speculative}")
+        found["speculative_config"] = dataclasses.asdict(speculative)
+        if speculative.is_synthetic:
+            found["synthetic_acceptance"] = True
+    return found
 
 
 def latency(arguments: list[str]) -> int:
@@ -64,10 +88,10 @@ def latency(arguments: list[str]) -> int:
     check_least(given, {"batch_size": 1, "input_len": 1, "output_len": 1, "num_iters": 1, "seed": 0})
     from chorale.bench import offline
 
-    core, model = _build(rest)
+    core, about = _build(rest)
     batch = offline.Batch(given.batch_size, given.input_len, given.output_len, given.temperature, given.seed)
     found = offline.latency(core, batch, warmups=given.num_iters_warmup, repeats=given.num_iters)
-    return _conclude("latency", found, given.json, model=model)
+    return _conclude("latency", found, given.json, **about)
 
 
 def throughput(arguments: list[str]) -> int:
@@ -76,9 +100,9 @@ def throughput(arguments: list[str]) -> int:
     check_least(given, {"num_prompts": 1, "input_len": 1, "output_len": 1, "seed": 0})
     from chorale.bench import offline
 
-    core, model = _build(rest)
+    core, about = _build(rest)
     batch = offline.Batch(given.num_prompts, given.input_len, given.output_len, given.temperature, given.seed)
-    return _conclude("throughput", offline.throughput(core, batch), given.json, model=model)
+    return _conclude("throughput", offline.throughput(core, batch), given.json, **about)
 
 
 def startup(arguments: list[str]) -> int:

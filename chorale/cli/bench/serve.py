@@ -13,6 +13,7 @@ import httpx2
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from chorale.bench.connection import Target
+from chorale.bench.drafts import DraftCounts
 from chorale.bench.load import LoadRequest, Outcome, Pace
 from chorale.bench.load_processes import run_load
 from chorale.bench.metrics import TITLES, block, summarise, to_json
@@ -147,8 +148,20 @@ def run(_: str, arguments: list[str]) -> int:
     if pace.ramp:
         print(ramp_words(pace))
     warm_up(target, requests, given.num_warmups)
+    before = draft_counts(base, headers)
     outcomes, seconds = loaded(target, pace, requests[given.num_warmups :], given)
-    return conclude(given, model, outcomes, seconds)
+    after = draft_counts(base, headers) if before is not None else None
+    drafts = after.since(before) if before is not None and after is not None else None
+    return conclude(given, model, outcomes, seconds, drafts)
+
+
+def draft_counts(base: str, headers: list[tuple[str, str]]) -> DraftCounts | None:
+    """Returns the server's counters of drafts, or None if it shows none."""
+    try:
+        answer = httpx2.get(base + "/metrics", headers=dict(headers), timeout=10)
+    except (httpx2.HTTPError, httpx2.InvalidURL):
+        return None
+    return DraftCounts.of_metrics(answer.text) if answer.status_code == 200 else None
 
 
 def check(given: argparse.Namespace) -> Pace:
@@ -272,14 +285,20 @@ def loaded(
         return run_load(target, pace, requests, processes, lambda _: progress.advance(bar))
 
 
-def conclude(given: argparse.Namespace, model: str, outcomes: list[Outcome], seconds: float) -> int:
+def conclude(
+    given: argparse.Namespace,
+    model: str,
+    outcomes: list[Outcome],
+    seconds: float,
+    drafts: DraftCounts | None = None,
+) -> int:
     summary = summarise(outcomes, seconds, goals_of(given.goodput))
     percentiles = _percentiles(given.metric_percentiles)
     metrics = given.percentile_metrics.split(",")
     print(
         block(
             summary, rate=given.request_rate, concurrency=given.max_concurrency, metrics=metrics,
-            percentiles=percentiles,
+            percentiles=percentiles, drafts=drafts,
         )
     )  # fmt: skip
     for error in sorted(set(summary.errors))[:5]:
@@ -294,6 +313,7 @@ def conclude(given: argparse.Namespace, model: str, outcomes: list[Outcome], sec
             "ramp_up_strategy": given.ramp_up_strategy, "ramp_up_start_rps": given.ramp_up_start_rps,
             "ramp_up_end_rps": given.ramp_up_end_rps,
         } | dict(_pairs(given.metadata, "--metadata")) | to_json(summary, percentiles)  # fmt: skip
+        record |= {} if drafts is None else drafts.to_json()
         if given.save_detailed:
             record |= {
                 "ttfts": [each.ttft for each in outcomes], "itls": [each.itl for each in outcomes],

@@ -161,6 +161,7 @@ def _info(
         enable_prefix_caching=limits.enable_prefix_caching,
         speculation="" if config.speculative_config is None else str(config.speculative_config),
         num_speculative_tokens=most_drafts(config.speculative_config),
+        synthetic_acceptance=bool(config.speculative_config and config.speculative_config.is_synthetic),
         max_logprobs=resolved.max_logprobs,
         default_sampling=sampling,
         notes=resolved.notes,

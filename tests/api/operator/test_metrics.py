@@ -163,6 +163,9 @@ def test_drafts_are_counted_where_an_engine_makes_them() -> None:
     engine.info = msgspec.structs.replace(engine.info, num_speculative_tokens=3)
     position = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
     assert value(metrics, position, position="2") == 0  # every position from the start
+    how = "ngram, up to 3 draft tokens"
+    engine.info = msgspec.structs.replace(engine.info, speculation=how)
+    assert value(metrics, "chorale:speculation_info", drafts=how, synthetic="false") == 1
     counts = {"num_drafts": 10, "num_draft_tokens": 28, "num_accepted_tokens": 13}
     engine.stats = EngineStats(**counts, accepted_per_position=(8, 5), num_steps=12)
     assert value(metrics, "vllm:spec_decode_num_drafts_total") == 10

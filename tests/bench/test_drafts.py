@@ -1,0 +1,88 @@
+"""Acceptance in the results of chorale bench: vLLM's lines and keys, from counters before and after."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from chorale.api.operator.metrics import Metrics
+from chorale.bench.drafts import SYNTHETIC, DraftCounts
+from chorale.bench.metrics import block, summarise
+from chorale.client.base import EngineInfo
+from chorale.engine.types import EngineStats
+
+INFO = EngineInfo(model="m", max_model_len=1, max_num_seqs=1, num_speculative_tokens=3)
+BEFORE = EngineStats(
+    num_drafts=10, num_draft_tokens=30, num_accepted_tokens=9, accepted_per_position=(9,), num_steps=20
+)
+AFTER = EngineStats(
+    num_drafts=110,
+    num_draft_tokens=330,
+    num_accepted_tokens=177,
+    accepted_per_position=(89, 58, 30),
+    num_steps=300,
+)
+LINES = """---------------Speculative Decoding---------------
+Acceptance rate (%):                     56.00
+Acceptance length:                       2.68
+Drafts:                                  100
+Draft tokens:                            300
+Accepted tokens:                         168
+Per-position acceptance (%):
+  Position 0:                            80.00
+  Position 1:                            58.00
+  Position 2:                            30.00
+"""
+
+
+class Engine:
+    """As much of a client as a scrape looks at; each engine of several is one."""
+
+    def __init__(self, stats: EngineStats, info: EngineInfo = INFO, count: int = 1) -> None:
+        self.stats, self.info = stats, info
+        self.engines = (self,) * count
+
+
+def scraped(stats: EngineStats, info: EngineInfo = INFO, count: int = 1) -> DraftCounts | None:
+    metrics = Metrics("demo")
+    metrics.watch(Engine(stats, info, count))  # type: ignore[arg-type]
+    return DraftCounts.of_metrics(metrics.render().decode())
+
+
+def printed(drafts: DraftCounts) -> str:
+    text = block(summarise([], 1.0), rate=1.0, concurrency=None, metrics=[], percentiles=[], drafts=drafts)
+    return "\n".join(line.rstrip() for line in text.splitlines())
+
+
+def test_what_a_server_shows_is_what_its_engine_counts() -> None:
+    before, after = scraped(BEFORE), scraped(AFTER)
+    assert before is not None
+    assert after is not None
+    between = after.since(before)
+    assert between == DraftCounts.of_engine(AFTER).since(DraftCounts.of_engine(BEFORE))
+    assert LINES in printed(between)
+    assert between.to_json() == {
+        "spec_decode_acceptance_rate": pytest.approx(56.0),
+        "spec_decode_acceptance_length": pytest.approx(2.68),
+        "spec_decode_num_drafts": 100,
+        "spec_decode_draft_tokens": 300,
+        "spec_decode_accepted_tokens": 168,
+        "spec_decode_per_position_acceptance_rates": [0.8, 0.58, 0.3],
+    }
+    both = scraped(AFTER, count=2)
+    assert both is not None
+    assert (both.drafts, both.per_position) == (220, (178, 116, 60))
+
+
+def test_a_server_without_drafts_has_no_section() -> None:
+    assert scraped(AFTER, msgspec.structs.replace(INFO, num_speculative_tokens=0)) is None
+    assert DraftCounts().to_json() == {}
+
+
+def test_synthetic_acceptance_is_in_every_line() -> None:
+    drafts = scraped(AFTER, msgspec.structs.replace(INFO, synthetic_acceptance=True))
+    assert drafts is not None
+    assert drafts.since(DraftCounts()).to_json()["synthetic_acceptance"] is True
+    lines = printed(drafts).splitlines()[:-1]
+    assert len(lines) > 10
+    assert all(SYNTHETIC in line for line in lines)
