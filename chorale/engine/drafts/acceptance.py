@@ -14,7 +14,10 @@ from chorale.engine.types import IntArray
 Floats = npt.NDArray[np.float64]
 
 _HOPE = 4.0  # accepted tokens that are added to the engine's: what is little known is rather tried
-_MEAN_WEIGHT = 16.0  # drafts of a row that the engine's mean counts as
+_MEAN_WEIGHT = 16.0  # drafts of a row that the engine's mean counts as, until rows are compared
+_WEIGHTS = (2.0, 32.0)  # the least and the most: rows differ much, or not at all
+_COMPARED = 4, 8.0  # rows, and drafts of each, that are enough to compare rows
+_SLOWLY = 0.1  # share of a new comparison
 _ROW_DECAY = 0.97  # of a row's counts, by draft: about the last 30 count
 _MEAN_DRAFTS = 512  # the last so many drafts make the engine's mean
 _FORGET = 0.98  # of every row's counts, at each ``relax``
@@ -27,6 +30,7 @@ class Acceptance:
         self._places = np.arange(most)
         self._tried = np.zeros((num_rows, most))
         self._passed = np.zeros((num_rows, most))
+        self._weight = _MEAN_WEIGHT
         self._all_tried = np.zeros(most)
         self._all_passed = np.zeros(most)
 
@@ -36,7 +40,8 @@ class Acceptance:
         self._passed[row] = 0
 
     def relax(self) -> None:
-        """Let old counts weigh less."""
+        """Let old counts weigh less, and compare rows: if they differ much, their mean says little of one."""
+        self._compare()
         self._tried *= _FORGET
         self._passed *= _FORGET
 
@@ -56,5 +61,20 @@ class Acceptance:
     def expected(self, rows: IntArray) -> Floats:
         """Return [rows, positions]: the probability that a draft is accepted up to that position."""
         mean = (self._all_passed + _HOPE) / (self._all_tried + _HOPE)
-        each = (self._passed[rows] + _MEAN_WEIGHT * mean) / (self._tried[rows] + _MEAN_WEIGHT)
+        each = (self._passed[rows] + self._weight * mean) / (self._tried[rows] + self._weight)
         return np.asarray(np.cumprod(each, axis=1))
+
+    def _compare(self) -> None:
+        """Set the mean's weight by how far rows differ in their first draft token, beyond chance."""
+        tried = self._tried[:, 0]
+        enough = tried >= _COMPARED[1]
+        if np.count_nonzero(enough) < _COMPARED[0]:
+            return
+        tried = tried[enough]
+        rates = self._passed[enough, 0] / tried
+        mean = float(rates.mean())
+        spread = mean * (1 - mean)
+        excess = float(rates.var()) - spread * float((1 / tried).mean())
+        least, most = _WEIGHTS
+        weight = most if excess * most <= spread else max(least, spread / excess - 1)
+        self._weight *= (weight / self._weight) ** _SLOWLY

@@ -50,6 +50,15 @@ class LengthLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class _Best:
+    """The choice for a step."""
+
+    gain: float  # the least gain of a draft token that pays; infinite if none does
+    count: float  # draft tokens of a row, the mean
+    rate: float  # expected tokens a second
+
+
+@dataclass(frozen=True, slots=True)
 class _Try:
     """A step with another number of draft tokens than the best that is known."""
 
@@ -123,8 +132,7 @@ class DraftLengths:
         expected[np.arange(self.limits.most) >= found[:, None]] = 0.0
         if self._holds_rows and len(rows) < num_rows:
             expected[expected.sum(axis=1) <= 1] = 0.0
-        gain, _ = self._best(num_rows, expected)
-        return _count(expected >= gain)
+        return _count(expected >= self._best(num_rows, expected).gain)
 
     def forget(self, row: int) -> None:
         """Begin with a new sequence in a row."""
@@ -167,15 +175,15 @@ class DraftLengths:
         if not self.costs.knows(num_rows):  # of steps without drafts: measure one first
             self._gain, self._count, self._age = np.inf, 0.0, 0
             return
-        self._gain, self._count = self._best(num_rows, expected)
+        best = self._best(num_rows, expected)
+        self._gain, self._count = best.gain, best.count
         if self._gain == np.inf:
             self._age = _EVERY_OFF
         else:  # what is only estimated is measured once, then compared again
             self._age = _EVERY if self.costs.is_measured(num_rows, 1 + self._count) else 0
-        self._plan_try(num_rows, expected)
+        self._plan_try(num_rows, best)
 
-    def _best(self, num_rows: int, expected: Floats) -> tuple[float, float]:
-        """Return the least gain of a draft token that pays, and how many there are for each row."""
+    def _best(self, num_rows: int, expected: Floats) -> _Best:
         curve = self.costs.curve(num_rows)
         if self._is_uniform:
             sums, tokens = np.cumsum(expected.sum(axis=0)), np.arange(1, expected.shape[1] + 1) * num_rows
@@ -189,22 +197,19 @@ class DraftLengths:
         rates = (num_rows + sums) / at(curve, 1 + tokens / num_rows)
         best = int(np.argmax(rates))
         if rates[best] < _MARGIN * num_rows / curve[0]:
-            return np.inf, 0
-        return float(gains[best]), float(tokens[best] / num_rows)
+            return _Best(np.inf, 0.0, num_rows / float(curve[0]))
+        return _Best(float(gains[best]), float(tokens[best] / num_rows), float(rates[best]))
 
-    def _plan_try(self, num_rows: int, expected: Floats) -> None:
+    def _plan_try(self, num_rows: int, best: _Best) -> None:
         """Choose what to try next: in turn no drafts, one token more than chosen, and the longest."""
         most, curve = self.limits.most, self.costs.curve(num_rows)
-        chosen = round(self._count)
-        others = [
-            count for count in dict.fromkeys((min(chosen + 1, most), 0, most, 1)) if count != self._count
-        ]
+        counts = dict.fromkeys((min(round(best.count) + 1, most), 0, most, 1))
+        others = [count for count in counts if count != best.count]
         if not others:
             return
         count = others[self._num_tries % len(others)]
-        rate = (num_rows + float(expected[:, :chosen].sum())) / float(at(curve, PLACES[:1] + self._count)[0])
-        loss = float(at(curve, PLACES[:1] + count)[0]) - num_rows / rate
-        self._try = _Try(count, max(loss, _LEAST_LOSS * float(curve[0])), rate)
+        loss = float(at(curve, PLACES[:1] + count)[0]) - num_rows / best.rate
+        self._try = _Try(count, max(loss, _LEAST_LOSS * float(curve[0])), best.rate)
 
 
 def _count(pays: npt.NDArray[np.bool_]) -> IntArray:

@@ -1,0 +1,59 @@
+"""``chorale serve demo --speculative-config``: the same answers in fewer steps, and metrics that say so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.served import Served, serving
+
+CONFIG = '{"method": "ngram", "num_speculative_tokens": 4}'
+COUNTER = "vllm:spec_decode_num"
+TEXT = "red apple, green pear, blue plum, yellow melon, brown date, orange lemon, purple fig, pink peach"
+REQUESTS: list[dict[str, Any]] = [
+    {"content": f"Repeat: {TEXT}", "temperature": 0},
+    {"content": f"Repeat: {TEXT}", "temperature": 1, "seed": 11},
+    {"content": "What is 17 + 25?", "temperature": 1, "seed": 3, "n": 2},
+]
+
+
+@pytest.fixture(scope="module")
+def drafting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("drafting")
+    with serving("demo", folder, "--speculative-config", CONFIG, "--log-stats-interval", "0.5") as server:
+        yield server
+
+
+def answers(server: Served) -> list[Any]:
+    client = server.client()
+    found = []
+    for request in REQUESTS:
+        fields = {name: value for name, value in request.items() if name != "content"}
+        messages: Any = [{"role": "user", "content": request["content"]}]
+        answer = client.chat.completions.create(model="demo", messages=messages, max_tokens=200, **fields)
+        found += [(choice.message.content, choice.finish_reason) for choice in answer.choices]
+        assert answer.usage is not None
+        found.append(answer.usage.completion_tokens)
+    return found
+
+
+def test_the_same_answers_in_fewer_steps(demo_served: Served, drafting: Served) -> None:
+    expected = answers(demo_served)
+    assert "red apple, green pear, blue plum" in expected[0][0]
+    assert answers(drafting) == expected
+    drafted, accepted = (drafting.metric(f"{COUNTER}_{name}_tokens_total") for name in ("draft", "accepted"))
+    assert 15 < accepted <= drafted
+    assert drafting.metric(f"{COUNTER}_accepted_tokens_per_pos_total") == accepted
+    tokens = sum(each for each in expected if isinstance(each, int))
+    assert drafting.metric("vllm:generation_tokens_total") == tokens
+    assert drafting.metric(f"{COUNTER}_drafts_total") <= drafting.metric("chorale:engine_steps_total")
+    assert drafting.metric("vllm:inter_token_latency_seconds_count") == tokens - 4  # first ones of 4 choices
+    assert demo_served.metric(f"{COUNTER}_drafts_total") == 0
+
+
+def test_banner_and_log_say_what_is_on(drafting: Served) -> None:
+    answers(drafting)
+    assert "drafts    ngram, up to 4 draft tokens" in drafting.log.read_text()
+    drafting.wait_until("the line", lambda: "SpecDecoding metrics: Mean acc" in drafting.log.read_text())
