@@ -34,7 +34,7 @@ _MANY = 256  # gains; of more, the sums are compared at about so many places
 
 @dataclass(frozen=True, slots=True)
 class LengthLimits:
-    """What the operator decided. ``ranges``: (fewest rows, most rows, draft tokens), in order."""
+    """The operator's decisions. ``ranges``: (fewest rows, most rows, draft tokens), in order."""
 
     most: int
     ranges: tuple[tuple[int, int, int], ...] = ()
