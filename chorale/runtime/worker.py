@@ -122,12 +122,10 @@ class Worker:
             self._decode_graphs.graph(rows, longest, filtered)
 
     @torch.inference_mode()
-    def capture_verify(
-        self, rows: int, places: int, num_made: int, longest: int, filtered: bool = False
-    ) -> None:
+    def capture_verify(self, rows: int, places: int, longest: int, filtered: bool = False) -> None:
         """Capture the graph of a step with drafts before it is needed."""
         if self._drafting is not None and self._drafting.graphs is not None:
-            self._drafting.graphs.graph(rows, places, num_made, longest, filtered)
+            self._drafting.graphs.graph(rows, places, longest, filtered)
 
     @torch.inference_mode()
     def try_size(self, num_tokens: int, rows: int = MIXED_ROWS[0]) -> None:

@@ -78,13 +78,16 @@ class DraftLengths:
         *,
         is_uniform: bool = False,
         holds_rows: bool = False,
+        steps_per_try: int = 1,
     ) -> None:
         """``is_uniform``: a step takes as long as if each row had the longest draft of all, so each gets as
-        many tokens. ``holds_rows``: a row with a draft misses the next step, unless all rows have one."""
+        many tokens. ``holds_rows``: a row with a draft misses the next step, unless all rows have one.
+        ``steps_per_try``: for how many steps the caller keeps a choice."""
         self.limits = limits
         self.costs = costs or StepCosts()
         self.acceptance = Acceptance(num_rows, limits.most)
         self._is_uniform, self._holds_rows = is_uniform, holds_rows
+        self._tries = _TRIES / steps_per_try
         self._expected: Floats = np.zeros((num_rows, limits.most))  # at the last choice
         self._gain = np.inf  # the least gain of a draft token that pays
         self._count = 0.0  # draft tokens of a row, the mean, at the last choice
@@ -152,12 +155,14 @@ class DraftLengths:
             entries = np.flatnonzero(plan.num_drafts)
             accepted = np.maximum(result.num_sampled[entries] - 1, 0)
             self.acceptance.observe(plan.rows[entries], plan.num_drafts[entries], accepted)
+        if plan.num_made >= 0 and plan.num_made + 1 != plan.num_new.max():
+            return  # between two numbers: it verifies other drafts than it makes
         # Rows were decoding when the last result came, so the engine has not waited since.
         if not follows or seconds <= 0 or not record.num_decodes or record.chunks:
             return
         rows = len(plan.rows)
         self.costs.observe(rows, plan.num_tokens / rows, seconds)
-        self._saved += _TRIES * seconds
+        self._saved += self._tries * seconds
         if tried is not None:
             loss = seconds - int(result.num_sampled.sum()) / tried.rate
             self._saved += max(0.0, min(tried.price, tried.price - loss))

@@ -23,11 +23,11 @@ from chorale.runtime.memory import LOGIT_ROWS
 from chorale.runtime.sampling.sampler import Sampler
 from chorale.runtime.steps.buffers import Buffers
 from chorale.runtime.steps.decode_graphs import StagingBuffers
-from chorale.runtime.steps.graph_sizes import context_sizes, pick
+from chorale.runtime.steps.graph_sizes import context_sizes, draft_sizes, pick
 
 ROW, COMPUTED, NUM_DRAFTS, DRAFTING, FIRST_NEW, BLOCKS = range(6)
 TOKENS = BLOCKS + 2 * NEW_BLOCKS  # the first of as many columns as there are places
-Key = tuple[int, int, int, int, bool]  # rows, places, num_made, longest, filtered
+Key = tuple[int, int, int, bool]  # rows, places, longest, filtered
 
 
 class VerifyPacker:
@@ -148,11 +148,11 @@ class VerifyGraphRunner:
 
     def run(self, plan: StepPlan) -> Callable[[], npt.NDArray[np.int64]]:
         """Enqueue a step. Returns a function that waits for its samples [R, places]."""
-        rows, places = pick(self._sizes, len(plan.rows)), int(plan.num_new.max())
+        rows, longest = pick(self._sizes, len(plan.rows)), int((plan.num_computed + plan.num_new).max())
         filtered = bool(self._buffers.rows.filters[plan.rows].any())
-        longest = int((plan.num_computed + plan.num_new).max())
-        longest = pick(context_sizes(rows * places, self._longest), longest)
-        replay = self.graph(rows, places, max(plan.num_made, 0), longest, filtered)
+        needed = max(int(plan.num_new.max()) - 1, plan.num_made, 1)
+        places, longest = self._size_of(rows, needed, longest, filtered)
+        replay = self.graph(rows, places, longest, filtered)
         size = rows * (TOKENS + places)
         staging = self._free.pop() if self._free else self._new_staging()
         columns = staging.inputs[:size]
@@ -178,11 +178,19 @@ class VerifyGraphRunner:
 
     # ------------------------------------------------------------------ what a graph holds
 
-    def graph(
-        self, rows: int, places: int, num_made: int, longest: int, filtered: bool = False
-    ) -> Callable[[], None]:
-        """The step of a size; captured when first asked for."""
-        key = rows, places, num_made, longest, filtered
+    def _size_of(self, rows: int, needed: int, longest: int, filtered: bool) -> tuple[int, int]:
+        """Return places and longest context of the graph for drafts of ``needed`` tokens: a captured one that
+        has room, even if that is more, because every row waits for a capture."""
+        sizes = [
+            (1 + size, pick(context_sizes(rows * (1 + size), self._longest), longest))
+            for size in draft_sizes(self._most_drafts)
+            if size >= needed
+        ]
+        return next((size for size in sizes if (rows, *size, filtered) in self._graphs), sizes[0])
+
+    def graph(self, rows: int, places: int, longest: int, filtered: bool = False) -> Callable[[], None]:
+        """The step of a size; captured when first asked for. A head drafts for as many places."""
+        key = rows, places, longest, filtered
         found = self._graphs.get(key)
         if found is None:
             self._make_dummies(rows, places)
@@ -196,9 +204,7 @@ class VerifyGraphRunner:
         columns[ROW] = columns[DRAFTING] = self._buffers.spare_row
         self._inputs[: columns.size].copy_(self._device.upload(columns.ravel()))
 
-    def _step(
-        self, rows: int, places: int, num_made: int, longest: int, filtered: bool
-    ) -> Callable[[], None]:
+    def _step(self, rows: int, places: int, longest: int, filtered: bool) -> Callable[[], None]:
         """Return the step that a graph contains. It uses static memory only."""
         columns = self._inputs[: rows * (TOKENS + places)].view(TOKENS + places, rows)
         given = VerifyInputs(
@@ -228,7 +234,7 @@ class VerifyGraphRunner:
                     accepted.last_place[:rows],
                     drafting,
                 )
-                self._head.run(read, num_made, longest)
+                self._head.run(read, places - 1, longest)
 
         return step
 

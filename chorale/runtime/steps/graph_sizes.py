@@ -41,6 +41,11 @@ def row_sizes(most: int) -> tuple[int, ...]:
     return tuple(sizes)
 
 
+def draft_sizes(most: int) -> tuple[int, ...]:
+    """Draft tokens a row of the graphs for drafts of up to ``most``, ascending."""
+    return (*(size for size in (1, 2, 3, 4, 6, 8, 12) if size < most), most)
+
+
 def chosen_sizes(asked: Sequence[int], most: int) -> tuple[int, ...]:
     """Return the sizes that the operator named, capped at ``most``. Raises ``ConfigError``."""
     if not asked or min(asked) < 1:

@@ -20,6 +20,7 @@ from chorale.runtime.steps.graph_sizes import (
     MIXED_TOKENS,
     MOST_DRAFTING_ROWS,
     context_sizes,
+    draft_sizes,
 )
 
 # For graphs beyond the first ones. The others are captured after a second without work, one at a time, so
@@ -81,17 +82,17 @@ def capture_first(
 
 
 def draft_preparations(resolved: Resolved) -> dict[str, Preparation]:
-    """Returns those of steps with drafts: of the first draft of a row, and of all later ones."""
+    """Returns those of steps with drafts, the longest first, which can stand for the others."""
     found: dict[str, Preparation] = {}
     if not resolved.most_drafts:
         return found
-    made = resolved.most_drafts if resolved.has_head else 0
     for rows in (size for size in resolved.graph_rows if size <= MOST_DRAFTING_ROWS):
-        for places in (1 + resolved.most_drafts, 1) if made else (1 + resolved.most_drafts,):
-            for longest in context_sizes(rows * places, resolved.limits.max_model_len):
-                sizes = {"rows": rows, "places": places, "num_made": made, "longest": longest}
-                name = f"drafts, {rows} rows of {places} places, up to {longest} tokens"
-                found[name] = (WorkerCall("capture_verify", sizes), rows in FIRST_ROWS[:3])
+        for size in reversed(draft_sizes(resolved.most_drafts)):
+            for longest in context_sizes(rows * (1 + size), resolved.limits.max_model_len):
+                sizes = {"rows": rows, "places": 1 + size, "longest": longest}
+                name = f"{rows} rows with drafts of {size} tokens, up to {longest} tokens"
+                is_first = rows in FIRST_ROWS[:3] and size == resolved.most_drafts
+                found[name] = (WorkerCall("capture_verify", sizes), is_first)
     return found
 
 

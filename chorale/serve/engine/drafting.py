@@ -10,6 +10,7 @@ from pathlib import Path
 from chorale.config import EngineConfig
 from chorale.engine.drafts.drafter import Drafter
 from chorale.engine.drafts.head import HeadDrafter
+from chorale.engine.drafts.head_planner import HELD_STEPS
 from chorale.engine.drafts.lengths import DraftLengths, LengthLimits
 from chorale.engine.drafts.ngram import NgramDrafter
 from chorale.engine.drafts.suffix import SuffixDrafter
@@ -60,9 +61,12 @@ def make_lengths(config: SpeculativeConfig | None, limits: EngineLimits) -> Draf
         config.num_speculative_tokens_per_batch_size,
         config.disable_by_batch_size,
     )
+    if config.has_head:
+        if config.is_synthetic:  # for measurements: always as many as asked
+            chosen = replace(chosen, ranges=chosen.ranges or ((1, MOST_DRAFTING_ROWS, chosen.most),))
+        return DraftLengths(chosen, limits.max_num_seqs, is_uniform=True, steps_per_try=HELD_STEPS)
     # Drafts that the host makes wait for the result of the step before.
-    on_host = config.method in ("ngram", "suffix")
-    return DraftLengths(chosen, limits.max_num_seqs, holds_rows=on_host and limits.async_scheduling)
+    return DraftLengths(chosen, limits.max_num_seqs, holds_rows=limits.async_scheduling)
 
 
 def most_drafts(config: SpeculativeConfig | None) -> int:

@@ -44,7 +44,7 @@ def check_worlds(devices: list[EngineCore], first: int, count: int) -> None:
         happened["hits"] += world.core.stats().prefix_cache_hits
     assert happened["preemptions"]
     assert happened["hits"]
-    assert 0 < happened["random accepted"] < happened["random drafted"] / 4
+    assert happened["random accepted"] < happened["random drafted"] / 4
     assert happened["right accepted"] > 0.95 * happened["right drafted"] > 0  # less: answers that end early
     assert 0 < happened["some right accepted"] < happened["some right drafted"]
 
