@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import msgspec
 import pytest
 
 from chorale.api.operator.metrics import Metrics
 from chorale.bench.drafts import SYNTHETIC, DraftCounts
 from chorale.bench.metrics import block, summarise
+from chorale.cli.bench.offline import _conclude, described
 from chorale.client.base import EngineInfo
 from chorale.engine.types import EngineStats
+from chorale.speculative.config import SpeculativeConfig
 
 INFO = EngineInfo(model="m", max_model_len=1, max_num_seqs=1, num_speculative_tokens=3)
 BEFORE = EngineStats(
@@ -86,3 +91,21 @@ def test_synthetic_acceptance_is_in_every_line() -> None:
     lines = printed(drafts).splitlines()[:-1]
     assert len(lines) > 10
     assert all(SYNTHETIC in line for line in lines)
+
+
+def test_offline_benchmarks_say_that_it_is_synthetic(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    acceptance = (0.8, 0.5)
+    config = SpeculativeConfig(method="synthetic", num_speculative_tokens=2, acceptance=acceptance)
+    about = described(INFO, config)
+    assert "the output has no meaning" in capsys.readouterr().out
+    path = tmp_path / "result.json"
+    _conclude("latency", {"avg_latency": 1.5, "batch_size": 2}, path, **about)
+    lines = capsys.readouterr().out.splitlines()[:-1]
+    assert lines
+    assert all(SYNTHETIC in line for line in lines)
+    written = json.loads(path.read_text())
+    assert written["synthetic_acceptance"] is True
+    assert written["speculative_config"]["acceptance"] == [0.8, 0.5]
+    assert "synthetic_acceptance" not in described(INFO, None)

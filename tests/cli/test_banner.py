@@ -67,6 +67,12 @@ def test_ranks_and_the_memory_of_each() -> None:
     assert "memory    each rank at most 3.00 GiB of weights, 0.50 GiB of kv cache" in lines
 
 
+def test_speculation_is_said() -> None:
+    lines = shown(["x"], (EngineStatus("ready"), replace(INFO, speculation="ngram, up to 4 draft tokens")))
+    assert "drafts    ngram, up to 4 draft tokens" in lines
+    assert not any(line.startswith("drafts") for line in shown(["x"], (EngineStatus("ready"), INFO)))
+
+
 def test_docs_that_are_off_are_not_shown() -> None:
     lines = shown(["--disable-fastapi-docs"], (EngineStatus("ready"), INFO))
     assert not any("/docs" in line for line in lines)

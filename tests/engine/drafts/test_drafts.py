@@ -10,6 +10,7 @@ import pytest
 
 from chorale.engine.core import EngineCore
 from chorale.engine.drafts.drafter import Drafter
+from chorale.engine.drafts.lengths import DraftLengths, LengthLimits
 from chorale.engine.sequence import Sequence
 from chorale.engine.types import IntArray, StepPlan, StepResult, TokenChunk
 from tests.support.engine.drafters import Oracle
@@ -25,8 +26,8 @@ class Drafted(Engine):
         self.drafter = Oracle(self._future, vocab_size=1000, **drafts)
         self.use(self.drafter)
 
-    def use(self, drafter: Drafter) -> None:
-        self.core = EngineCore(self.limits, self.executor, Ticker(), drafter=drafter)
+    def use(self, drafter: Drafter, lengths: DraftLengths | None = None) -> None:
+        self.core = EngineCore(self.limits, self.executor, Ticker(), drafter=drafter, lengths=lengths)
 
     def _future(self, sequence: Sequence) -> list[int]:
         prompt, limit = sequence.request.request.prompt_token_ids, self.limits.max_model_len
@@ -74,6 +75,32 @@ def test_a_wrong_draft_gives_one_token_and_counts_for_nothing() -> None:
     assert [shape(plan) for plan in engine.plans] == [[(0, 4, 0)], [(4, 3, 2)], [(5, 2, 1)], [(6, 1, 0)]]
     assert counts(chunks) == [1, 1, 1, 1]
     assert engine.drafted == (3, 0)
+
+
+def test_a_step_has_as_many_draft_tokens_as_were_chosen() -> None:
+    """Three rows, then two, then one; a drafter is not asked where none are wanted."""
+    engine = Drafted({"most": 9})
+    limits = LengthLimits(4, ((1, 1, 4), (2, 2, 1), (3, 8, 0)))
+    engine.use(engine.drafter, DraftLengths(limits, 8))
+    asked: list[int] = []
+    propose = engine.drafter.propose
+
+    def asking(sequence: Sequence, most: int) -> IntArray:
+        asked.append(most)
+        return propose(sequence, most)
+
+    engine.drafter.propose = asking  # type: ignore[method-assign]
+    for number, name in enumerate("abc", 1):
+        engine.add(name, 4, max_tokens=6 * number)
+    chunks = engine.run()
+    most: dict[int, int] = {}
+    for plan in engine.plans:
+        longest = max(count for _, _, count in shape(plan))
+        most[len(plan.rows)] = max(most.get(len(plan.rows), 0), longest)
+    assert most == {3: 0, 2: 1, 1: 4}
+    assert max(asked) == 4
+    assert ends(chunks) == [("a", 0, "length"), ("b", 0, "length"), ("c", 0, "length")]
+    assert engine.core.stats().accepted_per_position[0] == engine.core.stats().num_drafts
 
 
 def test_no_draft_reaches_past_the_last_token() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from chorale.engine.drafts.drafter import Drafter
 from chorale.engine.drafts.head import HeadDrafter
+from chorale.engine.drafts.lengths import DraftLengths, LengthLimits
 from chorale.engine.drafts.ngram import NgramDrafter
 from chorale.engine.drafts.suffix import SuffixDrafter
 from chorale.engine.types import GenerateRequest
@@ -112,3 +113,16 @@ def test_nonsense_changes_nothing(depth: Literal[0, 1]) -> None:
     limits = tight_limits(random.Random(depth), depth, True, 4, "fcfs")
     life = simulate(limits, 100, 1, nonsense)
     assert life.core._scheduler.committer.num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_chosen_lengths_change_nothing(depth: Literal[0, 1]) -> None:
+    """Rows of a step have drafts of different lengths, or none, and what is chosen changes with time."""
+    limits = tight_limits(random.Random(depth), depth, True, 4, "fcfs")
+    lengths = DraftLengths(LengthLimits(6), limits.max_num_seqs, holds_rows=bool(depth))
+    life = simulate(limits, 80, 1, partial(oracle, DRAFTERS["anything"]), lengths)
+    stats = life.core.stats()
+    assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
+    assert len(stats.accepted_per_position) <= 6
+    assert sum(stats.accepted_per_position) == stats.num_accepted_tokens
+    assert stats.num_drafts < stats.generation_tokens

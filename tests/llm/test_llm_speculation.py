@@ -1,0 +1,70 @@
+"""``LLM(speculative_config=...)``: the same output in fewer steps; errors before anything is loaded."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chorale import LLM, SamplingParams
+from chorale.errors import ConfigError
+from chorale.model.checkpoint_writer import write_random_checkpoint
+from chorale.model.config_writer import make_config
+
+ENGINE: dict[str, Any] = {"device": "cpu", "num_threads": 1, "max_model_len": 1024, "max_num_seqs": 1}
+PROMPT = "one two three"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = make_config(layers=2, experts=4, hidden=64, inter=64, heads=4, kv_heads=2, head_dim=32)
+    return write_random_checkpoint(tmp_path_factory.mktemp("checkpoint") / "tiny", config, seed=5)
+
+
+def run(model: Path, **options: Any) -> tuple[list[tuple[int, ...]], int, int]:
+    """Token ids, steps and accepted tokens of four requests, of which two repeat the one before."""
+    with LLM(model, **ENGINE, **options) as llm:
+        params = [
+            SamplingParams(max_tokens=40, temperature=heat, seed=2, ignore_eos=True) for heat in (0, 0, 1, 1)
+        ]
+        outputs = llm.generate([PROMPT] * 4, params, use_tqdm=False)
+        stats = llm._engine.stats()  # type: ignore[union-attr]
+        return (
+            [tuple(output.outputs[0].token_ids) for output in outputs],
+            stats.num_steps,
+            stats.num_accepted_tokens,
+        )
+
+
+def test_the_same_output_in_fewer_steps(checkpoint: Path) -> None:
+    expected, steps, _ = run(checkpoint)
+    ranges = [[1, 4, 4]]  # whatever steps cost
+    config = {"method": "suffix", "num_speculative_tokens_per_batch_size": ranges}
+    found, fewer, accepted = run(checkpoint, speculative_config=config)
+    assert found == expected
+    assert accepted > 40
+    assert fewer < steps
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"method": "ngrm"}, "did you mean ngram"),
+        ({"method": "ngram", "num_speculative_tokns": 3}, "did you mean num_speculative_tokens"),
+        ("ngram", "JSON object"),
+        ({"method": "synthetic", "acceptance": [0.5]}, "no meaning"),
+        ({"method": "ngram", "draft_tensor_parallel_size": 2}, "whole head"),
+    ],
+)
+def test_errors_come_before_anything_is_loaded(config: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        LLM("demo", **ENGINE, speculative_config=config)
+
+
+def test_a_key_without_effect_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    config = {"method": "ngram", "quantization": "fp8", "draft_tensor_parallel_size": 2}
+    with caplog.at_level(logging.WARNING), pytest.raises(ConfigError, match="whole head"):
+        LLM("demo", **ENGINE, speculative_config=config)
+    assert "quantization" in caplog.text
