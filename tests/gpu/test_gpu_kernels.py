@@ -17,6 +17,7 @@ from tests.gpu.test_gpu_engine import checkpoint  # noqa: F401  (a fixture)
 
 if torch.cuda.is_available():
     from tests.kernels.triton.twins import *  # noqa: F403
+    from tests.kernels.triton.twins_draft import *  # noqa: F403
     from tests.kernels.triton.twins_e4m3 import *  # noqa: F403
     from tests.kernels.triton.twins_experts import *  # noqa: F403
     from tests.kernels.triton.twins_large import *  # noqa: F403

@@ -30,7 +30,7 @@ PLAIN = HeadConfig(
     num_attention_heads=6,
     num_key_value_heads=2,
     head_dim=32,
-    intermediate_size=149,
+    intermediate_size=215,
     vocab_size=90,
     draft_vocab_size=67,
     aux_boundaries=(1, 2, 4),
@@ -40,6 +40,7 @@ NORMED = replace(
     PLAIN,
     hidden_size=96,
     target_hidden_size=96,
+    intermediate_size=320,
     norm_before_residual=True,
     norm_before_fc=True,
     norm_output=True,
@@ -88,7 +89,7 @@ def both(config: HeadConfig, dtype: torch.dtype) -> tuple[DraftHead, DraftHead]:
 def test_a_head(
     config: HeadConfig, steps: list[list[tuple[int, int]]], dtype: torch.dtype, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(tuning, "RESIDENT_DEPTH", 256)  # so that down is streamed
+    monkeypatch.setattr(tuning, "RESIDENT_DEPTH", 200)  # so that down is streamed
     ours, plain = both(config, dtype)
     kvs = [torch.zeros(head.kv_shape(32, BLOCK), device=DEVICE) for head in (ours, plain)]
     kvs[0] = kvs[0].to(dtype)
