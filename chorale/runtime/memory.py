@@ -58,9 +58,10 @@ class KvGeometry:
         return max(full, 0) * self.block_size
 
 
-def kv_geometry(model: ModelConfig, block_size: int, kv_dtype: str) -> KvGeometry:
+def kv_geometry(model: ModelConfig, block_size: int, kv_dtype: str, head: int = 0) -> KvGeometry:
+    """``head``: bytes of a draft head in each block."""
     token = 2 * model.num_key_value_heads * model.head_dim * DTYPE_BYTES[kv_dtype]  # K and V, one layer
-    return KvGeometry(block_size, model.num_kv_tensors * block_size * token, model.sliding_window)
+    return KvGeometry(block_size, model.num_kv_tensors * block_size * token + head, model.sliding_window)
 
 
 def weight_bytes(model: ModelConfig, dtype: str, *, decoded: bool = False) -> int:

@@ -14,6 +14,7 @@ from chorale.harmony.vocab import VOCAB_SIZE
 from chorale.model.config import ModelConfig
 from chorale.parallel.shares import check_size, cuts_by_expert, shares_of
 from chorale.runtime.cache_dtype import E4M3, cache_dtype
+from chorale.runtime.draft_memory import DraftMemory, draft_memory
 from chorale.runtime.hardware import Hardware
 from chorale.runtime.kv_pool import PoolRequest, check_one_fits, check_rows, size_pool, who_holds
 from chorale.runtime.memory import (
@@ -29,7 +30,14 @@ from chorale.runtime.memory import (
     weight_bytes,
 )
 from chorale.runtime.platforms import PLATFORMS
-from chorale.runtime.steps.graph_sizes import MIXED_ROWS, MIXED_TOKENS, chosen_sizes, context_sizes, row_sizes
+from chorale.runtime.steps.graph_sizes import (
+    MIXED_ROWS,
+    MIXED_TOKENS,
+    MOST_DRAFTING_ROWS,
+    chosen_sizes,
+    context_sizes,
+    row_sizes,
+)
 from chorale.sampling_fields import MAX_LOGPROBS
 from chorale.speculative.config import check_ranks_of_head
 
@@ -70,7 +78,12 @@ class Resolved:
     notes: tuple[str, ...]
     max_logprobs: int = MAX_LOGPROBS
     most_drafts: int = 0  # draft tokens of a row in a step
-    has_head: bool = False  # a head on the device makes them
+    drafts: DraftMemory | None = None  # of the head that makes them; None: there is none
+
+    @property
+    def has_head(self) -> bool:
+        """Returns whether a head on the device makes the drafts."""
+        return self.drafts is not None
 
 
 class _Decider:
@@ -155,13 +168,24 @@ def resolve(
         f"default on {hardware.kind}",
     )
     check_rows(seqs, config.max_model_len or model.max_position_embeddings, block_size, hardware)
-    geometry = kv_geometry(part, block_size, kv_dtype)
+    drafts = draft_memory(
+        speculation,
+        model,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        block_size=block_size,
+        num_tokens=tokens,
+        num_rows=MOST_DRAFTING_ROWS,
+    )
+    if drafts.note:
+        decide.notes.append(drafts.note)
+    geometry = kv_geometry(part, block_size, kv_dtype, drafts.per_block)
     graph_rows = _graph_rows(config, decide, seqs, can_capture)
     mixed_graphs = bool(graph_rows) and config.mixed_cuda_graphs
     if graph_rows and not mixed_graphs:
         decide.decisions.append(Decision("mixed_cuda_graphs", False, "requested", chosen=False))
     weights = weight_bytes(part, dtype, decoded=hardware.decodes_experts)
-    fixed = weights + activation_bytes(part, tokens, seqs, dtype)
+    fixed = weights + activation_bytes(part, tokens, seqs, dtype) + drafts.weights + drafts.activations
     if not cpu:
         fixed += (
             CUDA_RESERVE + _graph_bytes(config, part, graph_rows, block_size) + processor_bytes(model, seqs)
@@ -195,7 +219,7 @@ def resolve(
         decisions=tuple(decide.decisions),
         max_logprobs=_max_logprobs(config, decide),
         most_drafts=0 if speculation is None else speculation.num_speculative_tokens,
-        has_head=speculation is not None and speculation.has_head,
+        drafts=drafts if speculation is not None and speculation.has_head else None,
         notes=tuple(decide.notes),
     )
 

@@ -214,6 +214,9 @@ def show(model: ModelConfig, resolved: Resolved, *, decoded: bool = False) -> No
     is_packed = not (model.dense_experts or decoded)
     kinds = f"{'experts packed in MXFP4, the rest ' if is_packed else ''}{resolved.dtype}"
     print(f"weights   {weights} ({kinds})")
+    if resolved.drafts is not None:
+        own = gib(limits.num_blocks * resolved.drafts.per_block)
+        print(f"drafts    {resolved.drafts}, {own} of the KV pool")
     pool = gib(limits.num_blocks * geometry.bytes_per_block)
     print(f"KV pool   {pool}: {tokens:,} tokens of context in {resolved.kv_dtype}")
     print(f"requests  {full:,} at the full {limits.max_model_len:,} tokens, or {short:,} of 2,048 tokens")

@@ -17,8 +17,7 @@ from chorale.engine.drafts.suffix import SuffixDrafter
 from chorale.engine.types import EngineLimits
 from chorale.kernels.ops import Ops
 from chorale.model.config import ModelConfig
-from chorale.model.draft.config import HeadConfig, published_head
-from chorale.model.draft.files import HeadFiles
+from chorale.model.draft.config import published_head
 from chorale.model.draft.head import DraftHead
 from chorale.model.draft.load import Target, load_head
 from chorale.model.draft.random_head import random_head
@@ -62,8 +61,6 @@ def make_lengths(config: SpeculativeConfig | None, limits: EngineLimits) -> Draf
         config.disable_by_batch_size,
     )
     if config.has_head:
-        if config.is_synthetic:  # for measurements: always as many as asked
-            chosen = replace(chosen, ranges=chosen.ranges or ((1, MOST_DRAFTING_ROWS, chosen.most),))
         return DraftLengths(chosen, limits.max_num_seqs, is_uniform=True, steps_per_try=HELD_STEPS)
     # Drafts that the host makes wait for the result of the step before.
     return DraftLengths(chosen, limits.max_num_seqs, holds_rows=limits.async_scheduling)
@@ -86,15 +83,6 @@ def with_local_head(config: EngineConfig, progress: Progress | None) -> EngineCo
         progress=progress,
     )
     return replace(config, speculative_config=replace(speculation, model=str(folder), revision=None))
-
-
-def head_config(config: SpeculativeConfig | None, model: ModelConfig) -> HeadConfig | None:
-    """Returns the configuration of a head in a folder, or of a random one. Raises ``ConfigError``."""
-    if config is None or not config.has_head:
-        return None
-    if config.model is None:
-        return published_head(model)
-    return HeadFiles(Path(config.model), model).config
 
 
 def make_setup(
