@@ -132,6 +132,11 @@ class Generator:
         positions = torch.arange(width, device=self.device).expand(len(prompts), -1).contiguous()
         return self._forward(padded, positions, last, caches, width)
 
+    def noise(self, logits: torch.Tensor, positions: torch.Tensor, random: torch.Generator) -> torch.Tensor:
+        """Gumbel noise for ``logits`` [B, V] of the tokens at ``positions`` [B]."""
+        uniform = torch.rand(logits.shape, device=self.device, generator=random).clamp_(1e-20, 1 - 1e-7)
+        return -torch.log(-torch.log(uniform))
+
     @torch.inference_mode()
     def generate(
         self, prompts: Sequence[Sequence[int]], max_new: int, temperature: float, seed: int = 0
@@ -153,10 +158,7 @@ class Generator:
         stops = torch.tensor(STOPS, device=self.device)
         for step in range(max_new):
             if temperature > 0:
-                uniform = torch.rand(logits.shape, device=self.device, generator=random).clamp_(
-                    1e-20, 1 - 1e-7
-                )
-                logits = logits / temperature - torch.log(-torch.log(uniform))
+                logits = logits / temperature + self.noise(logits, lengths + step, random)
             chosen = logits.argmax(-1)
             made[:, step] = torch.where(done, PAD, chosen)
             done = done | torch.isin(chosen, stops)

@@ -66,16 +66,21 @@ class Muon(torch.optim.Optimizer):
 
 # AdamW's step moves every entry by the rate: what is summed over many entries (a logit is 256 of them, and
 # a row of the unembedding 430 before that) needs a smaller one.
-_RATES = {"embed_w": 0.3, "unembed_w": 0.1, "embed_d": 0.3, "unembed_d": 0.3, "router": 0.1}
+_RATES = {
+    "embed_w": 0.3, "unembed_w": 0.1, "embed_d": 0.3, "unembed_d": 0.3, "router": 0.1,
+    "map": 0.3, "corrections": 0.3,
+}  # fmt: skip
+_MATRICES = ("qkv", "output", "gate_up", "down", "fc")
 
 
 def build(net: nn.Module, lr_matrix: float, lr_rest: float) -> list[torch.optim.Optimizer]:
-    """Muon on qkv, output, gate_up and down; AdamW on tables, corrections, router, norms, biases, sinks."""
+    """Muon on qkv, output, gate_up, down and fc; AdamW on tables, corrections, router, norms, biases,
+    sinks."""
     matrices: list[nn.Parameter] = []
     rest: dict[float, list[nn.Parameter]] = {}
     for name, param in net.named_parameters():
         last = name.rsplit(".", 1)[-1]
-        if last in ("qkv", "output", "gate_up", "down"):
+        if last in _MATRICES:
             matrices.append(param)
         else:
             rest.setdefault(_RATES.get(last, 1.0), []).append(param)

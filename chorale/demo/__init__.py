@@ -33,17 +33,21 @@ def ensure_demo(progress: Progress | None = None, *, cache_dir: Path | None = No
     so that a crash leaves no half checkpoint and two processes may race. Raises ``CheckpointError`` if the
     archive is not the one that was shipped, ``ConfigError`` if the folder cannot be written.
     """
-    cache = cache_dir if cache_dir is not None else default_cache_dir()
-    folder = cache / _NAME
+    folder = (cache_dir if cache_dir is not None else default_cache_dir()) / _NAME
     if not (folder / "config.json").exists():
         if progress is not None:
             progress("load", 0.0, "expanding the demo checkpoint (once)")
-        try:
-            _write(folder)
-        except OSError as fault:
-            hint = "XDG_CACHE_HOME names another place"
-            raise ConfigError(f"{folder}: the demo cannot be written there: {fault}; {hint}") from fault
+        ensure_folder(folder, _write)
     return folder
+
+
+def ensure_folder(folder: Path, write: Callable[[Path], None]) -> None:
+    """Raises ``ConfigError`` if ``write`` cannot write ``folder``."""
+    try:
+        write(folder)
+    except OSError as fault:
+        hint = "XDG_CACHE_HOME names another place"
+        raise ConfigError(f"{folder}: the demo cannot be written there: {fault}; {hint}") from fault
 
 
 def export_demo(folder: str | Path) -> Path:
@@ -59,16 +63,21 @@ def export_demo(folder: str | Path) -> Path:
 
 
 def _write(folder: Path) -> None:
-    """Expand the archive beside ``folder`` and rename it there; if another process was faster, keep its
-    folder."""
+    """Expand the archive into ``folder``."""
     # Imported here: the demo's name and notice are read where torch is not.
     from chorale.demo.archive import check_hash, expand
 
     check_hash(ARCHIVE, SHA256)
+    write_folder(folder, lambda partial: expand(ARCHIVE, partial))
+
+
+def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
+    """Have ``fill`` write a checkpoint beside ``folder`` and rename it there; if another process was faster,
+    keep its folder."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        expand(ARCHIVE, partial)
+        fill(partial)
         partial.chmod(0o755)  # mkdtemp's is private; a checkpoint is not
         for file in partial.iterdir():
             file.chmod(0o644)

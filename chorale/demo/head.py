@@ -1,0 +1,39 @@
+"""The demo's draft head: an EAGLE3 head of 1.3 million parameters, so that every laptop can draft.
+
+The wheel holds an archive (``chorale/data/demo_head.safetensors``), which is expanded once into an ordinary
+folder in the speculators format. How it was trained, and how many of its drafts are kept:
+``training/README.md`` in the repository.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from chorale.demo import Progress, default_cache_dir, ensure_demo, ensure_folder, write_folder
+
+HEAD_ARCHIVE = Path(__file__).parents[1] / "data" / "demo_head.safetensors"
+HEAD_SHA256 = ""
+_NAME = f"demo-head-{HEAD_SHA256[:12]}-1"  # other weights or another config.json, another folder
+
+
+def ensure_demo_head(progress: Progress | None = None, *, cache_dir: Path | None = None) -> Path:
+    """The folder of the demo's draft head, written there on first use (6 MB). Expands the demo checkpoint
+    too.
+
+    Raises what ``ensure_demo`` raises.
+    """
+    demo = ensure_demo(progress, cache_dir=cache_dir)
+    folder = (cache_dir if cache_dir is not None else default_cache_dir()) / _NAME
+    if not (folder / "config.json").exists():
+        ensure_folder(folder, lambda target: _write(target, demo))
+    return folder
+
+
+def _write(folder: Path, demo: Path) -> None:
+    """Expand the archive into ``folder``."""
+    # Imported here: the name of the archive is read where torch is not.
+    from chorale.demo.archive import check_hash
+    from chorale.demo.head_archive import expand_head
+
+    check_hash(HEAD_ARCHIVE, HEAD_SHA256)
+    write_folder(folder, lambda partial: expand_head(HEAD_ARCHIVE, demo, partial))

@@ -1,0 +1,1 @@
+"""Train, pack and measure the demo checkpoint's EAGLE3 head."""

@@ -1,0 +1,45 @@
+"""The training ops for a target that only runs forward, on a CPU: the same numbers with less memory moved."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from training import ops as plain
+
+
+def attention(q: torch.Tensor, kv: Any, sinks: torch.Tensor, plan: plain.Plan, group: int) -> torch.Tensor:
+    """As ``training.ops.attention``, fused. The sink is one more key that every query sees: one more
+    dimension holds its score."""
+    shape, size = plan.shape, (plan.num_sequences, plan.seq_len)
+    repeat, dim = shape.num_heads // shape.num_kv_heads, shape.head_dim
+    room = 8  # dimensions added; the kernel prefers few odd sizes
+    of_sink = F.pad((sinks.float() * dim**0.5).to(q.dtype).unsqueeze(-1), (0, room - 1))
+    q = torch.cat((q, of_sink.expand(len(q), -1, -1)), dim=-1).unflatten(0, size).transpose(1, 2)
+    k = F.pad(kv.k.unflatten(0, size), (0, room, 0, 0, 0, 1)).transpose(1, 2)
+    k[:, :, -1, dim] = 1
+    v = F.pad(kv.v.unflatten(0, size), (0, room, 0, 0, 0, 1)).transpose(1, 2)
+    k, v = (t.repeat_interleave(repeat, dim=1) for t in (k, v))
+    mask = F.pad(plan.masks[group], (0, 1), value=True)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=dim**-0.5)
+    return out[..., :dim].transpose(1, 2).flatten(0, 1).flatten(1)
+
+
+_experts = torch.compile(plain.add_experts, dynamic=False)
+
+
+def moe(
+    normed: torch.Tensor,
+    expert_ids: torch.Tensor,
+    gates: torch.Tensor,
+    experts: plain.TrainedExperts,
+    x: torch.Tensor,
+    *_: Any,
+) -> tuple[torch.Tensor, None]:
+    return _experts(normed, expert_ids, gates, experts, x), None
+
+
+CPU_OPS = replace(plain.TRAINING_OPS, name="forward-cpu", attention=attention, moe=moe)
