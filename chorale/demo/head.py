@@ -12,7 +12,7 @@ from pathlib import Path
 from chorale.demo import Progress, default_cache_dir, ensure_demo, ensure_folder, write_folder
 
 HEAD_ARCHIVE = Path(__file__).parents[1] / "data" / "demo_head.safetensors"
-HEAD_SHA256 = ""
+HEAD_SHA256 = "193d19c252d21f9bf2caaffa30fca2a0a14b270591fb4b3e99c68651560a709a"
 _NAME = f"demo-head-{HEAD_SHA256[:12]}-1"  # other weights or another config.json, another folder
 
 

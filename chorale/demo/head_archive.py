@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from chorale.demo.shape import demo_config
 from chorale.harmony.vocab import VOCAB_SIZE
 
-_NORMS = {
+NORMS = {
     "input_norm": "input_norm.weight",
     "embed_norm": "layers.0.input_layernorm.weight",
     "hidden_norm": "layers.0.hidden_norm.weight",
@@ -54,7 +54,7 @@ def head_tensors(
     gate, up = rows("gate_up").chunk(2)
     head = unembedding.float() @ tensors["map"].float()
     head.index_add_(0, tensors["corrected"].long(), rows("corrections"))
-    made = {published: tensors[name] for name, published in _NORMS.items()}
+    made = {published: tensors[name] for name, published in NORMS.items()}
     made |= {
         f"layers.0.self_attn.{name}_proj.weight": one for name, one in zip("qkv", (q, k, v), strict=True)
     }

@@ -106,7 +106,6 @@ def matches(
     seeds = np.repeat(
         [one.seed + (OTHER_SEED if way == "uncoupled" else 0) for one in group], anchors.shape[1]
     )
-    padded = F.pad(token_ids, (0, MOST + 2), value=-1)
     found = []
     for step in range(MOST):
         scores = net.logits(chain.x, matrices).flatten(0, 1)
@@ -114,10 +113,18 @@ def matches(
         if way != "greedy":
             scores = scores / temperature + noise_of(seeds, at.flatten(), net.draft_ids)
         drafts = net.draft_ids[scores.argmax(-1)].view(anchors.shape)
-        found.append(drafts == padded.gather(1, at))
+        found.append(matches_of(drafts, token_ids, anchors, step))
         chain.advance(F.embedding(drafts, target.embedding))
     table = torch.stack(found, dim=-1)
     return [_inside(table[row, :count]).cpu() for row, count in enumerate(counts)]
+
+
+def matches_of(
+    drafts: torch.Tensor, token_ids: torch.Tensor, anchors: torch.Tensor, step: int
+) -> torch.Tensor:
+    """Whether drafts [B, A] of a step (0: the first) equal the tokens of the rows; False behind the end."""
+    padded = F.pad(token_ids, (0, step + 2), value=-1)
+    return drafts == padded.gather(1, anchors + 2 + step)
 
 
 def _inside(table: torch.Tensor) -> torch.Tensor:

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
+from chorale.demo.head_archive import NORMS
 from training.head.net import MATRICES, HeadNet, HeadShape
-
-NORMS = ("input_norm", "embed_norm", "hidden_norm", "mlp_norm", "norm")
 
 
 def int8_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -49,3 +48,37 @@ def read_head(path: Path, unembedding: torch.Tensor) -> HeadNet:
             getattr(net, name).copy_(tensors[name].float() * tensors[f"{name}_scale"].unsqueeze(-1))
     net.quantise = True
     return net.to(unembedding.device)
+
+
+def from_published(folder: Path) -> HeadNet:
+    """The net of a folder in the speculators format, as ``chorale.demo.head_archive`` expands it; not
+    quantised."""
+    config, tensors = (
+        json.loads((folder / "config.json").read_text()),
+        load_file(folder / "model.safetensors"),
+    )
+    layer = config["transformer_layer_config"]
+    shape = HeadShape(
+        hidden_size=layer["hidden_size"],
+        num_heads=layer["num_attention_heads"],
+        num_kv_heads=layer["num_key_value_heads"],
+        head_dim=layer["head_dim"],
+        intermediate_size=layer["intermediate_size"],
+        boundaries=tuple(config["eagle_aux_hidden_state_layer_ids"]),
+        rope_theta=layer["rope_theta"],
+        eps=layer["rms_norm_eps"],
+    )
+    ids = tensors["d2t"] + torch.arange(len(tensors["d2t"]))
+    net = HeadNet(shape, ids, tensors["lm_head.weight"], ids[:0])
+    attention, mlp = "layers.0.self_attn.{}_proj.weight", "layers.0.mlp.{}_proj.weight"
+    joined = {
+        "fc": ["fc.weight"],
+        "qkv": [attention.format(name) for name in "qkv"],
+        "output": [attention.format("o")],
+        "gate_up": [mlp.format("gate"), mlp.format("up")],
+        "down": [mlp.format("down")],
+    }
+    with torch.no_grad():
+        for name, published in (joined | {name: [published] for name, published in NORMS.items()}).items():
+            getattr(net, name).copy_(torch.cat([tensors[one].float() for one in published]))
+    return net

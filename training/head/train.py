@@ -26,7 +26,7 @@ from training import optim
 from training.data import batches
 from training.head.cpu_ops import CPU_OPS
 from training.head.data import Anchors, batch_shape, draft_vocabulary, find_anchors, learned_positions
-from training.head.export import write_head
+from training.head.export import read_head, write_head
 from training.head.net import Chain, HeadNet, HeadShape, Sources, write_start
 from training.head.target import Target, joined
 from training.restore import restore
@@ -50,9 +50,13 @@ class Trainer:
         rows = self.target.unembedding[draft_ids.to(device)].cpu()
         self.net = HeadNet(HeadShape(boundaries=options.boundaries), draft_ids, rows, corrected)
         self.known = torch.zeros(VOCAB_SIZE, dtype=torch.bool, device=device)
-        self.known[vocabulary.to(device)] = True
-        self._start()
+        if options.start:
+            self.net = read_head(options.start, self.target.unembedding.cpu())
+            self.net.quantise = False
+        else:
+            self._start()
         self.net.to(device)
+        self.known[self.net.draft_ids] = True
         self.rows_of_target = self.net.unembedding.bfloat16()
         self.optimizers = optim.build(self.net, options.lr_matrix, options.lr_rest)
         self.curve: list[dict[str, Any]] = []
@@ -155,6 +159,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--archive", type=Path, default=ARCHIVE, help="the target")
+    parser.add_argument("--start", type=Path, help="a head to train on from, of the same sizes")
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--max-steps", type=int, default=10**9)
     parser.add_argument("--seed", type=int, default=0)

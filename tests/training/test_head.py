@@ -1,0 +1,228 @@
+"""The demo's draft head: trained as it is used, packed without loss; how its drafts are counted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+
+from chorale.demo.head_archive import expand_head
+from chorale.harmony.vocab import VOCAB_SIZE
+from chorale.kernels.reference.noise import gumbel_noise, row_keys, token_steps
+from chorale.model.config import RopeConfig
+from chorale.model.gpt_oss import rope_table
+from training.head.data import find_anchors
+from training.head.evaluate import MOST, Tally
+from training.head.export import from_published, read_head, write_head
+from training.head.net import Chain, HeadNet, HeadShape, Sources, write_start
+
+SHAPE = HeadShape(
+    hidden_size=64, num_heads=4, num_kv_heads=2, head_dim=16, intermediate_size=96, boundaries=(1, 2, 3)
+)
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def unembedding() -> torch.Tensor:
+    torch.manual_seed(1)
+    return torch.randn(VOCAB_SIZE, SHAPE.hidden_size).bfloat16()
+
+
+@pytest.fixture(scope="module")
+def net(unembedding: torch.Tensor) -> HeadNet:
+    torch.manual_seed(2)
+    ids = torch.randperm(VOCAB_SIZE)[:300].sort().values
+    net = HeadNet(SHAPE, ids, unembedding[ids], torch.arange(0, 300, 7))
+    write_start(net, torch.tensor([1.0, 2.0, 4.0]), torch.ones(SHAPE.hidden_size))
+    with torch.no_grad():
+        for name in ("input_norm", "embed_norm", "hidden_norm", "mlp_norm", "norm"):
+            getattr(net, name).mul_(1 + 0.2 * torch.randn(getattr(net, name).shape))
+        net.map.add_(0.1 * torch.randn(net.map.shape))
+        net.corrections.normal_()
+    net.quantise, net.dtype = True, torch.float32
+    return net
+
+
+@pytest.fixture(scope="module")
+def folder(net: HeadNet, unembedding: torch.Tensor, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("head")
+    write_head(net, path / "head.safetensors")
+    save_file({"lm_head.weight": unembedding}, path / "model.safetensors")
+    expand_head(path / "head.safetensors", path, path / "head")
+    return path / "head"
+
+
+def sources() -> tuple[Sources, torch.Tensor]:
+    """Two documents in a row, and embeddings [30, H] of the token at each position."""
+    torch.manual_seed(3)
+    embedded = torch.randn(30, SHAPE.hidden_size)
+    positions = torch.cat((torch.arange(18), torch.arange(12))).unsqueeze(0)
+    states = torch.randn(1, 30, 3 * SHAPE.hidden_size) * 3
+    return Sources(states, embedded.roll(-1, 0).unsqueeze(0), positions), embedded
+
+
+def drafted(net: HeadNet, given: Sources, embedded: torch.Tensor, anchors: list[int]) -> torch.Tensor:
+    """[steps, anchors, Vd] of four steps."""
+    index = torch.tensor([anchors])
+    with torch.no_grad():
+        matrices = net.matrices()
+        chain = Chain(net, matrices, given, index)
+        found = [net.logits(chain.x, matrices)]
+        for step in range(1, 4):
+            chain.advance(embedded[index + 1 + step])
+            found.append(net.logits(chain.x, matrices))
+    return torch.cat(found)
+
+
+class PlainHead:
+    """One position after the other, from the published tensors: the format's forward, as engines run it."""
+
+    def __init__(self, tensors: Tensors) -> None:
+        self.tensors = {name: tensor.float() for name, tensor in tensors.items()}
+        self.rope = rope_table(RopeConfig(theta=SHAPE.rope_theta, factor=1.0), SHAPE.head_dim, 64)
+        self.keys: list[torch.Tensor] = []
+        self.values: list[torch.Tensor] = []
+
+    def norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        return F.rms_norm(x, x.shape, self.tensors[f"{name}.weight"], SHAPE.eps)
+
+    def project(self, aux: torch.Tensor) -> torch.Tensor:
+        return self.tensors["fc.weight"] @ self.norm(aux, "input_norm")
+
+    def step(self, state: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
+        """x [H] of the next position."""
+        layer, position = "layers.0.", len(self.keys)
+        residual = self.norm(state, layer + "hidden_norm")
+        joined = torch.cat((self.norm(embedded, layer + "input_layernorm"), residual))
+        q, k, v = (
+            (self.tensors[f"{layer}self_attn.{name}_proj.weight"] @ joined).view(-1, SHAPE.head_dim)
+            for name in "qkv"
+        )
+        self.keys.append(self.rotated(k, position))
+        self.values.append(v)
+        q, repeat = self.rotated(q, position), SHAPE.num_heads // SHAPE.num_kv_heads
+        heads = []
+        for head in range(SHAPE.num_heads):
+            keys = torch.stack([one[head // repeat] for one in self.keys])
+            weights = torch.softmax(keys @ q[head] * SHAPE.head_dim**-0.5, 0)
+            heads.append(weights @ torch.stack([one[head // repeat] for one in self.values]))
+        x = residual + self.tensors[f"{layer}self_attn.o_proj.weight"] @ torch.cat(heads)
+        t = self.norm(x, layer + "post_attention_layernorm")
+        gate, up = (self.tensors[f"{layer}mlp.{name}_proj.weight"] @ t for name in ("gate", "up"))
+        return x + self.tensors[f"{layer}mlp.down_proj.weight"] @ (F.silu(gate) * up)
+
+    def rotated(self, x: torch.Tensor, position: int) -> torch.Tensor:
+        cos, sin = self.rope[position].chunk(2)
+        first, second = x.chunk(2, -1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        return self.tensors["lm_head.weight"] @ self.norm(x, "norm")
+
+
+@pytest.mark.parametrize(("anchor", "start"), [(9, 0), (13, 0), (22, 18), (18, 18)])
+def test_what_is_trained_is_the_formats_forward(folder: Path, anchor: int, start: int) -> None:
+    net, plain = from_published(folder), PlainHead(load_file(folder / "model.safetensors"))
+    net.dtype = torch.float32
+    given, embedded = sources()
+    for position in range(start, anchor + 1):
+        x = plain.step(plain.project(given.states[0, position]), embedded[position + 1])
+    expected = [plain.logits(x)]
+    for step in range(1, 4):
+        x = plain.step(plain.norm(x, "norm"), embedded[anchor + 1 + step])
+        expected.append(plain.logits(x))
+    found = drafted(net, given, embedded, [anchor])[:, 0]
+    torch.testing.assert_close(found, torch.stack(expected), rtol=1e-4, atol=1e-4)
+
+
+def test_anchors_do_not_see_each_other(net: HeadNet) -> None:
+    given, embedded = sources()
+    together = drafted(net, given, embedded, [3, 9, 22])
+    for place, anchor in enumerate((3, 9, 22)):
+        alone = drafted(net, given, embedded, [anchor])[:, 0]
+        torch.testing.assert_close(together[:, place], alone, rtol=1e-4, atol=1e-4)
+
+
+def test_packing_loses_nothing(net: HeadNet, unembedding: torch.Tensor, tmp_path: Path) -> None:
+    restored = read_head(write_head(net, tmp_path / "head.safetensors"), unembedding)
+    restored.dtype = torch.float32
+    given, embedded = sources()
+    expected, found = (drafted(one, given, embedded, [9, 22]) for one in (net, restored))
+    assert (found - expected).norm() / expected.norm() < 0.01  # the map's rounding to bfloat16
+    again = write_head(restored, tmp_path / "again.safetensors")
+    assert again.read_bytes() == (tmp_path / "head.safetensors").read_bytes()
+
+
+def test_the_expanded_head_is_the_archives(net: HeadNet, folder: Path) -> None:
+    published = from_published(folder)
+    published.dtype = torch.float32
+    given, embedded = sources()
+    expected, found = (drafted(one, given, embedded, [9, 22]) for one in (net, published))
+    assert (found - expected).norm() / expected.norm() < 0.02  # bfloat16
+    tensors = load_file(folder / "model.safetensors")
+    assert torch.equal(published.draft_ids, net.draft_ids)
+    assert torch.equal(tensors["t2d"].nonzero().squeeze(1), net.draft_ids)
+
+
+def test_anchors_are_where_an_engine_drafts() -> None:
+    """A conversation of an answer, words of someone else, and an answer; then another conversation."""
+    token_ids = torch.tensor([[5, 6, 7, 8, 9, 1, 2, 7, 8, 9, 5, 6, 7, 8]])
+    learned = torch.tensor([[0, 0, 1, 1, 1, 0, 0, 1, 1, 1, 0, 1, 1, 1]]).bool()
+    positions = torch.tensor([[*range(10), *range(4)]])
+    known = torch.ones(10, dtype=torch.bool)
+    known[9] = False
+    anchors = find_anchors(token_ids, positions, learned, known, (14, 2))
+    found = {
+        int(index): (targets.tolist(), valid.tolist())
+        for index, targets, valid in zip(anchors.index[0], anchors.targets[0], anchors.valid[0], strict=True)
+        if valid[0]
+    }
+    # The token after an anchor was sampled; 9 cannot be drafted, and ends what is learned after it.
+    assert found == {
+        1: ([8, 9], [True, False]),
+        6: ([8, 9], [True, False]),
+        10: ([7, 8], [True, True]),
+        11: ([8, 0], [True, False]),
+    }
+
+
+def test_steps_of_a_walk() -> None:
+    """Seven tokens of an answer, of which the first is known: drafts after each of the next five."""
+    table = torch.zeros(5, MOST, dtype=torch.bool)
+    table[0, :2] = True  # after the first: two right
+    table[3, :2] = True  # after the fourth: two right, and the end
+    tally = Tally()
+    tally.walk(table, 3)
+    assert (tally.steps, tally.tokens, tally.kept) == (2, 6, [2, 2, 0, 0, 0])
+    tally = Tally()
+    tally.walk(table, 1)
+    assert (tally.steps, tally.tokens) == (4, 6)
+
+
+def test_coupled_draws_agree_as_often_as_proven() -> None:
+    """Two distributions drawn with the same noise give the same token with probability (1 - TV) / (1 + TV) at
+    least (Daliri, Musco and Suresh 2024); with other noise, only as often as chance makes them."""
+    random, draws, size = np.random.default_rng(4), 8192, 64
+    positions = np.arange(draws)
+    shared = gumbel_noise(noise_keys(11, positions), token_steps(size, torch.device("cpu")))
+    other = gumbel_noise(noise_keys(12, positions), token_steps(size, torch.device("cpu")))
+    for heat, distance in [(1.0, 0.1), (1.0, 1.0), (3.0, 0.5), (3.0, 3.0), (0.3, 1.0)]:
+        logits = torch.from_numpy(random.normal(size=size) * heat).float()
+        near = logits + torch.from_numpy(random.normal(size=size) * distance).float()
+        p, q = logits.softmax(0), near.softmax(0)
+        variation = float((p - q).abs().sum() / 2)
+        drawn = (logits + shared).argmax(1)
+        coupled = float((drawn == (near + shared).argmax(1)).double().mean())
+        uncoupled = float((drawn == (near + other).argmax(1)).double().mean())
+        margin = 4 * (0.25 / draws) ** 0.5
+        assert coupled > (1 - variation) / (1 + variation) - margin
+        assert coupled < 1 - variation + margin  # no coupling does better
+        assert uncoupled == pytest.approx(float((p * q).sum()), abs=margin)
+
+
+def noise_keys(seed: int, positions: np.ndarray[tuple[int], np.dtype[np.int64]]) -> torch.Tensor:
+    return torch.from_numpy(row_keys(np.full(len(positions), seed, np.uint64), positions))

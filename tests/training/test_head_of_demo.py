@@ -1,0 +1,150 @@
+"""The head that ships, on the demo as it is served: how many of its drafts the demo's own answers keep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from chorale.demo import ensure_demo
+from chorale.demo.head import HEAD_ARCHIVE, ensure_demo_head
+from chorale.kernels import select_ops
+from chorale.kernels.ops import AttentionMeta, ForwardBatch
+from chorale.model.config import ModelConfig
+from chorale.model.gpt_oss import GptOss
+from chorale.model.weights import load_weights
+from training.corpus import arithmetic, letters, lists, sample, structured, tools
+from training.head.evaluate import MOST, Tally, matches_of
+from training.head.export import from_published
+from training.head.net import Chain, HeadNet, Sources
+
+FAMILIES = (arithmetic.sums, letters.change, lists.reverse, structured.json_answer, tools.one_call)
+PAGE = 16
+
+
+class Served:
+    """The demo in float32 by the reference back end, and the residual stream between its layers."""
+
+    def __init__(self) -> None:
+        folder = ensure_demo()
+        config = ModelConfig.load(folder)
+        ops = select_ops("reference", "cpu")
+        weights = load_weights(folder, config, ops, device="cpu", dtype=torch.float32)
+        self.embedding, self.config, self.ops = weights.embedding, config, ops
+        self._seen: list[torch.Tensor] = []
+
+        def qkv_rope_cache(x: torch.Tensor, *rest: Any) -> Any:
+            self._seen.append(x.clone())
+            return ops.qkv_rope_cache(x, *rest)
+
+        self.model = GptOss(config, weights, replace(ops, qkv_rope_cache=qkv_rope_cache), max_len=1024)
+
+    def states(self, row: list[int]) -> list[torch.Tensor]:
+        """[tokens, H] after 0, 1, ... blocks."""
+        config, pages = self.config, pages_of(len(row))
+        pools = [
+            torch.zeros(2 * pages, 2, config.num_key_value_heads, PAGE, config.head_dim)
+            for _ in range(config.num_kv_tensors)
+        ]
+        meta = attention_of(range(len(row)), pages)
+        self._seen.clear()
+        last = self.model.hidden(ForwardBatch(torch.tensor(row), meta.positions[-1:], meta), pools)
+        return [*self._seen, last]
+
+
+def pages_of(length: int) -> int:
+    return -(-length // PAGE)
+
+
+def attention_of(positions: range, pages: int) -> AttentionMeta:
+    """Positions of one sequence, whose full and window pages are the first ``pages`` and the next."""
+    tables = [torch.arange(pages, dtype=torch.int32).unsqueeze(0) + group * pages for group in range(2)]
+    index = torch.tensor(positions)
+    return AttentionMeta(
+        positions=index,
+        query_start=torch.tensor([0, len(positions)], dtype=torch.int32),
+        context_lens=torch.tensor([positions.stop], dtype=torch.int32),
+        block_tables=(tables[0], tables[1]),
+        slots=(index, index + pages * PAGE),
+        max_query_len=len(positions),
+        max_context_len=positions.stop,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """``states`` of the demo, and where an answer begins and ends."""
+
+    ids: list[int]
+    states: list[torch.Tensor]
+    start: int
+    end: int
+
+
+@pytest.fixture(scope="module")
+def served() -> Served:
+    return Served()
+
+
+@pytest.fixture(scope="module")
+def conversations(served: Served) -> list[Conversation]:
+    """Answers of the corpus, most of which the demo gives too, to questions that training never drew."""
+    found = []
+    for family in FAMILIES:
+        for seed in range(3):
+            ids, learned = sample(79_000_000 + seed, "eval", family).tokens()
+            first = int(learned.argmax())
+            answer = learned[first:].argmin() or len(learned) - first
+            row = ids[: first + answer].tolist()
+            found.append(Conversation(row, served.states(row), first, first + int(answer)))
+    return found
+
+
+def length(
+    served: Served, net: HeadNet, conversations: list[Conversation], boundaries: tuple[int, ...]
+) -> float:
+    """Acceptance length at three drafts a step, greedily drafted."""
+    tally = Tally()
+    with torch.inference_mode():
+        for one in conversations:
+            aux = torch.cat([one.states[boundary] for boundary in boundaries], dim=-1).unsqueeze(0)
+            tokens = torch.tensor([one.ids])
+            embedded = F.embedding(tokens.roll(-1, 1), served.embedding).float()
+            given = Sources(aux, embedded, torch.arange(len(one.ids)).unsqueeze(0))
+            anchors = torch.arange(one.start - 1, one.end - 2).unsqueeze(0)
+            matrices = net.matrices()
+            chain = Chain(net, matrices, given, anchors)
+            kept = []
+            for step in range(MOST):
+                drafts = net.draft_ids[net.logits(chain.x, matrices).argmax(-1)]
+                kept.append(matches_of(drafts, tokens, anchors, step))
+                chain.advance(F.embedding(drafts, served.embedding).float())
+            tally.walk(torch.stack(kept, dim=-1)[0], 3)
+    return tally.tokens / tally.steps
+
+
+@pytest.fixture(scope="module")
+def net() -> HeadNet:
+    net = from_published(ensure_demo_head())
+    net.dtype = torch.float32
+    return net
+
+
+def test_small_enough_for_the_wheel() -> None:
+    assert HEAD_ARCHIVE.stat().st_size < 2e6
+
+
+def test_drafts_are_kept_and_a_shift_of_the_states_is_seen(
+    served: Served, net: HeadNet, conversations: list[Conversation]
+) -> None:
+    """A state too early or too late silently costs acceptance: others shipped that fault more than once."""
+    boundaries = net.shape.boundaries
+    right = length(served, net, conversations, boundaries)
+    assert right > 2.9
+    earlier = length(served, net, conversations, tuple(one - 1 for one in boundaries))
+    later = length(served, net, conversations, tuple(min(one + 1, 6) for one in boundaries))
+    assert earlier < 0.9 * right
+    assert later < right  # the last cannot be later: two of three states are wrong
