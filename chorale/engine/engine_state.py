@@ -208,6 +208,8 @@ class EngineState:
         self.rows.record_step(plan.step_id, plan.rows, plan.num_new)
         if plan.makes is not None:
             self.rows.record_drafts(plan.rows, np.where(plan.makes, np.int32(plan.num_made), np.int32(0)))
+        else:  # what was drafted before no longer continues these rows
+            self.rows.record_drafts(plan.rows, np.int32(0))
         if plan.num_drafts is not None:
             drafted = plan.rows[plan.num_drafts > 0]
             on_device = self.rows.drafts_on_device[drafted]

@@ -73,7 +73,7 @@ class RowTable:
         self.computed[rows] += num_new
         self.last_step[rows] = step_id
 
-    def record_drafts(self, rows: IntArray, num_made: IntArray) -> None:
+    def record_drafts(self, rows: IntArray, num_made: IntArray | np.int32) -> None:
         """Note how many draft tokens a plan makes for its rows."""
         self.drafted[rows] = num_made
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from chorale.demo import ensure_demo
+from chorale.demo.head import ensure_demo_head
 from chorale.errors import ConfigError
 from chorale.model.names import PUBLISHED, full_name
 
@@ -67,8 +68,10 @@ def resolve_head(
     download_dir: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Path:
-    """The folder of a draft head: a path, or a hub id (``nvidia/gpt-oss-120b-Eagle3-v3``). Arguments are
-    those of ``resolve_model``."""
+    """The folder of a draft head: "demo", a path, or a hub id (``nvidia/gpt-oss-120b-Eagle3-v3``). Arguments
+    are those of ``resolve_model``."""
+    if name == DEMO and revision is None:
+        return ensure_demo_head(progress)
     folder = find_folder(name)
     if folder is not None:
         if revision is not None:

@@ -219,6 +219,7 @@ class FakeExecutor:
                 kept = self._verified(state, computed + count - len(draft), draft)
                 state.last_token = kept[-1]
                 state.num_computed = computed + count - len(draft) + len(kept) - 1
+                state.drafts = []
                 if plan.makes is not None and plan.makes[entry]:
                     state.drafts = self._make_drafts(state, plan.num_made)
                     drafts[entry] = state.drafts

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
+from chorale.engine.drafts import head_planner
 from chorale.engine.drafts.drafter import Drafter
 from chorale.engine.drafts.head import HeadDrafter
 from chorale.engine.drafts.lengths import DraftLengths, LengthLimits
@@ -17,7 +18,7 @@ from chorale.engine.drafts.ngram import NgramDrafter
 from chorale.engine.drafts.suffix import SuffixDrafter
 from chorale.engine.types import GenerateRequest
 from tests.engine.test_simulation import tight_limits
-from tests.support.engine.drafters import Future, Nonsense, Oracle
+from tests.support.engine.drafters import Future, Nonsense, Oracle, Restless
 from tests.support.engine.simulation import VOCAB, Life, random_requests, simulate
 
 REQUESTS_PER_CASE = 100
@@ -79,6 +80,18 @@ def test_drafts_of_a_head_change_nothing(depth: Literal[0, 1], block_size: int) 
         check_counts(life, "head")
         preemptions += life.core.stats().num_preemptions
     assert preemptions > 0
+
+
+@pytest.mark.parametrize("block_size", [1, 16])
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_head_that_is_switched_on_and_off_changes_nothing(
+    depth: Literal[0, 1], block_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was drafted before an interruption is not what follows after it."""
+    monkeypatch.setattr(head_planner, "HELD_STEPS", 2)
+    limits = tight_limits(random.Random(f"{depth}{block_size}"), depth, True, block_size, "fcfs")
+    life = simulate(limits, REQUESTS_PER_CASE, 1, head, Restless(5, limits.max_num_seqs))
+    check_counts(life, "head")
 
 
 def lookup(kind: str, future: Future) -> Drafter:

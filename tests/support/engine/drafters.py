@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from chorale.engine.drafts.lengths import DraftLengths, LengthLimits
 from chorale.engine.sequence import NO_TOKENS, Sequence
 from chorale.engine.types import IntArray
 
@@ -80,3 +81,15 @@ class Nonsense:
 
     def end(self, sequence: Sequence) -> None:
         return None
+
+
+class Restless(DraftLengths):
+    """Chooses any number of draft tokens, often none."""
+
+    def __init__(self, most: int, num_rows: int) -> None:
+        super().__init__(LengthLimits(most), num_rows, is_uniform=True)
+        self._rng = np.random.default_rng(0)
+
+    def choose(self, rows: IntArray, step_id: int) -> IntArray | None:
+        count = max(0, int(self._rng.integers(-self.limits.most, self.limits.most + 1)))
+        return np.full(len(rows), count, np.int32) if count else None
