@@ -174,6 +174,10 @@ TENSORS: dict[str, tuple[Callable[[HeadFile], None], str]] = {
         "d2t: an id plus its difference is not from 0 to 511",
     ),
     "ids twice": (put("d2t", torch.tensor([0, -1] * 100)), "d2t: two draft ids are the same target id"),
+    "a short mask": (
+        put("t2d", torch.ones(400, dtype=torch.bool)),
+        "t2d: shape [400], config.json says [512]",
+    ),
     "another mask": (
         put("t2d", torch.zeros(512, dtype=torch.bool).index_fill(0, torch.arange(200), True)),
         "t2d: is not the mask of the ids that d2t gives",

@@ -174,8 +174,8 @@ def _draft_head(arch: tuning.ArchTuning, hopper: bool) -> list[Variant]:
     pair = dict.fromkeys(("states_ptr", "token_norm_ptr", "state_norm_ptr", "residual_ptr"), "*fp32")
     pair |= {"ids_ptr": "*i64"}
     found: list[Variant] = [
-        ("draft norm", draft._norm_parts_kernel, {"BLOCK": 16384, "PDL": hopper}, fp32, 16, 3),
-        ("draft norm fp32", draft._norm_parts_kernel, {"BLOCK": 4096, "PDL": hopper}, fp32 | out, 8, 3),
+        ("draft norm", norm._norm_parts_kernel, {"BLOCK": 16384, "PDL": hopper}, fp32, 16, 3),
+        ("draft norm fp32", norm._norm_parts_kernel, {"BLOCK": 4096, "PDL": hopper}, fp32 | out, 8, 3),
         (
             "draft gated",
             draft._gated_row_kernel,

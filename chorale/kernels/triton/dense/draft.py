@@ -26,32 +26,12 @@ from chorale.kernels.triton.dense.linear import (
     product,
     stream_row,
 )
-from chorale.kernels.triton.dense.norm import in_fours, normed_row
+from chorale.kernels.triton.dense.norm import in_fours, norm_parts, normed_row
 from chorale.kernels.triton.dense.qkv import rotate_and_cache
 from chorale.kernels.triton.dense.skinny import parts, project_few, whole
 from chorale.kernels.triton.dense.skinny_fused import fits
 from chorale.kernels.triton.kv_elements import kernel_view
 from chorale.kernels.triton.launch import dependent, is_amd, wait_for_previous
-
-
-@triton.jit
-def _norm_parts_kernel(
-    x_ptr,  # [T, P, W] float32
-    norm_ptr,  # [P, W] float32
-    out_ptr,  # [T, P, W]
-    eps,
-    W,
-    BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    part = tl.program_id(1)
-    place = (tl.program_id(0).to(tl.int64) * tl.num_programs(1) + part) * W
-    columns = in_fours(BLOCK)
-    inside = columns < W
-    norm = tl.load(norm_ptr + part * W + columns, mask=inside, other=0.0)
-    wait_for_previous(PDL)
-    x = tl.load(x_ptr + place + columns, mask=inside, other=0.0)
-    tl.store(out_ptr + place + columns, normed_row(x, norm, eps, W).to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -148,17 +128,6 @@ def _silu_kernel(
     up = tl.load(places + 1, mask=inside, other=0.0).to(tl.float32)
     result = gate / (1.0 + tl.exp(-gate)) * up
     tl.store(out_ptr + token * I + columns, result.to(out_ptr.dtype.element_ty), mask=inside)
-
-
-def norm_parts(x: torch.Tensor, norms: torch.Tensor, eps: float, dtype: torch.dtype) -> torch.Tensor:
-    """x [T, P * W] float32, norms [P, W] -> [T, P * W] in ``dtype``."""
-    out = torch.empty(x.shape, dtype=dtype, device=x.device)
-    if len(x):
-        _norm_parts_kernel[(x.shape[0], norms.shape[0])](
-            x, norms, out, eps, norms.shape[1], BLOCK=triton.next_power_of_2(norms.shape[1]),
-            num_warps=8 if norms.shape[1] <= 4096 else 16, **dependent(x),
-        )  # fmt: skip
-    return out
 
 
 def norm(x: torch.Tensor, norms: torch.Tensor, eps: float) -> torch.Tensor:
