@@ -54,7 +54,7 @@ def load_head(
     ``ConfigError``.
     """
     folder = Path(folder)
-    check_size(name or folder.name, target.config, str(folder))
+    check_size(name or _name_of(folder), target.config, str(folder))
     files = HeadFiles(folder, target.config, boundaries)
     token_ids = files.token_ids()
     source = _Source(files, target, token_ids, torch.device(device), dtype)
@@ -62,6 +62,11 @@ def load_head(
     weights = pack_weights(files.config, source.read, token_ids.to(device), ops, dtype)
     logger.info("draft head %s: %s", name or folder, files.config.aux_source)
     return DraftHead(files.config, weights, ops, max_len, target.embed if shares else None)
+
+
+def _name_of(folder: Path) -> str:
+    """The folder's name; in the hub's cache, that of the repository."""
+    return folder.parent.parent.name if folder.parent.name == "snapshots" else folder.name
 
 
 class _Source:

@@ -195,7 +195,7 @@ def read_rope(fields: Fields) -> RopeConfig | Llama3Rope:
         raise owner.error("rope_theta", "must be more than 1")
     if any(part.raw.get("partial_rotary_factor") not in (None, 1, 1.0) for part in (fields, rope)):
         raise rope.error("partial_rotary_factor", "must be 1")
-    kind = rope.raw.get("rope_type", rope.raw.get("type"))
+    kind = rope.raw.get("rope_type") or rope.raw.get("type")
     if kind in (None, "default"):
         return RopeConfig(theta=theta, factor=1.0)
     if kind == "llama3":

@@ -19,8 +19,10 @@ def tokens_of(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """(found by columns, expected, what both left for the next step)"""
     generator = torch.Generator().manual_seed(seed)
-    ids = torch.randperm(VOCAB, generator=generator)[:77].sort().values
+    ids = torch.randperm(VOCAB - 1, generator=generator)[:77].sort().values
+    ids[-1] = VOCAB - 1
     some = 3 * torch.randn(COUNT, len(ids), generator=generator)
+    some[4, -1] = 20.0
     whole = torch.full((COUNT, VOCAB), -torch.inf).index_copy(1, ids, some)
     keys = torch.from_numpy(row_keys(np.arange(COUNT, dtype=np.uint64), np.arange(COUNT) + seed))
     temperature = torch.full((COUNT,), heat)
@@ -36,7 +38,7 @@ def tokens_of(
         stops = torch.full((COUNT, EARLY_STOPS), -1, dtype=torch.int32)
         order = whole.argsort(1, descending=True)
         stops[1, :3], stops[2, :2] = order[1, :3].int(), torch.tensor([int(order[2, -1]), int(order[2, 0])])
-        stops[3, 0] = VOCAB + 5
+        stops[3, 0], stops[4, 0] = VOCAB + 5, VOCAB - 1
     rows = torch.arange(COUNT, dtype=torch.int32)
     draws = SamplingInputs(keys, temperature, rows, filters, allowed, stops)
     results, lasts = [], []

@@ -13,7 +13,9 @@ import pytest
 import torch
 
 from chorale.errors import ConfigError
+from chorale.model.config import RopeConfig
 from chorale.model.config_writer import SHAPES, make_config
+from chorale.model.draft.config import Llama3Rope
 from chorale.model.draft.files import HeadFiles
 from chorale.model.draft.load import Target
 from chorale.model.draft.parse import check_size, read_head_config
@@ -76,6 +78,7 @@ CONFIGS: dict[str, tuple[HeadFile, str]] = {
     "too many drafts": (specforge(draft_vocab_size=513), "draft_vocab_size: 513 is more than vocab_size 512"),
     "activation": (specforge(hidden_act="gelu"), "hidden_act: 'gelu' is not silu"),
     "biases of gates": (specforge(mlp_bias=True), "mlp_bias: true is not supported"),
+    "not causal": (specforge(is_causal=False), "is_causal: false is not supported"),
     "tied": (specforge(tie_word_embeddings=True), "tie_word_embeddings: true is not supported"),
     "quantized": (
         specforge(quantization_config={"quant_method": "fp8"}),
@@ -287,6 +290,17 @@ def test_a_name_of_the_other_size(name: str) -> None:
         check_size(name, SMALL, "x")
 
 
+@pytest.mark.parametrize(
+    "place", ["EAGLE3-gpt-oss-120b", "models--nvidia--gpt-oss-120b-Eagle3-short-context/snapshots/0a1b2c"]
+)
+def test_a_folder_of_the_other_size(place: str, tmp_path: Path) -> None:
+    """A head that takes the final state has no number that shows for which of the two it is."""
+    folder = final_state().write(tmp_path / "gpt-oss-20b" / place)
+    load(folder, Target(LARGE, embedding=torch.zeros(1)))
+    with pytest.raises(ConfigError, match="is not gpt-oss-20b, which the target is"):
+        load(folder, Target(SMALL, embedding=torch.zeros(1)))
+
+
 # ------------------------------------------------------------------ aux states
 
 READINGS: list[tuple[Callable[..., HeadFile], object, int, tuple[int, ...], str]] = [
@@ -323,6 +337,60 @@ def test_a_switch_that_is_absent_follows_from_the_tensors(tmp_path: Path) -> Non
     file = nvidia(eagle_config={"eagle_aux_hidden_state_layer_ids": [2, 3, 4]})
     assert HeadFiles(file.write(tmp_path), target_config()).config.norm_before_fc
     assert not read_head_config(file.config, "config.json", target_config()).norm_before_fc
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+LLAMA3 = {**YARN, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+def rope_of(rope: dict[str, Any], key: str = "rope_scaling") -> object:
+    return read_head_config(specforge(**{key: rope}).config, "config.json", target_config()).rope
+
+
+def test_rotary_embeddings() -> None:
+    yarn = RopeConfig(theta=10000.0, factor=4.0, original_max_position=64, truncate=True)
+    assert rope_of(YARN) == yarn
+    assert rope_of({**YARN, "type": "yarn", "rope_type": None, "truncate": False}) == replace(
+        yarn, truncate=False
+    )
+    assert rope_of({**YARN, "attention_factor": 1.5}) == replace(yarn, attention_factor=1.5)
+    whole = {key: value for key, value in YARN.items() if not key.startswith("original")}
+    assert rope_of(whole) == replace(yarn, original_max_position=4096)  # max_position_embeddings
+    assert rope_of({**YARN, "beta_fast": 16.0, "beta_slow": 2.0}) == replace(
+        yarn, beta_fast=16.0, beta_slow=2.0
+    )
+    llama = Llama3Rope(
+        theta=7e4, factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position=64
+    )
+    assert rope_of({**LLAMA3, "rope_theta": 7e4}) == llama
+    assert rope_of({**LLAMA3, "rope_theta": 7e4}, "rope_parameters") == llama
+
+
+@pytest.mark.parametrize(
+    ("rope", "expected"),
+    [
+        ({**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}, "mscale: is not supported"),
+        ({**YARN, "truncate": 1}, "truncate: must be true or false"),
+        ({**YARN, "factor": 0.5}, "factor: must be 1 or more"),
+        ({**YARN, "beta_fast": 1.0}, "beta_fast: must be more than beta_slow"),
+        ({**LLAMA3, "high_freq_factor": 1.0}, "high_freq_factor: must be more than low_freq_factor"),
+        ({**LLAMA3, "rope_theta": 1.0}, "rope_theta: must be more than 1"),
+        ({**LLAMA3, "partial_rotary_factor": 0.5}, "partial_rotary_factor: must be 1"),
+    ],
+)
+def test_rotary_embeddings_that_are_refused(rope: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        rope_of(rope)
+
+
+def test_defaults_of_llama() -> None:
+    raw = specforge().config
+    for key in ("rms_norm_eps", "max_position_embeddings", "rope_scaling", "num_key_value_heads"):
+        del raw[key]
+    found = read_head_config(raw, "config.json", target_config())
+    assert (found.rms_norm_eps, found.max_position_embeddings) == (1e-6, 2048)
+    assert found.rope == RopeConfig(theta=10000.0, factor=1.0)
+    assert found.num_key_value_heads == found.num_attention_heads
 
 
 def test_sizes_in_memory() -> None:
