@@ -103,6 +103,19 @@ def test_a_step_has_as_many_draft_tokens_as_were_chosen() -> None:
     assert engine.core.stats().accepted_per_position[0] == engine.core.stats().num_drafts
 
 
+def test_a_row_of_another_request_starts_anew() -> None:
+    engine = Drafted({"most": 3, "wrong": 1.0}, max_num_seqs=1)
+    lengths = DraftLengths(LengthLimits(3), 1)
+    engine.use(engine.drafter, lengths)
+    engine.add("a", 4, max_tokens=30)
+    engine.run()
+    of_a = lengths.acceptance.expected(np.array([0], np.int32))[0]
+    engine.add("b", 4, max_tokens=30)
+    engine.core.step()
+    of_b = lengths.acceptance.expected(np.array([0], np.int32))[0]
+    assert of_a[0] < of_b[0]  # the mean, in which a counts less than in its own row
+
+
 def test_no_draft_reaches_past_the_last_token() -> None:
     """``max_tokens`` and ``max_model_len`` are lengths; the plan never computes a token without successor."""
     for max_tokens in range(1, 9):

@@ -1,0 +1,14 @@
+"""Sums over several engines."""
+
+from __future__ import annotations
+
+from chorale.client.summary import add_stats
+from chorale.engine.types import EngineStats
+
+
+def test_accepted_tokens_are_added_by_position() -> None:
+    first = EngineStats(num_drafts=3, num_accepted_tokens=5, accepted_per_position=(3, 2))
+    second = EngineStats(num_drafts=4, num_accepted_tokens=7, accepted_per_position=(4, 2, 1))
+    both = add_stats([first, second, EngineStats()])
+    assert (both.num_drafts, both.num_accepted_tokens) == (7, 12)
+    assert both.accepted_per_position == (7, 4, 1)
