@@ -87,7 +87,7 @@ class SuffixDrafter:
 
     def end(self, sequence: Sequence) -> None:
         self._buffers.pop(sequence, None)
-        if not sequence.output or not self._capacity:
+        if not sequence.output:
             return
         salt = sequence.request.request.cache_salt
         if salt not in self._answers:

@@ -103,6 +103,21 @@ def test_a_step_has_as_many_draft_tokens_as_were_chosen() -> None:
     assert engine.core.stats().accepted_per_position[0] == engine.core.stats().num_drafts
 
 
+def test_a_draft_that_is_alone_may_not_pay() -> None:
+    """A step with any draft takes half as long again; two drafts would pay for that, one does not."""
+    engine = Drafted({"most": 1})
+    lengths = DraftLengths(LengthLimits(1), 8)
+    for tokens, seconds in ((1.0, 1.0), (1.5, 1.5), (2.0, 1.55)):
+        lengths.costs.observe(2, tokens, seconds)
+    engine.use(OnlyFor("a", engine.drafter), lengths)
+    engine.add("a", 4, max_tokens=3)
+    engine.add("b", 4, max_tokens=3)
+    engine.core.step()
+    engine.core.step()
+    assert lengths.choose(np.arange(2, dtype=np.int32), 99) is not None
+    assert shape(engine.plans[-1]) == [(4, 1, 0), (4, 1, 0)]
+
+
 def test_a_row_of_another_request_starts_anew() -> None:
     engine = Drafted({"most": 3, "wrong": 1.0}, max_num_seqs=1)
     lengths = DraftLengths(LengthLimits(3), 1)

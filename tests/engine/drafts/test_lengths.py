@@ -123,8 +123,9 @@ def test_nearly_as_fast_as_the_best_fixed_number(kind: str, rows: int) -> None:
 
 
 def test_a_full_batch_gets_none_and_loses_less_than_one_percent() -> None:
-    for kind in ("gpu", "cpu"):
+    for kind, most in (("gpu", MOST), ("cpu", MOST), ("cpu", 1)):
         made = world(COSTS[kind], 256, 0.5)
+        made.lengths = DraftLengths(LengthLimits(most), 256)
         rate, number = best_fixed(made.cost, made.accepts)
         assert number == 0
         made.run(500)
@@ -169,6 +170,16 @@ def test_a_new_request_starts_from_the_mean_of_recent_ones() -> None:
     made.lengths.forget(3)
     expected = made.lengths.acceptance.expected(np.array([3], np.int32))[0]
     assert 0.05 < expected[0] < 0.2
+    differing = world(gpu, 16, [0.95] * 8 + [0.02] * 8)
+    differing.run(400)
+    rows = np.arange(16, dtype=np.int32)
+    differing.lengths._saved, differing.lengths._age = -1.0, 5  # no try and no new choice now
+    before = differing.lengths.choose(rows, differing.step_id)
+    differing.lengths.forget(15)
+    after = differing.lengths.choose(rows, differing.step_id + 1)
+    assert before is not None
+    assert after is not None
+    assert after[15] > before[15]
 
 
 def test_the_operators_ranges_replace_the_choice() -> None:

@@ -12,6 +12,8 @@ from chorale.engine.drafts.ngram import NgramDrafter
 from chorale.engine.drafts.suffix import RecentAnswers, SuffixDrafter
 from chorale.engine.sequence import RequestState, Sequence
 from chorale.engine.types import GenerateRequest
+from chorale.serve.engine.drafting import make_drafter
+from chorale.speculative.config import SpeculativeConfig
 
 
 def sequence(prompt: list[int], output: list[int] | None = None, salt: str = "") -> Sequence:
@@ -88,6 +90,29 @@ def test_suffix_finds_recent_answers_of_the_same_salt_only() -> None:
     assert drafter.propose(sequence([2, 5, 6, 7], salt="other"), 9).tolist() == []
     assert drafter.propose(sequence([2, 6, 7]), 9).tolist() == [8, 9]  # as long as its match
     assert drafter.propose(sequence([2, 7]), 9).tolist() == []  # a match of one is too short
+
+
+def test_what_the_operator_may_change() -> None:
+    config = SpeculativeConfig(
+        method="suffix",
+        num_speculative_tokens=8,
+        suffix_decoding_max_tree_depth=3,
+        suffix_decoding_max_spec_factor=2.0,
+        suffix_decoding_max_cached_requests=0,
+    )
+    drafter = make_drafter(config)
+    assert drafter is not None
+    text = [*range(10, 40), 1, *range(10, 20)]  # a match of ten tokens, of which three count
+    assert drafter.propose(sequence(text), 9).tolist() == [20, 21, 22, 23, 24, 25]
+    drafter.end(sequence([1], [5, 6, 7, 8, 9, 10]))
+    assert drafter.propose(sequence([2, 5, 6, 7]), 9).tolist() == []  # no answers are kept
+    ngram = make_drafter(
+        SpeculativeConfig(method="ngram", num_speculative_tokens=2, prompt_lookup_min=2, prompt_lookup_max=2)
+    )
+    assert ngram is not None
+    assert ngram.propose(sequence([5, 6, 7, 8, 9, 5, 6]), 9).tolist() == [7, 8]
+    assert ngram.propose(sequence([5, 6, 7, 8, 9, 6]), 9).tolist() == []
+    assert make_drafter(None) is None
 
 
 def test_a_draft_never_reaches_into_the_next_answer() -> None:
