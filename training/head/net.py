@@ -49,6 +49,7 @@ class HeadNet(nn.Module):
     draft_ids: torch.Tensor
     unembedding: torch.Tensor
     corrected: torch.Tensor
+    rope: torch.Tensor
 
     def __init__(
         self,
@@ -88,7 +89,8 @@ class HeadNet(nn.Module):
         def made(weight: torch.Tensor) -> torch.Tensor:
             return (round_rows_int8(weight) if self.quantise else weight).to(self.dtype)
 
-        return Matrices(*(made(getattr(self, name)) for name in MATRICES), self.head().to(self.dtype))
+        rounded = {name: made(getattr(self, name)) for name in MATRICES}
+        return Matrices(**rounded, head=self.head().to(self.dtype))
 
     def head(self) -> torch.Tensor:
         """[Vd, H] float32."""
