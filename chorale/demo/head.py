@@ -12,7 +12,7 @@ from pathlib import Path
 from chorale.demo import Progress, default_cache_dir, ensure_demo, ensure_folder, write_folder
 
 HEAD_ARCHIVE = Path(__file__).parents[1] / "data" / "demo_head.safetensors"
-HEAD_SHA256 = "193d19c252d21f9bf2caaffa30fca2a0a14b270591fb4b3e99c68651560a709a"
+HEAD_SHA256 = "85301dc4c1786e316a0a87b4be8c1d62bf707d48b9899133ea4934cdf13e1eff"
 _NAME = f"demo-head-{HEAD_SHA256[:12]}-1"  # other weights or another config.json, another folder
 
 
