@@ -54,7 +54,7 @@ class VerifyInputs:
 
 @dataclass(frozen=True, slots=True)
 class VerifyBatch:
-    """What ``verify_inputs`` writes for the model and the sampler."""
+    """The inputs of the model and the sampler, which ``verify_inputs`` writes."""
 
     token_ids: torch.Tensor  # [N] int64
     positions: torch.Tensor  # [N] int64
@@ -69,7 +69,7 @@ class VerifyBatch:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """What ``accept`` writes, beside the rows' last tokens and positions."""
+    """The result of ``accept``, beside the rows' last tokens and positions."""
 
     tokens: torch.Tensor  # [N] int64: the samples that are kept, REJECTED for the others
     following: torch.Tensor  # [N] int64: the token after each place, for the head
@@ -78,7 +78,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class DraftPasses:
-    """What ``draft_passes`` writes: where each of M passes of the head computes, and with which noise.
+    """The inputs of M passes of the head, which ``draft_passes`` writes: places and noise.
 
     The first pass needs its keys only: it follows the target's own step.
     """

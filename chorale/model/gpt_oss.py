@@ -54,7 +54,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class AuxStates:
-    """What a draft head reads: the residual stream after some numbers of blocks, side by side.
+    """The input of a draft head: the residual stream after some numbers of blocks, concatenated.
 
     Without ``boundaries`` it is the final state, normed.
     """

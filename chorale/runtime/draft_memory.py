@@ -1,4 +1,4 @@
-"""What drafts take of the memory: the head's weights, its keys and values, its work. Torch-free."""
+"""Memory that drafts take: the head's weights, its keys and values, its work. Torch-free."""
 
 from __future__ import annotations
 

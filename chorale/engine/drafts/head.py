@@ -21,7 +21,7 @@ class HeadDrafter:
     most_rows: int
 
     def end(self, sequence: Sequence) -> None:
-        """Nothing is kept for a sequence."""
+        """Forget a sequence: there is nothing to forget."""
 
 
 def follows_tokens(sequence: Sequence) -> bool:

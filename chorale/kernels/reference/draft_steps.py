@@ -71,7 +71,7 @@ def accept(
 ) -> None:
     """Keep the samples [N] of each row up to the first that differs from its draft.
 
-    ``profile`` [K] float32: keep draft token j with this probability instead, whatever it is.
+    ``profile`` [K] float32: keep draft token j with this probability instead, equal or not.
     """
     places, count = given.token_ids.shape
     total, rows = places * count, given.rows.long()

@@ -114,9 +114,12 @@ def _load(
 ) -> DraftHead:
     dtype, longest = DTYPES[resolved.dtype], resolved.limits.max_model_len + MOST_DRAFT_TOKENS
     target = device.torch_device
-    if config.model is None:
-        return random_head(published_head(whole), ops, device=target, dtype=dtype, max_len=longest)
     embedding = model.weights.embedding
+    if config.model is None:
+        own = embedding if rank is None else None
+        return random_head(
+            published_head(whole), ops, device=target, dtype=dtype, max_len=longest, embedding=own
+        )
     embed = None if rank is None else partial(model.ops.embed, embedding)
     return load_head(
         config.model,
