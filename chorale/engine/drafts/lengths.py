@@ -27,6 +27,7 @@ from chorale.engine.types import IntArray, StepResult
 _EVERY = 8  # steps between two choices
 _EVERY_OFF = 32  # the same while drafts do not pay
 _TRIES = 0.006  # share of the time that tries may take
+_MOST_PATIENCE = 16.0  # tries become rarer up to so many times while the choice stays the same
 _LEAST_LOSS = 0.25  # of a step; so there are at least 40 steps between two tries
 _MARGIN = 1.01  # drafts must bring at least so many times the tokens a second
 _MANY = 256  # gains; of more, the sums are compared at about so many places
@@ -88,6 +89,7 @@ class DraftLengths:
         self.acceptance = Acceptance(num_rows, limits.most)
         self._is_uniform, self._holds_rows = is_uniform, holds_rows
         self._tries = _TRIES / steps_per_try
+        self._patience: dict[int, tuple[float, float]] = {}  # by range of rows: the choice, see _MOST_PATIENCE
         self._expected: Floats = np.zeros((num_rows, limits.most))  # at the last choice
         self._gain = np.inf  # the least gain of a draft token that pays
         self._count = 0.0  # draft tokens of a row, the mean, at the last choice
@@ -162,7 +164,7 @@ class DraftLengths:
             return
         rows = len(plan.rows)
         self.costs.observe(rows, plan.num_tokens / rows, seconds)
-        self._saved += self._tries * seconds
+        self._saved += self._tries * seconds / self._patience.get(self._range, (0.0, 1.0))[1]
         if tried is not None:
             loss = seconds - int(result.num_sampled.sum()) / tried.rate
             self._saved += max(0.0, min(tried.price, tried.price - loss))
@@ -181,6 +183,7 @@ class DraftLengths:
             self._gain, self._count, self._age = np.inf, 0.0, 0
             return
         best = self._best(num_rows, expected)
+        self._be_patient(best.count)
         self._gain, self._count = best.gain, best.count
         if self._gain == np.inf:
             self._age = _EVERY_OFF
@@ -204,6 +207,15 @@ class DraftLengths:
         if rates[best] < _MARGIN * num_rows / curve[0]:
             return _Best(np.inf, 0.0, num_rows / float(curve[0]))
         return _Best(float(gains[best]), float(tokens[best] / num_rows), float(rates[best]))
+
+    def _be_patient(self, count: float) -> None:
+        """Try less often what has not changed the choice for this range of rows."""
+        before, patience = self._patience.get(self._range, (count, 1.0))
+        if round(before) != round(count):
+            patience = 1.0
+        elif self._is_try and self._is_uniform:  # else a try costs little: a few rows of one step
+            patience = min(2 * patience, _MOST_PATIENCE)
+        self._patience[self._range] = count, patience
 
     def _plan_try(self, num_rows: int, best: _Best) -> None:
         """Choose what to try next: in turn no drafts, one token more than chosen, and the longest."""
