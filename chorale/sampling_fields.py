@@ -14,7 +14,6 @@ INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 VOCAB_SIZE = 201088
 MAX_LOGPROBS = 20  # alternatives at each position
-EARLY_STOPS = 8  # stop ids that a row may not have before min_tokens; rows with more have a logits processor
 MAX_CHOICES = 16_384  # of one request, for the engine; HTTP allows far fewer
 
 Number = int | float

@@ -16,8 +16,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from chorale.sampling_fields import EARLY_STOPS as EARLY_STOPS
-
 if TYPE_CHECKING:
     import torch
 
@@ -119,6 +117,9 @@ class ExpertTensors:
 
 NO_FINITE_LOGITS = -1  # instead of a token: the row's logits were not finite
 NOTHING_ALLOWED = -2  # the logits were finite, but every token was forbidden
+
+
+EARLY_STOPS = 8  # ids; rows with more have a logits processor
 
 
 @dataclass(frozen=True, slots=True)

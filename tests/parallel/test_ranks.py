@@ -19,7 +19,9 @@ from chorale.grammar import constraint
 from chorale.grammar.frames import raw_grammar
 from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
+from chorale.speculative.config import SpeculativeConfig
 from tests.parallel.test_shared_model import ODD
+from tests.support.draft_worlds import check_equal as check_nearly_equal
 from tests.support.engine.drafters import knowing
 from tests.support.engine.integrity import check_integrity
 from tests.support.runtime import Answer, make_engine, random_prompt, request, run, with_drafter
@@ -47,6 +49,11 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_random_checkpoint(tmp_path_factory.mktemp("wide"), make_config(**WIDE), seed=3)
+
+
+DRAFTS = SpeculativeConfig(  # of a random head, always as many
+    method="synthetic", num_speculative_tokens=3, num_speculative_tokens_per_batch_size=((1, 64, 3),)
+)
 
 
 @contextmanager
@@ -205,3 +212,16 @@ def test_whole_experts_by_rank(odd: Path) -> None:
     requests = common(random_prompt(50, 4))
     with engine(odd, 1) as alone, engine(odd, 2, enable_expert_parallel=True) as ranks:
         check_equal(run(ranks, requests), run(alone, requests))
+
+
+def test_a_head_on_each_rank_changes_nothing(wide: Path) -> None:
+    """Every rank drafts by itself; their drafts must be the same."""
+    vocab = make_config(**WIDE).vocab_size
+    requests = common([token % vocab for token in random_prompt(30, seed=4)])
+    answers = []
+    for drafts in (None, DRAFTS):
+        with engine(wide, 2, speculative_config=drafts) as core:
+            answers.append(run(core, requests))
+            committer = core._scheduler.committer
+            assert bool(committer.num_accepted_tokens) == (drafts is not None)
+    check_nearly_equal(answers[1], answers[0])

@@ -89,7 +89,9 @@ class DraftLengths:
         self.acceptance = Acceptance(num_rows, limits.most)
         self._is_uniform, self._holds_rows = is_uniform, holds_rows
         self._tries = _TRIES / steps_per_try
-        self._patience: dict[int, tuple[float, float]] = {}  # by range of rows: the choice, see _MOST_PATIENCE
+        self._patience: dict[
+            int, tuple[float, float]
+        ] = {}  # by range of rows: the choice, see _MOST_PATIENCE
         self._expected: Floats = np.zeros((num_rows, limits.most))  # at the last choice
         self._gain = np.inf  # the least gain of a draft token that pays
         self._count = 0.0  # draft tokens of a row, the mean, at the last choice

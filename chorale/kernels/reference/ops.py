@@ -20,7 +20,7 @@ from chorale.kernels.reference.attention import AttentionPlan, attention, plan_a
 from chorale.kernels.reference.decode_inputs import decode_inputs
 from chorale.kernels.reference.draft import REFERENCE_DRAFT_OPS
 from chorale.kernels.reference.draft_steps import accept, draft_passes, verify_inputs
-from chorale.kernels.reference.linear import Linear, pack_linear
+from chorale.kernels.reference.linear import Head, Linear, pack_linear
 from chorale.kernels.reference.moe import pack_decoded, pack_experts
 from chorale.kernels.reference.rotary import rotate_and_cache
 from chorale.kernels.reference.sampling import ReferenceSampler
@@ -30,8 +30,8 @@ def pack_router(weight: torch.Tensor, bias: torch.Tensor, dtype: torch.dtype) ->
     return pack_linear(weight, bias)
 
 
-def pack_head(weight: torch.Tensor) -> Linear:
-    return pack_linear(weight, None)
+def pack_head(weight: torch.Tensor) -> Head:
+    return Head(weight)
 
 
 def embed(embedding: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
@@ -88,7 +88,7 @@ def moe(
 
 
 def lm_head(
-    x: torch.Tensor, logits_index: torch.Tensor, norm: torch.Tensor, head: Linear, eps: float
+    x: torch.Tensor, logits_index: torch.Tensor, norm: torch.Tensor, head: Head, eps: float
 ) -> torch.Tensor:
     result: torch.Tensor = head(rms_norm(x.index_select(0, logits_index), norm, eps))
     return result

@@ -124,7 +124,9 @@ def test_ops_of_a_head(tokens: int, hidden: int, dtype: torch.dtype) -> None:
     wide, norms = randn(tokens, 2 * hidden, seed=7), 1 + randn(2, hidden, seed=8) / 4
     for some in (None, norms):
         for b in (None, bias):
-            expected = plain.linear(wide, some, EPS, REFERENCE_OPS.pack_linear(weight.float(), b))
+            expected = plain.linear(
+                wide, some, EPS, REFERENCE_OPS.pack_linear(weight.float(), None if b is None else b.float())
+            )
             check(draft.linear(wide, some, EPS, TRITON_OPS.pack_linear(weight, b)), expected, dtype)
     table, ids = randn(40, hidden, seed=9).to(dtype), torch.arange(tokens, device=DEVICE) * 3 % 40
     for keeps in (False, True):

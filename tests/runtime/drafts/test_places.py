@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from chorale.engine.drafts import head
 from chorale.engine.types import BoolArray, IntArray, StepPlan
+from chorale.kernels import ops
 from chorale.kernels.draft_steps import REJECTED
 from chorale.runtime.drafts.places import (
     NO_DRAFT,
@@ -59,6 +61,10 @@ def check_result(plan: StepPlan, places: SampledPlaces, tokens: IntArray, kept: 
         assert [token for token in result.token_ids[entry].tolist() if token >= 0] == good
         assert (entry in result.errors) == (good != own)
         assert (entry in result.forbidden) == (FORBIDDEN in own)
+
+
+def test_engine_and_kernels_agree_on_early_stops() -> None:
+    assert head.EARLY_STOPS == ops.EARLY_STOPS
 
 
 @pytest.mark.parametrize("seed", range(200))
