@@ -28,6 +28,7 @@ from training.restore import restore
 
 FIRST_SEED = 79_500_000
 BOUNDS = (0.5, 0.9, 0.99, 1.01)  # of the probability of the target's most likely token
+WAYS = ("coupled", "half the noise", "uncoupled", "greedy")
 TEMPERATURES = (1.0, 1.5, 2.0)
 
 
@@ -57,15 +58,18 @@ def logits_of(
 
 @torch.no_grad()
 def measure(target: Target, net: HeadNet, cases: int) -> dict[tuple[float, float], torch.Tensor]:
-    """temperature and bound -> positions, and how many drafts agree: coupled, uncoupled, greedy."""
-    found: dict[tuple[float, float], torch.Tensor] = defaultdict(lambda: torch.zeros(4))
+    """temperature and bound -> positions, and how many drafts agree: coupled, coupled with half of the noise,
+    uncoupled, greedy."""
+    found: dict[tuple[float, float], torch.Tensor] = defaultdict(lambda: torch.zeros(5))
     for seed, (positions, theirs, own) in enumerate(logits_of(target, net, cases)):
         seeds = np.full(len(positions), seed)
         noise = noise_of(seeds, positions, None)
         others = noise_of(seeds + OTHER_SEED, positions, net.draft_ids)
         for temperature in TEMPERATURES:
             drawn = (theirs / temperature + noise).argmax(-1)
-            drafts = (own / temperature + noise[:, net.draft_ids], own / temperature + others, own)
+            shared = noise[:, net.draft_ids]
+            heated = own / temperature
+            drafts = (heated + shared, heated + shared / 2, heated + others, own)
             agreed = torch.stack([net.draft_ids[scores.argmax(-1)] == drawn for scores in drafts])
             sure = (theirs / temperature).softmax(-1).amax(-1)
             for bound, inside in zip(BOUNDS, masks(sure), strict=True):
@@ -80,8 +84,8 @@ def masks(sure: torch.Tensor) -> list[torch.Tensor]:
 
 
 def markdown(found: dict[tuple[float, float], torch.Tensor]) -> str:
-    lines = ["| temperature | the target's largest probability | positions | coupled | uncoupled | greedy |"]
-    lines.append("|---" * 6 + "|")
+    columns = ("temperature", "the target's largest probability", "positions", *WAYS)
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for (temperature, bound), row in found.items():
         count, *agreed = row.tolist()
         cells = " | ".join(f"{one / max(count, 1):.1%}" for one in agreed)
