@@ -16,8 +16,8 @@ from xml.sax.saxutils import escape
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA, PICTURE = ROOT / "docs" / "data" / "speculation.json", ROOT / "docs" / "images" / "speculation.svg"
-WIDTH, TOP, HEIGHT, PANEL, GAP, LEFT = 860, 84, 220, 320, 90, 56
-MOST_GAIN = 2.5
+WIDTH, TOP, HEIGHT, PANEL, GAP, LEFT = 860, 84, 220, 300, 120, 56
+MOST_GAIN = 3.0
 COLOURS = ("one", "two", "three")
 STYLE = """
   text { font: 13px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #1f2328 }
@@ -52,7 +52,7 @@ def render(data: dict[str, Any]) -> str:
 
 def _panel(left: int, model: dict[str, Any], longest: int) -> list[str]:
     parts = [_text(left, TOP - 16, model["name"], "group")]
-    for gain in (0.5, 1.0, 1.5, 2.0, 2.5):
+    for gain in (0.5, 1.0, 1.5, 2.0, 2.5, 3.0):
         y = _height(gain)
         kind = "even" if gain == 1.0 else "grid"
         parts.append(f'<line class="{kind}" x1="{left}" y1="{y}" x2="{left + PANEL}" y2="{y}"/>')
@@ -63,13 +63,17 @@ def _panel(left: int, model: dict[str, Any], longest: int) -> list[str]:
     parts.append(
         _text(left + PANEL // 2, TOP + HEIGHT + 34, "tokens a step (acceptance length)", "small middle")
     )
+    labels = []
     for colour, each in zip(COLOURS, model["rows"], strict=True):
         slope = each["off_ms"] / each["step_ms"]
         ends = [(left + _place(length, longest), _height(length * slope)) for length in (1, longest)]
         (x1, y1), (x2, y2) = ends
         parts.append(f'<path class="curve {colour}" d="M{x1} {y1} L{x2} {y2}"/>')
-        rows = each["rows"]
-        parts.append(_text(x2 + 6, y2 + 4, f"{rows} {'stream' if rows == 1 else 'streams'}", "small"))
+        labels.append((y2 + 4, f"{each['rows']} {'stream' if each['rows'] == 1 else 'streams'}"))
+    lowest = 0
+    for y, label in sorted(labels):
+        lowest = max(y, lowest + 13)  # lines that end together
+        parts.append(_text(left + PANEL + 6, lowest, label, "small"))
     return parts
 
 
