@@ -16,6 +16,7 @@ from chorale.engine.core import EngineCore
 from chorale.engine.drafts.drafter import Drafter
 from chorale.engine.drafts.suffix import SuffixDrafter
 from chorale.serve.engine.build import build_engine
+from chorale.speculative.config import SpeculativeConfig
 from tests.support.local_client import LocalClient
 from tests.support.runtime import with_drafter
 from tests.support.server import Server, with_server
@@ -52,7 +53,8 @@ def answers(
         return found
 
     core, info = build_engine(EngineConfig(model="demo", **ENGINE, **options))
-    core = with_drafter(core, drafter)
+    if drafter is not None:
+        core = with_drafter(core, drafter)
     client = LocalClient(core, info)
     try:
         return with_server(client, ask, seconds=240, names=("demo",), system_start_date="2026-01-02"), core
@@ -93,3 +95,11 @@ def test_drafts_change_no_answer(expected: list[Any], overlap: bool) -> None:
     for found in rounds:
         check_same(found, expected)
     assert core._scheduler.committer.num_accepted_tokens > 100
+
+
+def test_drafts_of_the_demos_head_change_no_answer(expected: list[Any]) -> None:
+    """Requests with penalties and formats wait for their drafts, the others do not."""
+    head = SpeculativeConfig(method="eagle3", model="demo", num_speculative_tokens=3)
+    (found,), core = answers(1, speculative_config=head, async_scheduling=True)
+    check_same(found, expected)
+    assert core._scheduler.committer.num_accepted_tokens > 50
