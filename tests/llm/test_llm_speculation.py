@@ -54,13 +54,22 @@ def test_the_same_output_in_fewer_steps(checkpoint: Path) -> None:
         ({"method": "ngrm"}, "did you mean ngram"),
         ({"method": "ngram", "num_speculative_tokns": 3}, "did you mean num_speculative_tokens"),
         ("ngram", "JSON object"),
-        ({"method": "synthetic", "acceptance": [0.5]}, "no meaning"),
         ({"method": "ngram", "draft_tensor_parallel_size": 2}, "whole head"),
     ],
 )
 def test_errors_come_before_anything_is_loaded(config: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         LLM("demo", **ENGINE, speculative_config=config)
+
+
+def test_synthetic_acceptance_is_labelled(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """For measurements: drafts of a random head are kept as often as the profile says."""
+    config = {"method": "synthetic", "acceptance": [0.9, 0.8], "num_speculative_tokens": 2}
+    with caplog.at_level(logging.WARNING):
+        _, steps, accepted = run(checkpoint, speculative_config=config)
+    assert "the output has no meaning" in caplog.text
+    assert accepted > 0
+    assert steps > 0
 
 
 def test_a_key_without_effect_is_logged(caplog: pytest.LogCaptureFixture) -> None:
