@@ -21,6 +21,7 @@ class SpeculativeConfig:
     num_speculative_tokens: int  # the most draft tokens of a row in a step
     model: str | None = None  # eagle3: folder or hub id of the head; synthetic: None for no head
     revision: str | None = None
+    shown: str = ""  # what the operator called the model, once ``model`` is a folder of the hub's cache
     draft_tensor_parallel_size: int | None = None  # 1 or that of the model; the head is replicated
     prompt_lookup_min: int = USUAL_NGRAM  # ngram: tokens of the shortest and the longest match
     prompt_lookup_max: int = USUAL_NGRAM
@@ -47,7 +48,8 @@ class SpeculativeConfig:
 
     def __str__(self) -> str:
         """Returns the line of banner and log."""
-        name = f"{self.method} ({self.model})" if self.model else self.method
+        model = self.shown or self.model
+        name = f"{self.method} ({model})" if model else self.method
         text = f"{name}, up to {self.num_speculative_tokens} draft tokens"
         if self.num_speculative_tokens_per_batch_size:
             ranges = self.num_speculative_tokens_per_batch_size

@@ -82,7 +82,10 @@ def with_local_head(config: EngineConfig, progress: Progress | None) -> EngineCo
         download_dir=config.download_dir,
         progress=progress,
     )
-    return replace(config, speculative_config=replace(speculation, model=str(folder), revision=None))
+    return replace(
+        config,
+        speculative_config=replace(speculation, model=str(folder), revision=None, shown=speculation.model),
+    )
 
 
 def make_setup(

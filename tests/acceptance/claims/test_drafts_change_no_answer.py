@@ -89,7 +89,7 @@ def expected() -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("overlap", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_drafts_change_no_answer(expected: list[Any], overlap: bool) -> None:
     rounds, core = answers(2, SuffixDrafter(6), async_scheduling=overlap)
     for found in rounds:
