@@ -14,7 +14,7 @@ from chorale.harmony.vocab import VOCAB_SIZE
 from chorale.model.config import ModelConfig
 from chorale.parallel.shares import check_size, cuts_by_expert, shares_of
 from chorale.runtime.cache_dtype import E4M3, cache_dtype
-from chorale.runtime.draft_memory import DraftMemory, draft_memory
+from chorale.runtime.drafts.memory import DraftMemory, draft_memory
 from chorale.runtime.hardware import Hardware
 from chorale.runtime.kv_pool import PoolRequest, check_one_fits, check_rows, size_pool, who_holds
 from chorale.runtime.memory import (

@@ -25,7 +25,6 @@ from chorale.runtime.drafts.places import (
     single_places,
 )
 from chorale.runtime.memory import LOGIT_ROWS
-from chorale.runtime.results import PendingLogprobs, grid_result, make_result
 from chorale.runtime.sampling.grammar import Fetch, GrammarRows, Masks
 from chorale.runtime.sampling.sampler import Sampler
 from chorale.runtime.steps.batch import SamplingBatch, StepBatch
@@ -33,6 +32,7 @@ from chorale.runtime.steps.buffers import Buffers
 from chorale.runtime.steps.decode_graphs import DecodeGraphRunner
 from chorale.runtime.steps.graph_sizes import MIXED_ROWS
 from chorale.runtime.steps.mixed_graphs import MixedGraphRunner, dummy_plan
+from chorale.runtime.steps.results import PendingLogprobs, grid_result, make_result
 
 LogitsOf = Callable[[slice], torch.Tensor]  # some rows of a batch -> their logits, float32
 _PROMPT_ROWS_AT_ONCE = 64  # rows of logits in one log-probability pass

@@ -16,9 +16,9 @@ from chorale.runtime.drafts.places import (
     SampledPlaces,
     sampled_places,
 )
-from chorale.runtime.results import make_result
 from chorale.runtime.sampling.sampler import FORBIDDEN
 from chorale.runtime.steps.buffers import query_starts
+from chorale.runtime.steps.results import make_result
 
 VOCAB = 4  # small, so that samples often equal the draft
 
