@@ -15,14 +15,14 @@ import torch
 
 from chorale.engine.types import IntArray, StepPlan
 from chorale.kernels.draft_steps import NEW_BLOCKS, Accepted, DraftRowState, VerifyBatch, VerifyInputs
-from chorale.kernels.ops import EARLY_STOPS, AttentionMeta, ForwardBatch, SamplingInputs
+from chorale.kernels.ops import EARLY_STOPS, SamplingInputs
 from chorale.model.gpt_oss import GptOss
 from chorale.runtime.device import Device
 from chorale.runtime.drafts.head_runner import HeadRunner, ReadTokens
 from chorale.runtime.memory import LOGIT_ROWS
 from chorale.runtime.sampling.sampler import Sampler
 from chorale.runtime.steps.buffers import Buffers
-from chorale.runtime.steps.decode_graphs import StagingBuffers
+from chorale.runtime.steps.decode_graphs import StagingBuffers, forward_batch
 from chorale.runtime.steps.graph_sizes import context_sizes, draft_sizes, pick
 
 ROW, COMPUTED, NUM_DRAFTS, DRAFTING, FIRST_NEW, BLOCKS = range(6)
@@ -216,7 +216,10 @@ class VerifyGraphRunner:
             new_blocks=columns[BLOCKS:TOKENS].view(2, NEW_BLOCKS, rows),
         )
         count, drafting = rows * places, columns[DRAFTING]
-        batch, ops = self._forward_batch(count, longest), self._model.ops
+        batch, ops = (
+            forward_batch(self._batch, self._index[:count], self._query_start, longest),
+            self._model.ops,
+        )
         aux = None if self._aux is None else self._aux.first(count)
         samples = self._samples[:count]
 
@@ -251,19 +254,3 @@ class VerifyGraphRunner:
                 early_stops=batch.early_stops[some],
             )
             self._sampler.draw(logits, draws, self._unused, samples[some])
-
-    def _forward_batch(self, count: int, longest: int) -> ForwardBatch:
-        batch = self._batch
-        return ForwardBatch(
-            token_ids=batch.token_ids[:count],
-            logits_index=self._index[:count],
-            attention=AttentionMeta(
-                positions=batch.positions[:count],
-                query_start=self._query_start[: count + 1],
-                context_lens=batch.context_lens[:count],
-                block_tables=(batch.tables[0, :count], batch.tables[1, :count]),
-                slots=(batch.slots[0, :count], batch.slots[1, :count]),
-                max_query_len=1,
-                max_context_len=longest,
-            ),
-        )

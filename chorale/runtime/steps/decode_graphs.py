@@ -20,6 +20,7 @@ import numpy.typing as npt
 import torch
 
 from chorale.engine.types import StepPlan
+from chorale.kernels.draft_steps import VerifyBatch
 from chorale.kernels.ops import (
     EARLY_STOPS,
     AttentionMeta,
@@ -254,7 +255,7 @@ class DecodeGraphRunner:
         given = DecodeInputs(columns[ROW], columns[COMPUTED], columns[TOKEN], columns[FULL_BLOCK:KEY_A])
         keys, floats = columns[KEY_A : KEY_B + 1].t(), columns[TEMPERATURE:STOPS].view(torch.float32)
         filters, stops = floats[1:].t() if filtered else None, columns[STOPS:].t()
-        batch = self._batch(size, longest)
+        batch = forward_batch(self._state, self._index[:size], self._query_start, longest)
         decode_inputs = self._model.ops.decode_inputs
 
         def step() -> None:
@@ -278,18 +279,25 @@ class DecodeGraphRunner:
 
         return step
 
-    def _batch(self, size: int, longest: int) -> ForwardBatch:
-        state = self._state
-        return ForwardBatch(
-            token_ids=state.token_ids[:size],
-            logits_index=self._index[:size],
-            attention=AttentionMeta(
-                positions=state.positions[:size],
-                query_start=self._query_start[: size + 1],
-                context_lens=state.context_lens[:size],
-                block_tables=(state.tables[0, :size], state.tables[1, :size]),
-                slots=(state.slots[0, :size], state.slots[1, :size]),
-                max_query_len=1,
-                max_context_len=longest,
-            ),
-        )
+
+def forward_batch(
+    written: DecodeState | VerifyBatch, index: torch.Tensor, query_start: torch.Tensor, longest: int
+) -> ForwardBatch:
+    """Return the model's input in static memory: a token for each of ``index`` [N], of its own context.
+
+    ``query_start`` [N + 1 or more]: 0, 1, 2, ...; ``longest``: tokens of the longest context.
+    """
+    count = len(index)
+    return ForwardBatch(
+        token_ids=written.token_ids[:count],
+        logits_index=index,
+        attention=AttentionMeta(
+            positions=written.positions[:count],
+            query_start=query_start[: count + 1],
+            context_lens=written.context_lens[:count],
+            block_tables=(written.tables[0, :count], written.tables[1, :count]),
+            slots=(written.slots[0, :count], written.slots[1, :count]),
+            max_query_len=1,
+            max_context_len=longest,
+        ),
+    )
