@@ -38,7 +38,7 @@ from chorale.kernels.reference import reduce as reference
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.dense.linear import float32_product
 from chorale.kernels.triton.dense.norm import Norm, add_norm
-from chorale.kernels.triton.moe.router import pack_router
+from chorale.kernels.triton.moe.router import pack_router, route
 from chorale.kernels.triton.reduce.memory import Layout
 from chorale.kernels.triton.reduce.reducer import SymmetricReducer
 from chorale.parallel.peer_memory import PeerMemory, symmetric_memory
@@ -152,7 +152,8 @@ def check_route(bench: Bench, rows: int, experts: int, seed: int) -> None:
     sent = [reference.sent_part(p, None, torch.float32 if wide else torch.bfloat16) for p in parts]
     total, normed = reference.add_norm(sent, x, weights.norm, EPS)
     logits = normed.double() @ weights.linear.weight.double().t() + weights.linear.bias.double()
-    found, rounded, ids, gates = bench.reducer.add_norm_route(parts[bench.rank], None, x, weights, EPS)
+    found = bench.reducer.add_norm(parts[bench.rank], None, x, None).x
+    rounded, ids, gates = route(found, weights, EPS)
     torch.cuda.synchronize()
     bench.reducer.check()
     for tensor in (found, rounded, ids, gates):
@@ -243,7 +244,7 @@ def ours(bench: Bench, form: str, rows: int, dtype: torch.dtype = torch.bfloat16
 
 def routed(bench: Bench, rows: int, experts: int) -> Work:
     parts, x = bench.randn(1, rows, H, seed=bench.rank) * 0.01, torch.zeros(rows, H, device=bench.device)
-    return lambda: bench.reducer.add_norm_route(parts, None, x, bench.routers[experts], EPS)
+    return lambda: route(bench.reducer.add_norm(parts, None, x, None).x, bench.routers[experts], EPS)
 
 
 def summed(bench: Bench, rows: int, splits: int) -> Work:

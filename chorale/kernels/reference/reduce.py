@@ -1,10 +1,9 @@
-"""The sum over ranks with residual, norm and router: what the reducing kernels compute, in plain torch."""
+"""The sum over ranks with residual and norm: what the reducing kernels compute, in plain torch."""
 
 from __future__ import annotations
 
 import torch
 
-from chorale.kernels.ops import RouterWeights
 from chorale.kernels.reference.ops import rms_norm
 
 
@@ -28,12 +27,3 @@ def add_norm(
         total = total + part
     x = x + total
     return x, rms_norm(x, norm, eps)
-
-
-def add_norm_route(
-    sent: list[torch.Tensor], x: torch.Tensor, weights: RouterWeights, eps: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``add_norm``, and the router: (new x, normed, expert_ids [T, K], gates [T, K])."""
-    x, normed = add_norm(sent, x, weights.norm, eps)
-    top = torch.topk(weights.linear(normed), weights.top_k, dim=-1)
-    return x, normed, top.indices, torch.softmax(top.values, dim=-1)

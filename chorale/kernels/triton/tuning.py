@@ -426,11 +426,6 @@ def reduce_few() -> Tile:
     return Tile(1, 1, 0, 16, 1)
 
 
-def reduce_experts(tokens: int, num_experts: int) -> int:
-    """Experts whose logits a program of a one-shot call computes: one as long as a multiprocessor has one."""
-    return 1 if tokens * num_experts <= 128 else 4
-
-
 def reduce_many() -> Tile:
     """A two-shot call; ``rows`` that a program has on their way at once."""
     return Tile(1, 1, 0, 16, 1)

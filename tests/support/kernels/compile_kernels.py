@@ -21,7 +21,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from triton.experimental.gluon.language import NVMMASharedLayout
 
 from chorale.kernels.ops import EARLY_STOPS
-from chorale.kernels.triton import tuning
+from chorale.kernels.triton import pages, tuning
 from chorale.kernels.triton.attention import decode as attention
 from chorale.kernels.triton.attention import prefill
 from chorale.kernels.triton.dense import draft, draft_fused, linear, norm, qkv, skinny, skinny_fused
@@ -296,7 +296,6 @@ def over_ranks(asm: bool, hopper: bool) -> list[Variant]:
     few_lanes = {"NORM": False, "BLOCKS": 12, "LANES": tuning.REDUCE_LANES, "SPLITS": 20}
     ids = types | dict.fromkeys(("ids_ptr", "own_ids_ptr"), "*i64")
     ids |= dict.fromkeys(("gates_ptr", "own_gates_ptr"), "*fp32")
-    choice = {"E": 32, "K": 4, "EXPERTS": 32, "COUNTERS": 16}
     shared = common | {"K": 4, "COUNTERS": 16}
     scattered = many | {"NORM": True, "NORM_WIDE": False, "LOW": True, "WHOLE": False, "HAS_BIAS": False}
     scattered |= {"FLAGS": tuning.REDUCE_FLAGS}
@@ -309,8 +308,6 @@ def over_ranks(asm: bool, hopper: bool) -> list[Variant]:
             (f"reduce {ranks}", one_shot._rows_kernel, few | each, parts, once.num_warps, 3),
             (f"reduce many {ranks}", one_shot._rows_kernel, many | each, types, once.num_warps, 3),
             (f"reduce columns {ranks}", one_shot._rows_kernel, few | each | few_lanes, parts, 1, 3),
-            (f"reduce route {ranks}", one_shot._route_kernel, few | choice | {"EACH": 1}, parts, 16, 3),
-            (f"reduce routes {ranks}", one_shot._route_kernel, few | choice | {"EACH": 4}, parts, 16, 3),
             (f"reduce choices {ranks}", choices._choices_kernel, shared | {"N": ranks}, ids, 16, 3),
             (
                 f"scatter {ranks}",
@@ -378,6 +375,7 @@ def around_the_model(asm: bool, hopper: bool) -> list[Variant]:
     found += [
         ("decodes", decode_inputs._decode_inputs_kernel, {"KV_BLOCK": 64, "BLOCK": 64}, inputs, 1, 3),
         *_steps_with_drafts(types),
+        *_pages(),
         ("best", thresholds._best_kernel, cut, types, 4, 3),
         ("prepare", thresholds._prepare_kernel, pieces, types, 1, 3),
         (
@@ -409,6 +407,16 @@ def around_the_model(asm: bool, hopper: bool) -> list[Variant]:
         by_id, ids = constants | {"FIRST": 0}, {"ids_ptr": "*i64"}
         found.append((f"pieces {filtered} of a draft", sample._pieces_kernel, by_id, chosen | ids, 4, 3))
     return found
+
+
+def _pages() -> list[Any]:
+    """Copies of 120b's pages of 64 tokens, 8 bytes at a time."""
+    sizes = {"FIRST": 0, "WIDTH": 16384, "PAGE": 18 * 16384, "PART": pages.PART, "BLOCK": pages.BLOCK}
+    types = {"address_ptr": "*i64", "pages_ptr": "*i64"}
+    return [
+        (name, pages._pages_kernel, sizes | {"IS_GATHER": is_gather}, types, 4, 3)
+        for name, is_gather in (("gather pages", True), ("scatter pages", False))
+    ]
 
 
 def _steps_with_drafts(types: dict[str, str]) -> list[Any]:
@@ -616,7 +624,6 @@ def may_spill(cubin: bytes) -> bool:
 
 OVER_RANKS = (
     one_shot._rows_kernel,
-    one_shot._route_kernel,
     two_shot._scattered_kernel,
     choices._choices_kernel,
     shared_thresholds._round_kernel,
@@ -634,17 +641,6 @@ def check_over_ranks(kernel: Any, ptx: str) -> None:
     assert ("st.release.sys.global.b32" in ptx) == is_flagged
     assert ("ld.acquire.sys.global.b32" in ptx) == is_flagged
     assert "multimem" not in ptx
-    if kernel is one_shot._route_kernel:
-        check_posted(ptx)
-
-
-def check_posted(ptx: str) -> None:
-    """Logits: one thread writes a word, and all warps that wait have read all words before one clears them.
-    Else a warp that is late would wait for ever, or leave a logit to the next call."""
-    assert re.search(r"@%p\d+ atom\.global\.gpu\.relaxed\.exch\.b32", ptx)
-    assert "st.relaxed.gpu" not in ptx
-    behind = ptx[ptx.index("ld.relaxed.gpu.global.b32") :]
-    assert behind.index("bar.sync") < behind.index("st.global")
 
 
 ONE_OF_EACH = "each"  # instead of names: the first form of every kernel

@@ -21,7 +21,7 @@ from chorale.kernels.triton.moe.gemv import gemv_parts
 from chorale.kernels.triton.moe.grouped import grouped_parts
 from chorale.kernels.triton.moe.moe import form_of
 from chorale.kernels.triton.moe.packing import Experts
-from chorale.kernels.triton.moe.router import projected, route_halves, route_many
+from chorale.kernels.triton.moe.router import projected, route, route_halves, route_many
 from chorale.kernels.triton.reduce.reducer import SymmetricReducer
 from chorale.parallel.rank import Rank
 
@@ -51,7 +51,8 @@ def project_and_route(
         parts, bias = projected(attended.to(linear.weight.dtype), linear)
     is_few = tokens * weights.linear.weight.shape[0] <= tuning.FEW_LOGITS
     if tokens and is_few and reducer.is_one_shot(tokens):
-        return reducer.add_norm_route(parts, bias, x, weights, eps)
+        total = reducer.add_norm(parts, bias, x, None).x
+        return total, *route(total, weights, eps)
     if tokens == 0:
         return x, x.to(dtype), *_choices(x, 0, top_k)
     norm = Norm(weights.norm, eps, dtype)

@@ -8,17 +8,15 @@ from typing import Any
 import torch
 import triton
 
-from chorale.kernels.ops import RouterWeights
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.dense.norm import Norm
 from chorale.kernels.triton.launch import dependent, is_nvidia
 from chorale.kernels.triton.moe.combine import ALL_PAIRS, SomePairs
 from chorale.kernels.triton.reduce.choices import _choices_kernel
 from chorale.kernels.triton.reduce.memory import Layout
-from chorale.kernels.triton.reduce.one_shot import _route_kernel, _rows_kernel
+from chorale.kernels.triton.reduce.one_shot import _rows_kernel
 from chorale.kernels.triton.reduce.rows import RowExchange
 from chorale.kernels.triton.reduce.two_shot import _scattered_kernel
-from chorale.kernels.triton.reduce.words import EMPTY
 from chorale.parallel.communicator import CommunicationError
 from chorale.parallel.peer_memory import PeerMemory
 
@@ -61,8 +59,6 @@ class SymmetricReducer:
         self._blocks = triton.cdiv(layout.hidden // 8, tuning.REDUCE_LANES)
         self._counters = triton.next_power_of_2(self._blocks)
         self._few_calls = torch.zeros(layout.few * self._counters, dtype=torch.int32, device=device)
-        self._logits = torch.full((tuning.FEW_LOGITS,), EMPTY.value, dtype=torch.int32, device=device)
-        self._logits = self._logits.view(torch.float32)
         self._many_calls = torch.zeros(tuning.REDUCE_FLAGS, dtype=torch.int32, device=device)
         self.rows = RowExchange(
             memory.addresses,
@@ -172,34 +168,6 @@ class SymmetricReducer:
             num_warps=warps, **constants, **launch,
         )  # fmt: skip
         return Reduced(x, normed, None)
-
-    def add_norm_route(
-        self,
-        parts: torch.Tensor,
-        bias: torch.Tensor | None,
-        x: torch.Tensor,
-        weights: RouterWeights,
-        eps: float,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """``add_norm`` of few rows and the router in one kernel -> (new x, normed, expert_ids, gates)."""
-        linear, tokens = weights.linear, x.shape[0]
-        num_experts, top_k, device = linear.weight.shape[0], weights.top_k, x.device
-        normed = torch.empty_like(x, dtype=weights.dtype or torch.float32)
-        ids = torch.empty(tokens, top_k, dtype=torch.int64, device=device)
-        gates = torch.empty(tokens, top_k, dtype=torch.float32, device=device)
-        total, each = torch.empty_like(x), tuning.reduce_experts(tokens, num_experts)
-        # So that two programs fit a multiprocessor; with 8 ranks too many registers would be spilled.
-        limits = {"maxnreg": 64} if self._asm and self.size <= 4 else {}
-        _route_kernel[(triton.cdiv(num_experts, each), tokens)](
-            parts, parts if bias is None else bias, x, total, weights.norm, normed, linear.weight,
-            linear.bias, self._logits, ids, gates, self.memory.addresses, self._few_calls,
-            self._status.data_ptr(), tokens, self.rank, parts.stride(0), parts.stride(1),
-            self.layout.few_from, eps,
-            E=num_experts, K=top_k, EXPERTS=triton.next_power_of_2(num_experts), EACH=each,
-            COUNTERS=self._counters, **self._constants(parts, bias, wide=self._is_wide(tokens)),
-            num_warps=min(tuning.reduce_few().num_warps, self._warps), **limits, **dependent(x),
-        )  # fmt: skip
-        return total, normed, ids, gates
 
     def _two_shot(
         self,

@@ -71,14 +71,6 @@ def _receive_text(count: int) -> str:
 
 
 _RECEIVE2, _RECEIVE4 = tl.constexpr(_receive_text(2)), tl.constexpr(_receive_text(4))
-# Within a GPU: one program writes a word, another waits for it.
-_AWAIT_WORD = tl.constexpr("""{
-.reg .pred there, more; setp.ne.s32 there, $2, 0; mov.b32 $0, 0;
-AGAIN:
-@there ld.relaxed.gpu.global.b32 $0, [$1];
-setp.eq.s32 more, $0, -1;
-@more bra AGAIN;
-}""")
 # Thread n of the program writes the flag of rank n, or waits for it.
 _PUBLISH = tl.constexpr("""{
 .reg .pred mine; .reg .b32 n; .reg .b64 to; mov.u32 n, %tid.x; mov.b32 $0, 0;
@@ -223,39 +215,6 @@ def receive4(places, codes, status, ASM: tl.constexpr):
             _poll4(places[2], codes[2], status), _poll4(places[3], codes[3], status),
         )  # fmt: skip
     return words
-
-
-# ------------------------------------------------------------------ words between programs of a GPU
-
-
-@triton.jit
-def post(ptr, there, value):
-    """Writes float32 numbers that another program of this GPU waits for. They are their own signal.
-
-    An atomic operation, because one thread does it for a word. All threads that have a number would run a
-    store of inline assembly, and the last of them might run it when the reader has made the word EMPTY.
-    """
-    bits = value.to(tl.int32, bitcast=True)
-    bits = tl.where(bits == EMPTY, 0x7FFFFFFF, bits)
-    tl.atomic_xchg(ptr.to(tl.pointer_type(tl.int32)), bits, mask=there, sem="relaxed", scope="gpu")
-
-
-@triton.jit
-def take_posted(ptr, there, ASM: tl.constexpr):
-    """The numbers, once no word is EMPTY; 0 where ``there`` is false. Makes the words EMPTY again."""
-    words = ptr.to(tl.pointer_type(tl.int32))
-    if ASM:
-        bits = tl.inline_asm_elementwise(
-            _AWAIT_WORD, "=&r,l,r", (ptr.to(tl.int64), there.to(tl.int32)),
-            dtype=tl.int32, is_pure=False, pack=1,
-        )  # fmt: skip
-    else:
-        bits = tl.load(words, mask=there, other=0, volatile=True)
-        while tl.max((bits == EMPTY).to(tl.int32), 0) > 0:
-            bits = tl.load(words, mask=there, other=0, volatile=True)
-    tl.debug_barrier()  # several warps may wait for the same words: all have read them
-    tl.store(words, bits * 0 + EMPTY, mask=there)
-    return bits.to(tl.float32, bitcast=True)
 
 
 # ------------------------------------------------------------------ flags
