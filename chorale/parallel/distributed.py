@@ -5,6 +5,7 @@ The groups are made directly, so that a program that uses ``LLM`` keeps its own 
 
 from __future__ import annotations
 
+import ctypes
 import datetime
 import importlib
 import logging
@@ -26,6 +27,7 @@ from chorale.parallel.store_keys import KeysFromZero
 logger = logging.getLogger(__name__)
 # A backstop: ranks that end or hang are noticed by their channels (``ranks.py``) long before.
 TIMEOUT = datetime.timedelta(minutes=10)
+LOOK = datetime.timedelta(milliseconds=200)  # between two looks whether an exchange was aborted
 CLOSE_SECONDS = 5.0
 
 
@@ -54,9 +56,12 @@ class GroupCommunicator:
         found = tensor.new_empty(self.size, *tensor.shape)
         self.is_waiting = True
         with _failures():
-            self._group.allgather([list(found.unbind(0))], [tensor.contiguous()]).wait()
+            self._wait(self._group.allgather([list(found.unbind(0))], [tensor.contiguous()]))
         self.is_waiting = False
         return found
+
+    def _wait(self, work: Any) -> None:
+        work.wait()
 
     def peer_memory(self, num_bytes: int, device: torch.device) -> PeerMemory | None:
         return None
@@ -88,12 +93,20 @@ class Gloo(GroupCommunicator):
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
         options._timeout = TIMEOUT
+        self._is_aborted = False
         with _failures():
             store = dist.FileStore(str(meeting_point), size)  # type: ignore[attr-defined]
             super().__init__(dist.ProcessGroupGloo(store, rank, size, options), rank, size)
 
+    def _wait(self, work: Any) -> None:
+        """Also ends when ``abort`` is called: gloo has been seen not to notice that a peer was killed."""
+        while not _is_done(work, LOOK):
+            if self._is_aborted:
+                _leak(self._group)
+                raise CommunicationError("the exchange between ranks was aborted")
+
     def abort(self) -> None:
-        return None  # a peer's end breaks its connections, which ends the exchange
+        self._is_aborted = True
 
 
 class Nccl(GroupCommunicator):
@@ -207,6 +220,22 @@ def ends_within(action: Callable[[], None], seconds: float) -> bool:
     thread.start()
     thread.join(seconds)
     return not thread.is_alive()
+
+
+def _is_done(work: Any, timeout: datetime.timedelta) -> bool:
+    """Waits for an exchange. Raises ``RuntimeError`` if it failed."""
+    try:
+        work.wait(timeout)
+    except RuntimeError:
+        if not work.is_completed():
+            return False
+        work.wait()  # it failed, or has ended just after the timeout
+    return True
+
+
+def _leak(group: Any) -> None:
+    """Keeps a group until the process ends: its destructor waits for exchanges that may never end."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 def connect(meeting_point: Path, rank: int, size: int, device: torch.device) -> Communicator:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -44,6 +46,43 @@ def test_a_library_that_does_not_close_is_left_alone() -> None:
     assert time.monotonic() - began < 30
     assert ends_within(lambda: None, 30)
     never.set()
+
+
+# Two ranks on CPUs, of which the second connects and then takes part in no exchange.
+ABORTED = """
+import os, sys, threading, time
+from pathlib import Path
+import torch
+from chorale.parallel.communicator import CommunicationError
+from chorale.parallel.distributed import Gloo
+from chorale.processes import die_with_parent
+parent = os.getpid()
+if os.fork() == 0:
+    die_with_parent(parent)
+    silent = Gloo(Path(sys.argv[1]), 1, 2)
+    silent.all_gather(torch.ones(3))
+    time.sleep(600)
+communicator = Gloo(Path(sys.argv[1]), 0, 2)
+communicator.all_gather(torch.ones(3))
+threading.Timer(0.5, communicator.abort).start()
+began = time.monotonic()
+try:
+    communicator.all_gather(torch.ones(3))
+except CommunicationError as error:
+    print(error)
+communicator.close()
+del communicator
+print(time.monotonic() - began)
+"""
+
+
+def test_an_exchange_on_cpus_can_be_aborted(tmp_path: Path) -> None:
+    """The silent rank lives on, so gloo has nothing to notice; the process must still end."""
+    command = [sys.executable, "-c", ABORTED, str(tmp_path / "meeting")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    said, seconds = done.stdout.splitlines()
+    assert said == "the exchange between ranks was aborted"
+    assert float(seconds) < 10
 
 
 # --------------------------------------------------------------------------- without peer access
