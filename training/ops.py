@@ -19,6 +19,7 @@ from chorale.kernels.mxfp4 import FP4_VALUES, GROUP
 from chorale.kernels.ops import AttentionMeta, AttentionShape, ExpertTensors, Ops, QkvWeights, RouterWeights
 from chorale.kernels.reference.decode_inputs import decode_inputs
 from chorale.kernels.reference.draft_steps import accept, draft_passes, verify_inputs
+from chorale.kernels.reference.pages import ReferencePageCopies
 from chorale.kernels.reference.sampling import ReferenceSampler
 
 
@@ -251,4 +252,5 @@ TRAINING_OPS = Ops(
     verify_inputs=verify_inputs,
     accept=accept,
     draft_passes=draft_passes,
+    page_copies=ReferencePageCopies,
 )

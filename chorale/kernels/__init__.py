@@ -10,26 +10,35 @@ import os
 from typing import Literal
 
 from chorale.errors import ConfigError
-from chorale.kernels.ops import Ops
+from chorale.kernels.ops import Ops, Precision
 from chorale.parallel.rank import Rank
 
-OpsName = Literal["auto", "reference", "triton"]
+OpsName = Literal["auto", "reference", "cpu", "triton"]
 
 
 def select_ops(
-    name: OpsName | str, device: str, *, dense_experts: bool = False, rank: Rank | None = None
+    name: OpsName | str,
+    device: str,
+    *,
+    dense_experts: bool = False,
+    rank: Rank | None = None,
+    precision: Precision = "exact",
 ) -> Ops:
     """The back end called ``name`` for ``device`` ("cpu", "cuda", "cuda:1"), of one rank among several if
     ``rank`` says so.
 
     "auto" takes Triton on NVIDIA GPUs from Ampere on, and on AMD GPUs that have a table in
-    ``triton/tuning.py``, unless the experts are not MXFP4, and the reference elsewhere. A back end asked for
-    by name that cannot run raises ``ConfigError``; there is no silent fallback.
+    ``triton/tuning.py``, unless the experts are not MXFP4; on a CPU the CPU ops if they were built, unless
+    there are several ranks; and the reference elsewhere. A back end asked for by name that cannot run raises
+    ``ConfigError``; there is no silent fallback. ``precision``: of the CPU ops.
     """
+    suits_cpu = name == "cpu" or (name == "auto" and device == "cpu" and rank is None)
+    if suits_cpu and (ops := _cpu_ops(name, device, rank, precision)) is not None:
+        return ops
     if name == "triton" or (name == "auto" and not dense_experts and _suits_triton(device)):
         return _triton_ops(device, rank)
     if name not in ("auto", "reference"):
-        raise ConfigError(f"ops {name!r}: not one of auto, reference, triton")
+        raise ConfigError(f"ops {name!r}: not one of auto, reference, cpu, triton")
     from chorale.kernels.reference.ops import REFERENCE_OPS, decoding_ops
 
     ops = REFERENCE_OPS
@@ -38,6 +47,21 @@ def select_ops(
 
         ops = shared_ops(rank)
     return decoding_ops(ops) if device.startswith("npu") else ops
+
+
+def _cpu_ops(name: str, device: str, rank: Rank | None, precision: Precision) -> Ops | None:
+    """None: they were not built, and ``name`` does not ask for them."""
+    from chorale.kernels.cpu.library import library
+
+    if name == "cpu" and (device != "cpu" or rank is not None):
+        raise ConfigError(f"ops 'cpu' run on one rank on a CPU, and the device is {device!r}")
+    if library().functions is None:
+        if name == "cpu":
+            raise ConfigError(f"ops 'cpu': {library().why_not}")
+        return None
+    from chorale.kernels.cpu.ops import cpu_ops
+
+    return cpu_ops(precision)
 
 
 def _suits_triton(device: str) -> bool:

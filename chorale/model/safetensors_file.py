@@ -70,6 +70,12 @@ class SafetensorsFile:
         count = math.prod(entry.shape)
         return torch.frombuffer(self._map, dtype=dtype, count=count, offset=start).view(entry.shape)
 
+    def release(self) -> None:
+        """Gives back the memory of what was read, until it is read again: pages of tensors that were copied
+        would otherwise stay in this process."""
+        if hasattr(mmap, "MADV_DONTNEED"):  # safe, because the mapping is never written to
+            self._map.madvise(mmap.MADV_DONTNEED)
+
 
 def _read_header(path: Path, read: Any, size: int) -> tuple[dict[str, Any], int]:
     """(parsed header, offset of the data)."""

@@ -8,7 +8,7 @@ packed.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -60,6 +60,8 @@ def load_weights(
         return _load(loader, config, ops, checkpoint, progress)
     finally:
         source.close()
+        for file in checkpoint.files:
+            file.release()
 
 
 def _packed(loader: _Loader, config: ModelConfig, ops: Ops, layers: tuple[LayerWeights, ...]) -> Weights:
@@ -87,6 +89,25 @@ def _load(
     if progress is not None:
         progress("load", 1.0, f"{checkpoint.num_bytes / 1e9:.2f} GB")
     return weights
+
+
+def packed_layers(
+    folder: str | Path,
+    config: ModelConfig,
+    ops: Ops,
+    *,
+    device: str | torch.device,
+    dtype: torch.dtype,
+    fp8_activations: bool = False,
+) -> Iterator[LayerWeights]:
+    """The layers of ``load_weights`` one after the other, for checks of models that need not fit."""
+    checkpoint = Checkpoint(Path(folder), config)
+    source = _Mapped(
+        checkpoint, torch.device(device), _Cuts(config, None), packed_on_host=ops.decodes_experts
+    )
+    loader = _Loader(source, config, ops, dtype, fp8_activations)
+    for layer in range(config.num_hidden_layers):
+        yield loader.layer(layer)
 
 
 def weight_shapes(
@@ -306,7 +327,8 @@ class _Loader:
         return bias if self.adds_output_bias else torch.zeros_like(bias)
 
     def dense(self, layer: int | None, role: str) -> torch.Tensor:
-        return self.source.read(layer, role).to(self.dtype)
+        tensor = self.source.read(layer, role)
+        return tensor if self.ops.keeps_dtypes else tensor.to(self.dtype)
 
     def float32(self, layer: int | None, role: str) -> torch.Tensor:
         return self.source.read(layer, role).to(torch.float32)

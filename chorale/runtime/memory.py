@@ -64,17 +64,20 @@ def kv_geometry(model: ModelConfig, block_size: int, kv_dtype: str, head: int = 
     return KvGeometry(block_size, model.num_kv_tensors * block_size * token + head, model.sliding_window)
 
 
-def weight_bytes(model: ModelConfig, dtype: str, *, decoded: bool = False) -> int:
+def weight_bytes(model: ModelConfig, dtype: str, *, decoded: bool = False, int8: bool = False) -> int:
     """MXFP4 experts stay packed (4 bits, and a scale byte for each group); the rest is ``dtype``.
 
-    ``decoded``: experts are ``dtype``, too (``Hardware.decodes_experts``). The CPU back end decodes the
-    experts of small models, which adds half a gigabyte at most.
+    ``decoded``: experts are ``dtype``, too (``Hardware.decodes_experts``). ``int8``: dense weights but the
+    embedding are 8 bits, and a 16-bit scale for each group. The reference back end decodes the experts of
+    small models, which adds half a gigabyte at most.
     """
     experts = model.num_expert_parameters
     if model.dense_experts or decoded:
         return model.num_parameters * DTYPE_BYTES[dtype]
-    dense = model.num_parameters - experts
-    return experts // 2 + experts // MXFP4_GROUP + dense * DTYPE_BYTES[dtype]
+    embedding = model.vocab_size * model.hidden_size if int8 else 0
+    dense = model.num_parameters - experts - embedding
+    each = 1 + 2 / MXFP4_GROUP if int8 else DTYPE_BYTES[dtype]
+    return experts // 2 + experts // MXFP4_GROUP + int(dense * each) + embedding * DTYPE_BYTES[dtype]
 
 
 def head_bytes(head: HeadConfig, dtype: str, *, owns_embedding: bool = True) -> int:

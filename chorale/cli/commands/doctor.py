@@ -15,7 +15,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from chorale.cli import machine
+from chorale.errors import ChoraleError
+from chorale.kernels.cpu.build import BuildError, compiler
+from chorale.kernels.cpu.library import library
 from chorale.parallel.shares import VALID_SIZES
+from chorale.ray import version as ray_version
 from chorale.runtime import links, nvidia_smi
 from chorale.runtime.devices import VISIBLE, visible_ids
 from chorale.runtime.hardware import available_memory, cpu_count, total_memory
@@ -37,6 +41,7 @@ def run(arguments: list[str]) -> int:
     findings = [finding for check in CHECKS for finding in check()]
     for level, what, detail in findings:
         print(f"{level:<5} {what:<12} {detail}")
+    print("chorale selfcheck [MODEL] checks that this machine also computes what the model says")
     return 1 if any(level == "FIX" for level, _, _ in findings) else 0
 
 
@@ -69,6 +74,23 @@ def check_gpu() -> Iterator[Finding]:
             yield "WARN", f"gpu {index}", f"its memory is held by {held}"
     yield from check_health()
     yield from _several(found)
+
+
+def check_ray() -> Iterator[Finding]:
+    """Yields a line about Ray, which is optional."""
+    version = ray_version.installed()
+    if version is None:
+        return
+    try:
+        warning = ray_version.check(version)
+    except ChoraleError as error:
+        yield "WARN", "ray", error.message
+        return
+    yield (
+        ("OK" if warning is None else "WARN"),
+        "ray",
+        warning or f"{version}, for --data-parallel-backend ray",
+    )
 
 
 def holders(uuid: str) -> str:
@@ -133,6 +155,19 @@ def check_links() -> Iterator[Finding]:
         yield "WARN", "links", f"{kinds}, not NVLink between all: ranks exchange slowly; {use}"
     else:
         yield "WARN", "links", f"unknown (nvidia-smi topo -m says nothing); {use}"
+
+
+def check_cpu_kernels() -> Iterator[Finding]:
+    """Without them a CPU serves several times slower."""
+    found = library()
+    if found.functions is not None:
+        yield "OK", "CPU kernels", found.name
+        return
+    try:
+        remedy = f"{compiler()[0]} is here now: python -m chorale.kernels.cpu.build"
+    except BuildError:
+        remedy = "install a C++ compiler, then: python -m chorale.kernels.cpu.build"
+    yield "WARN", "CPU kernels", f"not used, {found.why_not}; {remedy}"
 
 
 def check_memory() -> Iterator[Finding]:
@@ -207,6 +242,6 @@ def check_sandbox() -> Iterator[Finding]:
 
 
 CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
-    check_python, check_packages, check_torch, check_gpu, check_links, check_memory, check_disk,
-    check_vocabulary, check_port, check_sandbox,
+    check_python, check_packages, check_torch, check_gpu, check_links, check_cpu_kernels, check_memory,
+    check_disk, check_vocabulary, check_port, check_sandbox, check_ray,
 )  # fmt: skip

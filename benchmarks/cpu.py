@@ -1,0 +1,88 @@
+"""What a CPU serves: start, first token, prompt and decode speed, peak memory, and the bandwidth reached.
+
+    python benchmarks/cpu.py MODEL [--ops cpu] [--cpu-precision int8] [--num-threads 2]
+
+Through ``LLM.generate``, one sequence, prompts of random tokens. A second run starts with the files in the
+system's page cache. Weights may be random: speed does not depend on their values.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import resource
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from chorale import LLM, SamplingParams
+from chorale.model.config import ModelConfig
+from chorale.runtime.memory import token_bytes, weight_bytes
+
+TOKENS = 64
+
+
+def main() -> None:
+    options = argparse.ArgumentParser()
+    options.add_argument("model", type=Path, help="folder of a checkpoint")
+    options.add_argument("--ops", default="auto")
+    options.add_argument("--cpu-precision", default="auto")
+    options.add_argument("--num-threads", type=int)
+    options.add_argument("--prompts", type=int, nargs="+", default=[75, 512, 2000])
+    given = options.parse_args()
+    began = time.perf_counter()
+    settings: dict[str, Any] = {"ops": given.ops, "cpu_precision": given.cpu_precision}
+    if given.num_threads is not None:
+        settings["num_threads"] = given.num_threads
+    with LLM(
+        str(given.model), device="cpu", max_model_len=4096, enable_prefix_caching=False, **settings
+    ) as llm:
+        print(f"start               {time.perf_counter() - began:8.2f} s, {llm.info.ops}")
+        seconds(llm, 8, 4)
+        for length in given.prompts:
+            first = seconds(llm, length, 1)
+            print(f"prompt of {length:5d}     {first:8.2f} s, {length / first:.0f} tokens/s")
+        decode = (seconds(llm, 8, 1 + TOKENS) - seconds(llm, 8, 1)) / TOKENS
+        print(f"decode              {1 / decode:8.2f} tokens/s")
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        print(f"peak memory         {peak / 1e9:8.2f} GB, mapped files included")
+        report_bandwidth(ModelConfig.load(given.model), decode, "int8" in llm.info.ops)
+
+
+def seconds(llm: LLM, length: int, tokens: int) -> float:
+    """Of one request with a random prompt."""
+    draw = random.Random(length)
+    prompt = {"prompt_token_ids": [draw.randrange(1000, 190_000) for _ in range(length)]}
+    began = time.perf_counter()
+    llm.generate([prompt], SamplingParams(max_tokens=tokens, ignore_eos=True, seed=1), use_tqdm=False)
+    return time.perf_counter() - began
+
+
+def report_bandwidth(config: ModelConfig, decode: float, int8: bool) -> None:
+    """Beside a plain read of memory by as many threads."""
+    read = token_bytes(config, "bfloat16")
+    if int8:
+        read -= weight_bytes(config, "bfloat16") - weight_bytes(config, "bfloat16", int8=True)
+    plain = plain_read()
+    reached = read / decode
+    print(f"weights of a token  {read / 1e9:8.2f} GB: {reached / 1e9:.1f} GB/s", end="")
+    print(f", {reached / plain:.0%} of a plain read ({plain / 1e9:.1f} GB/s)")
+
+
+def plain_read() -> float:
+    """Bytes a second, the best of five sums over 1 GiB."""
+    data = torch.ones(2**27, dtype=torch.int64)
+    best = min(timed(data.sum) for _ in range(5))
+    return 2**30 / best
+
+
+def timed(action: Any) -> float:
+    began = time.perf_counter()
+    action()
+    return time.perf_counter() - began
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Attention of the CPU back end: the step's sequences as the library reads them."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from chorale.kernels.cpu.library import BFLOAT16, FLOAT32, Step, library
+from chorale.kernels.ops import AttentionMeta, AttentionShape
+from chorale.kernels.reference import attention as reference
+from chorale.kernels.reference.rotary import rotate_and_cache as reference_rotate_and_cache
+
+_ELEMENTS = {torch.bfloat16: BFLOAT16, torch.float32: FLOAT32}
+
+
+@dataclass
+class CpuPlan:
+    """The part of attention that all layers of a step share."""
+
+    meta: AttentionMeta
+    shape: AttentionShape
+    block_size: int
+
+    @cached_property
+    def steps(self) -> tuple[Step, Step]:
+        """By cache group."""
+        return self._step(0), self._step(1)
+
+    @cached_property
+    def for_reference(self) -> reference.AttentionPlan:
+        """For caches that the library does not read (e4m3)."""
+        return reference.plan_attention(self.meta, self.shape, self.block_size)
+
+    def _step(self, group: int) -> Step:
+        meta, shape, table = self.meta, self.shape, self.meta.block_tables[group]
+        return Step(
+            meta.positions.data_ptr(), meta.query_start.data_ptr(), meta.context_lens.data_ptr(),
+            table.data_ptr(), meta.slots[group].data_ptr(), len(meta.context_lens), table.stride(0),
+            self.block_size, shape.num_heads, shape.num_kv_heads, shape.head_dim,
+            shape.sliding_window if group == 1 else 0,
+        )  # fmt: skip
+
+
+def plan_attention(meta: AttentionMeta, shape: AttentionShape, block_size: int) -> CpuPlan:
+    return CpuPlan(meta, shape, block_size)
+
+
+def rotate_and_cache(
+    qkv: torch.Tensor, rope: torch.Tensor, plan: CpuPlan, group: int, kv: torch.Tensor
+) -> torch.Tensor:
+    """qkv [T, (Nq + 2 Nkv) * D], heads in the order q, k, v -> q [T, Nq, D]; writes k and v into kv."""
+    element = _ELEMENTS.get(kv.dtype)
+    if element is None:
+        return reference_rotate_and_cache(qkv, rope, plan.for_reference, group, kv)
+    shape = plan.shape
+    q = qkv.new_empty(len(qkv), shape.num_heads, shape.head_dim)
+    library().functions.rotate_and_cache(
+        qkv.data_ptr(), len(qkv), rope.data_ptr(), ctypes.addressof(plan.steps[group]), kv.data_ptr(),
+        element, q.data_ptr(),
+    )  # fmt: skip
+    return q
+
+
+def attention(
+    q: torch.Tensor, kv: torch.Tensor, sinks: torch.Tensor, plan: CpuPlan, group: int
+) -> torch.Tensor:
+    """q [T, Nq, D], kv [num_blocks, 2, Nkv, block_size, D], sinks [Nq] -> [T, Nq * D] float32."""
+    element = _ELEMENTS.get(kv.dtype)
+    if element is None:
+        return reference.attention(q, kv, sinks, plan.for_reference, group)
+    out = q.new_empty(len(q), plan.shape.num_heads * plan.shape.head_dim)
+    library().functions.attention(
+        q.data_ptr(),
+        kv.data_ptr(),
+        element,
+        sinks.data_ptr(),
+        ctypes.addressof(plan.steps[group]),
+        out.data_ptr(),
+    )
+    return out

@@ -1,0 +1,64 @@
+"""The expert layer of the CPU back end: MXFP4 is read as it is in the file."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+
+from chorale.errors import ConfigError
+from chorale.kernels.cpu.library import BFLOAT16, FLOAT32, MXFP4, Experts, Matrix, library
+from chorale.kernels.cpu.linear import readable
+from chorale.kernels.ops import ExpertTensors, Precision
+
+
+class CpuExperts:
+    """One layer's experts."""
+
+    def __init__(self, tensors: ExpertTensors, precision: Precision) -> None:
+        """Dense experts are always exact."""
+        if tensors.fp8_activations:
+            raise ConfigError("--moe-activation-dtype fp8 needs --ops triton and a Hopper GPU")
+        self._kept: list[torch.Tensor] = []  # whose memory the library reads
+        exact = precision == "exact"
+        if tensors.gate_up is not None and tensors.down is not None:
+            gate_up = self._dense(tensors.gate_up, tensors.gate_up_bias)
+            down = self._dense(tensors.down, tensors.down_bias)
+        else:
+            gate_up = self._mxfp4(tensors.gate_up_blocks, tensors.gate_up_scales, tensors.gate_up_bias, exact)
+            down = self._mxfp4(tensors.down_blocks, tensors.down_scales, tensors.down_bias, exact)
+        num_experts, self.hidden = tensors.down_bias.shape
+        limit, alpha = tensors.swiglu_limit, tensors.swiglu_alpha
+        self._experts = Experts(gate_up, down, num_experts, limit, alpha)
+        self._at = ctypes.addressof(self._experts)
+        self._moe = library().functions.moe
+
+    def _dense(self, weight: torch.Tensor, bias: torch.Tensor) -> Matrix:
+        """weight [E, K, N], bias [E, N]."""
+        rows = readable(weight.transpose(1, 2))
+        element = BFLOAT16 if rows.dtype == torch.bfloat16 else FLOAT32
+        return Matrix(self._keep(rows), None, self._keep(bias.float()), *rows.shape[1:], element, True)
+
+    def _mxfp4(self, blocks: Any, scales: Any, bias: torch.Tensor, exact: bool) -> Matrix:
+        """blocks [E, N, K / 32, 16], scales [E, N, K / 32], bias [E, N]."""
+        if blocks is None or scales is None:
+            raise ValueError("experts need either all four MXFP4 tensors or both dense ones")
+        rows, columns = blocks.shape[1], blocks.shape[2] * 32
+        kept = self._keep(blocks), self._keep(scales), self._keep(bias.float())
+        return Matrix(*kept, rows, columns, MXFP4, exact)
+
+    def _keep(self, tensor: torch.Tensor) -> int:
+        self._kept.append(tensor.contiguous())
+        return self._kept[-1].data_ptr()
+
+    def __call__(
+        self, normed: torch.Tensor, expert_ids: torch.Tensor, gates: torch.Tensor, x: torch.Tensor
+    ) -> torch.Tensor:
+        """x + sum of gate * expert(normed), in the order of expert ids; x [T, H] float32 is overwritten."""
+        tokens, top_k = expert_ids.shape
+        self._moe(
+            normed.data_ptr(), tokens, self.hidden, expert_ids.data_ptr(), gates.data_ptr(), top_k, self._at,
+            x.data_ptr(),
+        )  # fmt: skip
+        return x

@@ -1,0 +1,3 @@
+#define CHORALE_ISA "isa/generic.h"
+#define CHORALE_TABLE table_generic
+#include "kernels.inc"

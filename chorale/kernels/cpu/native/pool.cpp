@@ -1,0 +1,163 @@
+#include "pool.h"
+
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#if defined(__linux__)
+#include <pthread.h>
+#include <sched.h>
+#include <unistd.h>
+#else
+#include <unistd.h>
+#endif
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace chorale {
+namespace {
+
+constexpr int kSpins = 4000;  // about 50 us: longer than the gap between two ops of a step
+
+inline void relax() {
+#if defined(__x86_64__)
+    _mm_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+void bind_to(int number) {
+#if defined(__linux__)
+    cpu_set_t allowed, own;
+    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+    CPU_ZERO(&own);
+    for (int cpu = 0, seen = 0; cpu < CPU_SETSIZE; cpu++)
+        if (CPU_ISSET(cpu, &allowed) && seen++ == number) CPU_SET(cpu, &own);
+    if (CPU_COUNT(&own) == 1) pthread_setaffinity_np(pthread_self(), sizeof own, &own);
+#else
+    (void)number;
+#endif
+}
+
+}  // namespace
+
+// A thread that wakes up late must neither hold up a job whose tasks are done nor take a task of the next job
+// for one of its own. So the counter of tasks contains the job's number, and a job ends with its last task,
+// whether or not all threads have noticed it.
+struct Pool::Threads {
+    std::vector<std::thread> threads;
+    std::mutex mutex, sleep;
+    std::condition_variable wake;
+    alignas(64) std::atomic<uint64_t> next{0};  // number of the job << 32 | its next task
+    alignas(64) std::atomic<long> done{0};
+    std::atomic<Body> body{nullptr};
+    std::atomic<void*> context{nullptr};
+    std::atomic<long> num_tasks{0};
+    std::atomic<bool> ending{false};
+    pid_t owner = getpid();
+
+    uint64_t number() const { return next.load(std::memory_order_acquire) >> 32; }
+
+    void work(uint64_t number) {
+        const Body run = body.load(std::memory_order_relaxed);
+        void* const with = context.load(std::memory_order_relaxed);
+        const auto end = static_cast<uint64_t>(num_tasks.load(std::memory_order_relaxed));
+        std::atomic_thread_fence(std::memory_order_acquire);
+        uint64_t place = next.load(std::memory_order_relaxed);
+        while (place >> 32 == number && (place & 0xFFFFFFFF) < end) {
+            // Succeeds only while the job is this one, so what was read above belongs to it.
+            if (!next.compare_exchange_weak(place, place + 1, std::memory_order_acq_rel)) continue;
+            run(with, static_cast<long>(place & 0xFFFFFFFF));
+            done.fetch_add(1, std::memory_order_release);
+            place = next.load(std::memory_order_acquire);
+        }
+    }
+
+    void loop(int thread, bool bind) {
+        if (bind) bind_to(thread);
+        for (uint64_t seen = 0; !ending.load(std::memory_order_acquire);) {
+            for (int spins = 0; number() == seen;) {
+                if (++spins < kSpins) {
+                    relax();
+                    continue;
+                }
+                std::unique_lock lock(sleep);
+                wake.wait(lock, [&] { return number() != seen; });
+            }
+            seen = number();
+            work(seen);
+        }
+    }
+
+    void start(int count, bool bind) {
+        for (int thread = 1; thread < count; thread++)
+            threads.emplace_back([this, thread, bind] { loop(thread, bind); });
+    }
+
+    uint64_t publish(Body run, void* with, long count) {
+        const uint64_t before = number(), made = (before + 1) & 0xFFFFFFFF;
+        next.store(before << 32 | 0xFFFFFFFF, std::memory_order_release);  // the last job has no task any more
+        body.store(run, std::memory_order_relaxed);
+        context.store(with, std::memory_order_relaxed);
+        num_tasks.store(count, std::memory_order_relaxed);
+        done.store(0, std::memory_order_relaxed);
+        {
+            std::lock_guard lock(sleep);
+            next.store(made << 32, std::memory_order_release);
+        }
+        wake.notify_all();
+        return made;
+    }
+
+    void run(Body run, void* with, long count) {
+        work(publish(run, with, count));
+        for (int spins = 0; done.load(std::memory_order_acquire) < count;) {
+            if (++spins < kSpins) relax();
+            else std::this_thread::yield();
+        }
+    }
+
+    void end() {
+        ending.store(true, std::memory_order_release);
+        publish(nullptr, nullptr, 0);
+        for (auto& each : threads) each.join();
+    }
+};
+
+Pool& Pool::shared() {
+    static Pool* pool = new Pool;  // never destroyed: threads may run while the process ends
+    return *pool;
+}
+
+void Pool::resize(int num_threads, bool bind) {
+    static std::mutex* one_at_a_time = new std::mutex;
+    std::lock_guard lock(*one_at_a_time);
+    const bool is_forked = threads_ != nullptr && threads_->owner != getpid();
+    if (num_threads == num_threads_ && bind == bind_ && threads_ != nullptr && !is_forked) return;
+    if (threads_ != nullptr && !is_forked) {
+        std::lock_guard busy(threads_->mutex);
+        threads_->end();
+    }  // after a fork the threads are gone, and their memory is left alone
+    threads_ = new Threads;
+    threads_->start(num_threads, bind);
+    num_threads_ = num_threads;
+    bind_ = bind;
+}
+
+void Pool::run(Body body, void* context, long num_tasks) {
+    if (num_tasks <= 0) return;
+    Threads* threads = threads_;
+    std::unique_lock<std::mutex> mine;
+    if (num_tasks > 1 && num_threads_ > 1 && threads != nullptr && threads->owner == getpid())
+        mine = std::unique_lock(threads->mutex, std::try_to_lock);
+    if (mine.owns_lock()) {
+        threads->run(body, context, num_tasks);
+    } else {  // another thread of this process computes: this one works alone
+        for (long task = 0; task < num_tasks; task++) body(context, task);
+    }
+}
+
+}  // namespace chorale

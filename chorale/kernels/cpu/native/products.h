@@ -1,0 +1,213 @@
+// Rows of a matrix times rows of inputs: R weights rows and M tokens at a time stay in registers.
+#pragma once
+
+// One step of a row's weights: bytes for the even and the odd inputs, and the blocks' scales.
+struct Decoded {
+    Isa::Bytes lo, hi;
+    Isa::Floats scale;
+};
+
+struct Mxfp4Rows {
+    using Input = const RoundedStep*;
+    const unsigned char *blocks, *scales;
+    int64_t groups;
+
+    explicit Mxfp4Rows(const Matrix& matrix, int64_t first = 0)
+        : groups(num_groups(matrix.columns)) {
+        blocks = static_cast<const unsigned char*>(matrix.data) + first * groups * 16;
+        scales = static_cast<const unsigned char*>(matrix.scales) + first * groups;
+    }
+    int64_t full_steps() const { return groups / kBlocks; }
+    int rest() const { return static_cast<int>(groups % kBlocks); }
+    void prefetch(int64_t row, int64_t step) const {
+        __builtin_prefetch(blocks + (row * groups + step * kBlocks) * 16 + 4096);
+    }
+    Decoded at(int64_t row, int64_t step) const {
+        const int64_t place = row * groups + step * kBlocks;
+        Decoded found;
+        Isa::decode4(Isa::load_unaligned(blocks + place * 16), found.lo, found.hi);
+        found.scale = Isa::scales4(scales + place);
+        return found;
+    }
+    Decoded last(int64_t row) const {  // fewer than kBlocks blocks: nothing behind the row is read
+        const int64_t place = row * groups + full_steps() * kBlocks;
+        unsigned char few[kBlocks] = {};
+        for (int i = 0; i < rest(); i++) few[i] = scales[place + i];
+        Decoded found;
+        Isa::decode4(Isa::load_blocks(blocks + place * 16, rest()), found.lo, found.hi);
+        found.scale = Isa::scales4(few);
+        return found;
+    }
+    static Isa::Ints dot(Isa::Ints sum, const Decoded& weights, const RoundedStep& x) {
+        return Isa::dot(Isa::dot(sum, weights.lo, Isa::load(x.lo)), weights.hi, Isa::load(x.hi));
+    }
+    static constexpr float kFactor = 0.5f;  // decoded values are doubled
+};
+
+// Rows as ``pack_row`` has written them: bytes of all steps, then bfloat16 scales.
+struct Int8Rows {
+    using Input = const RoundedStep*;
+    const unsigned char* data;
+    int64_t steps, stride;
+
+    explicit Int8Rows(const Matrix& matrix, int64_t first = 0)
+        : steps(num_steps(matrix.columns)), stride(row_bytes(matrix.columns)) {
+        data = static_cast<const unsigned char*>(matrix.data) + first * stride;
+    }
+    static int64_t row_bytes(int64_t columns) {
+        return (num_steps(columns) * kBlocks * (kGroup + 2) + 63) / 64 * 64;
+    }
+    int64_t full_steps() const { return steps; }
+    int rest() const { return 0; }
+    void prefetch(int64_t row, int64_t step) const {
+        __builtin_prefetch(data + row * stride + step * kBlocks * kGroup + 4096);
+        __builtin_prefetch(data + row * stride + step * kBlocks * kGroup + 4160);
+    }
+    Decoded at(int64_t row, int64_t step) const {
+        const unsigned char* bytes = data + row * stride;
+        const unsigned char* scales = bytes + steps * kBlocks * kGroup + step * kBlocks * 2;
+        bytes += step * kBlocks * kGroup;
+        return {Isa::load_unaligned(bytes), Isa::load_unaligned(bytes + kBlocks * kGroup / 2),
+                Isa::scales8(reinterpret_cast<const unsigned short*>(scales))};
+    }
+    Decoded last(int64_t row) const { return at(row, 0); }
+    static Isa::Ints dot(Isa::Ints sum, const Decoded& weights, const RoundedStep& x) {
+        return Isa::dot8(Isa::dot8(sum, weights.lo, Isa::load(x.lo)), weights.hi, Isa::load(x.hi));
+    }
+    static constexpr float kFactor = 1.0f;
+};
+
+template <int R, int M, class Rows>
+inline void add_step(const Decoded (&weights)[R], const RoundedStep* const* x, int64_t step,
+                     Isa::Floats (&sums)[R][M]) {
+    for (int m = 0; m < M; m++) {
+        const RoundedStep& inputs = x[m][step];
+        Isa::Ints start;
+        std::memcpy(&start, inputs.start, sizeof start);
+        const Isa::Floats scale = Isa::load_floats(inputs.scale);
+        for (int r = 0; r < R; r++)
+            sums[r][m] = Isa::add_scaled(sums[r][m], Rows::dot(start, weights[r], inputs), weights[r].scale, scale);
+    }
+}
+
+// out[r][m] = row ``row + r`` of the weights times token m.
+template <int R, int M, class Rows>
+inline void multiply(const Rows& rows, int64_t row, const RoundedStep* const* x, float (&out)[R][M]) {
+    Isa::Floats sums[R][M];
+    for (int r = 0; r < R; r++)
+        for (int m = 0; m < M; m++) sums[r][m] = Isa::zero();
+    const int64_t steps = rows.full_steps();
+    Decoded weights[R];
+    for (int64_t step = 0; step < steps; step++) {
+        for (int r = 0; r < R; r++) {
+            rows.prefetch(row + r, step);
+            weights[r] = rows.at(row + r, step);
+        }
+        add_step<R, M, Rows>(weights, x, step, sums);
+    }
+    if (rows.rest() > 0) {
+        for (int r = 0; r < R; r++) weights[r] = rows.last(row + r);
+        add_step<R, M, Rows>(weights, x, steps, sums);
+    }
+    for (int r = 0; r < R; r++)
+        for (int m = 0; m < M; m++) out[r][m] = Isa::sum(sums[r][m]) * Rows::kFactor;
+}
+
+// Exact products: weights become float32, inputs stay float32.
+struct Mxfp4ExactRows {
+    using Input = const float*;
+    const unsigned char *blocks, *scales;
+    int64_t groups;
+
+    explicit Mxfp4ExactRows(const Matrix& matrix, int64_t first = 0)
+        : groups(num_groups(matrix.columns)) {
+        blocks = static_cast<const unsigned char*>(matrix.data) + first * groups * 16;
+        scales = static_cast<const unsigned char*>(matrix.scales) + first * groups;
+    }
+    template <int M> void multiply(int64_t row, const float* const* x, Floats (&sums)[M], float (&rest)[M]) const {
+        constexpr int kParts = 16 / kLanes;
+        for (int m = 0; m < M; m++) rest[m] = 0.0f;
+        for (int64_t group = 0; group < groups; group++) {
+            Isa::Floats even[kParts], odd[kParts];
+            __builtin_prefetch(blocks + (row * groups + group) * 16 + 4096);
+            Isa::decode_floats(blocks + (row * groups + group) * 16, even, odd);
+            const unsigned char exponent = scales[row * groups + group];
+            const uint32_t bits = exponent == 0 ? 1u << 22 : exponent == 255 ? 0x7FC00000u : exponent << 23u;
+            float factor;
+            std::memcpy(&factor, &bits, 4);
+            for (int m = 0; m < M; m++) {
+                const float* inputs = x[m] + group * kGroup;
+                Floats block = splat(0.0f);
+                for (int i = 0; i < kParts; i++)
+                    block += (Floats)even[i] * load(inputs + i * kLanes) + (Floats)odd[i] * load(inputs + 16 + i * kLanes);
+                sums[m] += block * factor;
+            }
+        }
+    }
+};
+
+template <class Number> struct DenseRows {
+    using Input = const float*;
+    const Number* data;
+    int64_t columns;
+
+    explicit DenseRows(const Matrix& matrix, int64_t first = 0) : columns(matrix.columns) {
+        data = static_cast<const Number*>(matrix.data) + first * columns;
+    }
+    template <int M> void multiply(int64_t row, const float* const* x, Floats (&sums)[M], float (&rest)[M]) const {
+        const Number* weights = data + row * columns;
+        int64_t i = 0;
+        for (; i + kLanes <= columns; i += kLanes) {
+            __builtin_prefetch(weights + i + 2048);
+            const Floats w = load(weights + i);
+            for (int m = 0; m < M; m++) sums[m] += w * load(x[m] + i);
+        }
+        for (int m = 0; m < M; m++) rest[m] = 0.0f;
+        for (; i < columns; i++)
+            for (int m = 0; m < M; m++) rest[m] += to_float(weights[i]) * x[m][i];
+    }
+};
+
+template <int R, int M, class Rows>
+inline void multiply(const Rows& rows, int64_t row, const float* const* x, float (&out)[R][M]) {
+    for (int r = 0; r < R; r++) {
+        Floats sums[M];
+        float rest[M];
+        for (int m = 0; m < M; m++) sums[m] = splat(0.0f);
+        rows.template multiply<M>(row + r, x, sums, rest);
+        for (int m = 0; m < M; m++) out[r][m] = sum(sums[m]) + rest[m];
+    }
+}
+
+constexpr int kTokens = 4;  // at once
+
+// sink(row, place, value) for rows [begin, end) and all tokens, of which x[place] are the inputs.
+template <int R, int M, class Rows, class Sink>
+inline void multiply_some(const Rows& rows, int64_t begin, int64_t end, const typename Rows::Input* x, int64_t place,
+                          const Sink& sink) {
+    int64_t row = begin;
+    for (; row + R <= end; row += R) {
+        float out[R][M];
+        multiply<R, M>(rows, row, x, out);
+        for (int r = 0; r < R; r++)
+            for (int m = 0; m < M; m++) sink(row + r, place + m, out[r][m]);
+    }
+    for (; row < end; row++) {
+        float out[1][M];
+        multiply<1, M>(rows, row, x, out);
+        for (int m = 0; m < M; m++) sink(row, place + m, out[0][m]);
+    }
+}
+
+template <class Rows, class Sink>
+inline void multiply_all(const Rows& rows, int64_t begin, int64_t end, const typename Rows::Input* x, int64_t tokens,
+                         const Sink& sink) {
+    int64_t place = 0;
+    for (; place + kTokens <= tokens; place += kTokens)
+        multiply_some<2, kTokens>(rows, begin, end, x + place, place, sink);
+    switch (tokens - place) {
+        case 3: multiply_some<2, 3>(rows, begin, end, x + place, place, sink); break;
+        case 2: multiply_some<2, 2>(rows, begin, end, x + place, place, sink); break;
+        case 1: multiply_some<4, 1>(rows, begin, end, x + place, place, sink); break;
+    }
+}

@@ -1,0 +1,120 @@
+"""The CPU op set: C++ where a step spends its time, the reference elsewhere.
+
+The residual stream, norms, rotary, attention and the router are float32, as in the reference. Matrix products
+are exact (weights as the checkpoint has them, float32 inputs and sums) or int8 (inputs, and dense weights,
+rounded to 8 bits in blocks of 32 with a scale each; MXFP4 weights as they are). Each op treats every token
+alike, so the composition of a batch changes a result only by the order of a sum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from chorale.kernels.cpu.attention import CpuPlan, attention, plan_attention, rotate_and_cache
+from chorale.kernels.cpu.experts import CpuExperts
+from chorale.kernels.cpu.library import library, set_threads
+from chorale.kernels.cpu.linear import CpuLinear
+from chorale.kernels.cpu.sampler import CpuSampler
+from chorale.kernels.ops import ExpertTensors, Ops, Precision, QkvWeights, RouterWeights
+from chorale.kernels.reference.draft import REFERENCE_DRAFT_OPS
+from chorale.kernels.reference.ops import REFERENCE_OPS
+
+
+@dataclass(frozen=True, slots=True)
+class CpuRouter:
+    weight: torch.Tensor  # [E, H] float32
+    bias: torch.Tensor  # [E] float32
+
+
+def qkv_rope_cache(
+    x: torch.Tensor,
+    normed: torch.Tensor | None,
+    weights: QkvWeights,
+    eps: float,
+    rope: torch.Tensor,
+    plan: CpuPlan,
+    group: int,
+    kv: torch.Tensor,
+) -> torch.Tensor:
+    qkv = weights.linear(x, weights.norm, eps) if normed is None else weights.linear(normed)
+    return rotate_and_cache(qkv, rope, plan, group, kv)
+
+
+def draft_qkv_rope_cache(
+    normed: torch.Tensor, packed: CpuLinear, rope: torch.Tensor, plan: CpuPlan, group: int, kv: torch.Tensor
+) -> torch.Tensor:
+    return rotate_and_cache(packed(normed), rope, plan, group, kv)
+
+
+def project_and_route(
+    attended: torch.Tensor, linear: CpuLinear, x: torch.Tensor, weights: RouterWeights, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    linear.add_to(x, attended)
+    router: CpuRouter = weights.linear
+    (tokens, hidden), top_k = x.shape, weights.top_k
+    normed, gates = torch.empty_like(x), x.new_empty(tokens, top_k)
+    expert_ids = torch.empty(tokens, top_k, dtype=torch.int64)
+    library().functions.route(
+        x.data_ptr(), tokens, hidden, weights.norm.data_ptr(), eps, router.weight.data_ptr(),
+        router.bias.data_ptr(), len(router.bias), top_k, normed.data_ptr(), expert_ids.data_ptr(),
+        gates.data_ptr(),
+    )  # fmt: skip
+    return x, normed, expert_ids, gates
+
+
+def moe(
+    normed: torch.Tensor,
+    expert_ids: torch.Tensor,
+    gates: torch.Tensor,
+    experts: CpuExperts,
+    x: torch.Tensor,
+    next_qkv: QkvWeights | None,
+    eps: float,
+) -> tuple[torch.Tensor, None]:
+    return experts(normed, expert_ids, gates, x), None
+
+
+def lm_head(
+    x: torch.Tensor, logits_index: torch.Tensor, norm: torch.Tensor, head: CpuLinear, eps: float
+) -> torch.Tensor:
+    return head(x.index_select(0, logits_index), norm, eps)
+
+
+def pack_router(weight: torch.Tensor, bias: torch.Tensor, dtype: torch.dtype) -> CpuRouter:
+    return CpuRouter(weight.float().contiguous(), bias.float().contiguous())
+
+
+def cpu_ops(precision: Precision) -> Ops:
+    """Needs ``library()`` to be there. Its threads are as many as torch's."""
+    set_threads(torch.get_num_threads())
+
+    def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> CpuLinear:
+        return CpuLinear(weight, bias, precision)
+
+    def pack_gated(gate: torch.Tensor, up: torch.Tensor) -> CpuLinear:
+        return pack_linear(torch.cat((gate, up)), None)
+
+    def pack_experts(tensors: ExpertTensors) -> CpuExperts:
+        return CpuExperts(tensors, precision)
+
+    return replace(
+        REFERENCE_OPS,
+        name="cpu",
+        plan_attention=plan_attention,
+        qkv_rope_cache=qkv_rope_cache,
+        attention=attention,
+        project_and_route=project_and_route,
+        moe=moe,
+        lm_head=lm_head,
+        pack_linear=pack_linear,
+        pack_router=pack_router,
+        pack_experts=pack_experts,
+        keeps_dtypes=True,
+        detail=f"{library().name}, {precision}",
+        make_sampler=CpuSampler,
+        pack_head=partial(pack_linear, bias=None),
+        draft=replace(REFERENCE_DRAFT_OPS, qkv_rope_cache=draft_qkv_rope_cache, pack_gated=pack_gated),
+    )

@@ -1,0 +1,153 @@
+"""The CPU ops against the reference: whole models over the paged cache, and odd shapes of single ops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from chorale.kernels.cpu.library import library
+from chorale.kernels.cpu.linear import CpuLinear
+from chorale.kernels.cpu.ops import cpu_ops
+from chorale.kernels.cpu.sampler import CpuSampler
+from chorale.kernels.ops import NO_FINITE_LOGITS, NOTHING_ALLOWED, Allowed, SamplingInputs
+from chorale.kernels.reference.noise import row_keys
+from chorale.kernels.reference.ops import REFERENCE_OPS
+from chorale.kernels.reference.sampling import ReferenceSampler
+from chorale.model.checkpoint_writer import write_random_checkpoint
+from chorale.model.config import ModelConfig
+from chorale.model.config_writer import make_config
+from chorale.model.gpt_oss import GptOss
+from chorale.model.weights import load_weights
+from tests.support.model import SMALL, largest_difference, prompt
+from tests.support.paged import PagedRunner, Sequence
+
+SETS = ["avx512_vnni", "avx_vnni", "avx2", "neon_dotprod", "generic"]
+ODD = {**SMALL, "hidden": 96, "inter": 160, "heads": 6, "kv_heads": 2, "head_dim": 24, "experts": 5}
+
+
+@pytest.fixture(params=SETS)
+def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Each instruction set that this processor and the build have."""
+    if library().functions is None and not library().why_not.startswith("CHORALE"):
+        pytest.skip(library().why_not)
+    monkeypatch.setenv("CHORALE_CPU_ISA", request.param)
+    library.cache_clear()
+    if library().functions is None:
+        library.cache_clear()
+        pytest.skip(library().why_not)
+    yield request.param
+    library.cache_clear()
+
+
+def make_model(folder: Path, ops: Any, dtype: torch.dtype = torch.float32) -> GptOss:
+    config = ModelConfig.load(folder)
+    return GptOss(config, load_weights(folder, config, ops, device="cpu", dtype=dtype), ops, 4096)
+
+
+@pytest.mark.parametrize("shape", [SMALL, ODD], ids=["small", "odd"])
+def test_the_same_model(isa: str, shape: dict[str, Any], tmp_path: Path) -> None:
+    """Prompts in chunks, decodes and both at once; freed blocks hold NaN."""
+    folder = write_random_checkpoint(tmp_path / "m", make_config(**shape), seed=1)
+    expected, found = (
+        _logits(make_model(folder, REFERENCE_OPS)),
+        _logits(make_model(folder, cpu_ops("exact"))),
+    )
+    assert largest_difference(found, expected) < 1e-3
+    rounded = _logits(make_model(folder, cpu_ops("int8")))
+    # Rounding sometimes changes which experts a token gets, so the largest difference says little.
+    assert 1e-4 < (rounded.log_softmax(-1) - expected.log_softmax(-1)).abs().mean() < 0.03
+
+
+def _logits(model: GptOss) -> torch.Tensor:
+    runner = PagedRunner(model, seed=3)
+    runner.poison_free_blocks()
+    long, short = Sequence(prompt(300, 1)), Sequence(prompt(40, 2))
+    steps = [[(long, 150)], [(long, 30), (short, 1)], [(short, 1), (long, 1)], [(long, 119), (short, 38)]]
+    return torch.cat([logits for work in steps for logits in runner.step(work)])
+
+
+def test_the_same_tokens(isa: str) -> None:
+    """Greedy and random rows, with forbidden ids, grammars and early stops; and rows without a token."""
+    torch.manual_seed(4)
+    vocab, rows = 20_011, 12
+    logits = torch.randn(rows, vocab) * 3
+    temperature = torch.tensor([0.0, 1.0, 0.5, 1.0, 2.0, 0.0, 1.0, 1.0, 1.0, 0.0, 1.0, 0.7])
+    octets = torch.randint(0, 256, (2, vocab // 8 + 1), dtype=torch.uint8)
+    octets[1] = 0
+    index = torch.tensor([-1, 0, 0, 1, -1, 0, -1, -1, -1, -1, -1, 0], dtype=torch.int32)
+    stops = torch.full((rows, 8), -1, dtype=torch.int32)
+    stops[4, :3] = logits[4].topk(3).indices
+    stops[0, :2] = logits[0].topk(2).indices
+    logits[6, 5], logits[7, 9], logits[8] = torch.nan, torch.inf, -torch.inf
+    keys = torch.from_numpy(row_keys(np.arange(rows).astype(np.uint64), np.arange(rows) * 7))
+    draws = SamplingInputs(
+        keys, temperature, torch.arange(rows, dtype=torch.int32), None, Allowed(index, octets), stops
+    )
+    found, expected = (_sample(sampler, logits, draws) for sampler in (CpuSampler, ReferenceSampler))
+    assert torch.equal(found[0], expected[0])
+    assert torch.equal(found[1], expected[1])
+    assert found[0][[3, 6, 7, 8]].tolist() == [
+        NOTHING_ALLOWED, NO_FINITE_LOGITS, NO_FINITE_LOGITS, NO_FINITE_LOGITS,
+    ]  # fmt: skip
+
+
+def _sample(make: Any, logits: torch.Tensor, draws: SamplingInputs) -> tuple[torch.Tensor, torch.Tensor]:
+    forbidden = (torch.rand(logits.shape[1], generator=torch.Generator().manual_seed(9)) < 0.01).to(
+        torch.uint8
+    )
+    last, out = torch.zeros(len(logits), dtype=torch.int64), torch.zeros(len(logits), dtype=torch.int64)
+    make(forbidden, len(logits))(logits.clone(), draws, last, out)
+    return out, last
+
+
+def test_noise_is_that_of_the_reference(isa: str) -> None:
+    """5,000 random rows draw the same tokens: another hash, or a worse logarithm, would not."""
+    torch.manual_seed(5)
+    logits = torch.randn(5000, 1003)
+    keys = torch.randint(-(2**31), 2**31, (5000, 2), dtype=torch.int32)
+    draws = SamplingInputs(keys, torch.ones(5000), torch.arange(5000, dtype=torch.int32))
+    found, expected = (_sample(sampler, logits, draws)[0] for sampler in (CpuSampler, ReferenceSampler))
+    assert torch.equal(found, expected)
+
+
+def test_a_token_does_not_depend_on_its_batch(isa: str, tmp_path: Path) -> None:
+    """The same bits alone, in chunks, and beside others."""
+    folder = write_random_checkpoint(tmp_path / "m", make_config(**SMALL), seed=1)
+    for precision in ("exact", "int8"):
+        model = make_model(folder, cpu_ops(precision))
+        tokens, others = prompt(200, 1), [prompt(n, n) for n in (3, 50, 7)]
+        expected = PagedRunner(model).run(tokens)
+        assert torch.equal(PagedRunner(model).run(tokens, chunk=7), expected)
+        runner = PagedRunner(model, seed=8)
+        crowd = [Sequence(tokens), *map(Sequence, others)]
+        found = runner.step([(each, len(each.tokens)) for each in crowd])[0]
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1, 32), (3, 31), (5, 33), (70, 129), (9, 2880), (257, 64)])
+@pytest.mark.parametrize("tokens", [1, 2, 3, 4, 9])
+def test_dense_products_of_odd_shapes(isa: str, rows: int, columns: int, tokens: int) -> None:
+    torch.manual_seed(rows * columns + tokens)
+    weight, bias, x = torch.randn(rows, columns), torch.randn(rows), torch.randn(tokens, columns)
+    expected = x @ weight.t() + bias
+    assert torch.allclose(CpuLinear(weight, bias, "exact")(x), expected, atol=1e-4, rtol=1e-5)
+    narrow = weight.bfloat16()
+    exact = x @ narrow.float().t() + bias
+    assert torch.allclose(CpuLinear(narrow, bias, "exact")(x), exact, atol=1e-4, rtol=1e-5)
+    rounded = CpuLinear(weight, bias, "int8")(x)
+    assert (rounded - expected).norm() < 0.012 * expected.norm() + 1e-6
+
+
+def test_inputs_that_are_not_finite(isa: str) -> None:
+    """They spoil their own token only."""
+    weight, x = torch.randn(40, 96), torch.randn(5, 96)
+    x[1, 3], x[2, 70] = torch.nan, torch.inf
+    for precision in ("exact", "int8"):
+        found = CpuLinear(weight, None, precision)(x)
+        assert found[[0, 3, 4]].isfinite().all()
+        assert not found[[1, 2]].isfinite().any()
