@@ -12,9 +12,9 @@ end's choice (the reference: float32).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from chorale.kernels.draft_steps import Accepted, DraftPasses, DraftRowState, VerifyBatch, VerifyInputs
     from chorale.kernels.triton.precompile.compiler import Precompiler
     from chorale.kernels.triton.precompile.pool import CompilePool
+
+
+Precision = Literal["int8", "exact"]  # of the CPU ops' matrix products
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +209,19 @@ class StepSizes:
     dtype: torch.dtype  # of the model
 
 
+class PageCopies(Protocol):
+    """Copies of blocks between KV tensors and other memory of the device. A page is what all tensors have of
+    one block, one tensor after the other."""
+
+    def gather(self, blocks: torch.Tensor, pages: torch.Tensor) -> None:
+        """Copy blocks [N] int32 to ``pages`` [N, bytes of a page] uint8."""
+        ...
+
+    def scatter(self, pages: torch.Tensor, blocks: torch.Tensor) -> None:
+        """Copy ``pages`` to blocks that differ from each other."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class DraftOps:
     """The ops of a draft head beside ``plan_attention``, ``attention`` and ``lm_head``. Heads are whole on
@@ -303,13 +319,21 @@ class Ops:
         [torch.Tensor, VerifyBatch, VerifyInputs, DraftRowState, Accepted, torch.Tensor | None], None
     ]
     draft_passes: Callable[[torch.Tensor, DraftRowState, DraftPasses], None]  # rows [R] int32
+
+    # (KV tensors [blocks, ...]: those of the model, and of a head) -> their pages' copies
+    page_copies: Callable[[Sequence[torch.Tensor]], PageCopies]
     draft: DraftOps | None = None  # None: no draft heads
+
+    detail: str = ""  # for people, after the name
 
     # kv may be float8_e4m3fn: scale 1, written saturating (``kernels/reference/kv_elements.py``).
     supports_fp8_kv: bool = False
 
     # pack_experts decodes MXFP4 once and for all; it gets blocks and scales in the host's memory.
     decodes_experts: bool = False
+
+    # pack_linear and pack_head read weights of any float type, so they get them as the checkpoint has them.
+    keeps_dtypes: bool = False
 
     # A step of one new token a row never waits for the host, so it can be captured in a graph.
     capturable: bool = False
@@ -324,3 +348,6 @@ class Ops:
     # The same ops with sums over ranks through memory that the ranks share; all ranks call it. Returns None
     # if they do not share any. None: one rank, or a back end that has no such kernels.
     over_peers: Callable[[StepSizes, torch.device], Ops | None] | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.detail})" if self.detail else self.name

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from chorale.engine.types import IntArray, RowStart, SamplingSpec, StepPlan
+from chorale.engine.types import HostLoad, IntArray, RowStart, SamplingSpec, StepPlan, Transfers
 
 _MASK64 = 2**64 - 1  # of seeds: all that sampling uses of them
 _COLUMNS = (
@@ -47,6 +47,25 @@ class Start(msgspec.Struct, frozen=True, array_like=True):
     eos_token_ids: tuple[int, ...]
 
 
+class Load(msgspec.Struct, frozen=True, array_like=True):
+    """A ``HostLoad``."""
+
+    load_id: int
+    slots: bytes
+    blocks: bytes
+    saved_slots: bytes
+    saved_blocks: bytes
+
+
+class PageCopies(msgspec.Struct, frozen=True, array_like=True):
+    """A ``Transfers``."""
+
+    saved_slots: bytes
+    saved_blocks: bytes
+    loads: list[Load]
+    finished: tuple[int, ...]
+
+
 class Plan(msgspec.Struct, frozen=True, tag="plan"):
     """A ``StepPlan``: its int32 arrays in a row."""
 
@@ -57,6 +76,7 @@ class Plan(msgspec.Struct, frozen=True, tag="plan"):
     samples: bytes
     prompt_logprob_rows: list[int]
     num_made: int
+    transfers: PageCopies | None = None
 
 
 class WorkerCall(msgspec.Struct, frozen=True, tag="call"):
@@ -145,6 +165,7 @@ def pack_plan(plan: StepPlan) -> Plan:
         samples=plan.samples.tobytes(),
         prompt_logprob_rows=list(plan.prompt_logprob_rows),
         num_made=plan.num_made,
+        transfers=None if plan.transfers is None else _pack_transfers(plan.transfers),
     )
 
 
@@ -163,8 +184,42 @@ def unpack_plan(message: Plan) -> StepPlan:
         num_made=message.num_made,
         makes=None if makes is None else makes.astype(np.bool_),
         following=following,
+        transfers=None if message.transfers is None else _unpack_transfers(message.transfers),
         **arrays,
     )
+
+
+def _pack_transfers(transfers: Transfers) -> PageCopies:
+    loads = [
+        Load(
+            load.load_id,
+            load.slots.tobytes(),
+            load.blocks.tobytes(),
+            load.saved_slots.tobytes(),
+            load.saved_blocks.tobytes(),
+        )
+        for load in transfers.loads
+    ]
+    saved = (transfers.saved_slots.tobytes(), transfers.saved_blocks.tobytes())
+    return PageCopies(*saved, loads, transfers.finished)
+
+
+def _unpack_transfers(message: PageCopies) -> Transfers:
+    loads = tuple(
+        HostLoad(
+            load.load_id,
+            _ids(load.slots),
+            _ids(load.blocks),
+            _ids(load.saved_slots),
+            _ids(load.saved_blocks),
+        )
+        for load in message.loads
+    )
+    return Transfers(_ids(message.saved_slots), _ids(message.saved_blocks), loads, message.finished)
+
+
+def _ids(data: bytes) -> IntArray:
+    return np.frombuffer(data, np.int32).copy()
 
 
 def _pack_start(start: RowStart) -> Start:

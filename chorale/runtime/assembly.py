@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 
 from chorale.model.config import ModelConfig
@@ -11,6 +14,7 @@ from chorale.runtime.cache_dtype import E4M3
 from chorale.runtime.device import Device
 from chorale.runtime.drafts.setup import DraftSetup, make_drafting
 from chorale.runtime.executor import LocalExecutor
+from chorale.runtime.host_tier.transfers import PageTransfers
 from chorale.runtime.resolve import Resolved
 from chorale.runtime.sampling.grammar import GrammarRows
 from chorale.runtime.sampling.sampler import Sampler
@@ -34,7 +38,15 @@ def allocate_kv(model: ModelConfig, resolved: Resolved, device: Device) -> list[
         model.head_dim,
     )
     dtype = DTYPES[resolved.kv_dtype]
-    return [torch.zeros(shape, dtype=dtype, device=device.torch_device) for _ in range(model.num_kv_tensors)]
+    zeros = _untouched_zeros if device.torch_device.type == "cpu" else torch.zeros
+    return [zeros(shape, dtype=dtype, device=device.torch_device) for _ in range(model.num_kv_tensors)]
+
+
+def _untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """``torch.zeros`` on a CPU, but the system gives a page when it is first used: a pool for the longest
+    sequences takes neither time at the start nor memory before there are any."""
+    octets = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
+    return torch.from_numpy(octets).view(dtype).view(shape)
 
 
 def make_executor(
@@ -83,5 +95,27 @@ def make_executor(
         longest = limits.max_model_len if resolved.mixed_graphs else 0  # 0: no mixed step is captured
         head = None if drafting is None else drafting.head
         mixed_graphs = MixedGraphRunner(device, model, kv, buffers, longest, head)
-    worker = Worker(device, model, kv, buffers, sampler, grammar, decode_graphs, mixed_graphs, drafting)
+    own = [] if drafting is None or drafting.head is None else [drafting.head.kv]
+    transfers = make_transfers(model, [*kv, *own], resolved, device)
+    worker = Worker(
+        device, model, kv, buffers, sampler, grammar, decode_graphs, mixed_graphs, drafting, transfers
+    )
     return LocalExecutor(worker, overlaps=device.overlap, gpu=device.hardware.place)
+
+
+def make_transfers(
+    model: GptOss, kv: list[torch.Tensor], resolved: Resolved, device: Device
+) -> PageTransfers | None:
+    """``kv``: with that of a draft head. Raises ``ConfigError`` if the host lacks the memory."""
+    sizes = resolved.host_tier
+    if sizes is None:
+        return None
+    return PageTransfers(
+        device,
+        model.ops.page_copies(kv),
+        num_slots=sizes.num_slots,
+        page_bytes=sum(tensor[0].nbytes for tensor in kv),
+        staged=sizes.staged,
+        loaded=sizes.loaded,
+        dummy_block=kv[0].shape[0] - 1,
+    )

@@ -28,6 +28,7 @@ from chorale.runtime.hardware import (
 )
 from chorale.runtime.memory import SMALL_PARAMETERS
 from chorale.runtime.platforms import CUDA, NPU, Platform, find_platform
+from chorale.runtime.streams import CudaEvent, CudaStream, Event, HostEvent, HostStream, Stream
 
 GPU_SAMPLE_ROWS = 64  # rows that the sampler takes at once on a GPU
 Arrays = list[npt.NDArray[np.generic]]
@@ -81,6 +82,18 @@ class Device(Protocol):
         """Mark this point in the device's work. Returns a function that waits until it is reached."""
         ...
 
+    def stream(self) -> Stream:
+        """Make a stream for work beside the steps."""
+        ...
+
+    def event(self) -> Event:
+        """Mark this point in the work of the current stream."""
+        ...
+
+    def host_pages(self, count: int, num_bytes: int) -> torch.Tensor:
+        """Allocate [count, num_bytes] uint8 as ``host_memory`` does. The content is undefined."""
+        ...
+
     def capture(self, step: Callable[[], None]) -> Callable[[], None]:
         """Return a function that repeats ``step`` without the host's work. ``step`` uses static memory only.
 
@@ -94,8 +107,31 @@ class Device(Protocol):
         ...
 
 
+class _WithoutStreams:
+    """The part of a device whose copies are over when their calls return, and that captures nothing."""
+
+    __slots__ = ()
+
+    def host_memory(self, size: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(size, dtype=dtype)
+
+    def stream(self) -> Stream:
+        return HostStream()
+
+    def event(self) -> Event:
+        return HostEvent()
+
+    def host_pages(self, count: int, num_bytes: int) -> torch.Tensor:
+        return torch.empty(count, num_bytes, dtype=torch.uint8)
+
+    def capture(self, step: Callable[[], None]) -> Callable[[], None]:
+        """The step itself."""
+        step()
+        return step
+
+
 @dataclass(frozen=True, slots=True)
-class CpuDevice:
+class CpuDevice(_WithoutStreams):
     """The host itself: a step runs when it is executed, and transfers are views."""
 
     hardware: Hardware
@@ -111,19 +147,11 @@ class CpuDevice:
         arrays = [tensor.numpy() for tensor in tensors]
         return lambda: arrays
 
-    def host_memory(self, size: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(size, dtype=dtype)
-
     def send(self, memory: torch.Tensor) -> torch.Tensor:
         return memory
 
     def mark(self) -> Callable[[], None]:
         return _nothing
-
-    def capture(self, step: Callable[[], None]) -> Callable[[], None]:
-        """The step itself."""
-        step()
-        return step
 
     def trim(self) -> None:
         return None
@@ -168,6 +196,15 @@ class CudaDevice:
         event.record()
         return event.synchronize
 
+    def stream(self) -> Stream:
+        return CudaStream()
+
+    def event(self) -> Event:
+        return CudaEvent()
+
+    def host_pages(self, count: int, num_bytes: int) -> torch.Tensor:
+        return torch.empty(count, num_bytes, dtype=torch.uint8, pin_memory=True)
+
     def capture(self, step: Callable[[], None]) -> Callable[[], None]:
         return self.graphs.capture(step)
 
@@ -176,7 +213,7 @@ class CudaDevice:
 
 
 @dataclass(frozen=True, slots=True)
-class NpuDevice:
+class NpuDevice(_WithoutStreams):
     """One Ascend NPU, through torch_npu. Never run on one, so it asks for little: no graphs, no pinned
     memory, and the host waits for each copy."""
 
@@ -193,9 +230,6 @@ class NpuDevice:
         arrays = [tensor.cpu().numpy() for tensor in tensors]
         return lambda: arrays
 
-    def host_memory(self, size: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(size, dtype=dtype)
-
     def send(self, memory: torch.Tensor) -> torch.Tensor:
         return memory.to(self.torch_device)
 
@@ -204,11 +238,6 @@ class NpuDevice:
         event.record()
         wait: Callable[[], None] = event.synchronize
         return wait
-
-    def capture(self, step: Callable[[], None]) -> Callable[[], None]:
-        """The step itself."""
-        step()
-        return step
 
     def trim(self) -> None:
         _npu().empty_cache()

@@ -6,6 +6,7 @@ The only place where defaults are decided. Torch-free.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from chorale.config import EngineConfig, check_least
 from chorale.engine.types import EngineLimits
@@ -16,6 +17,7 @@ from chorale.parallel.shares import check_size, cuts_by_expert, shares_of
 from chorale.runtime.cache_dtype import E4M3, cache_dtype
 from chorale.runtime.drafts.memory import DraftMemory, draft_memory
 from chorale.runtime.hardware import Hardware
+from chorale.runtime.host_tier.sizes import GPU_LEAST_HIT, HostTierSizes, host_tier_sizes
 from chorale.runtime.kv_pool import PoolRequest, check_one_fits, check_rows, size_pool, who_holds
 from chorale.runtime.memory import (
     CUDA_RESERVE,
@@ -47,6 +49,10 @@ CPU_PROMPT_DELAY = 0.1
 # About 1,000 tokens of 20b on an H200, with which a step of a hundred streams takes less than 20 ms
 # (benchmarks/step_policy.py, a simulation; benchmarks/gpu_gaps.py measures it).
 GPU_PROMPT_DELAY = 0.012
+# Seconds of a step with batch work, for which a new request waits; the second value once there has been none
+# for a while (benchmarks/step_policy.py --batch-delays).
+CPU_BATCH_DELAYS = (0.01, 0.04)
+GPU_BATCH_DELAYS = (0.004, 0.03)
 GPU_LEAST_CHUNK = 1024  # tokens: fewer save little, because all experts are read and all kernels launched
 MAX_PROMPT_DELAY = 0.25  # where many prompts wait, or steps are slow; on a GPU more than all tokens take
 
@@ -79,6 +85,7 @@ class Resolved:
     max_logprobs: int = MAX_LOGPROBS
     most_drafts: int = 0  # draft tokens of a row in a step
     drafts: DraftMemory | None = None  # of the head that makes them; None: there is none
+    host_tier: HostTierSizes | None = None  # KV pages in host memory; None: there are none
 
     @property
     def has_head(self) -> bool:
@@ -118,11 +125,12 @@ def resolve(
     can_overlap: bool = False,
     can_capture: bool = False,
     supports_fp8_kv: bool = True,
+    int8: bool = False,
 ) -> Resolved:
     """Raises ``ConfigError`` for settings that cannot run, with computed alternatives.
 
     ``hardware`` is one rank's. ``can_capture``: device and ops allow CUDA graphs. ``supports_fp8_kv``: the
-    ops accept an fp8 KV cache.
+    ops accept an fp8 KV cache. ``int8``: they round dense weights to 8 bits.
     """
     check_model(config, model)
     speculation = config.speculative_config
@@ -180,12 +188,15 @@ def resolve(
     if drafts.note:
         decide.notes.append(drafts.note)
     geometry = kv_geometry(part, block_size, kv_dtype, drafts.per_block)
+    host_tier = _host_tier(config, decide, geometry, tokens)
     graph_rows = _graph_rows(config, decide, seqs, can_capture)
     mixed_graphs = bool(graph_rows) and config.mixed_cuda_graphs
     if graph_rows and not mixed_graphs:
         decide.decisions.append(Decision("mixed_cuda_graphs", False, "requested", chosen=False))
-    weights = weight_bytes(part, dtype, decoded=hardware.decodes_experts)
+    weights = weight_bytes(part, dtype, decoded=hardware.decodes_experts, int8=int8)
     fixed = weights + activation_bytes(part, tokens, seqs, dtype) + drafts.weights + drafts.activations
+    if host_tier is not None:
+        fixed += host_tier.device_bytes + (host_tier.host_bytes if cpu else 0)
     if not cpu:
         fixed += (
             CUDA_RESERVE + _graph_bytes(config, part, graph_rows, block_size) + processor_bytes(model, seqs)
@@ -201,6 +212,9 @@ def resolve(
             max_num_batched_tokens=tokens,
             prompt_delay=delay,
             max_prompt_delay=MAX_PROMPT_DELAY,
+            batch_delay=(CPU_BATCH_DELAYS if cpu else GPU_BATCH_DELAYS)[0],
+            batch_waits=cpu,
+            long_batch_delay=(CPU_BATCH_DELAYS if cpu else GPU_BATCH_DELAYS)[1],
             least_chunk=1 if cpu else GPU_LEAST_CHUNK,
             max_model_len=longest,
             sliding_window=model.sliding_window,
@@ -210,6 +224,7 @@ def resolve(
             eos_token_ids=tuple(token for token in model.eos_token_ids if token < model.vocab_size),
             vocab_size=model.vocab_size,
             seed=config.seed,
+            **_tier_limits(host_tier, config.tensor_parallel_size, 1 if cpu else GPU_LEAST_HIT),
         ),
         dtype=dtype,
         kv_dtype=kv_dtype,
@@ -221,7 +236,33 @@ def resolve(
         most_drafts=0 if speculation is None else speculation.num_speculative_tokens,
         drafts=drafts if speculation is not None and speculation.has_head else None,
         notes=tuple(decide.notes),
+        host_tier=host_tier,
     )
+
+
+def _host_tier(
+    config: EngineConfig, decide: _Decider, geometry: KvGeometry, tokens: int
+) -> HostTierSizes | None:
+    """The tier of host memory, if one is requested and of use."""
+    sizes = host_tier_sizes(config, geometry, tokens)
+    if sizes is not None:
+        beside = f"{sizes}; {gib(sizes.device_bytes)} of the device's for copies"
+        decide.decisions.append(Decision("kv_offloading_size", config.kv_offloading_size or 0, beside, False))
+    elif config.kv_offloading_size:
+        decide.notes.append("--kv-offloading-size has no effect without prefix caching")
+    return sizes
+
+
+def _tier_limits(sizes: HostTierSizes | None, ranks: int, least_hit: int) -> dict[str, int]:
+    """The fields of ``EngineLimits`` about host memory."""
+    if sizes is None:
+        return {}
+    return {
+        "num_host_slots": sizes.num_slots,
+        "max_saved_pages": sizes.staged,
+        "min_host_hit": least_hit,
+        "page_bytes": sizes.page_bytes * ranks,
+    }
 
 
 def _graph_rows(config: EngineConfig, decide: _Decider, seqs: int, can_capture: bool) -> tuple[int, ...]:
@@ -249,6 +290,13 @@ def _graph_bytes(config: EngineConfig, model: ModelConfig, sizes: tuple[int, ...
     num_graphs += len(mixed) * len(MIXED_ROWS)
     most = max((*sizes, *mixed), default=0) if sizes else 0
     return graph_bytes(model, most, num_graphs, -(-longest // block_size) + 1)
+
+
+def cpu_precision(config: EngineConfig, model: ModelConfig) -> Literal["int8", "exact"]:
+    """Return how the CPU ops multiply. Rounding saves little where weights are in the cache."""
+    if config.cpu_precision != "auto":
+        return config.cpu_precision
+    return "exact" if model.num_parameters <= SMALL_PARAMETERS else "int8"
 
 
 def _kv_dtype(config: EngineConfig, decide: _Decider, dtype: str, supports_fp8_kv: bool) -> str:
@@ -341,6 +389,8 @@ def check_sizes(config: EngineConfig) -> None:
     check_least(config, least)
     if config.prompt_delay is not None and not 0 <= config.prompt_delay < float("inf"):
         raise ConfigError("--prompt-delay must be 0 or more seconds")
+    if config.kv_offloading_size is not None and not 0 <= config.kv_offloading_size < float("inf"):
+        raise ConfigError("--kv-offloading-size must be 0 or more GiB")
     if not 0 < config.gpu_memory_utilization <= 1:
         raise ConfigError("--gpu-memory-utilization must be above 0 and at most 1")
 

@@ -24,6 +24,7 @@ from chorale.runtime.drafts.places import (
     DraftTensors,
     single_places,
 )
+from chorale.runtime.host_tier.transfers import PageTransfers
 from chorale.runtime.memory import LOGIT_ROWS
 from chorale.runtime.sampling.grammar import Fetch, GrammarRows, Masks
 from chorale.runtime.sampling.sampler import Sampler
@@ -32,7 +33,7 @@ from chorale.runtime.steps.buffers import Buffers
 from chorale.runtime.steps.decode_graphs import DecodeGraphRunner
 from chorale.runtime.steps.graph_sizes import MIXED_ROWS
 from chorale.runtime.steps.mixed_graphs import MixedGraphRunner, dummy_plan
-from chorale.runtime.steps.results import PendingLogprobs, grid_result, make_result
+from chorale.runtime.steps.results import PendingLogprobs, empty_result, grid_result, make_result
 
 LogitsOf = Callable[[slice], torch.Tensor]  # some rows of a batch -> their logits, float32
 _PROMPT_ROWS_AT_ONCE = 64  # rows of logits in one log-probability pass
@@ -52,17 +53,26 @@ class Worker:
         decode_graphs: DecodeGraphRunner | None = None,
         mixed_graphs: MixedGraphRunner | None = None,
         drafting: Drafting | None = None,
+        transfers: PageTransfers | None = None,
     ) -> None:
         """``decode_graphs`` and ``mixed_graphs`` run the steps that they can; None: every step is
-        launched. ``drafting``: needed if plans have drafts."""
+        launched. ``drafting``: needed if plans have drafts. ``transfers``: if plans have them."""
         self._device, self._model, self._kv = device, model, kv
         self._buffers, self._sampler, self._grammar = buffers, sampler, grammar
         self._decode_graphs, self._mixed_graphs = decode_graphs, mixed_graphs
         self._drafting = drafting
+        self._transfers = transfers
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> Callable[[], StepResult]:
         """Enqueue one step. Returns a function that waits for its result."""
+        if self._transfers is None:
+            return self._run(plan)
+        self._transfers.before(plan)
+        fetch = self._run(plan) if len(plan.rows) else functools.partial(empty_result, plan)
+        return self._transfers.reporting(plan, fetch)
+
+    def _run(self, plan: StepPlan) -> Callable[[], StepResult]:
         for start in plan.starts:
             self._grammar.start(start)
         self._buffers.start_rows(plan)

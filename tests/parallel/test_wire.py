@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from chorale.engine.core import EngineCore
-from chorale.engine.types import StepPlan
+from chorale.engine.types import HostLoad, StepPlan, Transfers
 from chorale.parallel.wire import Plan, decode_to_rank, encode, pack_plan, unpack_plan
 from tests.support.engine.drafters import Nonsense
 from tests.support.engine.recording import Engine
@@ -17,6 +17,11 @@ from tests.support.engine.recording import Engine
 def same(one: Any, other: Any) -> bool:
     if isinstance(one, np.ndarray):
         return one.dtype == other.dtype and np.array_equal(one, other)
+    if isinstance(one, Transfers | HostLoad):
+        fields = dataclasses.fields(one)
+        return all(same(getattr(one, field.name), getattr(other, field.name)) for field in fields)
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(same, one, other))
     return bool(one == other)
 
 
@@ -24,6 +29,16 @@ def sent(plan: StepPlan) -> StepPlan:
     message = decode_to_rank(encode(pack_plan(plan)))
     assert isinstance(message, Plan)
     return unpack_plan(message)
+
+
+def plans_with_loads() -> list[StepPlan]:
+    talk = Engine(num_blocks=40, num_host_slots=200, max_saved_pages=40, max_num_batched_tokens=64)
+    for number in (0, 1, 2, 0):
+        talk.add(f"t{len(talk.plans)}", [number * 100 + place for place in range(100)], max_tokens=2)
+        talk.run()
+    assert any(plan.transfers.loads for plan in talk.plans if plan.transfers)
+    assert any(plan.transfers.finished for plan in talk.plans if plan.transfers)
+    return talk.plans
 
 
 def test_a_plan_arrives_as_it_was() -> None:
@@ -36,7 +51,8 @@ def test_a_plan_arrives_as_it_was() -> None:
     engine.executor._next_step_id = None
     engine.add("c", 9, max_tokens=9)
     engine.run()
-    plans = engine.plans
+    plans = [*engine.plans, *plans_with_loads()]
+    assert sum(plan.transfers is not None for plan in plans) > 5
     assert any(plan.num_drafts is not None for plan in plans)
     assert any(plan.starts for plan in plans)
     assert any(plan.prompt_logprob_rows for plan in plans)

@@ -219,6 +219,11 @@ def show(model: ModelConfig, resolved: Resolved, *, decoded: bool = False) -> No
         print(f"drafts    {resolved.drafts}, {own} of the KV pool")
     pool = gib(limits.num_blocks * geometry.bytes_per_block)
     print(f"KV pool   {pool}: {tokens:,} tokens of context in {resolved.kv_dtype}")
+    if resolved.host_tier is not None:
+        beside = gib(resolved.host_tier.device_bytes)
+        print(
+            f"host KV   {resolved.host_tier} that leave the pool, each rank; {beside} of the GPU for copies"
+        )
     print(f"requests  {full:,} at the full {limits.max_model_len:,} tokens, or {short:,} of 2,048 tokens")
     for decision in resolved.decisions:
         if decision.chosen:

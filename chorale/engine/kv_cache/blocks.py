@@ -16,25 +16,31 @@ from collections import OrderedDict
 from collections.abc import Mapping
 
 from chorale.engine.kv_cache.changes import IndexChanges
+from chorale.engine.kv_cache.events import KvEvents
+from chorale.engine.kv_cache.host.tier import HostTier
 from chorale.engine.types import BlockChanges, CacheGroup
 
 
 class BlockPool:
     """Ids ``0 .. num_blocks - 1``, their reference counts, and the prefix index of each group.
 
-    Changes of the index are recorded from ``follow`` on, for clients that route by prefix.
+    Changes of the index are recorded from ``follow`` on, for clients that route by prefix. ``events`` records
+    blocks that leave the index; those that enter it are recorded by ``HybridCache``, which knows their chain.
     """
 
-    __slots__ = ("_cached", "_changes", "_index", "_key", "_plain", "_refs", "num_blocks")
+    __slots__ = ("_cached", "_changes", "_index", "_key", "_plain", "_refs", "_tier", "events", "num_blocks")
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, tier: HostTier | None = None) -> None:
+        """``tier``: keeps copies of blocks that leave the index to make room."""
         self.num_blocks = num_blocks
+        self._tier = tier
         self._refs = [0] * num_blocks
         self._plain = list(range(num_blocks - 1, -1, -1))  # a stack: low ids first
         self._cached: OrderedDict[int, None] = OrderedDict()  # oldest first
         self._index: tuple[dict[bytes, int], dict[bytes, int]] = ({}, {})
         self._key: list[tuple[CacheGroup, bytes] | None] = [None] * num_blocks
         self._changes: IndexChanges | None = None  # None: nobody follows
+        self.events: KvEvents | None = None  # None: not recorded
 
     @property
     def num_free(self) -> int:
@@ -76,17 +82,19 @@ class BlockPool:
     def find(self, group: CacheGroup, block_hash: bytes) -> int | None:
         return self._index[group].get(block_hash)
 
-    def publish(self, group: CacheGroup, block_hash: bytes, block: int) -> None:
-        """Add an owned, fully written block to the prefix index.
+    def publish(self, group: CacheGroup, block_hash: bytes, block: int) -> bool:
+        """Add an owned, fully written block to the prefix index. Returns whether it was added.
 
         If another block with the same content is indexed already, the index keeps that one.
         """
         index = self._index[group]
-        if block_hash not in index and self._key[block] is None:
-            index[block_hash] = block
-            self._key[block] = (group, block_hash)
-            if self._changes is not None:
-                self._changes.add(group, block_hash)
+        if block_hash in index or self._key[block] is not None:
+            return False
+        index[block_hash] = block
+        self._key[block] = (group, block_hash)
+        if self._changes is not None:
+            self._changes.add(group, block_hash)
+        return True
 
     def unpublish(self, group: CacheGroup, block_hash: bytes) -> None:
         """Remove a block from the prefix index; its holders keep it. Unknown hashes are ignored."""
@@ -94,14 +102,17 @@ class BlockPool:
         if block is None:
             return
         self._key[block] = None
-        if self._changes is not None:
-            self._changes.remove(group, block_hash)
+        if self._tier is not None:
+            self._tier.unpublished(block)
+        self._record_removal(group, block_hash)
         if self._refs[block] == 0:
             del self._cached[block]
             self._plain.append(block)
 
     def forget_all(self) -> None:
         """Empty the prefix index, because the device's blocks can no longer be trusted."""
+        if self._tier is not None:
+            self._tier.clear()
         for group in CacheGroup:
             if self._changes is not None:
                 for block_hash in self._index[group]:
@@ -110,14 +121,23 @@ class BlockPool:
         self._key = [None] * self.num_blocks
         self._plain.extend(self._cached)
         self._cached.clear()
+        if self.events is not None:
+            self.events.cleared()
 
     def _forget(self, block: int) -> None:
         key = self._key[block]
         if key is not None:
             del self._index[key[0]][key[1]]
             self._key[block] = None
-            if self._changes is not None:
-                self._changes.remove(*key)
+            if self._tier is not None:
+                self._tier.evicted(*key, block)
+            self._record_removal(*key)
+
+    def _record_removal(self, group: CacheGroup, block_hash: bytes) -> None:
+        if self._changes is not None:
+            self._changes.remove(group, block_hash)
+        if self.events is not None:
+            self.events.removed(group, (block_hash,), "GPU")
 
     # ------------------------------------------------------------------ followers
 

@@ -17,7 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from chorale.engine.kv_cache.blocks import BlockPool
-from chorale.engine.kv_cache.prefix import first_window_block, usable_prefix
+from chorale.engine.kv_cache.events import TokenSource
+from chorale.engine.kv_cache.host.tier import SPACING, HostTier
+from chorale.engine.kv_cache.prefix import EitherOf, first_window_block, usable_prefix
 from chorale.engine.types import CacheGroup
 
 FULL, WINDOW = CacheGroup.FULL, CacheGroup.WINDOW
@@ -39,14 +41,22 @@ class BlockTables:
 class HybridCache:
     """The only writer of block tables; ``pool`` is the only writer of ids and counts."""
 
-    __slots__ = ("block_size", "max_window_blocks", "pool", "window")
+    __slots__ = ("_resumed_from", "_spacing", "block_size", "max_window_blocks", "pool", "tier", "window")
 
-    def __init__(self, num_blocks: int, block_size: int, window: int) -> None:
-        self.pool = BlockPool(num_blocks)
+    def __init__(
+        self, num_blocks: int, block_size: int, window: int, num_host_slots: int = 0, max_saved_pages: int = 0
+    ) -> None:
+        """``num_host_slots``: pages that host memory holds, of which ``max_saved_pages`` are written before
+        a step at most."""
+        self.tier = HostTier(num_host_slots, num_blocks, max_saved_pages) if num_host_slots else None
+        self.pool = BlockPool(num_blocks, self.tier)
         self.block_size = block_size
         self.window = window
         # Most blocks that W consecutive positions can touch.
         self.max_window_blocks = -(-(window - 1) // block_size) + 1
+        # Of each ``_spacing`` WINDOW blocks, a sequence that resumes after them needs the last ones.
+        self._spacing = max(1, SPACING * window // block_size)
+        self._resumed_from = self._spacing + (1 - window) // block_size
 
     @property
     def capacity(self) -> int:
@@ -74,15 +84,25 @@ class HybridCache:
             end += 1
         return usable_prefix(block_hashes, end, self.pool.published(WINDOW), self.window, self.block_size)
 
+    def lookup_with_host(self, block_hashes: Sequence[bytes]) -> int:
+        """Return what ``lookup`` would if the device had the pages in host memory, too."""
+        if self.tier is None:
+            return self.lookup(block_hashes)
+        full, window = (
+            EitherOf(self.pool.published(group), self.tier.slots.published(group)) for group in CacheGroup
+        )
+        end = 0
+        while end < len(block_hashes) and block_hashes[end] in full:
+            end += 1
+        return usable_prefix(block_hashes, end, window, self.window, self.block_size)
+
     def blocks_to_admit(self, block_hashes: Sequence[bytes], hit: int, num_tokens: int) -> int:
         """Return the free blocks that a sequence of ``num_tokens`` needs after a hit of ``hit`` blocks.
 
         Counts FULL blocks for all tokens, the WINDOW blocks held at the end, and blocks of the hit that no
         sequence holds now, because they leave the free list when they are shared.
         """
-        full = self.blocks_for(num_tokens)
         first = self.first_window_block(hit * self.block_size)
-        window = max(0, min(full, self.max_window_blocks) - (hit - first))
         refs, find = self.pool.refs, self.pool.find
         idle = 0
         for index in range(hit):
@@ -91,7 +111,13 @@ class HybridCache:
             if index >= first:
                 block = find(WINDOW, block_hashes[index])
                 idle += block is not None and refs(block) == 0
-        return full - hit + window + idle
+        return self.new_blocks(hit, num_tokens) + idle
+
+    def new_blocks(self, hit: int, num_tokens: int) -> int:
+        """Return how many blocks a sequence of ``num_tokens`` holds that are not of its hit."""
+        full = self.blocks_for(num_tokens)
+        of_hit = hit - self.first_window_block(hit * self.block_size)
+        return full - hit + max(0, min(full, self.max_window_blocks) - of_hit)
 
     def attach_prefix(self, blocks: BlockTables, block_hashes: Sequence[bytes], hit: int) -> None:
         """Attach the blocks of a hit that ``lookup`` found to a sequence's tables."""
@@ -133,18 +159,34 @@ class HybridCache:
             self.pool.release(blocks.window.pop())
             self.pool.release(blocks.full.pop())
 
-    def commit(self, blocks: BlockTables, num_computed: int, block_hashes: Sequence[bytes]) -> None:
+    def commit(
+        self,
+        blocks: BlockTables,
+        num_computed: int,
+        block_hashes: Sequence[bytes],
+        source: TokenSource | None = None,
+    ) -> None:
         """Publish the whole blocks of the first ``num_computed`` tokens, which are in the cache now, and
         release window blocks that are no longer visible.
 
         ``block_hashes`` covers the whole blocks; it is empty for a sequence whose blocks are not shared.
+        ``source``: the sequence, for its tokens in events.
         """
         publish, start = self.pool.publish, blocks.window_start
+        full: list[int] = []
+        window: list[int] = []
         for index in range(blocks.num_published, min(len(block_hashes), num_computed // self.block_size)):
-            publish(FULL, block_hashes[index], blocks.full[index])
-            if index >= start:
-                publish(WINDOW, block_hashes[index], blocks.window[index - start])
+            if publish(FULL, block_hashes[index], blocks.full[index]):
+                full.append(index)
+            if index >= start and publish(WINDOW, block_hashes[index], blocks.window[index - start]):
+                window.append(index)
+            if self.tier is not None and index >= start and index % self._spacing >= self._resumed_from:
+                self._mark_resumed(block_hashes[index])
             blocks.num_published = index + 1
+        events = self.pool.events
+        if events is not None:
+            events.published(FULL, full, block_hashes, source, self.block_size)
+            events.published(WINDOW, window, block_hashes, source, self.block_size)
         unseen = self.first_window_block(num_computed) - start
         if unseen > 0:
             for block in blocks.window[:unseen]:
@@ -152,11 +194,34 @@ class HybridCache:
             del blocks.window[:unseen]
             blocks.window_start = start + unseen
 
+    def keep_resumable(
+        self, blocks: BlockTables, block_hashes: Sequence[bytes], num_shared: int | None = None
+    ) -> None:
+        """Let host memory keep what a sequence that resumes after the published blocks needs.
+
+        ``num_shared``: its prompt may be these tokens and no more, the last of which is always computed.
+        """
+        if self.tier is None:
+            return
+        resumes_at = blocks.num_published
+        if num_shared is not None:
+            resumes_at = min(resumes_at, (num_shared - 1) // self.block_size)
+        first = self.first_window_block(resumes_at * self.block_size)
+        for block_hash in block_hashes[first : blocks.num_published]:
+            self._mark_resumed(block_hash)
+
+    def _mark_resumed(self, block_hash: bytes) -> None:
+        block = self.pool.find(WINDOW, block_hash)
+        if block is not None and self.tier is not None:
+            self.tier.resumed(block)
+
     def invalidate(self, block_hashes: Sequence[bytes]) -> None:
         """Remove the blocks of a prefix from the index, whichever sequence wrote or holds them."""
         for group in CacheGroup:
             for block_hash in block_hashes:
                 self.pool.unpublish(group, block_hash)
+                if self.tier is not None:
+                    self.tier.slots.forget(group, block_hash)
 
     def release(self, blocks: BlockTables) -> None:
         """Release all blocks, the last ones first: these become the oldest free blocks, so a prefix is

@@ -8,9 +8,23 @@ client can search for collisions. With 128 bits, accidental collisions can be ig
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from hashlib import blake2b
 
 HASH_SIZE = 16  # bytes
+FIXED_SECRET = b"chorale"  # of engines whose hashes others must know, unless the operator sets another
+
+
+def shared_secret(environment: Mapping[str, str]) -> bytes:
+    """Return the key of the chains for engines whose hashes must be equal in other processes and after a
+    restart.
+
+    Made from ``CHORALE_PREFIX_SECRET``, or from ``PYTHONHASHSEED``, which vLLM uses for this, or from a
+    constant.
+    """
+    seed = environment.get("PYTHONHASHSEED", "")
+    given = environment.get("CHORALE_PREFIX_SECRET") or ("" if seed == "random" else seed)
+    return blake2b(given.encode("utf-8", "surrogateescape") or FIXED_SECRET, digest_size=HASH_SIZE).digest()
 
 
 def root_hash(secret: bytes, salt: str) -> bytes:

@@ -5,6 +5,18 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 
 
+class EitherOf:
+    """Contains the keys of two containers."""
+
+    __slots__ = ("_one", "_other")
+
+    def __init__(self, one: Container[bytes], other: Container[bytes]) -> None:
+        self._one, self._other = one, other
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._one or key in self._other
+
+
 def first_window_block(num_computed: int, window: int, block_size: int) -> int:
     """First logical block that the query at ``num_computed``, or a later one, can see in a WINDOW layer."""
     return max(0, num_computed - window + 1) // block_size

@@ -22,6 +22,7 @@ from chorale.kernels.reference.draft import REFERENCE_DRAFT_OPS
 from chorale.kernels.reference.draft_steps import accept, draft_passes, verify_inputs
 from chorale.kernels.reference.linear import Head, Linear, pack_linear
 from chorale.kernels.reference.moe import pack_decoded, pack_experts
+from chorale.kernels.reference.pages import ReferencePageCopies
 from chorale.kernels.reference.rotary import rotate_and_cache
 from chorale.kernels.reference.sampling import ReferenceSampler
 
@@ -112,6 +113,7 @@ REFERENCE_OPS = Ops(
     verify_inputs=verify_inputs,
     accept=accept,
     draft_passes=draft_passes,
+    page_copies=ReferencePageCopies,
     draft=REFERENCE_DRAFT_OPS,
     supports_fp8_kv=True,
 )

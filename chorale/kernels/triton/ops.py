@@ -16,6 +16,7 @@ from chorale.kernels.triton.dense.qkv import qkv_rope_cache
 from chorale.kernels.triton.moe.moe import moe
 from chorale.kernels.triton.moe.packing import pack_experts
 from chorale.kernels.triton.moe.router import pack_router, project_and_route
+from chorale.kernels.triton.pages import TritonPageCopies
 from chorale.kernels.triton.precompile import make_precompiler
 from chorale.kernels.triton.sampling.decode_inputs import decode_inputs
 from chorale.kernels.triton.sampling.draft_steps import accept, draft_passes, verify_inputs
@@ -50,6 +51,7 @@ TRITON_OPS = Ops(
     verify_inputs=verify_inputs,
     accept=accept,
     draft_passes=draft_passes,
+    page_copies=TritonPageCopies,
     draft=TRITON_DRAFT_OPS,
     supports_fp8_kv=True,
     capturable=True,

@@ -63,6 +63,11 @@ class HeadRunner:
         self._query_start = torch.arange(rows + 1, dtype=torch.int32, device=device)
         self._drawn = room(rows, dtype=torch.int64)
 
+    @property
+    def kv(self) -> torch.Tensor:
+        """Its keys and values, in the pool's blocks."""
+        return self._kv
+
     def aux_states(self, num_tokens: int) -> AuxStates:
         """Return room for the target's states of a step."""
         config = self._head.config

@@ -26,6 +26,12 @@ class PendingLogprobs:
     tensors: LogprobTensors
 
 
+def empty_result(plan: StepPlan) -> StepResult:
+    """Make the result of a step without rows."""
+    none: IntArray = np.zeros(0, np.int32)
+    return StepResult(plan.step_id, none.reshape(0, 1), none)
+
+
 def make_result(
     plan: StepPlan,
     places: SampledPlaces,

@@ -40,7 +40,7 @@ TWINS = ("twins.py", "twins_large.py", "twins_e4m3.py", "twins_experts.py", "twi
 
 @pytest.mark.timeout(SECONDS)
 def test_every_op_equals_its_twin_in_some_cases() -> None:
-    interpret(*TWINS, every=24)
+    interpret(*TWINS, every=48)
 
 
 @pytest.mark.slow

@@ -13,10 +13,10 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 
 @pytest.mark.timeout(SECONDS)
 def test_the_kernels_around_the_model_equal_their_twins_in_some_cases() -> None:
-    interpret("step_twins.py", "filter_twins.py", "draft_twins.py", every=24)
+    interpret("step_twins.py", "filter_twins.py", "draft_twins.py", "page_twins.py", every=48)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS)
 def test_the_kernels_around_the_model_equal_their_twins() -> None:
-    interpret("step_twins.py", "filter_twins.py", "draft_twins.py")
+    interpret("step_twins.py", "filter_twins.py", "draft_twins.py", "page_twins.py")

@@ -1,0 +1,93 @@
+"""HostTier: which pages are copied to host memory when their blocks get new content.
+
+A FULL page is copied if the host does not have it. Of the WINDOW pages, only those are copied that a later
+request probably resumes from: the window before the end of a prompt, before the end of a sequence, and before
+every ``SPACING`` windows of a sequence. A conversation that returns begins with an earlier prompt, and often
+with the answer to it; a prompt that leaves an earlier one anywhere else recomputes less than one spacing.
+
+Copies are listed for the next plan, which makes them before its step writes to the blocks.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from chorale.engine.kv_cache.host.slots import HostSlots
+from chorale.engine.types import CacheGroup, IntArray
+
+SPACING = 16  # windows between the places where any sequence can be resumed: 6 % more pages
+
+
+class HostTier:
+    """Decides on copies, and owns the slots. ``BlockPool`` reports the pages that it gives up."""
+
+    __slots__ = ("_is_resumed", "_most", "_of_load", "_saved", "num_dropped", "num_saved", "slots")
+
+    def __init__(self, num_slots: int, num_blocks: int, max_saved_pages: int) -> None:
+        """``max_saved_pages``: copies of one plan, at most. What exceeds them is dropped."""
+        self.slots = HostSlots(num_slots)
+        self._most = max_saved_pages
+        self._is_resumed = bytearray(num_blocks)  # of WINDOW blocks in the prefix index
+        self._saved: dict[int, int] = {}  # slot -> block, for the next plan
+        self._of_load: dict[int, int] | None = None  # the same, of the load that is taking blocks now
+        self.num_saved = 0
+        self.num_dropped = 0
+
+    def resumed(self, block: int) -> None:
+        """Note that a later request probably needs this WINDOW block."""
+        self._is_resumed[block] = 1
+
+    def unpublished(self, block: int) -> None:
+        """The block is no longer in the prefix index."""
+        self._is_resumed[block] = 0
+
+    def evicted(self, group: CacheGroup, block_hash: bytes, block: int) -> None:
+        """The block leaves the prefix index, and the next step may overwrite it: copy it if that is worth
+        it."""
+        is_wanted = group is CacheGroup.FULL or self._is_resumed[block]
+        self._is_resumed[block] = 0
+        slot = self.slots.find(group, block_hash)
+        if slot is not None:
+            self.slots.touch(slot)
+        elif is_wanted:
+            self._save(group, block_hash, block)
+
+    def _save(self, group: CacheGroup, block_hash: bytes, block: int) -> None:
+        slot = None
+        if self._of_load is not None or len(self._saved) < self._most:
+            slot = self.slots.take(group, block_hash)
+        if slot is None:
+            self.num_dropped += 1
+            return
+        self.num_saved += 1
+        if self._of_load is None:
+            self._saved[slot] = block
+        else:
+            self._of_load[slot] = block
+
+    def take_saved(self) -> dict[int, int]:
+        """Return the copies that were decided since the last call: slot -> block."""
+        saved, self._saved = self._saved, {}
+        return saved
+
+    def begin_load(self) -> None:
+        """From now on, blocks leave because a load overwrites them; it copies them itself, however many."""
+        self._of_load = {}
+
+    def end_load(self) -> dict[int, int]:
+        """Return the copies that were decided since ``begin_load``: slot -> block."""
+        saved, self._of_load = self._of_load, None
+        assert saved is not None
+        return saved
+
+    def clear(self) -> None:
+        """Forget every page, because the device's blocks can no longer be trusted."""
+        self.slots.clear()
+        self._saved = {}
+        self._is_resumed = bytearray(len(self._is_resumed))
+
+
+def columns(saved: dict[int, int]) -> tuple[IntArray, IntArray]:
+    """Slots and blocks of copies."""
+    count = len(saved)
+    return np.fromiter(saved.keys(), np.int32, count), np.fromiter(saved.values(), np.int32, count)

@@ -1,0 +1,1 @@
+"""Pages of the KV cache in host memory: the memory itself, and the copies to and from it."""

@@ -1,0 +1,223 @@
+"""PageTransfers: copies pages between the KV tensors and host memory, beside the steps.
+
+Pages that leave: before the step that may overwrite them, the steps' own stream gathers them into a staging
+buffer; a second stream copies that to the host. Pages that return: a third stream copies them to another
+staging buffer, piece by piece, and scatters them into blocks that no step uses. The order of what each stream
+does makes this exact; whether a copy is over is only asked to tell the scheduler.
+
+    steps    wait for the finished loads · gather · the step · ...
+    out      wait for the gather · staging to host
+    in       wait for the steps before and for ``out`` · save what is overwritten · host to staging · scatter
+
+A plan that says that a load is finished lets the steps wait for it, and so does every later copy to the host:
+only then may its slots be written again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from chorale.engine.types import HostLoad, IntArray, StepPlan, StepResult, Transfers
+from chorale.kernels.ops import PageCopies
+from chorale.runtime.device import Device
+from chorale.runtime.host_tier.memory import HostPages
+from chorale.runtime.streams import Event
+
+COPIES_A_STEP = 64  # of a load, whose calls take the host 10 microseconds each
+PATIENCE = 0.005  # seconds that a step without rows waits for a load: new requests wait as long
+_NAP = 0.0001
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A part of a load that fits into the staging buffer."""
+
+    load_id: int
+    slots: IntArray  # ascending
+    blocks: IntArray
+    is_save: bool = False
+    after: tuple[Event, ...] = ()  # before it can begin
+
+
+class PageTransfers:
+    """Owns the host's pages and the staging buffers of one rank."""
+
+    def __init__(
+        self,
+        device: Device,
+        copies: PageCopies,
+        *,
+        num_slots: int,
+        page_bytes: int,
+        staged: int,
+        loaded: int,
+        dummy_block: int,
+    ) -> None:
+        """``staged``, ``loaded``: pages of the staging buffers. ``dummy_block``: one of the pool whose
+        content does not matter."""
+        self._device, self._copies = device, copies
+        self._host = HostPages(device, num_slots, page_bytes)
+        target = device.torch_device
+        self._staged = torch.empty(staged, page_bytes, dtype=torch.uint8, device=target)
+        self._loaded = torch.empty(loaded, page_bytes, dtype=torch.uint8, device=target)
+        self._out, self._in = device.stream(), device.stream()
+        self._place = 0  # in ``_staged``, which is filled in turns
+        self._leaving: deque[tuple[int, int, Event]] = deque()  # parts of it that are not on the host yet
+        self._last_out: Event | None = None
+        self._pieces: deque[_Piece] = deque()  # of loads, not enqueued yet
+        self._ends: dict[int, Event | None] = {}  # by load; None: not all of it is enqueued
+        self._unreported: list[int] = []
+        self._warm_up(dummy_block)
+
+    def _warm_up(self, dummy_block: int) -> None:
+        """Compile the kernels, outside of any step."""
+        block = self._device.upload(np.array([dummy_block], np.int32))
+        self._copies.gather(block, self._staged[:1])
+        self._copies.scatter(self._staged[:1], block)
+
+    # ------------------------------------------------------------------ a step
+
+    def before(self, plan: StepPlan) -> None:
+        """Enqueue what must be enqueued before the step itself."""
+        if plan.transfers is not None:
+            self._begin(plan.transfers)
+        if self._pieces:
+            self._advance(None if not len(plan.rows) else COPIES_A_STEP)
+
+    def reporting(self, plan: StepPlan, fetch: Callable[[], StepResult]) -> Callable[[], StepResult]:
+        """Return ``fetch`` with the loads that have ended by then."""
+        if not self._unreported:
+            return fetch
+
+        def result() -> StepResult:
+            found = fetch()
+            if not len(plan.rows):
+                self._wait()
+            done = self._take_done()
+            return replace(found, loads_done=done) if done else found
+
+        return result
+
+    def _begin(self, transfers: Transfers) -> None:
+        for load_id in transfers.finished:
+            self._finish(load_id)
+        if len(transfers.saved_slots):
+            self._save(*_ascending(transfers.saved_slots, transfers.saved_blocks))
+        for load in transfers.loads:
+            self._queue(load)
+
+    # ------------------------------------------------------------------ pages that leave
+
+    def _save(self, slots: IntArray, blocks: IntArray) -> None:
+        """Copy blocks to the host, as they are before the steps that are enqueued from now on."""
+        room = len(self._staged)
+        begin = 0
+        while begin < len(slots):
+            if self._place == room:
+                self._place = 0
+            end = min(len(slots), begin + room - self._place)
+            self._save_some(self._place, slots[begin:end], blocks[begin:end])
+            self._place += end - begin
+            begin = end
+
+    def _save_some(self, place: int, slots: IntArray, blocks: IntArray) -> None:
+        staging = self._staged[place : place + len(slots)]
+        while self._leaving and self._leaving[0][2].is_reached:
+            self._leaving.popleft()
+        for first, last, left in self._leaving:
+            if first < place + len(slots) and place < last:
+                left.hold()  # the copies of all steps since are ahead of it: a host bus slower than the GPU
+        self._copies.gather(self._device.upload(blocks), staging)
+        gathered = self._device.event()
+        with self._out.current():
+            gathered.hold()
+            for begin, memory in self._host.runs(slots):
+                memory.copy_(staging[begin : begin + len(memory)], non_blocking=True)
+            self._last_out = self._device.event()
+        self._leaving.append((place, place + len(slots), self._last_out))
+
+    # ------------------------------------------------------------------ pages that return
+
+    def _queue(self, load: HostLoad) -> None:
+        """Queue the pieces of a load. It begins after the steps and copies that are enqueued now."""
+        after = [self._device.event()]
+        if self._last_out is not None:
+            after.append(self._last_out)
+        for is_save, slots, blocks in (
+            (True, load.saved_slots, load.saved_blocks),
+            (False, load.slots, load.blocks),
+        ):
+            slots, blocks = _ascending(slots, blocks)
+            for begin in range(0, len(slots), len(self._loaded)):
+                some = slice(begin, begin + len(self._loaded))
+                piece = _Piece(load.load_id, slots[some], blocks[some], is_save, tuple(after))
+                self._pieces.append(piece)
+                after.clear()
+        self._ends[load.load_id] = None
+        self._unreported.append(load.load_id)
+
+    def _advance(self, most: int | None) -> None:
+        """Enqueue pieces of about ``most`` copies; None: all."""
+        count = 0
+        while self._pieces and (most is None or count < most):
+            piece = self._pieces.popleft()
+            with self._in.current():
+                count += self._move(piece)
+                if not self._pieces or self._pieces[0].load_id != piece.load_id:
+                    self._ends[piece.load_id] = self._device.event()
+
+    def _move(self, piece: _Piece) -> int:
+        """Enqueue a piece on the current stream. Returns the number of copies."""
+        for event in piece.after:
+            event.hold()
+        staging, count = self._loaded[: len(piece.slots)], 0
+        blocks = self._device.upload(piece.blocks)
+        if piece.is_save:
+            self._copies.gather(blocks, staging)
+        for begin, memory in self._host.runs(piece.slots):
+            part = staging[begin : begin + len(memory)]
+            source, target = (part, memory) if piece.is_save else (memory, part)
+            target.copy_(source, non_blocking=True)
+            count += 1
+        if not piece.is_save:
+            self._copies.scatter(staging, blocks)
+        return count
+
+    def _finish(self, load_id: int) -> None:
+        """Let the steps that are enqueued from now on wait for a load."""
+        while self._ends.get(load_id, self) is None:
+            self._advance(1)
+        end = self._ends.pop(load_id, None)
+        if end is not None:
+            end.hold()
+        if load_id in self._unreported:
+            self._unreported.remove(load_id)
+
+    def _take_done(self) -> tuple[int, ...]:
+        """Return the loads that have ended since the last call, in their order."""
+        done = []
+        while self._unreported and self._is_over(self._unreported[0]):
+            done.append(self._unreported.pop(0))
+        return tuple(done)
+
+    def _is_over(self, load_id: int) -> bool:
+        end = self._ends[load_id]
+        return end is not None and end.is_reached
+
+    def _wait(self) -> None:
+        """Wait for the oldest load, but not for long."""
+        until = time.monotonic() + PATIENCE
+        while self._unreported and not self._is_over(self._unreported[0]) and time.monotonic() < until:
+            time.sleep(_NAP)
+
+
+def _ascending(slots: IntArray, blocks: IntArray) -> tuple[IntArray, IntArray]:
+    """In the order of slots, so that neighbours are copied at once."""
+    order = np.argsort(slots)
+    return slots[order], blocks[order]

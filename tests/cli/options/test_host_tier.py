@@ -1,0 +1,61 @@
+"""The flags of host memory for KV, under vLLM's names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from chorale.cli.main import main
+from chorale.cli.options.settings import merge
+from chorale.errors import ConfigError
+
+
+def test_the_size_and_its_older_name() -> None:
+    assert merge(["demo"], {}).engine.kv_offloading_size is None
+    found = merge(["demo", "--kv-offloading-size", "2.5", "--kv-offloading-backend", "native"], {})
+    assert (found.engine.kv_offloading_size, found.notices) == (2.5, ())
+    found = merge(["demo", "--swap-space", "16"], {})
+    assert found.engine.kv_offloading_size == 16
+    assert found.notices == (
+        "--swap-space (command line) is accepted and taken as --kv-offloading-size 16: "
+        "sequences are not swapped",
+    )
+    both = merge(["demo", "--swap-space", "16", "--kv-offloading-size", "0"], {})
+    assert both.engine.kv_offloading_size == 0
+    assert merge(["demo", "--swap-space", "0"], {}).notices == ()
+
+
+def test_in_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text("kv-offloading-size: 8\nkv_offloading_backend: native\n")
+    assert merge(["demo", "--config", str(path)], {}).engine.kv_offloading_size == 8
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--kv-offloading-size -1", "kv-offloading-size"),
+        ("--kv-offloading-size much", "kv-offloading-size"),
+        ("--kv-offloading-backend lmcache", "connectors are not supported"),
+    ],
+)
+def test_what_is_refused(line: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        merge(["demo", *line.split()], {})
+
+
+def test_fit_shows_both_memories(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "120b", "--gpu", "h200", "--kv-offloading-size", "64"]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("host KV")]
+    # A page of 64 tokens is 2.25 MiB: 18 tensors of K and V, 8 heads of 64 numbers in bfloat16.
+    assert "64.00 GiB of host memory for 29127 pages" in line
+    assert "0.62 GiB of the GPU for copies" in line
+    assert main(["fit", "120b", "--gpu", "h200"]) == 0
+    assert "host KV" not in capsys.readouterr().out
+
+
+def test_fit_shows_the_share_of_each_rank(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["fit", "120b", "--gpu", "h200", "--kv-offloading-size", "64", "-tp", "2"])
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("host KV")]
+    assert "32.00 GiB of host memory for 29127 pages" in line

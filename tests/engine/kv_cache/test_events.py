@@ -1,0 +1,233 @@
+"""KvEvents: each arrival in the prefix index and each departure, once, with the block's parent and tokens."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from chorale.engine.kv_cache.blocks import BlockPool
+from chorale.engine.kv_cache.cache import BlockTables, HybridCache
+from chorale.engine.kv_cache.events import (
+    BlocksRemoved,
+    BlocksStored,
+    IndexCleared,
+    KvEvent,
+    KvEvents,
+    event_hash,
+)
+from chorale.engine.kv_cache.hashing import extend_chain, salted_root, shared_secret
+from chorale.engine.types import CacheGroup, EngineLimits, GenerateRequest, IntArray, SamplingSpec
+from tests.support.engine.simulation import EOS, VOCAB, Life
+
+FULL, WINDOW = CacheGroup.FULL, CacheGroup.WINDOW
+HASHES = [bytes([number]) * 16 for number in range(12)]
+SALTS = ("", "mine")
+
+
+class Tokens:
+    """Token 100 + i at position i."""
+
+    cache_salt = "salt"
+
+    def tokens_between(self, start: int, stop: int) -> IntArray:
+        return np.arange(100 + start, 100 + stop, dtype=np.int32)
+
+
+class Reader:
+    """The index that events describe. Fails if a block comes or goes twice, or is not what its event says."""
+
+    def __init__(self, block_size: int, secret: bytes) -> None:
+        self.block_size = block_size
+        self.roots = {salt: salted_root(secret, salt) for salt in SALTS}
+        self.index: tuple[set[bytes], set[bytes]] = (set(), set())
+        self.host: tuple[set[bytes], set[bytes]] = (set(), set())
+        self.num_events = 0
+
+    def read(self, events: list[KvEvent]) -> None:
+        for event in events:
+            self.num_events += 1
+            if isinstance(event, IndexCleared):
+                for index in (*self.index, *self.host):
+                    index.clear()
+            elif isinstance(event, BlocksRemoved):
+                assert len(set(event.hashes)) == len(event.hashes)
+                index = (self.index if event.medium == "GPU" else self.host)[event.group]
+                assert set(event.hashes) <= index
+                index.difference_update(event.hashes)
+            else:
+                self._store(event)
+
+    def _store(self, event: BlocksStored) -> None:
+        if event.medium == "CPU":
+            assert event.parent is None
+            assert not len(event.token_ids)
+            assert not self.host[event.group] & set(event.hashes)
+            self.host[event.group].update(event.hashes)
+            return
+        assert not self.index[event.group] & set(event.hashes)
+        assert len(event.token_ids) == len(event.hashes) * self.block_size
+        assert event.parent is None or not event.cache_salt
+        chain: list[bytes] = []
+        root = self.roots[event.cache_salt] if event.parent is None else event.parent
+        extend_chain(chain, root, event.token_ids.tobytes(), 4 * self.block_size)
+        assert chain == list(event.hashes)
+        self.index[event.group].update(event.hashes)
+
+
+def recorded(num_blocks: int) -> tuple[BlockPool, KvEvents]:
+    pool = BlockPool(num_blocks)
+    pool.events = KvEvents()
+    return pool, pool.events
+
+
+def test_a_run_of_blocks_is_one_event_with_parent_tokens_and_salt() -> None:
+    cache, tables = HybridCache(20, 4, 8), BlockTables()
+    cache.pool.events = KvEvents()
+    cache.grow(tables, 16)
+    cache.commit(tables, 11, HASHES[:4], Tokens())  # two whole blocks
+    first = cache.pool.events.take()
+    assert [(event.group, event.hashes) for event in first if isinstance(event, BlocksStored)] == [
+        (FULL, HASHES[:2]),
+        (WINDOW, HASHES[:2]),
+    ]
+    event = first[0]
+    assert isinstance(event, BlocksStored)
+    assert (event.parent, event.cache_salt, event.medium) == (None, "salt", "GPU")
+    assert event.token_ids.tolist() == list(range(100, 108))
+    cache.commit(tables, 16, HASHES[:4], Tokens())
+    event = cache.pool.events.take()[0]
+    assert isinstance(event, BlocksStored)
+    assert (event.hashes, event.parent, event.cache_salt) == (HASHES[2:4], HASHES[1], "")
+    assert event.token_ids.tolist() == list(range(108, 116))
+
+
+def test_blocks_that_were_there_already_are_not_reported_again() -> None:
+    cache, other, tables = HybridCache(20, 4, 40), BlockTables(), BlockTables()
+    cache.grow(other, 12)
+    cache.pool.publish(FULL, HASHES[1], other.full[1])
+    cache.pool.events = KvEvents()
+    cache.grow(tables, 12)
+    cache.commit(tables, 12, HASHES[:3], Tokens())
+    stored = [event for event in cache.pool.events.take() if isinstance(event, BlocksStored)]
+    assert [(event.group, event.hashes, event.parent) for event in stored] == [
+        (FULL, HASHES[:1], None),
+        (FULL, HASHES[2:3], HASHES[1]),
+        (WINDOW, HASHES[:3], None),
+    ]
+    assert [event.token_ids.tolist() for event in stored][1] == [108, 109, 110, 111]
+
+
+def test_evictions_of_a_group_are_one_event() -> None:
+    pool, events = recorded(4)
+    for number in range(4):
+        block = pool.allocate()
+        pool.publish((FULL, WINDOW)[number % 2], HASHES[number], block)
+        pool.release(block)
+    for _ in range(4):
+        pool.allocate()
+    found = events.take()
+    assert found == [
+        BlocksRemoved(FULL, [HASHES[0], HASHES[2]], "GPU"),
+        BlocksRemoved(WINDOW, [HASHES[1], HASHES[3]], "GPU"),
+    ]
+    assert events.take() == []
+
+
+def test_a_taken_event_never_changes() -> None:
+    events = KvEvents()
+    events.removed(FULL, HASHES[:1], "GPU")
+    taken = events.take()
+    events.removed(FULL, HASHES[1:2], "GPU")
+    assert taken == [BlocksRemoved(FULL, HASHES[:1], "GPU")]
+    assert events.take() == [BlocksRemoved(FULL, HASHES[1:2], "GPU")]
+
+
+def test_no_removal_moves_before_an_arrival_in_the_other_medium() -> None:
+    """A subscriber that learns the tokens from the GPU's event must still have them at the CPU's."""
+    events, none = KvEvents(), np.zeros(0, np.int32)
+    events.removed(FULL, HASHES[:1], "GPU")
+    events.stored(FULL, HASHES[1:2], HASHES[0], none, "CPU")
+    events.removed(FULL, HASHES[1:2], "GPU")
+    events.removed(FULL, HASHES[3:4], "CPU")
+    events.removed(FULL, HASHES[2:3], "GPU")
+    kinds = [type(event).__name__ for event in events.take()]
+    assert kinds == ["BlocksRemoved", "BlocksStored", "BlocksRemoved", "BlocksRemoved"]
+
+
+def test_a_block_that_comes_back_is_reported_in_order() -> None:
+    events = KvEvents()
+    events.removed(FULL, HASHES[:1], "GPU")
+    events.stored(FULL, HASHES[:1], None, np.zeros(4, np.int32), "GPU")
+    events.removed(FULL, HASHES[:1], "GPU")
+    assert [type(event).__name__ for event in events.take()] == [
+        "BlocksRemoved", "BlocksStored", "BlocksRemoved",
+    ]  # fmt: skip
+
+
+def test_unpublished_and_forgotten_blocks_are_reported() -> None:
+    pool, events = recorded(4)
+    for number in range(3):
+        pool.publish(FULL, HASHES[number], pool.allocate())
+    pool.unpublish(FULL, HASHES[0])
+    pool.unpublish(FULL, HASHES[5])  # was never there
+    pool.forget_all()
+    assert events.take() == [BlocksRemoved(FULL, HASHES[:1], "GPU"), IndexCleared()]
+
+
+def test_the_number_of_a_block_is_the_low_half_of_its_hash() -> None:
+    assert event_hash(bytes(range(16))) == 0x08090A0B0C0D0E0F
+
+
+def test_a_shared_secret_depends_on_the_environment_alone() -> None:
+    fixed = shared_secret({})
+    assert shared_secret({"PYTHONHASHSEED": "random"}) == shared_secret({"PYTHONHASHSEED": ""}) == fixed
+    seeded = shared_secret({"PYTHONHASHSEED": "42"})
+    assert shared_secret({"PYTHONHASHSEED": "42", "CHORALE_PREFIX_SECRET": "x"}) != seeded != fixed
+    assert len({fixed, seeded, shared_secret({"CHORALE_PREFIX_SECRET": "x"})}) == 3
+    assert all(1 <= len(secret) <= 64 for secret in (fixed, seeded))  # blake2b's keys
+
+
+@pytest.mark.parametrize(("caching", "slots"), [(True, 0), (False, 0), (True, 20), (True, 400)])
+def test_events_follow_a_life_of_the_engine(caching: bool, slots: int) -> None:
+    """Random requests over a pool that is too small: evictions, preemption, aborts, two salts, a reset."""
+    rng = random.Random(5)
+    limits = EngineLimits(
+        num_blocks=48, block_size=4, max_num_seqs=6, max_num_batched_tokens=32, max_model_len=100,
+        sliding_window=9, enable_prefix_caching=caching, eos_token_ids=EOS, vocab_size=VOCAB,
+        async_scheduling=True, num_host_slots=slots, max_saved_pages=8,
+    )  # fmt: skip
+    life = Life(limits)
+    tier = life.core._engine.cache.tier
+    core, pool = life.core, life.core._engine.cache.pool
+    core.record_kv_events(both_groups=True)
+    reader = Reader(4, core._admission.prefix_secret)
+    texts = [[rng.randrange(VOCAB) for _ in range(90)] for _ in range(3)]
+    for number in range(150):
+        prompt = rng.choice(texts)[: rng.randint(1, 80)]
+        sampling = SamplingSpec(max_tokens=rng.randint(1, 30), seed=number, n=rng.choice((1, 1, 2)))
+        life.add(
+            GenerateRequest(
+                request_id=str(number),
+                prompt_token_ids=prompt,
+                sampling=sampling,
+                cache_salt=rng.choice(SALTS),
+            )
+        )
+        for _ in range(rng.randint(1, 12)):
+            life.step()
+            reader.read(core.take_kv_events())
+            if caching:
+                assert (set(pool.published(FULL)), set(pool.published(WINDOW))) == reader.index
+            if tier is not None:
+                assert tuple(set(tier.slots.published(group)) for group in CacheGroup) == reader.host
+        if rng.random() < 0.2 and (name := life.unfinished_sample(rng)) is not None:
+            life.abort(name)
+        if number == 100:
+            pool.forget_all()
+    assert core.stats().num_preemptions > 5
+    assert (reader.num_events > 500) == caching
+    assert (core.stats().num_host_loads > 10) == bool(slots)
+    if not caching:
+        assert reader.num_events == 0
