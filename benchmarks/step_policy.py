@@ -1,6 +1,7 @@
 """What a bound on the time that prompts add to a step costs and gives, on a device that is a table.
 
     python benchmarks/step_policy.py [--delays 0 12] [--rates 20 30 40] [--graphs ROWS TOKENS]
+    python benchmarks/step_policy.py --batch-delays 0 6 12 [--rates 5 20] [--batch-rows 1024]
 
 The scheduler is the real one; its clock is arithmetic. How long a step of 20b takes on one H200 follows from
 docs/kernels.md ("The step, measured": decode steps of 1 to 1,024 rows, prompts of 8,192 tokens, the shares of
@@ -11,6 +12,9 @@ a missing graph costs ``CAPTURE`` once.
 Loads: Poisson arrivals at ``--rates`` a second of 1,024 / 512 tokens for 60 s, and 1,024 requests at once of
 1,024 / 1,024. For each bound (milliseconds; 0: none): the time between two tokens of a stream (ITL), the
 time to the first token, and the output rate from the first arrival to the last token.
+
+With ``--batch-delays``: the same arrivals alone, and beside a batch that has ``--batch-rows`` lines in flight
+all the time, for each bound on steps with batch work; and the tokens a second of the batch.
 """
 
 from __future__ import annotations
@@ -64,6 +68,7 @@ class Device:
     """An Executor. ``now`` is the host's clock; the device runs steps in order behind it."""
 
     graphs: tuple[int, int]  # rows and tokens of the largest mixed step that is captured
+    is_warm: bool = False  # all graphs are captured
     now: float = 0.0
     busy_until: float = 0.0
     noise: random.Random = field(default_factory=lambda: random.Random(1))
@@ -75,7 +80,7 @@ class Device:
         graph = graph_of(plan, *self.graphs)
         if graph is None:
             self.now += LAUNCH / 1e3
-        elif (plan.num_new > 1).any() and graph not in self.captured:
+        elif (plan.num_new > 1).any() and not self.is_warm and graph not in self.captured:
             self.captured.add(graph)
             self.now += CAPTURE / 1e3
         seconds = step_ms(plan) / 1e3 * self.noise.uniform(0.97, 1.05)
@@ -109,6 +114,7 @@ class Result:
     gaps: list[float] = field(default_factory=list)
     first: list[float] = field(default_factory=list)
     tokens: int = 0
+    batch_tokens: int = 0
     seconds: float = 0.0
 
     def __str__(self) -> str:
@@ -119,10 +125,12 @@ class Result:
             for name, cut in zip(("p50", "p90", "p99", "p99.9", "max"), cuts, strict=True)
         )
         firsts = f"p50 {np.percentile(first, 50):6.0f} p99 {np.percentile(first, 99):6.0f}"
-        return f"ITL {cells} | TTFT {firsts} | {self.tokens / self.seconds:8,.0f} tok/s"
+        rate, batch_rate = self.tokens / self.seconds, self.batch_tokens / self.seconds
+        batch = f" | batch {batch_rate:8,.0f} tok/s" if batch_rate else ""
+        return f"ITL {cells} | TTFT {firsts} | {rate:8,.0f} tok/s{batch}"
 
 
-def limits(delay_ms: float) -> EngineLimits:
+def limits(delay_ms: float, batch_ms: float = 0.0) -> EngineLimits:
     return EngineLimits(
         num_blocks=60_000,
         block_size=64,
@@ -133,6 +141,8 @@ def limits(delay_ms: float) -> EngineLimits:
         async_scheduling=1,
         prompt_delay=delay_ms / 1e3,
         max_prompt_delay=0.25,
+        batch_delay=batch_ms / 1e3,
+        long_batch_delay=0.03,
         least_chunk=1024,
     )
 
@@ -165,6 +175,62 @@ def play(
     return result
 
 
+def play_beside(
+    batch_ms: float, num_lines: int, graphs: tuple[int, int], arrivals: Iterator[float], seconds: float
+) -> Result:
+    """Requests of 1,024 / 512 tokens beside lines of the same size, of which ``num_lines`` are in flight."""
+    device, result = Device(graphs, is_warm=True), Result()
+    core = EngineCore(limits(12, batch_ms), device, lambda: device.now)
+    waiting = list(arrivals)[::-1]
+    came: dict[str, float] = {}
+    last: dict[str, float] = {}
+    num_begun = 0
+
+    def add(name: str, *, is_batch: bool) -> None:
+        output = 256 + 512 * (len(last) % 2) if is_batch else 512
+        spec = SamplingSpec(ignore_eos=True, max_tokens=output, seed=1)
+        core.add_request(
+            GenerateRequest(request_id=name, prompt_token_ids=[9] * 1024, sampling=spec, is_batch=is_batch)
+        )
+
+    while device.now < seconds:
+        while num_begun < num_lines:
+            add(f"b{num_begun}", is_batch=True)
+            num_begun += 1
+        if not core.has_work:
+            if not waiting:
+                break
+            device.now = max(device.now, waiting[-1])
+        while waiting and waiting[-1] <= device.now:
+            name = f"r{len(came)}"
+            came[name] = waiting.pop()
+            add(name, is_batch=False)
+        for chunk in core.step():
+            name = chunk.request_id
+            if name not in came:
+                result.batch_tokens += len(chunk.token_ids)
+                num_lines += chunk.finish_reason is not None
+                continue
+            if name not in last:
+                result.first.append(device.now - came[name])
+            else:
+                result.gaps.append(device.now - last[name])
+            last[name] = device.now
+            result.tokens += len(chunk.token_ids)
+    result.seconds = device.now
+    return result
+
+
+def compare_batches(given: argparse.Namespace, graphs: tuple[int, int]) -> None:
+    for rate in given.rates:
+        runs = [("alone", 0.0, 0)]
+        runs += [(f"{delay:g} ms", delay, given.batch_rows) for delay in given.batch_delays]
+        for name, delay, rows in runs:
+            arrivals = poisson(rate, given.seconds)
+            found = play_beside(delay, rows, graphs, arrivals, given.seconds)
+            print(f"{rate:.0f} a second, {name}: {found}", flush=True)
+
+
 def poisson(rate: float, seconds: float) -> Iterator[float]:
     generator, now = random.Random(3), 0.0
     while (now := now + generator.expovariate(rate)) < seconds:
@@ -175,11 +241,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--delays", type=float, nargs="+", default=[0, 12])
     parser.add_argument("--rates", type=float, nargs="+", default=[20, 30, 40])
+    parser.add_argument("--batch-delays", type=float, nargs="+")
+    parser.add_argument("--batch-rows", type=int, default=1024)
     parser.add_argument("--rows", type=int, default=1024, help="of the burst")
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--graphs", type=int, nargs=2, default=(MIXED_ROWS[-1], MIXED_TOKENS[-1]))
     given = parser.parse_args()
     graphs = tuple(given.graphs)
+    if given.batch_delays:
+        compare_batches(given, graphs)
+        return
     for delay in given.delays:
         for rate in given.rates:
             found = play(delay, graphs, poisson(rate, given.seconds), 1024, 512)

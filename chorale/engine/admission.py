@@ -14,6 +14,8 @@ from chorale.engine.sequence import RequestState, Sequence
 from chorale.engine.types import EngineLimits, GenerateRequest
 
 SEED_BITS = 63  # seeds fit a signed 64-bit integer on the device
+# Added to the priority of batch work: under every policy it is worse than that of any other request.
+BATCH = 2**40
 SEED_MASK = 2**SEED_BITS - 1
 
 
@@ -61,6 +63,8 @@ class Admission:
     def _sequence(self, state: RequestState, index: int, seed: int) -> Sequence:
         request, limits = state.request, self._limits
         priority = request.priority if limits.policy == "priority" else 0
+        if request.is_batch:
+            priority += BATCH
         sampling = request.sampling
         max_len = self._max_len
         if sampling.max_tokens is not None:

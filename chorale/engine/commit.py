@@ -27,6 +27,7 @@ class Committer:
         self._keep_tokens = keep_tokens
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
+        self.num_host_tokens = 0
         self.num_recomputed_tokens = 0
         self.num_corrupted = 0
         self.num_generated = 0
@@ -68,6 +69,8 @@ class Committer:
         if int(record.plan.rows[entry]) in record.dead_rows:
             return
         self._engine.commit_blocks(sequence, end)
+        if chunk.start < sequence.num_prompt <= end:
+            self._engine.cache.keep_resumable(sequence.blocks, sequence.block_hashes, sequence.num_prompt)
         state = sequence.request
         if sequence.sampling.prompt_logprobs is not None and not state.prompt_done:
             if state.prompt_logprobs is None:
@@ -78,6 +81,7 @@ class Committer:
             if not state.prompt_done:
                 self.num_prompt_tokens += sequence.num_prompt
                 self.num_cached_tokens += state.num_cached_tokens
+                self.num_host_tokens += state.num_host_tokens
                 self.num_recomputed_tokens += state.num_recomputed_tokens
             state.prompt_done = True
             self._engine.queue_siblings(state)
@@ -191,7 +195,7 @@ class Committer:
                 self._engine.end(sequence, emit.end_chunk(sequence, "error", now, message))
                 if entry not in result.forbidden:
                     self.num_corrupted += 1
-                    self._engine.cache.invalidate(sequence.block_hashes)
+                    self._engine.invalidate(sequence.block_hashes)
             samples[entry] = False
         return samples
 

@@ -13,12 +13,14 @@ import itertools
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from typing import Any
 
 from chorale.engine.admission import Admission
 from chorale.engine.drafts.drafter import Drafter
 from chorale.engine.drafts.head import HeadDrafter
 from chorale.engine.drafts.lengths import DraftLengths
 from chorale.engine.engine_state import EngineState
+from chorale.engine.kv_cache.events import KvEvent, KvEvents
 from chorale.engine.pending_grammars import PendingGrammarQueue
 from chorale.engine.scheduler import Scheduler
 from chorale.engine.types import (
@@ -170,7 +172,7 @@ class EngineCore:
         engine, scheduler, committed = self._engine, self._scheduler, self._scheduler.committer
         return EngineStats(
             num_running=len(engine.running),
-            num_waiting=len(engine.waiting) + engine.num_waiting_for_prefix + len(self._pending_grammars),
+            num_waiting=len(engine.waiting) + self._num_deferred,
             kv_blocks_used=engine.cache.pool.num_blocks - engine.cache.pool.num_free,
             kv_blocks_total=engine.cache.pool.num_blocks,
             prompt_tokens=committed.num_prompt_tokens,
@@ -180,7 +182,7 @@ class EngineCore:
             num_preemptions=engine.num_preemptions,
             num_steps=self._num_steps,
             last_step_tokens=self._last_step_tokens,
-            num_deferred=engine.num_waiting_for_prefix + len(self._pending_grammars),
+            num_deferred=self._num_deferred,
             cached_prompt_tokens=committed.num_cached_tokens,
             recomputed_prompt_tokens=committed.num_recomputed_tokens,
             num_corrupted=committed.num_corrupted,
@@ -189,7 +191,31 @@ class EngineCore:
             num_accepted_tokens=committed.num_accepted_tokens,
             accepted_per_position=_at_least(committed.accepted_lengths),
             prompt_tokens_left=engine.prompt_tokens_left,
+            **self._host_stats(),
         )
+
+    @property
+    def _num_deferred(self) -> int:
+        engine = self._engine
+        return engine.num_waiting_for_prefix + len(self._pending_grammars) + len(engine.loading)
+
+    def _host_stats(self) -> dict[str, Any]:
+        """Return the statistics of the tier of host memory."""
+        tier, loads = self._engine.cache.tier, self._engine.loads
+        if tier is None or loads is None:
+            return {}
+        return {
+            "host_pages_used": tier.slots.num_used,
+            "host_pages_total": tier.slots.num_slots,
+            "host_cache_queries": self._scheduler.host_queries,
+            "host_cache_hits": self._scheduler.host_hits,
+            "host_prompt_tokens": self._scheduler.committer.num_host_tokens,
+            "host_bytes_saved": tier.num_saved * self.limits.page_bytes,
+            "host_bytes_loaded": loads.num_pages * self.limits.page_bytes,
+            "host_pages_dropped": tier.num_dropped,
+            "num_host_loads": loads.num_loads,
+            "host_load_seconds": loads.seconds,
+        }
 
     def follow_blocks(self) -> PrefixIndexState:
         """Record changes of the prefix index from now on. Returns its present state."""
@@ -208,6 +234,20 @@ class EngineCore:
     def take_block_changes(self) -> BlockChanges | None:
         """Return the changes since the last call or ``follow_blocks``, or None."""
         return self._engine.cache.pool.take_changes()
+
+    def record_kv_events(self, *, both_groups: bool) -> None:
+        """Record the blocks that enter and leave the prefix index from now on, of full-attention layers or of
+        both groups; with prefix caching off, there are none. Call before the first request."""
+        if self.limits.enable_prefix_caching:
+            cache = self._engine.cache
+            cache.pool.events = KvEvents(both_groups=both_groups)
+            if cache.tier is not None:
+                cache.tier.slots.log = cache.pool.events
+
+    def take_kv_events(self) -> list[KvEvent]:
+        """Return the events since the last call. Call after every step if they are recorded."""
+        events = self._engine.cache.pool.events
+        return [] if events is None else events.take()
 
     def shutdown(self) -> None:
         self._pending_grammars.close()

@@ -3,6 +3,7 @@
     add ──► WAITING ──admit──► PREFILL ──last chunk planned──► DECODE ──► ENDED
       └───► WAITING_FOR_PREFIX ──(sibling's prompt is computed)──► WAITING      │
                                 ▲────────────preempt──────────────┘        abort, fail: from anywhere to ENDED
+    WAITING ──begin_load──► LOADING ──(its prefix is back from host memory)──► WAITING
 
 With async scheduling, step n + 1 is planned before the result of step n is known. For steps in flight:
 
@@ -22,6 +23,7 @@ With async scheduling, step n + 1 is planned before the result of step n is know
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -30,6 +32,7 @@ from chorale.engine.drafts.drafter import Drafter
 from chorale.engine.drafts.head import HeadDrafter, follows_tokens
 from chorale.engine.drafts.lengths import DraftLengths
 from chorale.engine.kv_cache.cache import HybridCache
+from chorale.engine.kv_cache.host.loads import HostLoads
 from chorale.engine.plan import ScheduledChunk, StepRecord
 from chorale.engine.row_table import RowTable
 from chorale.engine.sequence import NO_TOKENS, RequestState, Sequence, Status
@@ -50,7 +53,17 @@ class EngineState:
         self.limits = limits
         self.drafter = drafter
         self.lengths = lengths
-        self.cache = HybridCache(limits.num_blocks, limits.block_size, limits.sliding_window)
+        self.cache = HybridCache(
+            limits.num_blocks,
+            limits.block_size,
+            limits.sliding_window,
+            limits.num_host_slots,
+            limits.max_saved_pages,
+        )
+        self.loads = None if self.cache.tier is None else HostLoads(self.cache, self.cache.tier)
+        # By the id of the load: while it runs, and from its end until the sequence is admitted.
+        self.loading: dict[int, Sequence] = {}
+        self.loaded: dict[int, Sequence] = {}
         self.rows = RowTable(limits.max_num_seqs)
         self.waiting = WaitingQueue()
         self.requests: dict[str, RequestState] = {}
@@ -59,6 +72,7 @@ class EngineState:
         self.in_flight: deque[StepRecord] = deque()  # oldest first
         self.next_step_id = 0
         self.num_waiting_for_prefix = 0
+        self.num_batch = 0  # of ``running``
         self.num_preemptions = 0
         self._last_committed_step = -1
         self._outbox: list[TokenChunk] = []
@@ -93,6 +107,8 @@ class EngineState:
     @property
     def is_idle(self) -> bool:
         """Returns whether no request, step or chunk is left."""
+        if self.loads is not None and self.loads.is_running:
+            return False  # its sequence was aborted; it still holds blocks
         return not (self.requests or self.in_flight or self._outbox)
 
     @property
@@ -108,10 +124,12 @@ class EngineState:
         """Give a row to the head of the queue. Its blocks up to ``num_cached`` tokens are attached
         already."""
         self.waiting.pop()
+        self._release_load(sequence)  # its blocks are attached
         on_device = isinstance(self.drafter, HeadDrafter) and not follows_tokens(sequence)
         sequence.row = row = self.rows.take(sequence, num_cached, drafts_on_device=on_device)
         sequence.status = Status.PREFILL
         self.running[row] = sequence
+        self.num_batch += sequence.is_batch
         if self.lengths is not None:
             self.lengths.forget(row)
         self.prefills.append(sequence)
@@ -138,6 +156,7 @@ class EngineState:
         if sequence.is_leader and not state.prompt_done:
             state.prompt_logprobs = None
         sequence.num_preemptions += 1
+        sequence.has_loaded = False
         self.num_preemptions += 1
         self.waiting.push(sequence)
 
@@ -149,6 +168,9 @@ class EngineState:
             self.waiting.forget(sequence)
         elif sequence.status is Status.WAITING_FOR_PREFIX:
             self.num_waiting_for_prefix -= 1
+        elif sequence.load is not None:  # LOADING
+            del self.loading[sequence.load.load_id]
+        self._release_load(sequence)
         sequence.status = Status.ENDED
         if self.drafter is not None:
             self.drafter.end(sequence)
@@ -186,11 +208,13 @@ class EngineState:
     def _leave_row(self, sequence: Sequence) -> None:
         row = sequence.row
         sequence.drafts = NO_TOKENS
+        self.cache.keep_resumable(sequence.blocks, sequence.block_hashes)
         self.cache.release(sequence.blocks)
         if sequence.status is Status.PREFILL:
             self.prefills.remove(sequence)
         self.rows.set_decoding(row, False)
         del self.running[row]
+        self.num_batch -= sequence.is_batch
         sequence.row = -1
         last_step = int(self.rows.last_step[row])
         if last_step <= self._last_committed_step:
@@ -200,6 +224,57 @@ class EngineState:
             record.dead_rows.add(row)
             if record.plan.step_id == last_step:
                 record.retiring.append(row)
+
+    # ------------------------------------------------------------------ loads from host memory
+
+    def begin_load(self, sequence: Sequence, hit: int, device_hit: int, num_owed: int, now: float) -> None:
+        """Load what the device lacks of the prefix of the queue's head, which leaves the queue meanwhile."""
+        assert self.loads is not None
+        self.waiting.pop()
+        sequence.status = Status.LOADING
+        sequence.has_loaded = True
+        sequence.load = self.loads.begin(sequence.block_hashes, hit, device_hit, num_owed, now, sequence)
+        self.loading[sequence.load.load_id] = sequence
+
+    def finish_loads(self, load_ids: Iterable[int], now: float) -> None:
+        """Queue the sequences whose loads have ended, at their old places."""
+        assert self.loads is not None
+        for load_id in load_ids:
+            self.loads.finish(load_id, now)
+            sequence = self.loading.pop(load_id, None)
+            if sequence is not None:
+                self.loaded[load_id] = sequence
+                self.waiting.push(sequence)
+
+    def release_a_load(self, head: Sequence | None = None) -> bool:
+        """Take back the blocks that a load holds for the waiting sequence with the worst key, but not for
+        ``head``. Returns False if there is none."""
+        holders = [each for each in self.loaded.values() if each is not head]
+        if not holders:
+            return False
+        self._release_load(max(holders, key=lambda each: each.key))
+        return True
+
+    def blocks_owed_to_loads(self, head: Sequence | None) -> int:
+        """Return how many free blocks other sequences than ``head`` will need once they are loaded."""
+        return sum(
+            each.load.num_owed
+            for some in (self.loading, self.loaded)
+            for each in some.values()
+            if each.load is not None and each is not head
+        )
+
+    def _release_load(self, sequence: Sequence) -> None:
+        if sequence.load is not None and self.loads is not None:
+            self.loaded.pop(sequence.load.load_id, None)
+            self.loads.release(sequence.load)
+            sequence.load = None
+
+    def invalidate(self, block_hashes: list[bytes]) -> None:
+        """Let no other request use these blocks, here or in host memory."""
+        self.cache.invalidate(block_hashes)
+        if self.loads is not None:
+            self.loads.invalidate(block_hashes)
 
     # ------------------------------------------------------------------ steps
 
@@ -219,7 +294,10 @@ class EngineState:
         for chunk in chunks:
             if chunk.is_last:
                 self._begin_decode(chunk.sequence)
-        self.in_flight.append(StepRecord(plan, num_decodes, chunks))
+        num_batch = 0
+        if self.num_batch:
+            num_batch = int(np.count_nonzero(self.rows.is_batch[plan.rows[:num_decodes]]))
+        self.in_flight.append(StepRecord(plan, num_decodes, chunks, num_batch=num_batch))
         self.next_step_id += 1
         return plan
 
@@ -244,7 +322,7 @@ class EngineState:
     def commit_blocks(self, sequence: Sequence, num_computed: int) -> None:
         """Publish the blocks that ``num_computed`` tokens fill, and release those that no query sees."""
         sequence.extend_block_hashes(num_computed, self.limits.block_size)
-        self.cache.commit(sequence.blocks, num_computed, sequence.block_hashes)
+        self.cache.commit(sequence.blocks, num_computed, sequence.block_hashes, sequence)
 
     def is_in_flight(self, row: int) -> bool:
         """Returns whether a step that names the row is not committed yet."""
@@ -271,4 +349,6 @@ class EngineState:
         for row, sequence in enumerate(self.rows.sequences):
             if sequence is not None:  # was retiring when the step failed
                 self.rows.release(row)
+        if self.loads is not None:
+            self.loads.fail()
         self.cache.pool.forget_all()

@@ -37,6 +37,7 @@ _FEW = 8  # the bound grows in proportion to the number of waiting prompts above
 _LEAST_LEFT = 1 / 16  # of the bound; with less left, no further prompt gets a chunk in this step
 _PROMPTS, _MOST_CHUNKS = 4, 4  # one more least chunk for every 4 waiting prompts, up to 4
 _TAIL = 1.25  # a prompt that ends within this multiple of its chunk is finished
+_BATCH_LEAST = 4  # part of the least chunk that a step may compute of batch prompts in any case
 _MOST = 4.0  # factor by which one step may change a cost: it may have waited for a graph
 _FLAT = 16_384  # up to this position attention is a small part, and the least chunk is not shortened
 
@@ -65,6 +66,30 @@ class PromptPace:
             wanted = max(self._delay * max(1.0, num_prompts / _FEW), self._alone(num_streams))
             self._bound = min(wanted, self._max_delay)
         self._left, self._num_scheduled = self._bound, 0.0
+
+    def begin_batch(self, seconds: float) -> None:
+        """Begin planning the batch work of a step, whose chunks may take ``seconds``.
+
+        The least chunk is a quarter: what the shorter step costs the batch is what it is worth to others.
+        """
+        self._least = max(1, self._least_chunk // _BATCH_LEAST)
+        if seconds > 0 and self._delay:
+            self._bound = self._left = seconds
+        self._num_scheduled = 0.0
+
+    @property
+    def least_batch_seconds(self) -> float:
+        """Returns the estimated seconds of a least chunk of batch work at the beginning of a prompt."""
+        return max(1, self._least_chunk // _BATCH_LEAST) * self.cost(0)
+
+    @property
+    def spent(self) -> float:
+        """Returns the estimated seconds of the chunks planned since ``begin`` or ``begin_batch``."""
+        return 0.0 if self._bound == math.inf else self._bound - self._left
+
+    def decode_seconds(self, num_rows: int) -> float:
+        """Return the seconds of a step that only decodes so many rows, as far as known; else 0."""
+        return self._alone(num_rows) if num_rows else 0.0
 
     @property
     def is_open(self) -> bool:

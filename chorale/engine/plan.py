@@ -9,7 +9,7 @@ import numpy as np
 
 from chorale.engine.drafts.planned import PlannedDrafts
 from chorale.engine.sequence import NO_TOKENS, Sequence
-from chorale.engine.types import CacheGroup, IntArray, RowStart, StepPlan
+from chorale.engine.types import CacheGroup, IntArray, RowStart, StepPlan, Transfers
 
 FULL, WINDOW = int(CacheGroup.FULL), int(CacheGroup.WINDOW)
 
@@ -37,6 +37,7 @@ class StepRecord:
     chunks: list[ScheduledChunk]  # the entries after them
     dead_rows: set[int] = field(default_factory=set)  # ended or preempted since: results are dropped
     retiring: list[int] = field(default_factory=list)  # rows to release when this step is committed
+    num_batch: int = 0  # decoding rows of batch work
 
 
 class PlanBuilder:
@@ -74,6 +75,7 @@ class PlanBuilder:
         tokens: IntArray,
         wants_prompt: list[int],
         planned: PlannedDrafts,
+        transfers: Transfers | None = None,
     ) -> StepPlan:
         """``decodes``, ``computed``, ``tokens``: rows, positions and ids of the decoding entries; the last of
         them have the ``planned`` drafts."""
@@ -121,6 +123,7 @@ class PlanBuilder:
             num_made=planned.num_made,
             makes=None if planned.num_made < 0 else np.isin(rows, list(planned.making)),
             following=None if planned.num_made < 0 else self._following(num_decodes),
+            transfers=transfers,
         )
         self.starts, self.chunks, self._appends = [], [], []
         return plan

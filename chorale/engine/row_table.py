@@ -23,8 +23,8 @@ class RowTable:
     """
 
     __slots__ = (
-        "computed", "decoding", "drafted", "drafts_on_device", "free", "is_uncertain", "last_step",
-        "last_token", "max_len", "needs_slow_path", "next_check_at", "sequences",
+        "computed", "decoding", "drafted", "drafts_on_device", "free", "is_batch", "is_uncertain",
+        "last_step", "last_token", "max_len", "needs_slow_path", "next_check_at", "sequences",
     )  # fmt: skip
 
     def __init__(self, num_rows: int) -> None:
@@ -39,6 +39,7 @@ class RowTable:
         self.needs_slow_path: BoolArray = np.zeros(num_rows, np.bool_)  # first token, log-probabilities
         self.drafted: IntArray = np.zeros(num_rows, np.int32)  # draft tokens that the newest plan makes
         self.drafts_on_device: BoolArray = np.zeros(num_rows, np.bool_)  # plans need not know them
+        self.is_batch: BoolArray = np.zeros(num_rows, np.bool_)
         self.is_uncertain: BoolArray = np.zeros(num_rows, np.bool_)  # ``computed`` is the most it can be
 
     def take(self, sequence: Sequence, num_computed: int, *, drafts_on_device: bool = False) -> int:
@@ -51,6 +52,7 @@ class RowTable:
         self.drafted[row] = 0
         self.drafts_on_device[row] = drafts_on_device
         self.is_uncertain[row] = False
+        self.is_batch[row] = sequence.is_batch
         return row
 
     def release(self, row: int) -> None:

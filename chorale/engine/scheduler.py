@@ -5,10 +5,15 @@ A step is planned in this order:
 1. Decoding rows, one token each. If they exceed the token budget, the best keys go first.
 2. Chunks of running prefills, best key first, from what is left of the budget. A decoding row that gets no
    block returns its token to the budget.
-3. Admissions from the queue, best key first, until rows, budget or blocks run out.
+3. Admissions from the queue, best key first, until rows, budget or blocks run out. A sequence whose prefix
+   is in host memory leaves the queue until it is loaded.
 4. Drafts of decoding rows, from what is still left of budget and blocks (``drafts/planner.py``).
 
 The key is (priority, arrival number); priority counts only under that policy, and smaller keys run first.
+
+Batch work (lines of batches) comes after all other under every policy: a step that computes any other prompt
+computes none of it, its rows included; otherwise it gets what is left of the step, as long as the step stays
+short (``batch_share``). It is preempted as if its priority were worse.
 
 Blocks. Prefills, and decoding rows whose blocks are full, get blocks in key order. A prefill first shrinks
 its chunk to what is free. If not even one token fits, the running sequence with the worst key is preempted,
@@ -28,16 +33,18 @@ from __future__ import annotations
 
 import numpy as np
 
+from chorale.engine.batch_share import BatchShare
 from chorale.engine.commit import Committer
 from chorale.engine.drafts.planned import NO_DRAFTS
 from chorale.engine.drafts.planners import make_planner
 from chorale.engine.engine_state import EngineState
 from chorale.engine.pace import PromptPace
 from chorale.engine.plan import PlanBuilder, ScheduledChunk, StepRecord
-from chorale.engine.sequence import Sequence, Status
+from chorale.engine.sequence import NO_TOKENS, Sequence, Status
 from chorale.engine.types import EngineLimits, IntArray, StepPlan, StepResult
 
 WATERMARK = 100  # admissions leave 1/100 of the pool free while anything runs
+BATCH_KEEPS = 8  # admissions of batch work leave 1/8 of rows and pool free, for others to begin at once
 
 
 class Scheduler:
@@ -53,30 +60,71 @@ class Scheduler:
         self._rows = engine.rows
         self._build = PlanBuilder()
         self._skipped_rows: list[int] = []  # rows
+        self._num_kept_rows = limits.max_num_seqs // BATCH_KEEPS
         self._refused: tuple[Sequence, int] | None = None  # head of the queue, spare blocks at that time
         self.committer = Committer(engine, keep_tokens=not limits.async_scheduling)
         self._pace = PromptPace(limits)
+        self._share = BatchShare(limits, self._pace)
         self._drafts = make_planner(engine, self._grow)
         self.prefix_queries = 0
         self.prefix_hits = 0
+        self.host_queries = 0
+        self.host_hits = 0
 
     def schedule(self, now: float) -> StepPlan | None:
         """Return the next step, or None if nothing can be computed before a commit or a new request."""
+        engine = self._engine
         decodes = np.flatnonzero(self._rows.decoding).astype(np.int32)
         budget = self._limits.max_num_batched_tokens
-        num_prompts = len(self._engine.prefills) + len(self._engine.waiting)
-        self._pace.begin(len(self._engine.running) - len(self._engine.prefills), num_prompts)
+        prefills = engine.prefills
+        if not (engine.num_batch or engine.waiting.num_batch):
+            self._pace.begin(len(engine.running) - len(prefills), len(prefills) + len(engine.waiting))
+            decodes, budget = self._schedule_some(decodes, prefills, budget, now, is_batch=False)
+            return self._plan(decodes, budget)
+        is_batch = self._rows.is_batch[decodes]
+        others, own = decodes[~is_batch], decodes[is_batch]
+        waiting = [each for each in prefills if not each.is_batch]
+        self._pace.begin(
+            len(engine.running) - engine.num_batch - len(waiting),
+            len(waiting) + len(engine.waiting) - engine.waiting.num_batch,
+        )
+        others, budget = self._schedule_some(others, waiting, budget, now, is_batch=False)
+        if len(engine.running) + len(engine.waiting) > engine.num_batch + engine.waiting.num_batch:
+            self._share.see_others(now)
+        if self._build.chunks or (self._limits.batch_waits and len(others)):
+            return self._plan(others, budget)
+        own = own[self._rows.decoding[own]]  # not preempted
+        num_rows = self._share.begin(len(others), now)
+        if len(own) > num_rows:
+            own = self._best_rows(own, num_rows)
+        seconds = self._share.prompt_seconds(len(others), len(own))
+        if seconds is None:
+            budget = self._extend_running(own, [], budget)
+        else:
+            self._pace.begin_batch(seconds)
+            prefills = [each for each in engine.prefills if each.is_batch]
+            own, budget = self._schedule_some(own, prefills, budget, now, is_batch=True)
+            self._share.spend(self._pace.spent)
+        return self._plan(np.sort(np.concatenate([others, own])), budget)
+
+    def _schedule_some(
+        self, decodes: IntArray, prefills: list[Sequence], budget: int, now: float, *, is_batch: bool
+    ) -> tuple[IntArray, int]:
+        """Schedule batch work, or all other. Returns the rows that decode and the budget that is left."""
         if len(decodes) > budget:
             decodes = self._best_rows(decodes, budget)
-        budget = self._extend_running(decodes, budget)
-        budget = self._admit(budget, now)
-        return self._plan(decodes, budget)
+        budget = self._extend_running(decodes, prefills, budget)
+        return decodes, self._admit(budget, now, is_batch=is_batch)
 
     def commit(self, record: StepRecord, result: StepResult, now: float) -> None:
         """Commit the result of the oldest step in flight."""
-        self._pace.observe(record, result.seconds)
-        if self._engine.lengths is not None:
-            self._engine.lengths.observe(record, result, now)
+        if len(record.plan.rows):
+            self._pace.observe(record, result.seconds)
+            self._share.observe(record, result.seconds)
+            if self._engine.lengths is not None:
+                self._engine.lengths.observe(record, result, now)
+        if result.loads_done:
+            self._engine.finish_loads(result.loads_done, now)
         self.committer.commit(record, result, now)
 
     # ------------------------------------------------------------------ running sequences
@@ -85,7 +133,7 @@ class Scheduler:
         best = sorted(decodes.tolist(), key=lambda row: self._engine.running[row].key)[:count]
         return np.array(sorted(best), np.int32)
 
-    def _extend_running(self, decodes: IntArray, budget: int) -> int:
+    def _extend_running(self, decodes: IntArray, prefills: list[Sequence], budget: int) -> int:
         """Give blocks to decodes and chunks to prefills. Returns the budget that is left."""
         rows = self._rows
         to_check = decodes[rows.computed[decodes] >= rows.next_check_at[decodes]]
@@ -94,7 +142,7 @@ class Scheduler:
             budget -= int(np.count_nonzero(rows.decoding[decodes]))
         else:
             budget -= len(decodes)
-        for sequence in sorted(self._engine.prefills, key=by_key):
+        for sequence in sorted(prefills, key=by_key):
             if sequence.status is Status.PREFILL and budget > 0 and self._pace.is_open:
                 budget -= self._extend_prefill(sequence, budget)
         return budget
@@ -136,6 +184,8 @@ class Scheduler:
     def _make_room(self, sequence: Sequence, num_computed: int) -> bool:
         """Make room for one more token, preempting worse sequences. Returns False if that is impossible."""
         while self._cache.room(sequence.blocks, num_computed) < 1:
+            if self._engine.release_a_load():
+                continue
             worst = max(self._engine.running.values(), key=by_key)
             if worst.key <= sequence.key:
                 return False
@@ -150,17 +200,28 @@ class Scheduler:
 
     # ------------------------------------------------------------------ admissions
 
-    def _admit(self, budget: int, now: float) -> int:
-        """Admit from the queue. Returns the budget that is left."""
+    def _admit(self, budget: int, now: float, *, is_batch: bool) -> int:
+        """Admit from the queue: batch work, or all other. Returns the budget that is left."""
         while budget > 0 and self._pace.is_open and (head := self._engine.waiting.head()) is not None:
+            if head.is_batch is not is_batch or (is_batch and not self._has_room_for_batch()):
+                break
             if not self._find_row(head):
                 break
             hit = self._find_blocks(head)
             if hit is None:
                 break
+            if self._begins_load(head, hit, now):
+                continue
             self._start(head, hit, now)
             budget -= self._extend_prefill(head, budget)
         return budget
+
+    def _has_room_for_batch(self) -> bool:
+        """Return whether one more batch sequence leaves rows for others, and may decode soon."""
+        engine = self._engine
+        if not engine.running:
+            return True
+        return engine.num_batch < self._share.num_rows and len(self._rows.free) > self._num_kept_rows
 
     def _find_row(self, head: Sequence) -> bool:
         if self._rows.free:
@@ -177,31 +238,38 @@ class Scheduler:
         victim = self._victim_of(head)
         if self._engine.running and victim is None and self._refused is not None:
             refused, spare_then = self._refused
-            if refused is head and self._spare() <= spare_then:
+            if refused is head and self._spare(head) <= spare_then:
                 return None
         head.tokens_to_compute = head.all_tokens()
         head.extend_block_hashes(len(head.tokens_to_compute), self._limits.block_size)
         while True:
             hit = self._hit(head)
             needed = self._cache.blocks_to_admit(head.block_hashes, hit, len(head.tokens_to_compute) + 1)
-            if needed <= self._spare():
+            if needed <= self._spare(head):
                 return hit
+            if not self._engine.running and (
+                self._engine.release_a_load(head) or self._engine.release_a_load()
+            ):
+                continue
             victim = self._victim_of(head)
-            if victim is None or needed > self._spare() + self._reclaimable(head):
-                self._refused = (head, self._spare())
+            if victim is None or needed > self._spare(head) + self._reclaimable(head):
+                self._refused = (head, self._spare(head))
                 return None
             self._preempt(victim)
 
-    def _spare(self) -> int:
-        """Number of free blocks that an admission may count on."""
+    def _spare(self, head: Sequence | None = None) -> int:
+        """Number of free blocks that the admission of ``head``, or a draft, may count on."""
         free = self._cache.pool.num_free
+        if self._engine.loading or self._engine.loaded:
+            free -= self._engine.blocks_owed_to_loads(head)
         if not self._engine.running:
             return free
         owed = sum(
             self._cache.blocks_for(len(other.tokens_to_compute) + 1) - len(other.blocks.full)
             for other in self._engine.prefills
         )
-        return free - owed - self._limits.num_blocks // WATERMARK
+        kept = BATCH_KEEPS if head is not None and head.is_batch else WATERMARK
+        return free - owed - self._limits.num_blocks // kept
 
     def _reclaimable(self, head: Sequence) -> int:
         """Upper bound on the blocks that preempting every sequence of a worse priority would add to
@@ -219,15 +287,22 @@ class Scheduler:
         The last token is always computed, because its logits are needed. A request for prompt
         log-probabilities computes the whole prompt once.
         """
-        if head.sampling.prompt_logprobs is not None and not head.request.prompt_done:
+        if not self._may_hit(head):
             return 0
-        return self._cache.lookup(
-            head.block_hashes[: (len(head.tokens_to_compute) - 1) // self._limits.block_size]
-        )
+        return self._cache.lookup(head.block_hashes[: self._most_hit(head)])
+
+    def _may_hit(self, head: Sequence) -> bool:
+        return head.sampling.prompt_logprobs is None or head.request.prompt_done
+
+    def _most_hit(self, head: Sequence) -> int:
+        return (len(head.tokens_to_compute) - 1) // self._limits.block_size
 
     def _victim_of(self, head: Sequence) -> Sequence | None:
-        """Return the worst running sequence if its priority is strictly worse than the head's."""
-        if self._limits.policy != "priority" or not self._engine.running:
+        """Return the worst running sequence if its priority is strictly worse than the head's.
+
+        Without the policy, all priorities are equal but that of batch work, which is worse.
+        """
+        if not self._engine.running or (self._limits.policy != "priority" and not self._engine.num_batch):
             return None
         worst = max(self._engine.running.values(), key=by_key)
         return worst if worst.key[0] > head.key[0] else None
@@ -235,13 +310,21 @@ class Scheduler:
     def _start(self, head: Sequence, hit: int, now: float) -> None:
         self._cache.attach_prefix(head.blocks, head.block_hashes, hit)
         num_cached = hit * self._limits.block_size
+        load = head.load
         if not head.request.is_scheduled:
             head.request.is_scheduled = True
             head.request.num_cached_tokens = num_cached
             head.request.num_recomputed_tokens = self._num_recomputed(head, hit)
+            num_loaded = 0
+            if load is not None:
+                num_loaded = max(0, num_cached - load.device_hit * self._limits.block_size)
+            head.request.num_host_tokens = num_loaded
             if self._limits.enable_prefix_caching:
                 self.prefix_queries += head.num_prompt
-                self.prefix_hits += num_cached
+                self.prefix_hits += num_cached - num_loaded
+                if self._engine.loads is not None:
+                    self.host_queries += head.num_prompt - num_cached + num_loaded
+                    self.host_hits += num_loaded
         self._build.starts.append(self._engine.start(head, num_cached, now))
         self._build.append_blocks(head, 0)
 
@@ -264,7 +347,7 @@ class Scheduler:
         self._skipped_rows.clear()
         chunks = self._build.chunks
         if not len(decodes) and not chunks:
-            return None
+            return self._plan_loads()
         planned = self._drafts.plan(decodes, chunks, budget, self._spare()) if self._drafts else NO_DRAFTS
         if planned.waiting:
             decodes = decodes[~np.isin(decodes, planned.waiting)]
@@ -276,9 +359,47 @@ class Scheduler:
         wants_prompt = [chunk.sequence.row for chunk in chunks if chunk.scored]
         step_id = self._engine.next_step_id
         plan = self._build.build(
-            step_id, decodes, rows.computed[decodes], rows.last_token[decodes], wants_prompt, planned
+            step_id,
+            decodes,
+            rows.computed[decodes],
+            rows.last_token[decodes],
+            wants_prompt,
+            planned,
+            None if self._engine.loads is None else self._engine.loads.take_transfers(),
         )
         return self._engine.record_step(plan, len(decodes), chunks)
+
+    def _plan_loads(self) -> StepPlan | None:
+        """Return a plan without rows if there is nothing to compute, but a load to begin or to wait for."""
+        loads = self._engine.loads
+        if loads is None or not (loads.has_new or (loads.is_running and not self._engine.in_flight)):
+            return None
+        none = NO_TOKENS
+        transfers = loads.take_transfers()
+        plan = self._build.build(self._engine.next_step_id, none, none, none, [], NO_DRAFTS, transfers)
+        return self._engine.record_step(plan, 0, [])
+
+    # ------------------------------------------------------------------ loads from host memory
+
+    def _begins_load(self, head: Sequence, hit: int, now: float) -> bool:
+        """Return whether the head's prefix is to return from host memory first. It is admitted afterwards.
+
+        A load counts as an admission: it takes a row that is free now, and blocks that are spare.
+        """
+        engine, limits = self._engine, self._limits
+        if engine.loads is None or head.has_loaded or not self._may_hit(head):
+            return False
+        wanted = self._cache.lookup_with_host(head.block_hashes[: self._most_hit(head)])
+        if (wanted - hit) * limits.block_size < max(1, limits.min_host_hit):
+            return False
+        if len(self._rows.free) <= len(engine.loading) + len(engine.loaded):
+            return False
+        num_tokens = len(head.tokens_to_compute) + 1
+        needed = self._cache.blocks_to_admit(head.block_hashes, wanted, num_tokens)
+        if needed + engine.loads.blocks_to_load(head.block_hashes, wanted) > self._spare(head):
+            return False
+        engine.begin_load(head, wanted, hit, self._cache.new_blocks(wanted, num_tokens), now)
+        return True
 
 
 def by_key(sequence: Sequence) -> tuple[int, int]:

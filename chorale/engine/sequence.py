@@ -13,6 +13,7 @@ import numpy as np
 
 from chorale.engine.kv_cache.cache import BlockTables
 from chorale.engine.kv_cache.hashing import extend_chain
+from chorale.engine.kv_cache.host.loads import Load
 from chorale.engine.types import GenerateRequest, IntArray, SamplingSpec, TokenLogprobs
 
 NO_TOKENS: IntArray = np.zeros(0, np.int32)
@@ -24,6 +25,7 @@ class Status(enum.IntEnum):
     PREFILL = 2  # has a row; tokens are left to compute
     DECODE = 3  # has a row; one token at a time
     ENDED = 4
+    LOADING = 5  # pages of its prefix return from host memory
 
 
 @dataclass(slots=True, eq=False)
@@ -38,6 +40,7 @@ class RequestState:
     num_unfinished: int = 0
     is_scheduled: bool = False  # a choice was admitted once
     num_cached_tokens: int = 0  # at that admission; later hits may be on the request's own blocks
+    num_host_tokens: int = 0  # of them: those that came from host memory
     num_recomputed_tokens: int = 0  # not counted above: cached, but computed again
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     prompt_done: bool = False  # the leader has computed the prompt once
@@ -48,9 +51,9 @@ class Sequence:
     """Tokens, status and row of one choice. ``RowTable`` holds how many of its tokens are computed."""
 
     __slots__ = (
-        "block_hashes", "blocks", "drafts", "first_scheduled", "first_token", "index", "key", "max_len",
-        "num_preemptions", "num_prompt", "output", "request", "request_id", "row", "sampling", "seed",
-        "status", "stop_ids", "tokens_to_compute",
+        "block_hashes", "blocks", "drafts", "first_scheduled", "first_token", "has_loaded", "index",
+        "is_batch", "key", "load", "max_len", "num_preemptions", "num_prompt", "output", "request",
+        "request_id", "row", "sampling", "seed", "status", "stop_ids", "tokens_to_compute",
     )  # fmt: skip
 
     def __init__(
@@ -59,7 +62,8 @@ class Sequence:
         self.request = request
         self.request_id: str = request.request.request_id
         self.index = index
-        self.key = key  # (priority, arrival number): smaller runs first
+        self.is_batch = request.request.is_batch
+        self.key = key  # (priority, arrival number): smaller runs first; batch work is larger than all other
         self.sampling: SamplingSpec = request.request.sampling
         self.seed = seed
         self.max_len = max_len  # prompt and output together
@@ -72,6 +76,8 @@ class Sequence:
         self.block_hashes: list[bytes] = []
         self.blocks = BlockTables()
         self.drafts: IntArray = NO_TOKENS  # made by the device after the last step, if plans must know them
+        self.load: Load | None = None  # from its begin until the sequence is admitted
+        self.has_loaded = False  # since it was added or preempted; it loads once, then takes what there is
         self.row = -1
         self.status = Status.WAITING
         self.first_scheduled = 0.0
@@ -84,6 +90,10 @@ class Sequence:
     @property
     def num_tokens(self) -> int:
         return self.num_prompt + len(self.output)
+
+    @property
+    def cache_salt(self) -> str:
+        return self.request.request.cache_salt
 
     @property
     def is_leader(self) -> bool:
@@ -107,10 +117,11 @@ class Sequence:
         start = len(self.block_hashes) * block_size
         if root is None or start >= num_blocks * block_size:
             return
-        tokens = self._tokens_between(start, num_blocks * block_size)
+        tokens = self.tokens_between(start, num_blocks * block_size)
         extend_chain(self.block_hashes, root, tokens.tobytes(), 4 * block_size)
 
-    def _tokens_between(self, start: int, stop: int) -> IntArray:
+    def tokens_between(self, start: int, stop: int) -> IntArray:
+        """Return the tokens at these positions of prompt and output."""
         if stop <= len(self.tokens_to_compute):
             return self.tokens_to_compute[start:stop]
         if start >= self.num_prompt:

@@ -70,6 +70,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     prompt_token_ids: list[int]
     sampling: SamplingSpec = SamplingSpec()
     priority: int = 0  # lower runs first under the "priority" policy
+    is_batch: bool = False  # a line of a batch: yields to all other requests, under every policy
     arrival_time: float = 0.0  # time.time() at the client
     cache_salt: str = ""  # prefix blocks are shared only between requests of equal salt
     # Prompt tokens that the sender believes to be cached, for ``EngineStats.prompt_tokens_left`` only.
@@ -143,6 +144,19 @@ class EngineStats(msgspec.Struct, array_like=True):
     num_accepted_tokens: int = 0
     accepted_per_position: tuple[int, ...] = ()  # drafts whose first 1, 2, ... tokens were accepted
     prompt_tokens_left: int = 0  # tokens that prefills and waiting sequences must still compute, an estimate
+    # The tier of host memory: its pages, and bytes that went to it and came back.
+    host_pages_used: int = 0
+    host_pages_total: int = 0
+    host_cache_queries: int = 0  # tokens asked of it: those that the device's prefix cache does not have
+    host_cache_hits: int = 0  # tokens served by it; not in ``prefix_cache_hits``
+    host_prompt_tokens: int = 0  # of ``cached_prompt_tokens``: those that it served
+    host_bytes_saved: int = 0
+    host_bytes_loaded: int = 0
+    host_pages_dropped: int = 0  # left without a copy, because too many left at once
+    num_host_loads: int = 0
+    host_load_seconds: float = 0.0
+    kv_event_batches: int = 0  # batches of KV events, dropped ones included
+    kv_event_batches_dropped: int = 0
 
 
 class StepOutputs(msgspec.Struct, array_like=True):
@@ -200,7 +214,15 @@ class EngineLimits:
     seed: int = 0  # source of the seeds of requests without one
     prompt_delay: float = 0.0  # seconds that prompts may add to a step of running streams; 0: no bound
     max_prompt_delay: float = 0.0  # the same if many prompts wait; at least prompt_delay
+    batch_delay: float = 0.0  # seconds that a step with batch work should take at most; 0: no bound
+    # Batch work has no row in a step with other rows: where each row prolongs it, sharing gains nothing.
+    batch_waits: bool = False
+    long_batch_delay: float = 0.0  # the same once there has been no other request for a while
     least_chunk: int = 1  # tokens that such a step computes of a prompt, however long they take
+    num_host_slots: int = 0  # pages that the tier of host memory holds; 0: there is none
+    max_saved_pages: int = 0  # pages that go to the host before one step, at most
+    min_host_hit: int = 1  # tokens by which a hit in host memory must be longer than the device's
+    page_bytes: int = 0  # of all ranks; for the statistics alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +242,30 @@ class RowStart:
 
 
 @dataclass(frozen=True, slots=True)
+class HostLoad:
+    """Pages that return from host memory, while steps run, into blocks that no step uses meanwhile.
+
+    Before it overwrites ``saved_blocks``, their content goes to ``saved_slots``.
+    """
+
+    load_id: int
+    slots: IntArray
+    blocks: IntArray
+    saved_slots: IntArray
+    saved_blocks: IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class Transfers:
+    """Copies between blocks and slots of host memory, in the order of the fields."""
+
+    saved_slots: IntArray  # no slot appears twice
+    saved_blocks: IntArray  # copied to the host before this step can overwrite them
+    loads: tuple[HostLoad, ...] = ()  # they begin, in this order, once the steps before this one are over
+    finished: tuple[int, ...] = ()  # loads whose blocks this step may use
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step, as numbers. Entry ``i`` of the first block of arrays is one row of the batch.
 
@@ -231,6 +277,8 @@ class StepPlan:
     of them. The row keeps the samples up to the first that differs from the draft, that one included. A draft
     that a head made is on the device: its tokens are -2, -3, ... here. Such an entry may be planned before
     the result of the row's last step is known; then ``num_computed`` is the most that it can be.
+
+    A plan without rows waits a moment for the loads from host memory.
     """
 
     step_id: int
@@ -251,6 +299,7 @@ class StepPlan:
     )  # draft tokens that the head makes after this step; 0: it only reads; -1: it does not run
     makes: BoolArray | None = None  # [R] the entry gets these drafts. None, as ``following``: no head runs
     following: IntArray | None = None  # [R] the prompt token after the last new one; -1: it is sampled
+    transfers: Transfers | None = None  # if there are no rows: all that the step does
 
     @property
     def num_tokens(self) -> int:
@@ -275,6 +324,7 @@ class StepResult:
     # Entries of ``errors`` whose logits were finite: the request's own constraints left no token.
     forbidden: frozenset[int] = frozenset()
     seconds: float = 0.0  # how long the device worked on it; 0: not measured
+    loads_done: tuple[int, ...] = ()  # loads from host memory that have ended, each named once
 
 
 class GrammarService(Protocol):

@@ -24,12 +24,13 @@ def tokens_left(sequence: Sequence) -> int:
 class WaitingQueue:
     """A heap of WAITING sequences. Sequences that ended while they waited are skipped at the top."""
 
-    __slots__ = ("_heap", "_num_dead", "_num_live", "num_tokens")
+    __slots__ = ("_heap", "_num_dead", "_num_live", "num_batch", "num_tokens")
 
     def __init__(self) -> None:
         self._heap: list[Entry] = []
         self._num_live = 0
         self._num_dead = 0  # entries whose sequence has ended
+        self.num_batch = 0  # of the live
         self.num_tokens = 0  # ``tokens_left`` of the live
 
     def __len__(self) -> int:
@@ -39,6 +40,7 @@ class WaitingQueue:
         sequence.status = Status.WAITING
         heapq.heappush(self._heap, (sequence.key, sequence))  # keys are unique among the live
         self._num_live += 1
+        self.num_batch += sequence.is_batch
         self.num_tokens += tokens_left(sequence)
 
     def head(self) -> Sequence | None:
@@ -51,6 +53,7 @@ class WaitingQueue:
         """Remove and return the sequence that ``head`` returned."""
         self._num_live -= 1
         sequence = heapq.heappop(self._heap)[1]
+        self.num_batch -= sequence.is_batch
         self.num_tokens -= tokens_left(sequence)
         return sequence
 
@@ -61,6 +64,7 @@ class WaitingQueue:
         that come and go do not fill the memory.
         """
         self._num_live -= 1
+        self.num_batch -= sequence.is_batch
         self.num_tokens -= tokens_left(sequence)
         self._num_dead += 1
         if self._num_dead > self._num_live + 16:

@@ -1,18 +1,20 @@
 """FakeExecutor: a device whose next token is a hash of the prefix *as its simulated KV blocks hold it*.
 
 It keeps block tables built from ``append_*`` alone and blocks that store, for each slot, the token and the
-hash of the whole prefix up to it (as real keys and values depend on it). Each sampling row reads its whole
-prefix through the FULL table and the last ``window`` tokens through the WINDOW table, verifies both, and
-hashes them. A wrong table, a block freed or reused too early, a wrong count of computed tokens, a prefix hit
-on the wrong content: each raises ``EngineError`` or changes the tokens. ``FakeModel.generate`` gives the
-tokens that a request must get, from nothing but its prompt.
+hash of the whole prefix up to it (as real keys and values depend on it). Slots of host memory hold copies of
+blocks. Each sampling row reads its whole prefix through the FULL table and the last ``window`` tokens through
+the WINDOW table, verifies both, and hashes them. A wrong table, a block freed or reused too early, a wrong
+count of computed tokens, a prefix hit on the wrong content: each raises ``EngineError`` or changes the
+tokens. ``FakeModel.generate`` gives the tokens that a request must get, from nothing but its prompt.
 
 Needs no torch; the server's own tests and benchmarks use it where the content does not matter.
 """
 
 from __future__ import annotations
 
+import random
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -22,12 +24,14 @@ import numpy.typing as npt
 from chorale.engine.types import (
     CacheGroup,
     EngineLimits,
+    HostLoad,
     IntArray,
     RowStart,
     SamplingSpec,
     StepPlan,
     StepResult,
     TokenLogprobs,
+    Transfers,
 )
 from chorale.errors import EngineError
 
@@ -119,6 +123,15 @@ class FakeRow:
     drafts: list[int] = field(default_factory=list)  # made by the head after the newest step
 
 
+@dataclass(slots=True)
+class FakeLoad:
+    """Pages on their way from host memory."""
+
+    message: HostLoad
+    steps_left: int
+    is_copied: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class FakeHandle:
     """A step that is done at ``ready_at`` (seconds of ``clock``)."""
@@ -142,6 +155,8 @@ class FakeExecutor:
 
     ``step_seconds``: how long a step takes; steps queue behind each other. ``fail_at_step``: the result of
     that step raises. ``draft_errors``: how often a token that the simulated head drafts is wrong.
+    ``load_steps``: steps that a load from host memory takes at most; each takes a random number of them, and
+    reads and writes at their end or at their begin.
     """
 
     def __init__(
@@ -152,6 +167,7 @@ class FakeExecutor:
         step_seconds: float = 0.0,
         fail_at_step: int | None = None,
         draft_errors: float = 0.3,
+        load_steps: int = 3,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -166,6 +182,9 @@ class FakeExecutor:
         self._tokens: IntArray = np.full(shape, -1, np.int32)
         self._hashes: U64 = np.zeros(shape, np.uint64)
         self._groups: IntArray = np.full(shape, -1, np.int32)
+        self._host: dict[int, tuple[IntArray, U64, IntArray]] = {}  # slot -> what its block held
+        self._loads: deque[FakeLoad] = deque()  # in the order in which they run
+        self._load_steps, self._rng = load_steps, random.Random(0)
         self._rows: dict[int, FakeRow] = {}
         self._next_step_id: int | None = None
         self.num_shutdowns = 0
@@ -190,6 +209,12 @@ class FakeExecutor:
     # ------------------------------------------------------------------ one step
 
     def _run(self, plan: StepPlan) -> StepResult:
+        if plan.transfers is not None:
+            self._transfer(plan.transfers)
+        done = self._advance_loads()
+        if not len(plan.rows):
+            none: IntArray = np.zeros(0, np.int32)
+            return StepResult(plan.step_id, none.reshape(0, 1), none, loads_done=done)
         for start in plan.starts:
             self._rows[start.row] = FakeRow(start, ({}, {}))
         appends = (plan.append_row, plan.append_group, plan.append_index, plan.append_block)
@@ -233,7 +258,57 @@ class FakeExecutor:
                     raise EngineError("an entry names another token as its next than the prompt has")
         if offset != plan.num_tokens:
             raise EngineError(f"plan has {plan.num_tokens} tokens, its rows {offset}")
-        return StepResult(plan.step_id, sampled, num_sampled, logprobs, prompt_logprobs, drafts)
+        return StepResult(
+            plan.step_id, sampled, num_sampled, logprobs, prompt_logprobs, drafts, loads_done=done
+        )
+
+    # ------------------------------------------------------------------ host memory
+
+    def _transfer(self, transfers: Transfers) -> None:
+        for load_id in transfers.finished:  # of a failed engine it may still run
+            while any(load.message.load_id == load_id for load in self._loads):
+                self._copy(self._loads.popleft())
+        if len(transfers.saved_slots) > self._limits.max_saved_pages:
+            raise EngineError("a plan saves more pages than there is room for")
+        self._save(transfers.saved_slots, transfers.saved_blocks)
+        for message in transfers.loads:
+            load = FakeLoad(message, self._rng.randint(0, self._load_steps))
+            self._loads.append(load)
+            if self._rng.random() < 0.5 and len(self._loads) == 1:
+                self._copy(load)
+
+    def _advance_loads(self) -> tuple[int, ...]:
+        """Let each load take another step, and return those that have ended."""
+        done = []
+        for load in self._loads:
+            load.steps_left -= 1
+        while self._loads and self._loads[0].steps_left < 0:
+            load = self._loads.popleft()
+            self._copy(load)
+            done.append(load.message.load_id)
+        return tuple(done)
+
+    def _copy(self, load: FakeLoad) -> None:
+        if load.is_copied:
+            return
+        load.is_copied, message = True, load.message
+        self._save(message.saved_slots, message.saved_blocks)
+        for slot, block in zip(message.slots.tolist(), message.blocks.tolist(), strict=True):
+            if slot not in self._host:
+                raise EngineError(f"host slot {slot} is loaded, but nothing was saved there")
+            self._tokens[block], self._hashes[block], self._groups[block] = self._host[slot]
+
+    def _save(self, slots: IntArray, blocks: IntArray) -> None:
+        if len(set(slots.tolist())) != len(slots):
+            raise EngineError("two pages are saved to one slot")
+        if len(slots) and not 0 <= slots.min() <= slots.max() < self._limits.num_host_slots:
+            raise EngineError("a page is saved to a slot that does not exist")
+        for slot, block in zip(slots.tolist(), blocks.tolist(), strict=True):
+            self._host[slot] = (
+                self._tokens[block].copy(),
+                self._hashes[block].copy(),
+                self._groups[block].copy(),
+            )
 
     def _check(self, plan: StepPlan) -> None:
         """Checks what every plan must satisfy."""

@@ -37,6 +37,7 @@ class EngineMachine(RuleBasedStateMachine):
         depth=st.sampled_from((0, 1)),
         policy=st.sampled_from(("fcfs", "priority")),
         drafts=st.sampled_from((None, *DRAFTERS)),
+        num_host_slots=st.sampled_from((0, 3, 40)),
     )
     def build(
         self,
@@ -58,6 +59,7 @@ class EngineMachine(RuleBasedStateMachine):
                 async_scheduling=depth,
                 eos_token_ids=EOS,
                 vocab_size=VOCAB,
+                max_saved_pages=4,
                 **rest,
             ),
             stop_probability=0.1,

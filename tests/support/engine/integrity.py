@@ -23,22 +23,50 @@ def check_integrity(core: EngineCore) -> None:
     _check_blocks(engine, sequences)
     _check_rows(engine, sequences)
     _check_queue(engine, sequences)
+    check_host(engine)
     for sequence in engine.running.values():
         _check_progress(engine, sequence)
 
 
 def _check_blocks(engine: EngineState, sequences: list[Sequence]) -> None:
     """Check that each block is owned, cached-free or plain-free, and that tables explain every reference."""
-    held: list[int] = []
+    held: list[int] = [] if engine.loads is None else engine.loads.held
     for sequence in sequences:
         blocks = sequence.blocks
         if not sequence.is_running:
             assert not blocks.full, f"{sequence} holds blocks"
             assert not blocks.window, f"{sequence} holds window blocks"
+        if sequence.load is not None and sequence.load.is_done:
+            assert sequence.status is Status.WAITING, f"{sequence} keeps its load"
+            held += sequence.load.held
         own = blocks.full + blocks.window
         assert len(own) == len(set(own)), f"{sequence} has one block in two places"
         held += own
     check_pool(engine.cache.pool, held)
+
+
+def check_host(engine: EngineState) -> None:
+    """Raise AssertionError unless each slot of host memory is free, used or pinned by running loads, and the
+    index leads to it."""
+    tier, loads = engine.cache.tier, engine.loads
+    if tier is None or loads is None:
+        return
+    slots = tier.slots
+    free, used, pins = slots._free, set(slots._used), slots._pins
+    assert len(set(free)) == len(free), "a slot is free twice"
+    assert not set(free) & used, "a slot is free and used"
+    assert not pins.keys() & (used | set(free)), "a pinned slot may be replaced"
+    assert sorted([*free, *used, *pins]) == list(range(slots.num_slots)), "slots do not partition"
+    wanted: Counter[int] = Counter()
+    for load in loads._running.values():
+        wanted.update(page[3] for page in load.pages)
+        wanted.update(list(load.saved))
+    assert wanted == Counter(pins), "pins are not those of running loads"
+    keyed = {key: slot for slot, key in enumerate(slots._key) if key is not None}
+    assert len(keyed) == sum(len(index) for index in slots._index), "index and keys differ in number"
+    for (group, block_hash), slot in keyed.items():
+        assert slots.find(group, block_hash) == slot, f"index does not lead to slot {slot}"
+        assert slot not in free, f"free slot {slot} is in the index"
 
 
 def _check_rows(engine: EngineState, sequences: list[Sequence]) -> None:
@@ -71,10 +99,17 @@ def _check_queue(engine: EngineState, sequences: list[Sequence]) -> None:
     assert sum(map(tokens_left, waiting)) == engine.waiting.num_tokens, "the queue miscounts its tokens"
     held = [sequence for sequence in sequences if sequence.status is Status.WAITING_FOR_PREFIX]
     assert len(held) == engine.num_waiting_for_prefix, "choices that wait for a prefix are miscounted"
+    loading = [sequence for sequence in sequences if sequence.status is Status.LOADING]
+    assert sorted(map(id, loading)) == sorted(map(id, engine.loading.values())), "LOADING are miscounted"
+    loaded = [each for each in sequences if each.load is not None and each.load.is_done]
+    assert sorted(map(id, loaded)) == sorted(map(id, engine.loaded.values())), (
+        "loads that wait are miscounted"
+    )
     for sequence in held:
         state = sequence.request
         leader = state.sequences[state.leader]
-        assert leader.is_running or leader.status is Status.WAITING, f"{sequence} waits for ever"
+        is_alive = leader.is_running or leader.status in (Status.WAITING, Status.LOADING)
+        assert is_alive, f"{sequence} waits for ever"
         assert not state.prompt_done, f"{sequence} waits for ever"
     for state in engine.requests.values():
         alive = sum(sequence.status is not Status.ENDED for sequence in state.sequences)
