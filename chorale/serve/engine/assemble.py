@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from chorale.config import EngineConfig
 from chorale.errors import ConfigError
 from chorale.kernels import select_ops
-from chorale.kernels.ops import Ops, StepSizes
+from chorale.kernels.cpu.library import library
+from chorale.kernels.ops import Ops, Precision, StepSizes
 from chorale.kernels.triton.precompile.pool import CompilePool
 from chorale.model.config import ModelConfig
 from chorale.model.gpt_oss import GptOss
@@ -24,7 +25,7 @@ from chorale.runtime.device import Device, default_threads, open_device
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.memory import gib
 from chorale.runtime.progress import Progress
-from chorale.runtime.resolve import Resolved, resolve
+from chorale.runtime.resolve import Decision, Resolved, cpu_precision, resolve
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
 from chorale.runtime.steps.graph_sizes import MIXED_TOKENS
 from chorale.serve.engine import compile_phase
@@ -88,7 +89,8 @@ def assemble(
     """Loads and allocates one rank's part of the engine. Raises as ``build_engine``."""
     device, rank = place.device, place.rank
     name, dense = str(device.torch_device), model_config.dense_experts
-    ops = select_ops(config.ops, name, dense_experts=dense, rank=rank)
+    precision = cpu_precision(config, model_config)
+    ops = select_ops(config.ops, name, dense_experts=dense, rank=rank, precision=precision)
     use_kernel_tuning(config, ops, device.torch_device)
     precompiler = compile_phase.make_precompiler(config, ops, pool)
     resolve_with = partial(
@@ -98,8 +100,11 @@ def assemble(
         can_overlap=device.overlap,
         can_capture=device.can_capture and ops.capturable,
         supports_fp8_kv=ops.supports_fp8_kv,
+        int8=ops.name == "cpu" and precision == "int8",
     )
     resolved = note_poorest(place, resolve_with(place.hardware), resolve_with)
+    if name == "cpu" and rank is None:
+        resolved = note_cpu_ops(config, ops, precision, resolved)
     sizes = step_sizes(model_config, resolved)
     peers = ops_over_peers(config, ops, sizes, device.torch_device)
     exchange = exchange_of(place, is_over_peers=peers is not None)
@@ -126,7 +131,7 @@ def assemble(
         model = load_model(
             folder, model_config, ops, resolved, device, phases.report, fp8_activations=fp8, share=share
         )
-        plain = select_ops(config.ops, name, dense_experts=dense)
+        plain = select_ops(config.ops, name, dense_experts=dense, precision=precision)
         drafts = make_setup(
             config.speculative_config, folder, model, model_config, plain, resolved, device, rank
         )
@@ -168,6 +173,19 @@ def ops_over_peers(config: EngineConfig, ops: Ops, sizes: StepSizes, device: tor
     if config.disable_custom_all_reduce or ops.over_peers is None:
         return None
     return ops.over_peers(sizes, device)
+
+
+def note_cpu_ops(config: EngineConfig, ops: Ops, precision: Precision, resolved: Resolved) -> Resolved:
+    """Says how the CPU ops multiply, or why they are not used."""
+    if ops.name == "cpu":
+        auto = config.cpu_precision == "auto"
+        reasons = {"int8": "fewer bytes to read", "exact": "a small checkpoint"}
+        made = Decision("cpu_precision", precision, reasons[precision] if auto else "requested", auto)
+        return replace(resolved, decisions=(*resolved.decisions, made))
+    if config.ops != "auto":
+        return resolved
+    note = f"the CPU kernels are not used: {library().why_not}; plain torch computes, several times slower"
+    return replace(resolved, notes=(*resolved.notes, note))
 
 
 def load_model(

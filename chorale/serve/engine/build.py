@@ -19,6 +19,8 @@ from chorale.model.hub import resolve_model
 from chorale.parallel.executor import RankedExecutor
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.gpu_faults import explained
+from chorale.runtime.hardware import available_memory
+from chorale.runtime.host_tier.sizes import check_host_memory
 from chorale.runtime.memory import weight_bytes
 from chorale.runtime.progress import Progress
 from chorale.runtime.resolve import check_model, parts_of
@@ -55,6 +57,7 @@ def build_engine(
         model_config = ModelConfig.load(folder)
         config = with_local_head(config, phases.report)
     check_model(config, model_config)
+    check_host_memory(config, available_memory())
     ranks = None
     if config.tensor_parallel_size > 1:
         ranks = start_ranks(config, folder, on_lost)
@@ -143,6 +146,8 @@ def _info(
         num_kv_tokens=resolved.geometry.tokens_in(limits.num_blocks),
         block_size=limits.block_size,
         num_blocks=limits.num_blocks,
+        num_host_pages=limits.num_host_slots,
+        host_kv_bytes=limits.num_host_slots * limits.page_bytes,
         device=place.hardware.name,
         tensor_parallel_size=config.tensor_parallel_size,
         exchange=found.exchange,
@@ -156,7 +161,7 @@ def _info(
         rank_links=links,
         dtype=resolved.dtype,
         kv_cache_dtype=resolved.kv_dtype,
-        ops=found.model.ops.name,
+        ops=str(found.model.ops),
         parameters=found.model.weights.num_parameters,
         enable_prefix_caching=limits.enable_prefix_caching,
         speculation="" if config.speculative_config is None else str(config.speculative_config),

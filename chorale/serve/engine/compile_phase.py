@@ -126,7 +126,7 @@ def record(
 
     Returns how many a start needs before it is ready. Raises ``EngineError``.
     """
-    small = replace(resolved, limits=replace(resolved.limits, num_blocks=1))
+    small = replace(resolved, host_tier=None, limits=replace(resolved.limits, num_blocks=1))
     eager = replace(small, graph_rows=())
     uncaptured, rows = UncapturedDevice(device), GrammarRows(device, grammars)
     short, kv = first_layers(model), allocate_kv(model.config, small, device)

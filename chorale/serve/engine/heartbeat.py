@@ -14,7 +14,9 @@ from dataclasses import dataclass
 
 import zmq
 
+from chorale.client import curve
 from chorale.client.base import EngineInfo
+from chorale.client.curve import TcpSocket
 from chorale.client.wire import Heartbeat, encode, heartbeat_address
 from chorale.engine.types import EngineStats
 
@@ -37,8 +39,8 @@ class _Public:
 class HeartbeatThread:
     """Owns the PUB socket. The main thread only assigns attributes, which is atomic."""
 
-    def __init__(self, directory: str, engine_id: str, interval: float) -> None:
-        self._address = heartbeat_address(directory)
+    def __init__(self, directory: str, engine_id: str, interval: float, tcp: TcpSocket | None = None) -> None:
+        self._address, self._tcp = heartbeat_address(directory), tcp
         self._engine_id, self._interval = engine_id, interval
         self._public = _Public()
         self._wake = threading.Event()
@@ -86,7 +88,7 @@ class HeartbeatThread:
         context = zmq.Context()
         socket: zmq.Socket[bytes] = context.socket(zmq.PUB)
         socket.setsockopt(zmq.LINGER, LAST_HEARTBEAT_LINGER_MS)
-        socket.bind(self._address)
+        curve.bind(socket, self._address, self._tcp)
         while not self._stopping:
             socket.send(encode(self._heartbeat()))
             self._wake.wait(self._interval)

@@ -38,19 +38,20 @@ from chorale.serve.bootstrap import (
     EngineStart,
     Failure,
     check_directory,
-    configure_logging,
     read_start,
     write_failure,
 )
 from chorale.serve.engine.heartbeat import HeartbeatThread
+from chorale.serve.engine.kv_publisher import KvEventPublisher, RecordingCore, open_kv_events
 from chorale.serve.engine.loop import run_engine_loop
 from chorale.serve.engine.socket import EngineServerSocket
+from chorale.serve.logs import configure_logging
 
 logger = logging.getLogger(__name__)
 _NVIDIA = "/dev/nvidiactl"  # exists where an NVIDIA driver is loaded
 
 
-class FollowedCore(Core, Protocol):
+class FollowedCore(Core, RecordingCore, Protocol):
     """A core whose prefix index clients can follow: ``engine.core.EngineCore``."""
 
     def follow_blocks(self) -> PrefixIndexState: ...
@@ -72,9 +73,11 @@ class EngineInbox:
         server_socket: EngineServerSocket,
         heartbeat: HeartbeatThread,
         engine_id: str,
+        publisher: KvEventPublisher | None = None,
     ) -> None:
         self._core, self._engine_id = core, engine_id
         self._server_socket, self._heartbeat = server_socket, heartbeat
+        self._publisher = publisher
         self._draining = False
         self._is_followed = False  # the core records changes of the prefix index
 
@@ -93,17 +96,26 @@ class EngineInbox:
         return core.has_work or not self._draining
 
     def wait(self, timeout: float) -> None:
+        if self._publisher is not None:
+            self._publish(self._publisher, self._heartbeat.stats)
         self._server_socket.wait(timeout)
 
     def step(self, core: Core) -> None:
         self._heartbeat.step_begins()
         chunks = core.step()
         self._heartbeat.step_ends()
-        self._heartbeat.stats = stats = core.stats()
+        stats = core.stats()
+        if self._publisher is not None:
+            self._publish(self._publisher, stats)
+        self._heartbeat.stats = stats
         if self._is_followed:
             self._update_followers(lambda: stats)
         if chunks:
             self._server_socket.deliver(chunks, stats)
+
+    def _publish(self, publisher: KvEventPublisher, stats: EngineStats) -> None:
+        publisher.collect()
+        stats.kv_event_batches, stats.kv_event_batches_dropped = publisher.num_batches, publisher.num_dropped
 
     def _update_followers(self, stats: Callable[[], EngineStats]) -> None:
         if self._server_socket.has_followers:
@@ -151,21 +163,33 @@ class EngineInbox:
 
 def run_engine_process(start: EngineStart, build: Build) -> int:
     """Loads with ``build``, serves until SIGTERM, and returns the exit code. Runs in the main thread."""
-    configure_logging(start.log_level, start.name)
+    configure_logging(start.log, start.name)
     # SIGUSR1 makes a hung engine dump its stacks. The supervisor handles a terminal's signals.
     settle_signals((signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))
     check_directory(start.directory)
     engine_id = uuid.uuid4().hex[:16]
-    heartbeat = HeartbeatThread(start.directory, engine_id, start.heartbeat_interval)
+    heartbeat = HeartbeatThread(
+        start.directory,
+        engine_id,
+        start.heartbeat_interval,
+        start.tcp.beats if start.tcp is not None else None,
+    )
     heartbeat.start()
+    publisher = None
     try:
+        # Before the model is loaded: a taken port ends the start at once, and subscribers can connect.
+        publisher = open_kv_events(start.config.kv_events_config, start.replica)
         core, info = build(start.config, heartbeat.loading)
     except Exception as error:
         heartbeat.stop()
+        if publisher is not None:
+            publisher.close()
         return _start_failed(start, error)
     gc.collect()
     tune_garbage_collector()
-    return _serve(start, core, info, heartbeat, engine_id)
+    if publisher is not None:
+        publisher.start(core)
+    return _serve(start, core, info, heartbeat, engine_id, publisher)
 
 
 def _start_failed(start: EngineStart, error: Exception) -> int:
@@ -180,7 +204,12 @@ def _start_failed(start: EngineStart, error: Exception) -> int:
 
 
 def _serve(
-    start: EngineStart, core: FollowedCore, info: EngineInfo, heartbeat: HeartbeatThread, engine_id: str
+    start: EngineStart,
+    core: FollowedCore,
+    info: EngineInfo,
+    heartbeat: HeartbeatThread,
+    engine_id: str,
+    publisher: KvEventPublisher | None,
 ) -> int:
     reader, writer = socket.socketpair()
     writer.setblocking(False)
@@ -191,8 +220,9 @@ def _serve(
         client_timeout=start.client_timeout,
         on_orphans=lambda request_ids: inbox.abort(request_ids),
         wake_fd=reader.fileno(),
+        tcp=start.tcp.engine if start.tcp is not None else None,
     )
-    inbox = EngineInbox(core, server_socket, heartbeat, engine_id)
+    inbox = EngineInbox(core, server_socket, heartbeat, engine_id, publisher)
     signal.signal(signal.SIGTERM, lambda *_: inbox.drain())
     heartbeat.stats = core.stats()
     heartbeat.ready(msgspec.structs.replace(info, engine_id=engine_id, pid=os.getpid()))
@@ -207,6 +237,8 @@ def _serve(
         return EXIT_STEP
     finally:
         server_socket.close()
+        if publisher is not None:
+            publisher.close()
         heartbeat.stop()
         signal.set_wakeup_fd(-1)
         reader.close()

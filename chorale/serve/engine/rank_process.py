@@ -44,9 +44,10 @@ from chorale.runtime.device import Device
 from chorale.runtime.gpu_faults import explained
 from chorale.runtime.sampling.grammar import GrammarCache
 from chorale.runtime.worker import Worker
-from chorale.serve.bootstrap import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, configure_logging, read_start
+from chorale.serve.bootstrap import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, read_start
 from chorale.serve.engine.assemble import Phases, assemble, open_rank
 from chorale.serve.engine.ranks import RankStart, make_place, opened
+from chorale.serve.logs import configure_logging
 
 logger = logging.getLogger(__name__)
 BEAT_SECONDS = 0.5
@@ -62,7 +63,7 @@ def main() -> int:
     start = read_start(sys.stdin.buffer, RankStart)
     # The engine process decides when it ends; a stop signal of the whole session is meant for that process.
     settle_signals((signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM))
-    configure_logging(start.log_level, f"rank{start.rank}")
+    configure_logging(start.log, f"rank{start.rank}")
     channel = Channel(socket.socket(fileno=start.descriptor))
     step = CurrentStep()
     threading.Thread(target=_beat, args=(channel, step), name="beat", daemon=True).start()

@@ -33,6 +33,7 @@ from chorale.runtime.memory import gib
 from chorale.runtime.platforms import PLATFORMS
 from chorale.runtime.resolve import Resolved
 from chorale.serve.bootstrap import SECRET_VARIABLES, TOOL_KEY_VARIABLES
+from chorale.serve.logs import LogOptions, inherited_options
 
 logger = logging.getLogger(__name__)
 UNEVEN = 1.05  # least ratio of the tokens that the others could hold to those that the poorest can
@@ -49,7 +50,7 @@ class RankStart(msgspec.Struct, frozen=True, kw_only=True):
     meeting_point: str
     parent_pid: int
     descriptor: int  # of its channel
-    log_level: str
+    log: LogOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ def start_ranks(
 ) -> StartedRanks:
     """Starts all ranks but this process. Raises ``EngineError``."""
     private = folder_for_sockets((tempfile.gettempdir(), "/tmp"), "symm_mem-4194304") or Folder()
-    level = logging.getLevelName(logging.getLogger().getEffectiveLevel()).lower()
+    log = inherited_options()
 
     def launch(rank: int, descriptor: int) -> tuple[Sequence[str], bytes]:
         start = RankStart(
@@ -80,7 +81,7 @@ def start_ranks(
             meeting_point=str(private.path / MEETING_POINT),
             parent_pid=os.getpid(),
             descriptor=descriptor,
-            log_level=level,
+            log=log,
         )
         return RANK_COMMAND, msgspec.msgpack.encode(start)
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 
 import zmq
 
+from chorale.client import curve
+from chorale.client.curve import TcpSocket
 from chorale.client.wire import (
     DECODE_ERRORS,
     ClientExpired,
@@ -65,6 +67,7 @@ class EngineServerSocket:
         client_timeout: float,
         on_orphans: Callable[[list[str]], None],
         wake_fd: int | None = None,
+        tcp: TcpSocket | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine_id, self._client_timeout = engine_id, client_timeout
@@ -75,7 +78,7 @@ class EngineServerSocket:
         self._router.setsockopt(zmq.SNDHWM, 0)  # a slow client must not delay the others' steps
         self._router.setsockopt(zmq.RCVHWM, 0)
         self._router.setsockopt(zmq.LINGER, FAILURE_LINGER_MS)
-        self._router.bind(engine_address(directory))
+        curve.bind(self._router, engine_address(directory), tcp)
         self._poller = zmq.Poller()
         self._poller.register(self._router, zmq.POLLIN)
         if wake_fd is not None:

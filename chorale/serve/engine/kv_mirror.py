@@ -1,0 +1,64 @@
+"""EventMirror: the blocks that subscribers should know, for those that join late."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from chorale.engine.kv_cache.events import BlocksRemoved, BlocksStored, IndexCleared, KvEvent, Medium
+from chorale.engine.types import CacheGroup
+
+EVENTS_OF_PART = 256  # blocks in a message of a snapshot
+
+
+class _Block(NamedTuple):
+    parent: bytes | None
+    tokens: bytes  # int32
+    cache_salt: str
+
+
+class EventMirror:
+    """State after all events so far: some 300 bytes for each block of the prefix index."""
+
+    def __init__(self, block_size: int) -> None:
+        self._token_bytes = 4 * block_size
+        self._blocks: dict[tuple[CacheGroup, Medium], dict[bytes, _Block]] = {}
+
+    def apply(self, events: Iterable[KvEvent]) -> None:
+        for event in events:
+            if isinstance(event, BlocksStored):
+                self._store(event)
+            elif isinstance(event, BlocksRemoved):
+                blocks = self._blocks.get((event.group, event.medium), {})
+                for block_hash in event.hashes:
+                    blocks.pop(block_hash, None)
+            else:
+                self._blocks.clear()
+
+    def _store(self, event: BlocksStored) -> None:
+        blocks = self._blocks.setdefault((event.group, event.medium), {})
+        tokens, size = event.token_ids.tobytes(), self._token_bytes
+        parent, salt = event.parent, event.cache_salt
+        for place, block_hash in enumerate(event.hashes):
+            blocks[block_hash] = _Block(parent, tokens[place * size : (place + 1) * size], salt)
+            parent, salt = block_hash, ""
+
+    def snapshot(self) -> Iterator[list[KvEvent]]:
+        """Yields events that lead to this state, whatever was known before."""
+        yield [IndexCleared()]
+        for (group, medium), blocks in self._blocks.items():
+            known = list(blocks.items())
+            for start in range(0, len(known), EVENTS_OF_PART):
+                yield [
+                    BlocksStored(
+                        group,
+                        (block_hash,),
+                        block.parent,
+                        np.frombuffer(block.tokens, np.int32),
+                        medium,
+                        block.cache_salt,
+                    )
+                    for block_hash, block in known[start : start + EVENTS_OF_PART]
+                ]
