@@ -1,15 +1,44 @@
-"""Log records of one line each: a client's bytes cannot forge a line or move the cursor."""
+"""Log records of one line each: text, in which a client's bytes cannot forge a line or move the cursor, or an
+object of JSON.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import datetime
+import fcntl
+import json
 import logging
+import os
+import select
 import sys
+import threading
+import time
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Literal
+
+import msgspec
+
+from chorale.tracing.context import CURRENT
 
 # C0 and C1 controls, DEL, and Unicode's line and paragraph separators.
 _ESCAPES = {
     code: f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
     for code in (*range(32), *range(127, 160), 0x2028, 0x2029)
 }
+# They log each request at INFO: searches, pages, MCP calls, downloads.
+CHATTY = ("httpx2", "httpcore2", "httpx", "httpcore", "huggingface_hub", "urllib3", "filelock", "websockets")
+EXPORTER = "opentelemetry."  # loggers that repeat a fault with every batch of spans
+EXPORTER_SECONDS = 60.0
+
+
+class LogOptions(msgspec.Struct, frozen=True):
+    """The logging of a process. ``lock``: a file that the server's processes lock while they write a line."""
+
+    level: str = "info"
+    format: Literal["text", "json"] = "text"
+    lock: str = ""
 
 
 class OneLineFormatter(logging.Formatter):
@@ -20,15 +49,147 @@ class OneLineFormatter(logging.Formatter):
         return super().formatMessage(record)
 
 
-# They log each request at INFO: searches, pages, MCP calls, downloads.
-CHATTY = ("httpx2", "httpcore2", "httpx", "httpcore", "huggingface_hub", "urllib3", "filelock", "websockets")
+class JsonFormatter(logging.Formatter):
+    """Formats a record as an object of JSON. The attribute ``fields`` of a record adds members."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
+        line: dict[str, Any] = {
+            "timestamp": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            "process": self._process,
+            "pid": record.process,
+        }
+        if (context := CURRENT.get()) is not None:
+            line["request_id"] = context.request_id
+            if context.span is not None:
+                line |= {"trace_id": context.span.trace_id, "span_id": context.span.span_id}
+        line |= getattr(record, "fields", {})
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            line["stack"] = self.formatStack(record.stack_info)
+        return json.dumps(line, ensure_ascii=True, default=str, separators=(",", ":"))
 
 
-def configure_logging(level: str, form: str) -> None:
-    """Configures root logging on stderr, with a %-style format."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(OneLineFormatter(form))
-    logging.basicConfig(level=level.upper(), handlers=[handler])
-    quiet = logging.NOTSET if level.lower() == "debug" else logging.WARNING
+class LineHandler(logging.Handler):
+    """Writes each record to stderr at once. Lines of processes that share stderr never mix: a pipe takes long
+    ones in parts, so the processes exclude each other by the lock file.
+    """
+
+    def __init__(self, options: LogOptions) -> None:
+        super().__init__()
+        self.options = options
+        self._lock_file: int | None = None
+        if options.lock:
+            with contextlib.suppress(OSError):  # without it only lines above 4 kB can be torn
+                self._lock_file = os.open(options.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            data = f"{self.format(record)}\n".encode("ascii", "backslashreplace")
+            with self._alone():
+                _write(sys.stderr.fileno(), data)
+        except OSError:
+            pass  # stderr is closed: there is nowhere to say so
+        except Exception:
+            self.handleError(record)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        if self._lock_file is None:
+            yield
+            return
+        fcntl.flock(self._lock_file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._lock_file, fcntl.LOCK_UN)
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    while data:
+        try:
+            data = data[os.write(descriptor, data) :]
+        except BlockingIOError:  # another process may have made the pipe non-blocking
+            select.select((), (descriptor,), (), 1.0)
+
+
+class ExporterFilter(logging.Filter):
+    """Passes a message of the exporter of traces once a minute: a collector may be away for days."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._next: dict[tuple[str, str], float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not record.name.startswith(EXPORTER):
+            return True
+        key, now = (record.name, str(record.msg)), time.monotonic()
+        if now < self._next.get(key, 0.0):
+            return False
+        self._next[key] = now + EXPORTER_SECONDS
+        return True
+
+
+def configure_logging(options: LogOptions, process: str = "") -> None:
+    """Configures root logging on stderr. ``process``: its name in the lines, such as ``engine-0``."""
+    handler: logging.Handler
+    if options.format == "json":
+        handler = LineHandler(options)
+        handler.setFormatter(JsonFormatter(process or "server"))
+        _log_uncaught()
+    else:
+        handler = logging.StreamHandler(sys.stderr)
+        named = f"{process}[{os.getpid()}] " if process else ""
+        handler.setFormatter(OneLineFormatter(f"%(asctime)s %(levelname)s {named}%(name)s: %(message)s"))
+    handler.addFilter(ExporterFilter())
+    logging.basicConfig(level=options.level.upper(), handlers=[handler])
+    quiet = logging.NOTSET if options.level.lower() == "debug" else logging.WARNING
     for name in CHATTY:
         logging.getLogger(name).setLevel(quiet)
+
+
+def share_lock(path: str) -> None:
+    """Makes the lines of this process exclude those of its children, which get the same lock file."""
+    root = logging.getLogger()
+    for handler in [each for each in root.handlers if isinstance(each, LineHandler)]:
+        shared = LineHandler(msgspec.structs.replace(handler.options, lock=path))
+        shared.setFormatter(handler.formatter)
+        for each in handler.filters:
+            shared.addFilter(each)
+        root.removeHandler(handler)
+        root.addHandler(shared)
+
+
+def inherited_options() -> LogOptions:
+    """Returns the options for a child of this process."""
+    root = logging.getLogger()
+    level = logging.getLevelName(root.getEffectiveLevel()).lower()
+    mine = next((each.options for each in root.handlers if isinstance(each, LineHandler)), LogOptions())
+    return msgspec.structs.replace(mine, level=level)
+
+
+def _log_uncaught() -> None:
+    """Logs warnings and what no one catches, instead of printing it over many lines."""
+    logger = logging.getLogger("chorale.uncaught")
+
+    def uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None, /) -> None:
+        if issubclass(kind, KeyboardInterrupt):
+            return
+        logger.critical("the process ended with an error", exc_info=(kind, error, trace))
+
+    def in_thread(args: threading.ExceptHookArgs, /) -> None:
+        if args.exc_value is not None:
+            found = (args.exc_type, args.exc_value, args.exc_traceback)
+            logger.critical("a thread ended with an error", exc_info=found)
+
+    sys.excepthook = uncaught
+    threading.excepthook = in_thread
+    logging.captureWarnings(True)

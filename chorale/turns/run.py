@@ -25,6 +25,7 @@ from chorale.engine.types import GenerateRequest, TokenChunk
 from chorale.errors import ChoraleError, EngineError, QueueFullError
 from chorale.harmony.vocab import Vocabulary
 from chorale.tools.contract import ToolResult
+from chorale.tracing.context import within
 from chorale.turns.choice.choice import Choice
 from chorale.turns.choice.needs import CallTool, Compact, Ended, Need, NextRound
 from chorale.turns.choice.raw_choice import RawChoice
@@ -262,13 +263,14 @@ async def _compact(job: _Job, choice: Choice, need: Compact, number: int) -> Ste
     yield _take([choice])
     summary = request.summary_round(need, f"{choice.index}.{number}.summary", sampling)
     fold, begun = Fold(), False
-    async with aclosing(run_turn(job.client, job.vocab, summary)) as turn:
-        async for events in turn:
-            fold.add(events)
-            if not begun and any(item.kind == "message" for item in fold.items):
-                begun = True
-                choice.compaction_progressed()
-                yield _take([choice])
+    with within("compact", {}, is_inner=True):
+        async with aclosing(run_turn(job.client, job.vocab, summary)) as turn:
+            async for events in turn:
+                fold.add(events)
+                if not begun and any(item.kind == "message" for item in fold.items):
+                    begun = True
+                    choice.compaction_progressed()
+                    yield _take([choice])
     assert fold.ended is not None
     text = fold.text("message").strip()
     settled: Need

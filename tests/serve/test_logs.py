@@ -38,8 +38,8 @@ def test_a_traceback_keeps_its_lines() -> None:
 @pytest.mark.parametrize(("level", "shown"), [("info", False), ("warning", False), ("debug", True)])
 def test_libraries_do_not_log_each_request(level: str, shown: bool) -> None:
     code = (
-        "import logging; from chorale.serve.logs import configure_logging\n"
-        f"configure_logging({level!r}, '%(name)s: %(message)s')\n"
+        "import logging; from chorale.serve.logs import LogOptions, configure_logging\n"
+        f"configure_logging(LogOptions({level!r}))\n"
         "import httpx2\n"
         "transport = httpx2.MockTransport(lambda request: httpx2.Response(200))\n"
         "httpx2.Client(transport=transport).get('http://x/')\n"

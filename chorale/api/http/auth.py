@@ -28,6 +28,9 @@ OPEN_PATHS = frozenset({"/", "/health", "/ready", "/ping", "/metrics", "/openapi
 Endpoint = Callable[[Request], Awaitable[ASGIApp]] | ASGIApp
 
 HANDLER = "chorale.handler"  # scope key: the matched route's path template
+# Scope key that code of this process sets to the digest of a key that was checked earlier: the lines of a
+# batch are sent without their key, which is not stored. A client cannot set it.
+OWNER = "chorale.owner"
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -54,7 +57,10 @@ class AuthenticatedRoute:
     def admit(self, scope: Scope) -> None:
         """Checks the key and records route and owner. Raises ``AuthenticationError``."""
         scope[HANDLER] = self._handler
-        scope.setdefault("state", {})["owner"] = self._owner(scope) if self._hashes else b""
+        owner = scope.get(OWNER)
+        if owner is None:
+            owner = self._owner(scope) if self._hashes else b""
+        scope.setdefault("state", {})["owner"] = owner
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.admit(scope)

@@ -17,8 +17,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from chorale.api.http.anthropic_errors import error_answer
 from chorale.api.http.auth import HANDLER, OPEN_PATHS, request_id
 from chorale.api.http.request_limits import LimitedBody, check_head
+from chorale.api.operator.request_trace import End, begin_request, end_request
+from chorale.api.operator.traced_stream import CLIENT_LEFT as DISCONNECTED
 from chorale.api.state import ServerState
 from chorale.errors import ChoraleError, MethodNotAllowedError, NotFoundError, RequestError
+from chorale.tracing.context import RequestContext, Span
 
 logger = logging.getLogger(__name__)
 access_logger = logging.getLogger("chorale.access")
@@ -35,13 +38,14 @@ _METHODS = frozenset({"GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH"
 class _Exchange:
     """One request and its response. For a WebSocket, only the handshake."""
 
-    __slots__ = ("_echo_id", "_send", "body", "id", "method", "scope", "started", "status")
+    __slots__ = ("_echo_id", "_send", "body", "error", "id", "method", "scope", "started", "status")
 
     def __init__(self, scope: Scope, body: LimitedBody, send: Send, echo_id: bool) -> None:
         self.scope, self.body, self._send, self._echo_id = scope, body, send, echo_id
         self.id = request_id(scope)
         self.started = time.perf_counter()
         self.status = 0  # 0: nothing sent yet
+        self.error: str | None = None  # code of the error that it was answered with
         self.method = scope["method"] if scope["method"] in _METHODS else "other"
 
     def send(self, message: Message) -> Awaitable[None]:
@@ -74,20 +78,21 @@ class HttpMiddleware:
         if scope["type"] == "lifespan":
             return await _lifespan(receive, send)
         config = self._state.config
-        body = LimitedBody(receive, config)
+        if config.root_path:  # remove the prefix if the proxy has not removed it
+            scope["root_path"] = config.root_path.rstrip("/")
+        body = LimitedBody(receive, scope, config)
         body.complete = scope["type"] == "websocket"  # its endpoint limits WebSocket messages
         exchange = _Exchange(scope, body, send, config.enable_request_id_headers)
         scope.setdefault("state", {})["request_id"] = exchange.id
         scope["app"] = self  # Starlette's routes raise for a wrong method only inside an app
-        if config.root_path:  # remove the prefix if the proxy has not removed it
-            scope["root_path"] = config.root_path.rstrip("/")
         counted = 0 if scope["type"] == "websocket" else 1  # an open WebSocket is not counted as a request
         self._state.lifecycle.num_requests += counted
+        context = begin_request(self._state, scope, exchange.id) if counted else None
         try:
             await self._answer(exchange)
         finally:
             self._state.lifecycle.num_requests -= counted
-            self._record(exchange)
+            self._record(exchange, context)
 
     async def _answer(self, exchange: _Exchange) -> None:
         try:
@@ -95,6 +100,7 @@ class HttpMiddleware:
             await self._app(exchange.scope, exchange.body, exchange.send)
         except ClientDisconnect:
             exchange.status = exchange.status or CLIENT_LEFT
+            exchange.error = DISCONNECTED
         except ChoraleError as error:
             await self._fail(exchange, error)
         except HTTPException as error:
@@ -106,6 +112,7 @@ class HttpMiddleware:
     async def _fail(
         self, exchange: _Exchange, error: ChoraleError, headers: dict[str, str] | None = None
     ) -> None:
+        exchange.error = error.code
         if exchange.status:
             # On a WebSocket this ends the connection.
             logger.error("request %s failed after its response had started: %s", exchange.id, error)
@@ -119,27 +126,44 @@ class HttpMiddleware:
         answer = response if cors is None else cors(response)
         await answer(exchange.scope, exchange.body, exchange.send)
 
-    def _record(self, exchange: _Exchange) -> None:
+    def _record(self, exchange: _Exchange, context: RequestContext | None) -> None:
         elapsed = time.perf_counter() - exchange.started
         status = exchange.status or CLIENT_LEFT
         handler = exchange.scope.get(HANDLER, _UNMATCHED)
         if status != SWITCHED:
             self._state.metrics.http_finished(handler, exchange.method, status, elapsed)
+        if context is not None and handler not in OPEN_PATHS:
+            end_request(self._state, context, handler, End(status, exchange.error))
         if self._state.config.access_log:
             level = logging.DEBUG if handler in OPEN_PATHS else logging.INFO
-            client = exchange.scope.get("client") or ("-",)
-            access_logger.log(
-                level,
-                "%s %s %s %d %.1fms id=%s",
-                client[0],
-                exchange.method,
-                ascii(exchange.scope["path"])[1:-1][
-                    :200
-                ],  # escaped, since a path may contain control characters
-                status,
-                elapsed * 1000,
-                exchange.id,
-            )
+            if access_logger.isEnabledFor(level):
+                _log_access(level, exchange, status, elapsed, None if context is None else context.span)
+
+
+def _log_access(level: int, exchange: _Exchange, status: int, elapsed: float, span: Span | None) -> None:
+    client = (exchange.scope.get("client") or ("-",))[0]
+    # Escaped, since a path may contain control characters.
+    path = ascii(exchange.scope["path"])[1:-1][:200]
+    fields = {
+        "client": client,
+        "method": exchange.method,
+        "path": path,
+        "status": status,
+        "duration_ms": round(elapsed * 1000, 1),
+        "request_id": exchange.id,
+    }
+    access_logger.log(
+        level,
+        "%s %s %s %d %.1fms id=%s%s",
+        client,
+        exchange.method,
+        path,
+        status,
+        elapsed * 1000,
+        exchange.id,
+        "" if span is None else f" trace={span.trace_id}",
+        extra={"fields": fields if span is None else fields | {"span_id": span.span_id}},
+    )
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:

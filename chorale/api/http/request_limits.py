@@ -31,6 +31,9 @@ BODY_IDLE_SECONDS = 5.0
 _DRAIN_SECONDS = 2.0
 _DRAIN_IDLE_SECONDS = 0.3
 _DRAIN_BYTES = 64 * 2**20
+UPLOAD_PATH = "/v1/files"
+FORM_OVERHEAD = 2**17  # bytes of a form that are not its file's, at most
+_LEAST_RATE = 2**18  # bytes a second, at which the largest file may arrive
 _HOST = re.compile(rb"[A-Za-z0-9.\-:\[\]_]{1,255}")
 
 
@@ -39,11 +42,13 @@ class LimitedBody:
 
     __slots__ = ("_deadline", "_idle", "_max_bytes", "_num_bytes", "_receive", "_total", "complete")
 
-    def __init__(self, receive: Receive, config: ServerConfig) -> None:
+    def __init__(self, receive: Receive, scope: Scope, config: ServerConfig) -> None:
         self._receive = receive
-        self._max_bytes = config.max_body_bytes
+        self._max_bytes = max_body_bytes(scope, config)
         self._num_bytes = 0
         self._total = config.body_timeout
+        if self._max_bytes != config.max_body_bytes:
+            self._total = max(self._total, self._max_bytes / _LEAST_RATE)
         self._idle = min(BODY_IDLE_SECONDS, config.body_timeout)
         self._deadline: float | None = None
         self.complete = False
@@ -76,6 +81,17 @@ class LimitedBody:
                 self.complete = not message.get("more_body", False)
 
 
+def max_body_bytes(scope: Scope, config: ServerConfig) -> int:
+    """Returns the maximum size of a request's body: that of files is larger."""
+    if scope["type"] == "http" and scope["method"] == "POST" and _is_upload(scope["path"], scope):
+        return max(config.max_body_bytes, config.batch_max_file_bytes + FORM_OVERHEAD)
+    return config.max_body_bytes
+
+
+def _is_upload(path: str, scope: Scope) -> bool:
+    return path == UPLOAD_PATH or path == scope.get("root_path", "") + UPLOAD_PATH
+
+
 def too_large(max_bytes: int) -> PayloadTooLargeError:
     return PayloadTooLargeError(f"the body is larger than {max_bytes} bytes")
 
@@ -92,8 +108,8 @@ def check_head(scope: Scope, config: ServerConfig) -> None:
     for name, value in scope["headers"]:
         if name == b"expect" and value.strip().lower() != b"100-continue":
             raise ExpectationError(f"Expect: {value[:64].decode('latin-1')!r} cannot be met")
-        if name == b"content-length" and value.isdigit() and int(value[:20]) > config.max_body_bytes:
-            raise too_large(config.max_body_bytes)
+        if name == b"content-length" and value.isdigit() and int(value[:20]) > max_body_bytes(scope, config):
+            raise too_large(max_body_bytes(scope, config))
 
 
 def _check_origin(scope: Scope, host: bytes, config: ServerConfig) -> None:

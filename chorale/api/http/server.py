@@ -19,18 +19,20 @@ import socket
 import stat
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from chorale.api.batches.lines import make_runner
 from chorale.api.http.middleware import HttpMiddleware
 from chorale.api.http.protocol import limited_protocol
 from chorale.api.http.request_limits import LocalHosts, is_loopback
 from chorale.api.http.tls import check_tls
 from chorale.api.operator.throughput import log_throughput
 from chorale.api.responses.background.resume import Resumer
+from chorale.batches.runner import BatchRunner
 from chorale.config import ServerConfig
 from chorale.errors import ConfigError
 from chorale.processes import tune_garbage_collector
@@ -218,17 +220,13 @@ async def serve_app(
         helpers = [
             asyncio.create_task(_announce(server, on_ready)),
             asyncio.create_task(_drain(app, server, config.shutdown_timeout, drain_grace, stop)),
-            asyncio.create_task(_share_metrics(app)),
-            asyncio.create_task(background.watch(store, Resumer(app.state))),
+            *_attendants(app, config),
         ]
-        if (
-            not config.disable_log_stats and app.state.metrics.process == 0
-        ):  # one process logs for all: each sees the whole engine
-            helpers.append(asyncio.create_task(log_throughput(app.state.client, config.log_stats_interval)))
         try:
             await serving
             await _finish_background(app, config.shutdown_timeout, stop)
         finally:
+            await _close_batches(app)
             await background.close(store)
             for helper in helpers:
                 helper.cancel()
@@ -237,6 +235,57 @@ async def serve_app(
                 config.api_server_count == 1
             ):  # otherwise other processes use it, and the supervisor removes it
                 _remove_socket(config)
+
+
+@contextlib.asynccontextmanager
+async def listening(
+    app: ASGIApp, config: ServerConfig, sockets: Sequence[socket.socket]
+) -> AsyncIterator[None]:
+    """Serves an app beside the work of the body, without drain or signals."""
+    server = _Server(_uvicorn_config(app, config))
+    serving = asyncio.create_task(server.serve(sockets=list(sockets)))
+    try:
+        yield
+    finally:
+        server.should_exit = server.force_exit = True
+        await asyncio.gather(serving, return_exceptions=True)
+
+
+def _attendants(app: HttpMiddleware, config: ServerConfig) -> list[asyncio.Task[None]]:
+    """Starts what runs beside the requests until it is cancelled."""
+    background, store = app.state.background, app.state.store
+    found = [
+        asyncio.create_task(_share_metrics(app)),
+        asyncio.create_task(background.watch(store, Resumer(app.state))),
+    ]
+    if (service := app.state.batches) is not None:
+        found.append(asyncio.create_task(make_runner(app.state, service).watch()))
+    if (
+        not config.disable_log_stats and app.state.metrics.process == 0
+    ):  # one process logs for all: each sees the whole engine
+        found.append(asyncio.create_task(log_throughput(app.state.client, config.log_stats_interval)))
+    return found
+
+
+@contextlib.asynccontextmanager
+async def attended(app: HttpMiddleware, config: ServerConfig) -> AsyncIterator[None]:
+    """Serves the app under another program's HTTP server, which listens, drains and stops.
+
+    At the end, background responses that still run go back to the store, where another process finds them.
+    """
+    background, store = app.state.background, app.state.store
+    with _tuned_collector(), _quick_switching():
+        attendants = _attendants(app, config)
+        try:
+            yield
+        finally:
+            app.state.lifecycle.draining = True
+            await _close_batches(app)
+            await background.put_back(store)
+            await background.close(store)
+            for task in attendants:
+                task.cancel()
+            await asyncio.gather(*attendants, return_exceptions=True)
 
 
 def _remove_socket(config: ServerConfig) -> None:
@@ -256,6 +305,8 @@ async def _drain(
 ) -> None:
     await stop.asked.wait()
     app.state.lifecycle.draining = True
+    if (runner := _runner(app)) is not None:
+        runner.leave()
     if app.state.lifecycle.num_requests:
         logger.info("draining: %d requests are running", app.state.lifecycle.num_requests)
     await _wait(stop.hurry, grace)
@@ -264,22 +315,37 @@ async def _drain(
     if app.state.lifecycle.num_requests:
         logger.warning("cancelling %d requests", app.state.lifecycle.num_requests)
     await app.state.background.put_back(app.state.store)
+    await _close_batches(app)
     await app.state.client.close()  # ends every stream with an error event
     await asyncio.sleep(_CUT_SECONDS)
     server.force_exit = True
 
 
 async def _finish_background(app: HttpMiddleware, timeout: float, stop: Stop) -> None:
-    """Waits for background responses, as long as for requests with a connection."""
-    if not app.state.background.num_jobs:
+    """Waits for background responses and lines of batches, as long as for requests with a connection."""
+    num_jobs, runner = app.state.background.num_jobs, _runner(app)
+    running = [app.state.background.drain()] if num_jobs else []
+    if runner is not None and runner.num_running:
+        running.append(runner.drain())
+    if not running:
         return
-    logger.info("draining: %d background responses are running", app.state.background.num_jobs)
-    draining = asyncio.create_task(app.state.background.drain())
+    logger.info("draining: %d background responses and the lines of batches are running", num_jobs)
+    draining = asyncio.gather(*running)
     hurry = asyncio.create_task(stop.hurry.wait())
     await asyncio.wait((draining, hurry), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-    for task in (draining, hurry):
-        task.cancel()
+    draining.cancel()
+    hurry.cancel()
     await asyncio.gather(draining, hurry, return_exceptions=True)
+
+
+def _runner(app: HttpMiddleware) -> BatchRunner | None:
+    return app.state.batches.runner if app.state.batches is not None else None
+
+
+async def _close_batches(app: HttpMiddleware) -> None:
+    """Leaves the batches to other servers, or the next start of this one."""
+    if (runner := _runner(app)) is not None:
+        await runner.close()
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

@@ -27,8 +27,9 @@ class EngineRecord:
         self._step_tokens = self.histograms["vllm:iteration_tokens_total"]
         self._engine: EngineView | None = None
         self._engine_id = ""
+        self._has_begun_again = False  # for an engine whose id is not known yet
         self._last_stats = EngineStats()
-        self._before_restarts = dict.fromkeys(ENGINE_FIELDS, 0)
+        self._before_restarts: dict[str, float] = dict.fromkeys(ENGINE_FIELDS, 0)
         self._accepted_before: tuple[int, ...] = ()
 
     def watch(self, engine: EngineView) -> None:
@@ -46,6 +47,11 @@ class EngineRecord:
         """Returns whether the engine does speculative decoding."""
         return self.info is not None and self.info.num_speculative_tokens > 0
 
+    @property
+    def has_host_tier(self) -> bool:
+        """Returns whether KV pages go to host memory."""
+        return self.info is not None and self.info.num_host_pages > 0
+
     def pid(self) -> int:
         """Returns the engine's process id, or an invalid one if there is no separate engine process."""
         info = self.info
@@ -57,11 +63,17 @@ class EngineRecord:
         if stats.num_steps == last.num_steps:
             return
         if stats.num_steps < last.num_steps:  # a new engine process counts from zero
-            for field in self._before_restarts:
-                self._before_restarts[field] += getattr(last, field)
-            self._accepted_before = add_columns([self._accepted_before, last.accepted_per_position])
+            self._begin_again()
+            self._has_begun_again = True
         self._last_stats = stats
         self._step_tokens.observe(stats.last_step_tokens)
+
+    def _begin_again(self) -> None:
+        """Keeps what the engine has counted: the next one has counts of its own."""
+        last, self._last_stats = self._last_stats, EngineStats()
+        for field in self._before_restarts:
+            self._before_restarts[field] += getattr(last, field)
+        self._accepted_before = add_columns([self._accepted_before, last.accepted_per_position])
 
     def current_stats(self) -> EngineStats:
         """Returns the newest statistics, which are observed too, and notices a restart.
@@ -73,13 +85,17 @@ class EngineRecord:
             return self._last_stats
         info = self.info
         if info is not None:
-            self.num_restarts += bool(self._engine_id) and info.engine_id != self._engine_id
+            if self._engine_id and info.engine_id != self._engine_id:
+                self.num_restarts += 1
+                if not self._has_begun_again:  # its counts are already above the last engine's
+                    self._begin_again()
+                self._has_begun_again = False
             self._engine_id = info.engine_id
         stats = self._engine.stats
         self.observe(stats)
         return stats
 
-    def totals(self, stats: EngineStats) -> dict[str, int]:
+    def totals(self, stats: EngineStats) -> dict[str, float]:
         """Returns the engine's counters since the server's start, by field."""
         return {field: self._before_restarts[field] + getattr(stats, field) for field in ENGINE_FIELDS}
 

@@ -91,6 +91,9 @@ async def metrics(state: ServerState, request: Request) -> Response:
     with contextlib.suppress(StoreError, TimeoutError):  # a failing disk must not fail the scrape
         async with asyncio.timeout(_STORE_SECONDS):
             stats = await state.store.stats()
+            batches = None if state.batches is None else await state.store.batches.stats()
         state.metrics.stored(stats)
+        if batches is not None:
+            state.metrics.batches_stored(batches)
     state.metrics.store_works(state.store.fault is None)
     return Response(state.metrics.render(), headers={"content-type": CONTENT_TYPE})

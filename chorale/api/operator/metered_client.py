@@ -13,9 +13,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from chorale.api.operator.engine_record import EngineRecord
 from chorale.api.operator.metrics import Metrics
+from chorale.api.operator.traced_stream import TracedStream
 from chorale.client.base import EngineClient, EngineInfo, EngineStatus, EngineView, TokenStream
 from chorale.engine.types import ChunkTimings, EngineStats, GenerateRequest, TokenChunk
 from chorale.errors import ChoraleError, QueueFullError
+from chorale.tracing.context import recording
 
 
 class MeteredClient:
@@ -65,7 +67,11 @@ class MeteredClient:
     def submit(self, request: GenerateRequest) -> TokenStream:
         with self._counting_rejections():
             stream = self._client.submit(request)
-        return MeteredStream(stream, request, self._client, self._metrics)
+        if request.is_batch:  # its latencies would hide those that people wait for
+            return stream
+        metered = MeteredStream(stream, request, self._client, self._metrics)
+        traced = recording()
+        return metered if traced is None else TracedStream(metered, request, traced)
 
     def abort(self, request_id: str) -> None:
         self._client.abort(request_id)
@@ -98,7 +104,7 @@ class MeteredStream:
     def _begin(self) -> EngineRecord:
         """Counts the request for its engine, which is known at the first chunks and at every end."""
         engine = self._stream.engine
-        self._record = record = self._metrics.engines[engine]
+        self._record = record = self._metrics.record(engine)
         self._view = self._client.engines[engine]
         observe = record.histograms
         self._itl = observe["vllm:inter_token_latency_seconds"]

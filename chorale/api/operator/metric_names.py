@@ -59,13 +59,14 @@ COUNTERS: dict[str, tuple[str, Labels]] = {
     "chorale:tool_calls": ("Calls of built-in tools", ("tool", "status")),
     "chorale:harmony_repairs": ("Malformed harmony output that was repaired", ("kind",)),
     "chorale:response_store_failures": ("Responses that could not be stored", ()),
+    "chorale:batch_lines": ("Lines of batches that were answered", ("status",)),
     "http_requests": ("HTTP requests", ("handler", "method", "status")),
 }
 
 # Counted of the server, not of an engine: they have one series, that of engine 0.
 BY_SERVER = (
     "chorale:queue_rejections", "chorale:tool_calls", "chorale:harmony_repairs",
-    "chorale:response_store_failures",
+    "chorale:response_store_failures", "chorale:batch_lines",
 )  # fmt: skip
 
 # Metric name -> field of ``EngineStats``.
@@ -84,6 +85,11 @@ ENGINE_COUNTERS: dict[str, tuple[str, str]] = {
         "Sequences that were ended because their logits were not finite",
     ),
     "chorale:engine_steps": ("num_steps", "Engine steps"),
+    "chorale:kv_event_batches": ("kv_event_batches", "Batches of KV events, including dropped ones"),
+    "chorale:kv_event_batches_dropped": (
+        "kv_event_batches_dropped",
+        "Batches of KV events that were dropped because too many were waiting to be sent",
+    ),
 }
 # The same, of engines with speculative decoding.
 DRAFT_COUNTERS: dict[str, tuple[str, str]] = {
@@ -94,11 +100,31 @@ DRAFT_COUNTERS: dict[str, tuple[str, str]] = {
         "Draft tokens that equal the sampled ones, as do all before them",
     ),
 }
+# The same, of engines with a tier of host memory.
+HOST_COUNTERS: dict[str, tuple[str, str]] = {
+    "vllm:external_prefix_cache_queries": (
+        "host_cache_queries",
+        "Prompt tokens looked up in host memory, because the prefix cache of the device lacks them",
+    ),
+    "vllm:external_prefix_cache_hits": ("host_cache_hits", "Prompt tokens found in host memory"),
+    "vllm:kv_offload_store_bytes": ("host_bytes_saved", "Bytes of KV pages that went to host memory"),
+    "vllm:kv_offload_load_bytes": ("host_bytes_loaded", "Bytes of KV pages that came back"),
+    "vllm:kv_offload_load_time": (
+        "host_load_seconds",
+        "Seconds from the begin of each load until the scheduler knew its end",
+    ),
+    "vllm:kv_offload_stores_skipped": (
+        "host_pages_dropped",
+        "KV pages that left the device without a copy, because too many left at once",
+    ),
+    "chorale:host_kv_loads": ("num_host_loads", "Loads from host memory"),
+}
 ACCEPTED_PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
 # Fields of ``EngineStats`` that only increase during an engine's life.
 ENGINE_FIELDS = (
-    *(field for field, _ in (*ENGINE_COUNTERS.values(), *DRAFT_COUNTERS.values())),
+    *(field for field, _ in (*ENGINE_COUNTERS.values(), *DRAFT_COUNTERS.values(), *HOST_COUNTERS.values())),
     "cached_prompt_tokens",
+    "host_prompt_tokens",
 )
 SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")  # vLLM's states; this engine is always awake
 

@@ -27,7 +27,6 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from chorale.api.operator.draft_metrics import collect_drafts
 from chorale.api.operator.engine_record import EngineRecord
 from chorale.api.operator.metric_names import (
     BY_SERVER,
@@ -38,11 +37,13 @@ from chorale.api.operator.metric_names import (
     is_http,
 )
 from chorale.api.operator.metric_types import ENGINE_LABELS, Histogram, Labels, Series, total
+from chorale.api.operator.optional_metrics import collect_drafts, collect_host_tier
 from chorale.api.operator.rank_metrics import collect_ranks
 from chorale.client.base import EngineClient
 from chorale.engine.types import EngineStats
 
 if TYPE_CHECKING:
+    from chorale.store.batches import BatchStats
     from chorale.store.protocol import StoreStats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -61,9 +62,12 @@ class Metrics(Collector):
         self._model_name = model_name
         self.engines = [EngineRecord({"model_name": model_name, "engine": "0"})]
         self.series = self.engines[0].series
+        self._client: EngineClient | None = None
+        self._num_watched = 0
         self._labels = self.engines[0].labels
         self._store_works = True
         self._store_sizes: dict[str, int] = {}  # contents of the response store, by metric
+        self._num_batches: dict[str, int] = {}  # by status; empty: the server keeps no files
         self.process, self._share, self._log_stats = process, share, log_stats
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
@@ -83,14 +87,32 @@ class Metrics(Collector):
     # ---------------------------------------------------------------- written by others
 
     def watch(self, client: EngineClient) -> None:
-        for index, engine in enumerate(client.engines):
+        self._client = client
+        self._watch_new()
+
+    def _watch_new(self) -> None:
+        """Makes the records of engines that have come since the last call."""
+        engines = self._client.engines if self._client is not None else ()
+        for index in range(self._num_watched, len(engines)):
             if index == len(self.engines):
                 self.engines.append(EngineRecord({"model_name": self._model_name, "engine": str(index)}))
-            self.engines[index].watch(engine)
+            self.engines[index].watch(engines[index])
+        self._num_watched = len(engines)
+
+    def record(self, engine: int) -> EngineRecord:
+        """Returns the record of an engine, by its index."""
+        if engine >= self._num_watched:
+            self._watch_new()
+        return self.engines[engine]
 
     def tool_called(self, tool: str, failed: bool) -> None:
         """Counts a call. ``tool``: browser, python or mcp."""
         self.series.count("chorale:tool_calls", (tool, "failed" if failed else "completed"))
+
+    def lines_answered(self, completed: int, failed: int) -> None:
+        """Counts lines of batches. They are in no other count of requests, and in no latency."""
+        self.series.count("chorale:batch_lines", ("completed",), completed)
+        self.series.count("chorale:batch_lines", ("failed",), failed)
 
     def repaired(self, repairs: Mapping[str, int]) -> None:
         """Counts ``TurnEnded.repairs``. The kinds are a fixed set of the parser, never text of the model."""
@@ -109,6 +131,14 @@ class Metrics(Collector):
             "chorale:response_store_bytes": stats.num_bytes,
             "chorale:background_responses": stats.num_live,
         }
+
+    def batches_stored(self, stats: BatchStats) -> None:
+        """Records the batches and files of all processes, which are not summed either."""
+        self._store_sizes |= {
+            "chorale:files": stats.num_files,
+            "chorale:file_bytes": stats.num_bytes,
+        }
+        self._num_batches = stats.num_by_status
 
     def http_finished(self, handler: str, method: str, status: int, seconds: float) -> None:
         """Counts a request.
@@ -147,12 +177,26 @@ class Metrics(Collector):
                     yield _from_portable(path.read_bytes())
 
     def collect(self) -> Iterator[Any]:
+        self._watch_new()
         for family in self._collect():
             if self._log_stats or not family.name.startswith("vllm:"):
                 yield family
 
+    def collect_engines(self) -> Iterator[Any]:
+        """Yields what the engines count themselves."""
+        self._watch_new()
+        yield from self._collect_engine()
+
+    def collect_requests(self) -> Iterator[Any]:
+        """Yields what this process counts: of requests, tools and the store."""
+        self._watch_new()
+        yield from self._collect_process()
+
     def _collect(self) -> Iterator[Any]:
         yield from self._collect_engine()
+        yield from self._collect_process()
+
+    def _collect_process(self) -> Iterator[Any]:
         yield self._gauge(
             "chorale:response_store_up",
             "1 if the last write to the response store succeeded, 0 if responses cannot be stored",
@@ -160,6 +204,14 @@ class Metrics(Collector):
         )
         for name, value in self._store_sizes.items():
             yield self._gauge(name, "Contents of the response store", value)
+        if self._num_batches:
+            yield _by_label(
+                GaugeMetricFamily,
+                "chorale:batches",
+                "Batches that have not ended",
+                "status",
+                [(self.engines[0], self._num_batches)],
+            )
         yield from self._collect_series()
 
     def _collect_series(self) -> Iterator[Any]:
@@ -221,6 +273,7 @@ class Metrics(Collector):
             counter, "vllm:prompt_tokens_by_source", "Prompt tokens by source", "source", _by_source
         )
         yield from collect_drafts(engines)
+        yield from collect_host_tier(engines)
         states = dict.fromkeys(SLEEP_STATES, 0.0) | {"awake": 1.0}
         yield each_of(
             gauge,
@@ -293,11 +346,11 @@ def _kv_usage(stats: EngineStats) -> float:
 def _by_source(engine: EngineRecord, stats: EngineStats) -> Mapping[str, float]:
     """Returns prompt tokens by source. Recomputed tokens count as cached and as computed, as in vLLM."""
     since = engine.totals(stats)
-    cached = since["cached_prompt_tokens"]
+    cached, of_host = since["cached_prompt_tokens"], since["host_prompt_tokens"]
     return {
         "local_compute": since["prompt_tokens"] - cached,
-        "local_cache_hit": cached + since["recomputed_prompt_tokens"],
-        "external_kv_transfer": 0,
+        "local_cache_hit": cached - of_host + since["recomputed_prompt_tokens"],
+        "external_kv_transfer": of_host,
     }
 
 

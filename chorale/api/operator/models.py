@@ -13,6 +13,7 @@ from starlette.routing import Route
 from chorale.api.http.responses import json_response
 from chorale.api.state import ServerState
 from chorale.errors import ModelNotFoundError
+from chorale.tracing.context import recording
 
 
 def routes(state: ServerState) -> list[Route]:
@@ -62,6 +63,8 @@ def _permission(name: str, created: int) -> dict[str, Any]:
 
 def check_model(state: ServerState, model: str | None) -> None:
     """Checks a model name; None selects the served model. Raises ``ModelNotFoundError``."""
+    if (traced := recording()) is not None and model is not None:
+        traced.record.model = model[:128]
     if model is not None and model not in state.model_names:
         raise ModelNotFoundError(
             f"the model '{model[:128]}' does not exist; available: {', '.join(state.model_names)}",

@@ -78,12 +78,15 @@ class Throughput:
 
 async def log_throughput(client: EngineClient, interval: float) -> None:
     """Logs a line for each engine every ``interval`` seconds until cancelled, and one about its drafts."""
-    engines = client.engines
-    began = time.monotonic()
-    throughputs = [Throughput(engine.stats, began, index) for index, engine in enumerate(engines)]
-    drafts = [DraftLog(engine.stats, began, index) for index, engine in enumerate(engines)]
+    throughputs: list[Throughput] = []
+    drafts: list[DraftLog] = []
     while True:
+        engines, now = client.engines, time.monotonic()
+        for index in range(len(throughputs), len(engines)):  # of a fleet, more may come
+            throughputs.append(Throughput(engines[index].stats, now, index))
+            drafts.append(DraftLog(engines[index].stats, now, index))
         await asyncio.sleep(interval)
+        engines = engines[: len(throughputs)]
         for engine, throughput, draft_log in zip(engines, throughputs, drafts, strict=True):
             stats, now = engine.stats, time.monotonic()
             for line in (throughput.line(stats, now), _draft_line(engine, draft_log, now)):

@@ -13,6 +13,7 @@ from typing import Any
 from chorale.tools.contract import McpProgress, McpToolInfo
 from chorale.tools.mcp.transport import NotThisTransport, Transport
 from chorale.tools.mcp.wire import VERSIONS, McpError, Message, notification, request, result_of
+from chorale.tracing.context import outgoing_headers
 from chorale.version import __version__
 
 _MAX_PAGES = 20
@@ -162,7 +163,8 @@ class McpClient:
             if progress is not None and not notes.full():
                 notes.put_nowait(progress)
 
-        params = {"name": name, "arguments": dict(arguments), "_meta": {"progressToken": token}}
+        meta = {"progressToken": token, **outgoing_headers()}  # traceparent here, too: stdio has no headers
+        params = {"name": name, "arguments": dict(arguments), "_meta": meta}
         task = asyncio.create_task(self._call(params, on_note))
         try:
             while True:

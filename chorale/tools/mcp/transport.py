@@ -31,6 +31,7 @@ from chorale.tools.net.addresses import AddressPolicy
 from chorale.tools.net.transport import AddressRefused, FilteringTransport, Resolve, system_resolve
 from chorale.tools.net.urls import join_url, parse_url
 from chorale.tools.processes import end_process
+from chorale.tracing.context import outgoing_headers
 
 OnNote = Callable[[Message], None]
 _ACCEPT = "application/json, text/event-stream"
@@ -162,7 +163,7 @@ class StreamableHttp:
             headers["mcp-session-id"] = self._session
         if self._version is not None:
             headers["mcp-protocol-version"] = self._version
-        return headers
+        return headers | outgoing_headers()
 
     async def aclose(self) -> None:
         """Ends the session on the server, if it has one."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from chorale.engine.types import TokenChunk, TokenLogprobs
 from chorale.errors import ChoraleError
+from chorale.tracing.context import choice_ended
 from chorale.turns.choice.item import OpenItem
 from chorale.turns.events import (
     Cited,
@@ -106,6 +107,7 @@ class Emitter:
     ) -> None:
         """Emits ``TurnEnded``. All items must be closed."""
         self.ended = True
+        choice_ended(reason, None if error is None else error.code)
         self.emit(
             TurnEnded(
                 reason=reason,

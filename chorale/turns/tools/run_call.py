@@ -13,7 +13,8 @@ from dataclasses import replace
 from chorale.harmony.messages import tool_result
 from chorale.harmony.render import render_message
 from chorale.harmony.vocab import Vocabulary
-from chorale.tools.contract import Progress, ToolResult, failed_result
+from chorale.tools.contract import Progress, ToolCall, ToolIdentity, ToolResult, failed_result
+from chorale.tracing.context import within
 from chorale.turns.choice.needs import CallTool
 from chorale.turns.tools.turn_tools import TurnTools
 
@@ -31,21 +32,35 @@ async def run_call(tools: TurnTools, need: CallTool) -> AsyncGenerator[Progress 
         yield need.refusal
         return
     result: ToolResult | None = None
-    try:
-        async with aclosing(tools.box.call(need.call)) as news:
-            async for entry in news:
-                if isinstance(entry, ToolResult):
-                    result = entry
-                    break
-                yield entry
-    except Exception:  # a bug in a tool: the model sees an error, the operator has the log
-        logger.exception("the tool %s failed", need.call.recipient)
-    if result is None:
-        error = "The tool failed and gave no result."
-        result = failed_result(need.identity, need.call, f"Error: {error}", error)
+    with within(f"execute_tool {need.identity.name}", _attributes(need.identity, need.call)) as span:
+        try:
+            async with aclosing(tools.box.call(need.call)) as news:
+                async for entry in news:
+                    if isinstance(entry, ToolResult):
+                        result = entry
+                        break
+                    yield entry
+        except Exception:  # a bug in a tool: the model sees an error, the operator has the log
+            logger.exception("the tool %s failed", need.call.recipient)
+        if result is None:
+            error = "The tool failed and gave no result."
+            result = failed_result(need.identity, need.call, f"Error: {error}", error)
+        if span is not None and result.failed:
+            span.fail("tool_error")
     if tools.on_called is not None:
         tools.on_called(need.identity.kind, result.failed)
     yield result
+
+
+def _attributes(identity: ToolIdentity, call: ToolCall) -> dict[str, str]:
+    return {
+        "gen_ai.operation.name": "execute_tool",
+        "gen_ai.tool.name": identity.name,
+        "gen_ai.tool.type": "extension",  # run by the server
+        "gen_ai.tool.call.id": call.call_id,
+        "chorale.tool.kind": identity.kind,
+        "chorale.tool.server_label": identity.server_label,
+    }
 
 
 def room_for_result(need: CallTool, max_model_len: int) -> int:

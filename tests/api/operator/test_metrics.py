@@ -176,6 +176,34 @@ def test_drafts_are_counted_where_an_engine_makes_them() -> None:
     assert [value(metrics, position, position=each) for each in "012"] == [14, 9, 3]
 
 
+def test_host_memory_is_counted_where_an_engine_has_it() -> None:
+    metrics, engine = Metrics("demo"), Engine()
+    metrics.watch(engine)  # type: ignore[arg-type]
+    assert not any("offload" in name or "external_prefix" in name for name, _ in samples(metrics))
+    engine.info = msgspec.structs.replace(engine.info, num_host_pages=40)
+    counts = {"host_cache_queries": 90, "host_cache_hits": 64, "num_host_loads": 2, "host_load_seconds": 0.5}
+    sizes = {"host_bytes_saved": 1000, "host_bytes_loaded": 400, "host_pages_dropped": 3}
+    prompts = {"prompt_tokens": 100, "cached_prompt_tokens": 80, "host_prompt_tokens": 64}
+    engine.stats = EngineStats(
+        **counts, **sizes, **prompts, host_pages_used=10, host_pages_total=40, num_steps=9
+    )
+    assert value(metrics, "vllm:external_prefix_cache_queries_total") == 90
+    assert value(metrics, "vllm:external_prefix_cache_hits_total") == 64
+    assert value(metrics, "vllm:kv_offload_store_bytes_total") == 1000
+    assert value(metrics, "vllm:kv_offload_load_bytes_total") == 400
+    assert value(metrics, "vllm:kv_offload_load_time_total") == 0.5
+    assert value(metrics, "vllm:kv_offload_stores_skipped_total") == 3
+    assert value(metrics, "vllm:kv_offload_cpu_cache_usage_perc") == 0.25
+    assert value(metrics, "chorale:host_kv_loads_total") == 2
+    assert value(metrics, "chorale:host_kv_pages", kind="used") == 10
+    assert value(metrics, "chorale:host_kv_pages", kind="total") == 40
+    source = "vllm:prompt_tokens_by_source_total"
+    assert value(metrics, source, source="local_cache_hit") == 16
+    assert value(metrics, source, source="external_kv_transfer") == 64
+    engine.stats = EngineStats(host_load_seconds=0.25, num_steps=1)  # after a restart
+    assert value(metrics, "vllm:kv_offload_load_time_total") == 0.75
+
+
 def test_tokens_that_come_together_share_the_time() -> None:
     async def main() -> None:
         metrics = Metrics("demo")

@@ -262,6 +262,7 @@ def test_effort_and_the_thread_reach_the_server(page: Page) -> None:
         page.value("document.getElementById('effort').value = 'high'")
         page.send("one")
         page.until("document.querySelectorAll('.stats').length === 1")
+        page.until("!document.getElementById('send').hidden")  # the answer's end, a moment after its figures
         page.send("two")
         page.until("document.querySelectorAll('.stats').length === 2")
     prompts = [load_vocabulary().decode(each.prompt_token_ids) for each in client.requests]

@@ -1,0 +1,145 @@
+"""The request that runs now, for logs and traces: its id, its span, and what engines did for it.
+
+The server sets ``CURRENT`` for each request; tasks that it starts inherit it. Nobody needs the package
+opentelemetry for this: a ``Span`` is made by a ``Tracer`` (``otel``), and without one there is none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol
+
+from chorale.tracing.record import RequestRecord
+
+Value = str | bool | int | float | Sequence[str]
+SpanKind = Literal["server", "client", "internal"]
+
+
+class Span(Protocol):
+    """One operation of a trace. It is exported once it has ended."""
+
+    @property
+    def trace_id(self) -> str: ...
+
+    @property
+    def span_id(self) -> str: ...
+
+    @property
+    def is_recording(self) -> bool:
+        """Returns whether it will be exported; otherwise it only passes the trace on."""
+        ...
+
+    def set(self, attributes: Mapping[str, Value | None]) -> None:
+        """Sets attributes; None leaves one out."""
+        ...
+
+    def rename(self, name: str) -> None: ...
+
+    def child(
+        self, name: str, attributes: Mapping[str, Value | None] | None = None, kind: SpanKind = "internal"
+    ) -> Span: ...
+
+    def headers(self) -> dict[str, str]:
+        """Returns ``traceparent`` and ``tracestate`` for a service that continues the trace."""
+        ...
+
+    def fail(self, kind: str, message: str = "") -> None:
+        """Marks it as failed. ``kind``: one of few words, such as an error's code."""
+        ...
+
+    def end(self) -> None:
+        """Ends it. Idempotent."""
+        ...
+
+
+class Tracer(Protocol):
+    """Makes the spans of a process and exports them in a thread."""
+
+    def start(
+        self, name: str, headers: Mapping[str, str], attributes: Mapping[str, Value | None], kind: SpanKind
+    ) -> Span:
+        """Begins a span that continues the trace of ``headers``, or a new trace."""
+        ...
+
+    def close(self) -> None:
+        """Exports what has ended, for a few seconds at most, then stops."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RequestContext:
+    """``span`` is the innermost one; None while the request is not traced. ``is_inner``: it generates for
+    itself, a summary for example, so that the ends of its choices are not those of the request's.
+    """
+
+    request_id: str
+    span: Span | None = None
+    record: RequestRecord = field(default_factory=RequestRecord)
+    is_inner: bool = False
+
+
+CURRENT: ContextVar[RequestContext | None] = ContextVar("chorale_request", default=None)
+
+
+def recording() -> RequestContext | None:
+    """Returns the request that runs now, if its trace is recorded."""
+    context = CURRENT.get()
+    return context if context is not None and context.span is not None and context.span.is_recording else None
+
+
+def outgoing_headers() -> dict[str, str]:
+    """Returns the header with which another service continues the trace; none without a trace.
+
+    ``tracestate`` is left out: it may hold data of the client's vendor.
+    """
+    context = CURRENT.get()
+    if context is None or context.span is None:
+        return {}
+    parent = context.span.headers().get("traceparent")
+    return {} if parent is None else {"traceparent": parent}
+
+
+def name_response(response_id: str) -> None:
+    """Records the id of the response that the client gets, if it is not that of the engine's request."""
+    context = recording()
+    if context is not None:
+        context.record.response_id = response_id
+
+
+def choice_ended(reason: str, error: str | None) -> None:
+    """Records the end of a choice of the request that runs now. ``error``: the code of its error."""
+    context = recording()
+    if context is not None and not context.is_inner:
+        context.record.finish_reasons.append(reason)
+        context.record.error = error or context.record.error
+
+
+@contextlib.contextmanager
+def within(
+    name: str,
+    attributes: Mapping[str, Value | None],
+    kind: SpanKind = "internal",
+    *,
+    is_inner: bool = False,
+) -> Iterator[Span | None]:
+    """Runs its body in a child span, which records an exception as an error. Yields None without a trace."""
+    context = recording()
+    if context is None or context.span is None:
+        yield None
+        return
+    span = context.span.child(name, attributes, kind)
+    CURRENT.set(replace(context, span=span, is_inner=is_inner or context.is_inner))
+    try:
+        yield span
+    except BaseException as error:
+        left = isinstance(error, GeneratorExit | asyncio.CancelledError)
+        span.fail("cancelled" if left else type(error).__name__)
+        raise
+    finally:
+        span.end()
+        # Not ``reset``: a generator may be closed in another context than the one that it began in.
+        CURRENT.set(context)

@@ -1,0 +1,125 @@
+"""The render endpoints: the ids that the engine gets, and the errors of the endpoints that they mirror."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from chorale.api.http.auth import hash_key
+from chorale.testing.scripted_client import Script, ScriptedClient
+from tests.support.app import call, create_app, full_server, running
+from tests.support.server import make_state
+
+USER = [{"role": "user", "content": "What is 17 + 25?"}]
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+CHATS: list[dict[str, Any]] = [
+    {"messages": USER},
+    {"messages": USER, "stream": True, "stream_options": {"include_usage": True}, "n": 2, "max_tokens": 7},
+    {"messages": USER, "tools": [TOOL], "tool_choice": "required", "reasoning_effort": "high"},
+    {
+        "messages": USER,
+        "response_format": {"type": "json_object"},
+        "temperature": 0,
+        "seed": 3,
+        "stop": ["x"],
+    },
+    {
+        "messages": [*USER, {"role": "assistant", "content": "It is"}],
+        "continue_final_message": True,
+        "add_generation_prompt": False,
+        "cache_salt": "mine",
+        "priority": 2,
+    },
+]
+COMPLETIONS: list[dict[str, Any]] = [
+    {"prompt": "One, two,"},
+    {"prompt": ["One,", "<|start|>user"], "max_tokens": 3, "cache_salt": "mine"},
+    {"prompt": [1, 2, 3], "logprobs": 2},
+    {"prompt": [[1, 2], [3]], "n": 2},
+]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_the_engine_gets_what_was_rendered(path: str) -> None:
+    async def main() -> None:
+        seen: list[Any] = []
+
+        def source(request: Any, index: int) -> Script:
+            if index == 0:
+                seen.append(request)
+            return Script((200005, 17196, 200008, 13225, 200002))
+
+        async with make_state(ScriptedClient(source)) as state, running(create_app(state)) as server:
+            for body in CHATS if "chat" in path else COMPLETIONS:
+                answer = await call(server.port, "POST", f"{path}/render", body)
+                assert answer.status == 200, answer.body
+                assert not seen  # nothing was run
+                found = answer.json if isinstance(answer.json, list) else [answer.json]
+                assert (path == "/v1/completions") == isinstance(answer.json, list)
+                assert (await call(server.port, "POST", path, body)).status == 200
+                assert [each["token_ids"] for each in found] == [each.prompt_token_ids for each in seen]
+                for each, request in zip(found, seen, strict=True):
+                    check_request(each, request, body)
+                seen.clear()
+
+    asyncio.run(main())
+
+
+def check_request(found: dict[str, Any], request: Any, body: dict[str, Any]) -> None:
+    sampling = found["sampling_params"]
+    assert (found["cache_salt"] or "") == request.cache_salt == body.get("cache_salt", "")
+    assert found["priority"] == request.priority == body.get("priority", 0)
+    assert found["stream"] is bool(body.get("stream"))
+    assert found["stream_options"] == body.get("stream_options")
+    assert found["model"] == "demo"
+    assert (found["features"], found["kv_transfer_params"]) == (None, None)
+    for name in ("n", "temperature", "top_p", "max_tokens", "seed", "logprobs"):
+        assert sampling[name] == getattr(request.sampling, name)
+    assert sampling["stop"] == body.get("stop", [])
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("chat/completions", {"messages": []}, 400),
+        ("chat/completions", {"messages": USER, "model": "other"}, 404),
+        ("chat/completions", {"messages": USER, "nonsense": 1}, 400),
+        ("chat/completions", {"messages": [{"role": "user", "content": "x " * 140_000}]}, 400),
+        ("chat/completions", {"messages": USER, "tool_choice": "required"}, 400),
+        ("completions", {"prompt": ""}, 400),
+        ("completions", {"prompt": [1, 300_000]}, 400),
+        ("completions", {"prompt": "x", "model": "other"}, 404),
+    ],
+)
+def test_errors_are_those_of_the_request_itself(path: str, body: dict[str, Any], status: int) -> None:
+    async def main() -> None:
+        async with full_server() as server:
+            rendered = await call(server.port, "POST", f"/v1/{path}/render", body)
+            itself = await call(server.port, "POST", f"/v1/{path}", body)
+            assert (rendered.status, rendered.json["error"]) == (itself.status, itself.json["error"])
+            assert rendered.status == status
+
+    asyncio.run(main())
+
+
+def test_only_post_and_only_with_a_key() -> None:
+    async def main() -> None:
+        async with make_state() as state:
+            hashes = tuple(map(hash_key, ("one", "two")))
+            async with running(create_app(state, api_key_hashes=hashes)) as server:
+                path, body = "/v1/completions/render", {"prompt": "x"}
+                assert (await call(server.port, "POST", path, body)).status == 401
+                salts = []
+                for key in ("one", "two"):
+                    answer = await call(server.port, "POST", path, body, {"authorization": f"Bearer {key}"})
+                    salts.append(answer.json[0]["cache_salt"])
+                assert None not in salts
+                assert salts[0] != salts[1]  # keys share no blocks, and hashes say so
+                metrics = (await call(server.port, "GET", "/metrics")).body.decode()
+                assert f'http_requests_total{{handler="{path}",method="POST",status="2xx"}} 2.0' in metrics
+        async with full_server() as server:
+            assert (await call(server.port, "GET", "/v1/completions/render")).status == 405
+
+    asyncio.run(main())

@@ -1,0 +1,173 @@
+"""--log-format json: one object per line, of every process, whatever is logged."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from chorale.serve.logs import EXPORTER, ExporterFilter, JsonFormatter
+from chorale.tracing.context import CURRENT, RequestContext
+from chorale.tracing.otel import is_installed
+from tests.support.collector import Collector
+from tests.support.spans import KeptTracer
+
+HOSTILE = 'x\n{"level":"error"}\r\x1b[2J\x85\u2028\x00 \N{GRINNING FACE} é "quoted" \udc80'
+
+
+def record(message: str, *args: object, **extra: Any) -> logging.LogRecord:
+    made = logging.LogRecord("chorale.api", logging.WARNING, "f.py", 1, message, args, None)
+    made.__dict__.update(extra)
+    return made
+
+
+def parsed(made: logging.LogRecord) -> dict[str, Any]:
+    line = JsonFormatter("engine-0").format(made)
+    assert line.isascii()
+    assert line.isprintable()
+    found: dict[str, Any] = json.loads(line)
+    return found
+
+
+def test_members_of_a_line() -> None:
+    found = parsed(record("a %s of %d", HOSTILE, 3, created=1795430253.25))
+    assert found == {
+        "timestamp": "2026-11-23T10:37:33.250Z",
+        "level": "warning",
+        "logger": "chorale.api",
+        "message": f"a {HOSTILE} of 3",
+        "process": "engine-0",
+        "pid": os.getpid(),
+    }
+
+
+def test_an_exception_is_a_member() -> None:
+    try:
+        raise ValueError(HOSTILE)
+    except ValueError as error:
+        found = parsed(record("it failed", exc_info=(ValueError, error, error.__traceback__)))
+    assert found["message"] == "it failed"
+    assert found["exception"].startswith("Traceback (most recent call last):\n")
+    assert HOSTILE in found["exception"]
+
+
+def test_ids_of_the_request_and_its_trace() -> None:
+    span = KeptTracer().start("x", {}, {}, "server")
+    for context, ids in (
+        (RequestContext("req_1"), {"request_id": "req_1"}),
+        (RequestContext("req_2", span), {
+            "request_id": "req_2", "trace_id": span.trace_id, "span_id": span.span_id}),
+    ):  # fmt: skip
+        token = CURRENT.set(context)
+        found = parsed(record("x", fields={"status": 200}))
+        CURRENT.reset(token)
+        assert found.items() >= {**ids, "status": 200}.items()
+
+
+def test_an_exporters_faults_come_once_a_minute() -> None:
+    once = ExporterFilter()
+    faults = [record("queue full", name=f"{EXPORTER}sdk") for _ in range(3)]
+    assert [once.filter(each) for each in faults] == [True, False, False]
+    assert once.filter(record("another", name=f"{EXPORTER}sdk"))
+    assert [once.filter(record("queue full")) for _ in range(2)] == [True, True]
+
+
+WRITER = """
+import logging, sys
+from chorale.serve.logs import LogOptions, configure_logging, share_lock
+configure_logging(LogOptions("info", "json"), "w" + sys.argv[2])
+share_lock(sys.argv[1])
+for number in range(40):
+    logging.getLogger("x").info("%d %s", number, "y" * 200_000)
+if sys.argv[2] == "0":
+    import warnings
+    warnings.warn("beware")
+    raise ValueError("uncaught")
+"""
+
+
+def test_lines_of_processes_do_not_mix(tmp_path: Path) -> None:
+    """Lines that fill a pipe three times: without the lock, others' lines are written between their parts."""
+    command = [sys.executable, "-c", WRITER, str(tmp_path / "lock")]
+    reader, writer = os.pipe()
+    processes = [subprocess.Popen([*command, str(index)], stderr=writer) for index in range(3)]
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        lines = [json.loads(line) for line in pipe]
+    codes = [process.wait(30) for process in processes]
+    assert codes == [1, 0, 0]
+    ours = [line for line in lines if line["logger"] == "x"]
+    assert len(ours) == 120
+    for name in ("w0", "w1", "w2"):
+        numbers = [int(line["message"].split()[0]) for line in ours if line["process"] == name]
+        assert numbers == list(range(40))
+    others = [line for line in lines if line["logger"] != "x"]
+    assert [line["logger"] for line in others] == ["py.warnings", "chorale.uncaught"]
+    assert "ValueError: uncaught" in others[1]["exception"]
+
+
+def test_every_line_of_a_server_is_an_object() -> None:
+    """A supervisor, two API processes and the stand-in of an engine; traced, if the extra is installed."""
+    traced = is_installed()
+    server: dict[str, Any] = {
+        "log_format": "json", "log_level": "info", "api_server_count": 2, "served_model_names": ["demo"],
+    }  # fmt: skip
+    with Collector() as collector:
+        if traced:
+            server["otlp_traces_endpoint"] = collector.url
+        ids, lines = serve(server)
+    access = {line["request_id"]: line for line in lines if line["logger"] == "chorale.access"}
+    assert ids == [name for name in access if name in ids]
+    for line in (access[name] for name in ids):
+        assert (line["method"], line["path"], line["status"]) == ("POST", "/v1/completions", 200)
+        assert line["duration_ms"] > 0
+        assert line["process"] in ("api-0", "api-1")
+    spans = {span.attributes["gen_ai.request.id"]: span for span in collector.servers()}
+    assert [name for name in ids if name in spans] == (ids if traced else [])
+    for name, span in spans.items():
+        assert (access[name]["trace_id"], access[name]["span_id"]) == (span.trace_id, span.span_id)
+        assert span.resource["chorale.process"] == access[name]["process"]
+
+
+def serve(server: dict[str, Any]) -> tuple[list[str], list[dict[str, Any]]]:
+    """Start a server, send requests, end it. Returns their ids, and its lines."""
+    command = [sys.executable, "-m", "tests.support.serve.serve_fake", json.dumps({"server": server})]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment) as process:
+        try:
+            assert process.stdout is not None
+            port = next(event["port"] for line in process.stdout if "port" in (event := json.loads(line)))
+            next(line for line in process.stdout if json.loads(line).get("state") == "ready")
+            ids = [send(port) for _ in range(6)]
+            process.terminate()
+            _, errors = process.communicate(timeout=30)
+            assert process.returncode == 0, errors
+        finally:
+            process.kill()
+    return ids, [json.loads(line) for line in errors.splitlines()]
+
+
+def send(port: int) -> str:
+    """A completion, once an API process listens. Returns its request id."""
+    body = json.dumps({"model": "demo", "prompt": "hi", "max_tokens": 2}).encode()
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/completions", body, {"content-type": "application/json"}
+    )
+    for _ in range(200):
+        try:
+            with urllib.request.urlopen(request, timeout=20) as answer:
+                return str(answer.headers["x-request-id"])
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code != 503:
+                raise
+        time.sleep(0.05)
+    raise AssertionError("no API process became ready")

@@ -1,0 +1,292 @@
+"""What is recorded of requests, whatever exports it: one span each, its rounds and tools, never any text."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+import websockets
+
+from chorale.errors import EngineDeadError
+from chorale.testing.scripted_client import Script
+from chorale.tools.contract import Progress, ToolCall, ToolResult
+from chorale.tracing.context import CURRENT, outgoing_headers
+from tests.support.app import full_server
+from tests.support.responses import MODEL
+from tests.support.scripted import FINAL, ids, in_rounds, playing
+from tests.support.scripted_tools import ScriptedService, result, tools_served
+from tests.support.server import Server, run, served
+from tests.support.spans import KeptTracer
+
+ANSWER = f"{FINAL}The sea is green.<|return|>"
+CLIENT = "ab" * 16
+PARENT = {"traceparent": f"00-{CLIENT}-{'cd' * 8}-01"}
+CHAT = {"messages": [{"role": "user", "content": "SECRET?"}]}
+CASES: list[tuple[str, str, dict[str, Any]]] = [
+    ("/v1/chat/completions", "chat", CHAT),
+    ("/v1/chat/completions", "chat", {**CHAT, "stream": True}),
+    ("/v1/completions", "text_completion", {"prompt": "SECRET?", "max_tokens": 50}),
+    ("/v1/completions", "text_completion", {"prompt": "SECRET?", "max_tokens": 50, "stream": True}),
+    ("/v1/responses", "chat", {"input": "SECRET?"}),
+    ("/v1/responses", "chat", {"input": "SECRET?", "stream": True}),
+    ("/v1/messages", "chat", {**CHAT, "max_tokens": 50}),
+    ("/v1/messages", "chat", {**CHAT, "max_tokens": 50, "stream": True}),
+    ("/invocations", "chat", CHAT),
+]
+
+
+@pytest.mark.parametrize(("path", "operation", "body"), CASES)
+def test_a_request_has_one_span(path: str, operation: str, body: dict[str, Any]) -> None:
+    tracer = KeptTracer()
+
+    async def scenario() -> Any:
+        async with served(playing(ANSWER, num_cached_tokens=3), names=(MODEL,), tracer=tracer) as server:
+            return await server.http.post(path, json={"model": MODEL, **body}, headers=PARENT)
+
+    answer = run(scenario)
+    assert answer.status_code == 200, answer.text
+    span = tracer.only(f"{operation} {MODEL}")
+    assert (span.kind, span.trace_id, span.error) == ("server", CLIENT, None)
+    seen = span.attributes
+    assert seen["http.route"] == path
+    assert seen["http.response.status_code"] == 200
+    assert seen["gen_ai.operation.name"] == operation
+    assert seen["gen_ai.request.model"] == seen["gen_ai.response.model"] == MODEL
+    assert seen["gen_ai.request.id"] == answer.headers["x-request-id"]
+    assert seen["gen_ai.response.id"] in answer.text
+    assert seen["gen_ai.response.finish_reasons"] == ("stop",)
+    assert seen["gen_ai.usage.output_tokens"] == len(ids(ANSWER))
+    assert seen["gen_ai.usage.cache_read.input_tokens"] == 3
+    assert seen["gen_ai.latency.e2e"] >= seen["gen_ai.latency.time_to_first_token"] >= 0
+    (generate,) = tracer.below(span)
+    assert generate.name == "generate"
+    assert generate.attributes["gen_ai.usage.input_tokens"] == seen["gen_ai.usage.input_tokens"] > 0
+    assert len(tracer.ended) == 2
+    everything = repr([(each.name, each.attributes) for each in tracer.ended])
+    assert "SECRET" not in everything
+    assert "green" not in everything
+
+
+def test_usage_is_that_of_the_api() -> None:
+    tracer = KeptTracer()
+
+    async def scenario() -> Any:
+        async with served(playing(ANSWER, ANSWER, num_cached_tokens=7), tracer=tracer) as server:
+            return (await server.chat("hello", n=2, temperature=0.5, seed=9, max_tokens=40)).json()
+
+    usage = run(scenario)["usage"]
+    seen = tracer.only("chat").attributes
+    assert usage["prompt_tokens"] == seen["gen_ai.usage.input_tokens"]
+    assert usage["completion_tokens"] == seen["gen_ai.usage.output_tokens"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] == seen["gen_ai.usage.cache_read.input_tokens"]
+    assert seen["gen_ai.response.finish_reasons"] == ("stop", "stop")
+    wanted = {"temperature": 0.5, "seed": 9, "max_tokens": 40, "choice.count": 2}
+    assert {name: seen[f"gen_ai.request.{name}"] for name in wanted} == wanted
+
+
+def test_reads_probes_and_unsampled_requests_have_none() -> None:
+    tracer, unsampled = KeptTracer(), KeptTracer(samples=False)
+
+    async def scenario() -> None:
+        async with served(playing(ANSWER), tracer=tracer) as server:
+            for path in ("/health", "/v1/models", "/metrics"):
+                assert (await server.http.get(path)).status_code == 200
+        async with served(playing(ANSWER), tracer=unsampled) as server:
+            assert (await server.chat()).status_code == 200
+
+    run(scenario)
+    assert tracer.spans == []
+    assert len(unsampled.spans) == 1  # it passes the trace on; nothing below it
+    assert unsampled.ended == []
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        ({**CHAT, "temperature": 9}, 400, "above_max_value"),
+        ({**CHAT, "model": "other"}, 404, "model_not_found"),
+    ],
+)
+def test_a_refused_request_names_its_error_and_did_not_fail(
+    body: dict[str, Any], status: int, code: str
+) -> None:
+    tracer = KeptTracer()
+
+    async def scenario() -> Any:
+        async with served(playing(ANSWER), tracer=tracer) as server:
+            return await server.http.post("/v1/chat/completions", json=body)
+
+    assert run(scenario).status_code == status
+    span = tracer.only("chat demo")
+    assert span.attributes["error.type"] == code
+    assert span.error is None  # the client's fault
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_error_of_the_engine_is_recorded(stream: bool) -> None:
+    tracer = KeptTracer()
+    dies = Script(ids(ANSWER)[:4], error=EngineDeadError("gone"))
+
+    async def scenario() -> Any:
+        async with served(playing(ANSWER), tracer=tracer) as server:
+            server.client.source = lambda request, index: dies
+            return await server.chat("hello", stream=stream)
+
+    answer = run(scenario)
+    assert answer.status_code == (200 if stream else 503)
+    span = tracer.only("chat")
+    assert span.error == EngineDeadError("gone").code
+    assert tracer.only("generate").error == span.error
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_ends_its_span(stream: bool) -> None:
+    tracer = KeptTracer()
+
+    async def scenario() -> None:
+        async with served(playing(ANSWER), tracer=tracer) as server:
+            server.client.source = lambda request, index: Script(ids(ANSWER)[:5], hang=True)
+            await leave(server, {**CHAT, "stream": stream})
+
+    run(scenario)
+    span = tracer.only("chat")
+    for each in (span, tracer.only("generate")):
+        assert each.attributes["error.type"] == "client_disconnected"
+        assert each.error is None  # the server did nothing wrong
+    assert span.attributes["gen_ai.usage.output_tokens"] >= 1
+
+
+async def leave(server: Server, body: dict[str, Any]) -> None:
+    """POST a chat, and disconnect once the engine has generated."""
+    raw, gone = json.dumps(body).encode(), asyncio.Event()
+    messages = [{"type": "http.request", "body": raw, "more_body": False}]
+
+    async def receive() -> Any:
+        if messages:
+            return messages.pop()
+        await gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(_: Any) -> None:
+        pass
+
+    scope = {
+        "type": "http", "method": "POST", "path": "/v1/chat/completions", "raw_path": b"",
+        "headers": [(b"content-type", b"application/json"), (b"host", b"localhost")],
+        "query_string": b"", "http_version": "1.1",
+    }  # fmt: skip
+    task = asyncio.create_task(server.app(scope, receive, send))
+    while not server.client.requests:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.1)
+    gone.set()
+    await task
+
+
+def test_a_background_response_has_a_span_of_its_own_below_the_request() -> None:
+    tracer = KeptTracer()
+
+    async def scenario() -> None:
+        async with served(playing(ANSWER, delay=0.01), names=(MODEL,), tracer=tracer) as server:
+            made = await server.sdk.responses.create(model=MODEL, input="hello", background=True)
+            while made.status not in ("completed", "failed"):
+                await asyncio.sleep(0.02)
+                made = await server.sdk.responses.retrieve(made.id)
+            while server.state.background.num_jobs:
+                await asyncio.sleep(0.01)
+
+    run(scenario)
+    request, background, generate = (tracer.only(name) for name in ("chat", "background", "generate"))
+    assert background.parent is request
+    assert generate.parent is background
+    assert "gen_ai.usage.output_tokens" not in request.attributes  # counted once
+    assert background.attributes["gen_ai.usage.output_tokens"] == len(ids(ANSWER))
+    assert background.attributes["gen_ai.response.finish_reasons"] == ("stop",)
+    assert background.error is None
+    assert len(tracer.ended) == 3
+
+
+def test_each_response_over_a_websocket_has_a_span() -> None:
+    tracer = KeptTracer()
+
+    async def scenario() -> None:
+        async with (
+            full_server(playing(ANSWER), tracer=tracer) as server,
+            websockets.connect(
+                f"ws://127.0.0.1:{server.port}/v1/responses", additional_headers=PARENT
+            ) as connection,
+        ):
+            for temperature in (1, 1, 9):
+                fields = {"type": "response.create", "input": "SECRET?", "temperature": temperature}
+                await connection.send(json.dumps(fields))
+                ends = ("response.completed", "error")
+                while json.loads(await connection.recv())["type"] not in ends:
+                    pass
+
+    run(scenario)
+    spans = [span for span in tracer.ended if span.kind == "server"]
+    assert [span.name for span in spans] == ["chat demo"] * 3
+    assert {span.trace_id for span in spans} == {CLIENT}
+    assert [span.attributes["http.response.status_code"] for span in spans] == [200, 200, 400]
+    assert [span.attributes.get("error.type") for span in spans] == [None, None, "above_max_value"]
+    assert [len(tracer.below(span)) for span in spans] == [1, 1, 0]
+    assert len({span.attributes["gen_ai.request.id"] for span in spans}) == 3
+
+
+PYTHON = "<|channel|>analysis to=python code<|message|>print('SECRET')<|call|>"
+
+
+def test_tools_and_later_rounds_are_below_the_request() -> None:
+    tracer, sent = KeptTracer(), list[dict[str, str]]()
+
+    async def tool(call: ToolCall) -> AsyncGenerator[Progress | ToolResult]:
+        sent.append(outgoing_headers())
+        yield result(call, "42", failed=len(sent) == 2)
+
+    async def scenario() -> None:
+        service = ScriptedService(tool)
+        async with tools_served(PYTHON, PYTHON, ANSWER, tools=service, tracer=tracer) as server:
+            body = {"input": "x", "tools": [{"type": "code_interpreter", "container": {"type": "auto"}}]}
+            answer = await server.http.post("/v1/responses", json={"model": MODEL, **body}, headers=PARENT)
+            assert answer.status_code == 200, answer.text
+            assert (
+                answer.json()["usage"]["output_tokens"]
+                == tracer.only("chat").attributes["gen_ai.usage.output_tokens"]
+            )
+
+    run(scenario)
+    request = tracer.only("chat")
+    below = tracer.below(request)
+    assert [span.name for span in below] == [
+        "generate", "execute_tool python", "generate", "execute_tool python", "generate",
+    ]  # fmt: skip
+    tools = below[1::2]
+    assert [span.error for span in tools] == [None, "tool_error"]
+    assert tools[0].attributes["gen_ai.operation.name"] == "execute_tool"
+    # A service goes on below the call, and learns nothing of the client's vendor.
+    assert sent == [{"traceparent": f"00-{CLIENT}-{span.span_id}-01"} for span in tools]
+    assert "SECRET" not in repr([span.attributes for span in tracer.ended])
+
+
+def test_nothing_changes_without_a_tracer() -> None:
+    seen: list[Any] = []
+
+    async def scenario() -> None:
+        async with served(in_rounds(ANSWER)) as server:
+            source = server.client.source
+
+            def spy(request: Any, index: int) -> Any:
+                seen.append((CURRENT.get(), outgoing_headers()))
+                return source(request, index)
+
+            server.client.source = spy
+            assert (await server.chat()).status_code == 200
+
+    run(scenario)
+    ((context, headers),) = seen
+    assert context.span is None
+    assert headers == {}
+    assert context.record.rounds == []  # the streams are not wrapped
