@@ -70,6 +70,10 @@ class Admission:
             self._require_room(num_choices)
         self.num_in_flight += num_choices
 
+    def admit_again(self, num_choices: int) -> None:
+        """Count in choices that were admitted, and whose engine was lost."""
+        self.num_in_flight += num_choices
+
     def forget(self, num_choices: int) -> None:
         """Count choices out that their consumer left or their engine lost."""
         self.num_in_flight -= num_choices

@@ -32,6 +32,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_kv_tokens: int = 0  # tokens of full-attention context that the pool holds
     block_size: int = 16
     num_blocks: int = 0
+    num_host_pages: int = 0  # KV pages that host memory holds
+    host_kv_bytes: int = 0  # their size, of all ranks
     device: str = "cpu"
     tensor_parallel_size: int = 1  # ranks, each with such a device
     exchange: str = ""  # how ranks add their parts: "peers" (Chorale's kernels), "nccl", "rccl", ...

@@ -10,14 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TypeVar
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from chorale.client import curve
 from chorale.client.wire import (
     DECODE_ERRORS,
+    EngineAddress,
     FromEngine,
     Heartbeat,
     Register,
@@ -25,8 +26,6 @@ from chorale.client.wire import (
     decode_from_engine,
     decode_heartbeat,
     encode,
-    engine_address,
-    heartbeat_address,
 )
 
 logger = logging.getLogger(__name__)
@@ -43,14 +42,13 @@ class EngineConnection:
 
     def __init__(
         self,
-        directory: str | Path,
+        address: EngineAddress,
         *,
         on_heartbeat: Callable[[Heartbeat], None],
         on_message: Callable[[FromEngine], None],
         on_gone: Callable[[], None],
     ) -> None:
-        self._engine_address = engine_address(directory)
-        self._heartbeat_address = heartbeat_address(directory)
+        self._address = address
         self._on_heartbeat, self._on_message, self._on_gone = on_heartbeat, on_message, on_gone
         self._dealer: zmq.Socket[bytes] | None = None
 
@@ -63,7 +61,8 @@ class EngineConnection:
         self._heartbeats.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         self._monitor: zmq.Socket[bytes] = self._heartbeats.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._heartbeats.subscribe(b"")
-        self._heartbeats.connect(self._heartbeat_address)
+        curve.enter(self._heartbeats, self._address.public_key)
+        self._heartbeats.connect(self._address.beats)
         self._watch(self._heartbeats, self.drain_heartbeats)
         self._watch(self._monitor, self._drain_monitor)
 
@@ -74,7 +73,8 @@ class EngineConnection:
         self._dealer.setsockopt(zmq.LINGER, 0)
         self._dealer.setsockopt(zmq.SNDHWM, 0)  # never block: admission bounds what is in flight
         self._dealer.setsockopt(zmq.RCVHWM, 0)
-        self._dealer.connect(self._engine_address)
+        curve.enter(self._dealer, self._address.public_key)
+        self._dealer.connect(self._address.engine)
         self._watch(self._dealer, self.drain_messages)
         self.send(Register())
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from chorale.client.admission import Admission
-from chorale.client.stream import OnClose, RequestStream
+from chorale.client.stream import ChunkSink, OnClose, RequestStream
 from chorale.engine.types import GenerateRequest, TokenChunk
 from chorale.errors import ChoraleError, ConflictError
 
@@ -18,7 +18,7 @@ class InFlightRequest:
 
     __slots__ = ("behind_since", "open_choices", "stream")
 
-    def __init__(self, stream: RequestStream, num_choices: int) -> None:
+    def __init__(self, stream: ChunkSink, num_choices: int) -> None:
         self.stream = stream
         self.open_choices = set(range(num_choices))
         self.behind_since: float | None = None
@@ -52,7 +52,7 @@ class InFlightRequests:
         self.adopt(stream, num_choices)
         return stream
 
-    def adopt(self, stream: RequestStream, num_choices: int) -> None:
+    def adopt(self, stream: ChunkSink, num_choices: int) -> None:
         """Take over a request that is admitted already."""
         self._entries[stream.request_id] = InFlightRequest(stream, num_choices)
         self.num_in_flight += num_choices

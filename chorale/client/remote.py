@@ -1,4 +1,4 @@
-"""RemoteClient: the EngineClient whose engine is another process, reached over ipc sockets.
+"""RemoteClient: the EngineClient whose engine is another process, reached over ipc or TCP sockets.
 
 Its state follows the engine's beats (``wire.Heartbeat``) and the socket's end:
 
@@ -21,11 +21,12 @@ from chorale.client.base import EngineInfo, EngineStatus
 from chorale.client.engine_connection import EngineConnection
 from chorale.client.follower import Follower
 from chorale.client.in_flight import InFlightRequests
-from chorale.client.stream import RequestStream
+from chorale.client.stream import ChunkSink, RequestStream
 from chorale.client.summary import without_gauges
 from chorale.client.wire import (
     Abort,
     ClientExpired,
+    EngineAddress,
     EngineFailed,
     EngineUpdate,
     FollowBlocks,
@@ -35,6 +36,7 @@ from chorale.client.wire import (
     PrefixSnapshot,
     Submit,
     Unregister,
+    local_address,
 )
 from chorale.engine.types import EngineStats, GenerateRequest
 from chorale.errors import EngineDeadError, EngineLoadingError, RequestTimeoutError
@@ -56,14 +58,14 @@ class RemoteClient:
     """An ``EngineClient``; see ``client.base``. Not thread-safe: everything happens on one event loop.
 
     Call ``start()`` on that loop before the first ``submit``, and ``await close()`` at the end.
-    ``directory`` holds the engine's sockets; the engine may start later, die and come back. As a replica
-    (``admission`` and ``follower`` given, by ``ReplicaClient``) it follows its engine, and leaves admission
-    to its owner.
+    ``where`` is the folder of the engine's sockets, or their address; the engine may start later, die and
+    come back. As one of several (``admission`` and ``follower`` given, by ``ReplicaClient`` or
+    ``FleetClient``) it follows its engine, and leaves admission to its owner.
     """
 
     def __init__(
         self,
-        directory: str | Path,
+        where: str | Path | EngineAddress,
         *,
         max_queued_requests: int | None = None,
         num_api_processes: int = 1,
@@ -82,7 +84,10 @@ class RemoteClient:
         self._clock = clock
         self._in_flight = InFlightRequests(clock, admission)
         self._connection = EngineConnection(
-            directory, on_heartbeat=self._heartbeat, on_message=self._message, on_gone=self._engine_gone
+            where if isinstance(where, EngineAddress) else local_address(where),
+            on_heartbeat=self._heartbeat,
+            on_message=self._message,
+            on_gone=self._engine_gone,
         )
         self._status = EngineStatus("loading", phase="start")
         self._info: EngineInfo | None = None
@@ -131,8 +136,8 @@ class RemoteClient:
         self._connection.send(Submit(self._engine_id, request))
         return stream
 
-    def take(self, request: GenerateRequest, stream: RequestStream, follower: Follower) -> None:
-        """Submit a request that ``ReplicaClient`` has admitted."""
+    def take(self, request: GenerateRequest, stream: ChunkSink, follower: Follower) -> None:
+        """Submit a request that the owner of several clients has admitted."""
         stream.engine = self._engine
         self._in_flight.adopt(stream, request.sampling.n)
         follower.sent(request)

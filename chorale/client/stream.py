@@ -8,12 +8,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
 from chorale.engine.types import TokenChunk
 from chorale.errors import ChoraleError
 
 # (request id, choice or None for all): called when the consumer leaves before the end.
 OnClose = Callable[[str, int | None], None]
+
+
+class ChunkSink(Protocol):
+    """The end of a stream that a ``RemoteClient`` fills."""
+
+    engine: int
+
+    @property
+    def request_id(self) -> str: ...
+
+    @property
+    def num_pending_tokens(self) -> int: ...
+
+    def push(self, chunk: TokenChunk) -> None: ...
+
+    def fail(self, error: ChoraleError) -> None: ...
 
 
 class RequestStream:

@@ -57,5 +57,7 @@ def without_gauges(stats: EngineStats) -> EngineStats:
         num_deferred=0,
         kv_blocks_used=0,
         kv_blocks_total=0,
+        host_pages_used=0,
+        host_pages_total=0,
         prompt_tokens_left=0,
     )

@@ -139,6 +139,19 @@ decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode
 decode_heartbeat = msgspec.msgpack.Decoder(Heartbeat).decode
 
 
+class EngineAddress(msgspec.Struct, frozen=True):
+    """The endpoints of an engine's sockets. ``public_key``: if other machines reach it (``curve``)."""
+
+    engine: str
+    beats: str
+    public_key: str = ""
+
+
+def local_address(directory: str | Path, public_key: str = "") -> EngineAddress:
+    """The unix sockets of an engine on this machine."""
+    return EngineAddress(engine_address(directory), heartbeat_address(directory), public_key)
+
+
 def engine_address(directory: str | Path) -> str:
     """The ROUTER's endpoint. Raises ``ConfigError`` if the path is too long for a unix socket."""
     return _address(directory, "engine")

@@ -18,12 +18,12 @@ from chorale.serve.bootstrap import (
     EXIT_FAILED,
     EXIT_OK,
     ApiStart,
-    configure_logging,
     inherited_sockets,
     loop_factory,
     read_start,
 )
 from chorale.serve.http import make_client, serve_http
+from chorale.serve.logs import configure_logging
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ async def serve(start: ApiStart) -> None:
 
 def main() -> int:
     start = read_start(sys.stdin.buffer, ApiStart)
-    configure_logging(start.server.log_level, f"api-{start.process}")
+    configure_logging(start.log, f"api-{start.process}")
     settle_signals((signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))  # the supervisor handles a terminal's
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:

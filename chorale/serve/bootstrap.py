@@ -11,25 +11,31 @@ import os
 import socket
 import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import BinaryIO, Protocol, TypeVar
 
 import msgspec
 
-from chorale.client.wire import DECODE_ERRORS
+from chorale.client.curve import TcpSocket
+from chorale.client.wire import DECODE_ERRORS, EngineAddress, local_address
 from chorale.config import EngineConfig, ServerConfig
+from chorale.engine.kv_cache.hashing import shared_secret
 from chorale.errors import ConfigError
 from chorale.folders import Folder, folder_for_sockets
 from chorale.processes import die_with_parent
-from chorale.serve import logs
+from chorale.serve.logs import LogOptions
 
 # Exit codes; from sysexits.h where it defines one.
 EXIT_OK = 0
 EXIT_FAILED = 1  # gave up after repeated crashes, or the HTTP server failed
 EXIT_CONFIG = 2  # the configuration cannot run; a restart would not help
 EXIT_STEP = 70  # EX_SOFTWARE: an engine step raised
-SECRET_VARIABLES = ("CHORALE_API_KEY", "VLLM_API_KEY")  # removed from every child's environment
+SECRET_VARIABLES = (
+    "CHORALE_API_KEY",
+    "VLLM_API_KEY",
+    "CHORALE_PREFIX_SECRET",
+)  # removed from every child's environment
 # Keys of search services, for the HTTP processes only.
 TOOL_KEY_VARIABLES = (
     "EXA_API_KEY",
@@ -42,6 +48,14 @@ TOOL_KEY_VARIABLES = (
 FAILURE_FILE = "failure"
 
 
+class EngineTcp(msgspec.Struct, frozen=True, kw_only=True):
+    """The engine's listening TCP sockets. Clients need the public key."""
+
+    engine: TcpSocket
+    beats: TcpSocket
+    public_key: str
+
+
 class EngineStart(msgspec.Struct, frozen=True, kw_only=True):
     """The engine process's configuration, from stdin. Times are seconds."""
 
@@ -49,11 +63,24 @@ class EngineStart(msgspec.Struct, frozen=True, kw_only=True):
     config: EngineConfig
     parent_pid: int
     name: str = "engine"  # in the log; replicas are engine-0, engine-1, ...
+    replica: int = 0
     environment: dict[str, str] = {}  # on top of the supervisor's: which devices are this engine's
     prefix_secret: bytes = b""  # key of the prefix hashes, the same for all replicas; "": drawn
     heartbeat_interval: float = 0.2
     client_timeout: float = 10.0  # requests of a client that is silent for this long are aborted
-    log_level: str = "info"
+    log: LogOptions = LogOptions()
+
+    tcp: EngineTcp | None = None  # sockets for clients on other machines
+
+    @property
+    def address(self) -> EngineAddress:
+        """Returns the endpoints for processes of this machine."""
+        return local_address(self.directory, self.tcp.public_key if self.tcp is not None else "")
+
+    @property
+    def inherited(self) -> tuple[int, ...]:
+        """Descriptors that the engine process inherits."""
+        return () if self.tcp is None else (self.tcp.engine.fd, self.tcp.beats.fd)
 
 
 class ApiStart(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +94,7 @@ class ApiStart(msgspec.Struct, frozen=True, kw_only=True):
     socket_fds: tuple[int, ...]
     parent_pid: int
     process: int = 0  # index of this API process
+    log: LogOptions = LogOptions()
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -95,6 +123,14 @@ def read_start(stream: BinaryIO, type_: type[StartT]) -> StartT:
     start = msgspec.msgpack.decode(stream.read(), type=type_)
     die_with_parent(start.parent_pid)
     return start
+
+
+def configured_secret(config: EngineConfig, environment: Mapping[str, str]) -> bytes:
+    """Returns the key of the prefix hashes if others must know it, else b"", so that the engine draws one."""
+    events = config.kv_events_config
+    if (events is not None and events.is_on) or environment.get("CHORALE_PREFIX_SECRET"):
+        return shared_secret(environment)
+    return b""
 
 
 def make_directory() -> Folder:
@@ -132,12 +168,6 @@ def take_failure(directory: str | Path) -> Failure | None:
         return msgspec.msgpack.decode(data, type=Failure)
     except (FileNotFoundError, *DECODE_ERRORS):
         return None
-
-
-def configure_logging(level: str, name: str) -> None:
-    """Logs to stderr, which a child shares with its parent."""
-    form = f"%(asctime)s %(levelname)s {name}[{os.getpid()}] %(name)s: %(message)s"
-    logs.configure_logging(level, form)
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

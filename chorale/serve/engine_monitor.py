@@ -16,8 +16,9 @@ from dataclasses import replace
 import msgspec
 import zmq
 
+from chorale.client import curve
 from chorale.client.base import EngineInfo, EngineStatus
-from chorale.client.wire import DECODE_ERRORS, Heartbeat, decode_heartbeat, heartbeat_address
+from chorale.client.wire import DECODE_ERRORS, Heartbeat, decode_heartbeat
 from chorale.runtime.platforms import CUDA, find_platform
 from chorale.serve.bootstrap import (
     EXIT_CONFIG,
@@ -175,7 +176,7 @@ class EngineMonitor:
         """Runs one engine process. Returns its exit code, and why it hung if it was killed for that."""
         self._was_ready = False
         try:
-            process = await spawn(self._command, self._start)
+            process = await spawn(self._command, self._start, pass_fds=self._start.inherited)
         except OSError as error:  # no memory or descriptors: counts as a crash, and may be temporary
             return EXIT_FAILED, f"the engine process could not be started: {error}"
         self.pid = process.pid
@@ -214,7 +215,9 @@ class EngineMonitor:
             heartbeats.setsockopt(zmq.LINGER, 0)
             heartbeats.setsockopt(zmq.RECONNECT_IVL, 50)
             heartbeats.subscribe(b"")
-            heartbeats.connect(heartbeat_address(self._start.directory))
+            address = self._start.address
+            curve.enter(heartbeats, address.public_key)
+            heartbeats.connect(address.beats)
             while True:
                 # This loop may have been delayed: read heartbeats before judging the silence.
                 self._read_heartbeats(heartbeats, last_heartbeat)

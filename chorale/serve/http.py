@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 from chorale.api.app import create_app
+from chorale.api.batches.service import open_service
+from chorale.api.http.middleware import HttpMiddleware
 from chorale.api.http.server import Stop, serve_app
 from chorale.api.operator.metrics import Metrics
 from chorale.api.responses.background.recovery import recovery
@@ -24,6 +28,7 @@ from chorale.serve.bootstrap import ApiStart
 from chorale.store.store import ResponseStore, StoreError, open_store
 from chorale.tools.contract import ToolService
 from chorale.tools.service import start_tools
+from chorale.tracing.otel import open_tracer
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +45,13 @@ def make_client(start: ApiStart) -> RemoteClient | ReplicaClient:
 
 async def serve_http(client: EngineClient, start: ApiStart, sockets: list[socket.socket], stop: Stop) -> None:
     """Serves until ``stop``, a signal, or a failure, then drains. The caller closes ``client``."""
+    async with opened_app(client, start) as app:
+        await serve_app(app, start.server, sockets, stop=stop)
+
+
+@contextlib.asynccontextmanager
+async def opened_app(client: EngineClient, start: ApiStart) -> AsyncIterator[HttpMiddleware]:
+    """Yields the app with its tools and its store. Raises ``ConfigError`` if one of them cannot be opened."""
     try:
         vocab = await asyncio.to_thread(load_vocabulary)
     except VocabularyError as fault:
@@ -49,12 +61,13 @@ async def serve_http(client: EngineClient, start: ApiStart, sockets: list[socket
         logger.warning("the tool %s is not available: %s", name, reason)
     state = await asyncio.to_thread(_make_state, client, start, vocab, tools)  # opens the store
     try:
-        app = create_app(state, start.api_key_hashes)
-        await serve_app(app, start.server, sockets, stop=stop)
+        yield create_app(state, start.api_key_hashes)
     finally:
         state.grammars.close()
         await tools.aclose()
         await state.store.close()
+        if state.tracer is not None:
+            await asyncio.to_thread(state.tracer.close)
 
 
 def _make_state(client: EngineClient, start: ApiStart, vocab: Vocabulary, tools: ToolService) -> ServerState:
@@ -62,14 +75,17 @@ def _make_state(client: EngineClient, start: ApiStart, vocab: Vocabulary, tools:
     names = start.server.served_model_names or (start.model,)
     log_stats = not start.server.disable_log_stats
     share = Path(start.directory) if start.server.api_server_count > 1 else None
+    store = _open_store(start.server, vocab)
     return ServerState(
         client=client,
         config=start.server,
         vocab=vocab,
         tools=tools,
         metrics=Metrics(names[0], process=start.process, share=share, log_stats=log_stats),
-        store=_open_store(start.server, vocab),
+        store=store,
+        batches=open_service(start.server, store),
         model_names=names,
+        tracer=open_tracer(start.server.otlp_traces_endpoint, f"api-{start.process}"),
     )
 
 

@@ -27,6 +27,7 @@ from chorale.runtime.resolve import check_model, resolve
 from chorale.store.schema import VERSION
 from chorale.store.sqlite import MEMORY
 from chorale.store.store import default_path, is_postgres
+from chorale.tracing.otel import check_endpoint, is_disabled
 
 # A full or read-only disk: the server starts without storing.
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
@@ -35,6 +36,8 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 def check_start(engine: EngineConfig, server: ServerConfig) -> None:
     """Raises ``ConfigError`` for the first fault."""
     check_tls(server)
+    if server.otlp_traces_endpoint is not None and not is_disabled(os.environ):
+        check_endpoint(server.otlp_traces_endpoint, os.environ)
     count = server.data_parallel_size
     # Before the device: with too few GPUs for all ranks of all engines, one message has the whole remedy.
     if count > 1 and replica_environments(engine, count) is None:

@@ -31,16 +31,20 @@ from chorale.serve.bootstrap import (
     EXIT_OK,
     ApiStart,
     EngineStart,
+    configured_secret,
     loop_factory,
     make_directory,
 )
 from chorale.serve.engine_monitor import ENGINE_COMMAND, EngineMonitor, OnStatus
 from chorale.serve.given_up import report_given_up
 from chorale.serve.http_frontend import CUT_GRACE, make_frontend, share
+from chorale.serve.job import Job, JobFrontend
+from chorale.serve.logs import LogOptions, share_lock
 from chorale.serve.replica_status import ReplicaStatuses
 from chorale.serve.watch import WatchLimits
 
 logger = logging.getLogger(__name__)
+LOG_LOCK = "log.lock"
 FAILURE_SHOWN = 0.5  # seconds in which clients can still read the error after the final failure of the engine
 DRAIN_SLACK = 10.0  # grace for load balancers, and time to write terminal events
 ENGINE_STOP_SLACK = 2.0  # beyond the engine's own grace
@@ -56,8 +60,11 @@ def run(
     on_stopping: Callable[[], None] | None = None,
     limits: WatchLimits | None = None,
     engine_command: Sequence[str] = ENGINE_COMMAND,
+    job: Job | None = None,
 ) -> int:
     """Serves until a stop signal or a failure, and returns the exit code. Call in the main thread.
+
+    With ``job``, nothing listens: the job uses the app in this process, and its end ends the engines.
 
     ``api_key_hashes``: ``auth.hash_key`` of each key; the keys themselves stay here. ``on_status`` is called
     with the progress of loading, with "ready" and the ``EngineInfo``, after crashes, and with "failed" and
@@ -65,9 +72,10 @@ def run(
     if the address cannot be listened on.
     """
     settle_signals()
-    sockets = bind_sockets(server_config)
+    sockets = bind_sockets(server_config) if job is None else []
     try:
         with make_directory() as directory:
+            share_lock(str(directory / LOG_LOCK))
             engines, api = _starts(directory, engine_config, server_config, sockets, api_key_hashes)
             supervisor = Supervisor(
                 engines,
@@ -78,6 +86,7 @@ def run(
                 on_stopping=on_stopping,
                 limits=limits or WatchLimits(),
                 engine_command=engine_command,
+                job=job,
             )
             with asyncio.Runner(loop_factory=loop_factory()) as runner:
                 return runner.run(supervisor.run())
@@ -96,8 +105,13 @@ def _starts(
     api_key_hashes: Sequence[bytes],
 ) -> tuple[tuple[EngineStart, ...], ApiStart]:
     parent = os.getpid()
+    log = LogOptions(server.log_level, server.log_format, str(directory / LOG_LOCK))
     start = EngineStart(
-        directory=str(directory), config=engine, parent_pid=parent, log_level=server.log_level
+        directory=str(directory),
+        config=engine,
+        parent_pid=parent,
+        prefix_secret=configured_secret(engine, os.environ),
+        log=log,
     )
     engines = replicate(start, server.data_parallel_size)
     return engines, ApiStart(
@@ -108,6 +122,7 @@ def _starts(
         api_key_hashes=tuple(api_key_hashes),
         socket_fds=share(sockets) if server.api_server_count > 1 else (),
         parent_pid=parent,
+        log=log,
     )
 
 
@@ -120,7 +135,7 @@ def replicate(start: EngineStart, count: int) -> tuple[EngineStart, ...]:
         return (start,)
     environments = replica_environments(start.config, count)
     config = start.config if environments else dataclasses.replace(start.config, host_share=count)
-    secret, made = secrets.token_bytes(16), []
+    secret, made = start.prefix_secret or secrets.token_bytes(16), []
     for index in range(count):
         directory = Path(start.directory, str(index))
         directory.mkdir(mode=0o700)
@@ -129,6 +144,7 @@ def replicate(start: EngineStart, count: int) -> tuple[EngineStart, ...]:
             directory=str(directory),
             config=config,
             name=f"engine-{index}",
+            replica=index,
             environment=environments[index] if environments else {},
             prefix_secret=secret,
         )
@@ -150,11 +166,16 @@ class Supervisor:
         on_stopping: Callable[[], None] | None,
         limits: WatchLimits,
         engine_command: Sequence[str],
+        job: Job | None,
     ) -> None:
         self._api, self._sockets = api, sockets
         self._on_listening, self._on_stopping, self._limits = on_listening, on_stopping, limits
         self._stop = Stop()
-        self._frontend = make_frontend(api, sockets, limits, self._stop)
+        self._frontend = (
+            make_frontend(api, sockets, limits, self._stop)
+            if job is None
+            else JobFrontend(api, self._stop, job)
+        )
         self._engines = tuple(engines)
         statuses = ReplicaStatuses(len(engines), on_status)
         self._monitors = tuple(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -14,6 +15,7 @@ import msgspec
 
 from chorale.client.replicas import ReplicaClient
 from chorale.engine.types import GenerateRequest
+from chorale.kv_events import KvEventsConfig
 from chorale.serve.bootstrap import EngineStart, make_directory
 from chorale.serve.engine_monitor import EngineMonitor
 from chorale.serve.supervisor import replicate
@@ -59,13 +61,17 @@ class ReplicaRig:
 
 @contextlib.asynccontextmanager
 async def replica_rig(
-    count: int = 2, behaviour: Behaviour | None = None, *, own_secrets: bool = False, **client: Any
+    count: int = 2,
+    behaviour: Behaviour | None = None,
+    *,
+    own_secrets: bool = False,
+    kv_events: KvEventsConfig | None = None,
+    **client: Any,
 ) -> AsyncIterator[ReplicaRig]:
     """``own_secrets``: each engine draws its own, as engines of other servers would."""
     folder = make_directory()
-    start = EngineStart(
-        directory=str(folder.path), config=(behaviour or Behaviour()).encode(), parent_pid=os.getpid()
-    )
+    config = dataclasses.replace((behaviour or Behaviour()).encode(), kv_events_config=kv_events)
+    start = EngineStart(directory=str(folder.path), config=config, parent_pid=os.getpid())
     starts = replicate(start, count)
     if own_secrets:
         starts = tuple(msgspec.structs.replace(each, prefix_secret=b"") for each in starts)

@@ -16,6 +16,7 @@ from chorale.api.http.auth import hash_key
 from chorale.client.base import EngineInfo, EngineStatus
 from chorale.config import ServerConfig
 from chorale.serve import supervisor
+from chorale.serve.logs import LogOptions, configure_logging
 from chorale.serve.watch import WatchLimits
 from tests.support.serve.fake_engine import Behaviour
 from tests.support.serve.harness import FAKE_ENGINE
@@ -39,6 +40,8 @@ def main() -> int:
         {"port": 0, "response_store": ":memory:", "log_level": "error"} | given.get("server", {}),
         ServerConfig,
     )
+    if server.log_format == "json":
+        configure_logging(LogOptions(server.log_level, server.log_format))
     return supervisor.run(
         msgspec.convert(given.get("behaviour", {}), Behaviour).encode(),
         server,

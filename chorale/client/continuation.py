@@ -1,0 +1,76 @@
+"""The request for the tokens that a lost engine did not deliver.
+
+Noise is a function of seed, position and token id (``kernels/reference/noise.py``), so an engine that gets
+the prompt with the tokens that were delivered samples what the lost one would have sampled next. Presence and
+frequency penalties and bad words look at the output only and cannot start in its middle: such a choice is
+computed again from its start, and its first tokens must be the delivered ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from chorale.engine.types import GenerateRequest, SamplingSpec, TokenChunk
+
+SEED_MASK = 2**63 - 1  # as at the engine's admission
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """``again``: tokens that the engine will repeat, and that must not be delivered twice."""
+
+    request: GenerateRequest
+    again: tuple[int, ...] = ()
+
+
+def continued(
+    request: GenerateRequest, index: int, delivered: Sequence[int], request_id: str, *, began: bool
+) -> Continuation | None:
+    """Returns the request for the rest of choice ``index``, or None if nothing is left to sample.
+
+    The request has a seed. ``began``: a chunk of the choice was delivered, and with it what only the first
+    one carries.
+    """
+    sampling, done = request.sampling, len(delivered)
+    seed = None if sampling.seed is None else (sampling.seed + index) & SEED_MASK
+    alone = msgspec.structs.replace(sampling, n=1, seed=seed)
+    if began:
+        alone = msgspec.structs.replace(alone, prompt_logprobs=None)
+    if not done or _counts_output(sampling):
+        return Continuation(
+            msgspec.structs.replace(request, request_id=request_id, sampling=alone), tuple(delivered)
+        )
+    if sampling.max_tokens is not None and sampling.max_tokens <= done:
+        return None
+    rest = msgspec.structs.replace(
+        alone,
+        max_tokens=None if sampling.max_tokens is None else sampling.max_tokens - done,
+        min_tokens=max(sampling.min_tokens - done, 0),
+        grammar_context=sampling.grammar_context + done if sampling.grammar else 0,
+    )
+    prompt = [*request.prompt_token_ids, *delivered]
+    return Continuation(
+        msgspec.structs.replace(request, request_id=request_id, prompt_token_ids=prompt, sampling=rest)
+    )
+
+
+def _counts_output(sampling: SamplingSpec) -> bool:
+    return bool(sampling.presence_penalty or sampling.frequency_penalty or sampling.bad_words)
+
+
+def without_repeated(chunk: TokenChunk, again: Sequence[int]) -> tuple[TokenChunk, Sequence[int]] | None:
+    """Returns the chunk without the tokens of ``again`` that it repeats, and those still to be repeated.
+
+    Returns None if its tokens are others.
+    """
+    count = min(len(again), len(chunk.token_ids))
+    if tuple(chunk.token_ids[:count]) != tuple(again[:count]):
+        return None
+    left = again[count:]
+    if left and chunk.finish_reason not in (None, "abort", "error"):
+        return None  # it ended before the tokens that were delivered
+    logprobs = chunk.logprobs[count:] if chunk.logprobs is not None else None
+    return msgspec.structs.replace(chunk, token_ids=chunk.token_ids[count:], logprobs=logprobs), left

@@ -1,0 +1,406 @@
+"""FleetClient: the EngineClient of engines on many machines, which come and go while requests run.
+
+Somebody else starts the engines, says which there are (``set_members``), and decides which one takes a
+request (``Assigner``). The fleet follows each engine's prefix index and load (``follower``) and ranks the
+engines for a request (``rank``). Requests and tokens go between this process and the engine's directly. A
+request whose engine is lost goes on at another one (``continuation``): its consumer sees a pause, no error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from chorale.client.admission import Admission, total_capacity
+from chorale.client.base import EngineInfo, EngineStatus
+from chorale.client.continuation import Continuation
+from chorale.client.members import Member, Slot
+from chorale.client.parts import FleetRequest, Part
+from chorale.client.prefix_index import PrefixSearch
+from chorale.client.remote import MIN_RETRY_AFTER, ClientLimits
+from chorale.client.routing import cost
+from chorale.client.stream import RequestStream
+from chorale.client.summary import add_stats, merge_info, merge_status
+from chorale.client.wire import EngineAddress
+from chorale.engine.types import EngineStats, GenerateRequest, TokenChunk
+from chorale.errors import ChoraleError, ConflictError, EngineDeadError, EngineError, EngineLoadingError
+
+logger = logging.getLogger(__name__)
+SLICE = 512  # blocks that are hashed at once: about half a millisecond
+MOST_MOVES = 3  # engines that a request may lose: one that kills each of its engines must end
+PATIENCE = 60.0  # seconds that a request waits for an engine, once there was one
+GONE_PATIENCE = 10.0  # seconds without any engine in which requests are still accepted
+CONNECT = 5.0  # seconds that an engine may take to be reached once it was assigned
+
+
+class Ticket:
+    """A request that needs an engine, and what is cached of it at each."""
+
+    __slots__ = ("hits", "name", "request")
+
+    def __init__(self, request: GenerateRequest) -> None:
+        self.name, self.request = request.request_id, request
+        self.hits: dict[str, int] = {}  # cached tokens, by member
+
+
+class Assigner(Protocol):
+    """Decides which member takes a request, and knows how long it does."""
+
+    async def assign(self, ticket: Ticket) -> str:
+        """Returns the member that takes the request; waits until there is one. May be cancelled."""
+        ...
+
+    def ended(self, ticket: Ticket) -> None:
+        """Called once for each ``assign`` that returned, when its member is done with the request."""
+        ...
+
+
+class FleetClient:
+    """An ``EngineClient``; see ``client.base``. Not thread-safe: everything happens on one event loop."""
+
+    def __init__(
+        self,
+        assigner: Assigner,
+        *,
+        max_queued_requests: int | None = None,
+        limits: ClientLimits | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        patience: float = PATIENCE,
+    ) -> None:
+        self._assigner, self._clock, self._patience = assigner, clock, patience
+        self._limits = limits or ClientLimits()
+        self._max_queued_requests = max_queued_requests
+        self._admission = Admission(clock)
+        self._members: dict[str, Member] = {}
+        self._leaving: list[Member] = []  # not assigned any more; their requests finish
+        self._slots: list[Slot] = []
+        self._requests: dict[str, FleetRequest] = {}
+        self._places: dict[Part, asyncio.Task[None]] = {}  # parts that wait for an engine
+        self._running: dict[Part, tuple[Member, Ticket]] = {}
+        self._info: EngineInfo | None = None
+        self._was_up = -GONE_PATIENCE  # when an engine was ready last
+        self._turn = random.randrange(1 << 16)  # so that several processes do not all begin with the same
+        self._changed = asyncio.Event()
+        self._ticker: asyncio.Task[None] | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    # ------------------------------------------------------------------ EngineClient
+
+    @property
+    def engines(self) -> Sequence[Slot]:
+        """The places of engines. A place whose engine has left is given to the next that comes."""
+        return self._slots
+
+    @property
+    def info(self) -> EngineInfo:
+        if self._info is None:
+            raise EngineLoadingError("no engine is ready yet", retry_after=MIN_RETRY_AFTER)
+        return self._info
+
+    @property
+    def status(self) -> EngineStatus:
+        if not self._members:
+            return EngineStatus("loading", phase="start", message="no engine has been announced")
+        return merge_status([member.remote.status for member in self._members.values()])
+
+    @property
+    def stats(self) -> EngineStats:
+        return add_stats([slot.stats for slot in self._slots])
+
+    @property
+    def num_in_flight(self) -> int:
+        return self._admission.num_in_flight
+
+    def reserve(self, num_choices: Mapping[str, int]) -> None:
+        self._require_engine()
+        self._admission.reserve(num_choices)
+
+    def release(self, request_ids: Iterable[str]) -> None:
+        self._admission.release(request_ids)
+
+    def submit(self, request: GenerateRequest) -> RequestStream:
+        self._require_engine()
+        if request.request_id in self._requests:
+            raise ConflictError(f"a request with the id {request.request_id} is already running")
+        count = request.sampling.n
+        self._admission.admit(request.request_id, count)
+        if request.sampling.seed is None:  # an engine that goes on must draw the same noise
+            sampling = msgspec.structs.replace(request.sampling, seed=random.getrandbits(63))
+            request = msgspec.structs.replace(request, sampling=sampling)
+        stream = RequestStream(request.request_id, count, self._left)
+        asked = self._requests[request.request_id] = FleetRequest(request, stream)
+        self._begin(Part(asked, self, Continuation(request), tuple(range(count))))
+        return stream
+
+    def abort(self, request_id: str) -> None:
+        asked = self._requests.get(request_id)
+        if asked is not None:
+            self._leave(asked)
+            for index in sorted(asked.open):
+                asked.push(TokenChunk(request_id, index, [], finish_reason="abort"))
+
+    async def close(self) -> None:
+        """End what is in flight, and leave. Idempotent."""
+        self._closed = True
+        ticker, self._ticker = self._ticker, None
+        if ticker is not None:
+            ticker.cancel()
+            await asyncio.gather(ticker, return_exceptions=True)
+        for asked in list(self._requests.values()):
+            self._leave(asked)
+            asked.stream.fail(EngineDeadError("the server is shutting down"))
+        members = [*self._members.values(), *self._leaving]
+        await asyncio.gather(*(member.remote.close() for member in members), *self._closing)
+
+    # ------------------------------------------------------------------ the owner's side
+
+    def start(self) -> None:
+        """Begin to watch the engines, on the running event loop."""
+        self._ticker = asyncio.get_running_loop().create_task(self._tick_forever())
+
+    def set_members(self, addresses: Mapping[str, EngineAddress]) -> None:
+        """Names every engine that takes requests. Those that left may finish what they run."""
+        if self._closed:
+            return
+        for name in [name for name in self._members if name not in addresses]:
+            member = self._members.pop(name)
+            member.slot.free()
+            self._leaving.append(member)
+        for name, address in addresses.items():
+            if name not in self._members:
+                self._members[name] = self._connect(name, address)
+        self._retire()
+        self._status_changed()
+
+    def _connect(self, name: str, address: EngineAddress) -> Member:
+        slot = next((slot for slot in self._slots if slot.is_free), None)
+        if slot is None:
+            slot = Slot(len(self._slots))
+            self._slots.append(slot)
+        member = Member(
+            name,
+            address,
+            slot,
+            self._limits,
+            self._admission,
+            self._clock,
+            lambda _: self._status_changed(),
+        )
+        member.remote.start()
+        return member
+
+    def rank(self, ticket: Ticket, names: Iterable[str]) -> list[str]:
+        """Returns those of ``names`` whose index is followed, the cheapest for the request first."""
+        num_prompt, count = len(ticket.request.prompt_token_ids), max(len(self._slots), 1)
+        self._turn += 1
+        costs = []
+        for name in names:
+            member = self._members.get(name)
+            if member is None or not member.is_followed:
+                continue
+            place = (member.slot.index - self._turn) % count
+            costs.append((cost(member.follower.load(), num_prompt, ticket.hits.get(name, 0)), place, name))
+        return [name for _, _, name in sorted(costs)]
+
+    # ------------------------------------------------------------------ a part's way to an engine
+
+    def _begin(self, part: Part) -> None:
+        part.parent.parts.append(part)
+        task = asyncio.get_running_loop().create_task(self._place(part))
+        self._places[part] = task
+
+    async def _place(self, part: Part) -> None:
+        try:
+            async with asyncio.timeout(self._patience):
+                member, ticket = await self._assigned(part.request)
+        except TimeoutError:
+            del self._places[part]
+            message = f"no engine took the request within {self._patience:.0f} s"
+            self._give_up(part, EngineDeadError(message, retry_after=MIN_RETRY_AFTER))
+        except ChoraleError as error:
+            del self._places[part]
+            self._give_up(part, error)
+        except Exception as error:
+            logger.exception("a request could not be assigned")
+            del self._places[part]
+            self._give_up(part, EngineError(f"the request could not be assigned ({type(error).__name__})"))
+        else:
+            del self._places[part]
+            self._running[part] = member, ticket
+            hit = ticket.hits.get(member.name, 0)
+            request = msgspec.structs.replace(part.request, num_expected_cached=hit)
+            member.remote.take(request, part, member.follower)
+            for index in range(request.sampling.n):  # choices that were left while it waited
+                if part.indices[index] not in part.open:
+                    member.remote.leave(request.request_id, index)
+
+    async def _assigned(self, request: GenerateRequest) -> tuple[Member, Ticket]:
+        """Waits for an engine that can be reached."""
+        while True:
+            ticket = await self._looked_up(request)
+            name = await self._assigner.assign(ticket)
+            try:
+                member = await self._reached(name)
+            except BaseException:
+                self._assigner.ended(ticket)
+                raise
+            if member is not None:
+                return member, ticket
+            self._assigner.ended(ticket)
+            await asyncio.sleep(self._limits.ping_interval)
+
+    async def _looked_up(self, request: GenerateRequest) -> Ticket:
+        ticket, members = Ticket(request), list(self._members.values())
+        search = PrefixSearch(request, [member.follower.index for member in members])
+        while not search.advance(SLICE):
+            await asyncio.sleep(0)
+        for member, hit in zip(members, search.hits(), strict=True):
+            ticket.hits[member.name] = hit
+        return ticket
+
+    async def _reached(self, name: str) -> Member | None:
+        """Returns the member once it can take requests, or None if it cannot for too long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CONNECT):
+                while True:
+                    member = self._members.get(name)
+                    if member is None or member.remote.status.state in ("dead", "failed"):
+                        return None
+                    if member.is_up:
+                        return member
+                    self._changed.clear()
+                    await self._changed.wait()
+        return None
+
+    # ------------------------------------------------------------------ PartOwner
+
+    def part_ended(self, part: Part) -> None:
+        self._release(part)
+        if not part.parent.open:
+            self._forget(part.parent)
+
+    def part_failed(self, part: Part, error: ChoraleError) -> None:
+        asked = part.parent
+        self._release(part)
+        if not isinstance(error, EngineDeadError) or asked.num_moves >= MOST_MOVES or self._closed:
+            self._fail(asked, error)
+            return
+        successors = asked.successors(part)
+        logger.info("request %s goes on elsewhere: %s", asked.request.request_id, error.message)
+        for successor in successors:
+            self._admission.admit_again(len(successor.open))
+            self._begin(successor)
+        if not asked.open:
+            self._forget(asked)
+
+    def _give_up(self, part: Part, error: ChoraleError) -> None:
+        """End a request, a part of which found no engine."""
+        part.parent.parts.remove(part)
+        self._admission.forget(len(part.indices))
+        self._fail(part.parent, error)
+
+    def _fail(self, asked: FleetRequest, error: ChoraleError) -> None:
+        self._leave(asked)
+        asked.stream.fail(error)
+
+    def _release(self, part: Part) -> None:
+        running = self._running.pop(part, None)
+        if running is not None:
+            part.parent.parts.remove(part)
+            running[0].remote.leave(part.request_id, None)  # no effect if it has ended there
+            self._assigner.ended(running[1])
+
+    # ------------------------------------------------------------------ the consumer leaves
+
+    def _left(self, request_id: str, index: int | None) -> None:
+        asked = self._requests.get(request_id)
+        if asked is None:
+            return
+        if index is None:
+            self._leave(asked)
+            return
+        asked.open.discard(index)
+        for part in list(asked.parts):
+            self._leave_choice(part, index)
+        if not asked.open:
+            self._forget(asked)
+
+    def _leave_choice(self, part: Part, index: int) -> None:
+        own = part.leave(index)
+        if own is None:
+            return
+        running = self._running.get(part)
+        if running is not None:
+            running[0].remote.leave(part.request_id, own)
+            if not part.open:
+                self._release(part)
+            return
+        if not part.open:
+            self._stop_placing(part)
+
+    def _leave(self, asked: FleetRequest) -> None:
+        """Stop every part of a request."""
+        for part in list(asked.parts):
+            if part in self._running:
+                self._release(part)
+            else:
+                self._stop_placing(part)
+        self._forget(asked)
+
+    def _stop_placing(self, part: Part) -> None:
+        part.parent.parts.remove(part)
+        task = self._places.pop(part, None)
+        if task is not None:
+            task.cancel()
+            self._admission.forget(len(part.indices))
+
+    def _forget(self, asked: FleetRequest) -> None:
+        self._requests.pop(asked.request.request_id, None)
+
+    # ------------------------------------------------------------------ internals
+
+    def _require_engine(self) -> None:
+        if any(member.is_up for member in self._members.values()):
+            return
+        if self._info is None:
+            raise EngineLoadingError("no engine is ready yet", retry_after=MIN_RETRY_AFTER)
+        if self._clock() - self._was_up > GONE_PATIENCE:
+            raise EngineDeadError(self.status.message or "no engine is running", retry_after=MIN_RETRY_AFTER)
+
+    def _status_changed(self) -> None:
+        """Sum up what the engines can take."""
+        self._changed.set()
+        known = [member.remote for member in self._members.values() if member.remote.is_known]
+        up = [member.remote for member in self._members.values() if member.is_up]
+        if up:
+            self._was_up = self._clock()
+        if not known:
+            return
+        self._info = merge_info([remote.info for remote in known])
+        rows, most = (sum(each.info.max_num_seqs for each in group) for group in (up or known, known))
+        self._admission.set_capacity(total_capacity(rows, self._max_queued_requests))
+        self._admission.most = total_capacity(most, self._max_queued_requests)
+
+    def _retire(self) -> None:
+        """Close the connections to engines that left, once their last request has ended."""
+        for member in [member for member in self._leaving if not member.remote.num_in_flight]:
+            self._leaving.remove(member)
+            task = asyncio.get_running_loop().create_task(member.remote.close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    async def _tick_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._limits.ping_interval)
+            self._admission.tick()
+            if any(member.is_up for member in self._members.values()):
+                self._was_up = self._clock()
+            self._retire()

@@ -1,0 +1,149 @@
+"""The parts of a request that a fleet serves: what one engine was asked for, and the stream that all fill.
+
+A request is one part until its engine is lost. Then each choice that is open becomes a part, which another
+engine takes. The consumer reads one stream all the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from chorale.client.continuation import Continuation, continued, without_repeated
+from chorale.client.stream import RequestStream
+from chorale.engine.types import GenerateRequest, TokenChunk
+from chorale.errors import ChoraleError, EngineError
+
+
+class PartOwner(Protocol):
+    """The fleet, as parts see it."""
+
+    def part_ended(self, part: Part) -> None:
+        """Called when no choice of the part is open any more."""
+        ...
+
+    def part_failed(self, part: Part, error: ChoraleError) -> None: ...
+
+
+class FleetRequest:
+    """A request in flight: its stream, and what was delivered of each choice."""
+
+    __slots__ = ("began", "delivered", "num_moves", "open", "parts", "request", "stream")
+
+    def __init__(self, request: GenerateRequest, stream: RequestStream) -> None:
+        count = request.sampling.n
+        self.request, self.stream = request, stream
+        self.delivered: list[list[int]] = [[] for _ in range(count)]
+        self.began = [False] * count
+        self.open = set(range(count))
+        self.parts: list[Part] = []
+        self.num_moves = 0  # times that an engine was lost
+
+    def push(self, chunk: TokenChunk) -> None:
+        """Deliver a chunk whose index is the request's own."""
+        index = chunk.index
+        if index not in self.open:
+            return
+        self.began[index] = True
+        self.delivered[index] += chunk.token_ids
+        if chunk.finish_reason is not None:
+            self.open.discard(index)
+        self.stream.push(chunk)
+
+    def successors(self, part: Part) -> list[Part]:
+        """Returns the parts that go on for a part whose engine is lost. Choices without a rest end."""
+        self.num_moves += 1
+        name = f"{self.request.request_id}+{self.num_moves}"
+        if part.is_whole and len(part.open) == len(self.delivered) and not any(self.began):
+            request = msgspec.structs.replace(self.request, request_id=name)
+            return [Part(self, part.owner, Continuation(request), tuple(sorted(part.open)))]
+        found = []
+        for index in sorted(part.open):
+            rest = continued(
+                self.request, index, self.delivered[index], f"{name}.{index}", began=self.began[index]
+            )
+            if rest is None:
+                self.push(TokenChunk(self.request.request_id, index, [], finish_reason="length"))
+            else:
+                found.append(Part(self, part.owner, rest, (index,)))
+        return found
+
+
+class Part:
+    """The choices ``indices`` of a request, asked of one engine. ``RemoteClient`` fills it like a stream."""
+
+    __slots__ = ("_again", "_plain", "indices", "open", "owner", "parent", "request")
+
+    def __init__(
+        self, parent: FleetRequest, owner: PartOwner, asked: Continuation, indices: tuple[int, ...]
+    ) -> None:
+        self.parent, self.owner, self.request = parent, owner, asked.request
+        self.indices = indices  # of the request, by the part's own index
+        self.open = set(indices)
+        self._again: Sequence[int] = asked.again
+        self._plain = not parent.num_moves
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.indices) == self.request.sampling.n == self.parent.request.sampling.n
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+    @property
+    def num_pending_tokens(self) -> int:
+        return self.parent.stream.num_pending_tokens
+
+    @property
+    def engine(self) -> int:
+        return self.parent.stream.engine
+
+    @engine.setter
+    def engine(self, index: int) -> None:
+        if not any(self.parent.began):  # metrics count a request for the engine that it began on
+            self.parent.stream.engine = index
+
+    def push(self, chunk: TokenChunk) -> None:
+        index = self.indices[chunk.index]
+        if not self._plain:
+            translated = self._translated(chunk, index)
+            if translated is None:
+                return
+            chunk = translated
+        if chunk.finish_reason is not None:
+            self.open.discard(index)
+        self.parent.push(chunk)
+        if not self.open:
+            self.owner.part_ended(self)
+
+    def _translated(self, chunk: TokenChunk, index: int) -> TokenChunk | None:
+        """Returns the chunk as the first engine would have sent it, or None if there is nothing in it."""
+        if self._again:
+            kept = without_repeated(chunk, self._again)
+            if kept is None:
+                message = "the engine was lost, and another one did not repeat its tokens"
+                self.owner.part_failed(self, EngineError(message, code="engine_restarted"))
+                return None
+            chunk, self._again = kept
+            if not chunk.token_ids and chunk.finish_reason is None:
+                return None
+        began = self.parent.began[index]
+        return msgspec.structs.replace(
+            chunk,
+            request_id=self.parent.request.request_id,
+            index=index,
+            num_cached_tokens=0 if began else chunk.num_cached_tokens,
+        )
+
+    def fail(self, error: ChoraleError) -> None:
+        self.owner.part_failed(self, error)
+
+    def leave(self, index: int) -> int | None:
+        """Forget a choice that its consumer left. Returns its index in the part, or None if it has ended."""
+        if index not in self.open:
+            return None
+        self.open.discard(index)
+        return self.indices.index(index)

@@ -1,0 +1,48 @@
+"""The version of Ray that is installed, and whether it will do. Imports no Ray before it is asked for."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from types import ModuleType
+
+from chorale.errors import ConfigError
+
+LEAST, TRIED = (2, 60), (2, 60)
+INSTALL = "pip install 'chorale[ray]'"
+
+
+def installed() -> str | None:
+    """Returns the installed version, or None."""
+    try:
+        return importlib.metadata.version("ray")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def check(version: str | None) -> str | None:
+    """Returns a warning about the version, or None. Raises ``ConfigError`` if it cannot work."""
+    wanted = ".".join(map(str, LEAST))
+    if version is None:
+        raise ConfigError(f"Ray is not installed: {INSTALL} (on each machine of the cluster)")
+    found = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    if found < LEAST:
+        raise ConfigError(
+            f"Ray {version} is too old: {wanted} or newer is needed, whose Serve announces facts about "
+            f"replicas to request routers ({INSTALL})"
+        )
+    if found > TRIED:
+        tried = ".".join(map(str, TRIED))
+        return (
+            f"Ray {version} has not been tried: the request router uses parts of Ray {tried} that may change"
+        )
+    return None
+
+
+def import_serve() -> ModuleType:
+    """Returns ``ray.serve``. Raises ``ConfigError`` if it is not installed or too old."""
+    check(installed())
+    try:
+        return importlib.import_module("ray.serve")
+    except ImportError as error:
+        raise ConfigError(f"Ray Serve cannot be imported ({error}): {INSTALL}") from error

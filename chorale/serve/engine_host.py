@@ -1,0 +1,125 @@
+"""EngineHost: an engine for clients on other machines, watched and restarted as a server's engine is.
+
+The listening sockets belong to this process, and each engine process inherits them, so that an engine is
+found at the same place after a restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import threading
+from collections.abc import Sequence
+
+from chorale.client.curve import TcpSocket, new_keys
+from chorale.client.wire import EngineAddress
+from chorale.config import EngineConfig
+from chorale.serve.bootstrap import EngineStart, EngineTcp, Failure, loop_factory, make_directory
+from chorale.serve.engine_monitor import ENGINE_COMMAND, EngineMonitor
+from chorale.serve.logs import LogOptions
+from chorale.serve.watch import WatchLimits
+
+logger = logging.getLogger(__name__)
+STOP_SLACK = 2.0  # seconds beyond the engine's own grace
+BACKLOG = 1024
+
+
+class EngineHost:
+    """``host``: the address of this machine that clients connect to. Call ``start`` once, and ``stop``."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        host: str,
+        *,
+        prefix_secret: bytes = b"",
+        name: str = "engine",
+        log: LogOptions | None = None,
+        limits: WatchLimits | None = None,
+        command: Sequence[str] = ENGINE_COMMAND,
+    ) -> None:
+        self._limits, self._command = limits or WatchLimits(), command
+        self._folder = make_directory()
+        self._sockets = [_listening(host), _listening(host)]
+        self.public_key, self.secret_key = new_keys()
+        engine, beats = (TcpSocket(each.fileno(), self.secret_key) for each in self._sockets)
+        self._start = EngineStart(
+            directory=str(self._folder.path),
+            config=config,
+            parent_pid=os.getpid(),
+            name=name,
+            prefix_secret=prefix_secret,
+            log=log or LogOptions(),
+            tcp=EngineTcp(engine=engine, beats=beats, public_key=self.public_key),
+        )
+        shown = f"[{host}]" if ":" in host else host
+        at, beats_at = (f"tcp://{shown}:{each.getsockname()[1]}" for each in self._sockets)
+        self.address = EngineAddress(at, beats_at, self.public_key)
+        self._monitor: EngineMonitor | None = None
+        self._fault: Failure | None = None  # of the thread
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_up = threading.Event()
+        # An engine process ends with the thread that started it (``processes.die_with_parent``).
+        self._thread = threading.Thread(target=self._run, name="engine-host", daemon=True)
+
+    @property
+    def local_address(self) -> EngineAddress:
+        """Returns the endpoints for processes of this machine."""
+        return self._start.address
+
+    @property
+    def failure(self) -> Failure | None:
+        """Returns the reason why no engine process is started any more, or None."""
+        return self._monitor.failure if self._fault is None and self._monitor is not None else self._fault
+
+    @property
+    def pid(self) -> int | None:
+        """Returns the engine process's id, or None while there is none."""
+        return self._monitor.pid if self._monitor is not None else None
+
+    @property
+    def num_restarts(self) -> int:
+        return self._monitor.num_restarts if self._monitor is not None else 0
+
+    def start(self) -> None:
+        self._thread.start()
+        self._is_up.wait()
+
+    def _run(self) -> None:
+        # uvloop where it is: asyncio's loops find no child watcher where the process has uvloop's policy.
+        try:
+            with asyncio.Runner(loop_factory=loop_factory()) as runner:
+                runner.run(self._keep())
+        except Exception as error:
+            logger.exception("the engine is not watched any more")
+            self._fault = Failure(f"the engine's host failed ({type(error).__name__})", deterministic=False)
+        finally:
+            self._is_up.set()
+
+    async def _keep(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._monitor = EngineMonitor(self._start, command=self._command, limits=self._limits)
+        self._is_up.set()
+        await self._monitor.run()
+
+    def stop(self) -> None:
+        """End the engine process, which finishes what it runs within the grace, and remove what is left."""
+        loop, monitor = self._loop, self._monitor
+        if loop is not None and monitor is not None and self._thread.is_alive():
+            loop.call_soon_threadsafe(monitor.stop)
+            self._thread.join(self._limits.kill_grace + STOP_SLACK)
+        for each in self._sockets:
+            each.close()
+        self._folder.remove()
+
+
+def _listening(host: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM)
+    made.bind((host, 0))
+    made.listen(BACKLOG)
+    made.setblocking(False)
+    made.set_inheritable(True)
+    return made

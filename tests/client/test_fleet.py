@@ -1,0 +1,303 @@
+"""FleetClient against engines behind TCP that die, leave and come (real scheduler, fake device)."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+import zmq
+
+from chorale.client import curve
+from chorale.client.base import EngineStatus
+from chorale.client.fleet import MOST_MOVES
+from chorale.client.wire import EngineAddress
+from chorale.engine.types import GenerateRequest, SamplingSpec, TokenChunk
+from chorale.errors import EngineDeadError, EngineLoadingError, QueueFullError
+from tests.support.serve.fake_engine import Behaviour
+from tests.support.serve.fleet_rig import FleetRig, fleet_rig
+from tests.support.serve.harness import expected, request, run, until
+
+SLOW = Behaviour(step_seconds=0.01)
+
+
+async def read(rig: FleetRig, asked: GenerateRequest) -> dict[int, list[TokenChunk]]:
+    found: dict[int, list[TokenChunk]] = {index: [] for index in range(asked.sampling.n)}
+    async for chunks in rig.client.submit(asked):
+        for chunk in chunks:
+            assert chunk.error is None
+            found[chunk.index].append(chunk)
+    return found
+
+
+def tokens(chunks: list[TokenChunk]) -> list[int]:
+    return [token for chunk in chunks for token in chunk.token_ids]
+
+
+async def lose_engines(rig: FleetRig, asked: GenerateRequest, times: int = 1) -> dict[int, list[TokenChunk]]:
+    """Kill the engine that serves the request once its tokens come."""
+    reading = asyncio.ensure_future(read(rig, asked))
+    for moved in range(times):
+        await until(lambda moved=moved: len(rig.assigner.given) > moved, "assigned")
+        await asyncio.sleep(0.15)
+        for name in set(rig.assigner.running.values()):
+            rig.kill(name)
+        await until(lambda moved=moved: len(rig.assigner.given) > moved + 1 or reading.done(), "moved")
+    return await reading
+
+
+def test_a_stream_whose_engine_is_killed_goes_on_at_another_and_has_the_same_tokens() -> None:
+    async def scene() -> None:
+        async with fleet_rig(2, SLOW) as rig:
+            asked = request("a", 60)
+            found = await lose_engines(rig, asked)
+            assert tokens(found[0]) == expected(asked)
+            assert [chunk.finish_reason for chunk in found[0]][-1] == "length"
+            (_, first), (name, second) = rig.assigner.given
+            assert first != second
+            assert name == "a+1.0"
+            assert rig.client.num_in_flight == 0
+            assert not rig.assigner.running
+            assert {chunk.request_id for chunk in found[0]} == {"a"}
+
+    run(scene())
+
+
+def test_a_choice_whose_output_is_counted_is_repeated_and_its_tokens_come_once() -> None:
+    async def scene() -> None:
+        async with fleet_rig(2, SLOW) as rig:
+            plain = request("a", 60)
+            asked = msgspec.structs.replace(
+                plain, sampling=msgspec.structs.replace(plain.sampling, presence_penalty=0.5)
+            )
+            found = await lose_engines(rig, asked)
+            assert tokens(found[0]) == expected(plain)  # the fake model knows no penalties
+
+    run(scene())
+
+
+def test_several_choices_go_on_each_where_it_was_and_ended_ones_do_not_run_again() -> None:
+    async def scene() -> None:
+        async with fleet_rig(2, SLOW) as rig:
+            asked = request("a", 60, n=3)
+            stream = rig.client.submit(asked)
+            found: dict[int, list[TokenChunk]] = {0: [], 1: [], 2: []}
+            killed = False
+            async for chunks in stream:
+                for chunk in chunks:
+                    found[chunk.index].append(chunk)
+                if not killed and len(tokens(found[2])) > 5:
+                    stream.drop(1)
+                    rig.kill(rig.assigner.given[0][1])
+                    killed = True
+            assert [tokens(found[index]) for index in (0, 2)] == [expected(asked, 0), expected(asked, 2)]
+            assert sorted(name for name, _ in rig.assigner.given) == ["a", "a+1.0", "a+1.2"]
+            assert rig.client.num_in_flight == 0
+            assert not rig.assigner.running
+
+    run(scene())
+
+
+def test_requests_without_a_seed_go_on_too() -> None:
+    async def scene() -> None:
+        async with fleet_rig(2, SLOW) as rig:
+            plain = request("a", 60)
+            asked = msgspec.structs.replace(
+                plain, sampling=msgspec.structs.replace(plain.sampling, seed=None, temperature=1.0)
+            )
+            sent = []
+            for member in rig.client._members.values():
+                member.remote.take = recorded(member.remote.take, sent)  # type: ignore[method-assign]
+            found = await lose_engines(rig, asked)
+            first, second = sent
+            assert first.sampling.seed == second.sampling.seed is not None
+            assert tokens(found[0]) == expected(first)
+
+    run(scene())
+
+
+def recorded(take, sent):  # type: ignore[no-untyped-def]
+    def wrapper(asked, stream, follower):  # type: ignore[no-untyped-def]
+        sent.append(asked)
+        take(asked, stream, follower)
+
+    return wrapper
+
+
+def test_a_request_that_loses_too_many_engines_ends_with_an_error() -> None:
+    """It may be what kills them."""
+
+    async def scene() -> None:
+        async with fleet_rig(MOST_MOVES + 2, SLOW) as rig:
+            with pytest.raises(EngineDeadError):
+                await lose_engines(rig, request("a", 2000), times=MOST_MOVES + 1)
+            assert len(rig.assigner.given) == MOST_MOVES + 1
+            assert rig.client.num_in_flight == 0
+            assert not rig.assigner.running
+
+    run(scene())
+
+
+def test_an_engine_that_leaves_finishes_what_it_runs_and_gets_nothing_new() -> None:
+    async def scene() -> None:
+        async with fleet_rig(2, SLOW) as rig:
+            asked = request("a", 60)
+            reading = asyncio.ensure_future(read(rig, asked))
+            await until(lambda: rig.assigner.given, "assigned")
+            (_, name), *_ = rig.assigner.given
+            rig.announce(name)
+            others = await asyncio.gather(*(read(rig, request(f"b{i}", 5)) for i in range(6)))
+            assert all(tokens(each[0]) == expected(request("b", 5)) for each in others)
+            assert {member for who, member in rig.assigner.given if who != "a"} == set(rig.hosts) - {name}
+            assert tokens((await reading)[0]) == expected(asked)
+            assert len(rig.assigner.given) == 7  # it was not moved
+            await until(lambda: not rig.client._leaving, "its connection is closed")
+            (place,) = (slot for slot in rig.client.engines if slot.is_free)
+            assert place.status == EngineStatus("failed", message="the engine has left")
+            rig.add("new")
+            await rig.ready()
+            assert len(rig.client.engines) == 2
+            assert not place.is_free
+
+    run(scene())
+
+
+def test_requests_wait_for_an_engine_while_the_only_one_restarts() -> None:
+    async def scene() -> None:
+        async with fleet_rig(1, SLOW) as rig:
+            asked = request("a", 60)
+            found = await lose_engines(rig, asked)
+            assert tokens(found[0]) == expected(asked)
+            assert [name for name, _ in rig.assigner.given] == ["a", "a+1.0"]
+            assert rig.hosts["r0"].num_restarts == 1
+
+    run(scene())
+
+
+def test_leaving_and_aborting_before_and_after_the_assignment_leave_nothing_behind() -> None:
+    async def scene() -> None:
+        async with fleet_rig(1, SLOW) as rig:
+            rig.assigner.holds = True
+            waiting = [rig.client.submit(request(f"w{i}", 500, n=2)) for i in range(3)]
+            await asyncio.sleep(0.02)
+            waiting[0].drop(0)
+            waiting[0].drop(1)
+            await waiting[1].aclose()
+            waiting[2].drop(0)
+            assert rig.client.num_in_flight == 2
+            rig.assigner.holds = False
+            await until(lambda: "w2" in rig.assigner.running, "assigned")
+            await asyncio.sleep(0.05)
+            assert rig.client.num_in_flight == 1
+            rig.client.abort("w2")
+            chunks = [chunk async for part in waiting[2] for chunk in part]
+            assert chunks[-1].finish_reason == "abort"
+            assert chunks[-1].index == 1
+            assert rig.client.num_in_flight == 0
+            assert not rig.assigner.running
+            assert not rig.client._requests
+            await until(lambda: rig.client.stats.num_running == 0, "the engine stopped it")
+
+    run(scene())
+
+
+def test_without_an_engine_requests_are_refused_and_a_full_queue_says_so() -> None:
+    async def scene() -> None:
+        async with fleet_rig(0, patience=0.2) as rig:
+            with pytest.raises(EngineLoadingError):
+                rig.client.submit(request("a"))
+            rig.add("r0")
+            await rig.ready()
+            rig.assigner.holds = True
+            stream = rig.client.submit(request("b"))
+            with pytest.raises(EngineDeadError, match="no engine took the request"):
+                await stream.__anext__()
+            assert rig.client.num_in_flight == 0
+            most = rig.client._admission.capacity
+            assert most is not None
+            kept = [rig.client.submit(request(f"c{i}")) for i in range(most)]
+            with pytest.raises(QueueFullError):
+                rig.client.submit(request("d"))
+            for each in kept:
+                await each.aclose()
+
+    run(scene())
+
+
+def test_conversations_return_to_the_engine_that_has_their_blocks() -> None:
+    async def scene() -> None:
+        async with fleet_rig(3) as rig:
+            for talk in range(4):
+                prompt = [100 + talk] * 200
+                homes = set()
+                for turn in range(4):
+                    asked = request(f"t{talk}-{turn}", 20, prompt=prompt)
+                    found = await read(rig, asked)
+                    homes.add(rig.assigner.given[-1][1])
+                    assert (found[0][0].num_cached_tokens > 100) == (turn > 0)
+                    prompt = prompt + tokens(found[0]) + [7] * 20
+                assert len(homes) == 1
+
+    run(scene())
+
+
+def test_nobody_reads_or_asks_without_the_engines_key() -> None:
+    async def scene() -> None:
+        async with fleet_rig(1) as rig:
+            address = rig.hosts["r0"].address
+            other, _ = curve.new_keys()
+            assert await hears(address.beats, address.public_key)
+            assert not await hears(address.beats, "")
+            assert not await hears(address.beats, other)
+            rig.client.set_members({"stranger": EngineAddress(address.engine, address.beats, other)})
+            await asyncio.sleep(0.5)
+            assert rig.client.status.state in ("loading", "dead")
+            assert not rig.client._members["stranger"].remote.is_known
+
+    run(scene())
+
+
+async def hears(beats: str, key: str) -> bool:
+    with zmq.Context() as context, context.socket(zmq.SUB) as socket:
+        socket.setsockopt(zmq.LINGER, 0)
+        curve.enter(socket, key)
+        socket.subscribe(b"")
+        socket.connect(beats)
+        return bool(await asyncio.to_thread(socket.poll, 700))
+
+
+def test_a_continuation_is_the_rest_of_the_request() -> None:
+    from chorale.client.continuation import continued
+
+    sampling = SamplingSpec(
+        n=2, seed=2**63 - 1, max_tokens=10, min_tokens=4, grammar="g", grammar_context=3, prompt_logprobs=1
+    )
+    asked = GenerateRequest(request_id="a", prompt_token_ids=[1, 2, 3], sampling=sampling, cache_salt="s")
+    rest = continued(asked, 1, [8, 9], "a+1", began=True)
+    assert rest is not None
+    assert rest.again == ()
+    assert rest.request == GenerateRequest(
+        request_id="a+1",
+        prompt_token_ids=[1, 2, 3, 8, 9],
+        cache_salt="s",
+        sampling=SamplingSpec(seed=0, max_tokens=8, min_tokens=2, grammar="g", grammar_context=5),
+    )
+    assert continued(asked, 0, [1] * 10, "x", began=True) is None
+    for counted in ({"presence_penalty": 1.0}, {"frequency_penalty": 1.0}, {"bad_words": ((1,),)}):
+        again = msgspec.structs.replace(asked, sampling=msgspec.structs.replace(sampling, **counted))
+        found = continued(again, 1, [8, 9], "x", began=True)
+        assert found is not None
+        assert (found.again, found.request.prompt_token_ids) == ((8, 9), [1, 2, 3])
+    whole = continued(asked, 0, [], "x", began=False)
+    assert whole is not None
+    assert whole.request.sampling.prompt_logprobs == 1
+
+
+def test_repeated_tokens_must_be_the_delivered_ones() -> None:
+    from chorale.client.continuation import without_repeated
+
+    chunk = TokenChunk("a", 0, [1, 2, 3])
+    assert without_repeated(chunk, [1, 2]) == (TokenChunk("a", 0, [3]), [])
+    assert without_repeated(chunk, [1, 2, 3, 4]) == (TokenChunk("a", 0, []), [4])
+    assert without_repeated(chunk, [1, 9]) is None
+    assert without_repeated(TokenChunk("a", 0, [1], finish_reason="stop"), [1, 2]) is None

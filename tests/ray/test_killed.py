@@ -1,0 +1,64 @@
+"""A program with a Ray cluster that is killed with SIGKILL leaves none of Ray's daemons behind."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support import ROOT
+
+PROGRAM = """
+import time
+from tests.support.ray_cluster import ray_cluster
+with ray_cluster(2):
+    print("up", flush=True)
+    time.sleep(600)
+"""
+SECONDS = 30.0
+
+
+def with_logs_in(place: Path) -> list[str]:
+    """Processes that have files below ``place`` open."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            opened = [os.readlink(each) for each in (entry / "fd").iterdir()]
+        except OSError:
+            continue
+        if any(each.startswith(str(place)) for each in opened):
+            found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace"))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs chorale[ray]")
+def test_nothing_of_a_cluster_outlives_a_killed_program() -> None:
+    environment = {
+        name: text for name, text in os.environ.items() if name not in ("CHORALE_TEST_RUN", "TMPDIR")
+    }
+    environment["PYTHONPATH"] = str(ROOT)
+    before = set(Path("/tmp").glob("chorale-run-*"))
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        places = [
+            each for each in set(Path("/tmp").glob("chorale-run-*")) - before if (each / "ray").exists()
+        ]
+        assert any(with_logs_in(place) for place in places)
+    finally:
+        process.kill()
+        process.communicate()
+    deadline = time.monotonic() + SECONDS
+    while any(with_logs_in(place) for place in places):
+        assert time.monotonic() < deadline, [with_logs_in(place) for place in places]
+        time.sleep(0.2)

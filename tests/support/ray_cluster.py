@@ -1,0 +1,65 @@
+"""A Ray cluster of several nodes in processes, which does not outlive the program that uses it.
+
+Ray's daemons do not end with their parent. What ends them, if this program is killed, is the reaper that also
+watches test runs: they have its folder in their environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from chorale.folders import Folder
+from tests.support import ROOT
+
+REAPER = ROOT / "tests" / "support" / "reaper.py"
+OBJECTS = 100 * 2**20  # bytes of each node's object store: nothing is in it
+
+
+@contextlib.contextmanager
+def reaped() -> Iterator[Path]:
+    """A folder for temporary files; whatever has it in its environment ends with this process."""
+    if "CHORALE_TEST_RUN" in os.environ:  # the run has its own
+        yield Path(tempfile.gettempdir())
+        return
+    with Folder("/tmp") as folder:
+        command = [sys.executable, "-I", str(REAPER), str(os.getpid()), str(folder)]
+        reaper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, cwd="/")
+        os.environ["TMPDIR"] = str(folder)
+        tempfile.tempdir = None
+        try:
+            yield folder
+        finally:
+            reaper.communicate()
+
+
+@contextlib.contextmanager
+def ray_cluster(nodes: int = 3, cpus: int = 4, log: bool = False, **resources: Any) -> Iterator[Any]:
+    """The running cluster, to which this process is connected."""
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
+    # Workers import the tests and chorale from here.
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    import ray
+    from ray import serve
+    from ray.cluster_utils import Cluster
+
+    with reaped() as folder:
+        options = {"num_cpus": cpus, "object_store_memory": OBJECTS, "include_dashboard": False, **resources}
+        cluster = Cluster(initialize_head=True, head_node_args=options | {"temp_dir": str(folder / "ray")})
+        try:
+            for _ in range(nodes - 1):
+                cluster.add_node(num_cpus=cpus, object_store_memory=OBJECTS, **resources)
+            ray.init(address=cluster.address, log_to_driver=log, logging_level="ERROR")
+            yield cluster
+        finally:
+            with contextlib.suppress(Exception):
+                serve.shutdown()
+            ray.shutdown()
+            cluster.shutdown()
+            os.environ.pop("RAY_ADDRESS", None)
