@@ -136,7 +136,7 @@ def test_codex(example_server: Served, tmp_path: Path) -> None:
 
 
 def test_every_example_is_run_and_listed() -> None:
-    """A new file in examples/ needs a test here or in test_deploy.py, and a line in the README."""
+    """A new file in examples/ needs a test here or in test_recipes.py, and a line in the README."""
     tested = "".join(each.read_text("utf-8") for each in Path(__file__).parent.glob("test_*.py"))
     listed = (EXAMPLES / "README.md").read_text("utf-8")
     for path in EXAMPLES.rglob("*"):

@@ -1,0 +1,132 @@
+"""docs/from-vllm.md: each flag, variable, endpoint and metric of its tables is treated as the page says."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from chorale.api.operator import metrics, optional_metrics
+from chorale.api.operator.metric_names import (
+    ACCEPTED_PER_POSITION,
+    COUNTERS,
+    DRAFT_COUNTERS,
+    ENGINE_COUNTERS,
+    HISTOGRAMS,
+    HOST_COUNTERS,
+)
+from chorale.cli.options.flags import FLAGS
+from chorale.cli.options.settings import merge
+from chorale.errors import ConfigError
+from tests.support import ROOT
+from tests.support.deploy import load_script
+
+PAGE = (ROOT / "docs" / "from-vllm.md").read_text("utf-8")
+
+
+def rows(name: str) -> list[list[str]]:
+    """Returns the cells of the rows of a marked table."""
+    [part] = re.findall(rf"<!-- {name} -->\n(.*?)<!-- /{name} -->", PAGE, re.DOTALL)
+    lines = part.splitlines()[2:]
+    assert lines
+    return [[cell.strip().strip("`") for cell in line.strip("| ").split("|")] for line in lines]
+
+
+def treatment(arguments: list[str], environment: dict[str, str]) -> str:
+    try:
+        notices = merge(arguments, environment).notices
+    except ConfigError as error:
+        return "refused" if "is not supported" in str(error) else str(error)
+    words = {
+        "not needed": "not needed",
+        "has no effect": "no effect",
+        "is not read by": "not read",
+        "not read by": "not read",
+        "visible in process lists; prefer": "acts",
+    }
+    found = {kind for notice in notices for text, kind in words.items() if text in notice}
+    assert len(found) <= 1, notices
+    assert len(notices) == len(found), notices
+    return found.pop() if found else "acts"
+
+
+@pytest.mark.parametrize("row", rows("guide"), ids=lambda row: row[0][:60])
+def test_a_flag_is_treated_as_the_page_says(row: list[str], tmp_path: Path) -> None:
+    flags, expected = row[0], row[1]
+    if flags == "--config recipe.yaml":
+        (tmp_path / "recipe.yaml").write_text("max-num-seqs: 2\n")
+        flags = f"--config {tmp_path}/recipe.yaml"
+    name, _, value = flags.partition(" ")
+    arguments = [name, value] if value.startswith("{") else shlex.split(flags)
+    if value.startswith("{"):
+        json.loads(value)
+    model = [] if name == "--model" else ["openai/gpt-oss-120b"]
+    assert treatment([*model, *arguments], {}) == expected
+
+
+def test_each_flag_of_the_guides_is_in_one_row() -> None:
+    named = [row[0] for row in rows("guide")]
+    assert len(named) == len(set(named))
+    assert {row[1] for row in rows("guide")} == {"acts", "not needed", "no effect", "refused"}
+
+
+def test_the_table_of_all_flags_is_what_the_code_says() -> None:
+    assert load_script("vllm_page").render(PAGE) == PAGE, "run: python scripts/vllm_page.py"
+
+
+@pytest.mark.parametrize("row", rows("variables"), ids=lambda row: row[0])
+def test_a_variable_is_treated_as_the_page_says(row: list[str]) -> None:
+    values = {
+        "VLLM_LOG_STATS_INTERVAL": "5",
+        "VLLM_LOGGING_LEVEL": "INFO",
+        "VLLM_SYSTEM_START_DATE": "2026-01-02",
+    }
+    found = treatment(["demo"], {row[0]: values.get(row[0], "1")})
+    expected = re.split("[,:]", row[1])[0]
+    assert {"acts": "read"}.get(found, found) == expected
+
+
+def test_endpoints_are_there_or_missing_as_the_page_says() -> None:
+    api = (ROOT / "docs" / "api.md").read_text("utf-8")  # which is generated from the routes
+    served = set(re.findall(r"^\| (?:GET|POST) \| `([^`]+)` \|", api, re.MULTILINE)) | {"/docs"}
+    for path, here in rows("endpoints"):
+        assert (path in served) != here.startswith("missing"), path
+    for path in re.findall(r"^New here: (.*?)\n\n", PAGE, re.MULTILINE | re.DOTALL)[0].split("`")[1::2]:
+        assert path.removeprefix("GET ") in served, path
+
+
+def test_metrics_are_those_of_the_server() -> None:
+    """All of vLLM's names that this server has, with their types, and no others."""
+    counters = {
+        f"{name}_total"
+        for name in (*COUNTERS, *ENGINE_COUNTERS, *DRAFT_COUNTERS, *HOST_COUNTERS, ACCEPTED_PER_POSITION)
+    }
+    source = Path(metrics.__file__).read_text("utf-8") + Path(optional_metrics.__file__).read_text("utf-8")
+    written = set(re.findall(r'"(vllm:\w+)"', source))
+    counters |= {f"{name}_total" for name in written if re.search(rf'counter, "{name}"', source)}
+    gauges = {name for name in written if f"{name}_total" not in counters}
+    types = (
+        dict.fromkeys(counters, "counter")
+        | dict.fromkeys(HISTOGRAMS, "histogram")
+        | dict.fromkeys(gauges, "gauge")
+    )
+    named = {name: kind.split(",")[0] for name, kind in rows("metrics")}
+    assert named == {name: kind for name, kind in types.items() if not name.startswith("chorale:")}
+
+
+def test_flags_in_the_prose_are_flags() -> None:
+    prose = re.sub(r"<!-- (guide|all|variables) -->.*?<!-- /\1 -->", "", PAGE, flags=re.DOTALL)
+    prose = re.sub(r"docker run.*", "", prose)
+    named = set(re.findall(r"(?<![\w-])--([a-z][a-z-]+)", prose)) - {"ipc", "shm-size"}
+    assert len(named) > 5
+    assert named <= set(FLAGS)
+
+
+def test_the_two_commands_at_the_top_are_the_same() -> None:
+    ours = re.findall(r"^(?:vllm|chorale) serve (.+)$", PAGE, re.MULTILINE)
+    assert len(ours) == 2
+    assert ours[0] == ours[1]
+    assert len(merge(shlex.split(ours[1]), {}).notices) == 2

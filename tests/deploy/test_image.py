@@ -1,0 +1,283 @@
+"""The Dockerfile, the compose file, the systemd unit and the files for Modal and SkyPilot."""
+
+from __future__ import annotations
+
+import configparser
+import fnmatch
+import re
+import runpy
+import shlex
+import sys
+import tomllib
+import types
+from typing import Any
+
+import pytest
+import yaml
+
+from chorale.cli.commands import warm
+from chorale.cli.gpus import find_gpu
+from chorale.cli.options.settings import Settings, merge
+from chorale.config import ServerConfig
+from tests.support import ROOT
+from tests.support.deploy import DEPLOY, DOCKERFILE, DRAIN_SLACK, KNOWN, exec_form, parsed
+
+HOME = "/home/chorale"
+COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))
+SERVICES = COMPOSE["services"]
+SERVERS = {name: SERVICES[name] for name in ("chorale", "demo")}
+SECRET = re.compile("KEY|TOKEN|PASSWORD|SECRET")
+
+
+def stages() -> dict[str, str]:
+    """Returns the text of each stage of the Dockerfile."""
+    parts = re.split(r"^FROM (\S+) AS (\S+)$", DOCKERFILE, flags=re.MULTILINE)[1:]
+    return {name: f"{base}\n{body}" for base, name, body in zip(*[iter(parts)] * 3, strict=True)}
+
+
+# ---------------------------------------------------------------- Dockerfile
+
+
+def test_the_image_has_both_targets_and_runs_as_a_numbered_user() -> None:
+    """Kubernetes checks runAsNonRoot by the number alone."""
+    assert list(stages())[-1] == "cuda"  # the default
+    for target in ("cpu", "cuda"):
+        text = stages()[target]
+        assert text.startswith("base\n")
+        users = re.findall(r"^USER (.+)$", text, re.MULTILINE)
+        assert users == ["1000:1000"]
+        assert "pip install" not in text  # the build's tools stay in their stages
+    assert "--uid 1000" in stages()["base"]
+
+
+def test_the_build_copies_what_is_there_and_what_the_context_has() -> None:
+    ignored = [
+        line
+        for line in (ROOT / ".dockerignore").read_text("utf-8").splitlines()
+        if line and not line.startswith("#")
+    ]
+    assert ignored[0] == "*"
+    allowed = {line[1:] for line in ignored if line.startswith("!")}
+    copied = {
+        name
+        for line in re.findall(r"^COPY (?!--from)(.+) \S+$", DOCKERFILE, re.MULTILINE)
+        for name in line.split()
+    }
+    assert copied == allowed
+    for name in copied:
+        assert (ROOT / name).exists(), name
+    assert any(fnmatch.fnmatch("chorale/x/__pycache__", line) for line in ignored)
+    for source in re.findall(r"--from=(\S+)", DOCKERFILE):
+        assert source in stages()
+
+
+def test_the_package_needs_no_file_that_the_context_leaves_out() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    allowed = (ROOT / ".dockerignore").read_text("utf-8").splitlines()
+    for name in (project["project"]["readme"], *project["project"]["license-files"]):
+        assert f"!{name}" in allowed
+    assert project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == ["chorale"]
+    [extras] = re.findall(r'^ARG EXTRAS="(.+)"$', DOCKERFILE, re.MULTILINE)
+    for extra in re.findall(r"--extra (\S+)", extras):
+        assert extra in project["project"]["optional-dependencies"]
+
+
+def test_nothing_secret_is_built_in() -> None:
+    for instruction in re.findall(r"^(?:ARG|ENV) (.+)$", DOCKERFILE, re.MULTILINE):
+        assert not SECRET.search(instruction)
+
+
+def test_the_entry_point_and_the_health_check() -> None:
+    assert exec_form("ENTRYPOINT")[:4] == ["tini", "--", "chorale", "serve"]
+    settings = parsed([*exec_form("ENTRYPOINT")[4:], *exec_form("CMD")])
+    assert (settings.engine.model, settings.server.host, settings.server.port) == ("demo", "0.0.0.0", 8000)
+    other = parsed(
+        [*exec_form("ENTRYPOINT")[4:], "--model", "openai/gpt-oss-20b", "--host=::1", "--port", "9"]
+    )
+    assert (other.engine.model, other.server.host, other.server.port) == ("openai/gpt-oss-20b", "::1", 9)
+    assert "EXPOSE 8000" in DOCKERFILE
+    assert "http://127.0.0.1:8000/health" in DOCKERFILE
+
+
+def test_variables_have_readers() -> None:
+    names = set(re.findall(r"(?:ENV|^ {4})\s*([A-Z_]+)=", stages()["base"] + stages()["cuda"], re.MULTILINE))
+    assert names >= {"TRITON_CACHE_DIR", "NVIDIA_VISIBLE_DEVICES"}
+    assert names <= KNOWN
+
+
+def test_kernels_are_compiled_for_a_known_gpu_where_the_server_looks() -> None:
+    defaults = dict(re.findall(r"^ARG (WARM_\w+)=(.*)$", DOCKERFILE, re.MULTILINE))
+    assert find_gpu(defaults["WARM_GPU"]).architecture == "sm_90"
+    [command] = re.findall(r'chorale (warm "\$WARM_MODEL" --gpu "\$WARM_GPU") \$WARM_OPTIONS', DOCKERFILE)
+    assert command
+    warm.check(merge([defaults["WARM_MODEL"]], {}).engine, [defaults["WARM_GPU"]])
+    [cache] = re.findall(r"TRITON_CACHE_DIR=(\S+)", DOCKERFILE)
+    assert f"kernels:{cache}" in SERVICES["chorale"]["volumes"]
+    manifest = (DEPLOY / "kubernetes" / "deployment.yaml").read_text("utf-8")
+    assert f"command: [cp, --recursive, {cache}/., /kernels]" in manifest
+
+
+# ---------------------------------------------------------------- compose
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_compose_starts_servers_with_options_that_there_are(name: str) -> None:
+    command = [re.sub(r"\$\{\w+:-(.*?)\}", r"\1", each) for each in SERVERS[name]["command"]]
+    settings = parsed([*exec_form("ENTRYPOINT")[4:], *command])
+    assert settings.notices == ()
+    assert SERVERS[name]["ports"] == ["${CHORALE_BIND:-127.0.0.1}:8000:8000"]
+    assert set(SERVERS[name]["environment"]) <= KNOWN
+    grace = int(SERVERS[name]["stop_grace_period"].removesuffix("s"))
+    assert grace >= settings.server.shutdown_timeout + DRAIN_SLACK
+    assert SERVERS[name]["build"]["target"] in stages()
+    assert set(SERVERS[name]["build"].get("args", {})) <= set(
+        re.findall(r"^ARG (\w+)", DOCKERFILE, re.MULTILINE)
+    )
+
+
+def test_the_demo_needs_nothing_else() -> None:
+    assert SERVICES["demo"]["profiles"] == ["cpu"]
+    assert "depends_on" not in SERVICES["demo"]
+    assert [name for name, each in SERVICES.items() if "cpu" in each["profiles"]] == ["demo"]
+
+
+def test_the_server_with_a_gpu_finds_its_services() -> None:
+    settings = parsed([each for each in SERVICES["chorale"]["command"] if not each.startswith("$")])
+    assert settings.server.response_store == "postgresql://chorale@postgres/chorale"
+    assert settings.server.tools.search_url == "http://searxng:8080/search"
+    assert settings.server.tools.browser == "searxng"
+    assert {"postgres", "searxng"} <= set(SERVICES["chorale"]["depends_on"])
+    for name in ("postgres", "searxng"):
+        assert set(SERVICES[name]["networks"]) & set(SERVICES["chorale"]["networks"])
+        assert "ports" not in SERVICES[name]
+    assert SERVICES["postgres"]["environment"]["POSTGRES_USER"] == "chorale"
+    searxng = yaml.safe_load((DEPLOY / "searxng" / "settings.yml").read_text("utf-8"))
+    assert "json" in searxng["search"]["formats"]
+
+
+def test_compose_writes_no_secret_down_and_demands_a_key_for_other_machines() -> None:
+    for service in SERVICES.values():
+        for name, value in service.get("environment", {}).items():
+            assert not SECRET.search(name) or value.startswith("${"), name
+    assert COMPOSE["x-check"].startswith("${CHORALE_BIND:+${CHORALE_API_KEY:?")
+    for name, service in SERVICES.items():
+        assert all("127.0.0.1" in port for port in service.get("ports", ())), name
+
+
+def test_volumes_are_folders_that_the_image_prepares_for_its_user() -> None:
+    named = {each.split(":")[0] for service in SERVICES.values() for each in service.get("volumes", ())}
+    assert {each for each in named if not each.startswith(".")} == set(COMPOSE["volumes"])
+    made = re.search(r"mkdir -p (.+?) \\", stages()["base"])
+    assert made is not None
+    for service in SERVERS.values():
+        for volume in service["volumes"]:
+            assert volume.split(":")[1] in made[1].split()
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+
+
+# ---------------------------------------------------------------- systemd
+
+
+def test_the_unit_starts_the_server_and_waits_for_its_drain() -> None:
+    unit = configparser.RawConfigParser(strict=False, delimiters=("=",))
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read_string((DEPLOY / "chorale.service").read_text("utf-8"))
+    service = unit["Service"]
+    program, command, *arguments = shlex.split(service["ExecStart"])
+    assert (program, command) == ("/opt/chorale/bin/chorale", "serve")
+    recipe = "examples/recipes/gpt-oss-20b-1-gpu.yaml"
+    assert recipe in (DEPLOY / "chorale.service").read_text("utf-8")
+    place = arguments.index("--config") + 1
+    arguments[place] = str(ROOT / recipe)
+    key_file = arguments.index("--api-key-file")
+    assert arguments[key_file + 1] == "%d/api-keys"
+    del arguments[key_file : key_file + 2]
+    settings = parsed(arguments)
+    assert settings.notices == ()
+    assert float(service["TimeoutStopSec"]) >= settings.server.shutdown_timeout + DRAIN_SLACK
+    assert service["KillMode"] == "mixed"  # engines end with the server
+    assert service["RestartPreventExitStatus"] == "2"  # docs/operating.md, "Exit codes"
+    text = (DEPLOY / "chorale.service").read_text("utf-8")
+    names = {
+        name
+        for line in re.findall(r"^Environment=(.+)$", text, re.MULTILINE)
+        for name in re.findall(r"(\w+)=", line)
+    }
+    assert names <= KNOWN
+
+
+# ---------------------------------------------------------------- Modal and SkyPilot
+
+
+class Recorder:
+    """Stands in for a part of the package modal: any attribute and call is itself."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        [function] = arguments[:1] or [None]
+        return function if isinstance(function, types.FunctionType) else self
+
+
+def modal_app(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    stand_in = types.ModuleType("modal")
+    for name in ("Image", "Volume", "Secret", "App", "concurrent", "web_server", "is_local"):
+        setattr(stand_in, name, Recorder())
+    monkeypatch.setitem(sys.modules, "modal", stand_in)
+    return runpy.run_path(str(DEPLOY / "modal_app.py"))
+
+
+def test_modal_serves_what_the_client_of_the_guide_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client: tests/acceptance/claims/test_modal_client.py."""
+    app = modal_app(monkeypatch)
+    program, command, *arguments = app["command"]()
+    assert (program, command) == ("chorale", "serve")
+    settings: Settings = merge(arguments, {})
+    assert settings.notices == ()
+    assert settings.server.served_model_names == ("openai/gpt-oss-20b", "llm")
+    assert (settings.server.host, settings.server.port) == ("0.0.0.0", app["PORT"])
+    assert app["PORT"] == 8000
+    assert settings.engine.speculative_config is not None
+    assert settings.engine.max_num_seqs == app["MAX_INPUTS"]
+    started: list[list[str]] = []
+    monkeypatch.setattr("subprocess.Popen", started.append)
+    app["serve"]()
+    assert started == [app["command"]()]
+
+
+def test_modal_compiles_kernels_for_the_options_that_it_serves_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = modal_app(monkeypatch)
+    program, command, *arguments = shlex.split(app["warm_command"]())
+    assert (program, command) == ("chorale", "warm")
+    rest, names = warm.take_gpus(arguments)
+    built = merge(rest, {}).engine
+    assert [find_gpu(name).name for name in names] == [app["GPU"]]
+    warm.check(built, names)
+    served = merge(app["command"]()[2:], {}).engine
+    for option in ("max_num_seqs", "max_model_len", "max_num_batched_tokens", "kv_cache_dtype"):
+        assert getattr(built, option) == getattr(served, option)
+
+
+def test_skypilot_starts_a_server_and_asks_whether_it_is_ready() -> None:
+    task = yaml.safe_load((DEPLOY / "skypilot.yaml").read_text("utf-8"))
+    command = task["run"].replace("\\\n", " ").replace("$MODEL", task["envs"]["MODEL"])
+    words = shlex.split(command.replace("$SKYPILOT_NUM_GPUS_PER_NODE", "1"))
+    assert words[:3] == ["exec", "~/chorale/bin/chorale", "serve"]
+    settings = parsed(words[3:])
+    assert settings.notices == ()
+    assert settings.server.port == task["resources"]["ports"]
+    assert task["service"]["readiness_probe"]["path"] == "/ready"
+    assert set(task["secrets"]) <= KNOWN
+    assert all(value is None for value in task["secrets"].values())
+    for accelerator in task["resources"]["accelerators"]:
+        find_gpu(accelerator.partition(":")[0])
+
+
+def test_what_was_never_run_says_so() -> None:
+    for name in ("compose.yaml", "modal_app.py", "skypilot.yaml", "kserve.yaml", "chorale.service"):
+        assert re.search(
+            r"[Nn]ever (run|deployed|launched|applied|started)", (DEPLOY / name).read_text("utf-8")
+        ), name
+    assert ServerConfig().shutdown_timeout == 120  # of which the pages and files speak
