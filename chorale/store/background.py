@@ -11,10 +11,12 @@ import zlib
 from functools import partial
 from typing import Any
 
-from chorale.store import repeats
+from chorale.store import repeats, servers
 from chorale.store.access import Access
+from chorale.store.batch_rows import release_batches
 from chorale.store.conversation_rows import finish_lease, free_all
 from chorale.store.database import Database
+from chorale.store.files import end_uploads
 from chorale.store.protocol import RESPONSE_ID, Claimed, EventChunk, EventPage, Lease, Recover, StoredResponse
 from chorale.store.responses import (
     COLUMNS,
@@ -27,6 +29,7 @@ from chorale.store.responses import (
     row_size,
     to_json,
 )
+from chorale.store.servers import owns_more, register
 
 _PAGE_CHUNKS = 64
 _PAGE_BYTES = 2**16  # rendered by a reader at a time
@@ -103,7 +106,7 @@ class BackgroundResponses:
 
     async def servers(self) -> dict[str, int]:
         """Returns the number of heartbeats of every registered server."""
-        return await self._access.read(_servers)
+        return await self._access.read(servers.beats)
 
     async def expire(self, server_id: str, beat: int | None) -> list[str]:
         """Puts back or fails all responses of a dead server, unless its count of heartbeats is not ``beat``.
@@ -176,39 +179,20 @@ class BackgroundResponses:
 # --------------------------------------------------------------------------- servers
 
 
-def register(db: Database, server_id: str) -> None:
-    """Registers the server before it owns anything."""
-    db.execute("INSERT INTO servers (id, beat) VALUES (?, 0) ON CONFLICT (id) DO NOTHING", (server_id,))
-
-
 def _beat(server_id: str, db: Database) -> set[str]:
     """Counts a heartbeat. Removes a server that owns nothing, so that idle servers write nothing."""
     owned = {
         row[0] for row in db.execute("SELECT id FROM responses WHERE server_id = ?", (server_id,)).fetchall()
     }
-    held = db.execute("SELECT 1 FROM conversations WHERE server_id = ? LIMIT 1", (server_id,)).fetchone()
-    if owned or held is not None:
+    if owned or owns_more(db, server_id):
         db.execute("UPDATE servers SET beat = beat + 1 WHERE id = ?", (server_id,))
     else:
         db.execute("DELETE FROM servers WHERE id = ?", (server_id,))
     return owned
 
 
-def _servers(db: Database) -> dict[str, int]:
-    return dict(db.execute("SELECT id, beat FROM servers").fetchall())
-
-
-def all_servers(db: Database) -> list[str]:
-    """Returns the ids of all servers that are registered or own something."""
-    rows = db.execute(
-        "SELECT id FROM servers UNION SELECT server_id FROM responses WHERE server_id IS NOT NULL"
-        " UNION SELECT server_id FROM conversations WHERE server_id IS NOT NULL"
-    )
-    return [row[0] for row in rows.fetchall() if row[0] != repeats.WAITING]
-
-
 def expire(db: Database, server_id: str, recover: Recover) -> list[str]:
-    """Ends a dead server: its responses are put back for another server, or fail.
+    """Ends a dead server: its responses are put back for another server, or fail; its batches are put back.
 
     Returns the ids of the responses that failed.
     """
@@ -218,6 +202,8 @@ def expire(db: Database, server_id: str, recover: Recover) -> list[str]:
     for row in rows:
         _end_lost(db, row, "failed", recover)
     free_all(db, server_id)
+    release_batches(db, server_id)
+    end_uploads(db, server_id)
     return [row[1] for row in rows]
 
 

@@ -13,8 +13,8 @@ import secrets
 from chorale.store.database import Database
 from chorale.store.protocol import Claimed, Lease
 from chorale.store.responses import COLUMNS, ROW_BYTES, load, to_json
+from chorale.store.servers import WAITING
 
-WAITING = "waiting"
 MAX_ATTEMPTS = 2  # bounds how often one response can crash a server
 _MOST_WAITING = 16  # per query
 

@@ -8,6 +8,9 @@ bound is free. ``request`` is the data for resuming a response, NULL if it may n
 counts its starts. ``used`` is when a response was written or last continued: eviction removes the least
 recently used first.
 
+``files`` has a row per file (see ``files``), ``batches`` a row per batch and ``batch_results`` the answered
+lines of the batches that have not ended (see ``batches``).
+
 A migration compares: old names are replaced, then missing tables and columns are added. A new column
 therefore needs a default. Increase ``VERSION`` with every change.
 """
@@ -19,7 +22,7 @@ from collections.abc import Mapping
 from chorale.errors import ConfigError
 from chorale.store.database import Database
 
-VERSION = 4  # 4: ``events`` holds output events instead of rendered ones; new names
+VERSION = 5  # 4: ``events`` holds output events instead of rendered ones; new names. 5: files and batches
 
 _COUNT = "INT NOT NULL DEFAULT 0"
 # Table to its columns, then constraints. The databases' modules map the types that differ.
@@ -52,6 +55,23 @@ TABLES: dict[str, dict[str, str]] = {
         "position": "INT NOT NULL", "id": "TEXT NOT NULL", "item": "BYTES NOT NULL",
         "token_ids": "BYTES NOT NULL", "PRIMARY KEY": "(conversation_seq, position)",
     },
+    "files": {
+        "seq": "SERIAL", "id": "TEXT NOT NULL UNIQUE", "owner": "BYTES NOT NULL", "state": "TEXT NOT NULL",
+        "created": "FLOAT NOT NULL", "expires": "FLOAT", "purpose": "TEXT NOT NULL",
+        "filename": "TEXT NOT NULL", "num_bytes": "INT NOT NULL", "server_id": "TEXT",
+    },
+    "batches": {
+        "seq": "SERIAL", "id": "TEXT NOT NULL UNIQUE", "owner": "BYTES NOT NULL", "status": "TEXT NOT NULL",
+        "created": "FLOAT NOT NULL", "expires": "FLOAT NOT NULL", "ended": "FLOAT",
+        "served_model": "TEXT NOT NULL", "input_file_id": "TEXT NOT NULL", "body": "BYTES NOT NULL",
+        "server_id": "TEXT", "attempts": _COUNT,
+        "num_lines": _COUNT, "num_completed": _COUNT, "num_failed": _COUNT, "input_tokens": _COUNT,
+        "cached_tokens": _COUNT, "output_tokens": _COUNT, "reasoning_tokens": _COUNT,
+    },
+    "batch_results": {
+        "batch_seq": "INT NOT NULL REFERENCES batches (seq) ON DELETE CASCADE", "line": "INT NOT NULL",
+        "completed": "INT NOT NULL", "data": "BYTES NOT NULL", "PRIMARY KEY": "(batch_seq, line)",
+    },
     "totals": {"num_responses": _COUNT, "num_bytes": _COUNT, "num_conversations": _COUNT},
     "schema_version": {"version": "INT NOT NULL"},
 }  # fmt: skip
@@ -62,6 +82,11 @@ _INDEXES = (
     "INDEX IF NOT EXISTS items_id ON items (id) WHERE id IS NOT NULL",
     "INDEX IF NOT EXISTS conversations_used ON conversations (used, seq)",
     "INDEX IF NOT EXISTS conversations_server ON conversations (server_id) WHERE server_id IS NOT NULL",
+    "INDEX IF NOT EXISTS files_owner ON files (owner, seq)",
+    "INDEX IF NOT EXISTS files_server ON files (server_id) WHERE server_id IS NOT NULL",
+    "INDEX IF NOT EXISTS batches_owner ON batches (owner, seq)",
+    "INDEX IF NOT EXISTS batches_server ON batches (server_id) WHERE server_id IS NOT NULL",
+    "INDEX IF NOT EXISTS batches_input ON batches (input_file_id) WHERE ended IS NULL",
     "UNIQUE INDEX IF NOT EXISTS conversation_items_id ON conversation_items (id, conversation_seq)",
 )
 # Names up to format 3, of tables and of columns.

@@ -18,12 +18,14 @@ from typing import Any
 
 from chorale.config import ServerConfig
 from chorale.store.access import Access, Bounds
-from chorale.store.background import BackgroundResponses, all_servers, count_live, expire
+from chorale.store.background import BackgroundResponses, count_live, expire
+from chorale.store.batches import Batches
 from chorale.store.completions import Completions
 from chorale.store.connection_thread import LOCK_SECONDS
 from chorale.store.conversation_rows import finish_lease
 from chorale.store.conversations import Conversations
 from chorale.store.database import Database
+from chorale.store.files import Files
 from chorale.store.protocol import (
     ITEM_ID,
     RESPONSE_ID,
@@ -48,6 +50,7 @@ from chorale.store.responses import (
     not_found,
     totals,
 )
+from chorale.store.servers import all_servers
 from chorale.store.sqlite import MEMORY, connect, is_read_only, prepare_file, share_file
 
 __all__ = [
@@ -113,6 +116,13 @@ class ResponseStore:
         self.background = BackgroundResponses(access, recover)
         self.conversations = Conversations(access)
         self.completions = Completions(access)
+        self.files = Files(access)
+        self.batches = Batches(access)
+
+    @property
+    def path(self) -> str | None:
+        """Returns the SQLite file, ``":memory:"``, or None for another database."""
+        return None
 
     @property
     def fault(self) -> str | None:
@@ -225,6 +235,10 @@ class SqliteStore(ResponseStore):
             recover,
         )
 
+    @property
+    def path(self) -> str:
+        return self._file.path
+
     async def close(self) -> None:
         await super().close()
         self._file.close()
@@ -237,19 +251,19 @@ class _File:
     """
 
     def __init__(self, path: str, recover: Recover) -> None:
-        self._path = path
+        self.path = path
         self._recover = recover
         self._lock_fd = -1
         self._dead: list[str] = []  # servers registered before this one
 
     def connect(self, first: bool) -> Database:
-        if self._path == MEMORY or self._lock_fd >= 0:
-            return connect(self._path, migrating=first)
+        if self.path == MEMORY or self._lock_fd >= 0:
+            return connect(self.path, migrating=first)
         if not first:
-            raise NoSpaceError(f"the response store {self._path} is not open")
-        lock_fd, alone = prepare_file(Path(self._path))
+            raise NoSpaceError(f"the response store {self.path} is not open")
+        lock_fd, alone = prepare_file(Path(self.path))
         try:
-            database = connect(self._path, migrating=True)
+            database = connect(self.path, migrating=True)
             if alone:
                 self._dead = all_servers(database)
                 share_file(lock_fd)

@@ -1,0 +1,82 @@
+"""/v1/batches: create, retrieve, list and cancel batches. ``chorale.batches`` works on them."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from chorale.api.batches.request import CreateBatch
+from chorale.api.fields import parse
+from chorale.api.http.responses import json_response, read_as
+from chorale.api.responses.by_id import owner_of
+from chorale.api.responses.pages import check_names, page_object, read_number
+from chorale.api.state import ServerState
+from chorale.errors import invalid
+from chorale.ids import new_id
+from chorale.store.batch_rows import StoredBatch
+
+_PATH = "/v1/batches"
+
+
+def routes(state: ServerState) -> list[Route]:
+    one = f"{_PATH}/{{batch_id}}"
+    return [
+        Route(_PATH, partial(create, state), methods=["POST"]),
+        Route(_PATH, partial(list_batches, state), methods=["GET"]),
+        Route(one, partial(retrieve, state), methods=["GET"]),
+        Route(f"{one}/cancel", partial(cancel, state), methods=["POST"]),
+    ]
+
+
+async def create(state: ServerState, request: Request) -> Response:
+    service = state.batch_service()
+    fields = await read_as(request, state.config, partial(parse, CreateBatch))
+    rows, after = state.store.batches, fields.output_expires_after
+    now = rows.now
+    batch = StoredBatch(
+        id=new_id("batch"),
+        owner=owner_of(request),
+        status="validating",
+        created=now,
+        expires=now + fields.seconds,
+        input_file_id=fields.input_file_id,
+        body={
+            "endpoint": fields.endpoint,
+            "model": state.model_names[0],
+            "completion_window": fields.completion_window,
+            "metadata": fields.metadata,
+            "output_seconds": None if after is None else after.seconds,
+        },
+    )
+    await rows.create(batch, state.model_names[0], state.config.batch_max_active)
+    service.wake()
+    return json_response(batch.to_object())
+
+
+async def retrieve(state: ServerState, request: Request) -> Response:
+    state.batch_service()
+    found = await state.store.batches.get(request.path_params["batch_id"], owner_of(request))
+    return json_response(found.to_object())
+
+
+async def list_batches(state: ServerState, request: Request) -> Response:
+    """Lists batches, newest first."""
+    state.batch_service()
+    query = request.query_params
+    check_names(query, "after", "limit")
+    after = query.get("after")
+    found = await state.store.batches.page(owner_of(request), after, read_number(query, "limit", 20))
+    if found is None:
+        raise invalid("after", f"no batch {str(after)[:128]!r}")
+    batches, has_more = found
+    return json_response(page_object([batch.to_object() for batch in batches], has_more))
+
+
+async def cancel(state: ServerState, request: Request) -> Response:
+    service = state.batch_service()
+    found = await state.store.batches.cancel(request.path_params["batch_id"], owner_of(request))
+    service.wake()
+    return json_response(found.to_object())

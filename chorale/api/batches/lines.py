@@ -1,0 +1,120 @@
+"""The lines of a server's batches: they are answered by its own endpoints, in this process."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from chorale.api import chat, completions, responses
+from chorale.api.batches.service import BatchService
+from chorale.api.http.auth import OWNER, authenticate_routes
+from chorale.api.http.responses import error_response
+from chorale.api.state import Lifecycle, ServerState
+from chorale.batches.execute import AppSender
+from chorale.batches.line import ENDPOINTS
+from chorale.batches.runner import BatchRunner, Engine
+from chorale.client.admission import total_capacity
+from chorale.client.base import EngineClient, EngineInfo, EngineStatus, EngineView, TokenStream
+from chorale.engine.types import EngineStats, GenerateRequest
+from chorale.errors import ChoraleError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchClient:
+    """An engine client whose requests yield to all others."""
+
+    client: EngineClient
+
+    @property
+    def engines(self) -> Sequence[EngineView]:
+        return self.client.engines
+
+    @property
+    def info(self) -> EngineInfo:
+        return self.client.info
+
+    @property
+    def status(self) -> EngineStatus:
+        return self.client.status
+
+    @property
+    def stats(self) -> EngineStats:
+        return self.client.stats
+
+    @property
+    def num_in_flight(self) -> int:
+        return self.client.num_in_flight
+
+    def reserve(self, num_choices: Mapping[str, int]) -> None:
+        self.client.reserve(num_choices)
+
+    def release(self, request_ids: Iterable[str]) -> None:
+        self.client.release(request_ids)
+
+    def submit(self, request: GenerateRequest) -> TokenStream:
+        return self.client.submit(msgspec.structs.replace(request, is_batch=True))
+
+    def abort(self, request_id: str) -> None:
+        self.client.abort(request_id)
+
+    async def close(self) -> None:
+        """Does nothing: the client is the server's."""
+
+
+class LineApp:
+    """The endpoints of lines as an ASGI app. Errors become answers, as of the server; nothing is logged of a
+    line but a fault of the program."""
+
+    def __init__(self, state: ServerState) -> None:
+        inner = replace(state, client=BatchClient(state.client), lifecycle=Lifecycle())
+        routes = [*chat.routes(inner), *completions.routes(inner), *responses.routes(inner)]
+        wanted = [r for r in routes if isinstance(r, Route) and r.path in ENDPOINTS]
+        self._app: ASGIApp = Router(authenticate_routes(wanted, ()), redirect_slashes=False)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = self
+        try:
+            await self._app(scope, receive, send)
+        except ChoraleError as error:
+            await error_response(error)(scope, receive, send)
+        except Exception:
+            logger.exception("a line of a batch failed")
+            await error_response(ChoraleError("internal error"))(scope, receive, send)
+
+
+def make_runner(state: ServerState, service: BatchService) -> BatchRunner:
+    """Returns the runner of this process. ``service.runner`` is set to it."""
+    app = LineApp(state)
+
+    def is_ready() -> bool:
+        return state.client.status.state == "ready"
+
+    def concurrency() -> int:
+        if state.lifecycle.draining or not is_ready():
+            return 0
+        rows, queued = state.client.info.max_num_seqs, state.config.max_queued_requests
+        # Lines count among the requests that the server admits: others must find room beside them.
+        admitted = total_capacity(rows, queued)
+        most = min(state.config.batch_max_concurrency or rows, admitted // 4)
+        return max(1, most // state.config.api_server_count)
+
+    def counted(completed: int, failed: int) -> None:
+        state.metrics.lines_answered(completed, failed)
+
+    service.runner = BatchRunner(
+        state.store,
+        service.contents,
+        state.background.server_id,
+        Engine(state.model_names[0], is_ready, concurrency),
+        service.limits,
+        sender=lambda owner: AppSender(app, scope={OWNER: owner}),
+        counted=counted,
+    )
+    return service.runner

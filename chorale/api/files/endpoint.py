@@ -1,0 +1,137 @@
+"""/v1/files: upload, list, read and delete files.
+
+An upload is bounded before it is read: by the size that it states, and by the quota of its owner, of which it
+takes its share first. Its content goes to the storage as it arrives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.parse
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from functools import partial
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from chorale.api.batches.service import BatchService
+from chorale.api.files.form import Form, FormData, boundary_of
+from chorale.api.files.request import KNOWN_PURPOSES, PURPOSES, read_form
+from chorale.api.http.request_limits import UPLOAD_PATH
+from chorale.api.http.responses import json_response
+from chorale.api.responses.by_id import owner_of
+from chorale.api.responses.pages import check_names, page_object, read_number
+from chorale.api.state import ServerState
+from chorale.errors import QueueFullError, invalid
+from chorale.store.files import FileFilter, StoredFile, new_file_id
+from chorale.store.protocol import StoreError
+
+MAX_UPLOADS = 16  # at once, of a process
+_PATH = UPLOAD_PATH
+
+
+def routes(state: ServerState) -> list[Route]:
+    one = f"{_PATH}/{{file_id}}"
+    return [
+        Route(_PATH, partial(create, state), methods=["POST"]),
+        Route(_PATH, partial(list_files, state), methods=["GET"]),
+        Route(one, partial(retrieve, state), methods=["GET"]),
+        Route(one, partial(delete, state), methods=["DELETE"]),
+        Route(f"{one}/content", partial(content, state), methods=["GET"]),
+    ]
+
+
+async def create(state: ServerState, request: Request) -> Response:
+    service = state.batch_service()
+    boundary = boundary_of(request.headers.get("content-type", ""))
+    if service.num_uploads >= MAX_UPLOADS:
+        raise QueueFullError("too many files are being uploaded", retry_after=5)
+    length = request.headers.get("content-length", "")
+    declared = int(length) if length.isascii() and length.isdigit() else 0
+    now = state.store.files.now
+    file = StoredFile(new_file_id(), owner_of(request), now, None, "", "", declared)
+    room = await state.store.files.begin(file, state.background.server_id, service.quota)
+    most = min(room, service.quota.max_file_bytes)
+    service.num_uploads += 1
+    try:
+        form = await Form(request.stream(), boundary, most).read(partial(service.contents.write, file.id))
+        done = _described(file, form, service)
+        if not await state.store.files.finish(done, state.background.server_id):
+            raise StoreError("the upload was interrupted")
+    except BaseException:
+        await asyncio.shield(state.store.files.drop(file.id))
+        raise
+    finally:
+        service.num_uploads -= 1
+    return json_response(done.to_object())
+
+
+def _described(file: StoredFile, form: FormData, service: BatchService) -> StoredFile:
+    fields = read_form(form)
+    lifetime = None if fields.expires_after is None else float(fields.expires_after.seconds)
+    if lifetime is None and fields.purpose == "batch":
+        lifetime = service.limits.ttl
+    expires = None if lifetime is None else file.created + lifetime
+    return replace(
+        file, expires=expires, purpose=fields.purpose, filename=form.filename, num_bytes=form.size or 0
+    )
+
+
+async def list_files(state: ServerState, request: Request) -> Response:
+    """Lists files, newest first unless ``order=asc``."""
+    state.batch_service()
+    query = request.query_params
+    check_names(query, "after", "limit", "order", "purpose")
+    order, purpose = query.get("order", "desc"), query.get("purpose")
+    if order not in ("asc", "desc"):
+        raise invalid("order", "must be 'asc' or 'desc'")
+    if purpose is not None and purpose not in (*PURPOSES, *KNOWN_PURPOSES):
+        raise invalid("purpose", f"{purpose[:64]!r} is not a purpose of files")
+    limit = read_number(query, "limit", 10_000, "files.limit")
+    wanted = FileFilter(query.get("after"), limit, order == "desc", purpose)
+    found = await state.store.files.page(owner_of(request), wanted)
+    if found is None:
+        raise invalid("after", f"no file {str(wanted.after)[:128]!r}")
+    files, has_more = found
+    return json_response(page_object([file.to_object() for file in files], has_more))
+
+
+async def retrieve(state: ServerState, request: Request) -> Response:
+    state.batch_service()
+    return json_response((await _found(state, request)).to_object())
+
+
+async def delete(state: ServerState, request: Request) -> Response:
+    service = state.batch_service()
+    file_id = request.path_params["file_id"]
+    await state.store.files.delete(file_id, owner_of(request))
+    service.wake()  # the content is deleted soon
+    return json_response({"id": file_id, "object": "file", "deleted": True})
+
+
+async def content(state: ServerState, request: Request) -> Response:
+    """Streams the content as fast as the client reads it."""
+    file = await _found(state, request)
+    pieces = state.batch_service().contents.read(file.id)
+    first = await anext(pieces, b"")  # a storage that fails is a 503, not half an answer
+    headers = {
+        "content-length": str(file.num_bytes),
+        "content-disposition": f"attachment; filename*=UTF-8''{urllib.parse.quote(file.filename, safe='')}",
+        "x-content-type-options": "nosniff",
+    }
+    return StreamingResponse(_with(first, pieces), headers=headers, media_type="application/octet-stream")
+
+
+async def _with(first: bytes, pieces: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
+    try:
+        yield first
+        async for piece in pieces:
+            yield piece
+    finally:
+        await pieces.aclose()
+
+
+async def _found(state: ServerState, request: Request) -> StoredFile:
+    return await state.store.files.get(request.path_params["file_id"], owner_of(request))

@@ -1,0 +1,68 @@
+"""Fields of an upload, and the lifetime of files."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from chorale.api import limits
+from chorale.api.fields import triage
+from chorale.api.files.form import FILE, FormData
+from chorale.api.http.body import parse_model
+from chorale.errors import RequestError, invalid
+
+# Purposes that a client may give, with what they are for. Others belong to APIs that are not offered.
+PURPOSES = {"batch": "the input of a batch", "user_data": "kept for the client; nothing reads it"}
+# The others of OpenAI's API.
+KNOWN_PURPOSES = ("assistants", "batch_output", "evals", "fine-tune", "vision")
+ANCHOR = "created_at"
+
+
+class ExpiresAfter(BaseModel):
+    """Lifetime of a file."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    anchor: Literal["created_at"]
+    seconds: Annotated[int, limits.number("expires_after.seconds")]
+
+
+class UploadForm(BaseModel):
+    """The form of an upload. ``file`` is its content."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    purpose: str
+    expires_after: ExpiresAfter | None = None
+    file: str | None = Field(default=None, json_schema_extra={"format": "binary"})
+
+
+def read_form(form: FormData) -> UploadForm:
+    """Checks the fields of a form. Raises ``RequestError``."""
+    data: dict[str, Any] = {}
+    for name, value in form.fields.items():
+        head, bracket, rest = name.partition("[")
+        if bracket and head == "expires_after" and rest in ("anchor]", "seconds]"):
+            nested = data.setdefault(head, {})
+            nested[rest[:-1]] = int(value) if value.isascii() and value.isdigit() else value
+        else:
+            data[name] = value
+    if form.size is None:
+        raise RequestError("the form has no file", param=FILE, code="missing_required_parameter")
+    fields = parse_model(UploadForm, triage(data, UploadForm.model_fields, {}, {}))
+    check_purpose(fields.purpose)
+    return fields
+
+
+def check_purpose(purpose: str) -> None:
+    if purpose in PURPOSES:
+        return
+    offered = ", ".join(PURPOSES)
+    if purpose in KNOWN_PURPOSES:
+        raise RequestError(
+            f"purpose: nothing here uses files of purpose {purpose!r}; offered are {offered}",
+            param="purpose",
+            code="unsupported_value",
+        )
+    raise invalid("purpose", f"{purpose[:64]!r} is not one of {offered}")

@@ -1,0 +1,273 @@
+"""One line of a batch: the request {custom_id, method, url, body}, and the record of its answer.
+
+Both are in the form of OpenAI's Batch API. A request's body is kept as the bytes that the file holds: the
+endpoint parses it with its own limits and its own errors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+
+from chorale.errors import ChoraleError, RequestError
+from chorale.ids import new_id
+
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+MAX_CUSTOM_ID = 1024  # characters
+MAX_LINE_BYTES = 16 * 2**20
+_SHOWN = 200  # characters of a client's string in a message
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A valid line. ``body`` is the JSON object of the request, as bytes; ``model`` the one that it names."""
+
+    custom_id: str
+    url: str
+    body: bytes
+    model: str | None = None
+    has_priority: bool = False
+
+    def with_priority(self, priority: int) -> Line:
+        """Returns the line with this priority, unless its body states one."""
+        if self.has_priority:
+            return self
+        return replace(self, body=add_member(self.body, "priority", priority), has_priority=True)
+
+
+class LineError(RequestError, code="invalid_line"):
+    """A line that cannot be sent. ``custom_id`` is the line's, as far as it could be read."""
+
+    custom_id: str | None = None
+
+
+class _Request(msgspec.Struct):
+    custom_id: Any = None
+    method: Any = None
+    url: Any = None
+    body: msgspec.Raw = msgspec.Raw()
+
+
+class _Fields(msgspec.Struct):
+    """The fields of a body that decide whether and how it is sent."""
+
+    model: Any = None
+    stream: Any = None
+    background: Any = None
+    priority: Any = None
+
+
+_request = msgspec.json.Decoder(_Request)
+_fields = msgspec.json.Decoder(_Fields)
+
+
+def parse_line(
+    raw: bytes, *, endpoints: tuple[str, ...] = ENDPOINTS, max_bytes: int = MAX_LINE_BYTES
+) -> Line:
+    """Returns the request of a line. Raises ``LineError``, with OpenAI's code where there is one."""
+    if len(raw) > max_bytes:
+        raise LineError(f"the line is larger than {max_bytes} bytes", code="line_too_large")
+    try:
+        found = _request.decode(raw)
+    except (ValueError, msgspec.MsgspecError, RecursionError):
+        raise LineError(_why_unreadable(raw), code="invalid_json_line") from None
+    try:
+        return _checked(found, endpoints)
+    except LineError as error:
+        error.custom_id = found.custom_id if isinstance(found.custom_id, str) else None
+        raise
+
+
+def _why_unreadable(raw: bytes) -> str:
+    try:
+        value = msgspec.json.decode(raw)
+    except RecursionError:
+        return "the line is nested too deeply"
+    except (ValueError, msgspec.MsgspecError) as error:
+        return f"the line is not valid JSON: {error}"
+    return f"the line must be a JSON object, not {type(value).__name__}"
+
+
+def _checked(found: _Request, endpoints: tuple[str, ...]) -> Line:
+    for name in ("custom_id", "method", "url", "body"):
+        if getattr(found, name) is None or (name == "body" and bytes(found.body) in (b"", b"null")):
+            raise LineError(f"{name} is missing", param=name, code="missing_required_parameter")
+    for name in ("custom_id", "method", "url"):
+        if not isinstance(getattr(found, name), str):
+            raise LineError(f"{name} must be a string", param=name, code="invalid_type")
+    if not 1 <= len(found.custom_id) <= MAX_CUSTOM_ID:
+        raise LineError(f"custom_id must have 1 to {MAX_CUSTOM_ID} characters", param="custom_id")
+    if found.method != "POST":
+        raise LineError(f"method must be POST, not {found.method[:_SHOWN]!r}", param="method")
+    if found.url not in endpoints:
+        raise LineError(
+            f"url {found.url[:_SHOWN]!r} is not supported here; supported: {', '.join(endpoints)}",
+            param="url",
+            code="invalid_url",
+        )
+    body = bytes(found.body)
+    fields = _fields_of(body)
+    return Line(
+        custom_id=found.custom_id,
+        url=found.url,
+        body=body,
+        model=fields.model if isinstance(fields.model, str) else None,
+        has_priority=fields.priority is not None,
+    )
+
+
+def _fields_of(body: bytes) -> _Fields:
+    """Returns the fields of a body that is sent as one answer. Raises ``LineError``."""
+    try:
+        fields = _fields.decode(body)
+    except (ValueError, msgspec.MsgspecError, RecursionError):
+        raise LineError("body must be a JSON object", param="body", code="invalid_type") from None
+    for name in ("stream", "background"):
+        if getattr(fields, name):
+            raise LineError(
+                f"body.{name}: a line of a batch is answered by one object; leave {name} out",
+                param=f"body.{name}",
+                code="unsupported_value",
+            )
+    return fields
+
+
+def add_member(body: bytes, name: str, value: Any) -> bytes:
+    """Returns the JSON object ``body`` with one more member, in front of its others."""
+    rest = body.lstrip()[1:].lstrip()
+    comma = b"" if rest.startswith(b"}") else b","
+    return b"{" + msgspec.json.encode(name) + b":" + msgspec.json.encode(value) + comma + rest
+
+
+# --------------------------------------------------------------------------- records
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The response to a line's request. ``body`` is JSON in one line."""
+
+    status: int
+    request_id: str
+    body: bytes
+    retry_after: float | None = None  # seconds
+
+    @property
+    def ok(self) -> bool:
+        return 200 <= self.status < 300
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """The reason for which a line has no answer."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The line of the output that belongs to a line of the input.
+
+    A request that was answered has ``answer``, an HTTP error included. One that could not be sent or was not
+    answered has ``fault``; if the fault is the line's own, also ``status`` 400, as ``vllm run-batch`` writes.
+    """
+
+    custom_id: str | None
+    answer: Answer | None = None
+    fault: Fault | None = None
+    status: int | None = None
+    id: str = field(default_factory=lambda: new_id("batch_req"))
+
+    @property
+    def ok(self) -> bool:
+        return self.answer is not None and self.answer.ok
+
+    def encode(self) -> bytes:
+        """Returns the record as JSON without a line end."""
+        fault = None if self.fault is None else {"code": self.fault.code, "message": self.fault.message}
+        return msgspec.json.encode(
+            {"id": self.id, "custom_id": self.custom_id, "response": self._response(), "error": fault}
+        )
+
+    def _response(self) -> dict[str, Any] | None:
+        if self.answer is not None:
+            return {
+                "status_code": self.answer.status,
+                "request_id": self.answer.request_id,
+                "body": msgspec.Raw(self.answer.body),
+            }
+        if self.status is not None:
+            return {"status_code": self.status, "request_id": new_id("req"), "body": None}
+        return None
+
+
+def refused(error: LineError, custom_id: str | None = None) -> Record:
+    """Returns the record of a line that was not sent because of itself."""
+    name = error.custom_id if custom_id is None else custom_id
+    return Record(name, fault=Fault(str(error.code), error.message), status=error.status)
+
+
+def unanswered(line: Line, error: ChoraleError) -> Record:
+    """Returns the record of a line to which no answer came."""
+    return Record(line.custom_id, fault=Fault(str(error.code), error.message))
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+    completion_tokens_details: _Details | None = None
+    input_tokens_details: _Details | None = None
+    output_tokens_details: _Details | None = None
+
+
+class _Used(msgspec.Struct):
+    usage: _Usage | None = None
+
+
+_used = msgspec.json.Decoder(_Used)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one answer or of many."""
+
+    input: int = 0
+    cached: int = 0
+    output: int = 0
+    reasoning: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.input + other.input,
+            self.cached + other.cached,
+            self.output + other.output,
+            self.reasoning + other.reasoning,
+        )
+
+
+def usage_of(answer: Answer) -> Usage:
+    """Returns the tokens that an answer of any endpoint counts; zeros if it counts none."""
+    try:
+        found = _used.decode(answer.body).usage
+    except (ValueError, msgspec.MsgspecError):
+        return Usage()
+    if found is None:
+        return Usage()
+    before = found.prompt_tokens_details or found.input_tokens_details or _Details()
+    after = found.completion_tokens_details or found.output_tokens_details or _Details()
+    return Usage(
+        input=found.prompt_tokens or found.input_tokens or 0,
+        cached=before.cached_tokens or 0,
+        output=found.completion_tokens or found.output_tokens or 0,
+        reasoning=after.reasoning_tokens or 0,
+    )

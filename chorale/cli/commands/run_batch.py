@@ -1,0 +1,276 @@
+"""``chorale run-batch``: runs a file of requests, on an engine of its own or on a server. Flags as vLLM's."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import dataclasses
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from chorale.cli.options.help import help_topic
+from chorale.cli.options.parse import flag_names
+from chorale.cli.options.settings import Settings, merge
+from chorale.cli.parser import Parser, whole_names
+from chorale.errors import ConfigError
+
+if TYPE_CHECKING:
+    from chorale.batches.file_run import FileRun
+    from chorale.cli.batch_screen import LineProgress
+
+CONCURRENCY = 256  # requests in flight at --base-url
+INTERRUPTED = 130
+_ANY_QUEUE = 2**31 - 1
+# Options of serve that also mean something without an engine.
+_OF_CLIENTS = frozenset(
+    {"api-key", "api-key-file", "config", "uvicorn-log-level", "log-format", "host", "port"}
+)
+
+
+def parser() -> Parser:
+    made = Parser(
+        "chorale run-batch",
+        usage="chorale run-batch -i INPUT -o OUTPUT [MODEL | --base-url URL] [options]",
+        description="Run a file of requests in the form of OpenAI's Batch API, one JSON object a line: "
+        "chat completions, completions and responses. Starts an engine for it, or uses the server at "
+        "--base-url. After an interruption the same command sends only the lines that are missing. "
+        "Also takes the options of chorale serve that concern the engine and the model.",
+    )
+    files = made.add_argument_group("files")
+    files.add_argument("-i", "--input-file", required=True, metavar="FILE", help="file or http(s) URL (GET)")
+    files.add_argument("-o", "--output-file", required=True, metavar="FILE", help="file or http(s) URL (PUT)")
+    files.add_argument(
+        "--output-tmp-dir", type=Path, metavar="FOLDER",
+        help="where the records are kept until they are sent to an output URL (default: the current folder)",
+    )  # fmt: skip
+    files.add_argument(
+        "--restart", action="store_true", help="discard the records of an interrupted run, and begin again"
+    )
+    sending = made.add_argument_group("sending")
+    sending.add_argument("--base-url", metavar="URL", help="OpenAI-compatible server to use")
+    sending.add_argument(
+        "--max-concurrency", type=_positive, metavar="N",
+        help=f"lines in flight (default: twice --max-num-seqs; {CONCURRENCY} with --base-url)",
+    )  # fmt: skip
+    shown = made.add_argument_group("what is shown")
+    shown.add_argument("--enable-metrics", action="store_true", help="serve /metrics at --host and --port")
+    shown.add_argument("--url", dest="metrics_host", metavar="HOST", help="older name of --host")
+    shown.add_argument(
+        "--disable-tqdm", "--no-progress", dest="quiet", action="store_true", help="show no progress"
+    )
+    return made
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def run(arguments: list[str]) -> int:
+    made = parser()
+    if help_topic(arguments) is not None:
+        print(made.format_help())
+        return 0
+    given, settings = read_options(made, arguments, os.environ)
+    _check(given, settings)
+    from chorale.cli.commands.serve import configure_logging
+
+    configure_logging(settings.server)
+    with opened(given, settings) as batch:
+        return batch.to_the_end()
+
+
+def read_options(
+    made: Parser, arguments: list[str], environment: Mapping[str, str]
+) -> tuple[argparse.Namespace, Settings]:
+    """Returns the command's own options and the settings of its engine. Raises ``ConfigError``."""
+    given, rest = made.parse_known_args(whole_names(arguments, flag_names() | made.option_names))
+    if given.metrics_host is not None:
+        rest = ["--host", given.metrics_host, *rest]
+    return given, _offline(merge(rest, environment))
+
+
+def _check(given: argparse.Namespace, settings: Settings) -> None:
+    if given.base_url is None:
+        if settings.server.data_parallel_backend == "ray":
+            raise ConfigError("--data-parallel-backend ray: run-batch starts engines on this machine only")
+        return
+    named = [name for name, value in settings.values.items() if value.origin == "command line"]
+    without = [f"--{name}" for name in named if name not in _OF_CLIENTS]
+    if given.enable_metrics:
+        without.append("--enable-metrics")
+    if without:
+        raise ConfigError(f"{', '.join(without)}: of no effect with --base-url, whose server has the engine")
+
+
+def _offline(settings: Settings) -> Settings:
+    """Returns the settings with the defaults of an engine that no user watches."""
+    engine, server, values = settings.engine, settings.server, settings.values
+    changes: dict[str, Any] = {"access_log": False, "api_server_count": 1, "uds": None}
+    if "response-store" not in values:
+        changes["response_store"] = ":memory:"
+    if server.max_queued_requests is None:
+        changes["max_queued_requests"] = _ANY_QUEUE
+    if "uvicorn-log-level" not in values:
+        changes["log_level"] = "warning"
+    delay = 0.0 if engine.prompt_delay is None else engine.prompt_delay
+    return dataclasses.replace(
+        settings,
+        engine=dataclasses.replace(engine, prompt_delay=delay),
+        server=dataclasses.replace(server, **changes),
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Batch:
+    """One run of the command, with its files open."""
+
+    given: argparse.Namespace
+    settings: Settings
+    file_run: FileRun
+    progress: LineProgress
+    deliver: Callable[[], None]
+
+    def to_the_end(self) -> int:
+        """Returns the exit code."""
+        run = self.file_run
+        code = 0
+        if run.before.num_lines:
+            say(f"resumed: {run.before.num_lines} lines are done")
+        try:
+            if self.given.base_url is not None:
+                asyncio.run(self._at_url())
+            else:
+                code = self._at_engine()
+        finally:
+            seconds = self.progress.close()
+        if not run.complete:
+            done = run.before.num_lines + run.now.num_lines
+            if done:
+                say(f"not finished: {done} lines are done; the same command sends the others")
+            return code or INTERRUPTED
+        self.deliver()
+        from chorale.cli.batch_screen import summary
+
+        for line in summary(run.before, run.now, seconds):
+            say(line)
+        say(f"output: {self.given.output_file}")
+        num_ok, num_failed = run.before.num_ok + run.now.num_ok, run.before.num_failed + run.now.num_failed
+        return 1 if num_failed and not num_ok else 0
+
+    # ------------------------------------------------------------------ senders
+
+    async def _at_url(self) -> None:
+        import httpx2
+
+        from chorale.batches.execute import UrlSender
+
+        key = next(iter(self.settings.api_keys), None) or os.environ.get("OPENAI_API_KEY")
+        concurrency = self.given.max_concurrency or CONCURRENCY
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.file_run.stop)
+        async with httpx2.AsyncClient(
+            base_url=base_of(self.given.base_url),
+            headers={"authorization": f"Bearer {key.strip()}"} if key else {},
+            timeout=httpx2.Timeout(30.0, read=None),
+            limits=httpx2.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
+        ) as client:
+            await _check_server(client)
+            self.progress.start()
+            await self.file_run.run(UrlSender(client), concurrency)
+
+    def _at_engine(self) -> int:
+        from chorale.api.http.server import bind_sockets
+        from chorale.cli.batch_job import BatchJob
+        from chorale.cli.batch_screen import EngineScreen
+        from chorale.cli.commands.serve import check_model
+        from chorale.cli.options.speculation import check_served
+        from chorale.serve import supervisor
+        from chorale.serve.precheck import check_start
+
+        engine, server = self.settings.engine, self.settings.server
+        check_served(engine, self.settings.values)
+        check_model(self.settings)
+        check_start(engine, server)
+        for notice in self.settings.notices:
+            say(f"note: {notice}")
+        sockets = bind_sockets(server) if self.given.enable_metrics else []
+        screen = EngineScreen(self.settings, sys.stderr)
+        job = BatchJob(self.file_run, self.progress, server, sockets, self.given.max_concurrency)
+        code = supervisor.run(
+            engine, server, on_status=screen.on_status, on_stopping=screen.on_stopping, job=job
+        )
+        if job.failure is not None:
+            raise job.failure
+        return code
+
+
+def base_of(url: str) -> str:
+    """Returns a base URL without ``/v1``, with which the lines' URLs begin. Raises ``ConfigError``."""
+    from chorale.batches.files import is_url
+
+    if not is_url(url):
+        raise ConfigError(f"--base-url {url}: must be such as http://localhost:8000")
+    return url.rstrip("/").removesuffix("/v1")
+
+
+async def _check_server(client: Any) -> None:
+    """Raises ``ConfigError`` if the server does not answer or does not accept the key."""
+    import httpx2
+
+    try:
+        response = await client.get("/v1/models")
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        raise ConfigError(f"no server at {client.base_url} ({error})") from None
+    if response.status_code in (401, 403):
+        raise ConfigError(
+            f"{client.base_url} refuses the key (HTTP {response.status_code}): set CHORALE_API_KEY"
+        )
+
+
+@contextlib.contextmanager
+def opened(given: argparse.Namespace, settings: Settings) -> Iterator[Batch]:
+    """Opens input, journal and progress; removes the journal once the output is delivered."""
+    from chorale.batches.file_run import FileRun
+    from chorale.batches.files import Destination, download, examine, is_url
+    from chorale.batches.journal import Header, Journal
+    from chorale.cli.batch_screen import LineProgress
+
+    destination = Destination.of(given.output_file, given.output_tmp_dir)
+    with contextlib.ExitStack() as stack:
+        path = Path(given.input_file)
+        if is_url(given.input_file):
+            folder = stack.enter_context(tempfile.TemporaryDirectory(dir=destination.journal.parent))
+            path = Path(folder, "input.jsonl")
+            download(given.input_file, path)
+        source = examine(path)
+        target = base_of(given.base_url) if given.base_url else settings.engine.model
+        header = Header(input_sha256=source.sha256, num_lines=source.num_lines, target=target)
+        journal = Journal(destination.journal, header, restart=given.restart)
+        delivered = False
+
+        def deliver() -> None:
+            nonlocal delivered
+            destination.deliver(journal)
+            delivered = True
+
+        try:
+            file_run = FileRun(source, journal, max_bytes=settings.server.max_body_bytes + 65536)
+            progress = LineProgress(source.num_requests, file_run.before, file_run.now, quiet=given.quiet)
+            file_run.on_record = progress.update
+            yield Batch(given, settings, file_run, progress, deliver)
+        finally:
+            journal.close(remove=delivered or journal.num_done == 0)
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

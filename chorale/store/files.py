@@ -1,0 +1,270 @@
+"""Files: the rows of files, whose contents are kept elsewhere (``chorale.batches.contents``).
+
+A row is older than its content, and outlives it: ``uploading`` while a server process writes the content,
+``ready``, then ``gone`` until the content is deleted. So no content is ever without a row. The row of an
+unfinished upload counts with the size that it may reach. If its server dies, it is ``gone``.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from chorale.errors import ConflictError, NotFoundError, PayloadTooLargeError, QueueFullError
+from chorale.store.access import Access
+from chorale.store.database import Database
+from chorale.store.servers import register
+
+FILE_ID = re.compile(r"file-[0-9a-f]{32}")
+_COLUMNS = "id, owner, created, expires, purpose, filename, num_bytes"
+_READY = "state = 'ready' AND (expires IS NULL OR expires > ?)"
+_EXPIRED = (
+    "state = 'ready' AND expires <= ?"
+    " AND NOT EXISTS (SELECT 1 FROM batches WHERE input_file_id = files.id AND ended IS NULL)"
+)
+_SWEPT = 64  # files per call of ``sweep``
+
+
+def new_file_id() -> str:
+    """Returns ``file-`` and 32 hexadecimal digits, the form of OpenAI's ids."""
+    return f"file-{secrets.token_hex(16)}"
+
+
+class FileNotFoundFault(NotFoundError, code="file_not_found"): ...
+
+
+class FileInUseError(ConflictError, code="file_in_use"): ...
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    id: str
+    owner: bytes  # hash of the API key, or empty; other keys cannot see it
+    created: float
+    expires: float | None
+    purpose: str
+    filename: str
+    num_bytes: int
+
+    def to_object(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": "file",
+            "bytes": self.num_bytes,
+            "created_at": int(self.created),
+            "expires_at": None if self.expires is None else int(self.expires),
+            "filename": self.filename,
+            "purpose": self.purpose,
+            "status": "processed",
+            "status_details": None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """``max_file_bytes`` of one file, ``max_files`` and ``max_bytes`` of one owner, ``max_total_bytes`` of
+    all."""
+
+    max_file_bytes: int
+    max_files: int
+    max_bytes: int
+    max_total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileFilter:
+    """``after``: the id of the last file before the page."""
+
+    after: str | None = None
+    limit: int = 10_000
+    newest_first: bool = True
+    purpose: str | None = None
+
+
+class Files:
+    """The rows of all files."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    @property
+    def now(self) -> float:
+        return self._access.clock()
+
+    async def begin(self, file: StoredFile, server_id: str, quota: Quota | None = None) -> int:
+        """Adds the row of an upload of at most ``file.num_bytes``; 0: of unknown size.
+
+        Returns how many bytes it may have, which count until ``finish``. Raises ``QueueFullError`` or
+        ``PayloadTooLargeError`` if the quota does not allow it.
+        """
+        return await self._access.write(partial(self._begin, file, server_id, quota))
+
+    async def finish(self, file: StoredFile, server_id: str) -> bool:
+        """Makes an uploaded file ready. Returns False if its row is gone."""
+        return await self._access.write(partial(finish_upload, file, server_id))
+
+    async def get(self, file_id: str, owner: bytes) -> StoredFile:
+        """Raises ``FileNotFoundFault``."""
+        if not FILE_ID.fullmatch(file_id):
+            raise no_file(file_id)
+        return await self._access.read(lambda db: find_file(db, file_id, owner, self.now))
+
+    async def page(self, owner: bytes, wanted: FileFilter) -> tuple[list[StoredFile], bool] | None:
+        """Returns (files, whether more follow), or None if ``wanted.after`` does not exist."""
+        return await self._access.read(partial(self._page, owner, wanted))
+
+    async def delete(self, file_id: str, owner: bytes) -> None:
+        """Raises ``FileNotFoundFault``, or ``FileInUseError`` if a batch still reads it."""
+        if not FILE_ID.fullmatch(file_id):
+            raise no_file(file_id)
+        await self._access.write(partial(self._delete, file_id, owner))
+
+    async def drop(self, file_id: str) -> None:
+        """Ends an upload that failed."""
+        await self._access.write(
+            lambda db: (
+                db.execute(
+                    "UPDATE files SET state = 'gone', server_id = NULL, num_bytes = 0"
+                    " WHERE id = ? AND state = 'uploading'",
+                    (file_id,),
+                )
+                and None
+            )
+        )
+
+    async def sweep(self) -> list[str]:
+        """Removes expired files. Returns ids of files whose content is to be deleted."""
+        due = await self._access.read(self._is_due)
+        return await self._access.write(self._sweep) if due else []
+
+    async def forget(self, file_ids: list[str]) -> None:
+        """Removes the rows of files whose content was deleted."""
+        await self._access.write(
+            lambda db: (
+                db.executemany(
+                    "DELETE FROM files WHERE id = ? AND state = 'gone'", [(file_id,) for file_id in file_ids]
+                )
+                and None
+            )
+        )
+
+    # ------------------------------------------------------------------ on the threads
+
+    def _begin(self, file: StoredFile, server_id: str, quota: Quota | None, db: Database) -> int:
+        room = file.num_bytes if quota is None else _room(db, file, quota)
+        register(db, server_id)
+        db.execute(
+            f"INSERT INTO files ({_COLUMNS}, state, server_id) VALUES (?, ?, ?, ?, ?, ?, ?, 'uploading', ?)",
+            (file.id, file.owner, file.created, file.expires, file.purpose, file.filename, room, server_id),
+        )
+        return room
+
+    def _page(self, owner: bytes, wanted: FileFilter, db: Database) -> tuple[list[StoredFile], bool] | None:
+        start = 2**62 if wanted.newest_first else -1
+        if wanted.after is not None:
+            row = db.execute("SELECT seq FROM files WHERE id = ? AND owner = ?", (wanted.after, owner))
+            if (found := row.fetchone()) is None:
+                return None
+            start = int(found[0])
+        beyond, order = ("<", "DESC") if wanted.newest_first else (">", "ASC")
+        purpose, values = ("", []) if wanted.purpose is None else (" AND purpose = ?", [wanted.purpose])
+        rows = db.execute(
+            f"SELECT {_COLUMNS} FROM files WHERE owner = ? AND {_READY} AND seq {beyond} ?{purpose}"
+            f" ORDER BY seq {order} LIMIT ?",
+            (owner, self.now, start, *values, wanted.limit + 1),
+        ).fetchall()
+        return [_load(row) for row in rows[: wanted.limit]], len(rows) > wanted.limit
+
+    def _delete(self, file_id: str, owner: bytes, db: Database) -> None:
+        find_file(db, file_id, owner, self.now)
+        user = db.execute("SELECT id FROM batches WHERE input_file_id = ? AND ended IS NULL", (file_id,))
+        if (row := user.fetchone()) is not None:
+            message = f"{file_id} is the input of {row[0]}, which has not ended; cancel it first"
+            raise FileInUseError(message, param="file_id")
+        db.execute("UPDATE files SET state = 'gone', num_bytes = 0 WHERE id = ?", (file_id,))
+
+    def _is_due(self, db: Database) -> bool:
+        row = db.execute(
+            f"SELECT EXISTS (SELECT 1 FROM files WHERE state = 'gone' OR ({_EXPIRED}))", (self.now,)
+        )
+        return bool(row.fetchone()[0])
+
+    def _sweep(self, db: Database) -> list[str]:
+        db.execute(f"UPDATE files SET state = 'gone', num_bytes = 0 WHERE {_EXPIRED}", (self.now,))
+        rows = db.execute(f"SELECT id FROM files WHERE state = 'gone' ORDER BY seq LIMIT {_SWEPT}")
+        return [row[0] for row in rows.fetchall()]
+
+
+# --------------------------------------------------------------------------- statements
+
+
+def no_file(file_id: str) -> FileNotFoundFault:
+    return FileNotFoundFault(f"no file with id {file_id[:128]!r}", param="file_id")
+
+
+def find_file(db: Database, file_id: str, owner: bytes, now: float) -> StoredFile:
+    """Raises ``FileNotFoundFault``."""
+    row = db.execute(
+        f"SELECT {_COLUMNS} FROM files WHERE id = ? AND owner = ? AND {_READY}", (file_id, owner, now)
+    ).fetchone()
+    if row is None:
+        raise no_file(file_id)
+    return _load(row)
+
+
+def finish_upload(file: StoredFile, server_id: str, db: Database) -> bool:
+    changed = db.execute(
+        "UPDATE files SET state = 'ready', server_id = NULL, created = ?, expires = ?, purpose = ?,"
+        " filename = ?, num_bytes = ? WHERE id = ? AND server_id = ?",
+        (file.created, file.expires, file.purpose, file.filename, file.num_bytes, file.id, server_id),
+    )
+    return bool(changed.rowcount)
+
+
+def end_uploads(db: Database, server_id: str) -> None:
+    """Ends the uploads of a dead server."""
+    db.execute(
+        "UPDATE files SET state = 'gone', server_id = NULL, num_bytes = 0 WHERE server_id = ?", (server_id,)
+    )
+
+
+def sizes(db: Database) -> tuple[int, int]:
+    """Returns the number of files and their bytes, unfinished uploads included."""
+    row = db.execute("SELECT COUNT(*), COALESCE(SUM(num_bytes), 0) FROM files WHERE state <> 'gone'")
+    num, size = row.fetchone()
+    return int(num), int(size)
+
+
+def _room(db: Database, file: StoredFile, quota: Quota) -> int:
+    """Returns how many bytes the file may have. Raises an error if it may not be added."""
+    num, size = db.execute(
+        "SELECT COUNT(*), COALESCE(SUM(num_bytes), 0) FROM files WHERE owner = ? AND state <> 'gone'",
+        (file.owner,),
+    ).fetchone()
+    if num >= quota.max_files:
+        raise QueueFullError(
+            f"you have {num} files, and this server keeps at most {quota.max_files} for each API key "
+            "(--batch-max-files); delete some",
+            code="file_quota_exceeded",
+        )
+    left = quota.max_bytes - int(size)
+    if file.num_bytes > left or left <= 0:
+        raise PayloadTooLargeError(
+            f"your files have {int(size)} bytes, and this server keeps at most {quota.max_bytes} for each "
+            "API key (--batch-max-bytes); delete some",
+            code="file_quota_exceeded",
+        )
+    free = quota.max_total_bytes - sizes(db)[1]
+    if file.num_bytes > free or free <= 0:
+        raise PayloadTooLargeError(
+            "the server's room for files is used up (--batch-max-total-bytes)", code="storage_full"
+        )
+    return file.num_bytes or min(quota.max_file_bytes, left, free)
+
+
+def _load(row: tuple[Any, ...]) -> StoredFile:
+    file_id, owner, created, expires, purpose, filename, num_bytes = row
+    return StoredFile(file_id, bytes(owner), created, expires, purpose, filename, int(num_bytes))

@@ -1,0 +1,339 @@
+"""Files and batches as OpenAI's SDK uses them: upload, create, poll, read; cancel, expiry, errors."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from openai.types import Batch, FileObject
+from pydantic import TypeAdapter
+
+from chorale.api.http.auth import hash_key
+from chorale.testing.scripted_client import Script, ScriptedClient
+from tests.support.server import VOCAB, Server, with_server
+
+ANSWER = (200005, 17196, 200008, 13225, 200002)  # "Hello"
+STRICT_BATCH, STRICT_FILE = TypeAdapter(Batch), TypeAdapter(FileObject)
+CHAT = "/v1/chat/completions"
+
+
+def line(number: int, url: str = CHAT, **body: Any) -> bytes:
+    body = body or {"messages": [{"role": "user", "content": f"number {number}"}]}
+    return json.dumps({"custom_id": f"n{number}", "method": "POST", "url": url, "body": body}).encode()
+
+
+def batched(
+    main: Callable[[Server], Awaitable[None]], folder: Path, client: Any = None, **options: Any
+) -> None:
+    """Runs ``main`` against a server that keeps files in ``folder``."""
+    client = client or ScriptedClient(lambda request, index: Script(ANSWER))
+    with_server(client, main, response_store=str(folder / "store.sqlite3"), **options)
+
+
+async def upload(server: Server, *lines: bytes, **more: Any) -> FileObject:
+    return await server.sdk.files.create(
+        file=("in put.jsonl", b"\n".join(lines)), **{"purpose": "batch", **more}
+    )
+
+
+async def created(server: Server, *lines: bytes, endpoint: Any = CHAT, **more: Any) -> Batch:
+    file = await upload(server, *lines)
+    return await server.sdk.batches.create(
+        input_file_id=file.id, endpoint=endpoint, completion_window="24h", **more
+    )
+
+
+async def ended(server: Server, batch: Batch, sdk: Any = None) -> Batch:
+    while batch.status in ("validating", "in_progress", "finalizing", "cancelling"):
+        await asyncio.sleep(0.01)
+        answer = await server.http.get(f"/v1/batches/{batch.id}")
+        STRICT_BATCH.validate_json(answer.content, strict=True)
+        batch = await (sdk or server.sdk).batches.retrieve(batch.id)
+    return batch
+
+
+async def records(server: Server, file_id: str | None) -> list[dict[str, Any]]:
+    assert file_id is not None
+    content = await server.sdk.files.content(file_id)
+    return [json.loads(text) for text in content.text.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": "hi"}]}),
+        ("/v1/completions", {"prompt": "One, two,"}),
+        ("/v1/responses", {"input": "hi"}),
+    ],
+)
+def test_the_flow_of_openais_sdk(tmp_path: Path, endpoint: Any, body: dict[str, Any]) -> None:
+    async def main(server: Server) -> None:
+        lines = [line(number, endpoint, **body) for number in range(20)]
+        lines.insert(7, line(99, endpoint, **body, temperature=-1))
+        batch = await created(server, *lines, endpoint=endpoint, metadata={"of": "sums"})
+        assert (batch.status, batch.metadata) == ("validating", {"of": "sums"})
+        batch = await ended(server, batch)
+        assert batch.status == "completed", batch
+        assert batch.request_counts is not None
+        assert batch.usage is not None
+        assert batch.request_counts.to_dict() == {"total": 21, "completed": 20, "failed": 1}
+        found = await records(server, batch.output_file_id)
+        assert [each["custom_id"] for each in found] == [f"n{number}" for number in range(20)]
+        assert all(each["response"]["status_code"] == 200 and each["error"] is None for each in found)
+        used = [each["response"]["body"]["usage"] for each in found]
+        assert batch.usage.total_tokens == sum(each["total_tokens"] for each in used) > 0
+        (failed,) = await records(server, batch.error_file_id)
+        assert (failed["custom_id"], failed["response"]["status_code"]) == ("n99", 400)
+        assert failed["response"]["body"]["error"]["param"] == "temperature"
+        times = [batch.created_at, batch.in_progress_at, batch.finalizing_at, batch.completed_at]
+        assert times == sorted(times)  # type: ignore[type-var]
+        file = await server.sdk.files.retrieve(str(batch.output_file_id))
+        assert (file.purpose, file.filename) == ("batch_output", f"{batch.id}_output.jsonl")
+        assert file.bytes == len((await server.sdk.files.content(file.id)).content)
+
+    batched(main, tmp_path)
+
+
+def test_lines_are_marked_for_the_engine_and_the_quota_of_the_server_is_not_theirs(tmp_path: Path) -> None:
+    async def main(server: Server) -> None:
+        await ended(server, await created(server, line(1), line(2)))
+        assert [request.is_batch for request in server.client.requests] == [True, True]
+        await server.chat()
+        assert not server.client.requests[-1].is_batch
+        metrics = (await server.http.get("/metrics")).text
+        assert 'chorale:batch_lines_total{engine="0",model_name="demo",status="completed"} 2.0' in metrics
+        assert (
+            'vllm:request_success_total{engine="0",finished_reason="stop",model_name="demo"} 1.0' in metrics
+        )
+        assert 'chorale:batches{engine="0",model_name="demo",status="in_progress"} 0.0' in metrics
+        assert "chorale:files{" in metrics
+
+    batched(main, tmp_path)
+
+
+FAULTS = [
+    (b"", "empty_file", None),
+    (b"\n \n", "empty_file", None),
+    (b"{", "invalid_json_line", 1),
+    (b"\xff", "invalid_json_line", 1),
+    (b"[1]", "invalid_json_line", 1),
+    (line(1) + b"\n\n" + line(1), "duplicate_custom_id", 3),
+    (line(1, "/v1/embeddings"), "invalid_url", 1),
+    (line(1, "/v1/completions"), "invalid_url", 1),
+    (line(1).replace(b"POST", b"GET"), "invalid_line", 1),
+    (line(1).replace(b"custom_id", b"id"), "missing_required_parameter", 1),
+    (line(1, stream=True), "unsupported_value", 1),
+    (b"\n".join(map(line, range(31))), "too_many_tasks", None),
+    (line(1, prompt="x" * 70_000), "line_too_large", 1),
+]
+
+
+@pytest.mark.parametrize(("content", "code", "number"), FAULTS)
+def test_a_bad_input_fails_with_the_number_of_the_line(
+    tmp_path: Path, content: bytes, code: str, number: int | None
+) -> None:
+    async def main(server: Server) -> None:
+        batch = await ended(server, await created(server, content))
+        assert (batch.status, batch.output_file_id, batch.error_file_id) == ("failed", None, None)
+        assert batch.errors is not None
+        assert batch.errors.data
+        assert batch.errors.object == "list"
+        assert (batch.errors.data[0].code, batch.errors.data[0].line) == (code, number)
+        assert batch.failed_at is not None
+        assert not server.client.requests
+
+    batched(main, tmp_path, batch_max_lines=30, max_body_bytes=65_536)
+
+
+def test_a_cancelled_batch_has_what_was_answered_and_says_what_was_not(tmp_path: Path) -> None:
+    async def main(server: Server) -> None:
+        batch = await created(server, *map(line, range(12)))
+        while (batch.request_counts is None) or batch.request_counts.completed < 5:
+            batch = await server.sdk.batches.retrieve(batch.id)
+            await asyncio.sleep(0.01)
+        asked = await server.sdk.batches.cancel(batch.id)
+        assert asked.status == "cancelling"
+        assert asked.cancelling_at
+        batch = await ended(server, asked)
+        assert batch.status == "cancelled"
+        assert batch.cancelled_at
+        output = await records(server, batch.output_file_id)
+        errors = await records(server, batch.error_file_id)
+        assert {each["error"]["code"] for each in errors} == {"batch_cancelled"}
+        assert sorted(each["custom_id"] for each in output + errors) == sorted(f"n{i}" for i in range(12))
+        assert len(output) == 5
+        assert batch.request_counts is not None
+        assert batch.request_counts.to_dict() == {"total": 12, "completed": 5, "failed": 7}
+        with pytest.raises(openai.ConflictError):
+            await server.sdk.batches.cancel(batch.id)
+        assert server.client.num_in_flight == 0
+
+    def script(request: Any, index: int) -> Script:
+        number = int(VOCAB.decode(request.prompt_token_ids).split("number ")[1].split("<")[0])
+        return Script(ANSWER, hang=number >= 5)
+
+    batched(main, tmp_path, ScriptedClient(script))
+
+
+def test_a_server_that_drains_leaves_its_batch_to_the_next(tmp_path: Path) -> None:
+    async def first(server: Server) -> None:
+        batch = await created(server, *map(line, range(40)))
+        assert server.state.batches is not None
+        runner = server.state.batches.runner
+        assert runner is not None
+        while len(server.client.requests) < 4:
+            await asyncio.sleep(0.005)
+        server.state.lifecycle.draining = True
+        runner.leave()
+        async with asyncio.timeout(10):
+            await runner.drain()  # those in flight are answered
+        left = await server.sdk.batches.retrieve(batch.id)
+        assert left.request_counts is not None
+        assert left.status == "in_progress"
+        assert left.request_counts.completed == len(server.client.requests) < 40
+        seen.update({"batch": batch, "sent": len(server.client.requests)})
+
+    async def second(server: Server) -> None:
+        batch = await ended(server, seen["batch"])
+        assert len(server.client.requests) == 40 - seen["sent"]  # no line twice
+        found = await records(server, batch.output_file_id)
+        assert [each["custom_id"] for each in found] == [f"n{number}" for number in range(40)]
+
+    seen: dict[str, Any] = {}
+    slow = ScriptedClient(lambda request, index: Script(ANSWER, delay=0.02))
+    batched(first, tmp_path, slow, batch_max_concurrency=4)
+    batched(second, tmp_path)
+
+
+def test_an_expired_batch_says_which_lines_were_not_answered(tmp_path: Path) -> None:
+    async def main(server: Server) -> None:
+        batch = await created(server, *map(line, range(4)))
+        while not server.client.requests:
+            await asyncio.sleep(0.01)
+        now = server.store.batches._access.clock
+        server.store.batches._access.clock = lambda: now() + 86_401
+        assert server.state.batches is not None
+        server.state.batches.wake()
+        batch = await ended(server, batch)
+        assert batch.status == "expired"
+        assert batch.expired_at
+        assert batch.output_file_id is None
+        errors = await records(server, batch.error_file_id)
+        assert [each["error"]["code"] for each in errors] == ["batch_expired"] * 4
+        assert all(each["response"] is None for each in errors)
+
+    batched(main, tmp_path, ScriptedClient(lambda request, index: Script(ANSWER, hang=True)))
+
+
+def test_files_and_batches_belong_to_a_key(tmp_path: Path) -> None:
+    async def main(server: Server) -> None:
+        other = server.sdk.with_options(api_key="two")
+        batch = await ended(server, await created(server, line(1, "/v1/responses", input="hi"),
+                                                  endpoint="/v1/responses"))  # fmt: skip
+        (record,) = await records(server, batch.output_file_id)
+        # A stored response of a line is its owner's.
+        answer = record["response"]["body"]["id"]
+        assert (await server.sdk.responses.retrieve(answer)).id == answer
+        for call in (
+            other.responses.retrieve(answer),
+            other.files.retrieve(batch.input_file_id),
+            other.files.content(str(batch.output_file_id)),
+            other.files.delete(batch.input_file_id),
+            other.batches.retrieve(batch.id),
+            other.batches.cancel(batch.id),
+            other.batches.create(input_file_id=batch.input_file_id, endpoint=CHAT, completion_window="24h"),
+        ):
+            with pytest.raises(openai.NotFoundError):
+                await call
+        assert not (await other.files.list()).data
+        assert not (await other.batches.list()).data
+        assert len((await server.sdk.files.list()).data) == 2
+
+    batched(main, tmp_path, keys=[hash_key("one"), hash_key("two")], api_key="one")
+
+
+def test_lists_are_paged_and_filtered(tmp_path: Path) -> None:
+    async def main(server: Server) -> None:
+        files = [(await upload(server, line(1))).id for _ in range(5)]
+        data = await upload(server, b"anything", purpose="user_data")
+        assert data.expires_at is None
+        found = [each.id async for each in server.sdk.files.list(limit=2, order="asc", purpose="batch")]
+        assert found == files
+        assert [each.id async for each in server.sdk.files.list(limit=4)] == [data.id, *reversed(files)]
+        batches = [
+            (await server.sdk.batches.create(input_file_id=each, endpoint=CHAT, completion_window="24h")).id
+            for each in files
+        ]
+        assert [each.id async for each in server.sdk.batches.list(limit=2)] == batches[::-1]
+        for path in ("/v1/files?limit=0", "/v1/files?order=up", "/v1/batches?limit=101", "/v1/files?x=1",
+                     "/v1/batches?after=batch_1", "/v1/files?after=file-1"):  # fmt: skip
+            assert (await server.http.get(path)).status_code == 400, path
+
+    batched(main, tmp_path)
+
+
+def test_a_deleted_file_is_gone_with_its_content(tmp_path: Path) -> None:
+    async def main(server: Server) -> None:
+        file = await upload(server, line(1))
+        folder = tmp_path / "store.sqlite3.files"
+        assert [path.name for path in folder.iterdir()] == [file.id]
+        assert (await server.sdk.files.delete(file.id)).deleted
+        with pytest.raises(openai.NotFoundError):
+            await server.sdk.files.retrieve(file.id)
+        assert server.state.batches is not None
+        assert server.state.batches.runner is not None
+        await server.state.batches.runner.sweep()
+        assert not list(folder.iterdir())
+
+    batched(main, tmp_path)
+
+
+def test_the_input_of_a_running_batch_cannot_be_deleted(tmp_path: Path) -> None:
+    async def main(server: Server) -> None:
+        batch = await created(server, line(1))
+        with pytest.raises(openai.ConflictError) as caught:
+            await server.sdk.files.delete(batch.input_file_id)
+        assert caught.value.code == "file_in_use"
+
+    batched(main, tmp_path, ScriptedClient(lambda request, index: Script(ANSWER, hang=True)))
+
+
+def test_bodies_of_batches_are_checked(tmp_path: Path) -> None:
+    async def main(server: Server) -> None:
+        file = await upload(server, line(1))
+        good = {"input_file_id": file.id, "endpoint": CHAT, "completion_window": "24h"}
+        for change, param in (
+            ({"endpoint": "/v1/embeddings"}, "endpoint"),
+            ({"completion_window": "1 day"}, "completion_window"),
+            ({"completion_window": "721h"}, "completion_window"),
+            ({"input_file_id": 1}, "input_file_id"),
+            ({"metadata": {"a": 1}}, "metadata.a"),
+            (
+                {"output_expires_after": {"anchor": "created_at", "seconds": 60}},
+                "output_expires_after.seconds",
+            ),
+            ({"priority": 1}, "priority"),
+        ):
+            answer = await server.http.post("/v1/batches", json={**good, **change})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+        answer = await server.http.post("/v1/batches", json={**good, "input_file_id": "file-1"})
+        assert answer.status_code == 404
+        data = await upload(server, line(1), purpose="user_data")
+        answer = await server.http.post("/v1/batches", json={**good, "input_file_id": data.id})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_file_purpose")
+
+    batched(main, tmp_path)
+
+
+def test_a_server_without_a_lasting_store_says_so() -> None:
+    async def main(server: Server) -> None:
+        for method, path in (("GET", "/v1/files"), ("POST", "/v1/files"), ("GET", "/v1/batches/batch_1")):
+            answer = await server.http.request(method, path)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "files_disabled")
+
+    with_server(None, main)

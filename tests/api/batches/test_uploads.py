@@ -1,0 +1,146 @@
+"""Uploads: bounded before they are read, quotas, malformed forms, names, clients that leave."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chorale.api.http.auth import hash_key
+from tests.api.batches.test_flow import batched, line, upload
+from tests.support.server import Server
+
+HEAD = {"content-type": "multipart/form-data; boundary=cut"}
+
+
+def part(name: str, content: bytes = b"", more: str = "") -> bytes:
+    return (
+        f'--cut\r\nContent-Disposition: form-data; name="{name}"{more}\r\n\r\n'.encode() + content + b"\r\n"
+    )
+
+
+PURPOSE, END = part("purpose", b"batch"), b"--cut--\r\n"
+FILE = part("file", b"{}", '; filename="a.jsonl"')
+MALFORMED: list[tuple[bytes, int, str]] = [
+    (b"", 400, "invalid_form"),
+    (b"nothing of a form", 400, "invalid_form"),
+    (PURPOSE + FILE, 400, "invalid_form"),  # ends early
+    (FILE[:-4], 400, "invalid_form"),
+    (PURPOSE + END, 400, "missing_required_parameter"),
+    (FILE + END, 400, "missing_required_parameter"),
+    (PURPOSE + PURPOSE + FILE + END, 400, "invalid_form"),
+    (PURPOSE + FILE + FILE + END, 400, "invalid_form"),
+    (part("purpose", b"vision") + FILE + END, 400, "unsupported_value"),
+    (part("purpose", b"other") + FILE + END, 400, "invalid_value"),
+    (part("color", b"red") + PURPOSE + FILE + END, 400, "unknown_parameter"),
+    (part("purpose", b"x" * 5000) + FILE + END, 400, "invalid_form"),
+    (b"".join(part(f"f{index}") for index in range(17)) + END, 400, "invalid_form"),
+    (b"--cut\r\n" + b"a: b\r\n" * 20 + b"\r\n\r\n" + END, 400, "invalid_form"),
+    (b"--cut\r\na: " + b"b" * 9000 + b"\r\n\r\n\r\n" + END, 400, "invalid_form"),
+    (PURPOSE + part("file", b"x" * 200_001, '; filename="a"') + END, 413, "file_too_large"),
+    (PURPOSE + part("expires_after[seconds]", b"60") + FILE + END, 400, "missing_required_parameter"),
+]
+
+
+@pytest.mark.parametrize(("body", "status", "code"), MALFORMED)
+def test_a_malformed_form_is_an_error_and_leaves_nothing(
+    tmp_path: Path, body: bytes, status: int, code: str
+) -> None:
+    async def main(server: Server) -> None:
+        answer = await server.http.post("/v1/files", content=body, headers=HEAD)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), answer.text
+        assert not (await server.sdk.files.list()).data
+        await upload(server, line(1))  # its place in the quota of one file is free again
+        assert server.state.batches is not None
+        assert server.state.batches.num_uploads == 0
+
+    batched(main, tmp_path, batch_max_file_bytes=200_000, batch_max_files=1)
+
+
+def test_other_bodies_are_refused_by_their_type(tmp_path: Path) -> None:
+    async def main(server: Server) -> None:
+        for kind, status in (("application/json", 415), ("multipart/form-data", 400), ("", 415)):
+            answer = await server.http.post("/v1/files", content=b"{}", headers={"content-type": kind})
+            assert answer.status_code == status, kind
+
+    batched(main, tmp_path)
+
+
+def test_a_file_that_is_too_large_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    async def main(server: Server) -> None:
+        headers = HEAD | {"content-length": str(2**30)}
+        answer = await server.http.post("/v1/files", content=PURPOSE, headers=headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "payload_too_large")
+
+    batched(main, tmp_path, batch_max_file_bytes=200_000)
+
+
+def test_quotas_of_a_key_and_of_the_server(tmp_path: Path) -> None:
+    async def main(server: Server) -> None:
+        async def sent(key: str, size: int) -> str:
+            answer = await server.http.post(
+                "/v1/files",
+                content=PURPOSE + part("file", b"x" * size, '; filename="a"') + END,
+                headers=HEAD | {"authorization": f"Bearer {key}"},
+            )
+            return "ok" if answer.status_code == 200 else answer.json()["error"]["code"]
+
+        assert [await sent("one", 40_000) for _ in range(3)] == ["ok", "ok", "file_quota_exceeded"]
+        assert [await sent("two", 10) for _ in range(4)] == ["ok", "ok", "ok", "file_quota_exceeded"]
+        assert await sent("three", 50_000) == "storage_full"
+        first = (await server.sdk.with_options(api_key="one").files.list()).data[0]
+        await server.sdk.with_options(api_key="one").files.delete(first.id)
+        assert await sent("three", 50_000) == "ok"
+
+    quotas = {"batch_max_files": 3, "batch_max_bytes": 100_000, "batch_max_total_bytes": 120_000}
+    batched(main, tmp_path, keys=[hash_key(key) for key in ("one", "two", "three")], api_key="one", **quotas)
+
+
+def test_batches_at_once_are_limited(tmp_path: Path) -> None:
+    async def main(server: Server) -> None:
+        file = await upload(server, line(1))
+        body = {"input_file_id": file.id, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+        server.client.status_value = type(server.client.status_value)("loading")  # none of them ends
+        answers = [await server.http.post("/v1/batches", json=body) for _ in range(3)]
+        assert [answer.status_code for answer in answers] == [200, 200, 429]
+        assert answers[-1].json()["error"]["code"] == "batch_quota_exceeded"
+
+    batched(main, tmp_path, batch_max_active=2)
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("../../etc/passwd", "passwd"),
+        ("C:\\\\a\\\\b.jsonl", "b.jsonl"),
+        ("", "file"),
+        ("a\\u202eb", "a\\u202eb"),
+    ],
+)
+def test_names_are_labels(tmp_path: Path, given: str, shown: str) -> None:
+    async def main(server: Server) -> None:
+        body = PURPOSE + part("file", b"{}", f'; filename="{given}"') + END
+        file = (await server.http.post("/v1/files", content=body, headers=HEAD)).json()
+        assert file["filename"] == shown.rpartition("\\")[2]
+        assert [path.name for path in (tmp_path / "store.sqlite3.files").iterdir()] == [file["id"]]
+
+    batched(main, tmp_path)
+
+
+def test_a_client_that_leaves_frees_its_place(tmp_path: Path) -> None:
+    async def main(server: Server) -> None:
+        async def body() -> Any:
+            yield PURPOSE + part("file", b"x" * 1000, '; filename="a"')
+            await asyncio.sleep(60)
+
+        sending = asyncio.create_task(server.http.post("/v1/files", content=body(), headers=HEAD))
+        while not (tmp_path / "store.sqlite3.files").exists() or not (server.state.batches or 0).num_uploads:
+            await asyncio.sleep(0.01)
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+        await upload(server, line(1))
+        assert len((await server.sdk.files.list()).data) == 1
+
+    batched(main, tmp_path, batch_max_files=1)

@@ -1,0 +1,101 @@
+"""Contents of files: in a folder, in obstore's memory, and in moto's S3 server where it is installed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from chorale.batches.contents import (
+    PIECE,
+    Contents,
+    ContentsError,
+    FolderContents,
+    MissingContentError,
+    ObjectContents,
+    open_contents,
+)
+from chorale.errors import ConfigError
+from chorale.store.files import new_file_id
+from tests.support.s3 import bucket
+
+
+async def pieces(*parts: bytes, error: Exception | None = None) -> AsyncIterator[bytes]:
+    for part in parts:
+        yield part
+    if error is not None:
+        raise error
+
+
+async def whole(contents: Contents, name: str) -> bytes:
+    return b"".join([piece async for piece in contents.read(name)])
+
+
+@pytest.fixture(params=["folder", "memory", "s3"])
+def contents(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Contents]:
+    if request.param == "folder":
+        yield FolderContents(tmp_path / "files")
+    elif request.param == "memory":
+        yield ObjectContents(pytest.importorskip("obstore.store").MemoryStore())
+    else:
+        pytest.importorskip("obstore")
+        with bucket(monkeypatch) as place:
+            yield open_contents(place)
+
+
+def test_a_content_reads_as_it_was_written(contents: Contents) -> None:
+    async def main() -> None:
+        large = os.urandom(PIECE + 17)
+        for parts in ((), (b"",), (b"a", b"b" * 70_000), (large[:5], large, large), (b"x" * 1000,) * 9000):
+            name = new_file_id()
+            assert await contents.write(name, pieces(*parts)) == sum(map(len, parts))
+            assert await whole(contents, name) == b"".join(parts)
+            await contents.delete(name)
+            await contents.delete(name)
+            with pytest.raises(MissingContentError):
+                await whole(contents, name)
+
+    asyncio.run(main())
+
+
+def test_an_error_of_the_source_is_raised_as_it_is(contents: Contents) -> None:
+    async def main() -> None:
+        with pytest.raises(KeyError):
+            await contents.write(new_file_id(), pieces(b"x" * (9 * 2**20), error=KeyError("source")))
+
+    asyncio.run(main())
+
+
+def test_names_are_ids_only(contents: Contents) -> None:
+    async def main() -> None:
+        for name in ("../x", "file-1", "/etc/passwd", f"{new_file_id()}/.."):
+            for call in (contents.write(name, pieces(b"")), whole(contents, name), contents.delete(name)):
+                with pytest.raises(ValueError, match="not the id"):
+                    await call
+
+    asyncio.run(main())
+
+
+def test_a_folder_is_private_and_a_full_one_is_an_error_of_the_storage(tmp_path: Path) -> None:
+    folder = tmp_path / "files"
+    contents, name = FolderContents(folder), new_file_id()
+    asyncio.run(contents.write(name, pieces(b"secret")))
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert (folder / name).stat().st_mode & 0o777 == 0o600
+    if Path("/dev/full").exists():
+        (folder / name).unlink()
+        (folder / name).symlink_to("/dev/full")
+        with pytest.raises(ContentsError, match="No space left"):
+            asyncio.run(contents.write(name, pieces(b"x")))
+
+
+def test_places_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("")
+    for place in (str(tmp_path / "taken"), str(tmp_path / "taken" / "x"), "gs://bucket"):
+        with pytest.raises(ConfigError, match="--batch-storage"):
+            open_contents(place)

@@ -1,0 +1,250 @@
+"""Lines sent to the app without a socket: answers, errors, keys, aborted requests, retries, concurrency."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import httpx2
+import pytest
+
+from chorale.api.http.auth import OWNER, hash_key
+from chorale.batches.execute import (
+    AppSender,
+    NoAnswerError,
+    Retries,
+    UrlSender,
+    execute,
+    execute_all,
+    one_line,
+)
+from chorale.batches.line import Answer, Line
+from chorale.engine.types import GenerateRequest
+from chorale.errors import EngineDeadError, QueueFullError
+from chorale.testing.scripted_client import Script, ScriptedClient
+from tests.support.server import run, served
+
+HELLO = (200005, 17196, 200008, 13225, 200002)
+QUICK = Retries(patience=5.0, first_delay=0.01, longest_delay=0.02)
+
+
+def line(custom_id: str = "a", url: str = "/v1/chat/completions", **body: Any) -> Line:
+    if not body:
+        body = {"messages": [{"role": "user", "content": "hi"}]}
+    return Line(custom_id, url, json.dumps(body).encode())
+
+
+async def lines(count: int) -> AsyncIterator[tuple[int, Line]]:
+    for number in range(count):
+        yield number, line(str(number))
+
+
+def test_answers_and_errors() -> None:
+    async def main() -> None:
+        async with served() as server:
+            send = AppSender(server.app)
+            good = await execute(line(), send)
+            assert good.answer is not None
+            assert json.loads(good.answer.body)["choices"][0]["message"]["content"] == "Hello"
+            bad = await execute(line(messages=[], temperature=9), send)
+            assert bad.answer is not None
+            assert bad.answer.status == 400
+            assert json.loads(bad.answer.body)["error"]["type"] == "invalid_request_error"
+            missing = await execute(line(model="other", messages=[{"role": "user", "content": "x"}]), send)
+            assert missing.answer is not None
+            assert missing.answer.status == 404
+
+    run(main)
+
+
+def test_keys_and_owners() -> None:
+    """Without its key, a stored line's owner reaches the endpoint by the scope alone."""
+
+    async def main() -> None:
+        async with served(keys=[hash_key("secret")]) as server:
+            statuses = [
+                (await AppSender(server.app, *given)(line())).status
+                for given in (
+                    ({}, {}),
+                    ({"authorization": "Bearer wrong"}, {}),
+                    ({"authorization": "Bearer secret"}, {}),
+                    ({}, {OWNER: hash_key("secret")}),
+                )
+            ]
+            assert statuses == [401, 401, 200, 200]
+            stored = await AppSender(server.app, {}, {OWNER: b"one"})(line(url="/v1/responses", input="hi"))
+            path = f"/v1/responses/{json.loads(stored.body)['id']}"
+            found = await server.http.get(path, headers={"authorization": "Bearer secret"})
+            assert found.status_code == 404  # another owner's
+
+    run(main)
+
+
+def test_cancelling_aborts_the_request() -> None:
+    async def main() -> None:
+        client = ScriptedClient(lambda request, index: Script((200005,), hang=True))
+        async with served(client) as server:
+            task = asyncio.create_task(execute(line(), AppSender(server.app)))
+            while not client.num_in_flight:
+                await asyncio.sleep(0.01)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert client.num_in_flight == 0
+            assert len(client.aborted) == 1
+
+    run(main)
+
+
+def test_closing_aborts_all() -> None:
+    async def main() -> None:
+        def script(request: GenerateRequest, index: int) -> Script:
+            first = client.requests[0].request_id == request.request_id
+            return Script(HELLO) if first else Script((200005,), hang=True)
+
+        client = ScriptedClient(script)
+        async with served(client) as server:
+            records = execute_all(lines(20), AppSender(server.app), concurrency=4)
+            async with aclosing(records):
+                assert (await anext(records))[1].ok
+                while client.num_in_flight < 4:
+                    await asyncio.sleep(0.01)
+            assert client.num_in_flight == 0
+            assert len(client.requests) == 5  # no further line was read
+
+    run(main)
+
+
+def test_each_line_once_with_bounded_concurrency() -> None:
+    most = running = 0
+
+    async def send(asked: Line) -> Answer:
+        nonlocal most, running
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.001 * (int(asked.custom_id) % 3))
+        running -= 1
+        if asked.custom_id == "7":
+            raise ValueError("a fault of this line")
+        return Answer(200, "r", asked.custom_id.encode())
+
+    async def main() -> None:
+        found = {number: record async for number, record in execute_all(lines(50), send, concurrency=5)}
+        assert sorted(found) == list(range(50))
+        assert most == 5
+        assert [number for number, record in found.items() if not record.ok] == [7]
+        assert all(r.answer is None or r.answer.body == str(n).encode() for n, r in found.items())
+
+    run(main)
+
+
+def test_a_fault_of_the_input_ends_the_rest() -> None:
+    async def broken() -> AsyncIterator[tuple[int, Line]]:
+        async for each in lines(3):
+            yield each
+        raise OSError("the disk")
+
+    async def send(asked: Line) -> Answer:
+        await asyncio.sleep(0.01)
+        return Answer(200, "r", b"{}")
+
+    async def main() -> None:
+        found = []
+
+        async def collect() -> None:
+            async for number, _ in execute_all(broken(), send, concurrency=2):
+                found.append(number)
+
+        with pytest.raises(OSError, match="the disk"):
+            await collect()
+        assert sorted(found) == [0, 1, 2]
+
+    run(main)
+
+
+@pytest.mark.parametrize("error", [QueueFullError("full", retry_after=0.01), EngineDeadError("restarting")])
+def test_busy_servers_are_asked_again(error: Any) -> None:
+    async def main() -> None:
+        client = ScriptedClient(
+            lambda request, index: Script((), error=error) if len(client.requests) < 2 else Script(HELLO)
+        )
+        async with served(client) as server:
+            record = await execute(line(), AppSender(server.app), QUICK)
+            assert record.ok
+            assert len(client.requests) == 2
+
+    run(main)
+
+
+def test_patience_ends() -> None:
+    async def silent(asked: Line) -> Answer:
+        raise NoAnswerError("nobody is there")
+
+    async def busy(asked: Line) -> Answer:
+        return Answer(503, "r", b"{}")
+
+    async def main() -> None:
+        short = Retries(patience=0.05, first_delay=0.01, longest_delay=0.01)
+        record = await execute(line(), silent, short)
+        assert record.answer is None
+        assert record.fault is not None
+        assert record.fault.code == "no_answer"
+        record = await execute(line(), busy, short)
+        assert record.answer is not None
+        assert record.answer.status == 503
+
+    run(main)
+
+
+def test_attempts_are_limited() -> None:
+    sent = 0
+
+    async def busy(asked: Line) -> Answer:
+        nonlocal sent
+        sent += 1
+        return Answer(503, "r", b"{}")
+
+    async def main() -> None:
+        for attempts in (1, 3):
+            before = sent
+            await execute(line(), busy, Retries(attempts, first_delay=0.001))
+            assert sent - before == attempts
+
+    run(main)
+
+
+def test_an_answer_without_an_end_is_no_answer() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"{", "more_body": True})
+
+    async def main() -> None:
+        with pytest.raises(NoAnswerError):
+            await AppSender(app)(line())
+
+    run(main)
+
+
+def test_over_http() -> None:
+    async def main() -> None:
+        async with served(keys=[hash_key("secret")], api_key="secret") as server:
+            answer = await UrlSender(server.http)(line())
+            assert answer.status == 200
+            assert answer.request_id.startswith("req_")
+        gone = httpx2.AsyncClient(base_url="http://127.0.0.1:9")
+        async with gone:
+            with pytest.raises(NoAnswerError, match="no answer from"):
+                await UrlSender(gone)(line())
+
+    run(main)
+
+
+def test_a_body_becomes_one_line_of_json() -> None:
+    assert one_line(b'{"a":1}') == b'{"a":1}'
+    assert json.loads(one_line(b'{\n "a": "x\\ny"\r\n}')) == {"a": "x\ny"}
+    assert b"\n" not in one_line(b'{\n "a": "x\\ny"\r\n}')
+    assert json.loads(one_line(b"<html>\n\xff")) == "<html>\n\ufffd"
+    assert json.loads(one_line(b"")) == ""

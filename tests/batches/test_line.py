@@ -1,0 +1,160 @@
+"""Lines of a batch: what is accepted, what is refused with which code, and records."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from chorale.batches.line import (
+    MAX_CUSTOM_ID,
+    Answer,
+    LineError,
+    Record,
+    Usage,
+    parse_line,
+    refused,
+    unanswered,
+    usage_of,
+)
+from chorale.errors import EngineDeadError
+
+BODY = {"model": "demo", "prompt": "ü"}
+
+
+def line(**changes: Any) -> bytes:
+    made = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": BODY} | changes
+    return json.dumps({name: value for name, value in made.items() if value is not ...}).encode()
+
+
+def test_a_body_is_kept_byte_for_byte() -> None:
+    body = b'{"prompt" : "\\u00fc", "n":1.50, "model":"m"}'
+    raw = b'{"body": ' + body + b' ,"custom_id":"x","method":"POST","url":"/v1/completions"}'
+    found = parse_line(raw)
+    assert found.body == body
+    assert (found.custom_id, found.url, found.model) == ("x", "/v1/completions", "m")
+
+
+@pytest.mark.parametrize("url", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
+@pytest.mark.parametrize("extra", [{}, {"stream": False}, {"stream": None, "background": False}])
+def test_accepted(url: str, extra: dict[str, Any]) -> None:
+    assert json.loads(parse_line(line(url=url, body=BODY | extra)).body) == BODY | extra
+
+
+@pytest.mark.parametrize(
+    ("raw", "code", "custom_id"),
+    [
+        (b"", "invalid_json_line", None),
+        (b"{", "invalid_json_line", None),
+        (b"[1]", "invalid_json_line", None),
+        (b'"text"', "invalid_json_line", None),
+        (b"\xff\xfe{}", "invalid_json_line", None),
+        (b'{"custom_id": "\\ud800"}', "invalid_json_line", None),
+        (b'{"custom_id": "a", "x": ' + b"[" * 100_000, "invalid_json_line", None),
+        (b'{"custom_id": NaN}', "invalid_json_line", None),
+        (line() + b"}", "invalid_json_line", None),
+        (line(custom_id=...), "missing_required_parameter", None),
+        (line(custom_id=None), "missing_required_parameter", None),
+        (line(method=...), "missing_required_parameter", "a"),
+        (line(url=...), "missing_required_parameter", "a"),
+        (line(body=...), "missing_required_parameter", "a"),
+        (line(body=None), "missing_required_parameter", "a"),
+        (line(custom_id=7), "invalid_type", None),
+        (line(custom_id=""), "invalid_line", ""),
+        (line(custom_id="x" * (MAX_CUSTOM_ID + 1)), "invalid_line", "x" * (MAX_CUSTOM_ID + 1)),
+        (line(method="GET"), "invalid_line", "a"),
+        (line(url="/v1/embeddings"), "invalid_url", "a"),
+        (line(url="/v1/chat/completions/"), "invalid_url", "a"),
+        (line(url=["/v1/completions"]), "invalid_type", "a"),
+        (line(body=[1]), "invalid_type", "a"),
+        (line(body="text"), "invalid_type", "a"),
+        (line(body=BODY | {"stream": True}), "unsupported_value", "a"),
+        (line(body=BODY | {"stream": "yes"}), "unsupported_value", "a"),
+        (line(body=BODY | {"background": True}), "unsupported_value", "a"),
+    ],
+)
+def test_refused(raw: bytes, code: str, custom_id: str | None) -> None:
+    with pytest.raises(LineError) as caught:
+        parse_line(raw)
+    assert (caught.value.code, caught.value.custom_id) == (code, custom_id)
+    record = json.loads(refused(caught.value).encode())
+    assert record["error"] == {"code": code, "message": caught.value.message}
+    assert record["custom_id"] == custom_id
+    assert record["response"]["status_code"] == 400
+    assert record["response"]["body"] is None
+
+
+def test_a_line_is_bounded() -> None:
+    raw = line(body={"prompt": "x" * 1000})
+    assert parse_line(raw, max_bytes=len(raw)).custom_id == "a"
+    with pytest.raises(LineError, match="larger than"):
+        parse_line(raw, max_bytes=len(raw) - 1)
+
+
+@pytest.mark.parametrize(
+    ("body", "wanted"),
+    [
+        (b"{}", {"priority": 5}),
+        (b' { "a" : 1 } ', {"priority": 5, "a": 1}),
+        (b'{"priority": -1}', {"priority": -1}),
+    ],
+)
+def test_priority(body: bytes, wanted: dict[str, int]) -> None:
+    raw = b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":' + body + b"}"
+    assert json.loads(parse_line(raw).with_priority(5).body) == wanted
+
+
+def test_records() -> None:
+    made = Record("a", Answer(200, "req_1", b'{"x": [1]}'))
+    found = json.loads(made.encode())
+    assert made.ok
+    assert found.pop("id").startswith("batch_req_")
+    assert found == {
+        "custom_id": "a",
+        "response": {"status_code": 200, "request_id": "req_1", "body": {"x": [1]}},
+        "error": None,
+    }
+    failed = unanswered(parse_line(line()), EngineDeadError("gone"))
+    assert not failed.ok
+    assert json.loads(failed.encode()) | {"id": ""} == {
+        "id": "",
+        "custom_id": "a",
+        "response": None,
+        "error": {"code": "engine_restarted", "message": "gone"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("body", "usage"),
+    [
+        ({"usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}}, Usage(3, 0, 2, 0)),
+        (
+            {
+                "usage": {
+                    "prompt_tokens": 3,
+                    "completion_tokens": 2,
+                    "prompt_tokens_details": {"cached_tokens": 1},
+                    "completion_tokens_details": {"reasoning_tokens": 1},
+                }
+            },
+            Usage(3, 1, 2, 1),
+        ),
+        (
+            {
+                "usage": {
+                    "input_tokens": 7,
+                    "input_tokens_details": {"cached_tokens": 4},
+                    "output_tokens": 6,
+                    "output_tokens_details": {"reasoning_tokens": 5},
+                }
+            },
+            Usage(7, 4, 6, 5),
+        ),
+        ({"usage": None}, Usage()),
+        ({"usage": {"prompt_tokens": "many"}}, Usage()),
+        ([], Usage()),
+    ],
+)
+def test_usage(body: Any, usage: Usage) -> None:
+    assert usage_of(Answer(200, "", json.dumps(body).encode())) == usage

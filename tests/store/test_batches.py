@@ -1,0 +1,195 @@
+"""Rows of batches and files, on SQLite and PostgreSQL: one record a line, one server a batch, no orphans."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from chorale.config import ServerConfig
+from chorale.errors import QueueFullError
+from chorale.ids import new_id
+from chorale.store.batch_rows import BatchNotFoundError, Result, StoredBatch, Tokens
+from chorale.store.files import FileInUseError, FileNotFoundFault, Quota, StoredFile, new_file_id
+from chorale.store.store import ResponseStore, open_store
+
+QUOTA = Quota(10**6, 100, 10**7, 10**8)
+ME, OTHER = b"me", b"other"
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return str(tmp_path / "store.sqlite3")
+    return str(request.getfixturevalue("database"))
+
+
+def with_store(place: str, main: Callable[[ResponseStore], Awaitable[None]]) -> None:
+    async def body() -> None:
+        store = open_store(ServerConfig(response_store=place))
+        try:
+            await asyncio.wait_for(main(store), 30)
+        finally:
+            await store.close()
+
+    asyncio.run(body())
+
+
+async def file_of(store: ResponseStore, owner: bytes = ME, server: str = "s1") -> StoredFile:
+    file = StoredFile(new_file_id(), owner, store.files.now, None, "batch", "in.jsonl", 10)
+    await store.files.begin(file, server, QUOTA)
+    assert await store.files.finish(file, server)
+    return file
+
+
+async def batch_of(store: ResponseStore, owner: bytes = ME, num_lines: int = 0) -> StoredBatch:
+    """``num_lines``: it was claimed by s1 and checked."""
+    file = await file_of(store, owner)
+    now = store.batches.now
+    body = {"endpoint": "/v1/completions", "completion_window": "24h"}
+    batch = StoredBatch(new_id("batch"), owner, "validating", now, now + 86400, file.id, body)
+    await store.batches.create(batch, "demo", 100)
+    if num_lines:
+        assert await store.batches.claim("s1", "demo") == batch.id
+        assert await store.batches.begin(batch.id, "s1", num_lines, "m")
+    return batch
+
+
+def result(line: int, completed: bool = True) -> Result:
+    return Result(line, completed, b"record %d" % line, Tokens(3, 1, 2, 1))
+
+
+def test_a_record_exists_once_and_the_counts_agree(place: str) -> None:
+    async def main(store: ResponseStore) -> None:
+        rows, batch, rng = store.batches, await batch_of(store, num_lines=60), random.Random(1)
+        groups = [rng.choices(range(1, 61), k=9) for _ in range(20)]
+        await asyncio.gather(
+            *(rows.record(batch.id, "s1", [result(n, n % 3 != 0) for n in group]) for group in groups)
+        )
+        lines = {number for group in groups for number in group}
+        assert await rows.answered(batch.id) == lines
+        found = await rows.get(batch.id, ME)
+        good = sorted(number for number in lines if number % 3)
+        assert (found.num_completed, found.num_failed) == (len(good), len(lines) - len(good))
+        assert found.tokens == Tokens(3 * len(lines), len(lines), 2 * len(lines), len(lines))
+        assert await rows.results(batch.id, True, 0, 100) == [(n, b"record %d" % n) for n in good]
+        assert [n for n, _ in await rows.results(batch.id, True, good[3], 2)] == good[4:6]
+
+    with_store(place, main)
+
+
+def test_a_server_that_lost_a_batch_can_write_nothing(place: str) -> None:
+    async def main(store: ResponseStore) -> None:
+        rows, batch = store.batches, await batch_of(store, num_lines=5)
+        await rows.record(batch.id, "s1", [result(1)])
+        output = StoredFile(new_file_id(), ME, store.files.now, None, "batch_output", "o", 1)
+        await store.files.begin(output, "s1")
+        await store.background.expire("s1", None)  # taken for dead
+        assert await rows.claim("s2", "other model") is None
+        assert await rows.claim("s2", "demo") == batch.id
+        assert await rows.claim("s3", "demo") is None
+        assert await rows.record(batch.id, "s1", [result(2)]) is None
+        assert not await rows.begin(batch.id, "s1", 9, None)
+        assert not await rows.finalize(batch.id, "s1")
+        assert not await rows.end(batch.id, "s1", "completed", output=output)
+        assert not await store.files.finish(output, "s1")
+        assert await store.files.sweep() == [output.id]
+        taken = await rows.owned(batch.id, "s2")
+        assert taken is not None
+        assert (taken.num_lines, taken.num_completed, taken.attempts) == (5, 1, 1)
+        await rows.record(batch.id, "s2", [result(2)])
+        taken = await rows.owned(batch.id, "s2")
+        assert taken is not None
+        assert taken.attempts == 0  # there is progress
+
+    with_store(place, main)
+
+
+def test_a_heartbeat_goes_on_while_a_server_has_a_batch(place: str) -> None:
+    async def main(store: ResponseStore) -> None:
+        batch = await batch_of(store, num_lines=5)
+        await store.background.beat("s1")
+        assert await store.background.servers() == {"s1": 1}
+        assert await store.batches.end(batch.id, "s1", "completed")
+        await store.background.beat("s1")
+        assert await store.background.servers() == {}
+
+    with_store(place, main)
+
+
+def test_batches_are_claimed_by_turns_of_their_owners(place: str) -> None:
+    async def main(store: ResponseStore) -> None:
+        first, second = await batch_of(store), await batch_of(store)
+        third = await batch_of(store, OTHER)
+        claim = partial(store.batches.claim, "s1", "demo")
+        assert [await claim() for _ in range(4)] == [first.id, third.id, second.id, None]
+        await store.batches.release("s1")
+        assert await store.batches.any_waiting("demo")
+
+    with_store(place, main)
+
+
+def test_the_end_is_one_transaction_and_old_rows_are_swept(place: str) -> None:
+    async def main(store: ResponseStore) -> None:
+        rows, files = store.batches, store.files
+        batch = await batch_of(store, num_lines=2)
+        await rows.record(batch.id, "s1", [result(1), result(2, False)])
+        with pytest.raises(FileInUseError):
+            await files.delete(batch.input_file_id, ME)
+        output = StoredFile(new_file_id(), ME, files.now, files.now + 50, "batch_output", "o", 9)
+        await files.begin(output, "s1")
+        with pytest.raises(FileNotFoundFault):  # not before the end
+            await files.get(output.id, ME)
+        assert await rows.end(batch.id, "s1", "completed", output=output)
+        ended = await rows.get(batch.id, ME)
+        assert (ended.status, ended.to_object()["output_file_id"]) == ("completed", output.id)
+        assert (await files.get(output.id, ME)).num_bytes == 9
+        assert await rows.sweep(1e9)
+        assert await rows.answered(batch.id) == set()
+        assert not await rows.sweep(1e9)
+        assert await rows.sweep(-1.0)  # long ago
+        with pytest.raises(BatchNotFoundError):
+            await rows.get(batch.id, ME)
+        await files.delete(batch.input_file_id, ME)
+        assert await files.sweep() == [batch.input_file_id]
+        await files.forget([batch.input_file_id])
+        assert await files.sweep() == []
+
+    with_store(place, main)
+
+
+def test_a_quota_counts_uploads_in_progress(place: str) -> None:
+    async def main(store: ResponseStore) -> None:
+        quota = Quota(60, 3, 100, 1000)
+
+        async def begin(size: int) -> int:
+            file = StoredFile(new_file_id(), ME, store.files.now, None, "", "", size)
+            return await store.files.begin(file, "s1", quota)
+
+        assert await begin(0) == 60  # of unknown size
+        assert await begin(0) == 40  # what is left
+        with pytest.raises(Exception, match="--batch-max-bytes"):
+            await begin(1)
+        await store.background.expire("s1", None)
+        assert [await begin(10) for _ in range(3)] == [10, 10, 10]
+        with pytest.raises(QueueFullError, match="--batch-max-files"):
+            await begin(1)
+
+    with_store(place, main)
+
+
+def test_a_restart_puts_the_batches_of_the_dead_back(tmp_path: Path) -> None:
+    place = str(tmp_path / "store.sqlite3")
+
+    async def begin(store: ResponseStore) -> None:
+        await batch_of(store, num_lines=3)
+
+    async def look(store: ResponseStore) -> None:
+        assert await store.batches.any_waiting("demo")
+
+    with_store(place, begin)
+    with_store(place, look)
