@@ -1,0 +1,29 @@
+"""Errors of an evaluation."""
+
+from __future__ import annotations
+
+from chorale.errors import ChoraleError, ConfigError
+
+
+class AskError(ChoraleError):
+    """A request got no answer. Recorded for its sample; the run continues."""
+
+
+class UnansweredError(AskError):
+    """No attempt got an answer. The sample has no score, and a resumed run asks again."""
+
+
+class RefusedError(AskError):
+    """The server refused the request itself, for example as too long. Scored 0."""
+
+
+class DataError(ConfigError):
+    """The data of a task is missing or malformed. The message names the file and line, and a remedy."""
+
+
+class JournalError(ConfigError):
+    """The folder of a run cannot be used: it belongs to another run, or its journal is damaged."""
+
+
+class ServerLostError(ChoraleError):
+    """The server answers no request any more. The run ends and can be resumed."""

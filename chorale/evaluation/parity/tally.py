@@ -1,0 +1,111 @@
+"""Tally: magnitudes of differences, counted by text, for quantiles and means with intervals over texts.
+
+Tokens of one text are not independent, so intervals come from resampling whole texts (a bootstrap over
+clusters). Each text's magnitudes are kept as a histogram of logarithmic bins, 3.5 % wide: a resample is
+then a sum of histograms, and memory does not grow with the length of the texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+QUANTILES = (0.5, 0.9, 0.99)
+RESAMPLES = 1000
+FEW_TEXTS, BLOCK = 5, 64
+_LEAST, _MOST, _BINS = 1e-8, 1e3, 736
+_EDGES = np.geomspace(_LEAST, _MOST, _BINS + 1)
+_VALUES = np.concatenate(([0.0], np.sqrt(_EDGES[:-1] * _EDGES[1:]), [_MOST]))  # of a bin, the ends included
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A number with an interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def to_json(self) -> dict[str, float]:
+        return {"value": self.value, "low": self.low, "high": self.high}
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """``counts`` [texts, bins], ``sums`` [texts, 3]: number, sum and sum of magnitudes of differences."""
+
+    counts: Floats
+    sums: Floats
+    worst: float
+
+    @classmethod
+    def of(cls, texts: Sequence[npt.NDArray[Any]]) -> Tally:
+        """``texts``: the signed differences of each text; what is not a number is left out.
+
+        A few texts are cut into blocks, because the spread of one or two clusters says nothing.
+        """
+        counts, sums, worst = [], [], 0.0
+        blocks = [text[i : i + BLOCK] for text in texts for i in range(0, len(text), BLOCK)]
+        for text in texts if len(texts) >= FEW_TEXTS else blocks:
+            values = text[np.isfinite(text)].astype(np.float64)
+            if not len(values):
+                continue
+            sizes = np.abs(values)
+            places = np.searchsorted(_EDGES, sizes, side="right")
+            counts.append(np.bincount(places, minlength=_BINS + 2).astype(np.float64))
+            sums.append((len(values), values.sum(), sizes.sum()))
+            worst = max(worst, float(sizes.max()))
+        return cls(np.array(counts).reshape(-1, _BINS + 2), np.array(sums).reshape(-1, 3), worst)
+
+    @property
+    def num_texts(self) -> int:
+        return len(self.sums)
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.sums[:, 0].sum()) if self.num_texts else 0
+
+    def quantiles(self, weights: Floats | None = None) -> Floats:
+        """Returns [resamples, 3]: the quantiles of the magnitudes. ``weights`` [resamples, texts]."""
+        counts = self._weighted(self.counts, weights)
+        cumulative = np.cumsum(counts, axis=1)
+        wanted = np.array(QUANTILES)[:, None, None] * cumulative[None, :, -1:]
+        places = np.argmax(cumulative[None] >= wanted, axis=2)  # [3, resamples]
+        found: Floats = _VALUES[places].T
+        return found
+
+    def means(self, weights: Floats | None = None) -> Floats:
+        """Returns [resamples, 2]: the mean difference and the mean magnitude."""
+        sums = self._weighted(self.sums, weights)
+        found: Floats = sums[:, 1:] / np.maximum(sums[:, :1], 1.0)
+        return found
+
+    @staticmethod
+    def _weighted(values: Floats, weights: Floats | None) -> Floats:
+        found: Floats = values.sum(axis=0, keepdims=True) if weights is None else weights @ values
+        return found
+
+
+def resampled(num_texts: int, seed: int = 0) -> Floats:
+    """Returns how often each text is in each resample, [resamples, texts]."""
+    draws = np.random.default_rng(seed).integers(0, num_texts, (RESAMPLES, num_texts))
+    weights = np.zeros((RESAMPLES, num_texts))
+    np.add.at(weights, (np.arange(RESAMPLES)[:, None], draws), 1.0)
+    return weights
+
+
+def estimate(num_texts: int, statistic: Callable[[Floats | None], Floats], level: float = 0.95) -> Estimate:
+    """Returns a statistic of the texts with the percentile interval of its resamples.
+
+    ``statistic`` maps weights [resamples, texts] (None: every text once) to [resamples].
+    """
+    value = float(statistic(None)[0])
+    spread = statistic(resampled(num_texts))
+    low, high = np.quantile(spread, ((1 - level) / 2, (1 + level) / 2))
+    return Estimate(value, min(float(low), value), max(float(high), value))

@@ -1,0 +1,251 @@
+"""Texts to score, as token ids: the same on every machine, in five kinds, of exact lengths.
+
+They are made from word lists by a counter-based generator, so that nothing has to be downloaded and no text
+is random noise: a model predicts parts of them well and others badly. ``echoes`` repeat a passage at the
+distance of gpt-oss's sliding window and one token less, where a window that is off by one shows, and at
+larger ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from chorale.harmony.vocab import load_vocabulary
+
+VERSION = 1  # of the texts: other texts, another number
+_SIXTY_FOUR = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """``name`` is unique in a run."""
+
+    name: str
+    kind: str
+    length: int
+    token_ids: tuple[int, ...]
+
+
+class Draw:
+    """Numbers from a counter (SplitMix64), the same in every version of Python."""
+
+    def __init__(self, seed: int) -> None:
+        self._state = seed & _SIXTY_FOUR
+
+    def below(self, limit: int) -> int:
+        self._state = (self._state + 0x9E3779B97F4A7C15) & _SIXTY_FOUR
+        z = self._state
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _SIXTY_FOUR
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _SIXTY_FOUR
+        return (z ^ (z >> 31)) % limit
+
+    def one(self, words: Sequence[str]) -> str:
+        return words[self.below(len(words))]
+
+
+def make_texts(lengths: Sequence[int], number: int) -> list[Text]:
+    """Returns ``number`` texts of each length; kinds take turns."""
+    kinds = tuple(_KINDS)
+    texts = []
+    for length in lengths:
+        for index in range(number):
+            kind = kinds[index % len(kinds)]
+            ids = _cut(_KINDS[kind](Draw(1_000_003 * length + index)), length)
+            texts.append(Text(f"{kind}-{length}-{index}", kind, length, ids))
+    return texts
+
+
+def _cut(parts: Iterator[str], length: int) -> tuple[int, ...]:
+    """Returns the first ``length`` tokens of an endless sequence of parts, each encoded on its own."""
+    ids: list[int] = []
+    for part in parts:
+        ids += _encode(part)
+        if len(ids) >= length:
+            return tuple(ids[:length])
+    raise AssertionError("the parts ended")
+
+
+@lru_cache(maxsize=4096)
+def _encode(part: str) -> tuple[int, ...]:
+    return tuple(load_vocabulary().encode_with_special(part))
+
+
+_SUBJECTS = (
+    *("The harbour master", "A retired teacher", "The night train", "Her younger brother", "The committee"),
+    *("A flock of starlings", "The old mill", "Our neighbour", "The second engineer", "A letter from Lisbon"),
+    *(
+        "The bakery on the corner",
+        "An unexpected visitor",
+        "The river",
+        "The orchestra",
+        "Nobody in the village",
+    ),
+)
+_VERBS = (
+    *(
+        "waited for",
+        "had forgotten",
+        "carried",
+        "described",
+        "was looking at",
+        "had repaired",
+        "could not find",
+    ),
+    *("listened to", "crossed", "painted", "remembered", "argued about", "sold", "returned to"),
+)
+_OBJECTS = (
+    *(
+        "the wooden bridge",
+        "a map of the islands",
+        "the last ferry",
+        "three boxes of apples",
+        "the broken clock",
+    ),
+    *(
+        "a story about the war",
+        "the northern road",
+        "its own reflection",
+        "the price of bread",
+        "an empty hall",
+    ),
+    *("the garden behind the church", "the results of the experiment", "a photograph of the harbour"),
+)
+_ENDS = (
+    *("before the rain began.", "while the others slept.", "because nothing else remained to be done."),
+    *("as it had every autumn.", "without saying a word.", "and then went home by the same road."),
+    *(
+        "until the lamps were lit.",
+        "although the doctor had advised against it.",
+        "for the third time that week.",
+    ),
+)
+_JOINS = (
+    "",
+    "",
+    "",
+    "However, ",
+    "Later that year, ",
+    "In the meantime, ",
+    "As far as anyone knew, ",
+    "\n\n",
+)
+
+
+def _prose(draw: Draw) -> Iterator[str]:
+    while True:
+        join = draw.one(_JOINS)
+        subject = draw.one(_SUBJECTS)
+        if join.strip():
+            subject = subject[0].lower() + subject[1:]
+        yield f"{join}{subject} {draw.one(_VERBS)} {draw.one(_OBJECTS)} {draw.one(_ENDS)} "
+
+
+_NOUNS = (
+    "total",
+    "price",
+    "node",
+    "buffer",
+    "index",
+    "weight",
+    "queue",
+    "label",
+    "offset",
+    "result",
+    "row",
+    "user",
+)
+_ACTIONS = ("read", "update", "merge", "count", "find", "split", "check", "load", "close", "sort")
+
+
+def _code(draw: Draw) -> Iterator[str]:
+    while True:
+        action, noun, other = draw.one(_ACTIONS), draw.one(_NOUNS), draw.one(_NOUNS)
+        limit = draw.below(500)
+        yield (
+            f"def {action}_{noun}({noun}s: list[int], {other}: int = {limit}) -> int:\n"
+            f'    """Return the {noun} after {other}, or {limit} if there is none."""\n'
+            f"    for position, value in enumerate({noun}s):\n"
+            f"        if value > {other} and position % {2 + draw.below(7)} == 0:\n"
+            f"            return value - {other}\n"
+            f"    return {limit}\n\n\n"
+        )
+
+
+def _numbers(draw: Draw) -> Iterator[str]:
+    day = 1
+    yield "date,station,low,high,rain\n"
+    while True:
+        low = draw.below(20) - 5
+        first, second = draw.below(1000), draw.below(1000)
+        yield f"2024-{1 + day // 28 % 12:02d}-{1 + day % 28:02d},"
+        yield f"{draw.one(('north', 'south', 'coast'))},{low},{low + draw.below(12)},{draw.below(90) / 10}\n"
+        if draw.below(6) == 0:
+            yield f"# {first} + {second} = {first + second}; {first} * 3 = {first * 3}\n"
+        day += 1
+
+
+_QUESTIONS = (
+    *("What is {a} + {b}?", "Sort these numbers: {b}, {a}, {c}.", "Spell the word '{w}' letter by letter."),
+    *(
+        "Write the number {a} in words.",
+        "Is {a} larger than {b}? Answer yes or no.",
+        "Repeat '{w}' {n} times.",
+    ),
+    *("Give a JSON object with the fields name and age for {w}, who is {n} years old.",),
+)
+_ANSWERS = (
+    *("The answer is {s}.", "Let me work it out: {a} and {b} make {s}.", "{w}, {w}, and once more {w}."),
+    *('{{"name": "{w}", "age": {n}}}', "Yes, because {a} is not {b}.", "In order: {a}, {b}, {c}."),
+)
+_WORDS = ("lantern", "harbour", "violin", "Marta", "Oskar", "window", "garden", "bridge", "silver", "cloud")
+
+
+def _conversation(draw: Draw) -> Iterator[str]:
+    yield "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n"
+    yield "Knowledge cutoff: 2024-06\n\nReasoning: low\n\n# Valid channels: analysis, commentary, final. "
+    yield "Channel must be included for every message.<|end|>"
+    while True:
+        a, b = draw.below(100), draw.below(100)
+        values = {"a": a, "b": b, "c": draw.below(100), "s": a + b, "n": 2 + draw.below(80)}
+        filled = {**values, "w": draw.one(_WORDS)}
+        question, answer = draw.one(_QUESTIONS).format(**filled), draw.one(_ANSWERS).format(**filled)
+        yield f"<|start|>user<|message|>{question}<|end|>"
+        yield f"<|start|>assistant<|channel|>analysis<|message|>The user asks: {question} {answer}<|end|>"
+        yield f"<|start|>assistant<|channel|>final<|message|>{answer}<|end|>"
+
+
+def _echoes(draw: Draw) -> Iterator[str]:
+    """Passages that return at these distances, in tokens; each distance for five rounds."""
+    number = 0
+    while True:
+        distance = _DISTANCES[number % len(_DISTANCES)]
+        passage: list[str] = []
+        for part in _prose(draw):
+            passage += _pieces(part)
+            if len(passage) >= distance:
+                break
+        for _ in range(5):
+            yield from passage[:distance]
+        number += 1
+
+
+_DISTANCES = (127, 128, 64, 129, 512)
+
+
+@lru_cache(maxsize=4096)
+def _pieces(part: str) -> tuple[str, ...]:
+    """Returns the tokens of a part as strings, for parts whose tokens are strings."""
+    vocab = load_vocabulary()
+    return tuple(vocab.decode([token]) for token in _encode(part))
+
+
+_KINDS: dict[str, Callable[[Draw], Iterator[str]]] = {
+    "prose": _prose,
+    "code": _code,
+    "conversation": _conversation,
+    "echoes": _echoes,
+    "numbers": _numbers,
+}
+KINDS = tuple(_KINDS)

@@ -1,0 +1,65 @@
+"""Intervals and tests for scores. No dependencies: sums of a few thousand terms are enough."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Z95 = 1.959963984540054
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate with its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    def __contains__(self, value: float) -> bool:
+        return self.low <= value <= self.high
+
+
+def wilson(mean: float, count: float, z: float = Z95) -> Interval:
+    """Returns Wilson's score interval of a proportion ``mean`` among ``count`` independent samples."""
+    if count <= 0:
+        return Interval(mean, 0.0, 1.0)
+    centre = (mean + z * z / (2 * count)) / (1 + z * z / count)
+    half = z / (1 + z * z / count) * math.sqrt(mean * (1 - mean) / count + z * z / (4 * count * count))
+    low = 0.0 if mean <= 0 else max(0.0, centre - half)
+    high = 1.0 if mean >= 1 else min(1.0, centre + half)
+    return Interval(mean, low, high)
+
+
+def clustered(scores: Sequence[Sequence[float]], z: float = Z95) -> Interval:
+    """Returns the interval of the mean over samples, each with the scores of its repeats.
+
+    Repeats of one sample are not independent. Wilson's interval is therefore computed for the effective
+    number of samples, m (1 - m) / v, where v is the variance of the mean over clusters: with one repeat of
+    scores 0 and 1 it is the ordinary interval. The effective number is between the number of samples and
+    that of answers. If all answers are right or all wrong, it is the number of samples.
+    """
+    clusters = [one for one in scores if one]
+    answers = sum(len(one) for one in clusters)
+    if not clusters:
+        return Interval(0.0, 0.0, 1.0)
+    mean = sum(sum(one) for one in clusters) / answers
+    spread = sum((sum(one) - mean * len(one)) ** 2 for one in clusters) / answers**2
+    number = len(clusters)
+    if mean in (0.0, 1.0):
+        return wilson(mean, number, z)
+    effective = float(answers) if spread <= 0 else mean * (1 - mean) / spread
+    return wilson(mean, min(max(effective, number), answers), z)
+
+
+def mcnemar(b: int, c: int) -> float:
+    """Returns the exact two-sided p-value for ``b`` and ``c`` discordant pairs (right only in one run)."""
+    n, k = b + c, min(b, c)
+    if n == 0:
+        return 1.0
+    log_terms = [
+        math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1) - n * math.log(2)
+        for i in range(k + 1)
+    ]
+    return min(1.0, 2 * math.fsum(math.exp(term) for term in log_terms))

@@ -1,0 +1,185 @@
+"""The contract between a task, which knows data and grading, and the runner, which talks to a server.
+
+A task asks through a ``Session`` and returns an ``Outcome``. The runner owns concurrency, retries of
+transport errors, the journal and resuming; a task never sees these.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal, Protocol
+
+Effort = Literal["low", "medium", "high"]
+EFFORTS: tuple[Effort, ...] = ("low", "medium", "high")
+Message = dict[str, Any]  # in the form of Chat Completions
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One question. ``id`` is stable over runs: from the data, else a hash of the question.
+
+    ``question`` and ``target`` are JSON, shown in the report. ``group`` (a subject) is for breakdowns.
+    """
+
+    id: str
+    question: Any
+    target: Any
+    group: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A graded answer. ``score`` is from 0 to 1. ``answer`` is what the grader read in the text, or None.
+
+    ``detail`` is JSON for the report: the grader's reason, results per constraint.
+    """
+
+    score: float
+    answer: str | None
+    detail: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A function call of the model. ``arguments`` is a string as the server sent it, perhaps invalid JSON."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one request, or a sum over several."""
+
+    input: int = 0
+    cached: int = 0
+    output: int = 0
+    reasoning: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.input + other.input, self.cached + other.cached,
+            self.output + other.output, self.reasoning + other.reasoning,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One answer of the model.
+
+    ``finish_reason``: "stop", "length", "tool_calls" or "content_filter". ``text`` is "" if there is none.
+    """
+
+    text: str
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    finish_reason: str = "stop"
+    usage: Usage = Usage()
+
+    @property
+    def message(self) -> Message:
+        """The assistant message that continues the conversation, reasoning included."""
+        message: Message = {"role": "assistant", "content": self.text or None}
+        if self.reasoning:
+            message["reasoning"] = self.reasoning
+        if self.tool_calls:
+            message["tool_calls"] = [
+                {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
+                for c in self.tool_calls
+            ]
+        return message
+
+
+class Session(Protocol):
+    """One sample's conversation with the model. Every request and reply goes into the journal."""
+
+    async def ask(
+        self, messages: Sequence[Message], *, tools: Sequence[dict[str, Any]] | None = None, **fields: Any
+    ) -> Reply:
+        """Sends the whole conversation and returns the answer.
+
+        ``messages`` and ``tools`` are in the form of Chat Completions; with ``--api responses`` the session
+        converts them. Effort, temperature, token limit and seed come from the run's settings; ``fields``
+        overrides them (``max_tokens=16``) or adds others (``tool_choice="required"``).
+
+        Raises ``AskError`` if no answer arrives after all retries, or the server refuses the request. A task
+        lets it pass: the runner records the sample as failed and continues.
+        """
+        ...
+
+
+class Task(Protocol):
+    """A set of questions and how to grade the answers. Made by a factory in ``tasks/`` (see its table)."""
+
+    name: str
+    version: str  # changes when prompts or graders change: a journal of another version is not resumed
+    default_repeats: int
+
+    def samples(self) -> Sequence[Sample]:
+        """Returns the samples in a fixed order, at most ``limit`` of them (``take``)."""
+        ...
+
+    async def run(self, sample: Sample, repeat: int, session: Session) -> Outcome:
+        """Asks about one sample and grades the answer. ``repeat`` counts from 0."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A sample with its outcome in one repeat, for ``breakdowns``."""
+
+    sample: Sample
+    repeat: int
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """A further row of the table: a group, or another metric of the same answers."""
+
+    name: str
+    score: float
+    count: int
+
+
+class BaseTask:
+    """Defaults of the optional parts of a task. A task inherits from it and overrides what differs.
+
+    ``data_revision``: the commit or hash of the data, shown and compared on resume. ``metric``: name of the
+    score. ``notes``: differences from the published harness, for the report. ``defaults``: fields that the
+    published harness sends (``{"temperature": 0.0}``), unless the command line sets them.
+    """
+
+    default_repeats = 1
+    metric = "accuracy"
+    data_revision = ""
+    notes = ""
+    defaults: Mapping[str, Any] = MappingProxyType({})
+
+    async def prepare(self) -> None:
+        """Runs before the first request. Raises ``ConfigError`` if the task cannot run here (no sandbox)."""
+
+    def breakdowns(self, scored: Sequence[Scored]) -> list[Breakdown]:
+        """Returns the mean score of each group, if the samples have more than one."""
+        groups: dict[str, list[float]] = {}
+        for one in scored:
+            groups.setdefault(one.sample.group, []).append(one.outcome.score)
+        if len(groups) < 2:
+            return []
+        return [Breakdown(name, sum(s) / len(s), len(s)) for name, s in sorted(groups.items())]
+
+
+def take(samples: Sequence[Sample], limit: int | None, seed: int = 0) -> list[Sample]:
+    """Returns all samples in their order, or ``limit`` of them in a random order that depends on ``seed``.
+
+    A smaller limit takes a subset of a larger one, so a run can be extended.
+    """
+    if limit is None or limit >= len(samples):
+        return list(samples)
+    mixed = list(samples)
+    random.Random(seed).shuffle(mixed)
+    return mixed[:limit]

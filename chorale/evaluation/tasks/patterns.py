@@ -1,0 +1,36 @@
+"""Searching texts with the published patterns of a task.
+
+Some of these patterns take quadratic time or worse on texts that a looping model writes, such as a hundred
+thousand line ends. A search is therefore given up after ``SECONDS``, which counts as "no match", and does not
+hold the interpreter lock. On all other texts the results are those of the module ``re``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import regex  # type: ignore[import-untyped]  # comes with tiktoken
+
+SECONDS = 1.0
+
+
+def compiled(pattern: str, flags: int = 0) -> Any:
+    """Compiles a pattern that was written for ``re``."""
+    return regex.compile(pattern, flags | regex.VERSION0)
+
+
+def first(pattern: Any, text: str) -> Any | None:
+    """Returns the first match, or None."""
+    try:
+        return pattern.search(text, timeout=SECONDS, concurrent=True)
+    except TimeoutError:
+        return None
+
+
+def everything(pattern: Any, text: str) -> list[Any]:
+    """Returns what ``findall`` returns."""
+    try:
+        found: list[Any] = pattern.findall(text, timeout=SECONDS, concurrent=True)
+        return found
+    except TimeoutError:
+        return []

@@ -1,0 +1,248 @@
+"""Planted faults: a copy of a real checkpoint with one thing wrong, or a server with one thing wrong.
+
+Most faults are in the files of a checkpoint in the published layout, so that everything between the file and
+the client is what users run::
+
+    folder = plant("sink_left_out", ensure_demo(), tmp_path / "faulty")
+
+``folder`` is an ordinary checkpoint for any engine or server. Faults that no file can hold are in the
+engine's process: ``environment(name)`` has the variables with which processes of Chorale have the fault (on a
+CPU)::
+
+    with environment_of("stale_page"):  # for the servers that are started within
+        ...
+    subprocess.Popen([...], env=environment("stale_page"))
+
+``FAULTS`` lists them by name; a fault of another layer, expert or size is made by the same functions
+(``Fault``). Names of layers count from 0: even ones see a window, odd ones see everything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tests.support import ROOT
+
+Array = npt.NDArray[Any]
+VARIABLE = "CHORALE_TEST_FAULT"  # read by tests/support/faulty_engine/sitecustomize.py
+HOOKS = ROOT / "tests" / "support" / "faulty_engine"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """``config`` edits config.json; ``tensors`` edit tensors in place: uint8, or bfloat16 as float32.
+
+    ``engine``: the name of a fault in the engine's process instead.
+    """
+
+    about: str
+    config: Callable[[dict[str, Any]], None] | None = None
+    tensors: Mapping[str, Callable[[Array], None]] = field(default_factory=dict)
+    engine: str = ""
+
+
+def layer(number: int, name: str) -> str:
+    return f"model.layers.{number}.{name}"
+
+
+def expert_scale(number: int = 1, expert: int = 0, exponent: int = 1) -> Fault:
+    """The scales of one expert's down projection are off by a factor of 2 ** ``exponent``."""
+
+    def edit(scales: Array) -> None:
+        scales[expert] = scales[expert].astype(np.int32) + exponent
+
+    about = f"scales of expert {expert} of layer {number} times {2.0**exponent:g}"
+    return Fault(about, tensors={layer(number, "mlp.experts.down_proj_scales"): edit})
+
+
+def sink_left_out(number: int = 1) -> Fault:
+    """One layer has no attention sink: its logit is so low that its weight is 0."""
+
+    def edit(sinks: Array) -> None:
+        sinks[:] = -1e30
+
+    return Fault(f"no sinks in layer {number}", tensors={layer(number, "self_attn.sinks"): edit})
+
+
+def half_swapped(number: int = 1) -> Fault:
+    """The attention output of one layer is multiplied by the other rank's half of the projection.
+
+    With two ranks, rank 0 has the first half of the heads and of the columns; here the columns are swapped.
+    """
+
+    def edit(weight: Array) -> None:
+        half = weight.shape[1] // 2
+        weight[:] = np.concatenate((weight[:, half:], weight[:, :half]), axis=1)
+
+    return Fault(
+        f"halves of o_proj swapped in layer {number}",
+        tensors={layer(number, "self_attn.o_proj.weight"): edit},
+    )
+
+
+def rank_half_swapped(number: int = 1, rank: int = 1) -> Fault:
+    """One of two ranks has the two halves of its own columns of the output projection the wrong way round."""
+
+    def edit(weight: Array) -> None:
+        size = weight.shape[1] // 2
+        own = weight[:, rank * size : (rank + 1) * size]
+        own[:] = np.concatenate((own[:, size // 2 :], own[:, : size // 2]), axis=1)
+
+    return Fault(
+        f"the columns of rank {rank} of 2 swapped in o_proj of layer {number}",
+        tensors={layer(number, "self_attn.o_proj.weight"): edit},
+    )
+
+
+def head_swapped(number: int = 1, first: int = 0, second: int = 1, head_dim: int = 64) -> Fault:
+    """The outputs of two heads are exchanged."""
+
+    def edit(weight: Array) -> None:
+        one, other = (slice(head * head_dim, (head + 1) * head_dim) for head in (first, second))
+        kept = weight[:, one].copy()
+        weight[:, one] = weight[:, other]
+        weight[:, other] = kept
+
+    return Fault(
+        f"heads {first} and {second} exchanged in layer {number}",
+        tensors={layer(number, "self_attn.o_proj.weight"): edit},
+    )
+
+
+def bias_dropped(number: int = 1, name: str = "self_attn.v_proj.bias") -> Fault:
+    def edit(bias: Array) -> None:
+        bias[:] = 0.0
+
+    return Fault(f"no {name} in layer {number}", tensors={layer(number, name): edit})
+
+
+def setting(about: str, **values: Any) -> Fault:
+    """Keys of config.json have other values; those of ``rope_scaling`` as ``rope_scaling={...}``."""
+
+    def edit(config: dict[str, Any]) -> None:
+        for key, value in values.items():
+            config[key] = {**config[key], **value} if isinstance(value, dict) else value
+
+    return Fault(about, config=edit)
+
+
+def _window_one_less(config: dict[str, Any]) -> None:
+    config["sliding_window"] -= 1
+
+
+FAULTS: dict[str, Fault] = {
+    "expert_scale": expert_scale(),
+    "sink_left_out": sink_left_out(),
+    "window_one_less": Fault("the sliding window is one token less", config=_window_one_less),
+    "no_concentration": setting("YaRN without its concentration", rope_scaling={"attention_factor": 1.0}),
+    "half_swapped": half_swapped(),
+    "rank_half_swapped": rank_half_swapped(),
+    "bias_dropped": bias_dropped(),
+    "stale_page": Fault("page 4 of each sequence's table is still page 3", engine="stale_page"),
+}
+
+
+def plant(fault: str | Fault, source: Path, folder: Path) -> Path:
+    """Copies the checkpoint ``source`` to ``folder`` with the fault in it, and returns ``folder``.
+
+    Files that the fault does not touch are links to the source's.
+    """
+    chosen = FAULTS[fault] if isinstance(fault, str) else fault
+    assert not chosen.engine, f"{chosen.about}: not in a checkpoint, see environment()"
+    folder.mkdir(parents=True)
+    tensors = _places(source)
+    missing = chosen.tensors.keys() - tensors.keys()
+    assert not missing, f"no such tensors in {source}: {sorted(missing)}"
+    edited = {tensors[name].file for name in chosen.tensors}
+    for file in source.iterdir():
+        if file.is_file() and file.name != "config.json":
+            if file.name in edited:
+                shutil.copyfile(file, folder / file.name)
+            else:
+                (folder / file.name).symlink_to(file.resolve())
+    for name, edit in chosen.tensors.items():
+        _edit(folder, tensors[name], edit)
+    config = json.loads((source / "config.json").read_text())
+    if chosen.config is not None:
+        chosen.config(config)
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    return folder
+
+
+def environment(fault: str) -> dict[str, str]:
+    """This process's variables, and those with which Chorale's processes have the fault of that name."""
+    assert FAULTS[fault].engine, f"{fault}: in a checkpoint, see plant()"
+    paths = [str(HOOKS), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, VARIABLE: FAULTS[fault].engine, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+@contextlib.contextmanager
+def environment_of(fault: str) -> Iterator[None]:
+    """Processes that are started within have the fault."""
+    before = dict(os.environ)
+    os.environ.update(environment(fault))
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+# ---------------------------------------------------------------------- files of tensors
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A tensor in a safetensors file. ``start`` and ``end`` count from the beginning of the file."""
+
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+def _places(folder: Path) -> dict[str, _Place]:
+    found: dict[str, _Place] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(length))
+        for name, entry in header.items():
+            if name != "__metadata__":
+                start, end = (8 + length + offset for offset in entry["data_offsets"])
+                found[name] = _Place(path.name, entry["dtype"], tuple(entry["shape"]), start, end)
+    return found
+
+
+def _edit(folder: Path, place: _Place, edit: Callable[[Array], None]) -> None:
+    with (folder / place.file).open("r+b") as file:
+        file.seek(place.start)
+        data = file.read(place.end - place.start)
+        if place.dtype == "U8":
+            values = np.frombuffer(data, np.uint8).reshape(place.shape).copy()
+        else:
+            assert place.dtype == "BF16", place
+            words = np.frombuffer(data, np.uint16).astype(np.uint32) << 16
+            values = words.view(np.float32).reshape(place.shape).copy()
+        before = values.copy()
+        edit(values)
+        assert not np.array_equal(values, before), "the fault changes nothing"
+        if place.dtype == "U8":
+            written = values.tobytes()
+        else:  # rounded to nearest, ties to even
+            bits = np.ascontiguousarray(values).view(np.uint32)
+            written = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16).tobytes()
+        file.seek(place.start)
+        file.write(written)

@@ -1,0 +1,77 @@
+"""Found first on PYTHONPATH by processes that are to have a fault (``tests.support.faults.environment``).
+
+Python imports this module when it starts. The fault is put in when the module that it is in is imported, so
+that nothing is imported earlier than without it.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+
+class _Loader(importlib.abc.Loader):
+    def __init__(self, loader: Any, change: Any) -> None:
+        self._loader, self._change = loader, change
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        self._change(module)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds one module as the others would, and has ``change`` called with it once it is imported."""
+
+    def __init__(self, name: str, change: Any) -> None:
+        self._name, self._change, self._busy = name, change, False
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != self._name or self._busy:
+            return None
+        self._busy = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._busy = False
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self._change)
+        return spec
+
+
+def _stale_page(module: Any) -> None:
+    """The layers that see everything read page 3 where page 4 should be, as if an update had been lost."""
+    from dataclasses import replace
+
+    select_ops = module.select_ops
+
+    def select(*arguments: Any, **options: Any) -> Any:
+        ops = select_ops(*arguments, **options)
+
+        def plan(meta: Any, shape: Any, block_size: int) -> Any:
+            full, window = meta.block_tables
+            if full.shape[1] > 4:
+                full = full.clone()
+                full[:, 4] = full[:, 3]
+            return ops.plan_attention(replace(meta, block_tables=(full, window)), shape, block_size)
+
+        return replace(ops, plan_attention=plan)
+
+    module.select_ops = select
+
+
+_CHANGES = {"stale_page": ("chorale.kernels", _stale_page)}
+
+
+if (_fault := os.environ.get("CHORALE_TEST_FAULT")) is not None:
+    sys.meta_path.insert(0, _Finder(*_CHANGES[_fault]))
