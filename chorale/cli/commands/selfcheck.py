@@ -1,0 +1,149 @@
+"""``chorale selfcheck``: checks that this machine, with this checkpoint and these options, computes what it
+should."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+
+from chorale.cli.connection import private_process
+from chorale.cli.ending import signals_as_exceptions
+from chorale.cli.fingerprint import fingerprint
+from chorale.cli.options.parse import flag_names
+from chorale.cli.options.settings import Settings, merge
+from chorale.cli.parser import Parser, whole_names
+from chorale.errors import ConfigError
+from chorale.folders import Folder
+from chorale.model.config import ModelConfig
+from chorale.model.hub import resolve_model
+from chorale.runtime.memory import SMALL_PARAMETERS
+from chorale.runtime.platforms import find_platform
+from chorale.selfcheck.check import Check, Outcome
+from chorale.selfcheck.report import line, summary, to_json
+from chorale.selfcheck.run import Plan, run_checks
+from chorale.selfcheck.serving.context import Context
+from chorale.selfcheck.table import CHECKS, select
+from chorale.version import __version__
+
+_MOST_WIDTH = 110
+# The private server stores responses in memory only, and publishes the metrics that the checks read.
+_PRIVATE = (
+    *("--response-store", ":memory:", "--no-disable-log-stats", "--shutdown-timeout", "0"),
+    *("--max-logprobs", "20"),
+)
+_ROWS = {"cpu": 16, "accelerator": 1024}  # least values of --max-num-seqs where it is not given
+
+
+def parser() -> Parser:
+    made = Parser(
+        "chorale selfcheck",
+        usage="chorale selfcheck [MODEL] [options] [the options of chorale serve]",
+        description="Checks files, kernels and a private server with these options, in minutes. Each line "
+        "says what it proves. Exit code 1 if a check failed. --list shows the checks.",
+    )
+    made.add_argument("--only", default="", help="names of checks, separated by commas")
+    made.add_argument("--skip", default="", help="names of checks to leave out")
+    made.add_argument("--quick", action="store_true", help="less of each check, and not the longest ones")
+    made.add_argument("--json", help="file for the results as JSON; -: standard output")
+    made.add_argument("--list", action="store_true", help="print the checks and exit")
+    return made
+
+
+def run(arguments: list[str]) -> int:
+    made = parser()
+    given, rest = made.parse_known_args(whole_names(arguments, flag_names() | made.option_names))
+    if given.list:
+        for check in CHECKS:
+            print(f"{check.name:<12} {check.proves}{'' if check.quick else ' (not with --quick)'}")
+        return 0
+    chosen = select(given.only, given.skip, quick=given.quick)
+    settings = merge(rest, os.environ)
+    if settings.server.data_parallel_backend == "ray":
+        raise ConfigError("chorale selfcheck checks this machine: run it on each machine of a Ray cluster")
+    if given.json not in (None, "-") and not Path(given.json).absolute().parent.is_dir():
+        raise ConfigError(f"--json {given.json}: no such folder")
+    for notice in settings.notices:
+        print(f"note: {notice}", file=sys.stderr)
+    begin = time.perf_counter()
+    screen = _Screen(to_stderr=given.json == "-")
+    with signals_as_exceptions(), Folder() as folder:
+        plan = _plan(given, rest, settings, chosen, folder)
+        screen.say(f"chorale {__version__} selfcheck: {settings.engine.model}, {len(chosen)} checks")
+        outcomes = asyncio.run(run_checks(plan, screen.show))
+    seconds = time.perf_counter() - begin
+    screen.say(summary(outcomes, seconds))
+    if given.json is not None:
+        found = to_json(outcomes, seconds, settings.engine.model, fingerprint(), __version__)
+        _write(given.json, json.dumps(found, indent=1))
+    return 1 if any(each.verdict == "failed" for each in outcomes) else 0
+
+
+def _plan(
+    given: argparse.Namespace, rest: list[str], settings: Settings, chosen: tuple[Check, ...], folder: Path
+) -> Plan:
+    engine, server = settings.engine, settings.server
+    model = ModelConfig.load(
+        resolve_model(engine.model, revision=engine.revision, download_dir=engine.download_dir)
+    )
+    has_accelerator = find_platform(engine.device) is not None if engine.device != "cpu" else False
+    is_small = model.num_parameters <= SMALL_PARAMETERS
+    private = [*rest, *_PRIVATE]
+    if server.ssl_cert_reqs:
+        private += ["--ssl-cert-reqs", "0"]
+    if engine.kv_events_config is not None:
+        private += ["--kv-events-config", '{"enable_kv_cache_events": false}']
+    return Plan(
+        checks=chosen,
+        config=engine,
+        quick=given.quick,
+        folder=folder,
+        start_server=lambda: private_process(private),
+        context=Context(
+            quick=given.quick,
+            is_slow=not has_accelerator and not is_small,
+            has_accelerator=has_accelerator,
+            is_small=is_small,
+            max_num_seqs=engine.max_num_seqs or _ROWS["accelerator" if has_accelerator else "cpu"],
+        ),
+        api_key=settings.api_keys[0] if settings.api_keys else None,
+        tls=server.ssl_certfile is not None,
+    )
+
+
+def _write(place: str, text: str) -> None:
+    if place == "-":
+        print(text)
+        return
+    Path(place).write_text(text, "utf-8")
+
+
+class _Screen:
+    """Prints outcomes as they come; on a terminal also which check runs."""
+
+    def __init__(self, *, to_stderr: bool) -> None:
+        self._stream = sys.stderr if to_stderr else sys.stdout
+        self._width = min(_MOST_WIDTH, shutil.get_terminal_size((_MOST_WIDTH, 24)).columns)
+        self._shown = ""
+
+    def say(self, text: str) -> None:
+        self._clear()
+        print(text, file=self._stream, flush=True)
+
+    def show(self, message: Check | Outcome) -> None:
+        if isinstance(message, Outcome):
+            self.say(line(message, self._width))
+        elif self._stream.isatty():
+            self._clear()
+            self._shown = f"{message.name} ..."
+            print(self._shown, end="", file=self._stream, flush=True)
+
+    def _clear(self) -> None:
+        if self._shown:
+            print("\r" + " " * len(self._shown) + "\r", end="", file=self._stream)
+            self._shown = ""

@@ -1,0 +1,203 @@
+"""The checkpoint's files: complete, of gpt-oss's form, as published, and without values that cannot be."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from chorale.demo import ARCHIVE, SHA256
+from chorale.demo.archive import check_hash
+from chorale.demo.shape import demo_config
+from chorale.errors import ChoraleError
+from chorale.harmony.vocab import load_vocabulary
+from chorale.model.config import ModelConfig, RopeConfig
+from chorale.selfcheck.check import Failed, Found, Skipped
+from chorale.selfcheck.device.machine import Machine
+
+_HASH = re.compile(r"[0-9a-f]{64}|[0-9a-f]{40}")  # sha256 of large files, git's sha1 of small ones
+_SMALL = ("config.json", "generation_config.json", "model.safetensors.index.json")
+_MOST_THREADS = 8
+# Beyond these a parameter is broken.
+_LARGEST = 1e6
+_LARGEST_SCALE = 127 + 32
+
+
+def check_shapes(machine: Machine) -> Found:
+    """Opening the checkpoint has compared index, headers, names, types and shapes with config.json. This
+    compares config.json with what all gpt-oss models have in common."""
+    model, rope = machine.model, machine.model.rope
+    usual = RopeConfig()
+    has_sliding_first = all(
+        kind.startswith("sliding") == (number % 2 == 0) for number, kind in enumerate(model.layer_types)
+    )
+    wanted: dict[str, tuple[object, object]] = {
+        "sliding_window": (model.sliding_window, 128),
+        "head_dim": (model.head_dim, 64),
+        "num_experts_per_tok": (model.num_experts_per_tok, 4),
+        "swiglu_limit": (model.swiglu_limit, 7.0),
+        "rms_norm_eps": (model.rms_norm_eps, 1e-5),
+        "rope_theta": (rope.theta, usual.theta),
+        "rope_scaling.factor": (rope.factor, usual.factor),
+        "rope_scaling.beta_fast": (rope.beta_fast, usual.beta_fast),
+        "rope_scaling.beta_slow": (rope.beta_slow, usual.beta_slow),
+        "rope_scaling.original_max_position_embeddings": (rope.original_max_position, 4096),
+        "rope_scaling.truncate": (rope.truncate, False),
+        "rope_scaling's concentration": (round(rope.concentration, 4), round(usual.concentration, 4)),
+        "layer_types begin with a sliding layer and alternate": (has_sliding_first, True),
+    }
+    wrong = [f"{name} is {found}, not {value}" for name, (found, value) in wanted.items() if found != value]
+    if wrong:
+        raise Failed(f"config.json differs from gpt-oss: {'; '.join(wrong)}")
+    files = machine.checkpoint.files
+    tensors = sum(len(file.entries) for file in files)
+    gigabytes = machine.checkpoint.num_bytes / 1e9
+    detail = (
+        f"{tensors} tensors in {len(files)} files, {gigabytes:.2f} GB, layout {machine.checkpoint.layout}"
+    )
+    return Found(detail, {"tensors": tensors, "files": len(files), "bytes": machine.checkpoint.num_bytes})
+
+
+def check_checksums(machine: Machine) -> Found:
+    """Compares the files with the hashes that the hub has published, or the demo with its archive."""
+    load_vocabulary()  # checks its own hash
+    paths = [file.path for file in machine.checkpoint.files]
+    paths += [path for name in _SMALL if (path := machine.folder / name).is_file()]
+    published = {path: digest for path in paths if (digest := published_hash(path)) is not None}
+    if not published:
+        if is_demo(machine.model):
+            return _check_demo(machine)
+        raise Skipped(
+            "these files have no published hashes here: they are not in the hub's cache, and no "
+            ".cache/huggingface beside them names any"
+        )
+    with ThreadPoolExecutor(_MOST_THREADS) as pool:
+        is_same = dict(
+            zip(published, pool.map(_has_hash, *zip(*published.items(), strict=True)), strict=True)
+        )
+    wrong = [path.name for path in published if not is_same[path]]
+    if wrong:
+        raise Failed(f"the content of {', '.join(wrong)} is not what the hub has published")
+    more = f"; {len(paths) - len(published)} others have none" if len(published) < len(paths) else ""
+    return Found(f"hashes of {len(published)} files are the published ones{more}", {"files": len(published)})
+
+
+def published_hash(path: Path) -> str | None:
+    """Returns the hash that the hub named when the file was downloaded, or None if nothing here says it."""
+    target = path.resolve()
+    if target.parent.name == "blobs" and _HASH.fullmatch(target.name):
+        return target.name  # the cache names files by it
+    for folder in (path.parent, path.parent.parent):
+        place = folder / ".cache" / "huggingface" / "download" / path.relative_to(folder)
+        try:
+            lines = place.with_name(place.name + ".metadata").read_text("ascii").split()
+        except (OSError, ValueError):
+            continue
+        if len(lines) >= 2 and _HASH.fullmatch(lines[1]):
+            return lines[1]
+    return None
+
+
+def _has_hash(path: Path, digest: str) -> bool:
+    if len(digest) == 40:  # of a small file
+        data = path.read_bytes()
+        return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest() == digest
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() == digest
+
+
+def is_demo(model: ModelConfig) -> bool:
+    """Returns whether the model has the demo's sizes."""
+    demo = demo_config()
+    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_local_experts", "vocab_size")
+    return all(getattr(model, name) == getattr(demo, name) for name in names)
+
+
+def changed_tensors(machine: Machine) -> tuple[list[str], int]:
+    """(names of the demo's tensors that differ from the shipped archive, number of those compared)."""
+    shipped = {name: tensor for name, tensor in load_file(ARCHIVE).items() if not name.startswith("demo.")}
+    here = {name: file for file in machine.checkpoint.files for name in file.entries}
+    changed = [
+        name
+        for name, tensor in shipped.items()
+        if name not in here or not _same_bytes(here[name].tensor(name), tensor)
+    ]
+    return changed, len(shipped)
+
+
+def _same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
+
+
+def _check_demo(machine: Machine) -> Found:
+    try:
+        check_hash(ARCHIVE, SHA256)
+    except ChoraleError as error:
+        raise Failed(error.message) from None
+    changed, count = changed_tensors(machine)
+    if 2 * len(changed) > count:
+        raise Skipped("a model of the demo's sizes with other weights; it has no published hashes")
+    if changed:
+        raise Failed(
+            f"{len(changed)} of {count} tensors differ from the shipped ones: {', '.join(changed[:3])}"
+        )
+    return Found(f"the demo's archive has its sha256, and {count} tensors of the layers are the archive's")
+
+
+def check_values(machine: Machine) -> Found:
+    """Looks at every parameter: not finite, absurdly large, constant, NaN scales, and holes of zeros."""
+    wrong: list[str] = []
+    elements = 0
+    for file in machine.checkpoint.files:
+        for name in file.entries:
+            tensor = file.tensor(name)
+            elements += tensor.numel()
+            fault = _fault_of(name, tensor)
+            if fault is not None:
+                wrong.append(f"{name}: {fault}")
+    if wrong:
+        more = f" (and {len(wrong) - 3} more)" if len(wrong) > 3 else ""
+        raise Failed("; ".join(wrong[:3]) + more, {"wrong": wrong})
+    return Found(f"{elements / 1e9:.2f} billion stored values, all plausible", {"values": elements})
+
+
+def _fault_of(name: str, tensor: torch.Tensor) -> str | None:
+    if tensor.dtype != torch.uint8:
+        return _fault_of_floats(tensor)
+    if "scale" in name.rsplit(".", 1)[-1]:
+        return _fault_of_scales(tensor)
+    parts = tensor.flatten(1) if tensor.dim() > 2 else tensor.view(1, -1)  # experts, where all are in one
+    for number, part in enumerate(parts):
+        if not bool(part[: 2**16].any()) or not bool(part[-(2**16) :].any()) or not bool(part.any()):
+            return f"expert {number} begins with zeros, ends with them or is zero: a hole in the file?"
+    return None
+
+
+def _fault_of_floats(tensor: torch.Tensor) -> str | None:
+    low, high = tensor.aminmax() if tensor.numel() else (torch.zeros(()), torch.zeros(()))
+    smallest, largest = float(low), float(high)
+    if not (abs(smallest) < float("inf") and abs(largest) < float("inf")):  # False for NaN, too
+        return "not finite (NaN or infinity)"
+    if max(-smallest, largest) > _LARGEST:
+        return f"values from {smallest:.3g} to {largest:.3g}"
+    if tensor.numel() > 1 and smallest == largest:
+        return f"all values are {smallest:g}"
+    return None
+
+
+def _fault_of_scales(tensor: torch.Tensor) -> str | None:
+    counts = torch.bincount(tensor.reshape(-1).int(), minlength=256)
+    present = counts.nonzero().squeeze(1).tolist()
+    if present and present[-1] == 255:
+        return f"{int(counts[255])} scales are 255 (NaN)"
+    if len(present) == 1 and present[0] == 0:
+        return "all scales are 0: a hole in the file?"
+    if present and present[-1] > _LARGEST_SCALE:
+        return f"a scale of 2^{present[-1] - 127}"
+    return None

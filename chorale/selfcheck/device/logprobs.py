@@ -1,0 +1,224 @@
+"""The log-probabilities of the engine that ran, against the same model in plain float32.
+
+How far an engine may be off is not a constant: rounding to bfloat16 turns choices between nearly equal
+experts, more often in some checkpoints than in others. So plain arithmetic runs twice, exactly and with the
+roundings of the engine's types, and the engine may be somewhat further from the exact results than that.
+Errors are compared by kind of position, because faults of attention show early in a sequence (sinks), from
+the window on, or far into a context.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from chorale.selfcheck.check import Failed, Found, Skipped
+from chorale.selfcheck.device.machine import Machine
+from chorale.selfcheck.device.plain import EXACT, Group, Rounding, rms_norm, run_plain
+from chorale.selfcheck.recorded import Position, Recording, Sequence
+
+Floats = npt.NDArray[np.float64]
+
+# Of what rounding does. Few positions lie where it turns the choice of an expert, and these are far off: they
+# count in means and tails, and medians are of all others.
+MEAN_FACTOR, MEDIAN_FACTOR, P99_FACTOR, SEQUENCE_FACTOR = 1.5, 1.4, 3.0, 3.0
+_FLOOR_FLOAT32, _FLOOR = 2e-4, 2e-3  # of a mean: what is left where rounding is not simulated
+_LONG = 16_384  # tokens from which on only exact arithmetic runs, which takes a minute at 128k on an H200
+_FEW = 200  # positions of a kind, below which its 99th percentile means nothing
+_COARSE = 0.1
+_ROWS_AT_ONCE = 128  # of logits
+
+
+def check_logprobs(machine: Machine, recording: Recording) -> Found:
+    """Raises ``Failed`` naming the kinds of positions that are off, and ``Skipped`` without a recording."""
+    sequences = _that_fit(machine, recording.sequences)
+    if not sequences:
+        raise Skipped("the server recorded no log-probabilities")
+    with torch.inference_mode():
+        errors = _errors(machine, sequences)
+    floor = _FLOOR_FLOAT32 if machine.dtype == machine.kv_dtype == torch.float32 else _FLOOR
+    kinds = _by_kind(machine, sequences, errors)
+    faults = _faults(kinds, errors, floor)
+    facts: dict[str, Any] = {name: kind.facts for name, kind in kinds.items()}
+    every = kinds["all"]
+    if faults:
+        raise Failed("; ".join(faults), facts)
+    left_out = len(recording.sequences) - len(sequences)
+    more = f"; {left_out} long sequences need more memory than there is" if left_out else ""
+    if every.usual > _COARSE:
+        more += "; rounding moves so much here that small faults would not show"
+    longest = max(len(sequence.tokens) for sequence in sequences)
+    detail = (
+        f"{every.count} positions of {len(sequences)} sequences of up to {longest:,} tokens are"
+        f" off by {every.ours.mean():.2g} on average (rounding alone: {every.usual:.2g}){more}"
+    )
+    return Found(detail, facts)
+
+
+def _that_fit(machine: Machine, sequences: list[Sequence]) -> list[Sequence]:
+    if machine.device.type != "cuda":
+        return sequences
+    config, free = machine.model, torch.cuda.mem_get_info(machine.device)[0]
+    width = (
+        8 * config.hidden_size
+        + 6 * (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_dim
+    )
+    most = int(free * 0.6 / (4 * width))
+    return [sequence for sequence in sequences if len(sequence.tokens) <= most]
+
+
+@dataclass(frozen=True, slots=True)
+class _Errors:
+    """Mean absolute errors of one sequence's positions. ``rounded``: None if it was not simulated."""
+
+    name: str
+    ours: Floats
+    rounded: Floats | None
+
+
+def _errors(machine: Machine, sequences: list[Sequence]) -> list[_Errors]:
+    short = [each for each in sequences if len(each.tokens) <= _LONG]
+    long = [each for each in sequences if len(each.tokens) > _LONG]
+    source, groups, members = machine.plain, [], []
+    rounds = machine.rounding != EXACT
+    for some, roundings in (
+        (short, (EXACT, machine.rounding) if rounds else (EXACT,)),
+        *(([each], (EXACT,)) for each in long),
+    ):
+        if some:
+            groups.append(Group([source.embedded(each.tokens) for each in some], roundings))
+            members.append(some)
+    streams = run_plain(machine.model, source.layers(), groups)
+    head = _Head(machine)
+    found: dict[str, _Errors] = {}
+    for some, own in zip(members, streams, strict=True):
+        pieces = [x.split([len(each.tokens) for each in some]) for x in own]
+        for number, sequence in enumerate(some):
+            exact, *others = (
+                head.logprobs(x[number], sequence.positions, rounding)
+                for x, rounding in zip(pieces, (EXACT, machine.rounding), strict=False)
+            )
+            given = [np.array(position.logprobs) for position in sequence.positions]
+            found[sequence.name] = _Errors(
+                sequence.name, _means(given, exact), _means(others[0], exact) if others else None
+            )
+    return [found[each.name] for each in sequences]
+
+
+def _means(found: list[Floats], exact: list[Floats]) -> Floats:
+    return np.array([np.abs(one - other).mean() for one, other in zip(found, exact, strict=True)])
+
+
+class _Head:
+    """The output matrix, read once, and its log-probabilities of chosen tokens."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._norm = machine.plain.read(None, "final_norm").float()
+        self._weight = machine.plain.read(None, "head")
+        self._eps = machine.model.rms_norm_eps
+        self._rounds_logits = machine.ops.name == "reference"  # other back ends keep float32 sums
+
+    def logprobs(self, x: torch.Tensor, positions: list[Position], rounding: Rounding) -> list[Floats]:
+        """x [T, H] of one sequence -> for each position, those of its token ids."""
+        found: list[Floats] = []
+        for begin in range(0, len(positions), _ROWS_AT_ONCE):
+            some = positions[begin : begin + _ROWS_AT_ONCE]
+            places = torch.tensor([position.index - 1 for position in some], device=x.device)
+            normed = rounding.product(rms_norm(x[places], self._norm, self._eps))
+            logits = torch.cat([normed @ part.float().t() for part in self._weight.split(16384)], 1)
+            if self._rounds_logits:
+                logits = rounding.product(logits)
+            logits -= logits.double().logsumexp(-1, keepdim=True).float()
+            rows = logits.cpu()
+            found += [
+                rows[row, torch.tensor(position.token_ids)].double().numpy()
+                for row, position in enumerate(some)
+            ]
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Errors of all positions of one kind."""
+
+    ours: Floats
+    rounded: Floats  # of those positions for which it was simulated
+    usual: float  # mean error by rounding: of this kind, or of all if it was not simulated
+
+    @property
+    def count(self) -> int:
+        return len(self.ours)
+
+    @property
+    def facts(self) -> dict[str, float]:
+        found = {
+            name: float(np.quantile(self.ours, share)) for name, share in (("median", 0.5), ("p99", 0.99))
+        }
+        return {"positions": self.count, "mean": float(self.ours.mean()), **found, "rounding": self.usual}
+
+
+def _by_kind(machine: Machine, sequences: list[Sequence], errors: list[_Errors]) -> dict[str, _Kind]:
+    window = machine.model.sliding_window
+    kinds: dict[str, Callable[[Sequence, Position], bool]] = {
+        "all": lambda s, p: True,
+        "the first 32 positions": lambda s, p: p.index < 32,
+        "positions before the window is full": lambda s, p: 32 <= p.index < window,
+        "positions behind the window's first": lambda s, p: window <= p.index < 4096,
+        "positions from 4,096 on": lambda s, p: p.index >= 4096,
+        "decoded positions": lambda s, p: p.index > s.num_prompt,
+    }
+    every = np.concatenate([each.rounded for each in errors if each.rounded is not None] or [np.zeros(1)])
+    found: dict[str, _Kind] = {}
+    for name, holds in kinds.items():
+        ours, rounded = [], []
+        for sequence, each in zip(sequences, errors, strict=True):
+            is_in = np.array([holds(sequence, position) for position in sequence.positions], bool)
+            ours.append(each.ours[is_in])
+            if each.rounded is not None:
+                rounded.append(each.rounded[is_in])
+        joined = np.concatenate(rounded) if rounded else np.zeros(0)
+        if sum(map(len, ours)):
+            usual = float(joined.mean()) if len(joined) else float(every.mean())
+            found[name] = _Kind(np.concatenate(ours), joined if len(joined) else every, usual)
+    return found
+
+
+def _faults(kinds: dict[str, _Kind], errors: list[_Errors], floor: float) -> list[str]:
+    faults = []
+    every = kinds["all"].rounded
+    for name, kind in kinds.items():
+        tail = P99_FACTOR * max(_quantile(kind.rounded, 0.99), _quantile(every, 0.99)) + 10 * floor
+        for what, found, most in (
+            ("on average", float(kind.ours.mean()), MEAN_FACTOR * kind.usual + floor),
+            (
+                "at half of them",
+                _quantile(kind.ours, 0.5),
+                MEDIAN_FACTOR * _quantile(kind.rounded, 0.5) + floor,
+            ),
+            ("at 1 of 100", _quantile(kind.ours, 0.99) if kind.count >= _FEW else 0.0, tail),
+        ):
+            if not found <= most:
+                faults.append(f"{name}: off by {found:.2g} {what}, rounding explains {most:.2g}")
+                break
+    for each in errors:
+        if len(each.ours):
+            own = every if each.rounded is None else each.rounded
+            most = SEQUENCE_FACTOR * max(_quantile(every, 0.5), _quantile(own, 0.5)) + 5 * floor
+            found = _quantile(each.ours, 0.5)
+            if not found <= most:
+                faults.append(f"{each.name}: off by {found:.2g} at half of it, rounding explains {most:.2g}")
+    return faults[:4]
+
+
+def _quantile(errors: Floats, share: float) -> float:
+    return float(np.quantile(errors, share))
+
+
+def perplexity(logprobs: list[float]) -> float:
+    return math.exp(-sum(logprobs) / len(logprobs))

@@ -1,0 +1,83 @@
+"""The device, ops and sizes with which the operator's engine would run, and the checkpoint's files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from chorale.config import EngineConfig
+from chorale.kernels import select_ops
+from chorale.kernels.ops import Ops
+from chorale.model.checkpoint import Checkpoint
+from chorale.model.config import ModelConfig
+from chorale.model.hub import resolve_model
+from chorale.runtime.assembly import DTYPES
+from chorale.runtime.device import default_threads, open_device
+from chorale.runtime.memory import SMALL_PARAMETERS
+from chorale.runtime.resolve import resolve
+from chorale.selfcheck.device.plain import Rounding
+from chorale.selfcheck.device.plain_weights import PlainWeights
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """All that the checks of the device need."""
+
+    folder: Path
+    model: ModelConfig
+    checkpoint: Checkpoint
+    device: torch.device
+    ops: Ops
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    block_size: int
+    max_model_len: int
+    fp8_activations: bool = False
+    quick: bool = False
+
+    @property
+    def plain(self) -> PlainWeights:
+        return PlainWeights(self.checkpoint, self.model, self.device)
+
+    @property
+    def is_slow(self) -> bool:
+        """Returns whether a few thousand tokens take minutes: a full-size model without an accelerator."""
+        return self.device.type == "cpu" and self.model.num_parameters > SMALL_PARAMETERS
+
+    @property
+    def query_dtype(self) -> torch.dtype:
+        """Type of the queries that attention takes: the reference ops compute it in float32."""
+        return torch.float32 if self.ops.name == "reference" else self.dtype
+
+    @property
+    def rounding(self) -> Rounding:
+        """The roundings of an engine with these types."""
+        products = None if self.dtype == torch.float32 else self.dtype
+        kv = None if self.kv_dtype == torch.float32 else self.kv_dtype
+        return Rounding(products, kv, torch.float8_e4m3fn if self.fp8_activations else None)
+
+
+def open_machine(config: EngineConfig, *, quick: bool = False) -> Machine:
+    """Opens the device and the checkpoint. Raises a ``ChoraleError`` as a start of the engine would."""
+    folder = resolve_model(config.model, revision=config.revision, download_dir=config.download_dir)
+    model = ModelConfig.load(folder)
+    device = open_device(config.device, config.num_threads or default_threads(model.num_parameters))
+    torch.set_float32_matmul_precision("highest")
+    name = str(device.torch_device)
+    ops = select_ops(config.ops, name, dense_experts=model.dense_experts)
+    resolved = resolve(config, model, device.hardware, supports_fp8_kv=ops.supports_fp8_kv)
+    return Machine(
+        folder=folder,
+        model=model,
+        checkpoint=Checkpoint(folder, model),
+        device=device.torch_device,
+        ops=ops,
+        dtype=DTYPES[resolved.dtype],
+        kv_dtype=DTYPES[resolved.kv_dtype],
+        block_size=resolved.limits.block_size,
+        max_model_len=resolved.limits.max_model_len,
+        fp8_activations=config.moe_activation_dtype == "fp8",
+        quick=quick,
+    )

@@ -1,0 +1,1 @@
+"""Checks of a running server, over HTTP. Torch-free."""

@@ -1,0 +1,83 @@
+"""``chorale selfcheck`` as it is run: on the demo, with a private server."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.faults import environment
+
+SETTINGS = ("demo", "--device", "cpu", "--kv-cache-memory-bytes", "33554432", "--max-num-seqs", "32")
+
+
+def selfcheck(*options: str, **more: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "chorale", "selfcheck", *SETTINGS, *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=900, **more)  # type: ignore[call-overload, no-any-return]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1000)
+def test_the_demo_is_green(tmp_path: Path) -> None:
+    done = selfcheck("--json", str(tmp_path / "found.json"), "--skip", "needle")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "found.json").read_text())
+    verdicts = {each["name"]: each["verdict"] for each in found["checks"]}
+    assert set(verdicts.values()) == {"ok"}
+    assert len(verdicts) == 17
+    assert done.stdout.count("OK  ") == 17
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1000)
+def test_a_wrong_block_table_in_the_engine_is_red() -> None:
+    done = selfcheck("--only", "record,logprobs", "--quick", "--json", "-", env=environment("stale_page"))
+    assert done.returncode == 1, done.stderr
+    verdicts = {each["name"]: each["verdict"] for each in json.loads(done.stdout)["checks"]}
+    assert verdicts == {"start": "ok", "record": "ok", "logprobs": "failed"}
+    assert "FAILED   logprobs" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_outlives_the_command(number: signal.Signals) -> None:
+    command = [sys.executable, "-m", "chorale", "selfcheck", *SETTINGS, "--only", "memory"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as running:
+        assert running.stdout is not None
+        lines = iter(running.stdout.readline, "")
+        assert any("start  " in line for line in lines)  # the server has started, its engine too
+        below = descendants(running.pid)
+        assert len(below) >= 2
+        running.send_signal(number)
+        running.wait(60)
+        assert running.returncode != 0
+    deadline = time.monotonic() + 30
+    while left := [pid for pid in below if is_running(pid)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+
+
+def descendants(parent: int) -> list[int]:
+    found = []
+    for place in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(place.read_text().rpartition(")")[2].split()[1]) == parent:
+                child = int(place.parent.name)
+                found += [child, *descendants(child)]
+    return found
+
+
+def is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return False

@@ -1,0 +1,170 @@
+"""Selection, the child process, the report: one check never stops the others."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from chorale.cli.main import main
+from chorale.config import EngineConfig
+from chorale.errors import ConfigError
+from chorale.selfcheck import child
+from chorale.selfcheck.check import Check, Failed, Found, Outcome, Skipped
+from chorale.selfcheck.device.process import run_one
+from chorale.selfcheck.report import line, summary, to_json
+from chorale.selfcheck.table import CHECKS, NAMES, select
+
+DOCS = Path(__file__).parents[2] / "docs" / "evaluation.md"
+
+
+def test_selection() -> None:
+    assert select("", "", quick=False) == CHECKS
+    assert [check.name for check in select("", "", quick=True)] == [c.name for c in CHECKS if c.quick]
+    assert [check.name for check in select("tools, shapes", "", quick=True)] == ["shapes", "start", "tools"]
+    assert [check.name for check in select("logprobs", "", quick=False)] == ["start", "record", "logprobs"]
+    assert "kill" not in [check.name for check in select("", "kill", quick=False)]
+    with pytest.raises(ConfigError, match="--only kil: not one of shapes"):
+        select("kil", "", quick=False)
+    with pytest.raises(ConfigError, match="no check"):
+        select("kill", "kill,start", quick=False)
+
+
+def test_the_page_lists_all_checks() -> None:
+    section = DOCS.read_text("utf-8").partition("## Self-check")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == list(NAMES)
+
+
+def test_outcomes_of_what_a_check_raises() -> None:
+    def fault() -> Found:
+        raise Failed("wrong", {"a": 1})
+
+    def reason() -> Found:
+        raise Skipped("not here")
+
+    def error() -> Found:
+        raise ZeroDivisionError("by zero\nand more")
+
+    found = [run_one("shapes", check) for check in (fault, reason, error, lambda: Found("right"))]
+    assert [each.verdict for each in found] == ["failed", "skipped", "failed", "ok"]
+    assert [each.detail for each in found] == ["wrong", "not here", "ZeroDivisionError: by zero", "right"]
+
+
+def outcomes(checks: list[Check], config: EngineConfig) -> list[Outcome]:
+    async def collect() -> list[Outcome]:
+        messages = child.device_outcomes(checks, config, quick=True, recording=None)
+        return [message async for message in messages if isinstance(message, Outcome)]
+
+    return asyncio.run(collect())
+
+
+# A child that does as the name of each check says.
+CHILD = """
+import json, os, signal, sys, time
+import msgspec
+order = msgspec.msgpack.decode(sys.stdin.buffer.read())
+for name in order["checks"]:
+    print(json.dumps({"type": "begins", "name": name}), flush=True)
+    if name == "hangs":
+        time.sleep(600)
+    if name == "dies":
+        print("the device is gone", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    outcome = {"name": name, "verdict": "ok", "detail": str(os.getpid()), "seconds": 0.1, "facts": {}}
+    print(json.dumps({"type": "ends", "outcome": outcome}), flush=True)
+"""
+
+
+def test_a_check_that_hangs_or_ends_the_process_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "_COMMAND", (sys.executable, "-c", CHILD))
+    monkeypatch.setattr(child, "_START_SECONDS", 3.0)
+    names = ("one", "hangs", "two", "dies", "three")
+    found = outcomes([Check(name, "device", "", "", 0.2) for name in names], EngineConfig())
+    assert [each.name for each in found] == list(names)
+    assert [each.verdict for each in found] == ["ok", "failed", "ok", "failed", "ok"]
+    assert "took longer than 0 s" in found[1].detail
+    assert found[3].detail == "its process ended (-9): the device is gone"
+    for number in (0, 2, 4):
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(found[number].detail), 0)
+
+
+def test_a_checkpoint_that_cannot_be_opened_is_reported_once(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    first, second = outcomes([CHECKS[0], CHECKS[2]], EngineConfig(model=str(tmp_path), device="cpu"))
+    assert first.verdict == "failed"
+    assert "config.json" in first.detail
+    assert second.verdict == "skipped"
+
+
+def test_nothing_is_left_when_the_command_is_killed(tmp_path: Path) -> None:
+    """The child of the device's checks ends with its parent."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:  # pragma: no cover
+        os.dup2(write, 1)
+        os.execv(sys.executable, [sys.executable, "-c", PARENT])
+    os.close(write)
+    with os.fdopen(read) as lines:
+        number = int(lines.readline())
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        deadline = time.monotonic() + 20
+        while (
+            Path(f"/proc/{number}").exists() and "Z" not in Path(f"/proc/{number}/stat").read_text().split()
+        ):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+PARENT = """
+import asyncio
+from chorale.config import EngineConfig
+from chorale.selfcheck import child
+from chorale.selfcheck.table import CHECKS
+kernels = next(check for check in CHECKS if check.name == "sampling")
+start = asyncio.create_subprocess_exec
+async def started(*command, **options):
+    process = await start(*command, **options)
+    print(process.pid, flush=True)
+    return process
+asyncio.create_subprocess_exec = started
+async def main():
+    async for _ in child.device_outcomes([kernels], EngineConfig(), quick=False, recording=None):
+        pass
+asyncio.run(main())
+"""
+
+
+def test_report(capsys: pytest.CaptureFixture[str]) -> None:
+    bad = Outcome("kernels", "failed", "moe is off\x1b[1m", 1.25)
+    shown = line(bad, 80)
+    assert shown.startswith("FAILED   kernels          1.2 s  each op")
+    assert "to do: " in shown
+    assert "\x1b" not in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    good, left = Outcome("stops", "ok", "all", 2.0), Outcome("needle", "skipped", "random", 0.0)
+    assert "not checked: random" in line(left, 80)
+    assert summary([bad, good, left], 3.4) == "1 checks passed, 1 skipped, 1 FAILED: kernels; 3 s"
+    assert summary([good], 3.4) == "1 checks passed, none failed; 3 s"
+    found = to_json([bad, good], 3.4, "demo", {}, "1")
+    assert json.loads(json.dumps(found))["ok"] is False
+    assert found["checks"][0]["remedy"]
+    assert found["checks"][1]["remedy"] is None
+
+
+def test_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["selfcheck", "--list"]) == 0
+    assert [row.split()[0] for row in capsys.readouterr().out.splitlines()] == list(NAMES)
+    assert main(["selfcheck", "--only", "nothing"]) == 2
+    assert main(["selfcheck", "demo", "--no-such-option"]) == 2
+    assert main(["selfcheck", "demo", "--data-parallel-backend", "ray"]) == 2
+    assert main(["selfcheck", "demo", "--json", str(tmp_path / "none" / "file")]) == 2
+    assert "no such folder" in capsys.readouterr().err

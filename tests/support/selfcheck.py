@@ -1,0 +1,165 @@
+"""The self-check's parts on small checkpoints: a machine, faulty ops, and what a faulty engine gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from chorale.engine.core import EngineCore
+from chorale.engine.types import GenerateRequest, SamplingSpec
+from chorale.kernels.ops import AttentionMeta, AttentionShape, ExpertTensors, Ops
+from chorale.kernels.reference.ops import REFERENCE_OPS
+from chorale.model import gpt_oss
+from chorale.model.checkpoint import Checkpoint
+from chorale.model.config import ModelConfig
+from chorale.selfcheck.device.machine import Machine
+from chorale.selfcheck.recorded import Position, Recording, Sequence
+from chorale.serve.engine import assemble
+from tests.support.runtime import make_engine
+
+Patch = Callable[[pytest.MonkeyPatch], Ops]
+
+
+def machine_of(folder: Path, ops: Ops = REFERENCE_OPS, **fields: Any) -> Machine:
+    model = ModelConfig.load(folder)
+    settings: dict[str, Any] = {"dtype": torch.float32, "kv_dtype": torch.float32, "quick": True} | fields
+    return Machine(
+        folder=folder,
+        model=model,
+        checkpoint=Checkpoint(folder, model),
+        device=torch.device("cpu"),
+        ops=ops,
+        block_size=16,
+        max_model_len=1024,
+        **settings,
+    )
+
+
+# ---------------------------------------------------------------------- faults in code
+
+
+def _sink_left_out(patch: pytest.MonkeyPatch) -> Ops:
+    """In one layer: the second whose attention is computed."""
+    seen: list[float] = []
+
+    def attention(q: Any, kv: Any, sinks: torch.Tensor, plan: Any, group: int) -> torch.Tensor:
+        key = float(sinks.sum())
+        if key not in seen:
+            seen.append(key)
+        lost = sinks - 1e30 if key in seen[1:2] else sinks
+        return REFERENCE_OPS.attention(q, kv, lost, plan, group)
+
+    return replace(REFERENCE_OPS, attention=attention)
+
+
+def _window_one_less(patch: pytest.MonkeyPatch) -> Ops:
+    def plan(meta: AttentionMeta, shape: AttentionShape, block_size: int) -> Any:
+        less = replace(shape, sliding_window=shape.sliding_window - 1)
+        return REFERENCE_OPS.plan_attention(meta, less, block_size)
+
+    return replace(REFERENCE_OPS, plan_attention=plan)
+
+
+def _no_concentration(patch: pytest.MonkeyPatch) -> Ops:
+    def table(rope: Any, head_dim: int, num_positions: int) -> torch.Tensor:
+        return gpt_oss.angle_table(gpt_oss.yarn_frequencies(rope, head_dim), num_positions)
+
+    patch.setattr(gpt_oss, "rope_table", table)
+    return REFERENCE_OPS
+
+
+def _expert_scale(patch: pytest.MonkeyPatch) -> Ops:
+    """One expert of each layer."""
+
+    def pack(tensors: ExpertTensors) -> Any:
+        assert tensors.down_scales is not None
+        scales = tensors.down_scales.clone()
+        scales[3] += 1
+        return REFERENCE_OPS.pack_experts(replace(tensors, down_scales=scales))
+
+    return replace(REFERENCE_OPS, pack_experts=pack)
+
+
+def _half_swapped(patch: pytest.MonkeyPatch) -> Ops:
+    """One rank's columns of the output projection, of two."""
+
+    def pack(weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
+        if weight.shape[0] < weight.shape[1]:  # [hidden, heads]
+            size = weight.shape[1] // 4
+            order = torch.arange(weight.shape[1])
+            order[2 * size :] = torch.cat((order[3 * size :], order[2 * size : 3 * size]))
+            weight = weight[:, order]
+        return REFERENCE_OPS.pack_linear(weight, bias)
+
+    return replace(REFERENCE_OPS, pack_linear=pack)
+
+
+def _stale_page(patch: pytest.MonkeyPatch) -> Ops:
+    """Block 2 of each table is still block 1."""
+
+    def plan(meta: AttentionMeta, shape: AttentionShape, block_size: int) -> Any:
+        tables = []
+        for table in meta.block_tables:
+            stale = table.clone()
+            if table.shape[1] > 2:
+                stale[:, 2] = stale[:, 1]
+            tables.append(stale)
+        return REFERENCE_OPS.plan_attention(
+            replace(meta, block_tables=(tables[0], tables[1])), shape, block_size
+        )
+
+    return replace(REFERENCE_OPS, plan_attention=plan)
+
+
+CODE_FAULTS: dict[str, Patch] = {
+    "sink_left_out": _sink_left_out,
+    "window_one_less": _window_one_less,
+    "no_concentration": _no_concentration,
+    "expert_scale": _expert_scale,
+    "half_swapped": _half_swapped,
+    "stale_page": _stale_page,
+}
+
+
+@contextmanager
+def engine_with(folder: Path, ops: Ops, **options: Any) -> Iterator[EngineCore]:
+    """An engine that computes with ``ops``."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assemble, "select_ops", lambda *_, **__: ops)
+        core = make_engine(folder, **options)
+    try:
+        yield core
+    finally:
+        core.shutdown()
+
+
+def record(core: EngineCore, lengths: tuple[int, ...] = (12, 20, 28, 60, 200)) -> Recording:
+    """What the check "record" gets from a server, from an engine in this process."""
+    generator = np.random.default_rng(0)
+    found: dict[str, tuple[list[int], list[Any]]] = {}
+    for number, length in enumerate(lengths):
+        tokens = generator.integers(0, core.limits.vocab_size, length).tolist()
+        found[f"{number}"] = (tokens, [])
+        sampling = SamplingSpec(temperature=0.0, ignore_eos=True, max_tokens=8, logprobs=4, prompt_logprobs=4)
+        core.add_request(GenerateRequest(request_id=f"{number}", prompt_token_ids=tokens, sampling=sampling))
+    while core.has_work:
+        for chunk in core.step():
+            assert chunk.error is None, chunk.error
+            found[chunk.request_id][1].extend([*(chunk.prompt_logprobs or ()), *(chunk.logprobs or ())])
+    sequences = []
+    for name, (tokens, records) in found.items():
+        positions = [
+            Position(index, [each.token_id, *each.top_ids], [each.logprob, *each.top_logprobs])
+            for index, each in enumerate(records)
+            if each is not None
+        ]
+        generated = [each.token_id for each in records[len(tokens) :]]
+        sequences.append(Sequence(name, [*tokens, *generated], len(tokens), positions))
+    return Recording(sequences)
