@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from chorale.harmony import vocab
-from chorale.harmony.bpe import PIECE_PATTERN
+from tests.support.hf_tokenizer import write_tokenizer
 from tests.support.served import Served, serving
 
 PYTHON = os.environ.get("CHORALE_VLLM_PYTHON")
@@ -36,21 +34,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from transformers import PreTrainedTokenizerFast
-    from transformers.convert_slow_tokenizer import TikTokenConverter
-
-    from chorale.demo import ensure_demo
-
-    folder = tmp_path_factory.mktemp("tokenizer")
-    names = [vocab.special_name(token) for token in range(vocab.NUM_RANKS, vocab.VOCAB_SIZE)]
-    ranks = str(vocab.export_vocabulary(folder / "ranks"))
-    made = TikTokenConverter(ranks, pattern=PIECE_PATTERN, extra_special_tokens=names).converted()
-    found = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|return|>")
-    text = "Hello 123456 wörld <|start|>user"
-    assert found.encode(text) == vocab.load_vocabulary().encode_with_special(text)
-    found.save_pretrained(folder)
-    shutil.copy(ensure_demo() / "config.json", folder)
-    return folder
+    return write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
 def bench(server: Served, tokenizer: Path, backend: str, folder: Path, *options: str) -> dict[str, Any]:
