@@ -9,7 +9,7 @@ bin := $(VENV)/bin
 
 SINCE ?= main~1
 
-.PHONY: serve test test-all lint types check coverage mutants docs clean
+.PHONY: serve test test-all lint types check coverage mutants docs deploy-check clean
 
 serve: $(VENV)/.installed
 	$(bin)/chorale serve $(MODEL) $(ARGS)
@@ -50,6 +50,10 @@ mutants: $(VENV)/.installed-dev
 # The site in site/, from docs/. A link that leads nowhere is an error.
 docs: $(VENV)/.installed-docs
 	$(bin)/python -m zensical build --strict
+
+# The linters of deploy/ that this machine has; lists those that it has not, and how to get them.
+deploy-check: $(VENV)/.installed-test
+	PATH="$(CURDIR)/$(bin):$$PATH" sh scripts/check_deploy.sh
 
 $(VENV)/bin/python:
 	sh scripts/make-venv.sh "$(PYTHON)" "$(VENV)"

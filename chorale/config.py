@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from chorale.errors import ConfigError
+from chorale.kv_events import KvEventsConfig
 from chorale.speculative.config import SpeculativeConfig
 
 Dtype = Literal["auto", "float32", "bfloat16"]
@@ -34,7 +35,8 @@ class EngineConfig:
     download_dir: str | None = None
     device: Literal["auto", "cpu", "cuda", "rocm", "npu"] = "auto"
     dtype: Dtype = "auto"  # auto: bfloat16 on a GPU, float32 for small checkpoints on a CPU
-    ops: Literal["auto", "reference", "triton"] = "auto"
+    ops: Literal["auto", "reference", "cpu", "triton"] = "auto"
+    cpu_precision: Literal["auto", "int8", "exact"] = "auto"  # of matrix products of the CPU ops
     seed: int = 0
     max_model_len: int | None = None
     max_num_seqs: int | None = None
@@ -44,6 +46,7 @@ class EngineConfig:
     num_gpu_blocks_override: int | None = None  # blocks in the pool, whatever the device
     gpu_memory_utilization: float = 0.92
     kv_cache_memory_bytes: int | None = None
+    kv_offloading_size: float | None = None  # GiB of host memory for KV pages, of all ranks; None or 0: none
     kv_cache_dtype: Literal["auto", "bfloat16", "float32", "fp8", "fp8_e4m3"] = "auto"
     moe_activation_dtype: Literal["auto", "bfloat16", "fp8"] = "auto"  # fp8: e4m3, where slots are many
     enable_prefix_caching: bool = True
@@ -59,10 +62,11 @@ class EngineConfig:
     precompile_kernels: bool = True  # at start-up; False: each kernel at its first launch, as Triton does
     mixed_cuda_graphs: bool = True  # small mixed steps are captured, too, where decode steps are
     speculative_config: SpeculativeConfig | None = None  # None: one token a row and step
+    kv_events_config: KvEventsConfig | None = None  # where arrivals in the prefix index are published
     max_logprobs: int = 20
     generation_config: Literal["auto", "none"] = "auto"
     override_generation_config: dict[str, float] | None = None  # wins over the checkpoint's file
-    num_threads: int | None = None  # CPU threads of the reference ops
+    num_threads: int | None = None  # CPU threads that compute
     host_share: int = 1  # engines that share this host's cores and memory where they run on its CPU
 
 
@@ -100,6 +104,7 @@ class ServerConfig:
     served_model_names: tuple[str, ...] = ()  # empty: the model argument itself
     api_server_count: int = 1
     data_parallel_size: int = 1  # engines behind this server (replicas), each with its own devices
+    data_parallel_backend: Literal["mp", "ray"] = "mp"  # ray: replicas on the machines of a Ray cluster
     stream_interval: int = 1  # tokens per SSE event after the first
     max_queued_requests: int | None = None  # choices waiting beyond max_num_seqs; None: 4 x max_num_seqs
     shutdown_timeout: float = 120.0  # seconds that running requests get after SIGTERM
@@ -118,6 +123,8 @@ class ServerConfig:
     log_stats_interval: float = 10.0  # seconds between such lines
     tokenizer_info: bool = False  # serve /tokenizer_info
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"  # json: an object per line, of every process
+    otlp_traces_endpoint: str | None = None  # OpenTelemetry collector; None: what the environment says
     access_log: bool = True
     max_body_bytes: int = 16 * 2**20
     max_header_bytes: int = 64 * 1024
@@ -130,6 +137,16 @@ class ServerConfig:
     response_store_max_items: int = 100_000
     response_store_max_bytes: int = 10 * 2**30
     response_store_ttl: float = 30 * 86400.0  # seconds
+    # Files and batches: a folder, s3://bucket/prefix, "none", or None for a folder beside the SQLite file
+    batch_storage: str | None = None
+    batch_max_file_bytes: int = 200 * 2**20
+    batch_max_lines: int = 50_000
+    batch_max_files: int = 1_000  # of an API key
+    batch_max_bytes: int = 10 * 2**30  # of the files of an API key
+    batch_max_total_bytes: int = 100 * 2**30  # of all files
+    batch_max_active: int = 16  # batches of an API key that have not ended
+    batch_max_concurrency: int | None = None  # lines sent at once by a server; None: max_num_seqs
+    batch_ttl: float = 30 * 86400.0  # seconds that files of batches, and ended batches, are kept
     responses_dialect: Literal["openai", "open-responses", "summary"] = "openai"  # names of reasoning
     max_background_responses: int = 256  # running at once, over all HTTP processes
     default_reasoning_effort: Literal["low", "medium", "high"] = "medium"  # of requests that name none

@@ -30,7 +30,9 @@ def test_the_api_page_is_what_the_code_says() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_files_that_the_docs_name_exist(page: Path) -> None:
     text = page.read_text("utf-8")
-    named = re.findall(r"`((?:chorale|tests|benchmarks|scripts|docs|examples|training)/[\w./-]+)`", text)
+    named = re.findall(
+        r"`((?:chorale|tests|benchmarks|scripts|docs|examples|training|deploy)/[\w./-]+)`", text
+    )
     named += re.findall(r"\]\((?!http)([\w./-]+)(?:#[\w-]+)?\)", text)
     for name in named:
         assert (ROOT / name).exists() or (page.parent / name).exists(), f"{page.name} names {name}"

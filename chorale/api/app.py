@@ -9,10 +9,10 @@ from functools import partial
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Router
 
-from chorale.api import chat, completions, conversations, messages, openapi, responses
+from chorale.api import batches, chat, completions, conversations, files, messages, openapi, responses
 from chorale.api.http.auth import authenticate_routes
 from chorale.api.http.middleware import HttpMiddleware, Layer, unknown_path
-from chorale.api.operator import docs, health, invocations, models, page, tokenize, tokenizer_info
+from chorale.api.operator import docs, health, invocations, models, page, render, tokenize, tokenizer_info
 from chorale.api.operator.metered_client import MeteredClient
 from chorale.api.state import ServerState
 
@@ -34,12 +34,15 @@ def create_app(state: ServerState, api_key_hashes: Iterable[bytes] = ()) -> Http
 def all_routes(state: ServerState) -> list[BaseRoute]:
     """Returns all routes in matching order. A test compares them with the OpenAPI operations."""
     return [
+        *render.routes(state),  # before the ids of stored completions
         *chat.routes(state),
         *completions.routes(state),
         *messages.routes(state),
         *invocations.routes(state),
         *responses.routes(state),
         *conversations.routes(state),
+        *files.routes(state),
+        *batches.routes(state),
         *health.routes(state),
         *models.routes(state),
         *tokenize.routes(state),

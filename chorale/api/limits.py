@@ -118,6 +118,8 @@ LIMITS: dict[str, Limit] = {
     ),
     # lists and streams
     "limit": _integer(1, 100, "entries per page", "20"),
+    "files.limit": _integer(1, 10_000, "files per page", "10000"),
+    "expires_after.seconds": _integer(3_600, 2_592_000, "lifetime of a file, also in output_expires_after"),
     "starting_after": _integer(0, INT64_MAX, "sequence number after which a stream resumes", "0"),
 }
 

@@ -18,10 +18,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from chorale.api.batches.request import CreateBatch
 from chorale.api.chat.request import ChatRequest
 from chorale.api.chat.stored import MetadataUpdate
 from chorale.api.completions.request import CompletionRequest
 from chorale.api.conversations.request import CreateConversation, CreateItems, UpdateConversation
+from chorale.api.files.request import UploadForm
 from chorale.api.http.responses import json_response
 from chorale.api.messages.request import CountRequest, MessagesRequest
 from chorale.api.operator.tokenize import DetokenizeRequest, TokenizeRequest
@@ -41,6 +43,7 @@ class Operation:
     summary: str
     body: type[BaseModel] | None = None
     streams: bool = False
+    media_type: str = "application/json"  # of the body
 
     @property
     def example(self) -> dict[str, Any] | None:
@@ -51,7 +54,9 @@ class Operation:
 _QUESTION = [{"role": "user", "content": "What is 17 + 25?"}]
 _EXAMPLES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": _QUESTION},
+    "/v1/chat/completions/render": {"messages": _QUESTION},
     "/v1/completions": {"prompt": "One, two,", "max_tokens": 8},
+    "/v1/completions/render": {"prompt": "One, two,", "max_tokens": 8},
     "/v1/messages": {"max_tokens": 200, "messages": _QUESTION},
     "/v1/messages/count_tokens": {"messages": _QUESTION},
     "/v1/responses": {"input": "What is 17 + 25?"},
@@ -69,6 +74,8 @@ _TAGS = {
     "/v1/messages": "Messages",
     "/v1/responses": "Responses",
     "/v1/conversations": "Conversations",
+    "/v1/files": "Files",
+    "/v1/batches": "Batches",
     "/v1/models": "Models",
 }
 
@@ -77,6 +84,9 @@ def operations() -> tuple[Operation, ...]:
     """Returns all operations."""
     return (
         Operation("POST", "/v1/chat/completions", "Create a chat completion", ChatRequest, streams=True),
+        Operation(
+            "POST", "/v1/chat/completions/render", "Get the token ids of a chat completion", ChatRequest
+        ),
         Operation("GET", "/v1/chat/completions", "List stored chat completions"),
         Operation("GET", "/v1/chat/completions/{completion_id}", "Get a stored chat completion"),
         Operation(
@@ -92,6 +102,7 @@ def operations() -> tuple[Operation, ...]:
             "List the messages of a stored chat completion",
         ),
         Operation("POST", "/v1/completions", "Continue a raw prompt", CompletionRequest, streams=True),
+        Operation("POST", "/v1/completions/render", "Get the token ids of a raw prompt", CompletionRequest),
         Operation(
             "POST", "/v1/messages", "Create a message (Anthropic's API)", MessagesRequest, streams=True
         ),
@@ -123,6 +134,15 @@ def operations() -> tuple[Operation, ...]:
         Operation("POST", f"{_CONVERSATION}/items", "Add items to a conversation", CreateItems),
         Operation("GET", f"{_CONVERSATION}/items/{{item_id}}", "Get an item of a conversation"),
         Operation("DELETE", f"{_CONVERSATION}/items/{{item_id}}", "Delete an item from a conversation"),
+        Operation("POST", "/v1/files", "Upload a file", UploadForm, media_type="multipart/form-data"),
+        Operation("GET", "/v1/files", "List files"),
+        Operation("GET", "/v1/files/{file_id}", "Get a file's description"),
+        Operation("DELETE", "/v1/files/{file_id}", "Delete a file"),
+        Operation("GET", "/v1/files/{file_id}/content", "Get a file's content"),
+        Operation("POST", "/v1/batches", "Create a batch", CreateBatch),
+        Operation("GET", "/v1/batches", "List batches"),
+        Operation("GET", "/v1/batches/{batch_id}", "Get a batch"),
+        Operation("POST", "/v1/batches/{batch_id}/cancel", "Cancel a batch"),
         Operation(
             "POST",
             "/invocations",
@@ -209,7 +229,7 @@ def _describe(operation: Operation, model: str) -> dict[str, Any]:
         if operation.example is not None:
             named = {"model": model} if "model" in operation.body.model_fields else {}
             shown["example"] = named | operation.example
-        found["requestBody"] = {"required": True, "content": {"application/json": shown}}
+        found["requestBody"] = {"required": True, "content": {operation.media_type: shown}}
     names = re.findall(r"\{(\w+)\}", operation.path)
     if names:
         found["parameters"] = [

@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING
 from chorale.api.background import Background
 from chorale.client.base import EngineClient
 from chorale.config import ServerConfig
+from chorale.errors import NotFoundError
 from chorale.grammar.checker import GrammarChecker
 from chorale.turns.tools.open_built_in import ToolHost
 
 if TYPE_CHECKING:
+    from chorale.api.batches.service import BatchService
     from chorale.api.operator.metrics import Metrics
     from chorale.harmony.vocab import Vocabulary
     from chorale.store.store import ResponseStore
     from chorale.tools.contract import ToolService
+    from chorale.tracing.context import Tracer
 
 
 @dataclass(slots=True)
@@ -39,10 +42,21 @@ class ServerState:
     grammars: GrammarChecker = field(default_factory=GrammarChecker)
     background: Background = field(default_factory=Background)  # responses without a connection
     tools: ToolService | None = None  # the built-in tools, or None if the server has none
+    tracer: Tracer | None = None  # None: no traces
+    batches: BatchService | None = None  # files and batches, or None if the server keeps no files
 
     @property
     def tool_host(self) -> ToolHost:
         return ToolHost(self.tools, self.grammars, self.metrics.tool_called)
+
+    def batch_service(self) -> BatchService:
+        """Raises ``NotFoundError`` if the server keeps no files."""
+        if self.batches is None:
+            raise NotFoundError(
+                "this server keeps no files: it needs a response store that lasts, and --batch-storage",
+                code="files_disabled",
+            )
+        return self.batches
 
     @property
     def background_room(self) -> int:

@@ -7,6 +7,7 @@ records the phases with their durations and never holds a key.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from chorale.cli.options.settings import OPEN_ADDRESSES, Settings
 from chorale.client.base import EngineInfo, EngineStatus
 from chorale.runtime.memory import gib
 from chorale.version import __version__
+
+logger = logging.getLogger(__name__)
 
 PHASES = {
     "download": "get the checkpoint",
@@ -59,6 +62,7 @@ class Screen:
         self._settings = settings
         self._tools = tools
         self._console = Console(file=output, highlight=False, soft_wrap=True)
+        self._logs = settings.server.log_format == "json"  # no line of another form
         self._live: Live | None = None
         self._phases: dict[str, Phase] = {}
         self._started = time.perf_counter()
@@ -74,17 +78,25 @@ class Screen:
         """
         self._notices.append(text)
 
+    @property
+    def _is_terminal(self) -> bool:
+        return self._console.is_terminal and not self._logs
+
+    def _say(self, line: str) -> None:
+        if not self._logs:
+            self._console.print(line, markup=False)
+        elif line:
+            logger.info("%s", line)
+
     # ------------------------------------------------------------------ callbacks
 
     def on_listening(self, sockets: list[socket]) -> None:
         if self._port == 0 and self._settings.server.uds is None:
             self._port = sockets[0].getsockname()[1]  # the port that the system chose for port 0
-        self._console.print(f"chorale {__version__}: {self._settings.engine.model}", markup=False)
+        self._say(f"chorale {__version__}: {self._settings.engine.model}")
         for text in self._notices:
-            self._console.print(f"note: {text}", markup=False)
-        self._console.print(
-            f"listening at {self._url()}; /health is 503 until the model is ready", markup=False
-        )
+            self._say(f"note: {text}")
+        self._say(f"listening at {self._url()}; /health is 503 until the model is ready")
 
     def on_status(self, status: EngineStatus, info: EngineInfo | None) -> None:
         if status.state == "loading":
@@ -95,19 +107,20 @@ class Screen:
             self._end_live()
             self._failed = status.state == "failed"
             if self._failed:
-                print_error(status.message)
+                if self._logs:
+                    logger.critical("%s", status.message)
+                else:
+                    print_error(status.message)
             else:
                 many = self._settings.server.data_parallel_size > 1
                 said = status.message if many else f"the engine died and is restarting: {status.message}"
-                self._console.print(said, markup=False)
+                self._say(said)
 
     def on_stopping(self) -> None:
         self._end_live()
         if self._failed:
             return  # an error message has been printed already
-        self._console.print(
-            "stopping: waiting for running requests (interrupt again to cancel them)", markup=False
-        )
+        self._say("stopping: waiting for running requests (interrupt again to cancel them)")
 
     # ------------------------------------------------------------------ loading
 
@@ -121,7 +134,7 @@ class Screen:
             phase = self._phases[status.phase] = Phase(status.phase, now)
         phase.progress = status.progress
         phase.message = status.message or phase.message
-        if self._console.is_terminal:
+        if self._is_terminal:
             if self._live is None:
                 self._live = Live(console=self._console, refresh_per_second=8, get_renderable=self._table)
                 self._live.start()
@@ -131,10 +144,8 @@ class Screen:
         for phase in self._phases.values():
             if phase.seconds is None:
                 phase.seconds = now - phase.started
-                if not self._console.is_terminal:
-                    self._console.print(
-                        f"{_label(phase.name)}: {phase.seconds:.1f} s {phase.message}".rstrip(), markup=False
-                    )
+                if not self._is_terminal:
+                    self._say(f"{_label(phase.name)}: {phase.seconds:.1f} s {phase.message}".rstrip())
 
     def _table(self) -> Table:
         table = Table(box=None, pad_edge=False, show_header=False)
@@ -158,15 +169,15 @@ class Screen:
         self._phases = {}
         if self._ready_once:
             many = self._settings.server.data_parallel_size > 1
-            self._console.print(
-                "every engine is ready again" if many else "the engine is ready again", markup=False
-            )
+            self._say("every engine is ready again" if many else "the engine is ready again")
             return
         self._ready_once = True
-        for line in banner(
-            self._settings, info, self._url(), time.perf_counter() - self._started, self._tools
-        ):
-            self._console.print(line, markup=False)
+        for line in self._banner(info, time.perf_counter() - self._started):
+            self._say(line)
+
+    def _banner(self, info: EngineInfo, seconds: float) -> Iterable[str]:
+        """Returns the lines for a server that is ready for the first time."""
+        return banner(self._settings, info, self._url(), seconds, self._tools)
 
     def _url(self) -> str:
         server = self._settings.server
@@ -205,6 +216,9 @@ def banner(
     pool = f"{info.num_kv_tokens:,} tokens in {info.kv_cache_dtype}"
     each = " an engine" if replicas > 1 else ""
     yield f"KV cache  {pool}: {full:.1f} requests{each} at the full {longest}"
+    if info.num_host_pages:
+        host = f"{gib(info.host_kv_bytes)} of host memory for {info.num_host_pages:,} pages"
+        yield f"          {host} of {info.block_size} tokens that leave it"
     if info.speculation:
         yield f"drafts    {info.speculation}"
     if replicas > 1:

@@ -71,22 +71,22 @@ def connect(
     if url is None and not serve_arguments and _answers(DEFAULT_URL):
         url = DEFAULT_URL
     if url is not None:
-        _check_url(url)
+        check_url(url)
         with httpx2.Client(base_url=url.rstrip("/"), headers=headers, timeout=_timeout()) as client:
             yield Connection(client, model or _first_model(client, url), url)
         return
-    with signals_as_exceptions(), _private_server(serve_arguments) as client:
+    with signals_as_exceptions(), private_server(serve_arguments) as socket, client_of(socket) as client:
         yield Connection(client, model or _first_model(client, "the private server"), "a private server")
 
 
-def _check_url(url: str) -> None:
+def check_url(url: str, option: str = "--url") -> None:
     """Raises ``ConfigError`` for a URL that no request can be sent to."""
     try:
         parsed = httpx2.URL(url)
     except httpx2.InvalidURL as error:
-        raise ConfigError(f"--url {url}: {error}; give a URL such as {DEFAULT_URL}") from None
+        raise ConfigError(f"{option} {url}: {error}; give a URL such as {DEFAULT_URL}") from None
     if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise ConfigError(f"--url {url}: not an http:// or https:// URL; give one such as {DEFAULT_URL}")
+        raise ConfigError(f"{option} {url}: not an http:// or https:// URL; give one such as {DEFAULT_URL}")
 
 
 def _timeout() -> httpx2.Timeout:
@@ -113,8 +113,25 @@ def _first_model(client: httpx2.Client, where: str) -> str:
         raise ChoraleError(f"{where} is not an OpenAI-compatible server") from None
 
 
+def client_of(socket: Path) -> httpx2.Client:
+    """Returns a client of a private server."""
+    transport = httpx2.HTTPTransport(uds=str(socket))
+    return httpx2.Client(transport=transport, base_url="http://localhost/v1", timeout=_timeout())
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateProcess:
+    """A server that is starting: its process, the socket it will listen on, and the file of its output."""
+
+    process: subprocess.Popen[bytes]
+    socket: Path
+    log: Path
+
+
 @contextlib.contextmanager
-def _private_server(serve_arguments: list[str]) -> Iterator[httpx2.Client]:
+def private_process(serve_arguments: list[str]) -> Iterator[PrivateProcess]:
+    """Starts ``chorale serve`` on a unix socket, without the operator's API keys. It ends with the block, and
+    with this process."""
     kept = folder_for_sockets((tempfile.gettempdir(), "/tmp"), "http.sock")
     if kept is None:
         raise ConfigError("cannot create the server's socket: set TMPDIR to a short, writable path")
@@ -127,12 +144,7 @@ def _private_server(serve_arguments: list[str]) -> Iterator[httpx2.Client]:
                 command, stdout=output, stderr=output, env=environment, start_new_session=True
             )
         try:
-            transport = httpx2.HTTPTransport(uds=str(socket))
-            with httpx2.Client(
-                transport=transport, base_url="http://localhost/v1", timeout=_timeout()
-            ) as client:
-                _wait_until_healthy(client, process, log)
-                yield client
+            yield PrivateProcess(process, socket, log)
         finally:
             process.send_signal(signal.SIGTERM)
             try:
@@ -141,17 +153,29 @@ def _private_server(serve_arguments: list[str]) -> Iterator[httpx2.Client]:
                 process.kill()
 
 
-def _wait_until_healthy(client: httpx2.Client, process: subprocess.Popen[bytes], log: Path) -> None:
+@contextlib.contextmanager
+def private_server(serve_arguments: list[str]) -> Iterator[Path]:
+    """Starts ``chorale serve ARGUMENTS``, waits until it is healthy and yields its socket.
+
+    The server ends with the block.
+    """
+    with private_process(serve_arguments) as started:
+        with client_of(started.socket) as client:
+            _wait_until_healthy(client, started)
+        yield started.socket
+
+
+def _wait_until_healthy(client: httpx2.Client, started: PrivateProcess) -> None:
     shown = ""
     while True:
-        if process.poll() is not None:
+        if started.process.poll() is not None:
             raise ChoraleError(
-                f"the server exited during start-up:\n{log.read_text('utf-8', 'replace').strip()}"
+                f"the server exited during start-up:\n{started.log.read_text('utf-8', 'replace').strip()}"
             )
-        try:
-            response = client.get("http://localhost/health")
-        except httpx2.HTTPError:
-            response = None
+        response = None
+        if started.socket.exists():  # the HTTP library does not close a socket that cannot connect
+            with contextlib.suppress(httpx2.HTTPError):
+                response = client.get("http://localhost/health")
         if response is not None and response.status_code == 200:
             if shown:
                 print("\r" + " " * len(shown) + "\r", end="", file=sys.stderr, flush=True)

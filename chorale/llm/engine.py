@@ -13,6 +13,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
 
 from chorale.client.base import Core, EngineInfo
 from chorale.engine.types import EngineStats, GenerateRequest, TokenChunk
@@ -27,15 +28,25 @@ FIRST_TOKENS = 8_192  # of prompts, queued before the first step: as many as it 
 Take = Callable[[list[TokenChunk]], Iterable[GenerateRequest | tuple[str, int]]]
 
 
+class EventSink(Protocol):
+    """Publishes the core's KV events: ``serve.engine.kv_publisher.KvEventPublisher``."""
+
+    def collect(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class OfflineEngine:
     """One call of ``run`` at a time: a call from another thread waits until the first has ended.
 
     A separate thread uses the engine's idle time while nothing runs, and sleeps otherwise.
     """
 
-    def __init__(self, core: Core, info: EngineInfo) -> None:
+    def __init__(self, core: Core, info: EngineInfo, events: EventSink | None = None) -> None:
+        """``events`` collects what each step recorded."""
         self.info = info
         self._core = core
+        self._events = events
         self._lock = threading.Lock()  # held by the thread that calls the core
         self._owner: int | None = None  # that thread, while it runs requests
         self._quiet_until = time.monotonic() + _QUIET  # one call often follows another at once
@@ -87,6 +98,8 @@ class OfflineEngine:
         self._closing.set()
         with self._lock:
             self._core.shutdown()
+            if self._events is not None:
+                self._events.close()
             self._at_rest.set()
         self._idler.join()
 
@@ -130,7 +143,10 @@ class OfflineEngine:
         """Run one step. Raises ``EngineDeadError`` for any exception, which leaves the engine in an unknown
         state."""
         try:
-            return self._core.step()
+            chunks = self._core.step()
+            if self._events is not None:
+                self._events.collect()
+            return chunks
         except EngineError as error:
             self._failure = f"the engine failed: {error.message}"
             raise EngineDeadError(self._failure) from error

@@ -16,6 +16,7 @@ from chorale.config import MOST_ENGINES, EngineConfig
 from chorale.engine.types import TokenChunk
 from chorale.errors import ConfigError
 from chorale.harmony.vocab import load_vocabulary
+from chorale.kv_events import KvEventsConfig, read_kv_events
 from chorale.llm.batch import Batch, Order
 from chorale.llm.engine import OfflineEngine
 from chorale.llm.outputs import RequestOutput
@@ -50,7 +51,6 @@ _IGNORED = {
     "tokenizer_mode": "the harmony vocabulary is built in",
     "trust_remote_code": "no code of a checkpoint is ever run",
     "tokenizer_revision": "the harmony vocabulary is built in",
-    "swap_space": "preempted sequences are recomputed",
     "cpu_offload_gb": "weights are not offloaded",
     "max_seq_len_to_capture": "graphs are captured as needed",
     "disable_log_stats": "LLM logs none",
@@ -75,7 +75,7 @@ class LLM:
         for a bad value."""
         self._vocab = load_vocabulary()
         count = _count_of_engines(options.pop("data_parallel_size", None))
-        self._engine = _open(_config(model, options), count)
+        self._engine = _open(_config(model, options, count), count)
         for note in self.info.notes:
             logger.warning("%s", note)
         self._numbers = itertools.count()
@@ -199,18 +199,20 @@ class LLM:
         return batch.outputs()
 
 
-def _config(model: str, options: dict[str, Any]) -> EngineConfig:
+def _config(model: str, options: dict[str, Any], count: int) -> EngineConfig:
     names = [field.name for field in dataclasses.fields(EngineConfig)]
     for name in [name for name in options if name in _IGNORED]:
         logger.warning("LLM: %s has no effect: %s", name, _IGNORED[name])
         del options[name]
+    _name_host_tier(options)
     check_names("LLM", options, names)
     given = {name: value for name, value in options.items() if value is not None}  # None: decide for me
     speculative = _speculative(given.pop("speculative_config", None))
+    kv_events = _kv_events(given.pop("kv_events_config", None), given.get("enable_prefix_caching"), count)
     given.setdefault("prompt_delay", 0.0)  # nobody reads along: prompts may hold up the running rows
     try:
         config = msgspec.convert({"model": os.fspath(model), **given}, EngineConfig)
-        config = dataclasses.replace(config, speculative_config=speculative)
+        config = dataclasses.replace(config, speculative_config=speculative, kv_events_config=kv_events)
     except msgspec.ValidationError as error:
         reason, _, place = str(error).partition(" - at `$.")
         raise ConfigError(f"LLM: {place.rstrip('`')}: {reason}") from None
@@ -218,6 +220,15 @@ def _config(model: str, options: dict[str, Any]) -> EngineConfig:
     check_names("override_generation_config", override, list(GENERATION))
     SamplingParams.from_defaults(override)  # raises for values that no request may have
     return config
+
+
+def _name_host_tier(options: dict[str, Any]) -> None:
+    """Replace vLLM's other arguments about host memory for KV pages."""
+    backend, size = options.pop("kv_offloading_backend", None), options.pop("swap_space", None)
+    if backend not in (None, "native"):
+        raise ConfigError(f"LLM: kv_offloading_backend={backend!r}: the only one is native")
+    if size is not None and options.get("kv_offloading_size") is None:
+        options["kv_offloading_size"] = size
 
 
 def _speculative(given: Any) -> SpeculativeConfig | None:
@@ -230,6 +241,16 @@ def _speculative(given: Any) -> SpeculativeConfig | None:
         logger.warning(
             "SYNTHETIC ACCEPTANCE: draft tokens are kept whatever they are; the output has no meaning"
         )
+    return config
+
+
+def _kv_events(given: Any, caching: Any, count: int) -> KvEventsConfig | None:
+    if given is None or isinstance(given, KvEventsConfig):
+        return given
+    config = read_kv_events(given, "LLM: kv_events_config", count)
+    reason = config.why_silent(caching is not False)
+    if reason:
+        logger.warning("LLM: kv_events_config publishes nothing: %s", reason)
     return config
 
 
@@ -246,9 +267,20 @@ def _open(config: EngineConfig, count: int) -> OfflineEngine | ReplicaEngine:
         from chorale.llm.replicas import ReplicaEngine
 
         return ReplicaEngine(config, count)
+    from chorale.serve.bootstrap import configured_secret
     from chorale.serve.engine.build import build_engine  # imports torch
+    from chorale.serve.engine.kv_publisher import open_kv_events
 
-    return OfflineEngine(*build_engine(config))
+    publisher = open_kv_events(config.kv_events_config)
+    try:
+        core, info = build_engine(config, prefix_secret=configured_secret(config, os.environ))
+    except BaseException:
+        if publisher is not None:
+            publisher.close()
+        raise
+    if publisher is not None:
+        publisher.start(core)
+    return OfflineEngine(core, info, publisher)
 
 
 def _for_each(

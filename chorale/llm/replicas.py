@@ -27,8 +27,9 @@ from chorale.engine.admission import SEED_BITS
 from chorale.engine.types import EngineStats, GenerateRequest, TokenChunk
 from chorale.errors import ConfigError, EngineDeadError
 from chorale.llm.engine import Take, quiet_collector
-from chorale.serve.bootstrap import EngineStart, make_directory
+from chorale.serve.bootstrap import EngineStart, configured_secret, make_directory
 from chorale.serve.engine_monitor import EngineMonitor
+from chorale.serve.logs import LogOptions
 
 _QUEUED = 2**40  # requests that may wait: all prompts of a call do
 _LOOK_SECONDS = 0.02
@@ -164,7 +165,11 @@ class ReplicaEngine:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         with make_directory() as directory:
             start = EngineStart(
-                directory=str(directory), config=self._config, parent_pid=os.getpid(), log_level="warning"
+                directory=str(directory),
+                config=self._config,
+                parent_pid=os.getpid(),
+                prefix_secret=configured_secret(self._config, os.environ),
+                log=LogOptions("warning"),
             )
             starts = replicate(start, self._count)
             self._monitors = tuple(EngineMonitor(each) for each in starts)

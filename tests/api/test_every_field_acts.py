@@ -26,6 +26,8 @@ WITHOUT_EFFECT: dict[tuple[str, str], str] = {
     ("ContextManagement", "type"): "its one value is what the entry does",
     ("CreateItems", "include"): "items are always returned whole",
     ("CompactRequest", "service_tier"): "there is one tier",
+    ("ExpiresAfter", "anchor"): "its one value is from when the seconds count",
+    ("UploadForm", "file"): "in the schema only: the content is read as it arrives",
     ("ResponsesRequest", "service_tier"): "there is one tier",
     ("TokenizeRequest", "add_special_tokens"): "gpt-oss adds none to a prompt",
 }

@@ -79,8 +79,8 @@ def test_the_markdown_names_every_limit() -> None:
 def test_every_limit_is_of_something_that_a_request_may_hold() -> None:
     bodies = [operation.body for operation in operations() if operation.body is not None]
     of_fields = {name for body in bodies for name in body.model_fields}
-    within_fields = {"token_id", "compact_threshold", "completions.max_tokens"}
-    of_queries = {"limit", "starting_after"}
+    within_fields = {"token_id", "compact_threshold", "completions.max_tokens", "expires_after.seconds"}
+    of_queries = {"limit", "files.limit", "starting_after"}
     assert LIMITS.keys() - of_fields == within_fields | of_queries
 
 

@@ -159,7 +159,7 @@ def test_a_recipe_for_more_gpus_says_what_to_do(
     monkeypatch.setattr(supervisor, "Supervisor", started)
     monkeypatch.setattr(platforms, "why_no_cuda", lambda: None)
     monkeypatch.setattr(platforms, "gpu_count", lambda: gpus)
-    assert main(["serve", "--config", str(recipe), *line.split()]) == 2
+    assert main(["serve", "--config", str(recipe), "--port", "0", *line.split()]) == 2
     shown = capsys.readouterr()
     assert said in shown.err
     if said != "started":
@@ -194,7 +194,7 @@ def test_too_few_gpus_for_ranks_of_several_engines_have_one_remedy(
     monkeypatch.setattr(
         "importlib.metadata.version", lambda name: "2.11.0+cu130" if name == "torch" else version(name)
     )
-    command = ["serve", "openai/gpt-oss-120b"]
+    command = ["serve", "openai/gpt-oss-120b", "--port", "0"]
     assert main([*command, "-tp", "4", "-dp", "2"]) == 2
     shown = capsys.readouterr().err
     assert len(shown.splitlines()) == 1

@@ -437,7 +437,7 @@ def test_prompts_may_hold_up_running_rows_unless_the_caller_minds(monkeypatch: p
     """Nobody reads along: a bound on the delay would only make the whole slower."""
     seen: list[float] = []
 
-    def build_engine(config: EngineConfig) -> None:
+    def build_engine(config: EngineConfig, **_: object) -> None:
         seen.append(config.prompt_delay)
         raise ConfigError("seen")
 

@@ -64,7 +64,11 @@ def test_errors_come_before_anything_is_loaded(config: Any, words: str) -> None:
 
 def test_synthetic_acceptance_is_labelled(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
     """For measurements: drafts of a random head are kept as often as the profile says."""
-    config = {"method": "synthetic", "acceptance": [0.9, 0.8], "num_speculative_tokens": 2}
+    config = {
+        "method": "synthetic",
+        "acceptance": [0.9, 0.8],
+        "num_speculative_tokens_per_batch_size": [[1, 4, 2]],
+    }
     with caplog.at_level(logging.WARNING):
         _, steps, accepted = run(checkpoint, speculative_config=config)
     assert "the output has no meaning" in caplog.text

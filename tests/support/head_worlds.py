@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 from chorale.config import EngineConfig
@@ -34,7 +35,7 @@ MOST_DRAFTS = 5
 _MAX_LEN = 128
 
 
-def head_engine(folder: Path, *, captures: bool, block_size: int = 16) -> EngineCore:
+def head_engine(folder: Path, *, captures: bool, block_size: int = 16, **options: Any) -> EngineCore:
     """An engine whose device can draft, without a drafter. ``captures``: steps run in static memory."""
     device = CpuDevice(Hardware("cpu", "test", 2**34, 2**34), can_capture=captures, overlap=True)
     config = EngineConfig(
@@ -44,6 +45,7 @@ def head_engine(folder: Path, *, captures: bool, block_size: int = 16) -> Engine
         num_gpu_blocks_override=1024,
         block_size=block_size,
         num_threads=1,
+        **options,
     )
     model_config = ModelConfig.load(folder)
     found = resolve(config, model_config, device.hardware, can_overlap=True, can_capture=captures)

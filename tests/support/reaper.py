@@ -1,7 +1,8 @@
 """Ends what a test run has started, and removes its folder, once the run has ended: also by SIGKILL.
 
 ``python -I reaper.py RUN FOLDER``, started by ``conftest.py``. RUN is the process that runs the tests, or
-hands them to workers. Each process of it has FOLDER in its environment (TMPDIR), arguments or working folder.
+hands them to workers. Each process of it has FOLDER in its environment (TMPDIR), arguments or working folder;
+those of Ray have logs open in it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ def started(folder: str, run: int) -> dict[int, str]:
             continue
         try:
             command = (entry / "cmdline").read_bytes()
-            places = command, (entry / "environ").read_bytes(), os.fsencode((entry / "cwd").readlink())
+            places = [command, (entry / "environ").read_bytes(), os.fsencode((entry / "cwd").readlink())]
+            if command.startswith(b"ray::"):  # Ray's daemons write their name over arguments and environment
+                places += [os.fsencode(os.readlink(each)) for each in (entry / "fd").iterdir()]
         except OSError:  # has ended, or is somebody else's
             continue
         if any(wanted in place for place in places):

@@ -172,13 +172,18 @@ class ScriptedService:
 
 @asynccontextmanager
 async def tools_served(
-    *texts: str | Script, tools: ScriptedService | None = None, max_model_len: int = 131072, **options: Any
+    *texts: str | Script,
+    tools: ScriptedService | None = None,
+    max_model_len: int = 131072,
+    tracer: Any = None,
+    **options: Any,
 ) -> AsyncIterator[Server]:
     """The app over scripted rounds and tools; every box must be closed at the end."""
     info = EngineInfo(model="scripted", max_model_len=max_model_len, max_num_seqs=256)
     client = ScriptedClient(scripts(*texts, **options), info_value=info)
     service = tools or ScriptedService()
     given = {"names": (MODEL,), "tool_service": service, "system_start_date": "2026-01-02"}
+    given["tracer"] = tracer
     try:
         async with served(client, **given) as server:
             yield server

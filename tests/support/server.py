@@ -14,6 +14,8 @@ from openai.types.responses import Response
 from pydantic import TypeAdapter
 
 from chorale.api.app import create_app
+from chorale.api.batches.lines import make_runner
+from chorale.api.batches.service import open_service
 from chorale.api.http.middleware import HttpMiddleware
 from chorale.api.operator.metrics import Metrics
 from chorale.api.state import ServerState
@@ -24,6 +26,7 @@ from chorale.store.store import ResponseStore, open_store
 from chorale.testing.scripted_client import Script, ScriptedClient
 from chorale.tools.contract import ToolService
 from chorale.tools.service import start_tools
+from chorale.tracing.context import Tracer
 from tests.support.sse import parse_sse
 
 VOCAB = load_vocabulary()
@@ -93,6 +96,7 @@ async def make_state(
     store: ResponseStore | None = None,
     settings: ServerConfig | None = None,
     tool_service: ToolService | None = None,
+    tracer: Tracer | None = None,
     **config: Any,
 ) -> AsyncIterator[ServerState]:
     """A state of these fields of ``ServerConfig`` (or ``settings``); its store is closed at the end."""
@@ -100,7 +104,11 @@ async def make_state(
     client = client or ScriptedClient(lambda request, index: Script((200005, 17196, 200008, 13225, 200002)))
     kept = store if store is not None else open_store(settings)
     try:
-        yield ServerState(client, settings, VOCAB, Metrics(names[0]), kept, names, tools=tool_service)
+        metrics = Metrics(names[0])
+        yield ServerState(
+            client, settings, VOCAB, metrics, kept, names, tools=tool_service, tracer=tracer,
+            batches=open_service(settings, kept),
+        )  # fmt: skip
     finally:
         await kept.close()
 
@@ -137,10 +145,16 @@ async def served(
         sdk = openai.AsyncOpenAI(
             base_url="http://localhost/v1", api_key=api_key, http_client=http, max_retries=0
         )
+        runner = None if state.batches is None else make_runner(app.state, state.batches)
+        watching = None if runner is None else asyncio.create_task(runner.watch())
         try:
             yield Server(http, sdk, state.client, state, app, strict)
         finally:
             await http.aclose()
+            if runner is not None and watching is not None:
+                await runner.close()
+                watching.cancel()
+                await asyncio.gather(watching, return_exceptions=True)
             await state.background.close(state.store)
             state.grammars.close()
 

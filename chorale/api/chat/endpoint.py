@@ -23,6 +23,7 @@ from chorale.api.logprobs import is_scored
 from chorale.api.operator.models import check_model
 from chorale.api.state import ServerState
 from chorale.api.usage import of_choices
+from chorale.tracing.context import name_response
 from chorale.turns.events import Fold, end_error
 from chorale.turns.request import TurnRequest
 from chorale.turns.run import run_turns
@@ -33,6 +34,7 @@ async def create(state: ServerState, request: Request) -> Response:
     check_model(state, chat.model)
     turn = await prepare(state, chat, request.state.owner)
     answer = Answer.of(state, chat)
+    name_response(answer.id)
     if chat.stream:
         source = stream_chat(state, chat, turn, answer, request.state.owner)
         return EventStream(source, on_error=last_error)

@@ -30,6 +30,7 @@ from chorale.api.operator.models import check_model
 from chorale.api.state import ServerState
 from chorale.api.usage import of_choices, of_prompts, usage_object
 from chorale.errors import ChoraleError
+from chorale.tracing.context import name_response
 from chorale.turns.events import Fold, PromptScored, end_error
 from chorale.turns.merge import Sources
 from chorale.turns.request import TurnRequest, check_grammar, turn_request
@@ -49,16 +50,21 @@ class Job:
 async def create(state: ServerState, request: Request) -> Response:
     completion = await read_as(request, state.config, parse_completion)
     check_model(state, completion.model)
-    prompts = await encode_prompts(completion.prompt, state.vocab, echo=bool(completion.echo))
-    answer = read_answer(completion.response_format, completion, "response_format")
-    rules = TurnRules(raw=True, answer=answer.constraint)
-    owner = request.state.owner
-    jobs = [await _job(state, completion, prompt, rules, owner) for prompt in prompts]
+    jobs = await prepare_jobs(state, completion, request.state.owner)
     text = TextAnswer(state.model_names[0], completion, state.vocab)
+    name_response(text.id)
     if completion.stream:
         return EventStream(stream_text(state, jobs, text), on_error=last_error)
     body = await until_disconnect(request, complete_text(state, jobs, text))
     return await large_response(lambda: body, heavy=any(is_scored(job.turn.sampling) for job in jobs))
+
+
+async def prepare_jobs(state: ServerState, completion: CompletionRequest, owner: bytes) -> list[Job]:
+    """Returns a job for each prompt. Raises ``RequestError``. ``owner``: the digest of the caller's key."""
+    prompts = await encode_prompts(completion.prompt, state.vocab, echo=bool(completion.echo))
+    answer = read_answer(completion.response_format, completion, "response_format")
+    rules = TurnRules(raw=True, answer=answer.constraint)
+    return [await _job(state, completion, prompt, rules, owner) for prompt in prompts]
 
 
 async def _job(

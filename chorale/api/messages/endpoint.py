@@ -17,6 +17,7 @@ from chorale.api.messages.prepare import build_prompt, prepare
 from chorale.api.messages.request import parse_count, parse_messages
 from chorale.api.operator.models import check_model
 from chorale.api.state import ServerState
+from chorale.tracing.context import name_response
 from chorale.turns.events import Fold
 from chorale.turns.request import TurnRequest
 from chorale.turns.run import run_turn
@@ -27,6 +28,7 @@ async def create(state: ServerState, request: Request) -> Response:
     check_model(state, message.model)
     turn = await prepare(state, message, request.state.owner)
     answer = MessageAnswer.of(state, message)
+    name_response(answer.id)
     headers = {"request-id": request.state.request_id}
     if message.stream:
         return EventStream(_stream(state, turn, answer), headers, on_error=error_bytes)

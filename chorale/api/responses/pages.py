@@ -57,12 +57,13 @@ def check_include(query: QueryParams) -> list[str]:
     return asked
 
 
-def read_number(query: QueryParams, name: str, default: int) -> int:
+def read_number(query: QueryParams, name: str, default: int, limit: str | None = None) -> int:
+    """Returns a number of the query. ``limit``: its entry in ``LIMITS``, if that has another name."""
     text = query.get(name)
     if text is None:
         return default
     value: Any = int(text) if _INTEGER.fullmatch(text) else text
-    return int(limits.checked(name, value, lambda message: invalid(name, f"{message}")))
+    return int(limits.checked(limit or name, value, lambda message: invalid(name, f"{message}")))
 
 
 def read_flag(query: QueryParams, name: str) -> bool:

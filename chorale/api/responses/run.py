@@ -66,7 +66,7 @@ class Run:
         unstored: bool = False,
         begun: StoredResponse | None = None,
     ) -> None:
-        self._state = state
+        self.state = state
         self._prepared = prepared
         self.owner = owner
         self._created = prepared.turn.arrival_time if begun is None else begun.created
@@ -134,7 +134,7 @@ class Run:
         """Yields the events of a response without output, whose prompt enters the prefix cache."""
         translator = Translator(self._builder, options)
         turn = replace(self._prepared.turn, sampling=SamplingSpec(max_tokens=0, temperature=0.0))
-        stream = self._state.client.submit(turn.first_round())
+        stream = self.state.client.submit(turn.first_round())
         usage = Usage(input_tokens=len(turn.prompt_token_ids))
         error: ChoraleError | None = None
         try:
@@ -155,7 +155,7 @@ class Run:
         await self._prepared.prompt.close()
         lease, self.lease = self.lease, None
         if lease is not None:
-            await self._state.background.release(self._state.store, lease)
+            await self.state.background.release(self.state.store, lease)
 
     # ------------------------------------------------------------------ verbs of a background job
 
@@ -213,7 +213,7 @@ class Run:
         builder = self._builder
         ended = builder.fold.ended
         if ended is not None:
-            self._state.metrics.repaired(ended.repairs)
+            self.state.metrics.repaired(ended.repairs)
         output = builder.output()
         body = builder.finish(output)
         if status is not None:
@@ -239,7 +239,7 @@ class Run:
     # ------------------------------------------------------------------ inside
 
     def _run_turn(self) -> AsyncGenerator[list[OutputEvent]]:
-        return run_turn(self._state.client, self._state.vocab, self._prepared.turn)
+        return run_turn(self.state.client, self.state.vocab, self._prepared.turn)
 
     def _ended(self, reason: Any, error: ChoraleError | None) -> TurnEnded:
         """Returns the end of a turn that was cut short: its usage counts the tokens seen."""
@@ -270,7 +270,7 @@ class Run:
         Within a conversation it does, because the next turn would lack this one.
         """
         body, lease = ended.body, self.lease
-        store = self._state.store
+        store = self.state.store
         try:
             if body["store"]:
                 await store.put(ended.record, lease)
@@ -279,7 +279,7 @@ class Run:
                 await store.conversations.release(lease, kept)
             self.lease = None
         except ChoraleError as error:
-            self._state.metrics.series.count("chorale:response_store_failures")
+            self.state.metrics.series.count("chorale:response_store_failures")
             logger.warning("response %s could not be stored: %s", body["id"], error)
             if lease is not None:
                 raise

@@ -14,6 +14,7 @@ from typing import Any
 
 from chorale.cli.options.compilation import LEVELS, MODES, read_compilation
 from chorale.cli.options.flags import FLAGS
+from chorale.cli.options.kv_events import kv_events_fields
 from chorale.cli.options.replicas import replica_fields
 from chorale.cli.options.speculation import speculative_fields
 from chorale.cli.options.values import RANK, Setting, check_bounds
@@ -45,8 +46,11 @@ def build_configs(values: Mapping[str, Setting]) -> tuple[EngineConfig, ServerCo
     fields["server"]["tools"] = tool_config(fields["tools"])
     if fields["engine"].get("cudagraph_capture_sizes") is not None:
         fields["engine"]["cudagraph_capture_sizes"] = _sizes(fields["engine"]["cudagraph_capture_sizes"])
+    if "kv_offloading_size" not in fields["engine"] and "swap_space" in fields["cli"]:
+        fields["engine"]["kv_offloading_size"] = fields["cli"]["swap_space"]
     fields["engine"] |= _graphs(values) | speculative_fields(values)
     fields["server"] |= replica_fields(values)
+    fields["engine"] |= kv_events_fields(values, fields["server"]["data_parallel_size"])
     _name_both(fields)
     engine = EngineConfig(**_without_unset(EngineConfig, fields["engine"]))
     server = ServerConfig(**_without_unset(ServerConfig, fields["server"]))

@@ -165,7 +165,7 @@ def read_config_file(path: str) -> dict[str, Any]:
         return {}
     if not isinstance(loaded, dict):
         raise ConfigError(f"--config {path}: must contain a mapping of options to values")
-    return dict(_read_file_items(loaded, path))
+    return read_mapping(loaded, f"--config {path}")
 
 
 def _yaml_fault(error: YAMLError) -> str:
@@ -177,7 +177,11 @@ def _yaml_fault(error: YAMLError) -> str:
     return f"{where}: not valid YAML: {' '.join(problem.split())}"
 
 
-def _read_file_items(loaded: Mapping[Any, Any], path: str) -> list[tuple[str, Any]]:
+def read_mapping(loaded: Mapping[Any, Any], origin: str) -> dict[str, Any]:
+    """Reads a mapping of options to values, as in a ``--config`` file, into {flag name: value}.
+
+    Raises ``ConfigError`` with ``origin`` and the key.
+    """
     items = []
     for key, raw in loaded.items():
         try:
@@ -188,11 +192,11 @@ def _read_file_items(loaded: Mapping[Any, Any], path: str) -> list[tuple[str, An
                 continue
             value = read_value(flag, raw)
         except ConfigError as error:
-            raise ConfigError(f"--config {path}: {error.message}") from None
+            raise ConfigError(f"{origin}: {error.message}") from None
         except ValueError as error:
-            raise ConfigError(f"--config {path}: {key}: {error}") from None
+            raise ConfigError(f"{origin}: {key}: {error}") from None
         if flag.kind == "bool" and value is False and not negated:
             items.append((flag.name, False))
             continue
         items.append((flag.name, not value if negated else value))
-    return items
+    return dict(items)

@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from chorale.cli.options import compilation, replicas, speculation
+from chorale.cli.options import compilation, speculation
 from chorale.cli.options.configs import build_configs
 from chorale.cli.options.flags import FLAGS
+from chorale.cli.options.kv_events import kv_events_notice
 from chorale.cli.options.parse import read_arguments, read_config_file
 from chorale.cli.options.values import Setting, check_bounds, read_value
 from chorale.cli.options.vllm_flags import KNOWN_ENVIRONMENT, KNOWN_FAMILIES, OTHER_VENDORS, SILENT_FAMILIES
@@ -54,8 +55,15 @@ def merge(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
     values: dict[str, Setting] = {}
     if "config" in given:
         values |= {k: Setting(v, "file") for k, v in read_config_file(given["config"]).items()}
-    values |= _from_environment(environment)
     values |= {k: Setting(v, "command line") for k, v in given.items()}
+    return merge_values(values, environment)
+
+
+def merge_values(given: Mapping[str, Setting], environment: Mapping[str, str]) -> Settings:
+    """Merges options with their origins, and the environment. Raises ``ConfigError`` as ``merge`` does."""
+    values = {name: setting for name, setting in given.items() if setting.origin == "file"}
+    values |= _from_environment(environment)
+    values |= {name: setting for name, setting in given.items() if setting.origin != "file"}
     _add_key_file(values)
     _trim_keys(values)
     notices = _notices(values, environment)
@@ -124,6 +132,7 @@ def _notices(values: Mapping[str, Setting], environment: Mapping[str, str]) -> l
         check_bounds(FLAGS[name], setting.value)
     notices = [line for name, setting in values.items() if (line := _notice(name, setting))]
     notices += speculation.notices(values)
+    notices += kv_events_notice(values)
     notices += _environment_notices(environment)
     key = values.get("api-key")
     if key is not None and key.origin == "command line" and "api-key-file" not in values:
@@ -138,8 +147,8 @@ def _notice(name: str, setting: Setting) -> str | None:
         return compilation.notice(value, shown)
     if name == "optimization-level" and value is not None:
         return compilation.level_notice(value, shown)
-    if name == "data-parallel-backend":
-        return replicas.backend_notice(value, shown)
+    if name == "swap-space" and value:
+        return f"{shown} is accepted and taken as --kv-offloading-size {value:g}: sequences are not swapped"
     if flag.target is not None or not flag.asks(value):
         return None
     if flag.effect == "refused":

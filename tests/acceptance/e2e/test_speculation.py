@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from tests.support.promql import all_faults, queries
 from tests.support.served import Served, serving
 
 CONFIG = '{"method": "ngram", "num_speculative_tokens": 4}'
@@ -57,3 +59,12 @@ def test_banner_and_log_say_what_is_on(drafting: Served) -> None:
     answers(drafting)
     assert "drafts    ngram, up to 4 draft tokens" in drafting.log.read_text()
     drafting.wait_until("the line", lambda: "SpecDecoding metrics: Mean acc" in drafting.log.read_text())
+
+
+def test_dashboard_alerts_and_autoscalers_ask_for_metrics_of_this_server(drafting: Served) -> None:
+    """This server has those of speculation, too. Names, types and labels must agree (``promql.py``)."""
+    drafting.client().completions.create(model="demo", prompt="a", max_tokens=2)
+    with urllib.request.urlopen(f"{drafting.url}/metrics", timeout=5) as answer:
+        text = answer.read().decode()
+    assert len(list(queries())) > 60
+    assert all_faults(text) == []

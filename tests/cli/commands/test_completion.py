@@ -24,6 +24,9 @@ CASES = [
     ("chorale fit 20b --gpu h10", {"h100"}, {"h200"}),
     ("chorale completion ", {"bash", "zsh", "fish"}, set()),
     ("chorale pull --rev", {"--revision"}, set()),
+    ("chorale eval g", {"gpqa_diamond", "gsm8k"}, {"ifeval"}),
+    ("chorale eval aime25 --eff", {"--effort"}, {"--seed"}),
+    ("chorale eval compare --js", {"--json"}, {"--all"}),
 ]
 BASH = """
 source "$1"; shift
@@ -71,7 +74,7 @@ def test_bash_behind_an_equals_sign(tmp_path: Path, capsys: pytest.CaptureFixtur
     path = script("bash", tmp_path, capsys)
     for words in (["--device", "=", "cu"], ["--ops", "="]):
         found = ask("bash", "-c", BASH, "bash", str(path), "chorale", "serve", *words).split()
-        assert found == (["cuda"] if words[-1] == "cu" else ["auto", "reference", "triton"])
+        assert found == (["cuda"] if words[-1] == "cu" else ["auto", "reference", "cpu", "triton"])
 
 
 @pytest.mark.parametrize(("typed", "wanted", "unwanted"), CASES)

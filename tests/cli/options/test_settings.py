@@ -256,6 +256,4 @@ def test_replicas_from_a_file(tmp_path: Path) -> None:
     file.write_text("model: demo\ndata-parallel-size: 2\ndata-parallel-backend: mp\n")
     assert merge(["--config", str(file)], {}).server.data_parallel_size == 2
     file.write_text("model: demo\ndata-parallel-size: 2\ndata-parallel-backend: ray\n")
-    with pytest.raises(ConfigError, match=r"ray \(file\): Ray is not supported"):
-        merge(["--config", str(file)], {})
-    assert len(merge(["-dpb", "ray"], {}).notices) == 1
+    assert merge(["--config", str(file)], {}).server.data_parallel_backend == "ray"

@@ -12,11 +12,13 @@ import contextlib
 import logging
 from collections.abc import Iterable
 
+from chorale.api.operator.request_trace import begin_background, end_background
 from chorale.api.responses.background.event_log import LogEvent, join, pack
 from chorale.api.responses.run import Run
 from chorale.errors import ChoraleError
 from chorale.store.protocol import EventChunk, StoreError
 from chorale.store.store import ResponseStore
+from chorale.tracing.context import RequestContext
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +58,7 @@ class Job:
         self._produce: asyncio.Task[None] | None = None
         self._stopped: tuple[ChoraleError | None] | None = None  # stop requested: the error, or cancelled
         self._ended = asyncio.Event()
+        self._traced: RequestContext | None = None
 
     @property
     def response_id(self) -> str:
@@ -72,6 +75,14 @@ class Job:
 
     async def begin(self) -> None:
         """Stores the response as queued, then submits it to the engine. Raises errors of either."""
+        self._traced = begin_background(self._run.state, self.response_id, resumed=self._resumed)
+        try:
+            await self._begin()
+        except BaseException as error:
+            end_background(self._run.state, self._traced, getattr(error, "code", type(error).__name__))
+            raise
+
+    async def _begin(self) -> None:
         row = self._run.queued_row()
         if self._resumed:
             await self._begin_again()
@@ -130,8 +141,16 @@ class Job:
             await asyncio.gather(self._produce, return_exceptions=True)
             await self._run.close()
             await self._run.release()
+            self._end_trace()
             self._ended.set()
             self._notify()
+
+    def _end_trace(self) -> None:
+        error = "moved" if self._left else None
+        if self._stopped is not None:
+            error = "cancelled" if self._stopped[0] is None else self._stopped[0].code
+        if self._traced is not None:
+            end_background(self._run.state, self._traced, error)
 
     # ------------------------------------------------------------------ the turn
 

@@ -10,6 +10,7 @@ stored; ``generate: false`` only computes the prompt.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import re
 import time
@@ -28,6 +29,8 @@ from chorale.api.http.responses import error_response
 from chorale.api.http.sse import encode
 from chorale.api.http.websocket import GOING_AWAY
 from chorale.api.operator.models import check_model
+from chorale.api.operator.request_trace import End, begin_request, end_request
+from chorale.api.operator.traced_stream import CLIENT_LEFT as DISCONNECTED
 from chorale.api.responses.dialects import dialect_of
 from chorale.api.responses.endpoint import begin
 from chorale.api.responses.request import ResponsesRequest, parse_request
@@ -69,8 +72,11 @@ class Session:
 
     def __init__(self, state: ServerState, scope: Scope, receive: Receive, send: Send) -> None:
         self._state, self._receive, self._send = state, receive, send
+        self._scope = scope
         head = Request({**scope, "type": "http"})
         self._owner: bytes = head.state.owner
+        self._connection_id: str = head.state.request_id
+        self._numbers = itertools.count(1)  # of the responses, for their request ids
         self._dialect = dialect_of(head, state.config)
         self._lanes = Lanes(self._answer, state.config.max_body_bytes)
         # By lane: the newest response that is not stored, and its whole conversation.
@@ -127,24 +133,26 @@ class Session:
     # ------------------------------------------------------------------ one response
 
     async def _answer(self, create: Create) -> None:
-        lifecycle, started, status = self._state.lifecycle, time.perf_counter(), 200
+        lifecycle, started, end = self._state.lifecycle, time.perf_counter(), End(200)
         lifecycle.num_requests += 1
+        traced = begin_request(self._state, self._scope, f"{self._connection_id}-{next(self._numbers)}")
         try:
             await self._respond(create)
         except ChoraleError as error:
-            status = error.status
+            end = End(error.status, error.code)
             self._forget(create.data.get("previous_response_id"))
             await self._fail(error, create.lane)
         except ClientDisconnect:
-            status = CLIENT_LEFT
+            end = End(CLIENT_LEFT, DISCONNECTED)
         except Exception:
-            status = 500
+            end = End(500, "internal_error")
             logger.exception("a response over a WebSocket failed")
             await self._fail(ChoraleError("internal error"), create.lane)
         finally:
             lifecycle.num_requests -= 1
             elapsed = time.perf_counter() - started
-            self._state.metrics.http_finished("/v1/responses", "WEBSOCKET", status, elapsed)
+            self._state.metrics.http_finished("/v1/responses", "WEBSOCKET", end.status, elapsed)
+            end_request(self._state, traced, "/v1/responses", end)
 
     async def _respond(self, create: Create) -> None:
         read = partial(read_create, create.data)

@@ -15,7 +15,8 @@ import pytest
 from chorale.api.background import Background
 from chorale.api.responses.background.resume import Resumer, packed_request
 from chorale.store.protocol import RESTARTED
-from chorale.store.repeats import MAX_ATTEMPTS, WAITING
+from chorale.store.repeats import MAX_ATTEMPTS
+from chorale.store.servers import WAITING
 from chorale.store.store import ResponseStore, SqliteStore
 from chorale.testing.scripted_client import Script
 from tests.api.responses.background.test_background import ended, resume
