@@ -7,6 +7,7 @@ found at the same place after a restart.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -108,7 +109,8 @@ class EngineHost:
         """End the engine process, which finishes what it runs within the grace, and remove what is left."""
         loop, monitor = self._loop, self._monitor
         if loop is not None and monitor is not None and self._thread.is_alive():
-            loop.call_soon_threadsafe(monitor.stop)
+            with contextlib.suppress(RuntimeError):  # the thread has just ended and closed its loop
+                loop.call_soon_threadsafe(monitor.stop)
             self._thread.join(self._limits.kill_grace + STOP_SLACK)
         for each in self._sockets:
             each.close()

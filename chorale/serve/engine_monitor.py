@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Sequence
@@ -35,6 +36,8 @@ from chorale.serve.watch import LastHeartbeat, RestartPolicy, WatchLimits
 logger = logging.getLogger(__name__)
 ENGINE_COMMAND = (sys.executable, "-m", "chorale.serve.engine.process")
 WATCH_INTERVAL = 0.1  # seconds
+SPAWN_LOCK = threading.Lock()  # uvloop refuses to start a process while a loop of another thread starts one
+SPAWN_RETRY = 0.005  # seconds between two tries to take the lock
 
 OnStatus = Callable[[EngineStatus, EngineInfo | None], None]
 
@@ -51,17 +54,21 @@ async def spawn(command: Sequence[str], start: msgspec.Struct, *, pass_fds: Sequ
     environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if isinstance(start, EngineStart):
         environment |= start.environment
-    process = await asyncio.create_subprocess_exec(
-        *command, stdin=PIPE, env=environment, start_new_session=True, pass_fds=tuple(pass_fds)
-    )
+    while not SPAWN_LOCK.acquire(blocking=False):  # a blocking call would stop this loop
+        await asyncio.sleep(SPAWN_RETRY)
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=PIPE, env=environment, start_new_session=True, pass_fds=tuple(pass_fds)
+        )
+    finally:
+        SPAWN_LOCK.release()
     stdin = process.stdin
     if stdin is not None:
-        with contextlib.suppress(
-            BrokenPipeError, ConnectionResetError
-        ):  # it has exited; the caller notices when it waits
+        # If it has exited, the caller notices when it waits. RuntimeError: uvloop's for a closed pipe.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError, RuntimeError):
             stdin.write(msgspec.msgpack.encode(start))
             await stdin.drain()
-        stdin.close()
+            stdin.close()
     return process
 
 

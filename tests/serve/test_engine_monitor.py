@@ -6,7 +6,9 @@ import asyncio
 import os
 import signal
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -16,7 +18,7 @@ import zmq
 from chorale.client.base import EngineInfo, EngineStatus
 from chorale.client.wire import Heartbeat, encode, heartbeat_address
 from chorale.config import EngineConfig, ServerConfig
-from chorale.serve.bootstrap import EXIT_CONFIG, EXIT_FAILED, ApiStart, EngineStart, make_directory
+from chorale.serve.bootstrap import EXIT_CONFIG, EXIT_FAILED, ApiStart, EngineStart, loop_factory, make_directory
 from chorale.serve.engine_monitor import EngineMonitor, spawn
 from chorale.serve.watch import LastHeartbeat, RestartPolicy, WatchLimits
 from tests.support.serve.fake_engine import Behaviour
@@ -305,3 +307,21 @@ def test_the_directory_is_private_and_short(monkeypatch: pytest.MonkeyPatch, tmp
         assert directory.stat().st_mode & 0o777 == 0o700
         assert long not in directory.parents
         assert list(long.iterdir()) == []
+
+
+def test_loops_of_several_threads_start_processes_at_the_same_time() -> None:
+    """uvloop raises an error if two of its loops start one at once."""
+    together = threading.Barrier(4)
+
+    async def scene() -> list[int]:
+        start = EngineStart(directory="", config=EngineConfig(), parent_pid=os.getpid())
+        together.wait(30.0)
+        async with asyncio.timeout(30.0):
+            return [await (await spawn(["true"], start)).wait() for _ in range(25)]
+
+    def in_a_thread(_: int) -> list[int]:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            return runner.run(scene())
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(in_a_thread, range(4))) == [[0] * 25] * 4
