@@ -32,7 +32,7 @@ ALLOWED: dict[str, set[str]] = {
         *("ids", "config", "errors", "tracing"),
     },
     "store": {"ids", "config", "errors"},
-    "batches": {"store", "ids", "errors"},
+    "batches": {"store", "ids", "errors", "token_usage"},
     "api": {
         *("batches", "turns", "store", "harmony", "grammar", "tools", "client", "engine.types"),
         *("ids", "config", "errors", "processes", "tracing", "version"),
@@ -64,7 +64,7 @@ ALLOWED: dict[str, set[str]] = {
     "selfcheck": {"kernels", "model", "runtime", "demo", "harmony", "config", "errors", "processes"},
     "bench": {"engine", "kernels", "model", "harmony", "errors", "folders", "processes"},
     "llm": {"turns", "grammar", "serve", "client", "engine", "harmony", "config", "errors", "kv_events"},
-    "evaluation": {"harmony", "tools", "config", "errors", "folders", "processes", "version"},
+    "evaluation": {"harmony", "tools", "config", "errors", "folders", "processes", "token_usage", "version"},
     "config": {"errors", "speculative", "kv_events"},
     "kv_events": {"errors"},
     "speculative": {"errors"},
@@ -74,6 +74,7 @@ ALLOWED: dict[str, set[str]] = {
     "processes": set(),
     "version": set(),
     "sampling_fields": set(),
+    "token_usage": set(),
 }
 for _room in ("engine", "model", "runtime", "client", "turns", "api", "llm"):
     ALLOWED[_room].add("sampling_fields")  # the table of the numbers that requests sample by

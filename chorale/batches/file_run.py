@@ -15,8 +15,9 @@ import msgspec
 from chorale.batches.execute import PATIENT, Retries, Sender, execute_all
 from chorale.batches.files import Source, lines_of
 from chorale.batches.journal import Journal
-from chorale.batches.line import MAX_LINE_BYTES, Answer, Line, LineError, Usage, parse_line, refused, usage_of
+from chorale.batches.line import MAX_LINE_BYTES, Line, LineError, parse_line, refused
 from chorale.errors import ChoraleError
+from chorale.token_usage import TokenUsage, usage_of
 
 _TURN = 64  # lines that are read before other tasks get a turn
 
@@ -45,7 +46,7 @@ class Tally:
     num_lines: int = 0
     num_ok: int = 0
     failures: Counter[str] = field(default_factory=Counter)
-    usage: Usage = field(default_factory=Usage)
+    usage: TokenUsage = field(default_factory=TokenUsage)
 
     @property
     def num_failed(self) -> int:
@@ -61,7 +62,7 @@ class Tally:
             self.failures[f"HTTP {0 if found.response is None else found.response.status_code}"] += 1
         else:
             self.num_ok += 1
-            self.usage += usage_of(Answer(200, "", bytes(found.response.body)))
+            self.usage += usage_of(bytes(found.response.body))
 
 
 class ServerGoneError(ChoraleError, code="server_gone"):

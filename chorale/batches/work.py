@@ -18,7 +18,7 @@ from typing import Any, Literal
 from chorale.batches.contents import Contents, ContentsError, MissingContentError
 from chorale.batches.execute import Retries, Sender, execute_all
 from chorale.batches.input import inspect, split_lines
-from chorale.batches.line import Fault, Line, Record, parse_line, usage_of
+from chorale.batches.line import Fault, Line, Record, parse_line
 from chorale.batches.slots import Slots
 from chorale.errors import ChoraleError
 from chorale.store.batch_rows import Result, StoredBatch, Tokens
@@ -26,6 +26,7 @@ from chorale.store.batches import MAX_ATTEMPTS
 from chorale.store.files import StoredFile, new_file_id
 from chorale.store.protocol import StoreError
 from chorale.store.store import ResponseStore
+from chorale.token_usage import usage_of
 
 logger = logging.getLogger(__name__)
 
@@ -332,7 +333,7 @@ def _fault(code: str, message: str) -> dict[str, Any]:
 
 
 def _packed(place: _Place, record: Record) -> Result:
-    used = usage_of(record.answer) if record.answer is not None and record.ok else None
+    used = usage_of(record.answer.body) if record.answer is not None and record.ok else None
     tokens = Tokens() if used is None else Tokens(used.input, used.cached, used.output, used.reasoning)
     return Result(place.number, record.ok, zlib.compress(record.encode(), 1), tokens)
 

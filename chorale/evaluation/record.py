@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
-from chorale.evaluation.task import Outcome, Usage
+from chorale.evaluation.task import Outcome
+from chorale.token_usage import TokenUsage
 
 Status = Literal["answered", "refused", "failed"]
 
@@ -35,7 +36,7 @@ class Record:
     answer: str | None
     detail: dict[str, Any] = field(default_factory=dict)
     finish: str = ""
-    usage: Usage = field(default_factory=Usage)
+    usage: TokenUsage = field(default_factory=TokenUsage)
     seconds: float = 0.0
     fingerprint: str = ""
     group: str = ""
@@ -70,7 +71,7 @@ class Record:
     def from_json(cls, value: Any) -> Record:
         """Raises ``ValueError`` for a value that is not a record."""
         try:
-            record = cls(**(value | {"usage": Usage(**value["usage"])}))
+            record = cls(**(value | {"usage": TokenUsage(**value["usage"])}))
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a record ({error})") from None
         if not isinstance(record.repeat, int) or not isinstance(record.score, (int, float)):

@@ -9,8 +9,9 @@ from typing import Any
 
 from chorale.evaluation.errors import UnansweredError
 from chorale.evaluation.server import Server
-from chorale.evaluation.task import Message, Reply, Usage
+from chorale.evaluation.task import Message, Reply
 from chorale.evaluation.wire import Wire
+from chorale.token_usage import TokenUsage
 
 
 class RecordingSession:
@@ -25,7 +26,7 @@ class RecordingSession:
         self._before: list[Message] = []
         self._tools: list[dict[str, Any]] | None = None
         self.exchanges: list[dict[str, Any]] = []
-        self.usage = Usage()
+        self.usage = TokenUsage()
         self.seconds = 0.0
         self.finish_reason = ""
         self.fingerprint = ""

@@ -9,7 +9,8 @@ from typing import Any
 from chorale.evaluation.record import Key, Record
 from chorale.evaluation.runner import Plan
 from chorale.evaluation.statistics import Interval, clustered
-from chorale.evaluation.task import Breakdown, Scored, Usage
+from chorale.evaluation.task import Breakdown, Scored
+from chorale.token_usage import TokenUsage
 
 
 @dataclass(slots=True)
@@ -28,7 +29,7 @@ class Tally:
     num_cut: int = 0
     num_refused: int = 0
     num_failed: int = 0
-    usage: Usage = field(default_factory=Usage)
+    usage: TokenUsage = field(default_factory=TokenUsage)
     seconds: float = 0.0
     fingerprints: set[str] = field(default_factory=set)
     breakdowns: list[Breakdown] = field(default_factory=list)
@@ -118,7 +119,7 @@ def _breakdowns(task: Any, scored: Sequence[Scored]) -> list[Breakdown]:
     return list(function(scored)) if function is not None and scored else []
 
 
-def cost(usage: Usage, price_input: float | None, price_output: float | None) -> float | None:
+def cost(usage: TokenUsage, price_input: float | None, price_output: float | None) -> float | None:
     """Returns the price of tokens, None without prices. Prices are per million tokens."""
     if price_input is None and price_output is None:
         return None

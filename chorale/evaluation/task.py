@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
+from chorale.token_usage import TokenUsage
+
 Effort = Literal["low", "medium", "high"]
 EFFORTS: tuple[Effort, ...] = ("low", "medium", "high")
 Message = dict[str, Any]  # in the form of Chat Completions
@@ -52,22 +54,6 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
-    """Tokens of one request, or a sum over several."""
-
-    input: int = 0
-    cached: int = 0
-    output: int = 0
-    reasoning: int = 0
-
-    def __add__(self, other: Usage) -> Usage:
-        return Usage(
-            self.input + other.input, self.cached + other.cached,
-            self.output + other.output, self.reasoning + other.reasoning,
-        )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
 class Reply:
     """One answer of the model.
 
@@ -78,7 +64,7 @@ class Reply:
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     finish_reason: str = "stop"
-    usage: Usage = Usage()
+    usage: TokenUsage = field(default_factory=TokenUsage)
 
     @property
     def message(self) -> Message:

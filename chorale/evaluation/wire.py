@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from chorale.evaluation.task import Message, Reply, ToolCall, Usage
+from chorale.evaluation.task import Message, Reply, ToolCall
+from chorale.token_usage import usage_of
 
 Api = Literal["chat", "responses"]
 Tools = Sequence[dict[str, Any]] | None
@@ -41,13 +42,12 @@ def read_chat(answer: dict[str, Any]) -> Reply:
             for call in message.get("tool_calls") or ()
         )
         reasoning = message.get("reasoning") or message.get("reasoning_content") or ""
-        usage = answer.get("usage") or {}
         return Reply(
             text=str(message.get("content") or ""),
             reasoning=str(reasoning),
             tool_calls=calls,
             finish_reason=str(choice.get("finish_reason") or "stop"),
-            usage=_usage(usage, "prompt_tokens", "completion_tokens"),
+            usage=usage_of(answer),
         )
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise ValueError(f"not a chat completion ({type(error).__name__}: {error})") from None
@@ -109,11 +109,10 @@ def read_responses(answer: dict[str, Any]) -> Reply:
                 reasoning += [str(part["text"]) for part in item.get("content") or item.get("summary") or ()]
             elif item["type"] == "function_call":
                 calls.append(ToolCall(str(item["call_id"]), str(item["name"]), str(item["arguments"])))
-        usage = _usage(answer.get("usage") or {}, "input_tokens", "output_tokens")
         finish = _finish(answer, bool(calls))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a response ({type(error).__name__}: {error})") from None
-    return Reply("".join(text), "\n".join(reasoning), tuple(calls), finish, usage)
+    return Reply("".join(text), "\n".join(reasoning), tuple(calls), finish, usage_of(answer))
 
 
 def _finish(answer: dict[str, Any], has_calls: bool) -> str:
@@ -124,18 +123,6 @@ def _finish(answer: dict[str, Any], has_calls: bool) -> str:
         reason = (answer.get("incomplete_details") or {}).get("reason")
         return "content_filter" if reason == "content_filter" else "length"
     return "tool_calls" if has_calls else "stop"
-
-
-def _usage(usage: dict[str, Any], into: str, out: str) -> Usage:
-    def detail(name: str, key: str) -> int:
-        return int((usage.get(f"{name}_details") or {}).get(key) or 0)
-
-    return Usage(
-        input=int(usage.get(into) or 0),
-        cached=detail(into, "cached_tokens"),
-        output=int(usage.get(out) or 0),
-        reasoning=detail(out, "reasoning_tokens"),
-    )
 
 
 WIRES: dict[Api, Wire] = {

@@ -12,11 +12,9 @@ from chorale.batches.line import (
     Answer,
     LineError,
     Record,
-    Usage,
     parse_line,
     refused,
     unanswered,
-    usage_of,
 )
 from chorale.errors import EngineDeadError
 
@@ -123,38 +121,3 @@ def test_records() -> None:
         "response": None,
         "error": {"code": "engine_restarted", "message": "gone"},
     }
-
-
-@pytest.mark.parametrize(
-    ("body", "usage"),
-    [
-        ({"usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}}, Usage(3, 0, 2, 0)),
-        (
-            {
-                "usage": {
-                    "prompt_tokens": 3,
-                    "completion_tokens": 2,
-                    "prompt_tokens_details": {"cached_tokens": 1},
-                    "completion_tokens_details": {"reasoning_tokens": 1},
-                }
-            },
-            Usage(3, 1, 2, 1),
-        ),
-        (
-            {
-                "usage": {
-                    "input_tokens": 7,
-                    "input_tokens_details": {"cached_tokens": 4},
-                    "output_tokens": 6,
-                    "output_tokens_details": {"reasoning_tokens": 5},
-                }
-            },
-            Usage(7, 4, 6, 5),
-        ),
-        ({"usage": None}, Usage()),
-        ({"usage": {"prompt_tokens": "many"}}, Usage()),
-        ([], Usage()),
-    ],
-)
-def test_usage(body: Any, usage: Usage) -> None:
-    assert usage_of(Answer(200, "", json.dumps(body).encode())) == usage

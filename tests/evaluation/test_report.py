@@ -13,7 +13,7 @@ from chorale.evaluation.journal import Journal
 from chorale.evaluation.manifest import Manifest, TaskInfo
 from chorale.evaluation.record import Record
 from chorale.evaluation.report.page import write_report
-from chorale.evaluation.task import Usage
+from chorale.token_usage import TokenUsage
 from tests.support.chromium import PATH, Page
 
 HOSTILE = (
@@ -31,7 +31,8 @@ def fill(folder: Path, count: int) -> Path:
             journal.append(
                 Record(
                     f"task{HOSTILE}", "low", f"s{number:04d}{HOSTILE}", 0, "answered", number % 2, HOSTILE,
-                    {"reason": HOSTILE}, finish="length" if number == 5 else "stop", usage=Usage(1, 0, 2),
+                    {"reason": HOSTILE}, finish="length" if number == 5 else "stop",
+                    usage=TokenUsage(1, 0, 2),
                     group=f"g{number % 3}", question={"q": HOSTILE}, target=HOSTILE, exchanges=[exchange],
                 )
             )  # fmt: skip

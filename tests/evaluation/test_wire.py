@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from chorale.evaluation.session import RecordingSession
-from chorale.evaluation.task import Usage
 from chorale.evaluation.wire import WIRES, read_chat, read_responses
+from chorale.token_usage import TokenUsage
 
 TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
 FIELDS = {
@@ -73,7 +73,7 @@ def test_chat() -> None:
         "role": "assistant", "content": None, "reasoning": "hm", "tool_calls": [CALL],
     }  # fmt: skip
     assert second["max_tokens"] == 5
-    assert session.usage == Usage(8, 6, 4)
+    assert session.usage == TokenUsage(8, 6, 4)
     assert session.fingerprint == "fp_1"
 
 
@@ -92,7 +92,7 @@ def test_responses() -> None:
         {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "c1", "output": "ok"},
     ]
-    assert session.usage == Usage(8, 6, 4)
+    assert session.usage == TokenUsage(8, 6, 4)
     assert session.finish_reason == "tool_calls"
 
 

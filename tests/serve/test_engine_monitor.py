@@ -18,7 +18,14 @@ import zmq
 from chorale.client.base import EngineInfo, EngineStatus
 from chorale.client.wire import Heartbeat, encode, heartbeat_address
 from chorale.config import EngineConfig, ServerConfig
-from chorale.serve.bootstrap import EXIT_CONFIG, EXIT_FAILED, ApiStart, EngineStart, loop_factory, make_directory
+from chorale.serve.bootstrap import (
+    EXIT_CONFIG,
+    EXIT_FAILED,
+    ApiStart,
+    EngineStart,
+    loop_factory,
+    make_directory,
+)
 from chorale.serve.engine_monitor import EngineMonitor, spawn
 from chorale.serve.watch import LastHeartbeat, RestartPolicy, WatchLimits
 from tests.support.serve.fake_engine import Behaviour

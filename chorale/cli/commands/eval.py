@@ -24,8 +24,9 @@ from chorale.evaluation.report.page import write_report
 from chorale.evaluation.runner import Part, Plan, Runner
 from chorale.evaluation.server import Endpoint, Patience, Server, open_server
 from chorale.evaluation.summary import Tally, cost, summarise, tallies
-from chorale.evaluation.task import BaseTask, Sample, Usage
+from chorale.evaluation.task import BaseTask, Sample
 from chorale.evaluation.tasks import make_task
+from chorale.token_usage import TokenUsage
 
 # subcommand -> ("module:function", one line of help); any other first word is a task
 INNER = {
@@ -161,7 +162,7 @@ def _finish(given: argparse.Namespace, plan: Plan, results: list[Tally], weights
     ``weights``: the model of published scores, which may be served under another name. Returns
     the exit code: 1 if an answer is missing.
     """
-    usage = sum((tally.usage for tally in results), start=Usage())
+    usage = sum((tally.usage for tally in results), start=TokenUsage())
     price = cost(usage, given.price_input, given.price_output)
     rows = [
         tally.to_json() | {"published": [str(each) for each in published_verdicts(tally, weights)]}

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from chorale.evaluation.record import Record
 from chorale.evaluation.summary import Tally, cost
-from chorale.evaluation.task import Usage
+from chorale.token_usage import TokenUsage
 
 _LINE_SECONDS, _BAR_SECONDS = 15.0, 0.2
 
@@ -101,7 +101,7 @@ class Display:
 
     def _spent(self) -> str:
         """Returns the speed, tokens and cost of the whole run."""
-        usage = sum((each.usage for each in self._tallies.values()), start=Usage())
+        usage = sum((each.usage for each in self._tallies.values()), start=TokenUsage())
         parts = [f"{short(self._speed())} tok/s", f"{short(usage.output)} tokens"]
         if (price := cost(usage, *self._prices)) is not None:
             parts.append(f"{price:.2f} spent")

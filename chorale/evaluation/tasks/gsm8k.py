@@ -16,7 +16,7 @@ from chorale.evaluation.data import HubFile, Row, WebFile, data_folder, digest, 
 from chorale.evaluation.task import Breakdown, Message, Outcome, Sample, Scored
 from chorale.evaluation.tasks.harness import exact_match, extract, until
 from chorale.evaluation.tasks.patterns import compiled
-from chorale.evaluation.tasks.question import GREEDY, QuestionTask, user
+from chorale.evaluation.tasks.question import GREEDY, FewShotTask, user
 
 _HUB = ("openai/gsm8k", "e53f048856ff4f594e959d75785d2c2d37b678ee")
 _WEB = (
@@ -43,7 +43,7 @@ _NUM_SHOTS = 5
 _SEED = 1234  # the harness's default for drawing examples
 
 
-class Gsm8k(QuestionTask):
+class Gsm8k(FewShotTask):
     """The score is the harness's ``exact_match,strict-match``; ``flexible-extract`` is a breakdown."""
 
     name = "gsm8k"
@@ -52,19 +52,11 @@ class Gsm8k(QuestionTask):
     notes = "Stop strings are applied to the final text here instead of being sent to the server."
     defaults = GREEDY
 
-    def __init__(
-        self, samples: list[Sample], shots: dict[str, list[Row]], *, limit: int | None, seed: int,
-        data_revision: str,
-    ) -> None:  # fmt: skip
-        super().__init__(samples, limit=limit, seed=seed, data_revision=data_revision)
-        self._shots = shots
+    def ask(self, question: Row) -> Message:
+        return user(_TEMPLATE.format(question=question["question"]))
 
-    def messages(self, sample: Sample, repeat: int) -> list[Message]:
-        """Returns the examples as turns, then the question."""
-        turns: list[Message] = []
-        for row in self._shots[sample.id]:
-            turns += [_question(row["question"]), {"role": "assistant", "content": row["answer"]}]
-        return [*turns, _question(sample.question)]
+    def solution(self, row: Row) -> str:
+        return str(row["answer"])
 
     def grade(self, sample: Sample, repeat: int, text: str) -> Outcome:
         """Compares the number behind ``####``, and apart from it the last number of the text."""
@@ -82,10 +74,6 @@ class Gsm8k(QuestionTask):
         return [Breakdown("exact_match,flexible-extract", sum(found) / len(found), len(found))]
 
 
-def _question(text: str) -> Message:
-    return user(_TEMPLATE.format(question=text))
-
-
 def gsm8k(*, data: Path | None = None, limit: int | None = None, seed: int = 0) -> Gsm8k:
     """Makes the task."""
     folder = data_folder(Gsm8k.name, data)
@@ -96,7 +84,7 @@ def gsm8k(*, data: Path | None = None, limit: int | None = None, seed: int = 0) 
     shots: dict[str, list[Any]] = {}
     samples = []
     for name, row in zip(unique(text_id(row["question"]) for row in test), test, strict=True):
-        sample = Sample(id=name, question=row["question"], target=row["answer"])
+        sample = Sample(id=name, question={"question": row["question"]}, target=row["answer"])
         shots[sample.id] = draw.sample(train, _NUM_SHOTS)
         samples.append(sample)
     return Gsm8k(samples, shots, limit=limit, seed=seed, data_revision=digest([*test, *train]))

@@ -6,14 +6,13 @@ Templates and pattern are those of ``lm_eval/tasks/mmlu_pro`` in lm_eval 0.4.13 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from chorale.errors import ConfigError
 from chorale.evaluation.data import HubFile, Row, data_folder, digest, load_rows
 from chorale.evaluation.task import Message, Outcome, Sample
 from chorale.evaluation.tasks.harness import NO_MATCH, exact_match, extract, until
 from chorale.evaluation.tasks.patterns import compiled
-from chorale.evaluation.tasks.question import GREEDY, QuestionTask, user
+from chorale.evaluation.tasks.question import GREEDY, FewShotTask, user
 
 _HUB = ("TIGER-Lab/MMLU-Pro", "b189ec765aa7ed75c8acfea42df31fdae71f97be")
 TEST = HubFile(
@@ -35,7 +34,7 @@ _ANSWER = compiled(r"answer is \(?([ABCDEFGHIJ])\)?")
 _NUM_SHOTS = 5
 
 
-class MmluPro(QuestionTask):
+class MmluPro(FewShotTask):
     """The category is in a system message, each example is a turn."""
 
     name = "mmlu_pro"
@@ -47,33 +46,28 @@ class MmluPro(QuestionTask):
     )
     defaults = GREEDY
 
-    def __init__(
-        self, samples: list[Sample], shots: dict[str, list[Row]], *, limit: int | None, seed: int,
-        data_revision: str,
-    ) -> None:  # fmt: skip
-        super().__init__(samples, limit=limit, seed=seed, data_revision=data_revision)
-        self._shots = shots
-
     def messages(self, sample: Sample, repeat: int) -> list[Message]:
         """Returns the description, the examples of the category as turns, and the question."""
-        turns: list[Message] = [{"role": "system", "content": _DESCRIPTION.format(category=sample.group)}]
-        for row in self._shots[sample.group]:
-            solved = row["cot_content"].replace(f"A: {_THINK} ", "")
-            turns += [_question(row), {"role": "assistant", "content": solved}]
-        return [*turns, _question(sample.question)]
+        description: Message = {"role": "system", "content": _DESCRIPTION.format(category=sample.group)}
+        return [description, *super().messages(sample, repeat)]
+
+    def shots_of(self, sample: Sample) -> str:
+        return sample.group
+
+    def ask(self, question: Row) -> Message:
+        options = "".join(
+            f"{letter}. {text.strip()}\n" for letter, text in zip(_LETTERS, question["options"], strict=False)
+        )
+        return user(f"Question:\n{question['question']}\nOptions:\n{options}Answer: {_THINK}")
+
+    def solution(self, row: Row) -> str:
+        return str(row["cot_content"]).replace(f"A: {_THINK} ", "")
 
     def grade(self, sample: Sample, repeat: int, text: str) -> Outcome:
         """Compares the letter of the first "answer is"."""
         letter = extract(_ANSWER, until(text, _STOPS))
         right = exact_match(letter, sample.target, ignore_punctuation=True)
         return Outcome(float(right), None if letter == NO_MATCH else letter)
-
-
-def _question(row: dict[str, Any]) -> Message:
-    options = "".join(
-        f"{letter}. {text.strip()}\n" for letter, text in zip(_LETTERS, row["options"], strict=False)
-    )
-    return user(f"Question:\n{row['question']}\nOptions:\n{options}Answer: {_THINK}")
 
 
 def mmlu_pro(*, data: Path | None = None, limit: int | None = None, seed: int = 0) -> MmluPro:

@@ -1,0 +1,45 @@
+"""Tokens of an answer, by the usage of each API."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from chorale.token_usage import TokenUsage, usage_of
+
+
+@pytest.mark.parametrize(
+    ("body", "usage"),
+    [
+        ({"usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}}, TokenUsage(3, 0, 2, 0)),
+        (
+            {
+                "usage": {
+                    "prompt_tokens": 3,
+                    "completion_tokens": 2,
+                    "prompt_tokens_details": {"cached_tokens": 1},
+                    "completion_tokens_details": {"reasoning_tokens": 1},
+                }
+            },
+            TokenUsage(3, 1, 2, 1),
+        ),
+        (
+            {
+                "usage": {
+                    "input_tokens": 7,
+                    "input_tokens_details": {"cached_tokens": 4},
+                    "output_tokens": 6,
+                    "output_tokens_details": {"reasoning_tokens": 5},
+                }
+            },
+            TokenUsage(7, 4, 6, 5),
+        ),
+        ({"usage": None}, TokenUsage()),
+        ({"usage": {"prompt_tokens": "many"}}, TokenUsage()),
+        ([], TokenUsage()),
+    ],
+)
+def test_usage(body: Any, usage: TokenUsage) -> None:
+    assert usage_of(json.dumps(body).encode()) == usage_of(body) == usage
