@@ -2,9 +2,9 @@
 
 A new request waits for the step that runs. A step with batch work therefore takes about ``batch_delay``
 seconds, or a quarter longer than the other rows alone, or half as long again as a single row, whichever is
-longest. After ``QUIET`` seconds without
-other requests it may take ``long_batch_delay``: larger steps give several times the tokens a second, and the
-next request ends this at once.
+longest. After ``QUIET`` seconds without other requests it may take ``long_batch_delay``: larger steps give
+several times the tokens a second, and the next request ends this at once. With ``batch_waits`` a step with
+other rows has no batch row at all.
 
 How many rows fit into that is learned: more after each step that was shorter, fewer after one that was
 longer. Batch rows beyond this keep their place and skip the step; the oldest go first. Prompts get the time

@@ -215,9 +215,9 @@ class EngineLimits:
     prompt_delay: float = 0.0  # seconds that prompts may add to a step of running streams; 0: no bound
     max_prompt_delay: float = 0.0  # the same if many prompts wait; at least prompt_delay
     batch_delay: float = 0.0  # seconds that a step with batch work should take at most; 0: no bound
+    long_batch_delay: float = 0.0  # the same once there has been no other request for a while
     # Batch work has no row in a step with other rows: where each row prolongs it, sharing gains nothing.
     batch_waits: bool = False
-    long_batch_delay: float = 0.0  # the same once there has been no other request for a while
     least_chunk: int = 1  # tokens that such a step computes of a prompt, however long they take
     num_host_slots: int = 0  # pages that the tier of host memory holds; 0: there is none
     max_saved_pages: int = 0  # pages that go to the host before one step, at most

@@ -86,6 +86,7 @@ class Resolved:
     most_drafts: int = 0  # draft tokens of a row in a step
     drafts: DraftMemory | None = None  # of the head that makes them; None: there is none
     host_tier: HostTierSizes | None = None  # KV pages in host memory; None: there are none
+    int8: bool = False  # dense weights are rounded to 8 bits
 
     @property
     def has_head(self) -> bool:
@@ -203,6 +204,7 @@ def resolve(
         )
         most = max(tokens, seqs, *graph_rows)
         fixed += rank_bytes(config, model, most, dtype, has_peers=hardware.kind == "cuda")
+    batch_delay, long_batch_delay = CPU_BATCH_DELAYS if cpu else GPU_BATCH_DELAYS
     longest, num_blocks = _pool(config, model, hardware, decide, geometry, kv_dtype, seqs, fixed)
     return Resolved(
         limits=EngineLimits(
@@ -212,9 +214,9 @@ def resolve(
             max_num_batched_tokens=tokens,
             prompt_delay=delay,
             max_prompt_delay=MAX_PROMPT_DELAY,
-            batch_delay=(CPU_BATCH_DELAYS if cpu else GPU_BATCH_DELAYS)[0],
+            batch_delay=batch_delay,
+            long_batch_delay=long_batch_delay,
             batch_waits=cpu,
-            long_batch_delay=(CPU_BATCH_DELAYS if cpu else GPU_BATCH_DELAYS)[1],
             least_chunk=1 if cpu else GPU_LEAST_CHUNK,
             max_model_len=longest,
             sliding_window=model.sliding_window,
@@ -237,6 +239,7 @@ def resolve(
         drafts=drafts if speculation is not None and speculation.has_head else None,
         notes=tuple(decide.notes),
         host_tier=host_tier,
+        int8=int8,
     )
 
 

@@ -12,13 +12,15 @@ from chorale.cli.gpu_plan import recommended, table, ways, why_not
 from chorale.cli.gpus import MODELS, GpuModel, find_gpus, hardware_of, is_gpu
 from chorale.cli.options.help import wants_help
 from chorale.cli.options.settings import Settings, merge
+from chorale.config import EngineConfig
 from chorale.errors import ConfigError
+from chorale.kernels.cpu.library import library
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import SHAPES, make_config
 from chorale.model.names import full_name
 from chorale.runtime.hardware import Hardware, available_memory, check_gpus, cpu_count, total_memory
 from chorale.runtime.memory import gib, token_bytes, weight_bytes
-from chorale.runtime.resolve import Resolved, resolve, share_of_first
+from chorale.runtime.resolve import Resolved, cpu_precision, resolve, share_of_first
 
 USAGE = """usage: chorale fit MODEL [--gpu NAME ...] [the options of chorale serve]
 
@@ -172,10 +174,13 @@ def report(settings: Settings, model: ModelConfig, hardware: Hardware, gpu: GpuM
             hardware = dataclasses.replace(hardware, free_bytes=hardware.free_bytes // replicas)
     on_gpu = hardware.kind in ("cuda", "rocm")
     decoded = hardware.decodes_experts
+    int8 = hardware.kind == "cpu" and rounds_weights(settings.engine, model)
     try:
-        resolved = resolve(settings.engine, model, hardware, can_overlap=on_gpu, can_capture=on_gpu)
+        resolved = resolve(
+            settings.engine, model, hardware, can_overlap=on_gpu, can_capture=on_gpu, int8=int8
+        )
     except ConfigError as error:
-        weights = weight_bytes(fitting_part(settings, model), "bfloat16", decoded=decoded)
+        weights = weight_bytes(fitting_part(settings, model), "bfloat16", decoded=decoded, int8=int8)
         print(f"weights   {gib(weights)}")
         print(f"does not fit: {why_not(weights, hardware, error)}")
         return 1
@@ -197,6 +202,12 @@ def show_replicas(hardware: Hardware, replicas: int, ranks: int) -> None:
     print(f"engines   {replicas}, {where}; the figures below are for one")
 
 
+def rounds_weights(config: EngineConfig, model: ModelConfig) -> bool:
+    """Returns whether an engine of this machine's CPU would round dense weights to 8 bits."""
+    has_kernels = config.ops in ("auto", "cpu") and config.tensor_parallel_size == 1
+    return has_kernels and library().functions is not None and cpu_precision(config, model) == "int8"
+
+
 def fitting_part(settings: Settings, model: ModelConfig) -> ModelConfig:
     """Returns what a rank has of the model, or the model if it cannot be cut."""
     try:
@@ -210,9 +221,10 @@ def show(model: ModelConfig, resolved: Resolved, *, decoded: bool = False) -> No
     tokens = geometry.tokens_in(limits.num_blocks)
     full = limits.num_blocks // geometry.blocks_for(limits.max_model_len)
     short = limits.num_blocks // geometry.blocks_for(min(2048, limits.max_model_len))
-    weights = gib(weight_bytes(model, resolved.dtype, decoded=decoded))
+    weights = gib(weight_bytes(model, resolved.dtype, decoded=decoded, int8=resolved.int8))
     is_packed = not (model.dense_experts or decoded)
-    kinds = f"{'experts packed in MXFP4, the rest ' if is_packed else ''}{resolved.dtype}"
+    rest = "in 8 bits" if resolved.int8 else resolved.dtype
+    kinds = f"{'experts packed in MXFP4, the rest ' if is_packed else ''}{rest}"
     print(f"weights   {weights} ({kinds})")
     if resolved.drafts is not None:
         own = gib(limits.num_blocks * resolved.drafts.per_block)

@@ -40,10 +40,9 @@ class Step(Structure):
     """``Step`` in native/table.h."""
 
     _fields_: ClassVar[Any] = [
-        ("positions", c_void_p), ("query_start", c_void_p), ("context_lens", c_void_p),
-        ("block_table", c_void_p), ("slots", c_void_p), ("num_rows", c_int64), ("width", c_int64),
-        ("block_size", c_int64), ("heads", c_int64), ("kv_heads", c_int64), ("head_dim", c_int64),
-        ("window", c_int64),
+        ("query_start", c_void_p), ("context_lens", c_void_p), ("block_table", c_void_p), ("slots", c_void_p),
+        ("num_rows", c_int64), ("width", c_int64), ("block_size", c_int64), ("heads", c_int64),
+        ("kv_heads", c_int64), ("head_dim", c_int64), ("window", c_int64),
     ]  # fmt: skip
 
 
@@ -83,6 +82,7 @@ class Library:
     functions: Any
     name: str
     why_not: str = ""
+    set_threads: Any = None  # (count, whether each stays on one processor)
 
 
 @functools.cache
@@ -104,10 +104,5 @@ def library() -> Library:
     table = loaded.chorale_cpu_table(asked.encode() if asked else None)
     if not table:
         return Library(None, "", f"CHORALE_CPU_ISA={asked}: this processor has no such instruction set")
-    return Library(table.contents, table.contents.name.decode())
-
-
-def set_threads(count: int, *, bind: bool = False) -> None:
-    """Let so many threads compute from now on, in this process. ``bind``: each stays on one processor."""
-    if library().functions is not None:
-        ctypes.CDLL(str(LIBRARY)).chorale_cpu_threads(c_int(count), c_int(bind))
+    loaded.chorale_cpu_threads.argtypes = [c_int, c_int]
+    return Library(table.contents, table.contents.name.decode(), set_threads=loaded.chorale_cpu_threads)

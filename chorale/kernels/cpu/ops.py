@@ -15,7 +15,7 @@ import torch
 
 from chorale.kernels.cpu.attention import CpuPlan, attention, plan_attention, rotate_and_cache
 from chorale.kernels.cpu.experts import CpuExperts
-from chorale.kernels.cpu.library import library, set_threads
+from chorale.kernels.cpu.library import library
 from chorale.kernels.cpu.linear import CpuLinear
 from chorale.kernels.cpu.sampler import CpuSampler
 from chorale.kernels.ops import ExpertTensors, Ops, Precision, QkvWeights, RouterWeights
@@ -89,7 +89,7 @@ def pack_router(weight: torch.Tensor, bias: torch.Tensor, dtype: torch.dtype) ->
 
 def cpu_ops(precision: Precision) -> Ops:
     """Needs ``library()`` to be there. Its threads are as many as torch's."""
-    set_threads(torch.get_num_threads())
+    library().set_threads(torch.get_num_threads(), False)
 
     def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> CpuLinear:
         return CpuLinear(weight, bias, precision)

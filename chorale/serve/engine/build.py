@@ -154,7 +154,8 @@ def _info(
         rank_free_bytes=place.free_of_ranks,
         rank_bytes={
             "weights": tuple(
-                weight_bytes(part, resolved.dtype, decoded=place.hardware.decodes_experts) for part in parts
+                weight_bytes(part, resolved.dtype, decoded=place.hardware.decodes_experts, int8=resolved.int8)
+                for part in parts
             ),
             "kv_cache": (limits.num_blocks * resolved.geometry.bytes_per_block,) * len(parts),
         },

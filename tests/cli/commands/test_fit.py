@@ -9,6 +9,7 @@ from chorale.cli.gpus import MODELS, find_gpu, find_gpus, hardware_of
 from chorale.cli.main import main
 from chorale.config import EngineConfig
 from chorale.errors import ConfigError
+from chorale.kernels.cpu.library import library
 from chorale.model.config_writer import SHAPES, make_config
 from chorale.runtime.hardware import check_gpus
 from chorale.runtime.links import name_links, read_links
@@ -95,6 +96,17 @@ def test_replicas_on_gpus_and_on_a_cpu(
     _, shared = fit("20b --device cpu -dp 2", capsys)
     assert "engines   2, which share the memory and the cores; the figures below are for one" in shared
     assert "does not fit" in shared  # 8 GiB each
+
+
+@pytest.mark.skipif(library().functions is None, reason="the CPU kernels are not built")
+def test_the_cpu_kernels_round_dense_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of 20b: 1.8 billion dense parameters, of which 0.58 billion, the embedding, are not rounded."""
+    _, exact = fit("20b --device cpu --cpu-precision exact --max-model-len 1024", capsys)
+    _, rounded = fit("20b --device cpu --max-model-len 1024", capsys)
+    assert "12.82 GiB" in exact
+    assert "11.75 GiB" in rounded
+    _, reference = fit("20b --device cpu --ops reference --max-model-len 1024", capsys)
+    assert "12.82 GiB" in reference
 
 
 def test_a_rank_of_several_has_its_share(capsys: pytest.CaptureFixture[str]) -> None:

@@ -148,10 +148,10 @@ static void attention(int64_t query, int64_t context, int64_t heads, int64_t kv_
     for (size_t i = 0; i < kv.count; i++) kv[i] = bfloat16(normal());
     for (size_t i = 0; i < sinks.count; i++) sinks[i] = normal();
     Exact<int32_t> tables(blocks), starts(2), contexts(1);
-    Exact<int64_t> positions(query), slots(query);
+    Exact<int64_t> slots(query);
     for (int64_t i = 0; i < blocks; i++) tables[i] = static_cast<int32_t>(blocks - 1 - i);
     starts[0] = 0, starts[1] = static_cast<int32_t>(query), contexts[0] = static_cast<int32_t>(context);
-    const Step step{positions.data, starts.data, contexts.data, tables.data, slots.data, 1, blocks, block_size, heads, kv_heads, dim, window};
+    const Step step{starts.data, contexts.data, tables.data, slots.data, 1, blocks, block_size, heads, kv_heads, dim, window};
     auto at = [&](int64_t value, int64_t head, int64_t position, int64_t d) {
         return widened(kv[((tables[position / block_size] * 2 + value) * kv_heads + head) * block_size * dim + position % block_size * dim + d]);
     };

@@ -109,7 +109,6 @@ void moe(const float* normed, int64_t tokens, int64_t hidden, const int64_t* ids
     const Matrix& matrix = experts->gate_up;
     if (matrix.element == kMxfp4 && matrix.exact) run_experts<Mxfp4ExactRows, Mxfp4ExactRows>(normed, tokens, hidden, *experts, pairs, x);
     else if (matrix.element == kMxfp4) run_experts<Mxfp4Rows, Mxfp4Rows>(normed, tokens, hidden, *experts, pairs, x);
-    else if (matrix.element == kInt8) run_experts<Int8Rows, Int8Rows>(normed, tokens, hidden, *experts, pairs, x);
     else if (matrix.element == kBfloat16) run_experts<DenseRows<uint16_t>, DenseRows<uint16_t>>(normed, tokens, hidden, *experts, pairs, x);
     else run_experts<DenseRows<float>, DenseRows<float>>(normed, tokens, hidden, *experts, pairs, x);
 }

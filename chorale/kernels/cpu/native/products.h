@@ -7,16 +7,20 @@ struct Decoded {
     Isa::Floats scale;
 };
 
-struct Mxfp4Rows {
-    using Input = const RoundedStep*;
+struct Mxfp4 {  // the rows of a matrix, from row ``first`` on
     const unsigned char *blocks, *scales;
     int64_t groups;
 
-    explicit Mxfp4Rows(const Matrix& matrix, int64_t first = 0)
-        : groups(num_groups(matrix.columns)) {
+    explicit Mxfp4(const Matrix& matrix, int64_t first = 0) : groups(num_groups(matrix.columns)) {
         blocks = static_cast<const unsigned char*>(matrix.data) + first * groups * 16;
         scales = static_cast<const unsigned char*>(matrix.scales) + first * groups;
     }
+};
+
+struct Mxfp4Rows : Mxfp4 {
+    using Input = const RoundedStep*;
+    using Mxfp4::Mxfp4;
+
     int64_t full_steps() const { return groups / kBlocks; }
     int rest() const { return static_cast<int>(groups % kBlocks); }
     void prefetch(int64_t row, int64_t step) const {
@@ -114,16 +118,10 @@ inline void multiply(const Rows& rows, int64_t row, const RoundedStep* const* x,
 }
 
 // Exact products: weights become float32, inputs stay float32.
-struct Mxfp4ExactRows {
+struct Mxfp4ExactRows : Mxfp4 {
     using Input = const float*;
-    const unsigned char *blocks, *scales;
-    int64_t groups;
+    using Mxfp4::Mxfp4;
 
-    explicit Mxfp4ExactRows(const Matrix& matrix, int64_t first = 0)
-        : groups(num_groups(matrix.columns)) {
-        blocks = static_cast<const unsigned char*>(matrix.data) + first * groups * 16;
-        scales = static_cast<const unsigned char*>(matrix.scales) + first * groups;
-    }
     template <int M> void multiply(int64_t row, const float* const* x, Floats (&sums)[M], float (&rest)[M]) const {
         constexpr int kParts = 16 / kLanes;
         for (int m = 0; m < M; m++) rest[m] = 0.0f;

@@ -17,7 +17,7 @@ struct Matrix {
     int32_t exact;  // inputs stay float32; 0: they are rounded to 8 bits in blocks of 32
 };
 
-struct Experts {
+struct Experts {  // kMxfp4, or dense
     Matrix gate_up;  // [E, 2 I, H]; rows alternate gate, up. ``rows``: of one expert
     Matrix down;     // [E, H, I]
     int64_t num_experts;
@@ -25,7 +25,6 @@ struct Experts {
 };
 
 struct Step {  // the sequences of a step, for one group of layers
-    const int64_t* positions;     // [T]
     const int32_t* query_start;   // [R + 1]
     const int32_t* context_lens;  // [R]
     const int32_t* block_table;   // [R, width]
