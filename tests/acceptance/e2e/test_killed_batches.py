@@ -99,8 +99,8 @@ def killed(folder: Path, number: int, num_kills: int, seed: int = 7) -> tuple[fl
     """Runs a batch through kills; returns seconds and the number of kills that met it at work."""
     rng, store, port = random.Random(seed), str(folder / "store.sqlite3"), free_port()
     began, num_met, batch_id = time.monotonic(), 0, ""
-    # Each kill comes at a random moment within its share of the lines.
-    marks = [int((kill + rng.random()) * number / (num_kills + 1)) for kill in range(1, num_kills + 1)]
+    # Each kill comes at a random moment within its share of the lines; the last share is left alone.
+    marks = [int((kill + rng.random()) * number / (num_kills + 1)) for kill in range(num_kills)]
 
     async def until_kill(mark: int, of_engine: bool, pid: int) -> None:
         nonlocal batch_id, num_met
@@ -137,8 +137,8 @@ def killed(folder: Path, number: int, num_kills: int, seed: int = 7) -> tuple[fl
 
 
 def test_each_line_ends_in_one_file_once(tmp_path: Path) -> None:
-    _, num_met = killed(tmp_path, 200, 2)
-    assert num_met >= 1  # a busy machine may kill after the last line
+    _, num_met = killed(tmp_path, 900, 2)
+    assert num_met == 2
 
 
 @pytest.mark.slow
@@ -171,4 +171,4 @@ def test_a_stopped_server_leaves_its_batch_to_the_next(tmp_path: Path, num_proce
 def test_ten_thousand_lines_and_twenty_kills(tmp_path: Path) -> None:
     seconds, num_met = killed(tmp_path, 10_000, 20)
     print(f"10,000 lines, 20 kills ({num_met} met the batch at work): {seconds:.0f} s")
-    assert num_met >= 18
+    assert num_met == 20
