@@ -119,6 +119,14 @@ def requests(schema: dict[str, Any], name: str) -> dict[str, dict[str, Any]]:
     }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def warm(served: Served) -> None:
+    """The first request with a format also loads what all of them share."""
+    for path, body in requests(obj(a=TEXT), "a plain object").items():
+        answer = httpx2.post(served.url + path, json={"model": "tiny", **body}, timeout=30)
+        assert answer.status_code == 200, answer.text
+
+
 async def read_gaps(http: httpx2.AsyncClient, gaps: list[float], enough: asyncio.Event) -> None:
     """Streams until told that it is enough; seconds between one token and the next."""
     body = {"model": "tiny", "prompt": "x", "max_tokens": 100_000, "ignore_eos": True, "stream": True}
