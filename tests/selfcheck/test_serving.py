@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import subprocess
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,49 +10,11 @@ import httpx2
 import pytest
 
 from chorale.harmony.vocab import load_vocabulary
-from chorale.selfcheck.check import Check, Found, Outcome
-from chorale.selfcheck.run import run_one
+from chorale.selfcheck.check import Found
 from chorale.selfcheck.serving import harmony, load, record
-from chorale.selfcheck.serving.context import Context, ServerCheck
+from chorale.selfcheck.serving.context import Context
 from chorale.selfcheck.serving.server import Server
-
-Answer = Callable[[str, dict[str, Any]], Any]
-
-
-@dataclass
-class Started:
-    process: subprocess.Popen[bytes]
-    socket: Path
-    log: Path
-
-
-@pytest.fixture(scope="module")
-def process() -> Any:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as running:
-        yield running
-        running.communicate(b"\n")
-
-
-def outcome(
-    check: ServerCheck, answer: Answer, process: Any, tmp_path: Path, seconds: float = 20.0
-) -> Outcome:
-    """``answer``: (path, body) -> the response's JSON, or a whole response."""
-
-    def handle(request: httpx2.Request) -> httpx2.Response:
-        found = answer(request.url.path, json.loads(request.content) if request.content else {})
-        return found if isinstance(found, httpx2.Response) else httpx2.Response(200, json=found)
-
-    async def run() -> Outcome:
-        (tmp_path / "log").write_text("the last line")
-        async with httpx2.AsyncClient(transport=httpx2.MockTransport(handle), base_url="http://s") as client:
-            server = Server(Started(process, tmp_path, tmp_path / "log"), client)
-            server.model, server.max_model_len, server.kv_tokens = "m", 4096, 65536
-            context = Context(
-                quick=True, is_slow=False, has_accelerator=False, is_small=True, max_num_seqs=64
-            )
-            return await run_one(Check("stops", "server", "", "", seconds), check, server, context)
-
-    return asyncio.run(run())
+from tests.support.selfcheck_server import Answer, metrics, outcome
 
 
 def completion(text: str, ids: list[int], reason: str) -> dict[str, Any]:
@@ -148,10 +105,6 @@ def test_grammar(person: str, code: str, words: str, process: Any, tmp_path: Pat
 
     found = outcome(harmony.check_grammar, answer, process, tmp_path)
     assert (found.verdict, words in found.detail) == ("failed" if words else "ok", True), found
-
-
-def metrics(**values: float) -> httpx2.Response:
-    return httpx2.Response(200, text="".join(f'vllm:{k}{{engine="0"}} {v}\n' for k, v in values.items()))
 
 
 @pytest.mark.parametrize("held", [{}, {"kv_cache_usage_perc": 0.01}, {"num_requests_running": 1.0}])

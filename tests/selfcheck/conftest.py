@@ -1,0 +1,15 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    """The process of a server that is a function (``tests.support.selfcheck_server``)."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as running:
+        yield running
+        running.communicate(b"\n")

@@ -1,0 +1,53 @@
+"""A server of the self-check that is a function, and the outcome of one check against it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from chorale.selfcheck.check import Check, Outcome
+from chorale.selfcheck.run import run_one
+from chorale.selfcheck.serving.context import Context, ServerCheck
+from chorale.selfcheck.serving.server import Server
+
+Answer = Callable[[str, dict[str, Any]], Any]  # (path, body) -> the JSON of a response, or a response
+
+
+@dataclass
+class Started:
+    process: subprocess.Popen[bytes]
+    socket: Path
+    log: Path
+
+
+def outcome(
+    check: ServerCheck, answer: Answer, process: Any, tmp_path: Path, seconds: float = 20.0
+) -> Outcome:
+    """Runs a check against a server without sockets."""
+
+    def handle(request: httpx2.Request) -> httpx2.Response:
+        found = answer(request.url.path, json.loads(request.content) if request.content else {})
+        return found if isinstance(found, httpx2.Response) else httpx2.Response(200, json=found)
+
+    async def run() -> Outcome:
+        (tmp_path / "log").write_text("the last line")
+        async with httpx2.AsyncClient(transport=httpx2.MockTransport(handle), base_url="http://s") as client:
+            server = Server(Started(process, tmp_path, tmp_path / "log"), client)
+            server.model, server.max_model_len, server.kv_tokens = "m", 4096, 65536
+            context = Context(
+                quick=True, is_slow=False, has_accelerator=False, is_small=True, max_num_seqs=64
+            )
+            return await run_one(Check("stops", "server", "", "", seconds), check, server, context)
+
+    return asyncio.run(run())
+
+
+def metrics(**values: float) -> httpx2.Response:
+    return httpx2.Response(200, text="".join(f'vllm:{k}{{engine="0"}} {v}\n' for k, v in values.items()))
