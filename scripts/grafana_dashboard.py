@@ -294,6 +294,22 @@ ROWS: dict[str, list[Panel]] = {
             },
         ),
     ],
+    "Batches": [
+        Panel(
+            "Lines answered",
+            "ops",
+            {"{{status}}": "sum by (status) (rate(chorale:batch_lines_total{}[]))"},
+            "In no other count of requests, and in no latency",
+        ),
+        Panel(
+            "Batches that have not ended",
+            "short",
+            {"{{status}}": "max by (status) (chorale:batches{})"},
+            "Of all servers that share a store",
+        ),
+        Panel("Files", "short", {"files": "max(chorale:files{})"}),
+        Panel("Contents of files", "bytes", {"bytes": "max(chorale:file_bytes{})"}),
+    ],
     "Memory and processes": [
         Panel(
             "Memory of ranks",
