@@ -6,7 +6,8 @@ import asyncio
 import time
 from typing import Any
 
-from chorale.client.fleet import FleetClient, Ticket
+from chorale.client.fleet import FleetClient
+from chorale.client.members import Ticket
 from chorale.engine.types import GenerateRequest
 from chorale.ray.assigner import ASSIGNERS, RayAssigner
 
@@ -32,7 +33,7 @@ class Probe:
         started = time.process_time()
         tickets: list[Ticket] = [await self._fleet._looked_up(request) for request in requests]
         for ticket in tickets:
-            self._fleet.rank(ticket, self._fleet._members)
+            self._fleet.rank(ticket, self._fleet.members.by_name)
         ranked = time.process_time()
 
         async def assign(part: list[Ticket]) -> None:

@@ -21,8 +21,8 @@ from array import array
 from collections.abc import Callable
 
 from chorale.client.follower import Follower
+from chorale.client.many_engines import SLICE
 from chorale.client.prefix_index import PrefixIndex, PrefixSearch
-from chorale.client.replicas import SLICE
 from chorale.client.routing import choose, cost
 from chorale.client.wire import EngineUpdate, PrefixSnapshot, decode_from_engine, encode
 from chorale.engine.kv_cache.changes import IndexChanges

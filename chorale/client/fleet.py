@@ -9,7 +9,6 @@ request whose engine is lost goes on at another one (``continuation``): its cons
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 import time
@@ -18,36 +17,22 @@ from typing import Protocol
 
 import msgspec
 
-from chorale.client.admission import Admission, total_capacity
-from chorale.client.base import EngineInfo, EngineStatus
+from chorale.client.base import EngineStatus
 from chorale.client.continuation import Continuation
-from chorale.client.members import Member, Slot
+from chorale.client.many_engines import ManyEngines
+from chorale.client.members import Member, Members, Slot, Ticket
 from chorale.client.parts import FleetRequest, Part
-from chorale.client.prefix_index import PrefixSearch
 from chorale.client.remote import MIN_RETRY_AFTER, ClientLimits
-from chorale.client.routing import cost
 from chorale.client.stream import RequestStream
-from chorale.client.summary import add_stats, merge_info, merge_status
+from chorale.client.summary import add_stats, merge_status
 from chorale.client.wire import EngineAddress
 from chorale.engine.types import EngineStats, GenerateRequest, TokenChunk
 from chorale.errors import ChoraleError, ConflictError, EngineDeadError, EngineError, EngineLoadingError
 
 logger = logging.getLogger(__name__)
-SLICE = 512  # blocks that are hashed at once: about half a millisecond
 MOST_MOVES = 3  # engines that a request may lose: one that kills each of its engines must end
 PATIENCE = 60.0  # seconds that a request waits for an engine, once there was one
 GONE_PATIENCE = 10.0  # seconds without any engine in which requests are still accepted
-CONNECT = 5.0  # seconds that an engine may take to be reached once it was assigned
-
-
-class Ticket:
-    """A request that needs an engine, and what is cached of it at each."""
-
-    __slots__ = ("hits", "name", "request")
-
-    def __init__(self, request: GenerateRequest) -> None:
-        self.name, self.request = request.request_id, request
-        self.hits: dict[str, int] = {}  # cached tokens, by member
 
 
 class Assigner(Protocol):
@@ -62,7 +47,7 @@ class Assigner(Protocol):
         ...
 
 
-class FleetClient:
+class FleetClient(ManyEngines):
     """An ``EngineClient``; see ``client.base``. Not thread-safe: everything happens on one event loop."""
 
     def __init__(
@@ -74,22 +59,13 @@ class FleetClient:
         clock: Callable[[], float] = time.monotonic,
         patience: float = PATIENCE,
     ) -> None:
+        super().__init__(max_queued_requests, limits, clock)
         self._assigner, self._clock, self._patience = assigner, clock, patience
-        self._limits = limits or ClientLimits()
-        self._max_queued_requests = max_queued_requests
-        self._admission = Admission(clock)
-        self._members: dict[str, Member] = {}
-        self._leaving: list[Member] = []  # not assigned any more; their requests finish
-        self._slots: list[Slot] = []
+        self.members = Members(self._limits, self._admission, clock, self._status_changed)
         self._requests: dict[str, FleetRequest] = {}
         self._places: dict[Part, asyncio.Task[None]] = {}  # parts that wait for an engine
         self._running: dict[Part, tuple[Member, Ticket]] = {}
-        self._info: EngineInfo | None = None
         self._was_up = -GONE_PATIENCE  # when an engine was ready last
-        self._turn = random.randrange(1 << 16)  # so that several processes do not all begin with the same
-        self._changed = asyncio.Event()
-        self._ticker: asyncio.Task[None] | None = None
-        self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
 
     # ------------------------------------------------------------------ EngineClient
@@ -97,34 +73,17 @@ class FleetClient:
     @property
     def engines(self) -> Sequence[Slot]:
         """The places of engines. A place whose engine has left is given to the next that comes."""
-        return self._slots
-
-    @property
-    def info(self) -> EngineInfo:
-        if self._info is None:
-            raise EngineLoadingError("no engine is ready yet", retry_after=MIN_RETRY_AFTER)
-        return self._info
+        return self.members.slots
 
     @property
     def status(self) -> EngineStatus:
-        if not self._members:
+        if not self.members.by_name:
             return EngineStatus("loading", phase="start", message="no engine has been announced")
-        return merge_status([member.remote.status for member in self._members.values()])
+        return merge_status([member.remote.status for member in self.members.by_name.values()])
 
     @property
     def stats(self) -> EngineStats:
-        return add_stats([slot.stats for slot in self._slots])
-
-    @property
-    def num_in_flight(self) -> int:
-        return self._admission.num_in_flight
-
-    def reserve(self, num_choices: Mapping[str, int]) -> None:
-        self._require_engine()
-        self._admission.reserve(num_choices)
-
-    def release(self, request_ids: Iterable[str]) -> None:
-        self._admission.release(request_ids)
+        return add_stats([slot.stats for slot in self.members.slots])
 
     def submit(self, request: GenerateRequest) -> RequestStream:
         self._require_engine()
@@ -150,65 +109,27 @@ class FleetClient:
     async def close(self) -> None:
         """End what is in flight, and leave. Idempotent."""
         self._closed = True
-        ticker, self._ticker = self._ticker, None
-        if ticker is not None:
-            ticker.cancel()
-            await asyncio.gather(ticker, return_exceptions=True)
+        await self._stop_ticker()
         for asked in list(self._requests.values()):
             self._leave(asked)
             asked.stream.fail(EngineDeadError("the server is shutting down"))
-        members = [*self._members.values(), *self._leaving]
-        await asyncio.gather(*(member.remote.close() for member in members), *self._closing)
+        await self.members.close()
 
     # ------------------------------------------------------------------ the owner's side
 
     def start(self) -> None:
         """Begin to watch the engines, on the running event loop."""
-        self._ticker = asyncio.get_running_loop().create_task(self._tick_forever())
+        self._start_ticker()
 
     def set_members(self, addresses: Mapping[str, EngineAddress]) -> None:
         """Names every engine that takes requests. Those that left may finish what they run."""
-        if self._closed:
-            return
-        for name in [name for name in self._members if name not in addresses]:
-            member = self._members.pop(name)
-            member.slot.free()
-            self._leaving.append(member)
-        for name, address in addresses.items():
-            if name not in self._members:
-                self._members[name] = self._connect(name, address)
-        self._retire()
-        self._status_changed()
-
-    def _connect(self, name: str, address: EngineAddress) -> Member:
-        slot = next((slot for slot in self._slots if slot.is_free), None)
-        if slot is None:
-            slot = Slot(len(self._slots))
-            self._slots.append(slot)
-        member = Member(
-            name,
-            address,
-            slot,
-            self._limits,
-            self._admission,
-            self._clock,
-            lambda _: self._status_changed(),
-        )
-        member.remote.start()
-        return member
+        if not self._closed:
+            self.members.set(addresses)
+            self._status_changed()
 
     def rank(self, ticket: Ticket, names: Iterable[str]) -> list[str]:
         """Returns those of ``names`` whose index is followed, the cheapest for the request first."""
-        num_prompt, count = len(ticket.request.prompt_token_ids), max(len(self._slots), 1)
-        self._turn += 1
-        costs = []
-        for name in names:
-            member = self._members.get(name)
-            if member is None or not member.is_followed:
-                continue
-            place = (member.slot.index - self._turn) % count
-            costs.append((cost(member.follower.load(), num_prompt, ticket.hits.get(name, 0)), place, name))
-        return [name for _, _, name in sorted(costs)]
+        return self.members.rank(ticket, names)
 
     # ------------------------------------------------------------------ a part's way to an engine
 
@@ -245,10 +166,10 @@ class FleetClient:
     async def _assigned(self, request: GenerateRequest) -> tuple[Member, Ticket]:
         """Waits for an engine that can be reached."""
         while True:
-            ticket = await self._looked_up(request)
+            ticket = await self.members.look_up(request)
             name = await self._assigner.assign(ticket)
             try:
-                member = await self._reached(name)
+                member = await self.members.reach(name)
             except BaseException:
                 self._assigner.ended(ticket)
                 raise
@@ -256,29 +177,6 @@ class FleetClient:
                 return member, ticket
             self._assigner.ended(ticket)
             await asyncio.sleep(self._limits.ping_interval)
-
-    async def _looked_up(self, request: GenerateRequest) -> Ticket:
-        ticket, members = Ticket(request), list(self._members.values())
-        search = PrefixSearch(request, [member.follower.index for member in members])
-        while not search.advance(SLICE):
-            await asyncio.sleep(0)
-        for member, hit in zip(members, search.hits(), strict=True):
-            ticket.hits[member.name] = hit
-        return ticket
-
-    async def _reached(self, name: str) -> Member | None:
-        """Returns the member once it can take requests, or None if it cannot for too long."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CONNECT):
-                while True:
-                    member = self._members.get(name)
-                    if member is None or member.remote.status.state in ("dead", "failed"):
-                        return None
-                    if member.is_up:
-                        return member
-                    self._changed.clear()
-                    await self._changed.wait()
-        return None
 
     # ------------------------------------------------------------------ PartOwner
 
@@ -368,7 +266,7 @@ class FleetClient:
     # ------------------------------------------------------------------ internals
 
     def _require_engine(self) -> None:
-        if any(member.is_up for member in self._members.values()):
+        if self.members.up:
             return
         if self._info is None:
             raise EngineLoadingError("no engine is ready yet", retry_after=MIN_RETRY_AFTER)
@@ -377,30 +275,15 @@ class FleetClient:
 
     def _status_changed(self) -> None:
         """Sum up what the engines can take."""
-        self._changed.set()
-        known = [member.remote for member in self._members.values() if member.remote.is_known]
-        up = [member.remote for member in self._members.values() if member.is_up]
-        if up:
+        self._note_up()
+        remotes = [member.remote for member in self.members.by_name.values()]
+        self._sum_up([remote for remote in remotes if remote.is_known], self.members.up)
+
+    def _note_up(self) -> None:
+        if self.members.up:
             self._was_up = self._clock()
-        if not known:
-            return
-        self._info = merge_info([remote.info for remote in known])
-        rows, most = (sum(each.info.max_num_seqs for each in group) for group in (up or known, known))
-        self._admission.set_capacity(total_capacity(rows, self._max_queued_requests))
-        self._admission.most = total_capacity(most, self._max_queued_requests)
 
-    def _retire(self) -> None:
-        """Close the connections to engines that left, once their last request has ended."""
-        for member in [member for member in self._leaving if not member.remote.num_in_flight]:
-            self._leaving.remove(member)
-            task = asyncio.get_running_loop().create_task(member.remote.close())
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
-
-    async def _tick_forever(self) -> None:
-        while True:
-            await asyncio.sleep(self._limits.ping_interval)
-            self._admission.tick()
-            if any(member.is_up for member in self._members.values()):
-                self._was_up = self._clock()
-            self._retire()
+    def _tick(self) -> None:
+        super()._tick()
+        self._note_up()
+        self.members.retire()

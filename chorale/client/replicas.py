@@ -11,24 +11,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
-from chorale.client.admission import Admission, total_capacity
-from chorale.client.base import EngineInfo, EngineStatus
+from chorale.client.base import EngineStatus
 from chorale.client.follower import Follower
+from chorale.client.many_engines import SLICE, ManyEngines
 from chorale.client.prefix_index import PrefixSearch
 from chorale.client.remote import MIN_RETRY_AFTER, ClientLimits, RemoteClient
 from chorale.client.routing import choose, cost
 from chorale.client.stream import RequestStream
-from chorale.client.summary import ORDER, add_stats, merge_info, merge_status
+from chorale.client.summary import ORDER, add_stats, merge_status
 from chorale.engine.types import EngineStats, GenerateRequest, TokenChunk
-from chorale.errors import ChoraleError, ConflictError, EngineDeadError, EngineError, EngineLoadingError
+from chorale.errors import ChoraleError, ConflictError, EngineDeadError, EngineError
 
 logger = logging.getLogger(__name__)
-SLICE = 512  # blocks that are hashed at once: about half a millisecond
 
 
 class _Routing:
@@ -42,7 +41,7 @@ class _Routing:
         self.task: asyncio.Task[None] | None = None
 
 
-class ReplicaClient:
+class ReplicaClient(ManyEngines):
     """An ``EngineClient``; see ``client.base``. Not thread-safe: everything happens on one event loop.
 
     Call ``start()`` on that loop before the first ``submit``, and ``await close()`` at the end. ``turn``: the
@@ -59,10 +58,7 @@ class ReplicaClient:
         clock: Callable[[], float] = time.monotonic,
         turn: int = 0,
     ) -> None:
-        self._limits = limits or ClientLimits()
-        self._max_queued_requests = max_queued_requests
-        self._num_api_processes = num_api_processes
-        self._admission = Admission(clock)
+        super().__init__(max_queued_requests, limits, clock, num_api_processes)
         self._followers = tuple(Follower() for _ in directories)
         self._replicas = tuple(
             RemoteClient(
@@ -77,9 +73,7 @@ class ReplicaClient:
             for index, directory in enumerate(directories)
         )
         self._turn = turn
-        self._info: EngineInfo | None = None
         self._routings: dict[str, _Routing] = {}
-        self._ticker: asyncio.Task[None] | None = None
 
     # ------------------------------------------------------------------ EngineClient
 
@@ -88,29 +82,12 @@ class ReplicaClient:
         return self._replicas
 
     @property
-    def info(self) -> EngineInfo:
-        if self._info is None:
-            raise EngineLoadingError("the engines are loading", retry_after=MIN_RETRY_AFTER)
-        return self._info
-
-    @property
     def status(self) -> EngineStatus:
         return merge_status([replica.status for replica in self._replicas])
 
     @property
     def stats(self) -> EngineStats:
         return add_stats([replica.stats for replica in self._replicas])
-
-    @property
-    def num_in_flight(self) -> int:
-        return self._admission.num_in_flight
-
-    def reserve(self, num_choices: Mapping[str, int]) -> None:
-        self._require_engine()
-        self._admission.reserve(num_choices)
-
-    def release(self, request_ids: Iterable[str]) -> None:
-        self._admission.release(request_ids)
 
     def submit(self, request: GenerateRequest) -> RequestStream:
         self._require_engine()
@@ -138,10 +115,7 @@ class ReplicaClient:
 
     async def close(self) -> None:
         """Abort what is in flight and leave. Idempotent."""
-        ticker, self._ticker = self._ticker, None
-        if ticker is not None:
-            ticker.cancel()
-            await asyncio.gather(ticker, return_exceptions=True)
+        await self._stop_ticker()
         for request_id in list(self._routings):
             routing = self._stop_routing(request_id)
             if routing is not None:
@@ -154,7 +128,7 @@ class ReplicaClient:
         """Open the sockets on the running event loop."""
         for replica in self._replicas:
             replica.start()
-        self._ticker = asyncio.get_running_loop().create_task(self._tick_forever())
+        self._start_ticker()
 
     def mark_failed(self, message: str) -> None:
         """Called when the supervisor gives up: no engine will be started again."""
@@ -237,17 +211,6 @@ class ReplicaClient:
         return EngineDeadError("no engine is running", retry_after=MIN_RETRY_AFTER)
 
     def _status_changed(self, status: EngineStatus) -> None:
-        """Sum up what the replicas can take: those that are up for admission, all for the largest request."""
+        """Sum up what the replicas can take."""
         known = [each for each in self._replicas if each.is_known and each.status.state != "failed"]
-        if not known:
-            return
-        self._info = merge_info([replica.info for replica in known])
-        up = [replica for replica in known if replica.status.state in ("ready", "draining")]
-        rows, most = (sum(each.info.max_num_seqs for each in group) for group in (up or known, known))
-        self._admission.set_capacity(total_capacity(rows, self._max_queued_requests), self._num_api_processes)
-        self._admission.most = total_capacity(most, self._max_queued_requests)
-
-    async def _tick_forever(self) -> None:
-        while True:
-            await asyncio.sleep(self._limits.ping_interval)
-            self._admission.tick()
+        self._sum_up(known, [replica for replica in known if replica.status.state in ("ready", "draining")])

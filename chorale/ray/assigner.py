@@ -10,7 +10,8 @@ from typing import Any
 
 from ray.serve.handle import DeploymentHandle
 
-from chorale.client.fleet import FleetClient, Ticket
+from chorale.client.fleet import FleetClient
+from chorale.client.members import Ticket
 from chorale.client.wire import EngineAddress
 from chorale.errors import EngineDeadError
 from chorale.ray.holds import HoldEnds

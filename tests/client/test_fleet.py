@@ -106,7 +106,7 @@ def test_requests_without_a_seed_go_on_too() -> None:
                 plain, sampling=msgspec.structs.replace(plain.sampling, seed=None, temperature=1.0)
             )
             sent = []
-            for member in rig.client._members.values():
+            for member in rig.client.members.by_name.values():
                 member.remote.take = recorded(member.remote.take, sent)  # type: ignore[method-assign]
             found = await lose_engines(rig, asked)
             first, second = sent
@@ -151,7 +151,7 @@ def test_an_engine_that_leaves_finishes_what_it_runs_and_gets_nothing_new() -> N
             assert {member for who, member in rig.assigner.given if who != "a"} == set(rig.hosts) - {name}
             assert tokens((await reading)[0]) == expected(asked)
             assert len(rig.assigner.given) == 7  # it was not moved
-            await until(lambda: not rig.client._leaving, "its connection is closed")
+            await until(lambda: not rig.client.members.leaving, "its connection is closed")
             (place,) = (slot for slot in rig.client.engines if slot.is_free)
             assert place.status == EngineStatus("failed", message="the engine has left")
             rig.add("new")
@@ -252,7 +252,7 @@ def test_nobody_reads_or_asks_without_the_engines_key() -> None:
             rig.client.set_members({"stranger": EngineAddress(address.engine, address.beats, other)})
             await asyncio.sleep(0.5)
             assert rig.client.status.state in ("loading", "dead")
-            assert not rig.client._members["stranger"].remote.is_known
+            assert not rig.client.members.by_name["stranger"].remote.is_known
 
     run(scene())
 

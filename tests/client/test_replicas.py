@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from chorale.client.replicas import SLICE
+from chorale.client.many_engines import SLICE
 from chorale.client.wire import ClientExpired
 from chorale.engine.types import GenerateRequest, SamplingSpec
 from chorale.errors import ConflictError, EngineDeadError, QueueFullError, RequestError

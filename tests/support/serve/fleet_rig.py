@@ -9,7 +9,8 @@ import signal
 from collections.abc import AsyncIterator
 from typing import Any
 
-from chorale.client.fleet import FleetClient, Ticket
+from chorale.client.fleet import FleetClient
+from chorale.client.members import Ticket
 from chorale.serve.engine_host import EngineHost
 from tests.support.serve.fake_engine import Behaviour
 from tests.support.serve.harness import FAKE_ENGINE, until
@@ -68,7 +69,7 @@ class FleetRig:
         os.kill(pid, signal.SIGKILL)
 
     async def ready(self) -> None:
-        members = self.client._members
+        members = self.client.members.by_name
         await until(lambda: all(m.is_followed for m in members.values()), "every engine is followed")
 
 
