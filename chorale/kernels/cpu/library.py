@@ -51,8 +51,8 @@ class Sampling(Structure):
 
     _fields_: ClassVar[Any] = [
         ("logits", c_void_p), ("keys", c_void_p), ("temperature", c_void_p), ("forbidden", c_void_p),
-        ("allowed_index", c_void_p), ("allowed", c_void_p), ("early_stops", c_void_p), ("rows", c_int64),
-        ("columns", c_int64), ("allowed_stride", c_int64), ("stops_stride", c_int64),
+        ("allowed_index", c_void_p), ("allowed", c_void_p), ("early_stops", c_void_p), ("filters", c_void_p),
+        ("rows", c_int64), ("columns", c_int64), ("allowed_stride", c_int64), ("stops_stride", c_int64),
     ]  # fmt: skip
 
 

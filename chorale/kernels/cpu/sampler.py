@@ -1,4 +1,4 @@
-"""Sampling of the CPU back end: rows without filters in one pass over the logits."""
+"""Sampling of the CPU back end: one pass over the logits, three for a row with filters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chorale.kernels.reference.sampling import ReferenceSampler
 
 
 class CpuSampler(ReferenceSampler):
-    """The reference does what this does not: filters, and columns that are not the vocabulary."""
+    """The reference draws from columns that are not the vocabulary."""
 
     def __init__(
         self, forbidden: torch.Tensor, rows_at_once: int, *, ids: torch.Tensor | None = None
@@ -23,29 +23,23 @@ class CpuSampler(ReferenceSampler):
     def __call__(
         self, logits: torch.Tensor, draws: SamplingInputs, last_token: torch.Tensor, out: torch.Tensor
     ) -> None:
-        if self._columns is not None or self._has_filters(draws):
+        if self._columns is not None:
             super().__call__(logits, draws, last_token, out)
             return
         logits, keys = logits.contiguous(), draws.keys.contiguous()
         temperature, allowed, stops = draws.temperature.contiguous(), draws.allowed, draws.early_stops
         index = None if allowed is None else allowed.index.contiguous()
         stops = None if stops is None else stops.contiguous()
+        filters = None if draws.filters is None else draws.filters.contiguous()
         given = Sampling(
             logits.data_ptr(), keys.data_ptr(), temperature.data_ptr(), self._mask.data_ptr(),
             None if index is None else index.data_ptr(),
             None if allowed is None else allowed.octets.data_ptr(),
-            None if stops is None else stops.data_ptr(), *logits.shape,
+            None if stops is None else stops.data_ptr(),
+            None if filters is None else filters.data_ptr(), *logits.shape,
             0 if allowed is None else allowed.octets.stride(0), 0 if stops is None else stops.stride(0),
         )  # fmt: skip
         found = torch.empty(len(logits), dtype=torch.int64)
         library().functions.sample(ctypes.addressof(given), found.data_ptr())
         out.copy_(found)
         last_token[draws.rows.long()] = found.clamp(min=0)
-
-    def _has_filters(self, draws: SamplingInputs) -> bool:
-        """Returns whether a row that is not greedy has one."""
-        if draws.filters is None:
-            return False
-        top_k, top_p, min_p = draws.filters.unbind(1)
-        is_used = (top_k < self._vocab_size) | (top_p < 1) | (min_p > 0)
-        return bool((is_used & (draws.temperature > 0)).any())

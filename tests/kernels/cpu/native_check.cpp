@@ -183,7 +183,7 @@ static void sample(int64_t rows, int64_t columns) {
     for (size_t i = 0; i < logits.count; i++) logits[i] = normal();
     for (int64_t i = 0; i < rows; i++) temperature[i] = i % 2 ? 0.7f : 0.0f;
     for (int64_t i = 0; i < 2 * rows; i++) keys[i] = static_cast<int32_t>(rng());
-    const Sampling given{logits.data, keys.data, temperature.data, forbidden.data, nullptr, nullptr, nullptr, rows, columns, 0, 0};
+    const Sampling given{logits.data, keys.data, temperature.data, forbidden.data, nullptr, nullptr, nullptr, nullptr, rows, columns, 0, 0};
     Exact<int64_t> out(rows);
     table->sample(&given, out.data);
     for (int64_t row = 0; row < rows; row++) {
@@ -204,6 +204,30 @@ static void sample(int64_t rows, int64_t columns) {
     }
 }
 
+// One token may be drawn, by top_k or by a small top_p: the best; or those above a share of its probability.
+static void filtered(int64_t columns) {
+    constexpr int64_t rows = 4;
+    Exact<float> logits(rows * columns), temperature(rows), filters(3 * rows);
+    Exact<int32_t> keys(2 * rows);
+    Exact<unsigned char> forbidden(columns);
+    std::memset(forbidden.data, 0, columns);
+    for (size_t i = 0; i < logits.count; i++) logits[i] = normal();
+    for (int64_t i = 0; i < 2 * rows; i++) keys[i] = static_cast<int32_t>(rng());
+    const float all = static_cast<float>(columns), chosen[rows][3] = {{1, 1, 0}, {all, 1e-6f, 0}, {all, 1, 1}, {3, 1, 0}};
+    for (int64_t row = 0; row < rows; row++) {
+        temperature[row] = 0.8f;
+        for (int64_t i = 0; i < 3; i++) filters[row * 3 + i] = chosen[row][i];
+    }
+    const Sampling given{logits.data, keys.data, temperature.data, forbidden.data, nullptr, nullptr, nullptr, filters.data, rows, columns, 0, 0};
+    Exact<int64_t> out(rows);
+    table->sample(&given, out.data);
+    for (int64_t row = 0; row < rows; row++) {
+        int64_t above = 0;
+        for (int64_t i = 0; i < columns; i++) above += logits[row * columns + i] > logits[row * columns + out[row]];
+        check(above < (row == 3 ? 3 : 1), "rank of a filtered token", double(above), double(row));
+    }
+}
+
 int main(int argc, char** argv) {
     table = chorale_cpu_table(argc > 1 ? argv[1] : nullptr);
     if (table == nullptr) return std::puts("no such instruction set"), 2;
@@ -216,6 +240,7 @@ int main(int argc, char** argv) {
     attention(1, 1, 2, 1, 8, 0), attention(1, 200, 16, 2, 64, 0), attention(1, 200, 16, 2, 64, 128);
     attention(37, 300, 6, 2, 24, 33), attention(130, 130, 8, 8, 40, 0), attention(5, 700, 64, 8, 64, 128);
     sample(1, 1), sample(3, 17), sample(4, 20001);
+    for (int64_t columns : {1, 5, 17, 8192, 50003}) filtered(columns);
     std::printf("%s: %d failures\n", table->name, failures);
     return failures > 0;
 }

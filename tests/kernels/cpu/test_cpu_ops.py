@@ -115,6 +115,32 @@ def test_noise_is_that_of_the_reference(isa: str) -> None:
     assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("kind", ["normal", "flat", "steep", "ties"])
+def test_filters_keep_the_tokens_of_the_reference(isa: str, kind: str) -> None:
+    """Alone and together, with values that keep one token, all, or as many as can be drawn."""
+    torch.manual_seed(6)
+    vocab = 33_333  # more than one part of each pass, and no whole vector at the end
+    scale = {"normal": 3.0, "flat": 0.01, "steep": 60.0, "ties": 1.0}[kind]
+    choices = [
+        (k, p, m)
+        for k in (1, 2, 50, 5000, vocab - 400, vocab)
+        for p in (1e-6, 0.3, 0.95, 0.999999, 1.0)
+        for m in (0.0, 0.02, 1.0)
+    ]
+    rows = len(choices)
+    logits = torch.randn(rows, vocab) * scale
+    if kind == "ties":
+        logits = logits.round()
+    octets = torch.randint(0, 256, (1, vocab // 8 + 1), dtype=torch.uint8)
+    allowed = Allowed(torch.arange(rows, dtype=torch.int32) % 3 - 2, octets)  # every third row has a grammar
+    keys = torch.randint(-(2**31), 2**31, (rows, 2), dtype=torch.int32)
+    temperature = torch.tensor([0.0, *[0.6, 1.0, 1.7] * rows])[:rows]
+    device_rows = torch.arange(rows, dtype=torch.int32)
+    draws = SamplingInputs(keys, temperature, device_rows, torch.tensor(choices), allowed)
+    found, expected = (_sample(sampler, logits, draws)[0] for sampler in (CpuSampler, ReferenceSampler))
+    assert torch.equal(found, expected), [choices[i] for i in (found != expected).nonzero()[:5, 0]]
+
+
 def test_a_token_does_not_depend_on_its_batch(isa: str, tmp_path: Path) -> None:
     """The same bits alone, in chunks, and beside others."""
     folder = write_random_checkpoint(tmp_path / "m", make_config(**SMALL), seed=1)

@@ -33,7 +33,7 @@ struct Step {  // the sequences of a step, for one group of layers
     int64_t heads, kv_heads, head_dim, window;  // window 0: none
 };
 
-struct Sampling {  // rows of logits without filters; ``SamplingInputs`` in kernels/ops.py
+struct Sampling {  // rows of logits; ``SamplingInputs`` in kernels/ops.py
     const float* logits;             // [N, V]
     const int32_t* keys;             // [N, 2]
     const float* temperature;        // [N]
@@ -41,6 +41,7 @@ struct Sampling {  // rows of logits without filters; ``SamplingInputs`` in kern
     const int32_t* allowed_index;    // [N] or null
     const unsigned char* allowed;
     const int32_t* early_stops;  // [N, 8] or null
+    const float* filters;        // [N, 3] top_k, top_p, min_p, or null
     int64_t rows, columns, allowed_stride, stops_stride;
 };
 
