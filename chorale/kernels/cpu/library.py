@@ -82,7 +82,7 @@ class Library:
     functions: Any
     name: str
     why_not: str = ""
-    set_threads: Any = None  # (count, whether each stays on one processor)
+    set_threads: Any = None  # (count, the processor of each or None); threads.py calls it
 
 
 @functools.cache
@@ -104,5 +104,5 @@ def library() -> Library:
     table = loaded.chorale_cpu_table(asked.encode() if asked else None)
     if not table:
         return Library(None, "", f"CHORALE_CPU_ISA={asked}: this processor has no such instruction set")
-    loaded.chorale_cpu_threads.argtypes = [c_int, c_int]
+    loaded.chorale_cpu_threads.argtypes = [c_int, POINTER(c_int)]
     return Library(table.contents, table.contents.name.decode(), set_threads=loaded.chorale_cpu_threads)

@@ -18,6 +18,7 @@ from chorale.kernels.cpu.experts import CpuExperts
 from chorale.kernels.cpu.library import library
 from chorale.kernels.cpu.linear import CpuLinear
 from chorale.kernels.cpu.sampler import CpuSampler
+from chorale.kernels.cpu.threads import set_threads
 from chorale.kernels.ops import ExpertTensors, Ops, Precision, QkvWeights, RouterWeights
 from chorale.kernels.reference.draft import REFERENCE_DRAFT_OPS
 from chorale.kernels.reference.ops import REFERENCE_OPS
@@ -89,7 +90,7 @@ def pack_router(weight: torch.Tensor, bias: torch.Tensor, dtype: torch.dtype) ->
 
 def cpu_ops(precision: Precision) -> Ops:
     """Needs ``library()`` to be there. Its threads are as many as torch's."""
-    library().set_threads(torch.get_num_threads(), False)
+    set_threads(torch.get_num_threads())
 
     def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> CpuLinear:
         return CpuLinear(weight, bias, precision)

@@ -231,7 +231,7 @@ static void filtered(int64_t columns) {
 int main(int argc, char** argv) {
     table = chorale_cpu_table(argc > 1 ? argv[1] : nullptr);
     if (table == nullptr) return std::puts("no such instruction set"), 2;
-    chorale_cpu_threads(3, 0);
+    chorale_cpu_threads(3, nullptr);
     for (int64_t columns : {1, 31, 32, 33, 96, 129, 2880})
         for (int64_t tokens : {1, 2, 3, 5, 70}) linear(tokens, 1 + columns % 67, columns, tokens % 2, columns % 2 * 2);
     linear(0, 5, 64, false, 0);

@@ -1,5 +1,6 @@
 // What Python calls (by ctypes), and the choice of the instruction set.
 #include <cstring>
+#include <vector>
 
 #include "pool.h"
 #include "table.h"
@@ -74,7 +75,9 @@ EXPORT const Table* chorale_cpu_table(const char* name) {
     return nullptr;
 }
 
-EXPORT void chorale_cpu_threads(int count, int bind) {
-    chorale::Pool::shared().resize(count < 1 ? 1 : count, bind != 0);
+// cpus [count]: the processor that each thread stays on, but for the first, which is the caller's. Null: any.
+EXPORT void chorale_cpu_threads(int count, const int* cpus) {
+    count = count < 1 ? 1 : count;
+    chorale::Pool::shared().resize(count, cpus == nullptr ? std::vector<int>() : std::vector<int>(cpus, cpus + count));
 }
 }

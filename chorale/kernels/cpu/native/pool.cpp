@@ -29,16 +29,15 @@ inline void relax() {
 #endif
 }
 
-void bind_to(int number) {
+void bind_to(int cpu) {
 #if defined(__linux__)
-    cpu_set_t allowed, own;
-    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+    cpu_set_t own;
     CPU_ZERO(&own);
-    for (int cpu = 0, seen = 0; cpu < CPU_SETSIZE; cpu++)
-        if (CPU_ISSET(cpu, &allowed) && seen++ == number) CPU_SET(cpu, &own);
-    if (CPU_COUNT(&own) == 1) pthread_setaffinity_np(pthread_self(), sizeof own, &own);
+    if (cpu < 0 || cpu >= CPU_SETSIZE) return;
+    CPU_SET(cpu, &own);
+    pthread_setaffinity_np(pthread_self(), sizeof own, &own);
 #else
-    (void)number;
+    (void)cpu;
 #endif
 }
 
@@ -76,8 +75,8 @@ struct Pool::Threads {
         }
     }
 
-    void loop(int thread, bool bind) {
-        if (bind) bind_to(thread);
+    void loop(int cpu) {
+        if (cpu >= 0) bind_to(cpu);
         for (uint64_t seen = 0; !ending.load(std::memory_order_acquire);) {
             for (int spins = 0; number() == seen;) {
                 if (++spins < kSpins) {
@@ -92,9 +91,11 @@ struct Pool::Threads {
         }
     }
 
-    void start(int count, bool bind) {
-        for (int thread = 1; thread < count; thread++)
-            threads.emplace_back([this, thread, bind] { loop(thread, bind); });
+    void start(int count, const std::vector<int>& cpus) {
+        for (int thread = 1; thread < count; thread++) {
+            const int cpu = cpus.empty() ? -1 : cpus[static_cast<size_t>(thread)];
+            threads.emplace_back([this, cpu] { loop(cpu); });
+        }
     }
 
     uint64_t publish(Body run, void* with, long count) {
@@ -132,19 +133,19 @@ Pool& Pool::shared() {
     return *pool;
 }
 
-void Pool::resize(int num_threads, bool bind) {
+void Pool::resize(int num_threads, const std::vector<int>& cpus) {
     static std::mutex* one_at_a_time = new std::mutex;
     std::lock_guard lock(*one_at_a_time);
     const bool is_forked = threads_ != nullptr && threads_->owner != getpid();
-    if (num_threads == num_threads_ && bind == bind_ && threads_ != nullptr && !is_forked) return;
+    if (num_threads == num_threads_ && cpus == cpus_ && threads_ != nullptr && !is_forked) return;
     if (threads_ != nullptr && !is_forked) {
         std::lock_guard busy(threads_->mutex);
         threads_->end();
     }  // after a fork the threads are gone, and their memory is left alone
     threads_ = new Threads;
-    threads_->start(num_threads, bind);
+    threads_->start(num_threads, cpus);
     num_threads_ = num_threads;
-    bind_ = bind;
+    cpus_ = cpus;
 }
 
 void Pool::run(Body body, void* context, long num_tasks) {

@@ -3,6 +3,7 @@
 #pragma once
 #include <atomic>
 #include <cstdint>
+#include <vector>
 
 namespace chorale {
 
@@ -12,8 +13,8 @@ class Pool {
     using Body = void (*)(void* context, long task);
     void run(Body body, void* context, long num_tasks);
 
-    // Threads that take part from now on, the caller's included. bind: each on a processor of its own.
-    void resize(int num_threads, bool bind);
+    // Threads that take part from now on, the caller's included. cpus: the processor of each, or none.
+    void resize(int num_threads, const std::vector<int>& cpus);
     int num_threads() const { return num_threads_; }
 
     static Pool& shared();
@@ -21,7 +22,7 @@ class Pool {
   private:
     struct Threads;
     int num_threads_ = 1;
-    bool bind_ = false;
+    std::vector<int> cpus_;
     Threads* threads_ = nullptr;
 };
 
