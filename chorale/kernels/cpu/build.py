@@ -30,10 +30,13 @@ COMMON = (
 Flags = dict[str, tuple[str, ...]]
 AVX2 = ("-mavx2", "-mfma")
 AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni")
+AMX = ("-mavx512vbmi", "-mavx512bf16", "-mamx-tile", "-mamx-bf16")
+WIDE = "-mprefer-vector-width=512"
 X86: Flags = {
     "avx2": AVX2,
     "avxvnni": (*AVX2, "-mavxvnni"),
-    "avx512": (*AVX2, *AVX512, "-mprefer-vector-width=512"),
+    "avx512": (*AVX2, *AVX512, WIDE),
+    "amx": (*AVX2, *AVX512, WIDE, *AMX),
 }
 ARM: Flags = {"neon": ("-march=armv8.2-a+dotprod",)}
 

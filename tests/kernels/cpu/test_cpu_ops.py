@@ -26,7 +26,7 @@ from chorale.model.weights import load_weights
 from tests.support.model import SMALL, largest_difference, prompt
 from tests.support.paged import PagedRunner, Sequence
 
-SETS = ["avx512_vnni", "avx_vnni", "avx2", "neon_dotprod", "generic"]
+SETS = ["amx", "avx512_vnni", "avx_vnni", "avx2", "neon_dotprod", "generic"]
 ODD = {**SMALL, "hidden": 96, "inter": 160, "heads": 6, "kv_heads": 2, "head_dim": 24, "experts": 5}
 
 
@@ -142,21 +142,35 @@ def test_filters_keep_the_tokens_of_the_reference(isa: str, kind: str) -> None:
 
 
 def test_a_token_does_not_depend_on_its_batch(isa: str, tmp_path: Path) -> None:
-    """The same bits alone, in chunks, and beside others."""
+    """The same bits alone, in chunks, and beside others. Tiles: only in exact, see below and test_tiles.py."""
     folder = write_random_checkpoint(tmp_path / "m", make_config(**SMALL), seed=1)
-    for precision in ("exact", "int8"):
-        model = make_model(folder, cpu_ops(precision))
-        tokens, others = prompt(200, 1), [prompt(n, n) for n in (3, 50, 7)]
-        expected = PagedRunner(model).run(tokens)
-        assert torch.equal(PagedRunner(model).run(tokens, chunk=7), expected)
-        runner = PagedRunner(model, seed=8)
-        crowd = [Sequence(tokens), *map(Sequence, others)]
-        found = runner.step([(each, len(each.tokens)) for each in crowd])[0]
-        assert torch.equal(found, expected)
+    for precision in ("exact",) if isa == "amx" else ("exact", "int8"):
+        expected, chunks, crowd = _one_prompt(make_model(folder, cpu_ops(precision)))
+        assert torch.equal(chunks, expected)
+        assert torch.equal(crowd, expected)
+
+
+def test_tiles_depend_on_a_batch_by_their_rounding_only(tmp_path: Path, isa: str) -> None:
+    """Inputs have 8 bits of their own in a block or 8 significant ones. Both are this far from exact ones."""
+    if isa != "amx":
+        pytest.skip("no tiles")
+    folder = write_random_checkpoint(tmp_path / "m", make_config(**SMALL), seed=1)
+    exact = _one_prompt(make_model(folder, cpu_ops("exact")))[0].log_softmax(-1)
+    for found in _one_prompt(make_model(folder, cpu_ops("int8"))):
+        assert 1e-4 < (found.log_softmax(-1) - exact).abs().mean() < 0.03
+
+
+def _one_prompt(model: GptOss) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Logits of 200 tokens: alone, in chunks of 7, and beside others."""
+    tokens, others = prompt(200, 1), [prompt(n, n) for n in (3, 50, 7)]
+    runner = PagedRunner(model, seed=8)
+    crowd = [Sequence(tokens), *map(Sequence, others)]
+    beside = runner.step([(each, len(each.tokens)) for each in crowd])[0]
+    return PagedRunner(model).run(tokens), PagedRunner(model).run(tokens, chunk=7), beside
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(1, 32), (3, 31), (5, 33), (70, 129), (9, 2880), (257, 64)])
-@pytest.mark.parametrize("tokens", [1, 2, 3, 4, 9])
+@pytest.mark.parametrize("tokens", [1, 2, 3, 4, 9, 16, 49, 150])
 def test_dense_products_of_odd_shapes(isa: str, rows: int, columns: int, tokens: int) -> None:
     torch.manual_seed(rows * columns + tokens)
     weight, bias, x = torch.randn(rows, columns), torch.randn(rows), torch.randn(tokens, columns)
@@ -169,11 +183,12 @@ def test_dense_products_of_odd_shapes(isa: str, rows: int, columns: int, tokens:
     assert (rounded - expected).norm() < 0.012 * expected.norm() + 1e-6
 
 
-def test_inputs_that_are_not_finite(isa: str) -> None:
+@pytest.mark.parametrize("tokens", [5, 20])
+def test_inputs_that_are_not_finite(isa: str, tokens: int) -> None:
     """They spoil their own token only."""
-    weight, x = torch.randn(40, 96), torch.randn(5, 96)
+    weight, x = torch.randn(40, 96), torch.randn(tokens, 96)
     x[1, 3], x[2, 70] = torch.nan, torch.inf
     for precision in ("exact", "int8"):
         found = CpuLinear(weight, None, precision)(x)
-        assert found[[0, 3, 4]].isfinite().all()
+        assert found[[0, *range(3, tokens)]].isfinite().all()
         assert not found[[1, 2]].isfinite().any()

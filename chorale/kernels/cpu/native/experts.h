@@ -93,13 +93,20 @@ void run_experts(const float* normed, int64_t tokens, int64_t hidden, const Expe
     const auto num_pairs = static_cast<int64_t>(pairs.tokens.size());
     const int64_t width = experts.down.columns;
     float* inner = space.take(num_pairs * width);
-    first.fill(tokens, experts.gate_up, [&](int64_t token) { return normed + token * hidden; });
-    with_inputs<Up>(first, num_pairs, pairs.tokens.data(),
+    const bool by_token = num_pairs >= tokens;
+    const int64_t* places = pairs.tokens.data();
+    first.fill(by_token ? tokens : num_pairs, experts.gate_up,
+               [&](int64_t at) { return normed + (by_token ? at : places[at]) * hidden; });
+    with_inputs<Up>(first, num_pairs, by_token ? places : nullptr,
                     [&](const typename Up::Input* inputs) { up_rows<Up>(experts, pairs, inputs, inner); });
     second.fill(num_pairs, experts.down, [&](int64_t pair) { return inner + pair * width; });
     with_inputs<Down>(second, num_pairs, nullptr,
                       [&](const typename Down::Input* inputs) { down_rows<Down>(experts, pairs, inputs, x); });
 }
+
+#if defined(__AMX_BF16__)
+#include "tile_experts.h"
+#endif
 
 void moe(const float* normed, int64_t tokens, int64_t hidden, const int64_t* ids, const float* gates, int64_t top_k,
          const Experts* experts, float* x) {
@@ -108,6 +115,9 @@ void moe(const float* normed, int64_t tokens, int64_t hidden, const int64_t* ids
     if (pairs.tokens.empty()) return;
     const Matrix& matrix = experts->gate_up;
     if (matrix.element == kMxfp4 && matrix.exact) run_experts<Mxfp4ExactRows, Mxfp4ExactRows>(normed, tokens, hidden, *experts, pairs, x);
+#if defined(__AMX_BF16__)
+    else if (matrix.element == kMxfp4) run_some_on_tiles(normed, tokens, hidden, *experts, pairs, x);
+#endif
     else if (matrix.element == kMxfp4) run_experts<Mxfp4Rows, Mxfp4Rows>(normed, tokens, hidden, *experts, pairs, x);
     else if (matrix.element == kBfloat16) run_experts<DenseRows<uint16_t>, DenseRows<uint16_t>>(normed, tokens, hidden, *experts, pairs, x);
     else run_experts<DenseRows<float>, DenseRows<float>>(normed, tokens, hidden, *experts, pairs, x);

@@ -6,12 +6,16 @@
 #include "table.h"
 
 namespace chorale {
-extern const Table table_generic, table_avx2, table_avxvnni, table_avx512, table_neon;
+extern const Table table_generic, table_avx2, table_avxvnni, table_avx512, table_amx, table_neon;
 }  // namespace chorale
 
 #if defined(__aarch64__) && defined(__linux__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
+#endif
+#if defined(__x86_64__) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 namespace {
@@ -32,6 +36,24 @@ bool has_avx512() {
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
            __builtin_cpu_supports("avx512vnni");
 }
+
+// Linux gives a process the tiles' state when it asks (since 5.16), for all its threads and forks; it may refuse.
+bool may_use_tiles() {
+#if defined(__linux__) && defined(SYS_arch_prctl)
+    constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+    return false;
+#endif
+}
+bool has_amx() {
+    unsigned a = 7, b, c = 0, d, e = 7, f = 1, g, h;
+    asm("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
+    asm("cpuid" : "+a"(e), "=b"(g), "+c"(f), "=d"(h));
+    const bool has_vbmi = (c >> 1 & 1) != 0, has_bf16 = (e >> 5 & 1) != 0;
+    const bool has_tiles = (d >> 24 & 1) != 0 && (d >> 22 & 1) != 0;  // AMX-TILE, AMX-BF16
+    return has_avx512() && has_vbmi && has_bf16 && has_tiles && may_use_tiles();
+}
 #endif
 #if defined(__aarch64__) && defined(__linux__)
 bool has_neon() { return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0; }
@@ -46,6 +68,9 @@ struct Choice {
 };
 
 const Choice kChoices[] = {  // the fastest first
+#if defined(HAS_AMX)
+    {&chorale::table_amx, has_amx},
+#endif
 #if defined(HAS_AVX512)
     {&chorale::table_avx512, has_avx512},
 #endif
@@ -71,7 +96,7 @@ EXPORT const char* chorale_cpu_sources() { return SOURCES; }  // what this was b
 // The best instruction set that this processor has, or the one of that name. Null: it has no such one.
 EXPORT const Table* chorale_cpu_table(const char* name) {
     for (const Choice& each : kChoices)
-        if (each.is_there() && (name == nullptr || std::strcmp(name, each.table->name) == 0)) return each.table;
+        if ((name == nullptr || std::strcmp(name, each.table->name) == 0) && each.is_there()) return each.table;
     return nullptr;
 }
 

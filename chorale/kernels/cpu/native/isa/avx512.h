@@ -3,7 +3,11 @@
 #include <immintrin.h>
 
 struct Isa {
+#if defined(__AMX_BF16__)
+    static constexpr const char* kName = "amx";  // AVX-512, and tiles for many tokens: tiles.h
+#else
     static constexpr const char* kName = "avx512_vnni";
+#endif
     static constexpr int kBlocks = 4, kLanes = 16;
     static constexpr int kOffset4 = 12, kOffset8 = 128;  // added to weights, because dpbusd's first are unsigned
     using Bytes = __m512i;

@@ -1,0 +1,3 @@
+#define CHORALE_ISA "isa/avx512.h"
+#define CHORALE_TABLE table_amx
+#include "kernels.inc"
