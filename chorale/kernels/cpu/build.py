@@ -38,7 +38,7 @@ X86: Flags = {
     "avx512": (*AVX2, *AVX512, WIDE),
     "amx": (*AVX2, *AVX512, WIDE, *AMX),
 }
-ARM: Flags = {"neon": ("-march=armv8.2-a+dotprod",)}
+ARM: Flags = {"neon": ("-march=armv8.2-a+dotprod",), "i8mm": ("-march=armv8.2-a+dotprod+i8mm",)}
 
 
 def sources_digest() -> str:

@@ -14,7 +14,7 @@
 
 using namespace chorale;
 extern "C" const Table* chorale_cpu_table(const char* name);
-extern "C" void chorale_cpu_threads(int count, int bind);
+extern "C" void chorale_cpu_threads(int count, const int* cpus);
 
 static std::mt19937 rng(7);
 static int failures = 0;
@@ -92,6 +92,12 @@ static void linear(int64_t tokens, int64_t rows, int64_t columns, bool normed, s
     table->linear(x.data, tokens, normed ? norm.data : nullptr, 1e-5f, &rounded, out.data, 0);
     const double most = bound(tokens, 0.015, 0.008), found = distance(out.data, expected);
     check(found < most, "rounded product", found, most);
+    Exact<float> alone(rows);
+    for (int64_t t = 0; t < tokens && tokens < 8; t++) {
+        table->linear(x.data + t * columns, 1, normed ? norm.data : nullptr, 1e-5f, &rounded, alone.data, 0);
+        const bool is_same = std::memcmp(alone.data, out.data + t * rows, static_cast<size_t>(rows) * sizeof(float)) == 0;
+        check(is_same, "a token alone and beside others", double(t), double(tokens));
+    }
 }
 
 static void moe(int64_t tokens, int64_t hidden, int64_t inter, int64_t experts, int64_t top_k) {

@@ -12,7 +12,7 @@ import pytest
 from chorale.kernels.cpu import build
 
 PROGRAM = Path(__file__).with_name("native_check.cpp")
-NAMES = {"avx512": "avx512_vnni", "avxvnni": "avx_vnni", "neon": "neon_dotprod"}
+NAMES = {"avx512": "avx512_vnni", "avxvnni": "avx_vnni", "neon": "neon_dotprod", "i8mm": "neon_i8mm"}
 SECONDS = 900
 
 
@@ -55,5 +55,5 @@ def test_arm_in_an_emulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(os.environ, "CXX", compiler)
     program = tmp_path / "check"
     sets = build.build(program, ("-static",), machine="aarch64", program=PROGRAM)
-    assert sets == ["neon", "generic"]
-    check([emulator, str(program)], sets, least=2)
+    assert sets == ["neon", "i8mm", "generic"]
+    check([emulator, str(program)], sets, least=3)

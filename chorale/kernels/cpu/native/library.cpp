@@ -6,12 +6,15 @@
 #include "table.h"
 
 namespace chorale {
-extern const Table table_generic, table_avx2, table_avxvnni, table_avx512, table_amx, table_neon;
+extern const Table table_generic, table_avx2, table_avxvnni, table_avx512, table_amx, table_neon, table_i8mm;
 }  // namespace chorale
 
 #if defined(__aarch64__) && defined(__linux__)
 #include <asm/hwcap.h>
 #include <sys/auxv.h>
+#endif
+#if defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 #if defined(__x86_64__) && defined(__linux__)
 #include <sys/syscall.h>
@@ -57,8 +60,16 @@ bool has_amx() {
 #endif
 #if defined(__aarch64__) && defined(__linux__)
 bool has_neon() { return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0; }
+bool has_i8mm() { return has_neon() && (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0; }
 #else
 [[maybe_unused]] bool has_neon() { return true; }  // every Apple processor has dot products
+#if defined(__APPLE__) && defined(__aarch64__)
+bool has_i8mm() {
+    int found = 0;
+    size_t size = sizeof found;
+    return sysctlbyname("hw.optional.arm.FEAT_I8MM", &found, &size, nullptr, 0) == 0 && found != 0;
+}
+#endif
 #endif
 bool has_generic() { return true; }
 
@@ -79,6 +90,9 @@ const Choice kChoices[] = {  // the fastest first
 #endif
 #if defined(HAS_AVX2)
     {&chorale::table_avx2, has_avx2},
+#endif
+#if defined(HAS_I8MM)
+    {&chorale::table_i8mm, has_i8mm},
 #endif
 #if defined(HAS_NEON)
     {&chorale::table_neon, has_neon},

@@ -94,6 +94,44 @@ inline void add_step(const Decoded (&weights)[R], const RoundedStep* const* x, i
     }
 }
 
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+constexpr int kRows = 4;  // at once, of several tokens
+
+// out[r][m] = row ``row + r`` of the weights times token m. A single row or token is paired with itself or with
+// zeros, so its sum does not depend on what is computed beside it.
+template <int R, int M, class Rows>
+inline void multiply(const Rows& rows, int64_t row, const RoundedStep* const* x, float (&out)[R][M]) {
+    constexpr int kRowPairs = (R + 1) / 2, kTokenPairs = (M + 1) / 2;
+    static const RoundedStep zeros = {};
+    Isa::Floats sums[kRowPairs][kTokenPairs];
+    for (auto& some : sums)
+        for (Isa::Floats& sum : some) sum = Isa::zero();
+    const int64_t steps = rows.full_steps();
+    for (int64_t step = 0; step < steps; step++) {
+        Isa::Pair inputs[kTokenPairs];
+        for (int pair = 0; pair < kTokenPairs; pair++) {
+            const RoundedStep &a = x[2 * pair][step], &b = 2 * pair + 1 < M ? x[(2 * pair + 1) % M][step] : zeros;
+            inputs[pair] = Isa::inputs(a.lo, a.hi, a.scale, b.lo, b.hi, b.scale);
+        }
+        for (int pair = 0; pair < kRowPairs; pair++) {
+            const int next = 2 * pair + 1 < R ? 1 : 0;
+            rows.prefetch(row + 2 * pair, step);
+            rows.prefetch(row + 2 * pair + next, step);
+            const Decoded a = rows.at(row + 2 * pair, step), b = rows.at(row + 2 * pair + next, step);
+            const Isa::Pair weights = Isa::rows(a.lo, a.hi, a.scale, b.lo, b.hi, b.scale);
+            for (int m = 0; m < kTokenPairs; m++) sums[pair][m] = Isa::add_pairs(sums[pair][m], weights, inputs[m]);
+        }
+    }
+    for (int r = 0; r < R; r++)
+        for (int m = 0; m < M; m++) {
+            float four[4];
+            Isa::store(four, sums[r / 2][m / 2]);
+            out[r][m] = four[r % 2 * 2 + m % 2] * Rows::kFactor;
+        }
+}
+#else
+constexpr int kRows = 2;  // at once, of several tokens
+
 // out[r][m] = row ``row + r`` of the weights times token m.
 template <int R, int M, class Rows>
 inline void multiply(const Rows& rows, int64_t row, const RoundedStep* const* x, float (&out)[R][M]) {
@@ -116,6 +154,7 @@ inline void multiply(const Rows& rows, int64_t row, const RoundedStep* const* x,
     for (int r = 0; r < R; r++)
         for (int m = 0; m < M; m++) out[r][m] = Isa::sum(sums[r][m]) * Rows::kFactor;
 }
+#endif
 
 // Exact products: weights become float32, inputs stay float32.
 struct Mxfp4ExactRows : Mxfp4 {
@@ -202,10 +241,10 @@ inline void multiply_all(const Rows& rows, int64_t begin, int64_t end, const typ
                          const Sink& sink) {
     int64_t place = 0;
     for (; place + kTokens <= tokens; place += kTokens)
-        multiply_some<2, kTokens>(rows, begin, end, x + place, place, sink);
+        multiply_some<kRows, kTokens>(rows, begin, end, x + place, place, sink);
     switch (tokens - place) {
-        case 3: multiply_some<2, 3>(rows, begin, end, x + place, place, sink); break;
-        case 2: multiply_some<2, 2>(rows, begin, end, x + place, place, sink); break;
+        case 3: multiply_some<kRows, 3>(rows, begin, end, x + place, place, sink); break;
+        case 2: multiply_some<kRows, 2>(rows, begin, end, x + place, place, sink); break;
         case 1: multiply_some<4, 1>(rows, begin, end, x + place, place, sink); break;
     }
 }

@@ -1,9 +1,14 @@
-// NEON with dot products (ARMv8.2 and later: Apple M1, Graviton 2): one block of 32 weights in one step.
+// NEON with dot products (ARMv8.2 and later: Apple M1, Graviton 2), or with products of pairs of rows and pairs
+// of tokens (i8mm: Apple M2, Graviton 3): one block of 32 weights in one step.
 #pragma once
 #include <arm_neon.h>
 
 struct Isa {
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+    static constexpr const char* kName = "neon_i8mm";
+#else
     static constexpr const char* kName = "neon_dotprod";
+#endif
     static constexpr int kBlocks = 1, kLanes = 4;
     static constexpr int kOffset4 = 0, kOffset8 = 0;  // products of signed bytes
     using Bytes = int8x16_t;
@@ -35,6 +40,43 @@ struct Isa {
         return vreinterpretq_f32_u32(vdupq_n_u32(static_cast<uint32_t>(*p) << 16));
     }
     static float sum(Floats v) { return vaddvq_f32(v); }
+
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+    // Two rows of one block, and a scale of each: halves of rows alternate, as vmmlaq reads them.
+    struct Pair {
+        Bytes halves[4];
+        Floats scales;
+    };
+    static void halves(Bytes a, Bytes b, Bytes* out) {
+        const int64x2_t first = vreinterpretq_s64_s8(a), second = vreinterpretq_s64_s8(b);
+        out[0] = vreinterpretq_s8_s64(vzip1q_s64(first, second));
+        out[1] = vreinterpretq_s8_s64(vzip2q_s64(first, second));
+    }
+    // Scales a a b b of rows of weights.
+    static Pair rows(Bytes lo_a, Bytes hi_a, Floats a, Bytes lo_b, Bytes hi_b, Floats b) {
+        Pair made;
+        halves(lo_a, lo_b, made.halves);
+        halves(hi_a, hi_b, made.halves + 2);
+        made.scales = vcombine_f32(vget_low_f32(a), vget_low_f32(b));
+        return made;
+    }
+    // Scales a b a b of inputs.
+    static Pair inputs(const signed char* lo_a, const signed char* hi_a, const float* a, const signed char* lo_b,
+                       const signed char* hi_b, const float* b) {
+        Pair made;
+        halves(load(lo_a), load(lo_b), made.halves);
+        halves(load(hi_a), load(hi_b), made.halves + 2);
+        made.scales = vzip1q_f32(vdupq_n_f32(*a), vdupq_n_f32(*b));
+        return made;
+    }
+    // [row a, token a], [row a, token b], [row b, token a], [row b, token b]
+    static Floats add_pairs(Floats sum, const Pair& weights, const Pair& x) {
+        Ints value = vdupq_n_s32(0);
+        for (int i = 0; i < 4; i++) value = vmmlaq_s32(value, weights.halves[i], x.halves[i]);
+        return add_scaled(sum, value, weights.scales, x.scales);
+    }
+    static void store(float* p, Floats v) { vst1q_f32(p, v); }
+#endif
 
     static void decode_floats(const void* p, Floats* even, Floats* odd) {
         int8x16_t lo, hi;
