@@ -1,4 +1,7 @@
-"""``CHORALE_TWINS_EVERY=n``: of the cases of each test in ``*twins*.py`` only every n-th runs."""
+"""``CHORALE_TWINS_EVERY=n``: of the cases of each test in ``*twins*.py`` only every n-th runs.
+
+Then tests marked ``slow`` do not run: each takes the interpreter many seconds, and others run its kernels.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if "twins" in item.path.name:
             cases[item.path.name, getattr(item, "originalname", item.name)].append(item)
     left_out = {item for of_one in cases.values() for item in of_one if of_one.index(item) % every}
+    if every > 1:
+        left_out |= {item for item in items if item.get_closest_marker("slow")}
     if left_out:
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]

@@ -72,6 +72,7 @@ def test_the_same_tokens_are_kept() -> None:
     assert kept[1].sum() == 1
 
 
+@pytest.mark.slow
 def test_a_row_does_not_depend_on_the_batch() -> None:
     logits, filters, temperature = rows_of(FILTERS.values())
     together = edges(logits, filters, temperature)
@@ -85,6 +86,7 @@ def test_greedy_rows_have_no_threshold() -> None:
     assert edges(logits, filters, torch.tensor([0.0, 1.0]))[0] == -torch.inf
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["all"])
 def test_what_is_sampled_was_kept(name: str) -> None:
     count = 6

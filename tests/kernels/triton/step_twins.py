@@ -117,6 +117,7 @@ def test_rows_without_a_token() -> None:
     assert min(last) >= 0
 
 
+@pytest.mark.slow
 def test_noise_is_resolved_in_its_tail() -> None:
     """Rare tokens win by large noise: of equal logits each of 20,000 is the largest of 64 draws alike."""
     logits = torch.zeros(64, 20_000)

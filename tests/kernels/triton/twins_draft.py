@@ -83,6 +83,7 @@ def both(config: HeadConfig, dtype: torch.dtype) -> tuple[DraftHead, DraftHead]:
     return DraftHead(config, triton, TRITON_OPS, 64), DraftHead(config, plain, REFERENCE_OPS, 64)
 
 
+@pytest.mark.slow
 @each_dtype
 @pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
 @pytest.mark.parametrize("config", [NORMED, PLAIN, BY_STATE, FINAL], ids=["normed", "plain", "each", "final"])
