@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from chorale.cli.error import print_error
 from chorale.errors import ChoraleError, ConfigError
+from chorale.processes import collect_rarely
 from chorale.version import __version__
 
 # command -> ("module" or "module:function", one line of help). The function maps arguments to an exit code.
@@ -79,6 +80,7 @@ def _dispatch(command: str, rest: list[str]) -> int:
         return _fail(subcommand(command, COMMANDS, "command", "chorale --help lists the commands").message, 2)
     if (why := unsupported(platform.system())) is not None:
         return _fail(why, 2)
+    collect_rarely()
     try:
         place, _, function = COMMANDS[command][0].partition(":")
         module = importlib.import_module(place)  # slow enough to be interrupted

@@ -12,7 +12,7 @@ import sys
 
 from chorale.api.http.server import Stop
 from chorale.errors import ChoraleError, ConfigError
-from chorale.processes import settle_signals
+from chorale.processes import collect_rarely, settle_signals
 from chorale.serve.bootstrap import (
     EXIT_CONFIG,
     EXIT_FAILED,
@@ -39,6 +39,7 @@ async def serve(start: ApiStart) -> None:
 
 
 def main() -> int:
+    collect_rarely()
     start = read_start(sys.stdin.buffer, ApiStart)
     configure_logging(start.log, f"api-{start.process}")
     settle_signals((signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))  # the supervisor handles a terminal's

@@ -27,7 +27,7 @@ from chorale.config import EngineConfig
 from chorale.engine.types import BlockChanges, EngineStats, GenerateRequest, PrefixIndexState
 from chorale.errors import ChoraleError, ConfigError, GpuError
 from chorale.kernels.triton.precompile import pool
-from chorale.processes import settle_signals, tune_garbage_collector
+from chorale.processes import collect_rarely, settle_signals, tune_garbage_collector
 from chorale.runtime.hardware import cpu_count
 from chorale.runtime.progress import Progress
 from chorale.serve.bootstrap import (
@@ -260,6 +260,7 @@ def open_cuda() -> None:
 
 
 def main() -> int:
+    collect_rarely()
     start = read_start(sys.stdin.buffer, EngineStart)
     compile_pool = None
     if start.config.device != "cpu":

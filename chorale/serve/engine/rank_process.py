@@ -39,7 +39,7 @@ from chorale.parallel.wire import (
     encode,
     unpack_plan,
 )
-from chorale.processes import settle_signals, tune_garbage_collector
+from chorale.processes import collect_rarely, settle_signals, tune_garbage_collector
 from chorale.runtime.device import Device
 from chorale.runtime.gpu_faults import explained
 from chorale.runtime.sampling.grammar import GrammarCache
@@ -60,6 +60,7 @@ class EngineGone(Exception):
 
 
 def main() -> int:
+    collect_rarely()
     start = read_start(sys.stdin.buffer, RankStart)
     # The engine process decides when it ends; a stop signal of the whole session is meant for that process.
     settle_signals((signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM))

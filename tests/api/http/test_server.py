@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -15,9 +16,10 @@ import pytest
 import websockets
 
 from chorale.api.app import create_app
-from chorale.api.http.server import bind_sockets
+from chorale.api.http.server import _tuned_collector, bind_sockets
 from chorale.config import ServerConfig
 from chorale.errors import ConfigError
+from chorale.processes import tune_garbage_collector
 from tests.support.app import (
     Probe,
     call,
@@ -119,6 +121,20 @@ def test_one_of_several_processes_leaves_the_unix_socket_to_the_others(tmp_path:
         assert os.path.exists(path)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_the_collector_is_as_it_was_afterwards(is_frozen: bool) -> None:
+    gc.unfreeze()
+    gc.set_threshold(700, 10, 10)
+    if is_frozen:
+        gc.freeze()
+    with _tuned_collector():
+        assert gc.get_threshold()[0] > 700
+        assert gc.get_freeze_count() > 0
+    assert gc.get_threshold()[0] == 700
+    assert (gc.get_freeze_count() > 0) == is_frozen
+    tune_garbage_collector()  # as it was for the other tests
 
 
 def test_tls(tmp_path: Path) -> None:
@@ -249,6 +265,7 @@ def test_what_does_not_finish_in_time_is_cut(twice: bool) -> None:
 
 SERVE = """
 import asyncio
+import gc
 from chorale.api.app import create_app
 from chorale.api.http.server import bind_sockets, serve_app
 from tests.support.app import make_state

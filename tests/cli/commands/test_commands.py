@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import resource
 import signal
@@ -108,6 +109,19 @@ def test_an_interrupt_while_a_command_is_imported_is_quiet(monkeypatch: pytest.M
 
     monkeypatch.setattr("importlib.import_module", interrupted)
     assert main(["serve"]) == 130
+
+
+def test_collections_are_rare_while_a_command_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def look(_: str) -> None:
+        seen.append(gc.get_threshold()[0])
+        raise KeyboardInterrupt
+
+    gc.set_threshold(700, 10, 10)
+    monkeypatch.setattr("importlib.import_module", look)
+    main(["serve"])
+    assert seen == [50_000]
 
 
 def test_unknown_flag_exits_2_with_one_line() -> None:
