@@ -5,6 +5,7 @@ and temporary files in one folder of the run, which a reaper removes with all th
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import pytest
 
 from chorale.config import ToolConfig
 from chorale.folders import Folder
-from chorale.processes import die_with_parent
+from chorale.processes import collect_rarely, die_with_parent, tune_garbage_collector
 from tests.support import ROOT
 
 RUN = "CHORALE_TEST_RUN"  # the process of the whole run, for its workers
@@ -27,6 +28,7 @@ reaper = pytest.StashKey[subprocess.Popen[bytes]]()
 
 def pytest_configure(config: pytest.Config) -> None:
     """Nothing that tests start outlives them, however they end."""
+    collect_rarely()
     if hasattr(config, "workerinput"):  # of pytest-xdist
         die_with_parent(int(os.environ[RUN]))
         return
@@ -62,8 +64,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=place_of)
 
 
+def pytest_collection_finish() -> None:
+    """Ten thousand tests and what they import stay until the end: no collection need look at them again."""
+    tune_garbage_collector()
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
+    gc.unfreeze()  # else Triton's bindings write to stderr that their types were leaked
     process = config.stash.get(reaper, None)
     if process is not None:
         process.communicate()
