@@ -10,6 +10,11 @@ from collections import defaultdict
 
 import pytest
 
+if os.environ.get("TRITON_INTERPRET") == "1":
+    from tests.support.kernels.interpreter import find_builtins_once
+
+    find_builtins_once()
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     every = int(os.environ.get("CHORALE_TWINS_EVERY", "1"))

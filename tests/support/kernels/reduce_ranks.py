@@ -42,6 +42,7 @@ from chorale.kernels.triton.reduce.reducer import SymmetricReducer
 from chorale.parallel.peer_memory import PeerMemory
 from chorale.parallel.shares import cut
 from chorale.processes import die_with_parent
+from tests.support.kernels.interpreter import find_builtins_once
 
 H, EPS = 96, 1e-5  # twelve lanes of eight columns, so that some of 16 are outside
 EXPERTS, ATTENDED = 8, 64
@@ -455,6 +456,7 @@ def run_rank(
     die_with_parent(parent)
     torch.set_num_threads(1)
     yield_between_polls()
+    find_builtins_once()
     original = dict(vars(tuning))
     for (scenario, dtype), buffers in cases.items():
         vars(tuning).update(original)

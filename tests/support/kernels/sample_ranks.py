@@ -43,6 +43,7 @@ from chorale.parallel.rank import Rank
 from chorale.parallel.shares import CHUNK, Share, cut
 from chorale.processes import die_with_parent
 from chorale.runtime.sampling.logprobs import gather_logprobs, shared_logprobs
+from tests.support.kernels.interpreter import find_builtins_once
 from tests.support.kernels.reduce_ranks import SECONDS, yield_between_polls
 
 V = 6013  # two pieces of each of two ranks, not all full
@@ -308,6 +309,7 @@ def run_rank(
     die_with_parent(parent)
     torch.set_num_threads(1)
     yield_between_polls()
+    find_builtins_once()
     size = len(buffers)
     gloo = Gloo(Path(folder) / "store", rank, size)
     addresses = torch.tensor([buffer.data_ptr() for buffer in buffers])
