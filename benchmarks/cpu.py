@@ -9,19 +9,17 @@ system's page cache. Weights may be random: speed does not depend on their value
 from __future__ import annotations
 
 import argparse
-import random
-import resource
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from cpu_figures import PROMPTS, random_prompt, report
 
 from chorale import LLM, SamplingParams
 from chorale.model.config import ModelConfig
 from chorale.runtime.memory import token_bytes, weight_bytes
-
-TOKENS = 64
 
 
 def main() -> None:
@@ -30,7 +28,7 @@ def main() -> None:
     options.add_argument("--ops", default="auto")
     options.add_argument("--cpu-precision", default="auto")
     options.add_argument("--num-threads", type=int)
-    options.add_argument("--prompts", type=int, nargs="+", default=[75, 512, 2000])
+    options.add_argument("--prompts", type=int, nargs="+", default=PROMPTS)
     given = options.parse_args()
     began = time.perf_counter()
     settings: dict[str, Any] = {"ops": given.ops, "cpu_precision": given.cpu_precision}
@@ -40,21 +38,13 @@ def main() -> None:
         str(given.model), device="cpu", max_model_len=4096, enable_prefix_caching=False, **settings
     ) as llm:
         print(f"start               {time.perf_counter() - began:8.2f} s, {llm.info.ops}")
-        seconds(llm, 8, 4)
-        for length in given.prompts:
-            first = seconds(llm, length, 1)
-            print(f"prompt of {length:5d}     {first:8.2f} s, {length / first:.0f} tokens/s")
-        decode = (seconds(llm, 8, 1 + TOKENS) - seconds(llm, 8, 1)) / TOKENS
-        print(f"decode              {1 / decode:8.2f} tokens/s")
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        print(f"peak memory         {peak / 1e9:8.2f} GB, mapped files included")
+        decode = report(partial(seconds, llm), given.prompts)
         report_bandwidth(ModelConfig.load(given.model), decode, "int8" in llm.info.ops)
 
 
 def seconds(llm: LLM, length: int, tokens: int) -> float:
     """Of one request with a random prompt."""
-    draw = random.Random(length)
-    prompt = {"prompt_token_ids": [draw.randrange(1000, 190_000) for _ in range(length)]}
+    prompt = {"prompt_token_ids": random_prompt(length)}
     began = time.perf_counter()
     llm.generate([prompt], SamplingParams(max_tokens=tokens, ignore_eos=True, seed=1), use_tqdm=False)
     return time.perf_counter() - began

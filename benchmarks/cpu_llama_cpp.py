@@ -1,0 +1,122 @@
+"""What llama.cpp serves on a CPU, beside ``cpu.py``: its speed, or the accuracy of both.
+
+    python benchmarks/gpt_oss_gguf.py FOLDER FILE.gguf
+    python benchmarks/cpu_llama_cpp.py FILE.gguf [--num-threads 2]
+    python benchmarks/cpu_llama_cpp.py --accuracy FOLDER FILE.gguf...
+
+Through ``llama_cpp.Llama``, with the prompts of ``cpu.py``; tokens are chosen greedily, which is the cheapest
+for llama.cpp. ``--accuracy`` gives one text of random tokens to Chorale and to llama.cpp, and compares the
+log-probabilities of its tokens with those of the reference in float32. Needs ``llama-cpp-python``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import time
+from collections.abc import Iterator
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cpu_figures import PROMPTS, random_prompt, report
+
+try:
+    from llama_cpp import Llama
+except ImportError:
+    raise SystemExit("llama.cpp is measured through llama-cpp-python: pip install llama-cpp-python") from None
+
+CHORALE: dict[str, dict[str, Any]] = {
+    f"chorale {precision}{label}": {"ops": "cpu", "cpu_precision": precision} | pages
+    for precision in ("int8", "exact")
+    for label, pages in (("", {}), (", float32 pages", {"kv_cache_dtype": "float32"}))
+}
+
+
+def main() -> None:
+    options = argparse.ArgumentParser()
+    options.add_argument("files", type=Path, nargs="+", metavar="FILE.gguf")
+    options.add_argument("--num-threads", type=int, default=os.cpu_count())
+    options.add_argument("--prompts", type=int, nargs="+", default=PROMPTS)
+    options.add_argument("--ubatch", type=int, default=512, help="prompt tokens computed at once")
+    options.add_argument("--no-flash-attention", action="store_true")
+    options.add_argument("--accuracy", type=Path, metavar="FOLDER", help="the checkpoint of the files")
+    options.add_argument("--tokens", type=int, default=128, help="of the text for --accuracy")
+    given = options.parse_args()
+    settings = {
+        "n_threads": given.num_threads,
+        "n_threads_batch": given.num_threads,
+        "n_batch": max(2048, given.ubatch),
+        "n_ubatch": given.ubatch,
+        "flash_attn": not given.no_flash_attention,
+        "swa_full": False,  # window layers keep what their window needs, as in llama-server
+        "verbose": False,
+    }
+    if given.accuracy is not None:
+        compare(given.accuracy, given.files, random_prompt(given.tokens), settings)
+        return
+    for file in given.files:
+        began = time.perf_counter()
+        llama = Llama(str(file), n_ctx=4096, **settings)
+        print(f"start               {time.perf_counter() - began:8.2f} s, {file}")
+        report(partial(seconds, llama), given.prompts)
+        llama.close()
+
+
+def seconds(llama: Llama, length: int, tokens: int) -> float:
+    """Of one request with a random prompt."""
+    prompt = random_prompt(length)
+    llama.reset()  # otherwise the part that two prompts share would be kept
+    began = time.perf_counter()
+    made = sum(1 for _ in islice(llama.generate(prompt, temp=0.0), tokens))
+    assert made == tokens
+    return time.perf_counter() - began
+
+
+def compare(folder: Path, files: list[Path], text: list[int], settings: dict[str, Any]) -> None:
+    """Prints errors of log-probabilities, in nats, and as a share of how much the reference's own vary."""
+    exact = chorale_logprobs(folder, text, ops="reference", dtype="float32")
+    print(f"{len(exact)} tokens; standard deviation of the reference's log-probabilities {exact.std():.3f}")
+    print(f"{'':40} {'mean':>8} {'worst':>8} {'rms / std':>10}")
+    for name, found in others(folder, files, text, settings):
+        apart = np.abs(found - exact)
+        share = math.sqrt((apart**2).mean()) / exact.std()
+        print(f"{name:40} {apart.mean():8.4f} {apart.max():8.4f} {share:10.2%}", flush=True)
+
+
+def others(
+    folder: Path, files: list[Path], text: list[int], settings: dict[str, Any]
+) -> Iterator[tuple[str, np.ndarray]]:
+    for name, options in CHORALE.items():
+        yield name, chorale_logprobs(folder, text, **options)
+    for file in files:
+        yield f"llama.cpp {file.name}", llama_logprobs(file, text, settings)
+
+
+def chorale_logprobs(folder: Path, text: list[int], **options: Any) -> np.ndarray:
+    """Of the text's tokens from the second on."""
+    from chorale import LLM, SamplingParams  # torch too, which is no part of llama.cpp's peak memory
+
+    params = SamplingParams(max_tokens=1, prompt_logprobs=0)
+    with LLM(str(folder), device="cpu", max_model_len=len(text) + 16, **options) as llm:
+        [output] = llm.generate([{"prompt_token_ids": text}], params, use_tqdm=False)
+    assert output.prompt_logprobs is not None
+    entries = zip(output.prompt_logprobs[1:], text[1:], strict=True)
+    return np.array([entry[token].logprob for entry, token in entries if entry is not None])
+
+
+def llama_logprobs(file: Path, text: list[int], settings: dict[str, Any]) -> np.ndarray:
+    llama = Llama(str(file), n_ctx=len(text) + 16, logits_all=True, **settings)
+    llama.eval(text)
+    logits = llama.scores[: len(text) - 1].astype(np.float64)
+    llama.close()
+    highest = logits.max(axis=1)
+    total = highest + np.log(np.exp(logits - highest[:, None]).sum(axis=1))
+    return logits[np.arange(len(logits)), text[1:]] - total
+
+
+if __name__ == "__main__":
+    main()
