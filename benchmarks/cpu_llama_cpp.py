@@ -32,7 +32,10 @@ except ImportError:
 CHORALE: dict[str, dict[str, Any]] = {
     f"chorale {precision}{label}": {"ops": "cpu", "cpu_precision": precision} | pages
     for precision in ("int8", "exact")
-    for label, pages in (("", {}), (", float32 pages", {"kv_cache_dtype": "float32"}))
+    for label, pages in (
+        (", bfloat16 pages", {"kv_cache_dtype": "bfloat16"}),
+        (", float32 pages", {"kv_cache_dtype": "float32"}),
+    )
 }
 
 

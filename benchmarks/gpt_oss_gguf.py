@@ -2,7 +2,7 @@
 
     python benchmarks/gpt_oss_gguf.py FOLDER FILE.gguf [--dense q8_0]
 
-MXFP4 experts stay as they are, to the bit; router, norms, biases and sinks are float32, and ``--dense`` is
+MXFP4 experts keep their values; router, norms, biases and sinks are float32, and ``--dense`` is
 the type of all other matrices. The file has no tokenizer: only token ids can be given. Needs ``gguf``.
 """
 

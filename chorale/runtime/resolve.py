@@ -126,12 +126,12 @@ def resolve(
     can_overlap: bool = False,
     can_capture: bool = False,
     supports_fp8_kv: bool = True,
-    int8: bool = False,
+    precision: Literal["int8", "exact"] | None = None,
 ) -> Resolved:
     """Raises ``ConfigError`` for settings that cannot run, with computed alternatives.
 
     ``hardware`` is one rank's. ``can_capture``: device and ops allow CUDA graphs. ``supports_fp8_kv``: the
-    ops accept an fp8 KV cache. ``int8``: they round dense weights to 8 bits.
+    ops accept an fp8 KV cache. ``precision``: that of the CPU ops; None: others are used.
     """
     check_model(config, model)
     speculation = config.speculative_config
@@ -139,6 +139,7 @@ def resolve(
     decide = _Decider()
     cpu = hardware.kind == "cpu"
     small = model.num_parameters <= SMALL_PARAMETERS
+    int8 = precision == "int8"
     dtype = decide.name(
         "dtype",
         config.dtype,
@@ -158,7 +159,8 @@ def resolve(
         decide.decisions.append(Decision("enable_expert_parallel", by_expert, why, asked is None))
     if state := PLATFORMS[hardware.kind].state if hardware.kind in PLATFORMS else "":
         decide.notes.append(state)
-    kv_dtype = _kv_dtype(config, decide, dtype, supports_fp8_kv and not hardware.decodes_experts)
+    pages = ("float32", "--cpu-precision exact") if precision == "exact" else (dtype, "same as dtype")
+    kv_dtype = _kv_dtype(config, decide, pages, supports_fp8_kv and not hardware.decodes_experts)
     block_size = decide.pick(
         "block_size", config.block_size, 16 if cpu else 64, f"default on {hardware.kind}"
     )
@@ -302,13 +304,14 @@ def cpu_precision(config: EngineConfig, model: ModelConfig) -> Literal["int8", "
     return "exact" if model.num_parameters <= SMALL_PARAMETERS else "int8"
 
 
-def _kv_dtype(config: EngineConfig, decide: _Decider, dtype: str, supports_fp8_kv: bool) -> str:
+def _kv_dtype(config: EngineConfig, decide: _Decider, default: tuple[str, str], supports_fp8_kv: bool) -> str:
+    """``default``: the type and the reason for it."""
     asked = cache_dtype(config.kv_cache_dtype)
     if asked == E4M3 and not supports_fp8_kv:
         raise ConfigError(
             f"--kv-cache-dtype {config.kv_cache_dtype}: this op back end does not support an fp8 KV cache"
         )
-    return decide.name("kv_cache_dtype", asked, dtype, "same as dtype")
+    return decide.name("kv_cache_dtype", asked, *default)
 
 
 def _pool(

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import textwrap
 from pathlib import Path
+from typing import Literal
 
 from chorale.cli import machine
 from chorale.cli.gpu_plan import recommended, table, ways, why_not
@@ -174,13 +175,15 @@ def report(settings: Settings, model: ModelConfig, hardware: Hardware, gpu: GpuM
             hardware = dataclasses.replace(hardware, free_bytes=hardware.free_bytes // replicas)
     on_gpu = hardware.kind in ("cuda", "rocm")
     decoded = hardware.decodes_experts
-    int8 = hardware.kind == "cpu" and rounds_weights(settings.engine, model)
+    precision = precision_of_kernels(settings.engine, model) if hardware.kind == "cpu" else None
     try:
         resolved = resolve(
-            settings.engine, model, hardware, can_overlap=on_gpu, can_capture=on_gpu, int8=int8
+            settings.engine, model, hardware, can_overlap=on_gpu, can_capture=on_gpu, precision=precision
         )
     except ConfigError as error:
-        weights = weight_bytes(fitting_part(settings, model), "bfloat16", decoded=decoded, int8=int8)
+        weights = weight_bytes(
+            fitting_part(settings, model), "bfloat16", decoded=decoded, int8=precision == "int8"
+        )
         print(f"weights   {gib(weights)}")
         print(f"does not fit: {why_not(weights, hardware, error)}")
         return 1
@@ -202,10 +205,10 @@ def show_replicas(hardware: Hardware, replicas: int, ranks: int) -> None:
     print(f"engines   {replicas}, {where}; the figures below are for one")
 
 
-def rounds_weights(config: EngineConfig, model: ModelConfig) -> bool:
-    """Returns whether an engine of this machine's CPU would round dense weights to 8 bits."""
+def precision_of_kernels(config: EngineConfig, model: ModelConfig) -> Literal["int8", "exact"] | None:
+    """Returns how an engine of this machine's CPU would multiply, or None without the CPU kernels."""
     has_kernels = config.ops in ("auto", "cpu") and config.tensor_parallel_size == 1
-    return has_kernels and library().functions is not None and cpu_precision(config, model) == "int8"
+    return cpu_precision(config, model) if has_kernels and library().functions is not None else None
 
 
 def fitting_part(settings: Settings, model: ModelConfig) -> ModelConfig:

@@ -100,7 +100,7 @@ def assemble(
         can_overlap=device.overlap,
         can_capture=device.can_capture and ops.capturable,
         supports_fp8_kv=ops.supports_fp8_kv,
-        int8=ops.name == "cpu" and precision == "int8",
+        precision=precision if ops.name == "cpu" else None,
     )
     resolved = note_poorest(place, resolve_with(place.hardware), resolve_with)
     if name == "cpu" and rank is None:

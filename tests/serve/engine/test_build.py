@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
 from chorale.config import EngineConfig
 from chorale.errors import ConfigError
+from chorale.kernels.cpu.library import library
 from chorale.model.config import ModelConfig
 from chorale.runtime.device import default_threads, open_device
 from chorale.runtime.hardware import available_memory
@@ -70,20 +72,27 @@ def test_generation_config_gives_defaults_unless_told_not_to(checkpoint: Path, t
     ],
 )
 def test_other_dtypes_are_near_float32(checkpoint: Path, options: dict[str, str], tolerance: float) -> None:
-    """Log-probabilities of a prompt. The median counts: rounding may turn a choice of the router."""
-    each = request("p", random_prompt(100, seed=1), max_tokens=1, prompt_logprobs=0)
-    exact, rough = (
-        [
-            entry.logprob
-            for entry in run(make_engine(checkpoint, ops="reference", **some), [each])["p"][0].prompt_logprobs
-            or ()
-            if entry
-        ]
-        for some in ({}, options)
-    )
-    assert len(exact) == 99
-    difference = np.abs(np.array(exact) - np.array(rough))
+    """The median counts: rounding may turn a choice of the router."""
+    difference = np.abs(scores(checkpoint, ops="reference") - scores(checkpoint, ops="reference", **options))
     assert 0 < np.median(difference) < tolerance
+
+
+@pytest.mark.skipif(library().functions is None, reason="the CPU kernels are not built")
+def test_exact_is_exact_also_where_weights_are_bfloat16(checkpoint: Path) -> None:
+    """As of a large model: keys and values are then float32, unless they are named."""
+    options = {"ops": "cpu", "cpu_precision": "exact", "dtype": "bfloat16"}
+    expected = scores(checkpoint, ops="reference")
+    assert np.abs(scores(checkpoint, **options) - expected).max() < 1e-3
+    assert np.abs(scores(checkpoint, **options, kv_cache_dtype="bfloat16") - expected).max() > 1e-3
+
+
+def scores(checkpoint: Path, **options: str) -> npt.NDArray[np.float64]:
+    """Log-probabilities of a prompt of 100 tokens."""
+    each = request("p", random_prompt(100, seed=1), max_tokens=1, prompt_logprobs=0)
+    made = run(make_engine(checkpoint, **options), [each])["p"][0].prompt_logprobs
+    found = np.array([entry.logprob for entry in made or () if entry])
+    assert len(found) == 99
+    return found
 
 
 def test_devices_that_are_not_there(checkpoint: Path) -> None:
