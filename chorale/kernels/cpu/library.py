@@ -1,7 +1,7 @@
 """The shared library of CPU ops, loaded once for each process.
 
-``CHORALE_CPU_ISA`` names the instruction set to use instead of the processor's best (avx512_vnni, avx_vnni,
-avx2, neon_dotprod, generic). Calls release the GIL.
+``CHORALE_CPU_ISA`` names the instruction set to use instead of the processor's best (amx, avx512_vnni,
+avx_vnni, avx2, neon_dotprod, generic). Calls release the GIL.
 """
 
 from __future__ import annotations

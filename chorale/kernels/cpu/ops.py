@@ -2,8 +2,8 @@
 
 The residual stream, norms, rotary, attention and the router are float32, as in the reference. Matrix products
 are exact (weights as the checkpoint has them, float32 inputs and sums) or int8 (inputs, and dense weights,
-rounded to 8 bits in blocks of 32 with a scale each; MXFP4 weights as they are). Each op treats every token
-alike, so the composition of a batch changes a result only by the order of a sum.
+rounded to 8 bits in blocks of 32 with a scale each; MXFP4 weights as they are). On AMX, the inputs of many
+tokens are rounded to bfloat16 instead. Otherwise each op treats every token alike, in any batch.
 """
 
 from __future__ import annotations

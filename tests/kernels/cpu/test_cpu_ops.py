@@ -142,7 +142,7 @@ def test_filters_keep_the_tokens_of_the_reference(isa: str, kind: str) -> None:
 
 
 def test_a_token_does_not_depend_on_its_batch(isa: str, tmp_path: Path) -> None:
-    """The same bits alone, in chunks, and beside others. Of tiles only in exact: see test_tiles.py."""
+    """The same bits alone, in chunks, and beside others. With tiles only in exact: see below."""
     folder = write_random_checkpoint(tmp_path / "m", make_config(**SMALL), seed=1)
     for precision in ("exact",) if isa == "amx" else ("exact", "int8"):
         expected, chunks, crowd = _one_prompt(make_model(folder, cpu_ops(precision)))
