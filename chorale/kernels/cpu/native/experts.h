@@ -104,7 +104,7 @@ void run_experts(const float* normed, int64_t tokens, int64_t hidden, const Expe
                       [&](const typename Down::Input* inputs) { down_rows<Down>(experts, pairs, inputs, x); });
 }
 
-#if defined(__AMX_BF16__)
+#if defined(CHORALE_TILES)
 #include "tile_experts.h"
 #endif
 
@@ -115,7 +115,7 @@ void moe(const float* normed, int64_t tokens, int64_t hidden, const int64_t* ids
     if (pairs.tokens.empty()) return;
     const Matrix& matrix = experts->gate_up;
     if (matrix.element == kMxfp4 && matrix.exact) run_experts<Mxfp4ExactRows, Mxfp4ExactRows>(normed, tokens, hidden, *experts, pairs, x);
-#if defined(__AMX_BF16__)
+#if defined(CHORALE_TILES)
     else if (matrix.element == kMxfp4) run_some_on_tiles(normed, tokens, hidden, *experts, pairs, x);
 #endif
     else if (matrix.element == kMxfp4) run_experts<Mxfp4Rows, Mxfp4Rows>(normed, tokens, hidden, *experts, pairs, x);

@@ -3,7 +3,7 @@
 #include <immintrin.h>
 
 struct Isa {
-#if defined(__AMX_BF16__)
+#if defined(CHORALE_TILES)
     static constexpr const char* kName = "amx";  // AVX-512, and tiles for many tokens: tiles.h
 #else
     static constexpr const char* kName = "avx512_vnni";
