@@ -3,7 +3,7 @@
     CHORALE_CPU_ISA=amx python benchmarks/cpu_layer.py [--tokens 1 8 16 75 512]
 
 Prints milliseconds of the thread's processor time, the best of several runs: other programs disturb it less
-than the time of day, but they do take caches and memory from it. Weights and the choice of experts are random.
+than the time of day, but they do take caches and memory from it. Weights and choices of experts are random.
 """
 
 from __future__ import annotations
