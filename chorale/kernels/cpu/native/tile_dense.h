@@ -38,7 +38,8 @@ inline void linear_tiles(const float* x, int64_t tokens, const float* norm, floa
         pack_tile(from, count, columns, packed + tile * stride);
     });
     const auto* bias = static_cast<const float*>(weight.bias);
-    const int64_t row_tasks = (weight.rows + kTaskRows - 1) / kTaskRows, pieces = (tiles + kPieceTiles - 1) / kPieceTiles;
+    const int64_t row_tasks = (weight.rows + kTaskRows - 1) / kTaskRows;
+    const int64_t pieces = (tiles + kPieceTiles - 1) / kPieceTiles;
     chorale::parallel(pieces * row_tasks, [&](long task) {
         const TileShapes shapes;
         const int64_t piece = task / row_tasks * kPieceTiles, begin = task % row_tasks * kTaskRows;

@@ -52,7 +52,8 @@ template <class Body> void for_panels(const std::vector<Piece>& pieces, int64_t 
     chorale::parallel(static_cast<int64_t>(pieces.size()) * row_tasks, [&](long task) {
         const TileShapes shapes;
         const int64_t begin = task % row_tasks * kTaskRows, end = begin + kTaskRows < rows ? begin + kTaskRows : rows;
-        for (int64_t panel = begin; panel < end; panel += kPanel) body(pieces[static_cast<size_t>(task / row_tasks)], panel);
+        const Piece& piece = pieces[static_cast<size_t>(task / row_tasks)];
+        for (int64_t panel = begin; panel < end; panel += kPanel) body(piece, panel);
     });
 }
 
@@ -101,8 +102,8 @@ inline void up_tiles(const Experts& experts, const std::vector<Piece>& pieces, c
 }
 
 // out [pairs, rows] = gate * (product + bias)
-inline void down_tiles(const Experts& experts, const Pairs& pairs, const std::vector<Piece>& pieces, const uint16_t* inner,
-                       float* out) {
+inline void down_tiles(const Experts& experts, const Pairs& pairs, const std::vector<Piece>& pieces,
+                       const uint16_t* inner, float* out) {
     const Matrix& matrix = experts.down;
     for_panels(pieces, matrix.rows, [&](const Piece& piece, int64_t panel) {
         const Mxfp4Tiles rows(matrix, piece.expert * matrix.rows);
@@ -114,7 +115,8 @@ inline void down_tiles(const Experts& experts, const Pairs& pairs, const std::ve
                      [&](int64_t token, int64_t row, __mmask16 mask, __m512 values) {
                          const __m512 gate = _mm512_set1_ps(pairs.gates[static_cast<size_t>(first + token)]);
                          values = _mm512_add_ps(values, _mm512_maskz_loadu_ps(mask, bias + row));
-                         _mm512_mask_storeu_ps(out + (first + token) * matrix.rows + row, mask, _mm512_mul_ps(values, gate));
+                         float* place = out + (first + token) * matrix.rows + row;
+                         _mm512_mask_storeu_ps(place, mask, _mm512_mul_ps(values, gate));
                      });
         });
     });
@@ -141,7 +143,8 @@ inline void add_pairs(const Pairs& pairs, const float* results, int64_t tokens, 
     });
 }
 
-inline void run_tiles(const float* normed, int64_t tokens, int64_t hidden, const Experts& experts, const Pairs& pairs, float* x) {
+inline void run_tiles(const float* normed, int64_t tokens, int64_t hidden, const Experts& experts, const Pairs& pairs,
+                      float* x) {
     static thread_local Space<uint16_t> first, second;
     static thread_local Space<float> space;
     const std::vector<Piece> pieces = pieces_of(pairs);

@@ -2,10 +2,10 @@
 // inputs are rounded to bfloat16 and packed once for all rows; sums are float32 over a whole row.
 #pragma once
 
-constexpr int64_t kTile = 16;                     // rows of a tile, and tokens of a tile
-constexpr int64_t kTileWords = kTile * kGroup;    // numbers of a tile
-constexpr int64_t kPanel = 2 * kTile;             // rows of weights that are decoded at a time
-constexpr int64_t kAhead = 2;                     // steps of 32 inputs for which weights are decoded before they are used
+constexpr int64_t kTile = 16;                   // rows of a tile, and tokens of a tile
+constexpr int64_t kTileWords = kTile * kGroup;  // numbers of a tile
+constexpr int64_t kPanel = 2 * kTile;           // rows of weights that are decoded at a time
+constexpr int64_t kAhead = 2;                   // steps of 32 inputs by which decoding is ahead of products
 
 inline int64_t num_tiles(int64_t tokens) { return (tokens + kTile - 1) / kTile; }
 
@@ -79,18 +79,19 @@ struct Int8Tiles : Int8Rows {
     explicit Int8Tiles(const Matrix& matrix) : Int8Rows(matrix), groups(num_groups(matrix.columns)) {}
     int64_t num_steps() const { return groups; }
     void decode(int64_t begin, int64_t from, int64_t to, int64_t step, uint16_t* out) const {
-        const unsigned char* at = data + (begin + from) * stride + step / kBlocks * kBlocks * kGroup + step % kBlocks * 16;
-        const unsigned char* scales = data + (begin + from) * stride + steps * kBlocks * kGroup + step * 2;
+        const unsigned char* first = data + (begin + from) * stride;
+        const unsigned char* at = first + step / kBlocks * kBlocks * kGroup + step % kBlocks * 16;
+        const unsigned char* scales = first + steps * kBlocks * kGroup + step * 2;
         for (int64_t row = from; row < to; row++, at += stride, scales += stride) {
-            if (step % 2 == 0) __builtin_prefetch(at + kPanel * stride, 0, 2);
+            if (step % kBlocks < 2) __builtin_prefetch(at + kPanel * stride + step % kBlocks * 64, 0, 2);
             uint16_t scale;
             std::memcpy(&scale, scales, 2);
             const __m512 factor = _mm512_set1_ps(to_float(scale));
             const __m128i even = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
             const __m128i odd = _mm_loadu_si128(reinterpret_cast<const __m128i*>(at + kBlocks * 16));
-            const __m512 first = widened(_mm_unpacklo_epi8(even, odd), factor);
-            const __m512 second = widened(_mm_unpackhi_epi8(even, odd), factor);
-            _mm512_store_si512(out + row * kGroup, (__m512i)_mm512_cvtne2ps_pbh(second, first));
+            const __m512 low = widened(_mm_unpacklo_epi8(even, odd), factor);
+            const __m512 high = widened(_mm_unpackhi_epi8(even, odd), factor);
+            _mm512_store_si512(out + row * kGroup, (__m512i)_mm512_cvtne2ps_pbh(high, low));
         }
     }
     static __m512 widened(__m128i bytes, __m512 factor) {
@@ -168,7 +169,8 @@ inline void multiply_tiles(const Rows& rows, int64_t begin, int64_t count, const
         _tile_zero(3);
     }
     if (kDecodes)
-        for (int64_t step = 0; step < kAhead && step < steps; step++) rows.decode(begin, 0, count, step, weights.at(step));
+        for (int64_t step = 0; step < kAhead && step < steps; step++)
+            rows.decode(begin, 0, count, step, weights.at(step));
     for (int64_t step = 0; step < steps; step++) {
         const uint16_t* from = weights.at(step);
         const bool decodes = kDecodes && step + kAhead < steps;
@@ -198,12 +200,15 @@ inline void multiply_tiles(const Rows& rows, int64_t begin, int64_t count, const
 
 // sink(tile, sums [2 row tiles][16 rows][16 tokens]) for each tile of tokens.
 template <class Rows, class Sink>
-inline void multiply_panel(const Rows& rows, int64_t begin, int64_t end, const uint16_t* x, int64_t tiles, const Sink& sink) {
+inline void multiply_panel(const Rows& rows, int64_t begin, int64_t end, const uint16_t* x, int64_t tiles,
+                           const Sink& sink) {
     static thread_local Space<uint16_t> space;
     alignas(64) float sums[2 * kPanel * kTile];
-    const int64_t steps = rows.num_steps(), count = end - begin < kPanel ? end - begin : kPanel, stride = steps * kTileWords;
-    const Decodeds weights{space.take(steps * 2 * kTileWords), tiles <= 2 ? 3 : INT64_MAX};
-    if (count < kPanel) std::memset(weights.slots, 0, steps * 2 * kTileWords * sizeof(uint16_t));
+    const int64_t steps = rows.num_steps(), stride = steps * kTileWords;
+    const int64_t count = end - begin < kPanel ? end - begin : kPanel;
+    const bool once = tiles <= 2;  // then a ring of 4 steps, which stays in the first cache
+    const Decodeds weights{space.take(steps * 2 * kTileWords), once ? 3 : INT64_MAX};
+    if (count < kPanel) std::memset(weights.slots, 0, static_cast<size_t>(steps * 2 * kTileWords) * sizeof(uint16_t));
     for (int64_t tile = 0; tile < tiles; tile += 2) {
         const uint16_t* from = x + tile * stride;
         const bool both = tile + 1 < tiles;
