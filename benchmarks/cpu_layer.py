@@ -27,7 +27,7 @@ def main() -> None:
     options.add_argument("--tokens", type=int, nargs="+", default=[1, 4, 8, 16, 75, 512])
     options.add_argument("--runs", type=int, default=5)
     given = options.parse_args()
-    library().set_threads(1, False)
+    library().set_threads(1, None)
     torch.manual_seed(0)
     experts = CpuExperts(random_experts(), "int8")
     dense = CpuLinear(torch.randn(QKV, HIDDEN, dtype=torch.bfloat16), None, "int8")

@@ -24,7 +24,7 @@ struct Mxfp4Rows : Mxfp4 {
     int64_t full_steps() const { return groups / kBlocks; }
     int rest() const { return static_cast<int>(groups % kBlocks); }
     void prefetch(int64_t row, int64_t step) const {
-        __builtin_prefetch(blocks + (row * groups + step * kBlocks) * 16 + 4096);
+        __builtin_prefetch(blocks + (row * groups + step * kBlocks) * 16 + 8192);
     }
     Decoded at(int64_t row, int64_t step) const {
         const int64_t place = row * groups + step * kBlocks;
