@@ -77,7 +77,7 @@ void down_rows(const Experts& experts, const Pairs& pairs, const typename Rows::
     });
 }
 
-// Calls ``rows(x)`` with the inputs of ``places``, of the kind of rows that the matrix has.
+// Calls ``act(x)`` with the inputs of ``places``, of the kind that ``Rows`` reads.
 template <class Rows, class Act> void with_inputs(const Inputs& inputs, int64_t count, const int64_t* places, const Act& act) {
     static thread_local Space<typename Rows::Input> space;
     typename Rows::Input* x = space.take(count);

@@ -2,6 +2,7 @@
 // are counted by their distance from the best; then one bin at most is sorted for each filter.
 #pragma once
 
+constexpr float kLowest = -3.40282347e38f;  // a threshold that keeps all that can be drawn
 constexpr int kBins = 2048;
 constexpr float kRange = 32.0f;        // of scores; the last bin has all that are lower
 constexpr int64_t kCounted = 4 * 8192;  // columns of one task: a sum does not depend on the number of threads
@@ -69,8 +70,7 @@ struct Scores {  // of a row, in units of the noise; -inf: cannot be drawn
 
     // Scores below it are not drawn.
     float threshold(const Filters& filters) const {
-        constexpr float lowest = -3.40282347e38f;
-        float found = lowest;
+        float found = kLowest;
         if (best == -INFINITY) return found;
         const bool has_k = filters.counts(count), has_p = filters.top_p < 1.0f;
         if (has_k || has_p) {
@@ -90,7 +90,7 @@ struct Scores {  // of a row, in units of the noise; -inf: cannot be drawn
                 sort(bin, -INFINITY, sorted);
                 return sorted[static_cast<size_t>(k > 0 ? k - 1 : 0)];
             }
-        return -INFINITY;  // fewer than k can be drawn
+        return kLowest;  // fewer than k can be drawn
     }
 
     // The most likely whose mass reaches ``top_p`` of the mass at or above ``floor``.
@@ -98,8 +98,12 @@ struct Scores {  // of a row, in units of the noise; -inf: cannot be drawn
         const int last = bin_of(floor);
         double whole = 0.0, before = 0.0;
         for (int bin = 0; bin < last; bin++) whole += bins[bin].mass;
-        sort(last, floor, sorted);
-        for (const float score : sorted) whole += static_cast<double>(mass_of(score));
+        if (floor == kLowest) {
+            whole += bins[last].mass;
+        } else {  // a part of the bin
+            sort(last, floor, sorted);
+            for (const float score : sorted) whole += static_cast<double>(mass_of(score));
+        }
         const double target = whole * static_cast<double>(top_p);
         int bin = 0;
         for (; bin < last && before + bins[bin].mass < target; bin++) before += bins[bin].mass;
