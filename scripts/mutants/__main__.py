@@ -90,14 +90,17 @@ def _run(
     def one(mutant: Mutant) -> Verdict:
         copy = idle.get()
         try:
-            verdict = try_mutant(copy, mutant, covered, options.budget, options.all_tests)
+            return try_mutant(copy, mutant, covered, options.budget, options.all_tests)
         finally:
             idle.put(copy)
-        print(verdict, flush=True)
-        return verdict
 
+    verdicts = []
     with ThreadPoolExecutor(len(copies)) as pool:
-        return list(pool.map(one, mutants))
+        # Printed by one thread: lines of several get mixed, since print() writes the end of a line by itself.
+        for verdict in pool.map(one, mutants):
+            print(verdict, flush=True)
+            verdicts.append(verdict)
+    return verdicts
 
 
 def _report(verdicts: list[Verdict], floor: float) -> int:
