@@ -15,12 +15,12 @@ from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
 from chorale.model.gpt_oss import GptOss
 from chorale.model.weights import load_weights
-from chorale.selfcheck.check import Failed
-from chorale.selfcheck.device import sampling
+from chorale.selfcheck.check import Failed, Skipped
+from chorale.selfcheck.device import logprobs, sampling
 from chorale.selfcheck.device.logprobs import check_logprobs
 from chorale.selfcheck.device.long_attention import check_long_attention
 from chorale.selfcheck.device.op_checks import check_ops
-from chorale.selfcheck.device.plain import EXACT, Group, rms_norm, run_plain
+from chorale.selfcheck.device.plain import EXACT, Group, attend, rms_norm, run_plain
 from chorale.selfcheck.device.plain_weights import decode
 from chorale.selfcheck.recorded import Position, Recording, Sequence
 from tests.support.paged import PagedRunner
@@ -68,7 +68,7 @@ def test_plain_model_equals_the_engines(layout: str, tmp_path: Path) -> None:
     tokens = torch.randint(0, config.vocab_size, (90,)).tolist()
     expected = PagedRunner(GptOss(machine.model, weights, REFERENCE_OPS, 128)).run(tokens)
     source = machine.plain
-    x = run_plain(machine.model, source.layers(), [Group([source.embedded(tokens)], (EXACT,))])[0][0]
+    x = run_plain(machine.model, source.layers(), Group([source.embedded(tokens)], (EXACT,)))[0]
     normed = rms_norm(x, source.read(None, "final_norm").float(), machine.model.rms_norm_eps)
     found = normed @ source.read(None, "head").float().t()
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
@@ -144,6 +144,36 @@ def test_a_fault_of_one_sequence_is_seen(folder: Path, recording: Recording) -> 
     sequences[0] = Sequence(first.name, first.tokens, first.num_prompt, moved)
     with pytest.raises(Failed, match="0: off by"):
         check_logprobs(machine_of(folder), Recording(sequences))
+
+
+def test_sequences_that_would_take_too_long_are_left_out(
+    folder: Path, recording: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longest = max(len(sequence.tokens) for sequence in recording.sequences)
+    monkeypatch.setattr(logprobs, "_LONG", longest - 1)
+    count = sum(len(sequence.tokens) == longest for sequence in recording.sequences)
+    assert "left out" not in check_logprobs(machine_of(folder), recording).detail
+    monkeypatch.setattr(logprobs, "_LONG_SECONDS", 0.0)
+    found = check_logprobs(machine_of(folder), recording).detail
+    assert f"; {count} would take more than 0 s here and were left out" in found
+    monkeypatch.setattr(logprobs, "_LONG", 0)
+    with pytest.raises(Skipped, match="each recorded sequence"):
+        check_logprobs(machine_of(folder), recording)
+
+
+@pytest.mark.parametrize("window", [None, 5000, 100])
+def test_plain_attention_over_several_pieces_of_keys(window: int | None) -> None:
+    torch.manual_seed(1)
+    length = 2 * 4096 + 77
+    q, k, v = torch.randn(length, 2, 8), torch.randn(length, 1, 8), torch.randn(length, 1, 8)
+    sinks = torch.tensor([0.5, 3.0])
+    found = attend(q, k, v, sinks, window).view(length, 2, 8)
+    for place in (0, 99, 100, 4095, 4096, 5000, length - 1):
+        first = 0 if window is None else max(0, place - window + 1)
+        seen = slice(first, place + 1)
+        scores = (k[seen, 0].double() @ q[place].double().t() / 8**0.5).exp()  # [keys, 2]
+        exact = scores.t() @ v[seen, 0].double() / (scores.sum(0) + sinks.double().exp()).unsqueeze(1)
+        assert (found[place] - exact).abs().max() < 1e-5, place
 
 
 def test_not_a_number_is_seen(folder: Path) -> None:

@@ -31,7 +31,7 @@ def compute(machine: Machine) -> list[list[float]]:
     tokens = [vocab.encode_with_special(text) for text in TEXTS]
     with torch.inference_mode():
         group = Group([source.embedded(ids) for ids in tokens], (EXACT,))
-        x = run_plain(machine.model, source.layers(), [group])[0][0]
+        x = run_plain(machine.model, source.layers(), group)[0]
         norm, head = source.read(None, "final_norm").float(), source.read(None, "head")
         found = []
         for own, ids in zip(x.split([len(each) for each in tokens]), tokens, strict=True):

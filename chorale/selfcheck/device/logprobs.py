@@ -9,6 +9,7 @@ the window on, or far into a context.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ import torch
 
 from chorale.selfcheck.check import Failed, Found, Skipped
 from chorale.selfcheck.device.machine import Machine
-from chorale.selfcheck.device.plain import EXACT, Group, Rounding, rms_norm, run_plain
+from chorale.selfcheck.device.plain import EXACT, Group, Rounding, TooSlow, rms_norm, run_plain
 from chorale.selfcheck.recorded import Position, Recording, Sequence
 
 Floats = npt.NDArray[np.float64]
@@ -29,7 +30,8 @@ Floats = npt.NDArray[np.float64]
 # count in means and tails, and medians are of all others.
 MEAN_FACTOR, MEDIAN_FACTOR, P99_FACTOR, SEQUENCE_FACTOR = 1.5, 1.4, 3.0, 3.0
 _FLOOR_FLOAT32, _FLOOR = 2e-4, 2e-3  # of a mean: what is left where rounding is not simulated
-_LONG = 16_384  # tokens from which on only exact arithmetic runs, which takes a minute at 128k on an H200
+_LONG = 16_384  # tokens from which on only exact arithmetic runs
+_LONG_SECONDS = 240.0  # that it may take for such a sequence
 _FEW = 200  # positions of a kind, below which its 99th percentile means nothing
 _COARSE = 0.1
 _ROWS_AT_ONCE = 128  # of logits
@@ -42,20 +44,24 @@ def check_logprobs(machine: Machine, recording: Recording) -> Found:
         raise Skipped("the server recorded no log-probabilities")
     with torch.inference_mode():
         errors = _errors(machine, sequences)
+    if not errors:
+        raise Skipped(f"plain arithmetic takes more than {_LONG_SECONDS:.0f} s for each recorded sequence")
     floor = _FLOOR_FLOAT32 if machine.dtype == machine.kv_dtype == torch.float32 else _FLOOR
-    kinds = _by_kind(machine, sequences, errors)
+    kinds = _by_kind(machine, errors)
     faults = _faults(kinds, errors, floor)
     facts: dict[str, Any] = {name: kind.facts for name, kind in kinds.items()}
     every = kinds["all"]
     if faults:
         raise Failed("; ".join(faults), facts)
-    left_out = len(recording.sequences) - len(sequences)
-    more = f"; {left_out} long sequences need more memory than there is" if left_out else ""
+    too_large, too_slow = len(recording.sequences) - len(sequences), len(sequences) - len(errors)
+    more = f"; {too_large} long sequences need more memory than there is" if too_large else ""
+    if too_slow:
+        more += f"; {too_slow} would take more than {_LONG_SECONDS:.0f} s here and were left out"
     if every.usual > _COARSE:
         more += "; rounding moves so much here that small faults would not show"
-    longest = max(len(sequence.tokens) for sequence in sequences)
+    longest = max(len(each.sequence.tokens) for each in errors)
     detail = (
-        f"{every.count} positions of {len(sequences)} sequences of up to {longest:,} tokens are"
+        f"{every.count} positions of {len(errors)} sequences of up to {longest:,} tokens are"
         f" off by {every.ours.mean():.2g} on average (rounding alone: {every.usual:.2g}){more}"
     )
     return Found(detail, facts)
@@ -77,38 +83,39 @@ def _that_fit(machine: Machine, sequences: list[Sequence]) -> list[Sequence]:
 class _Errors:
     """Mean absolute errors of one sequence's positions. ``rounded``: None if it was not simulated."""
 
-    name: str
+    sequence: Sequence
     ours: Floats
     rounded: Floats | None
 
 
 def _errors(machine: Machine, sequences: list[Sequence]) -> list[_Errors]:
     short = [each for each in sequences if len(each.tokens) <= _LONG]
-    long = [each for each in sequences if len(each.tokens) > _LONG]
-    source, groups, members = machine.plain, [], []
-    rounds = machine.rounding != EXACT
-    for some, roundings in (
-        (short, (EXACT, machine.rounding) if rounds else (EXACT,)),
-        *(([each], (EXACT,)) for each in long),
-    ):
-        if some:
-            groups.append(Group([source.embedded(each.tokens) for each in some], roundings))
-            members.append(some)
-    streams = run_plain(machine.model, source.layers(), groups)
-    head = _Head(machine)
-    found: dict[str, _Errors] = {}
-    for some, own in zip(members, streams, strict=True):
-        pieces = [x.split([len(each.tokens) for each in some]) for x in own]
-        for number, sequence in enumerate(some):
-            exact, *others = (
-                head.logprobs(x[number], sequence.positions, rounding)
-                for x, rounding in zip(pieces, (EXACT, machine.rounding), strict=False)
-            )
-            given = [np.array(position.logprobs) for position in sequence.positions]
-            found[sequence.name] = _Errors(
-                sequence.name, _means(given, exact), _means(others[0], exact) if others else None
-            )
-    return [found[each.name] for each in sequences]
+    roundings = (EXACT, machine.rounding) if machine.rounding != EXACT else (EXACT,)
+    found = _errors_of(machine, short, roundings, math.inf) if short else []
+    for each in sequences:
+        if each not in short:
+            with contextlib.suppress(TooSlow):
+                found += _errors_of(machine, [each], (EXACT,), _LONG_SECONDS)
+    return found
+
+
+def _errors_of(
+    machine: Machine, sequences: list[Sequence], roundings: tuple[Rounding, ...], seconds: float
+) -> list[_Errors]:
+    """Raises ``TooSlow`` if they would take longer than ``seconds``."""
+    source, head, found = machine.plain, _Head(machine), []
+    group = Group([source.embedded(each.tokens) for each in sequences], roundings)
+    streams = run_plain(machine.model, source.layers(), group, seconds=seconds)
+    pieces = [x.split([len(each.tokens) for each in sequences]) for x in streams]
+    for number, sequence in enumerate(sequences):
+        exact, *others = (
+            head.logprobs(x[number], sequence.positions, rounding)
+            for x, rounding in zip(pieces, roundings, strict=True)
+        )
+        given = [np.array(position.logprobs) for position in sequence.positions]
+        rounded = _means(others[0], exact) if others else None
+        found.append(_Errors(sequence, _means(given, exact), rounded))
+    return found
 
 
 def _means(found: list[Floats], exact: list[Floats]) -> Floats:
@@ -163,7 +170,7 @@ class _Kind:
         return {"positions": self.count, "mean": float(self.ours.mean()), **found, "rounding": self.usual}
 
 
-def _by_kind(machine: Machine, sequences: list[Sequence], errors: list[_Errors]) -> dict[str, _Kind]:
+def _by_kind(machine: Machine, errors: list[_Errors]) -> dict[str, _Kind]:
     window = machine.model.sliding_window
     kinds: dict[str, Callable[[Sequence, Position], bool]] = {
         "all": lambda s, p: True,
@@ -177,8 +184,8 @@ def _by_kind(machine: Machine, sequences: list[Sequence], errors: list[_Errors])
     found: dict[str, _Kind] = {}
     for name, holds in kinds.items():
         ours, rounded = [], []
-        for sequence, each in zip(sequences, errors, strict=True):
-            is_in = np.array([holds(sequence, position) for position in sequence.positions], bool)
+        for each in errors:
+            is_in = np.array([holds(each.sequence, position) for position in each.sequence.positions], bool)
             ours.append(each.ours[is_in])
             if each.rounded is not None:
                 rounded.append(each.rounded[is_in])
@@ -212,7 +219,9 @@ def _faults(kinds: dict[str, _Kind], errors: list[_Errors], floor: float) -> lis
             most = SEQUENCE_FACTOR * max(_quantile(every, 0.5), _quantile(own, 0.5)) + 5 * floor
             found = _quantile(each.ours, 0.5)
             if not found <= most:
-                faults.append(f"{each.name}: off by {found:.2g} at half of it, rounding explains {most:.2g}")
+                faults.append(
+                    f"{each.sequence.name}: off by {found:.2g} at half of it, rounding explains {most:.2g}"
+                )
     return faults[:4]
 
 

@@ -9,6 +9,7 @@ is what rounding alone does to this checkpoint.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -17,8 +18,9 @@ import torch
 from chorale.model.config import ModelConfig, RopeConfig
 from chorale.selfcheck.device.plain_weights import PlainLayer
 
-_MAX_SCORES = 2**28  # elements of one score tensor: 1 GiB
+_MAX_SCORES = 2**26  # elements of one score tensor: 256 MiB
 _MAX_SCORES_CPU = 2**23
+_PIECE = 4096  # keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,26 +95,45 @@ def attend(
     length, heads, dim = q.shape
     each = heads // k.shape[1]
     most = _MAX_SCORES if q.is_cuda else _MAX_SCORES_CPU
-    chunk = max(1, min(length, most // max(1, each * length)))
+    seen = length if window is None else min(length, 2 * window)
+    chunk = max(1, min(seen, most // (each * seen)))
+    k, v = (torch.cat((x, x.new_zeros(_PIECE, *x.shape[1:]))) for x in (k, v))
     out = torch.empty_like(q)
     for head in range(k.shape[1]):
         group = slice(head * each, (head + 1) * each)
         for begin in range(0, length, chunk):
             end = min(begin + chunk, length)
             first = 0 if window is None else max(0, begin - window + 1)
-            scores = torch.einsum("qgd,kd->gqk", q[begin:end, group], k[first:end, head]) / math.sqrt(dim)
-            query = torch.arange(begin, end, device=q.device).unsqueeze(1)
-            key = torch.arange(first, end, device=q.device)
-            unseen = key > query
+            keys = end - first
+            query = q[begin:end, group].reshape(-1, dim) / math.sqrt(dim)
+            columns = slice(first, first + _whole_pieces(keys + 1))
+            scores = (query @ k[columns, head].t()).view(end - begin, each, -1)
+            masked = begin if window is None else first  # every query of the chunk sees all keys before it
+            place = torch.arange(begin, end, device=q.device).unsqueeze(1)
+            key = torch.arange(masked, columns.stop, device=q.device)
+            unseen = key > place
             if window is not None:
-                unseen |= query - key >= window
-            scores.masked_fill_(unseen, -math.inf)
-            sink = sinks[group].view(-1, 1, 1)
-            top = torch.maximum(scores.amax(-1, keepdim=True), sink)
-            scores = torch.exp_(scores.sub_(top))
-            mass = scores.sum(-1, keepdim=True) + torch.exp(sink - top)
-            out[begin:end, group] = torch.einsum("gqk,kd->qgd", scores.div_(mass), v[first:end, head])
+                unseen |= place - key >= window
+            scores[..., masked - first :].masked_fill_(unseen.unsqueeze(1), -math.inf)
+            scores[..., keys] = sinks[group]  # takes its share and has no value
+            shares = torch.softmax(scores, -1)
+            shares[..., keys] = 0
+            result = _product_of_pieces(shares.view(query.shape[0], -1), v[columns, head])
+            out[begin:end, group] = result.view(end - begin, each, dim)
     return out.reshape(length, heads * dim)
+
+
+def _whole_pieces(keys: int) -> int:
+    """At least as many keys: whole pieces, or whole blocks of 64 within one."""
+    unit = _PIECE if keys > _PIECE else 64
+    return -(-keys // unit) * unit
+
+
+def _product_of_pieces(shares: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """[R, K] times [K, D]. A GPU computes the pieces of K side by side; R and D alone would not fill it."""
+    piece = min(_PIECE, len(values))
+    parts = shares.view(len(shares), -1, piece).transpose(0, 1)
+    return torch.bmm(parts, values.reshape(-1, piece, values.shape[-1])).sum(0)
 
 
 def choose(normed: torch.Tensor, layer: PlainLayer, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -200,18 +221,28 @@ class Group:
     roundings: tuple[Rounding, ...]
 
 
+class TooSlow(Exception):
+    """The layers would take longer than the time that was given."""
+
+
 def run_plain(
-    config: ModelConfig, layers: Iterable[PlainLayer], groups: list[Group]
-) -> list[list[torch.Tensor]]:
-    """Returns x [T, H] after the last layer, for each group and rounding. Every layer is read once."""
-    models, streams = [], []
-    for group in groups:
-        lengths = [len(each) for each in group.embedded]
-        models.append(PlainModel(config, lengths, group.embedded[0].device))
-        streams.append([torch.cat(group.embedded) for _ in group.roundings])
+    config: ModelConfig, layers: Iterable[PlainLayer], group: Group, *, seconds: float = math.inf
+) -> list[torch.Tensor]:
+    """Returns x [T, H] after the last layer for each rounding. Every layer is read once.
+
+    Raises ``TooSlow`` as soon as it is clear that all layers would take longer than ``seconds``.
+    """
+    device = group.embedded[0].device
+    model = PlainModel(config, [len(each) for each in group.embedded], device)
+    streams = [torch.cat(group.embedded) for _ in group.roundings]
+    began = time.monotonic()
     for number, layer in enumerate(layers):
-        for model, group, own in zip(models, groups, streams, strict=True):
-            for place, rounding in enumerate(group.roundings):
-                half = model.attention(number, layer, own[place], rounding).x
-                own[place] = model.mix(layer, half, rounding)
+        for place, rounding in enumerate(group.roundings):
+            half = model.attention(number, layer, streams[place], rounding).x
+            streams[place] = model.mix(layer, half, rounding)
+        if number % 2 and seconds < math.inf:  # a layer of each kind of attention
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            if (time.monotonic() - began) / (number + 1) * config.num_hidden_layers > seconds:
+                raise TooSlow
     return streams
