@@ -130,7 +130,7 @@ def _whole_pieces(keys: int) -> int:
 
 
 def _product_of_pieces(shares: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """[R, K] times [K, D]. A GPU computes the pieces of K side by side; R and D alone would not fill it."""
+    """[R, K] times [K, D]. A GPU computes the pieces of K concurrently; R and D alone would not fill it."""
     piece = min(_PIECE, len(values))
     parts = shares.view(len(shares), -1, piece).transpose(0, 1)
     return torch.bmm(parts, values.reshape(-1, piece, values.shape[-1])).sum(0)
