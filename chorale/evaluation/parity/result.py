@@ -118,6 +118,11 @@ def table(
     yield f"B  {_about(b)}"
     tokens = sum(pair.text.length for pair in pairs)
     yield f"{len(pairs)} texts, {tokens:,} tokens"
+    mean = float(np.nanmean(np.concatenate([one.alone.token for one in a.readings])))
+    guess = -math.log(VOCAB_SIZE)
+    if mean < guess:
+        yield f"A's weights are not trained: the texts have {mean:.1f} nats a token, a guess {guess:.1f}."
+        yield "Rounding alone may look like a different model then; compare trained weights."
     yield ""
     yield f"{'|difference| of log-probabilities, in nats':>69}    {'times the noise of A':>26}"
     head = ("tokens", "median", "mean", "p99", "worst")

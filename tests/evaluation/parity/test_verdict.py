@@ -149,3 +149,11 @@ def test_the_table_and_the_json_say_the_same() -> None:
     assert [group["name"] for group in result["groups"]][:4] == ["all", "1..63", "64..127", "128..255"]
     assert result["groups"][0]["tokens"] == 10 * (LENGTH - 1)  # the first token of a text has no score
     assert result["texts"][0]["worst"] <= result["groups"][0]["worst"]
+    assert not any("not trained" in line for line in lines)
+
+
+def test_the_table_says_that_weights_are_not_trained() -> None:
+    untrained = recording("a", 1, FLOAT32, lambda exact, rng: np.full_like(exact, -10.0))
+    pairs = compare(untrained, untrained)
+    lines = list(table(untrained, untrained, pairs, judge(pairs), "equal"))
+    assert "A's weights are not trained: the texts have -13.0 nats a token, a guess -12.2." in lines
