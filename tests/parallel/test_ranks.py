@@ -65,6 +65,27 @@ def engine(folder: Path, size: int, **options: Any) -> Iterator[EngineCore]:
         core.shutdown()
 
 
+Cores = tuple[EngineCore, EngineCore]  # of one rank, and of two
+
+
+@pytest.fixture(scope="module")
+def odd_cores(odd: Path) -> Iterator[Cores]:
+    with engine(odd, 1) as alone, engine(odd, 2) as ranks:
+        yield alone, ranks
+
+
+@pytest.fixture(scope="module")
+def wide_cores(wide: Path) -> Iterator[Cores]:
+    with engine(wide, 1) as alone, engine(wide, 2) as ranks:
+        yield alone, ranks
+
+
+def fresh(cores: Cores, **limits: Any) -> Cores:
+    """Engines that have seen no request, on the same ranks: to start those takes longer than most tests."""
+    alone, ranks = (with_drafter(core, None, **limits) for core in cores)
+    return alone, ranks
+
+
 def common(prompt: list[int]) -> list[GenerateRequest]:
     """One request of each kind that any vocabulary allows."""
     kinds: dict[str, dict[str, Any]] = {
@@ -113,79 +134,93 @@ def check_equal(found: Answers, expected: Answers, *, cached: bool = True) -> No
             check_records(one.prompt_logprobs or [], other.prompt_logprobs or [])
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_every_kind_of_request(odd: Path, size: int) -> None:
+def check_every_kind(alone: EngineCore, ranks: EngineCore) -> None:
     requests = common(random_prompt(50, 1))
-    with engine(odd, 1) as alone, engine(odd, size) as ranks:
-        expected = run(alone, requests)
-        assert not any(answer.error for answers in expected.values() for answer in answers)
-        assert expected["logprobs"][0].logprobs
-        assert expected["prompt_logprobs"][0].prompt_logprobs
-        check_equal(run(ranks, requests), expected)
+    expected = run(alone, requests)
+    assert not any(answer.error for answers in expected.values() for answer in answers)
+    assert expected["logprobs"][0].logprobs
+    assert expected["prompt_logprobs"][0].prompt_logprobs
+    check_equal(run(ranks, requests), expected)
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_a_cached_prefix(odd: Path, size: int) -> None:
+def test_every_kind_of_request(odd_cores: Cores) -> None:
+    check_every_kind(*fresh(odd_cores))
+
+
+@pytest.mark.slow
+def test_every_kind_of_request_on_four_ranks(odd: Path, odd_cores: Cores) -> None:
+    with engine(odd, 4) as ranks:
+        check_every_kind(fresh(odd_cores)[0], ranks)
+
+
+def check_cached_prefix(alone: EngineCore, ranks: EngineCore) -> None:
     prompt = random_prompt(100, 2)
     first = request("first", prompt, max_tokens=4, seed=1)
     second = request("second", [*prompt, 1, 2, 3], max_tokens=8, seed=2, logprobs=2)
-    with engine(odd, 1) as alone, engine(odd, size) as ranks:
-        run(alone, [first])
-        run(ranks, [first])
-        expected = run(alone, [second])
-        assert expected["second"][0].num_cached_tokens >= 96
-        check_equal(run(ranks, [second]), expected)
+    run(alone, [first])
+    run(ranks, [first])
+    expected = run(alone, [second])
+    assert expected["second"][0].num_cached_tokens >= 96
+    check_equal(run(ranks, [second]), expected)
 
 
-def test_drafts(odd: Path) -> None:
+def test_a_cached_prefix(odd_cores: Cores) -> None:
+    check_cached_prefix(*fresh(odd_cores))
+
+
+def test_a_cached_prefix_on_four_ranks(odd: Path, odd_cores: Cores) -> None:
+    with engine(odd, 4) as ranks:
+        check_cached_prefix(fresh(odd_cores)[0], ranks)
+
+
+def test_drafts(odd_cores: Cores) -> None:
     """They travel with the plan, and each rank finds the same tokens accepted."""
     requests = common(random_prompt(50, 1))
-    with engine(odd, 1) as alone, engine(odd, 2) as ranks:
-        expected = run(alone, requests)
-        drafts = knowing(expected, most=4, varies=True, wrong=0.2, vocab_size=ranks.limits.vocab_size)
-        drafted = with_drafter(ranks, drafts)
-        check_equal(run(drafted, requests), expected)
-        assert drafted._scheduler.committer.num_accepted_tokens > 20
+    alone, ranks = fresh(odd_cores)
+    expected = run(alone, requests)
+    drafts = knowing(expected, most=4, varies=True, wrong=0.2, vocab_size=ranks.limits.vocab_size)
+    drafted = with_drafter(ranks, drafts)
+    check_equal(run(drafted, requests), expected)
+    assert drafted._scheduler.committer.num_accepted_tokens > 20
 
 
-def test_preemption(odd: Path) -> None:
+def test_preemption(odd_cores: Cores) -> None:
     """A pool that is too small for all: rows are taken away and computed again."""
     requests = [
         request(str(n), random_prompt(20 + n, n), max_tokens=40, seed=n, frequency_penalty=0.2 * (n % 2))
         for n in range(8)
     ]
-    options = {"num_gpu_blocks_override": 32, "max_model_len": 128, "enable_prefix_caching": False}
-    with engine(odd, 1, **options) as alone, engine(odd, 2, **options) as ranks:
-        expected = run(alone, requests)
-        found = run(ranks, requests)
-        assert sum(answers[0].num_preemptions for answers in found.values()) > 0
-        check_equal(found, expected)
+    alone, ranks = fresh(odd_cores, num_blocks=32, max_model_len=128, enable_prefix_caching=False)
+    expected = run(alone, requests)
+    found = run(ranks, requests)
+    assert sum(answers[0].num_preemptions for answers in found.values()) > 0
+    check_equal(found, expected)
 
 
-def test_abort_in_the_middle(odd: Path) -> None:
+def test_abort_in_the_middle(odd_cores: Cores) -> None:
     """The row of an aborted request goes to another, on every rank."""
     long = request("long", random_prompt(30, 1), max_tokens=60, seed=1)
     other = request("other", random_prompt(40, 2), max_tokens=30, seed=2)
     later = request("later", random_prompt(35, 3), max_tokens=20, seed=3, presence_penalty=0.5)
-    with engine(odd, 1, max_num_seqs=2) as alone, engine(odd, 2, max_num_seqs=2) as ranks:
-        expected = run(alone, [other, later])
-        answers: Answers = {"long": [Answer()], "other": [Answer()], "later": [Answer()]}
-        for each in (long, other, later):
-            ranks.add_request(each)
-        for step in range(10_000):
-            if not ranks.has_work:
-                break
-            if step == 6:
-                ranks.abort("long")
-            for chunk in ranks.step():
-                answers[chunk.request_id][chunk.index].add(chunk)
-            check_integrity(ranks)
-        assert answers["long"][0].finish_reason == "abort"
-        assert 0 < len(answers["long"][0].token_ids) < 60
-        check_equal(answers, expected)
+    alone, ranks = fresh(odd_cores, max_num_seqs=2)
+    expected = run(alone, [other, later])
+    answers: Answers = {"long": [Answer()], "other": [Answer()], "later": [Answer()]}
+    for each in (long, other, later):
+        ranks.add_request(each)
+    for step in range(10_000):
+        if not ranks.has_work:
+            break
+        if step == 6:
+            ranks.abort("long")
+        for chunk in ranks.step():
+            answers[chunk.request_id][chunk.index].add(chunk)
+        check_integrity(ranks)
+    assert answers["long"][0].finish_reason == "abort"
+    assert 0 < len(answers["long"][0].token_ids) < 60
+    check_equal(answers, expected)
 
 
-def test_grammars_and_wide_filters(wide: Path) -> None:
+def test_grammars_and_wide_filters(wide_cores: Cores) -> None:
     """Masks of the rank's part of the vocabulary, and thresholds that are found by bisection."""
     prompt = random_prompt(20, 1)
     digits = raw_grammar(constraint.regex("[0-9]{3}-[a-z]{2,9}", "p"))
@@ -200,29 +235,28 @@ def test_grammars_and_wide_filters(wide: Path) -> None:
         request("top_k", prompt, top_k=3000, seed=4, max_tokens=8, logprobs=20),
         request("top_p", prompt, top_p=0.5, top_k=150_000, seed=5, max_tokens=8),
     ]
-    with engine(wide, 1) as alone, engine(wide, 2) as ranks:
-        expected = run(alone, requests)
-        assert not any(answer.error for answers in expected.values() for answer in answers)
-        check_equal(run(ranks, requests), expected, cached=False)
-        drafts = knowing(expected, most=4, varies=True, wrong=0.2, vocab_size=ranks.limits.vocab_size)
-        check_equal(run(with_drafter(ranks, drafts), requests), expected, cached=False)
+    alone, ranks = fresh(wide_cores)
+    expected = run(alone, requests)
+    assert not any(answer.error for answers in expected.values() for answer in answers)
+    check_equal(run(ranks, requests), expected, cached=False)
+    drafts = knowing(expected, most=4, varies=True, wrong=0.2, vocab_size=ranks.limits.vocab_size)
+    check_equal(run(with_drafter(ranks, drafts), requests), expected, cached=False)
 
 
-def test_whole_experts_by_rank(odd: Path) -> None:
+def test_whole_experts_by_rank(odd: Path, odd_cores: Cores) -> None:
     requests = common(random_prompt(50, 4))
-    with engine(odd, 1) as alone, engine(odd, 2, enable_expert_parallel=True) as ranks:
-        check_equal(run(ranks, requests), run(alone, requests))
+    with engine(odd, 2, enable_expert_parallel=True) as ranks:
+        check_equal(run(ranks, requests), run(fresh(odd_cores)[0], requests))
 
 
-def test_a_head_on_each_rank_changes_nothing(wide: Path) -> None:
+def test_a_head_on_each_rank_changes_nothing(wide: Path, wide_cores: Cores) -> None:
     """Every rank drafts by itself; their drafts must be the same."""
     kinds = {"hot", "filters", "penalties", "logprobs", "several"}
     requests = [each for each in common(random_prompt(30, seed=4)) if each.request_id in kinds]
     assert len(requests) == len(kinds)
-    answers = []
-    for drafts in (None, DRAFTS):
-        with engine(wide, 2, speculative_config=drafts) as core:
-            answers.append(run(core, requests))
-            committer = core._scheduler.committer
-            assert bool(committer.num_accepted_tokens) == (drafts is not None)
-    check_nearly_equal(answers[1], answers[0])
+    _, plain = fresh(wide_cores)
+    expected = run(plain, requests)
+    assert not plain._scheduler.committer.num_accepted_tokens
+    with engine(wide, 2, speculative_config=DRAFTS) as core:
+        check_nearly_equal(run(core, requests), expected)
+        assert core._scheduler.committer.num_accepted_tokens
