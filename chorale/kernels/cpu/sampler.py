@@ -7,8 +7,8 @@ import ctypes
 import torch
 
 from chorale.kernels.cpu.library import Sampling, library
-from chorale.kernels.ops import SamplingInputs
-from chorale.kernels.reference.sampling import ReferenceSampler
+from chorale.kernels.ops import NO_FINITE_LOGITS, NOTHING_ALLOWED, SamplingInputs
+from chorale.kernels.reference.sampling import Needs, ReferenceSampler
 
 
 class CpuSampler(ReferenceSampler):
@@ -19,6 +19,7 @@ class CpuSampler(ReferenceSampler):
     ) -> None:
         super().__init__(forbidden, rows_at_once, ids=ids)
         self._mask = forbidden.to(torch.uint8).contiguous()
+        self._no_rows = torch.empty(0, dtype=torch.int32)
 
     def __call__(
         self, logits: torch.Tensor, draws: SamplingInputs, last_token: torch.Tensor, out: torch.Tensor
@@ -26,6 +27,28 @@ class CpuSampler(ReferenceSampler):
         if self._columns is not None:
             super().__call__(logits, draws, last_token, out)
             return
+        found = self._found(logits, draws)
+        out.copy_(found)
+        last_token[draws.rows.long()] = found.clamp(min=0)
+
+    def choose(
+        self,
+        scores: torch.Tensor,
+        logits: torch.Tensor,
+        keys: torch.Tensor,
+        temperature: torch.Tensor,
+        filters: torch.Tensor | None,
+        needs: Needs,
+    ) -> torch.Tensor:
+        if self._columns is not None:
+            return super().choose(scores, logits, keys, temperature, filters, needs)
+        found = self._found(scores, SamplingInputs(keys, temperature, self._no_rows, filters))
+        # Why a row has none depends on the raw logits; the library has seen them after processors.
+        is_finite = logits.amax(-1).isfinite()
+        return torch.where(is_finite, found.where(found >= 0, NOTHING_ALLOWED), NO_FINITE_LOGITS)
+
+    def _found(self, logits: torch.Tensor, draws: SamplingInputs) -> torch.Tensor:
+        """[N] int64: a token for each row, or why it has none."""
         logits, keys = logits.contiguous(), draws.keys.contiguous()
         temperature, allowed, stops = draws.temperature.contiguous(), draws.allowed, draws.early_stops
         index = None if allowed is None else allowed.index.contiguous()
@@ -41,5 +64,4 @@ class CpuSampler(ReferenceSampler):
         )  # fmt: skip
         found = torch.empty(len(logits), dtype=torch.int64)
         library().functions.sample(ctypes.addressof(given), found.data_ptr())
-        out.copy_(found)
-        last_token[draws.rows.long()] = found.clamp(min=0)
+        return found

@@ -10,10 +10,11 @@ In this order, on a copy of the row's logits:
  5. plus Gumbel noise f(seed, position, token id), and the largest wins
 
 Temperature 0 skips 3 to 5. ``Ops.make_sampler`` does all but 2. Rows with logits processors (see
-``logits_processors.py``) use the plain torch of ``kernels/reference/sampling.py`` on every device, so the
-implementation that samples a row depends on that row alone. A row's token is a function of its own logits,
-parameters, seed and position; batch and chunking cannot change it. A row with a NaN or infinite logit, or
-with every token forbidden, gets no token and does not affect the others.
+``logits_processors.py``) use the plain torch of ``kernels/reference/sampling.py`` on every GPU and NPU, and
+what ``kernels/cpu/sampler.py`` makes of it on a CPU, so the implementation that samples a row depends on that
+row alone. A row's token is a function of its own logits, parameters, seed and position; batch and chunking
+cannot change it. A row with a NaN or infinite logit, or with every token forbidden, gets no token and does
+not affect the others.
 """
 
 from __future__ import annotations
@@ -71,9 +72,11 @@ class Sampler:
 
     @functools.cached_property
     def _plain(self) -> ReferenceSampler:
-        """For rows with edits: few servers see one."""
+        """For rows with edits: few servers see one. A back end's own, if it is made of the reference."""
         if self._rank is not None:
             return SharedSampler(self._rank, self.forbidden, self._device.sample_rows)
+        if isinstance(self.draw, ReferenceSampler):
+            return self.draw
         return ReferenceSampler(self.forbidden, self._device.sample_rows)
 
     def logprobs(self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> LogprobTensors:

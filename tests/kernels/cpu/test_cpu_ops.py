@@ -17,7 +17,7 @@ from chorale.kernels.cpu.sampler import CpuSampler
 from chorale.kernels.ops import NO_FINITE_LOGITS, NOTHING_ALLOWED, Allowed, SamplingInputs
 from chorale.kernels.reference.noise import row_keys
 from chorale.kernels.reference.ops import REFERENCE_OPS
-from chorale.kernels.reference.sampling import ReferenceSampler
+from chorale.kernels.reference.sampling import Needs, ReferenceSampler
 from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import make_config
@@ -94,6 +94,33 @@ def test_the_same_tokens(isa: str) -> None:
     assert found[0][[3, 6, 7, 8]].tolist() == [
         NOTHING_ALLOWED, NO_FINITE_LOGITS, NO_FINITE_LOGITS, NO_FINITE_LOGITS,
     ]  # fmt: skip
+
+
+def test_rows_after_logits_processors_get_the_same_tokens(isa: str) -> None:
+    """And the reason why one has none is found in its logits before them."""
+    torch.manual_seed(7)
+    vocab, rows = 20_011, 9
+    logits = torch.randn(rows, vocab) * 3
+    logits[1, 5], logits[2, 9], logits[3] = torch.nan, torch.inf, -torch.inf
+    keys = torch.randint(-(2**31), 2**31, (rows, 2), dtype=torch.int32)
+    temperature = torch.tensor([0.0, 1.0, 1.0, 1.0, 0.7, 1.0, 1.0, 0.0, 2.0])
+    filters = torch.tensor([[vocab, 1.0, 0.0], [50, 0.9, 0.02], [7, 1.0, 0.0]]).repeat(3, 1)
+    forbidden = (torch.arange(vocab) % 100 == 0).to(torch.uint8)
+    found = []
+    for number, some in ((number, some) for number in range(2) for some in (None, filters)):
+        sampler = (CpuSampler, ReferenceSampler)[number](forbidden, rows)
+        scores = sampler.permitted(logits)
+        scores[:, 10:400] += 4.0
+        scores[2, 9] = -torch.inf  # hides what was wrong
+        scores[5] = -torch.inf
+        scores[6, 33] = torch.inf
+        needs = Needs(True, False, (some is not None,) * 3, 50)
+        found.append(sampler.choose(scores, logits, keys, temperature, some, needs))
+    assert torch.equal(found[0], found[2])
+    assert torch.equal(found[1], found[3])
+    none = [NO_FINITE_LOGITS, NO_FINITE_LOGITS, NO_FINITE_LOGITS, NOTHING_ALLOWED, NOTHING_ALLOWED]
+    assert found[0][[1, 2, 3, 5, 6]].tolist() == none
+    assert (found[0][[0, 4, 7, 8]] >= 0).all()
 
 
 def _sample(make: Any, logits: torch.Tensor, draws: SamplingInputs) -> tuple[torch.Tensor, torch.Tensor]:
