@@ -24,6 +24,13 @@ def test_one_form_of_each_kernel_compiles_for_hopper(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(SECONDS)
 def test_some_kernels_compile_for_hardware_that_was_never_tried(tmp_path: Path) -> None:
+    """One of each maker, with products, and inline assembly for the first; the others are marked slow."""
+    compile_for(tmp_path, "cuda:80", "hip:gfx942", "gate_up 64", "skinny")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS)
+def test_more_kernels_compile_for_hardware_that_was_never_tried(tmp_path: Path) -> None:
     targets = ("cuda:80", "hip:gfx942", "hip:gfx1201")
     compile_for(tmp_path, *targets, "gate_up 64", "skinny", "decode 0", "route 32 bf16")
 

@@ -36,11 +36,13 @@ def interpret(*twins: str, every: int = 1) -> None:
 
 
 TWINS = ("twins.py", "twins_large.py", "twins_e4m3.py", "twins_experts.py", "twins_draft.py")
+STEP_TWINS = ("step_twins.py", "filter_twins.py", "draft_twins.py", "page_twins.py")
 
 
 @pytest.mark.timeout(SECONDS)
 def test_every_op_equals_its_twin_in_some_cases() -> None:
-    interpret(*TWINS, every=48)
+    """Those around the model too: one process for all of them."""
+    interpret(*TWINS, *STEP_TWINS, every=48)
 
 
 @pytest.mark.slow

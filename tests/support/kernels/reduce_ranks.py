@@ -471,7 +471,7 @@ def run(ranks: int, scenarios: list[str]) -> None:
         for dtype in DTYPES:
             words = Layout(ranks, H, TOKENS, FEW, dtype).num_bytes // 4
             cases[name, dtype] = [torch.zeros(words, dtype=torch.int32).share_memory_() for _ in range(ranks)]
-    context = processes.get_context("spawn")
+    context = processes.get_context("fork")  # torch and Triton are imported once
     barrier = context.Barrier(ranks)
     pipes = [context.Pipe(duplex=False) for _ in range(ranks)]
     started = [

@@ -338,7 +338,7 @@ def run(size: int, scenarios: list[str]) -> None:
     layout = Layout(size, 64, 64, 8, torch.float32)
     words = layout.num_bytes // 4
     buffers = [torch.zeros(words, dtype=torch.int32).share_memory_() for _ in range(size)]
-    context = processes.get_context("spawn")
+    context = processes.get_context("fork")  # torch and Triton are imported once
     pipes = [context.Pipe(duplex=False) for _ in range(size)]
     with tempfile.TemporaryDirectory() as folder:
         started = [

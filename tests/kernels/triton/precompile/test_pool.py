@@ -67,10 +67,17 @@ def test_kernels_are_compiled_by_processes(tmp_path: Path) -> None:
     )
 
 
-def test_a_task_that_fails_and_one_that_is_no_task(pool: CompilePool) -> None:
+def test_tasks_that_fail_and_the_end_of_processes_that_are_dismissed(pool: CompilePool) -> None:
     assert not pool.run(b"no pickle")
     assert not pool.run(b"")
     assert pool._free.qsize() == 2  # both processes are there for the next
+    pids = children(pool._process.pid)
+    assert len(pids) == 2
+    pool.close()
+    pool.close()
+    assert pool._process.wait(60) == 0
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert not pool.run(b"")
 
 
 class Call:
@@ -109,16 +116,6 @@ def test_processes_that_die_are_not_waited_for(pool: CompilePool) -> None:
     assert [pool.run(b"") for _ in range(4)] == [False] * 4
     assert time.monotonic() - began < 60  # a silent one would be waited for twice as long
     assert pool._process.wait(60) == 0
-
-
-def test_processes_end_when_they_are_dismissed(pool: CompilePool) -> None:
-    pids = children(pool._process.pid)
-    assert len(pids) == 2
-    pool.close()
-    pool.close()
-    assert pool._process.wait(60) == 0
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
-    assert not pool.run(b"")
 
 
 def test_processes_end_with_their_parent() -> None:
@@ -225,15 +222,29 @@ def test_triton_has_what_is_built_upon() -> None:
     assert "self.compile(src, target=target, options=options.__dict__, _env_vars=env_vars)" in source
 
 
-@pytest.mark.parametrize("first", ["_settle_kernel", "_pass_kernel"])
-def test_keys_do_not_depend_on_which_kernel_was_asked_for_first(first: str) -> None:
+FIRSTS = ("_settle_kernel", "_pass_kernel")
+KEYS = f"""
+import os
+from chorale.kernels.triton.precompile.worker_main import settle_keys
+from chorale.kernels.triton.sampling import thresholds
+for first in {FIRSTS}:
+    if os.fork() == 0:
+        settle_keys()
+        getattr(thresholds, first).cache_key
+        found = thresholds._settle_kernel
+        found.cache_key
+        print(first, [name for name, _ in found.used_global_vals], flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+def test_keys_do_not_depend_on_which_kernel_was_asked_for_first() -> None:
     """Another process, which has settled them, finds the same ones, whatever it asks for afterwards."""
-    script = (
-        "from chorale.kernels.triton.precompile.worker_main import settle_keys; settle_keys()\n"
-        "from chorale.kernels.triton.sampling import thresholds\n"
-        f"thresholds.{first}.cache_key; found = thresholds._settle_kernel\n"
-        "found.cache_key; print([name for name, _ in found.used_global_vals])"
-    )
     settings = os.environ | {"PYTHONPATH": str(ROOT), "TRITON_INTERPRET": "0"}
-    done = subprocess.run([sys.executable, "-c", script], env=settings, capture_output=True, timeout=60)
-    assert "_LOWEST_KEY" in done.stdout.decode(), done.stderr.decode()
+    done = subprocess.run(
+        [sys.executable, "-c", KEYS], env=settings, capture_output=True, text=True, timeout=60
+    )
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == list(FIRSTS), done.stderr
+    assert all("_LOWEST_KEY" in line for line in lines)
