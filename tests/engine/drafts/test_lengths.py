@@ -110,7 +110,7 @@ def best_fixed(cost: Cost, accepts: npt.NDArray[np.float64]) -> tuple[float, int
     return max(rates), int(np.argmax(rates))
 
 
-@pytest.mark.parametrize("rows", [1, 8, 64, 256])
+@pytest.mark.parametrize("rows", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (8, 64)), 256])
 @pytest.mark.parametrize("kind", COSTS)
 def test_nearly_as_fast_as_the_best_fixed_number(kind: str, rows: int) -> None:
     """The first steps, in which costs and chances are still unknown, count."""

@@ -28,7 +28,19 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "any length": {"most": 40, "varies": True},
     "anything": {"most": 9, "varies": True, "wrong": 0.3},
 }
-CASES = [(kind, depth, block_size) for kind in DRAFTERS for depth in (0, 1) for block_size in (1, 7, 16)]
+# Of each drafter at each depth one block size; the others are marked slow.
+SHORT = {"right": (16, 1), "wrong": (1, 7), "any length": (7, 16), "anything": (16, 7)}
+CASES = [
+    pytest.param(kind, depth, size, marks=() if SHORT[kind][depth] == size else pytest.mark.slow)
+    for kind in DRAFTERS
+    for depth in (0, 1)
+    for size in (1, 7, 16)
+]
+HEAD_CASES = [
+    pytest.param(depth, size, marks=() if size in short else pytest.mark.slow)
+    for depth, short in ((0, (4,)), (1, (1, 16)))
+    for size in (1, 4, 16)
+]
 
 
 def oracle(options: dict[str, Any], future: Future) -> Drafter:
@@ -68,8 +80,7 @@ def head(future: Future) -> HeadDrafter:
     return HeadDrafter(5, 64)
 
 
-@pytest.mark.parametrize("block_size", [1, 4, 16])
-@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize(("depth", "block_size"), HEAD_CASES)
 def test_drafts_of_a_head_change_nothing(depth: Literal[0, 1], block_size: int) -> None:
     """The fake device has the drafts; plans are made before it is known how many of them were kept."""
     preemptions = 0
@@ -82,8 +93,10 @@ def test_drafts_of_a_head_change_nothing(depth: Literal[0, 1], block_size: int) 
     assert preemptions > 0
 
 
-@pytest.mark.parametrize("block_size", [1, 16])
-@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize(
+    ("depth", "block_size"),
+    [(0, 16), (1, 1), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((0, 1), (1, 16)))],
+)
 def test_a_head_that_is_switched_on_and_off_changes_nothing(
     depth: Literal[0, 1], block_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
