@@ -282,10 +282,10 @@ SOME_RIGHT = {"most": 9, "wrong": 0.2, "varies": True}
     ("drafts", "depth"),
     [
         pytest.param(RIGHT, 0, id="right-0"),
-        pytest.param(RIGHT, 1, id="right-1"),
+        pytest.param(RIGHT, 1, id="right-1", marks=pytest.mark.slow),
         pytest.param(WRONG, 0, id="wrong-0", marks=pytest.mark.slow),
         pytest.param(WRONG, 1, id="wrong-1"),
-        pytest.param(SOME_RIGHT, 0, id="some right-0"),
+        pytest.param(SOME_RIGHT, 0, id="some right-0", marks=pytest.mark.slow),
         pytest.param(SOME_RIGHT, 1, id="some right-1"),
     ],
 )
