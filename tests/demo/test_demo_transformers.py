@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import GptOssForCausalLM, Mxfp4Config
 
 from chorale.demo import ensure_demo
 from chorale.harmony.vocab import START
@@ -66,6 +65,9 @@ def prompts(count: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("count", [4, pytest.param(50, marks=pytest.mark.slow)])
 def test_greedy_continuations_agree(count: int) -> None:
+    # Here, because every worker imports the tests, and this import takes two seconds.
+    from transformers import GptOssForCausalLM, Mxfp4Config
+
     folder = ensure_demo()
     theirs = GptOssForCausalLM.from_pretrained(
         folder,
