@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GptOssConfig, GptOssForCausalLM
 
 from chorale.model.checkpoint_writer import RandomTensors
 from chorale.model.config import ModelConfig, RopeConfig
@@ -23,7 +22,10 @@ from tests.support.paged import PagedRunner
 BOUND = 1e-3
 
 
-def transformers_model(config: ModelConfig, seed: int = 1) -> GptOssForCausalLM:
+def transformers_model(config: ModelConfig, seed: int = 1) -> Any:
+    # Here, because every worker imports the tests, and this import takes two seconds.
+    from transformers import GptOssConfig, GptOssForCausalLM
+
     raw = {**config_json(config, "dense"), "torch_dtype": "float32", "eos_token_id": 0, "pad_token_id": 0}
     theirs = GptOssForCausalLM._from_config(
         GptOssConfig(**raw), attn_implementation="eager", dtype=torch.float32

@@ -70,7 +70,11 @@ def end_of(core: EngineCore) -> tuple[str, float]:
 
 @pytest.mark.parametrize(
     ("phase", "size"),
-    [("decode", 2), ("decode", 4), ("prefill", 2), pytest.param("prefill", 4, marks=pytest.mark.slow)],
+    [
+        ("decode", 2),
+        ("prefill", 2),
+        *(pytest.param(each, 4, marks=pytest.mark.slow) for each in ("decode", "prefill")),
+    ],
 )
 def test_a_rank_that_is_killed(odd: Path, private: Path, size: int, phase: str) -> None:
     before, memory = children(os.getpid()), shared_memory([os.getpid()])
@@ -342,7 +346,7 @@ time.sleep(60)
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_ranks_end_with_the_process_that_started_them(odd: Path, how: signal.Signals) -> None:
     process = subprocess.Popen([sys.executable, "-c", LONE, str(odd)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

@@ -96,7 +96,9 @@ def resolved_with(free: int) -> Resolved:
     return resolve(CONFIG, make_config(**ODD), Hardware("cpu", "stand-in", free, free))
 
 
-@pytest.mark.parametrize(("first", "second", "poorest"), [(RICH, POOR, 1), (POOR, RICH, 0)])
+@pytest.mark.parametrize(
+    ("first", "second", "poorest"), [(RICH, POOR, 1), pytest.param(POOR, RICH, 0, marks=pytest.mark.slow)]
+)
 def test_all_ranks_hold_what_the_poorest_can(
     odd: Path, first: int, second: int, poorest: int, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

@@ -93,7 +93,7 @@ def graph_engine(folder: Path, size: int) -> tuple[EngineCore, ThreadedExecutor]
     return EngineCore(found.limits, executor), executor
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_captured_steps(tmp_path: Path, size: int) -> None:
     folder = write_random_checkpoint(tmp_path / "odd", make_config(**ODD), seed=3)
     requests = common(random_prompt(40, 6))
@@ -113,7 +113,7 @@ def test_captured_steps(tmp_path: Path, size: int) -> None:
     core.shutdown()
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_drafts(tmp_path: Path, size: int) -> None:
     """Each rank verifies a draft by itself, in captured forward passes and with each kind of sampling."""
     folder = write_random_checkpoint(tmp_path / "odd", make_config(**ODD), seed=3)

@@ -92,7 +92,7 @@ def test_a_forced_call_comes(client: LocalClient, case: tuple[Any, Any, set[str]
         check_call(made["name"], made["arguments"], allowed)
 
     async def main(server: Server) -> None:
-        await asyncio.gather(*(one(server, seed) for seed in range(4) for one in (chat, respond)))
+        await asyncio.gather(*(one(server, seed) for seed in range(2) for one in (chat, respond)))
 
     run(client, main)
 
@@ -143,7 +143,7 @@ def test_none_never_calls(client: LocalClient) -> None:
         response = await response_to(server, tools=FLAT, max_output_tokens=120, **fields)
         assert {item["type"] for item in response["output"]} <= {"message", "reasoning"}
 
-    run(client, seeds(12, one))
+    run(client, seeds(6, one))
 
 
 def test_strict_functions_bind_when_they_are_called(client: LocalClient) -> None:

@@ -11,7 +11,10 @@ SCRIPT = "tests.support.grammar_weight"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize(("num_fields", "count"), [(2, 100), (20, 50), (80, 25)])
+@pytest.mark.parametrize(
+    ("num_fields", "count"),
+    [(20, 50), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((2, 100), (80, 25)))],
+)
 def test_the_weight_of_a_grammar_is_the_memory_that_it_takes(num_fields: int, count: int) -> None:
     """Compiled, and walked by a request, which makes states that all copies share."""
     command = [sys.executable, "-m", SCRIPT, str(num_fields), str(count)]
