@@ -20,6 +20,22 @@ inline Floats load(const uint16_t* p) {  // bfloat16
     std::memcpy(&found, p, sizeof found);
     return reinterpret_cast<Floats>(__builtin_convertvector(found, Ints) << 16);
 }
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define CHORALE_SHUFFLES
+#endif
+#endif
+#if defined(CHORALE_SHUFFLES)
+template <int Width, size_t... At> inline Floats turned(Floats v, std::index_sequence<At...>) {
+    return __builtin_shufflevector(v, v, (static_cast<int>(At) + Width) % kLanes...);
+}
+template <int Width> inline Floats halved(Floats v) {
+    v += turned<Width>(v, std::make_index_sequence<kLanes>{});
+    if constexpr (Width > 1) return halved<Width / 2>(v);
+    return v;
+}
+inline float sum(Floats v) { return halved<kLanes / 2>(v)[0]; }  // in registers: short rows consist of sums
+#else
 inline float sum(Floats v) {
     float at[kLanes];
     store(at, v);
@@ -27,6 +43,7 @@ inline float sum(Floats v) {
         for (int i = 0; i < width; i++) at[i] += at[i + width];
     return at[0];
 }
+#endif
 inline float largest(Floats v) {
     float at[kLanes], found;
     store(at, v);
