@@ -329,8 +329,10 @@ def test_tokens_are_the_same_with_and_without_a_bound(depth: Literal[0, 1]) -> N
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize("block_size", [1, 16])
+@pytest.mark.parametrize(
+    ("depth", "block_size"),
+    [(0, 16), (1, 1), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((0, 1), (1, 16)))],
+)
 def test_a_life_with_a_bound_gives_every_request_its_tokens(
     depth: Literal[0, 1], block_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

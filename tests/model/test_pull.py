@@ -100,7 +100,15 @@ def test_other_families_are_refused_before_their_weights(tmp_path: Path) -> None
     assert listed(tmp_path) == []  # only its config.json is there, and it is no gpt-oss
 
 
-@pytest.mark.parametrize("name", ["meta-llama/Llama-3-8B", "Qwen/Qwen3-8B", "qwen3", "mistralai/Mistral-7B"])
+OTHERS = [
+    "Qwen/Qwen3-8B",
+    "qwen3",
+    pytest.param("meta-llama/Llama-3-8B", marks=pytest.mark.slow),
+    pytest.param("mistralai/Mistral-7B", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("name", OTHERS)
 def test_names_of_other_families_are_known_without_a_network(name: str, tmp_path: Path) -> None:
     done = chorale(tmp_path, "serve", name, HF_HUB_OFFLINE="1")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import GptOssConfig, GptOssForCausalLM
 
 from chorale.engine.types import GenerateRequest, TokenLogprobs
 from chorale.errors import EngineError
@@ -128,6 +127,9 @@ def test_stop_ids_and_min_tokens(checkpoint: Path) -> None:
 
 def transformers_logprobs(config: ModelConfig, tokens: list[int]) -> torch.Tensor:
     """[len(tokens), V] from transformers' GptOss in float32, on the same random weights."""
+    # Here, because every worker imports the tests, and this import takes two seconds.
+    from transformers import GptOssConfig, GptOssForCausalLM
+
     raw = {**config_json(config, "dense"), "eos_token_id": 0, "pad_token_id": 0}
     model = GptOssForCausalLM._from_config(
         GptOssConfig(**raw), attn_implementation="eager", dtype=torch.float32
