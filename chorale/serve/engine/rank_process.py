@@ -1,6 +1,6 @@
 """A rank process: the ranks from 1 on. Loads its share of the model, then runs each plan that it receives.
 
-Started by the engine process (or by ``LLM``) as ``python -m chorale.serve.engine.rank_process``, with a
+Started by the engine process (or by ``LLM``) as ``python -m chorale.serve.engine.rank_entry``, with a
 ``RankStart`` on stdin. It ends with its parent, and when its channel ends. Results are not sent: rank 0 has
 the same ones.
 """
@@ -39,7 +39,7 @@ from chorale.parallel.wire import (
     encode,
     unpack_plan,
 )
-from chorale.processes import collect_rarely, settle_signals, tune_garbage_collector
+from chorale.processes import settle_signals, tune_garbage_collector
 from chorale.runtime.device import Device
 from chorale.runtime.gpu_faults import explained
 from chorale.runtime.sampling.grammar import GrammarCache
@@ -60,7 +60,6 @@ class EngineGone(Exception):
 
 
 def main() -> int:
-    collect_rarely()
     start = read_start(sys.stdin.buffer, RankStart)
     # The engine process decides when it ends; a stop signal of the whole session is meant for that process.
     settle_signals((signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM))
@@ -187,9 +186,3 @@ def _beat(channel: Channel, step: CurrentStep) -> None:
             channel.send(encode(Beat(step.busy)))
         except OSError:
             os._exit(EXIT_OK)
-
-
-if __name__ == "__main__":
-    code = main()
-    logging.shutdown()
-    os._exit(code)  # libraries would wait for ranks that have ended before this one

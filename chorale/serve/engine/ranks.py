@@ -37,7 +37,7 @@ from chorale.serve.logs import LogOptions, inherited_options
 
 logger = logging.getLogger(__name__)
 UNEVEN = 1.05  # least ratio of the tokens that the others could hold to those that the poorest can
-RANK_COMMAND = (sys.executable, "-m", "chorale.serve.engine.rank_process")
+RANK_COMMAND = (sys.executable, "-m", "chorale.serve.engine.rank_entry")
 MEETING_POINT = "ranks"  # file in a private folder, through which process groups find each other
 
 

@@ -31,9 +31,7 @@ def rank_of(served: Served) -> int:
     def is_found() -> bool:
         with contextlib.suppress(OSError):  # of a process that has just ended
             found[:] = [
-                pid
-                for pid in children(engine)
-                if b"rank_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+                pid for pid in children(engine) if b"rank_entry" in Path(f"/proc/{pid}/cmdline").read_bytes()
             ]
         return bool(found)
 
