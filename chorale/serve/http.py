@@ -22,7 +22,7 @@ from chorale.client.remote import RemoteClient
 from chorale.client.replicas import ReplicaClient
 from chorale.config import ServerConfig
 from chorale.errors import ConfigError
-from chorale.grammar.matcher import warm
+from chorale.grammar.matcher import AFTER_START, warm
 from chorale.harmony.vocab import Vocabulary, VocabularyError, load_vocabulary
 from chorale.serve.bootstrap import ApiStart
 from chorale.store.store import ResponseStore, StoreError, open_store
@@ -60,9 +60,11 @@ async def opened_app(client: EngineClient, start: ApiStart) -> AsyncIterator[Htt
     for name, reason in tools.missing.items():
         logger.warning("the tool %s is not available: %s", name, reason)
     state = await asyncio.to_thread(_make_state, client, start, vocab, tools)  # opens the store
+    warming = warm(AFTER_START)  # so that the first grammar does not wait for the tokenizer
     try:
         yield create_app(state, start.api_key_hashes)
     finally:
+        warming.cancel()
         state.grammars.close()
         await tools.aclose()
         await state.store.close()
@@ -71,7 +73,6 @@ async def opened_app(client: EngineClient, start: ApiStart) -> AsyncIterator[Htt
 
 
 def _make_state(client: EngineClient, start: ApiStart, vocab: Vocabulary, tools: ToolService) -> ServerState:
-    warm()  # so that the first grammar does not wait for the tokenizer
     names = start.server.served_model_names or (start.model,)
     log_stats = not start.server.disable_log_stats
     share = Path(start.directory) if start.server.api_server_count > 1 else None

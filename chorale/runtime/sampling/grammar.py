@@ -54,15 +54,16 @@ class GrammarCache:
         self._lock = threading.Lock()
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
         self._size = 0
+        self._warming: threading.Timer | None = None
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="grammar")
 
-    def warm(self) -> None:
-        """Start building the tokenizer in a thread, which holds the interpreter's lock for most of a second.
+    def warm(self, after: float) -> None:
+        """Builds the tokenizer in a thread in ``after`` seconds. That holds the interpreter's lock for 0.7 s.
 
         Optional: the first grammar otherwise builds it.
         """
         if self._vocab_size == VOCAB_SIZE:
-            warm_tokenizer()
+            self._warming = warm_tokenizer(after)
 
     def prepare(self, sampling: SamplingSpec, context: Sequence[int]) -> Future[str | None]:
         return self._threads.submit(self._prepare, sampling.grammar, list(context))
@@ -96,6 +97,8 @@ class GrammarCache:
         return copy
 
     def close(self) -> None:
+        if self._warming is not None:
+            self._warming.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
