@@ -44,14 +44,45 @@ BACKLOG = 2048
 _GRACE_SECONDS = 5.0
 _CUT_SECONDS = 2.0  # time to write the terminal events of cancelled streams
 _SHARE_SECONDS = 1.0
+_TICK_SECONDS = 1.0  # between two dates of answers
+_LOOK_SECONDS = 0.01  # between two looks at the connections of a server that ends
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server without its signal handling, which ``stop_signals`` replaces."""
+    """uvicorn's server without its signal handling, which ``stop_signals`` replaces.
+
+    uvicorn's own looks ten times a second whether it should end, and then waits 0.1 s for connections.
+    """
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._ending = asyncio.Event()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    def end(self) -> None:
+        """Closes the listener and idle connections; ``serve`` returns once the others have ended."""
+        self.should_exit = True
+        self._ending.set()
+
+    async def main_loop(self) -> None:
+        while not await self.on_tick(0):  # sets the date of the headers
+            await _wait(self._ending, _TICK_SECONDS)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        for listener in sockets or []:
+            listener.close()
+        state = self.server_state
+        for connection in list(state.connections):
+            connection.shutdown()
+        while (state.connections or state.tasks) and not self.force_exit:
+            await asyncio.sleep(_LOOK_SECONDS)
+        for server in self.servers:
+            await server.wait_closed()
 
 
 class Stop:
@@ -247,7 +278,8 @@ async def listening(
     try:
         yield
     finally:
-        server.should_exit = server.force_exit = True
+        server.force_exit = True
+        server.end()
         await asyncio.gather(serving, return_exceptions=True)
 
 
@@ -300,9 +332,7 @@ async def _announce(server: uvicorn.Server, on_ready: Callable[[], None] | None)
         on_ready()
 
 
-async def _drain(
-    app: HttpMiddleware, server: uvicorn.Server, timeout: float, grace: float, stop: Stop
-) -> None:
+async def _drain(app: HttpMiddleware, server: _Server, timeout: float, grace: float, stop: Stop) -> None:
     await stop.asked.wait()
     app.state.lifecycle.draining = True
     if (runner := _runner(app)) is not None:
@@ -310,7 +340,7 @@ async def _drain(
     if app.state.lifecycle.num_requests:
         logger.info("draining: %d requests are running", app.state.lifecycle.num_requests)
     await _wait(stop.hurry, grace)
-    server.should_exit = True  # closes the listener and idle connections, then waits for active ones
+    server.end()
     await _wait(stop.hurry, timeout)
     if app.state.lifecycle.num_requests:
         logger.warning("cancelling %d requests", app.state.lifecycle.num_requests)

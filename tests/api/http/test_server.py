@@ -10,6 +10,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -228,6 +229,22 @@ def test_drain_lets_running_requests_finish() -> None:
             await asyncio.wait_for(server.task, 30)
 
     asyncio.run(main())
+
+
+def test_a_server_without_requests_ends_at_once() -> None:
+    """Not at its next look, a second after the last; connections that are kept alive do not hold it."""
+
+    async def main() -> float:
+        async with full_server() as server:
+            reader, writer = await connect(server.port)
+            writer.write(b"GET /ping HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            assert (await read_answer(reader)).status == 200
+            began = time.monotonic()
+            server.stop()
+            await asyncio.wait_for(server.task, 10)
+            return time.monotonic() - began
+
+    assert min(asyncio.run(main()) for _ in range(3)) < 0.3  # the best of three: the machine may be busy
 
 
 def test_during_the_grace_probes_say_so_and_requests_are_taken() -> None:
