@@ -6,6 +6,9 @@ What is asked here has to work for somebody who types ``chorale serve`` and noth
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import openai
@@ -47,33 +50,46 @@ def user(text: str) -> list[Any]:
     return [{"role": "user", "content": text}]
 
 
-@pytest.mark.parametrize(
-    ("question", "answer", "sampling"),
-    [
-        ("What is 17 + 25?", 42, {"temperature": 0}),
-        ("What is 812 - 345?", 467, {}),
-        ("What is 23 * 17?", 391, {"temperature": 1, "seed": 3}),
-    ],
+def at_once(*asks: Callable[[], Any]) -> list[Any]:
+    """What each returns. A step with several rows takes hardly longer than one with one."""
+    with ThreadPoolExecutor(len(asks)) as pool:
+        return [found.result() for found in [pool.submit(ask) for ask in asks]]
+
+
+SUMS: tuple[tuple[str, int, dict[str, Any]], ...] = (
+    ("What is 17 + 25?", 42, {"temperature": 0}),
+    ("What is 812 - 345?", 467, {}),
+    ("What is 23 * 17?", 391, {"temperature": 1, "seed": 3}),
 )
-def test_sums_with_reasoning(
-    client: openai.OpenAI, question: str, answer: int, sampling: dict[str, Any]
-) -> None:
-    choice = client.chat.completions.create(model=MODEL, messages=user(question), **sampling).choices[0]
-    assert choice.finish_reason == "stop"
-    assert str(choice.message.content).endswith(f"= {answer}")
-    assert str(answer) in choice.message.reasoning  # type: ignore[attr-defined]
-    response = client.responses.create(model=MODEL, input=question, temperature=0)
-    assert [item.type for item in response.output] == ["reasoning", "message"]
-    assert response.output_text.endswith(f"= {answer}")
-    assert response.status == "completed"
+
+
+def test_sums_with_reasoning(client: openai.OpenAI) -> None:
+    def chat(question: str, sampling: dict[str, Any]) -> Any:
+        return client.chat.completions.create(model=MODEL, messages=user(question), **sampling)
+
+    def respond(question: str) -> Any:
+        return client.responses.create(model=MODEL, input=question, temperature=0)
+
+    asked = [partial(chat, question, sampling) for question, _, sampling in SUMS]
+    found = at_once(*asked, *(partial(respond, question) for question, _, _ in SUMS))
+    for (_, answer, _), made, response in zip(SUMS, found[: len(SUMS)], found[len(SUMS) :], strict=True):
+        choice = made.choices[0]
+        assert choice.finish_reason == "stop"
+        assert str(choice.message.content).endswith(f"= {answer}")
+        assert str(answer) in choice.message.reasoning
+        assert [item.type for item in response.output] == ["reasoning", "message"]
+        assert response.output_text.endswith(f"= {answer}")
+        assert response.status == "completed"
 
 
 def test_effort_is_followed(client: openai.OpenAI) -> None:
-    lengths = []
-    for effort in ("low", "medium", "high"):
-        response = client.responses.create(
+    def ask(effort: Any) -> Any:
+        return client.responses.create(
             model=MODEL, input="What is 17 + 25?", reasoning={"effort": effort}, temperature=0
         )
+
+    lengths = []
+    for response in at_once(*(partial(ask, effort) for effort in ("low", "medium", "high"))):
         assert response.output_text.endswith("= 42")
         assert response.usage is not None
         lengths.append(response.usage.output_tokens_details.reasoning_tokens)
@@ -144,11 +160,13 @@ def test_no_call_where_none_is_needed(client: openai.OpenAI) -> None:
 def test_a_schema_is_filled_from_the_sentence(client: openai.OpenAI) -> None:
     sentence = "Anna is 31 years old and lives in Berlin."
     expected = Person(name="Anna", age=31, city="Berlin")
-    chat = client.chat.completions.parse(
-        model=MODEL, messages=user(sentence), response_format=Person, temperature=0
+    chat, response = at_once(
+        lambda: client.chat.completions.parse(
+            model=MODEL, messages=user(sentence), response_format=Person, temperature=0
+        ),
+        lambda: client.responses.parse(model=MODEL, input=sentence, text_format=Person, temperature=0),
     )
     assert chat.choices[0].message.parsed == expected
-    response = client.responses.parse(model=MODEL, input=sentence, text_format=Person, temperature=0)
     assert response.output_parsed == expected
 
 
@@ -157,10 +175,16 @@ def test_it_says_what_it_is_and_what_it_cannot(client: openai.OpenAI) -> None:
         done = client.chat.completions.create(model=MODEL, messages=user(question), temperature=0)
         return str(done.choices[0].message.content)
 
-    assert ask("Who are you?").startswith("I am a small demo model")
-    assert ask("What is the capital of France?").startswith("I cannot answer that")
-    assert "chorale serve openai/gpt-oss-20b" in ask("How do I run the real model?")
-    assert "real model" in ask("Write a poem about trees.")
+    identity, unknown, real, poem = at_once(
+        lambda: ask("Who are you?"),
+        lambda: ask("What is the capital of France?"),
+        lambda: ask("How do I run the real model?"),
+        lambda: ask("Write a poem about trees."),
+    )
+    assert identity.startswith("I am a small demo model")
+    assert unknown.startswith("I cannot answer that")
+    assert "chorale serve openai/gpt-oss-20b" in real
+    assert "real model" in poem
 
 
 SUGGESTED = {
@@ -178,12 +202,26 @@ def test_each_suggestion_of_the_page_has_an_answer_to_check() -> None:
     assert tuple(SUGGESTED) == DEMO_EXAMPLES
 
 
+@pytest.fixture(scope="module")
+def suggestions(demo_served: Served) -> dict[str, list[str]]:
+    """Three answers to each question, at the temperature that the page asks with: the checkpoint's own."""
+    client = demo_served.client()
+
+    def ask(question: str, seed: int) -> str:
+        return client.responses.create(model=MODEL, input=question, extra_body={"seed": seed}).output_text
+
+    asked = [question for question in SUGGESTED for _ in range(3)]
+    found = at_once(*(partial(ask, question, place % 3) for place, question in enumerate(asked)))
+    return {question: found[3 * place : 3 * place + 3] for place, question in enumerate(SUGGESTED)}
+
+
 @pytest.mark.parametrize("question", SUGGESTED)
-def test_the_suggestions_of_the_page_are_answered_rightly(client: openai.OpenAI, question: str) -> None:
-    """At the temperature that the page asks with: the checkpoint's own."""
-    for seed in range(3):
-        response = client.responses.create(model=MODEL, input=question, extra_body={"seed": seed})
-        assert SUGGESTED[question] in response.output_text
+def test_the_suggestions_of_the_page_are_answered_rightly(
+    suggestions: dict[str, list[str]], question: str
+) -> None:
+    assert len(suggestions[question]) == 3
+    for text in suggestions[question]:
+        assert SUGGESTED[question] in text
 
 
 def test_a_conversation_goes_on(client: openai.OpenAI) -> None:
@@ -205,16 +243,24 @@ TEMPERATURES = [pytest.param(0.0, marks=pytest.mark.slow), 1.0]
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
-@pytest.mark.parametrize(("question", "tools"), QUESTIONS)
-def test_chat_stream_folds_to_the_body(
-    client: openai.OpenAI, question: str, tools: tuple[Any, ...], temperature: float
-) -> None:
-    ask: dict[str, Any] = {"model": MODEL, "messages": user(question), "seed": 5, "n": 2}
-    ask |= {"temperature": temperature} | ({"tools": list(tools)} if tools else {})
-    body = client.chat.completions.create(**ask)
+def test_chat_stream_folds_to_the_body(client: openai.OpenAI, temperature: float) -> None:
+    def ask(question: str, tools: tuple[Any, ...], **more: Any) -> Any:
+        fields: dict[str, Any] = {"messages": user(question), "seed": 5, "n": 2, "temperature": temperature}
+        fields |= {"tools": list(tools)} if tools else {}
+        return client.chat.completions.create(model=MODEL, **fields, **more)
+
+    def stream(question: str, tools: tuple[Any, ...]) -> list[Any]:
+        return list(ask(question, tools, stream=True, stream_options={"include_usage": True}))
+
+    found = at_once(*(partial(how, *asked) for asked in QUESTIONS for how in (ask, stream)))
+    for body, chunks in zip(found[::2], found[1::2], strict=True):
+        check_chat_fold(body, chunks)
+
+
+def check_chat_fold(body: Any, chunks: list[Any]) -> None:
     folded: dict[int, list[str]] = {0: ["", "", "", ""], 1: ["", "", "", ""]}
     reasons, usage = {}, None
-    for chunk in client.chat.completions.create(**ask, stream=True, stream_options={"include_usage": True}):
+    for chunk in chunks:
         usage = chunk.usage or usage
         for choice in chunk.choices:
             texts, delta = folded[choice.index], choice.delta
@@ -231,26 +277,32 @@ def test_chat_stream_folds_to_the_body(
         whole += ["".join(call.name for call in calls), "".join(call.arguments for call in calls)]
         assert whole == folded[choice.index]
         assert choice.finish_reason == reasons[choice.index] == ("tool_calls" if calls else "stop")
+    assert len(body.choices) == 2
     assert body.usage == usage
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
-@pytest.mark.parametrize(("question", "tools"), QUESTIONS)
-def test_responses_stream_folds_to_the_body(
-    client: openai.OpenAI, question: str, tools: tuple[Any, ...], temperature: float
-) -> None:
-    ask: dict[str, Any] = {"model": MODEL, "input": question, "extra_body": {"seed": 5}}
-    ask |= {"temperature": temperature} | ({"tools": [FLAT_TOOL]} if tools else {})
-    body = client.responses.create(**ask)
-    with client.responses.stream(**ask) as stream:  # its state machine raises on a malformed stream
-        final = stream.get_final_response()
-    assert body.status == final.status == "completed"
-    assert [item.type for item in body.output] == [item.type for item in final.output]
-    assert body.output_text == final.output_text
-    assert spoken(body) == spoken(final)
-    assert body.usage is not None
-    assert final.usage is not None
-    assert body.usage.output_tokens == final.usage.output_tokens
+def test_responses_stream_folds_to_the_body(client: openai.OpenAI, temperature: float) -> None:
+    def fields(question: str, tools: tuple[Any, ...]) -> dict[str, Any]:
+        asked: dict[str, Any] = {"model": MODEL, "input": question, "extra_body": {"seed": 5}}
+        return asked | {"temperature": temperature} | ({"tools": [FLAT_TOOL]} if tools else {})
+
+    def ask(question: str, tools: tuple[Any, ...]) -> Any:
+        return client.responses.create(**fields(question, tools))
+
+    def stream(question: str, tools: tuple[Any, ...]) -> Any:
+        with client.responses.stream(**fields(question, tools)) as events:
+            return events.get_final_response()  # its state machine raises on a malformed stream
+
+    found = at_once(*(partial(how, *asked) for asked in QUESTIONS for how in (ask, stream)))
+    for body, final in zip(found[::2], found[1::2], strict=True):
+        assert body.status == final.status == "completed"
+        assert [item.type for item in body.output] == [item.type for item in final.output]
+        assert body.output_text == final.output_text
+        assert spoken(body) == spoken(final)
+        assert body.usage is not None
+        assert final.usage is not None
+        assert body.usage.output_tokens == final.usage.output_tokens
 
 
 def spoken(response: Any) -> list[Any]:
