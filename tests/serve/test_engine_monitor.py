@@ -211,17 +211,19 @@ def test_deaths_of_processes_that_were_ready_are_forgiven_longer() -> None:
     assert mixed == [0.1, 0.1, 0.1, 0.2, 0.2, 0.4, 0.4, 0.8, 0.8, None]  # the fifth failed start
 
 
-def test_an_engine_that_is_killed_ten_times_is_there_again() -> None:
+def test_an_engine_that_is_killed_six_times_is_there_again() -> None:
+    """Five failed starts would end it: processes that were ready do not count as those."""
+
     async def scene() -> None:
         async with rig() as r:
-            for _ in range(10):
+            for _ in range(6):
                 first = r.engine_pid
                 os.kill(first, signal.SIGKILL)
                 await until(lambda first=first: r.monitor.pid not in (None, first), "a new process")
                 await r.ready()
             asked = request("after")
             assert await collect(r.client.submit(asked)) == {0: (expected(asked), "length")}
-            assert r.monitor.num_restarts == 10
+            assert r.monitor.num_restarts == 6
 
     run(scene())
 

@@ -208,8 +208,15 @@ def test_a_vocabulary_that_is_not_there_is_named_without_a_traceback(
     run(scene())
 
 
-@pytest.mark.parametrize("server", [{}, WORKERS], ids=["one", "workers"])
-@pytest.mark.parametrize("vocabulary", [None, "/absent"], ids=["served", "never served"])
+@pytest.mark.parametrize(
+    ("server", "vocabulary"),
+    [
+        pytest.param({}, None, id="one-served"),
+        pytest.param(WORKERS, None, id="workers-served"),
+        pytest.param({}, "/absent", id="one-never served"),
+        pytest.param(WORKERS, "/absent", id="workers-never served", marks=pytest.mark.slow),
+    ],
+)
 def test_a_unix_socket_is_removed_at_the_end(
     server: dict[str, int], vocabulary: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -315,8 +322,17 @@ def test_children_die_with_a_killed_supervisor() -> None:
     run(scene())
 
 
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT, signal.SIGINT])
-@pytest.mark.parametrize("server", [{}, WORKERS], ids=["one", "workers"])
+@pytest.mark.parametrize(
+    ("server", "number"),
+    [
+        pytest.param({}, signal.SIGHUP, id="one-hangup"),
+        pytest.param({}, signal.SIGQUIT, id="one-quit"),
+        pytest.param({}, signal.SIGINT, id="one-interrupt"),
+        pytest.param(WORKERS, signal.SIGHUP, id="workers-hangup"),
+        pytest.param(WORKERS, signal.SIGQUIT, id="workers-quit", marks=pytest.mark.slow),
+        pytest.param(WORKERS, signal.SIGINT, id="workers-interrupt", marks=pytest.mark.slow),
+    ],
+)
 def test_these_signals_drain_as_sigterm_does(server: dict[str, int], number: signal.Signals) -> None:
     async def scene() -> None:
         async with serve(behaviour={"step_seconds": 0.05}, server=server) as s:

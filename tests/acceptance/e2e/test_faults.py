@@ -128,6 +128,7 @@ def test_a_60_mb_header_is_refused(served: Served) -> None:
     assert served.health() == 200
 
 
+@pytest.mark.slow
 def test_a_full_queue_answers_429(checkpoint: Path, tmp_path: Path) -> None:
     options = ("--served-model-name", "tiny", "--max-num-seqs", "2", "--max-queued-requests", "2")
     long = json.dumps(BODY | {"stream": False, "max_tokens": 150}).encode()
@@ -194,6 +195,7 @@ def test_kill_9_of_the_engine(checkpoint: Path, tmp_path: Path) -> None:
         assert back < 30.0
 
 
+@pytest.mark.slow
 def test_sigterm_lets_running_requests_finish(checkpoint: Path, tmp_path: Path) -> None:
     with serving(checkpoint, tmp_path, "--served-model-name", "tiny") as server:
         connection = open_stream(server.port, BODY | {"max_tokens": 100})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -28,13 +29,18 @@ def drafting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield server
 
 
-def answers(server: Served) -> list[Any]:
+def answers(server: Served, requests: list[dict[str, Any]] = REQUESTS) -> list[Any]:
     client = server.client()
-    found = []
-    for request in REQUESTS:
+
+    def ask(request: dict[str, Any]) -> Any:
         fields = {name: value for name, value in request.items() if name != "content"}
         messages: Any = [{"role": "user", "content": request["content"]}]
-        answer = client.chat.completions.create(model="demo", messages=messages, max_tokens=200, **fields)
+        return client.chat.completions.create(model="demo", messages=messages, max_tokens=200, **fields)
+
+    found: list[Any] = []
+    with ThreadPoolExecutor(len(requests)) as pool:  # together they take little longer than one
+        given = list(pool.map(ask, requests))
+    for answer in given:
         found += [(choice.message.content, choice.finish_reason) for choice in answer.choices]
         assert answer.usage is not None
         found.append(answer.usage.completion_tokens)
@@ -56,7 +62,7 @@ def test_the_same_answers_in_fewer_steps(demo_served: Served, drafting: Served) 
 
 
 def test_banner_and_log_say_what_is_on(drafting: Served) -> None:
-    answers(drafting)
+    answers(drafting, REQUESTS[:1])
     assert "drafts    ngram, up to 4 draft tokens" in drafting.log.read_text()
     drafting.wait_until("the line", lambda: "SpecDecoding metrics: Mean acc" in drafting.log.read_text())
 
