@@ -72,7 +72,9 @@ async def complete(server: Supervised, prompt: list[int], **fields: Any) -> tupl
 
 
 @on_linux
-@pytest.mark.parametrize("server", [ONE_HTTP, TWO_HTTP], ids=["one", "workers"])
+@pytest.mark.parametrize(
+    "server", [pytest.param(ONE_HTTP, marks=pytest.mark.slow), TWO_HTTP], ids=["one", "workers"]
+)
 def test_one_dies_and_the_server_serves(server: dict[str, int]) -> None:
     async def scene() -> None:
         async with serve(server=server, limits={"backoff": 1.0}) as s:
@@ -145,7 +147,7 @@ def test_sigterm_lets_the_requests_of_every_engine_finish(server: dict[str, int]
             await both_ready(s)
             engines = s.children("fake_engine")
             asked = [
-                asyncio.ensure_future(complete(s, [i + 1] * 40, max_tokens=120, temperature=0))
+                asyncio.ensure_future(complete(s, [i + 1] * 40, max_tokens=80, temperature=0))
                 for i in range(4)  # a thread each, of the six that asyncio has on two cores
             ]
             while sum((await metric(s, "vllm:num_requests_running")).values()) < 4:
@@ -177,7 +179,9 @@ def test_the_server_ends_when_all_have_given_up(fault: dict[str, str], code: int
 
 
 @on_linux
-@pytest.mark.parametrize("server", [ONE_HTTP, TWO_HTTP], ids=["one", "workers"])
+@pytest.mark.parametrize(
+    "server", [pytest.param(ONE_HTTP, marks=pytest.mark.slow), TWO_HTTP], ids=["one", "workers"]
+)
 def test_one_that_can_never_start_leaves_the_others_serving(server: dict[str, int]) -> None:
     async def scene() -> None:
         behaviour = {"refuse": "out of memory", "faulty": "engine-1"}
@@ -197,6 +201,8 @@ def test_one_that_can_never_start_leaves_the_others_serving(server: dict[str, in
                 assert body["engines"][1]["message"] == "out of memory"
             s.process.terminate()
             assert await ended(s) == 0
+
+    run(scene())
 
 
 @on_linux
