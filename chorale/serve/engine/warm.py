@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,6 +106,7 @@ def _warm_rank(
     precompiler = Precompiler(start_pool)
     if precompiler.is_cached(facts_of(model, resolved, dry), device.torch_device, SOURCES):
         return 0
+    _check_writable(pool.cache_folder())
     record(precompiler, model, resolved, device, GrammarCache(model_config.vocab_size), dry)
     count = precompiler.num_kernels
     wait(precompiler, count, report)
@@ -115,3 +117,13 @@ def _warm_rank(
         why = precompiler.errors or [f"{pool.cache_folder()} cannot be written"]
         raise ChoraleError(f"kernels that were not compiled: {len(precompiler.errors)}; {why[0]}")
     return count
+
+
+def _check_writable(folder: Path) -> None:
+    """Raises ``ChoraleError`` before anything is compiled that could not be kept."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ChoraleError(f"{folder} cannot be written ({error.strerror})") from None

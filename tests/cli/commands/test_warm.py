@@ -85,7 +85,7 @@ def test_a_cache_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = warm(f"demo --gpu h200 {TINY}", tmp_path / "file")
     assert done.returncode == 1
-    assert "chorale: error: " in done.stderr
+    assert f"chorale: error: {tmp_path / 'file'} cannot be written" in done.stderr
     assert "Traceback" not in done.stderr
 
 
