@@ -6,8 +6,6 @@ What is asked here has to work for somebody who types ``chorale serve`` and noth
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -16,7 +14,7 @@ import pydantic
 import pytest
 
 from chorale.api.operator.page import DEMO_EXAMPLES
-from tests.support.served import Served
+from tests.support.served import Served, at_once
 
 MODEL = "demo"
 FUNCTION = {
@@ -48,12 +46,6 @@ def client(demo_served: Served) -> openai.OpenAI:
 
 def user(text: str) -> list[Any]:
     return [{"role": "user", "content": text}]
-
-
-def at_once(*asks: Callable[[], Any]) -> list[Any]:
-    """What each returns. A step with several rows takes hardly longer than one with one."""
-    with ThreadPoolExecutor(len(asks)) as pool:
-        return [found.result() for found in [pool.submit(ask) for ask in asks]]
 
 
 SUMS: tuple[tuple[str, int, dict[str, Any]], ...] = (

@@ -16,7 +16,7 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.served import Served, serving
+from tests.support.served import Served, at_once, serving
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")
 SUM = "What is 17 + 25?"
@@ -81,25 +81,31 @@ def test_the_banner_and_the_processes(two: Served) -> None:
 
 def test_flows_of_the_sdk(two: Served) -> None:
     client = two.client()
-    for _ in range(2):
+
+    def chat() -> str:
         body = client.chat.completions.create(model="demo", messages=user(SUM), temperature=0)
-        text = body.choices[0].message.content
-        assert text is not None
-        assert "42" in text
+        return body.choices[0].message.content or ""
+
+    def stream() -> str:
         with client.chat.completions.create(
             model="demo", messages=user(SUM), temperature=0, stream=True
-        ) as stream:
-            parts = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
-        assert "".join(parts) == text
+        ) as chunks:
+            return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+
+    def respond() -> str:
         with client.responses.stream(model="demo", input=SUM, temperature=0) as events:
             kinds = [event.type for event in events]
             final = events.get_final_response()
         assert kinds[-1] == "response.completed"
-        assert final.output_text == text
         again = client.responses.create(
             model="demo", input="And 2 + 3?", previous_response_id=final.id, temperature=0
         )
         assert again.status == "completed"
+        return str(final.output_text)
+
+    found = at_once(chat, stream, respond, chat, stream, respond)
+    assert "42" in found[0]
+    assert set(found) == {found[0]}
 
 
 def test_completions_of_several_prompts_and_choices(two: Served) -> None:
@@ -251,9 +257,13 @@ def test_kill_9_of_one_engine_under_load(two: Served) -> None:
     )
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         assert list(pool.map(lambda n: lasting(client, n), range(8))) == expected
-    after = by_engine(two, "vllm:generation_tokens_total")
     assert gone["engine"]
-    assert after[gone["engine"]] > generated[gone["engine"]]  # it gets requests again
+    # The two HTTP processes had heard of the dead engine's last tokens at different times, up to a second
+    # apart, and go on counting from there: either may answer.
+    two.wait_until(
+        "it gets requests again",
+        lambda: by_engine(two, "vllm:generation_tokens_total")[gone["engine"]] > generated[gone["engine"]],
+    )
 
 
 @pytest.mark.slow

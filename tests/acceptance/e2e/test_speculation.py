@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import urllib.request
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
 
 from tests.support.promql import all_faults, queries
-from tests.support.served import Served, serving
+from tests.support.served import Served, at_once, serving
 
 CONFIG = '{"method": "ngram", "num_speculative_tokens": 4}'
 COUNTER = "vllm:spec_decode_num"
@@ -38,9 +38,7 @@ def answers(server: Served, requests: list[dict[str, Any]] = REQUESTS) -> list[A
         return client.chat.completions.create(model="demo", messages=messages, max_tokens=200, **fields)
 
     found: list[Any] = []
-    with ThreadPoolExecutor(len(requests)) as pool:  # together they take little longer than one
-        given = list(pool.map(ask, requests))
-    for answer in given:
+    for answer in at_once(*(partial(ask, request) for request in requests)):
         found += [(choice.message.content, choice.finish_reason) for choice in answer.choices]
         assert answer.usage is not None
         found.append(answer.usage.completion_tokens)
