@@ -1,4 +1,4 @@
-"""Where a rank process begins: ``python -m chorale.serve.engine.rank_entry``, as ``rank_process`` says.
+"""The entry of a rank process: ``python -m chorale.serve.engine.rank_entry``, as ``rank_process`` says.
 
 Only for the order: the cycle collector runs rarely before torch is imported. The imports of ``rank_process``
 take 1.1 s of CPU so, and 1.4 s otherwise (x86).
