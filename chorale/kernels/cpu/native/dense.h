@@ -1,11 +1,15 @@
 // Dense products: packing, and out = norm(x) W^T + bias.
 #pragma once
 
-constexpr int64_t kChunkBytes = 96 * 1024;  // weights of one task: they stay in a core's cache for all tokens
+// Weights of one task: few stay in a core's cache for all tokens; many are one long stream for a few tokens.
+constexpr int64_t kFewBytes = 96 * 1024, kManyBytes = 512 * 1024, kTasksOfThread = 16;
 
-inline int64_t rows_of_task(int64_t row_bytes) {
-    const int64_t rows = kChunkBytes / (row_bytes > 0 ? row_bytes : 1) / 4 * 4;
-    return rows < 8 ? 8 : rows > 256 ? 256 : rows;
+// ``rows``: of all matrices of the job; ``tokens``: the most of one matrix.
+inline int64_t rows_of_task(int64_t row_bytes, int64_t rows, int64_t tokens) {
+    int64_t bytes = tokens > kTokens ? 0 : row_bytes * rows / (kTasksOfThread * chorale::Pool::shared().num_threads());
+    bytes = bytes < kFewBytes ? kFewBytes : bytes > kManyBytes ? kManyBytes : bytes;
+    const int64_t found = bytes / (row_bytes > 0 ? row_bytes : 1) / 4 * 4;
+    return found < 8 ? 8 : found > 512 ? 512 : found;
 }
 
 template <class Number> void pack_row(const Number* source, int64_t columns, unsigned char* out) {
@@ -65,7 +69,7 @@ void linear_rows(const Matrix& weight, const Inputs& inputs, int64_t tokens, flo
     typename Rows::Input* x = space.take(tokens);
     for (int64_t token = 0; token < tokens; token++) get(inputs, token, x[token]);
     const auto* bias = static_cast<const float*>(weight.bias);
-    const int64_t at_once = rows_of_task(bytes_of_row(weight));
+    const int64_t at_once = rows_of_task(bytes_of_row(weight), weight.rows, tokens);
     chorale::parallel((weight.rows + at_once - 1) / at_once, [&, x](long task) {
         const int64_t begin = task * at_once, end = begin + at_once < weight.rows ? begin + at_once : weight.rows;
         multiply_all(rows, begin, end, x, tokens, [&](int64_t row, int64_t token, float value) {

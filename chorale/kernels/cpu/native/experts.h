@@ -10,6 +10,12 @@ struct Pairs {
     std::vector<int64_t> tokens;  // of each pair
     std::vector<float> gates;
 
+    int64_t most() const {  // tokens of an expert
+        int64_t found = 0;
+        for (const Chosen& one : chosen) found = one.count > found ? one.count : found;
+        return found;
+    }
+
     void sort(const int64_t* ids, const float* given, int64_t num_tokens, int64_t top_k, int64_t num_experts) {
         std::vector<int64_t> begins(static_cast<size_t>(num_experts) + 1, 0);
         for (int64_t i = 0; i < num_tokens * top_k; i++)
@@ -41,9 +47,11 @@ template <class Rows>
 void up_rows(const Experts& experts, const Pairs& pairs, const typename Rows::Input* x, float* inner) {
     const Matrix& matrix = experts.gate_up;
     const auto* bias = static_cast<const float*>(matrix.bias);
-    const int64_t at_once = rows_of_task(bytes_of_row(matrix)), tasks = (matrix.rows + at_once - 1) / at_once;
+    const auto experts_chosen = static_cast<int64_t>(pairs.chosen.size());
+    const int64_t at_once = rows_of_task(bytes_of_row(matrix), matrix.rows * experts_chosen, pairs.most());
+    const int64_t tasks = (matrix.rows + at_once - 1) / at_once;
     const int64_t width = matrix.rows / 2;
-    chorale::parallel(static_cast<int64_t>(pairs.chosen.size()) * tasks, [&](long task) {
+    chorale::parallel(experts_chosen * tasks, [&](long task) {
         const Chosen& one = pairs.chosen[static_cast<size_t>(task / tasks)];
         const int64_t begin = task % tasks * at_once, end = begin + at_once < matrix.rows ? begin + at_once : matrix.rows;
         static thread_local Space<float> space;  // [tokens, rows of this task]
@@ -64,7 +72,7 @@ template <class Rows>
 void down_rows(const Experts& experts, const Pairs& pairs, const typename Rows::Input* x, float* out) {
     const Matrix& matrix = experts.down;
     const auto* bias = static_cast<const float*>(matrix.bias);
-    const int64_t at_once = rows_of_task(bytes_of_row(matrix));
+    const int64_t at_once = rows_of_task(bytes_of_row(matrix), matrix.rows, pairs.most());
     chorale::parallel((matrix.rows + at_once - 1) / at_once, [&](long task) {
         const int64_t begin = task * at_once, end = begin + at_once < matrix.rows ? begin + at_once : matrix.rows;
         for (const Chosen& one : pairs.chosen)
