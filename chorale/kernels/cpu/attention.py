@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 
 from chorale.kernels.cpu.library import BFLOAT16, FLOAT32, Step, library
-from chorale.kernels.ops import AttentionMeta, AttentionShape
+from chorale.kernels.ops import AttentionMeta, AttentionShape, Precision
 from chorale.kernels.reference import attention as reference
 from chorale.kernels.reference.rotary import rotate_and_cache as reference_rotate_and_cache
 
@@ -23,6 +23,7 @@ class CpuPlan:
     meta: AttentionMeta
     shape: AttentionShape
     block_size: int
+    precision: Precision
 
     @cached_property
     def steps(self) -> tuple[Step, Step]:
@@ -40,12 +41,14 @@ class CpuPlan:
             meta.query_start.data_ptr(), meta.context_lens.data_ptr(),
             table.data_ptr(), meta.slots[group].data_ptr(), len(meta.context_lens), table.stride(0),
             self.block_size, shape.num_heads, shape.num_kv_heads, shape.head_dim,
-            shape.sliding_window if group == 1 else 0,
+            shape.sliding_window if group == 1 else 0, self.precision != "exact",
         )  # fmt: skip
 
 
-def plan_attention(meta: AttentionMeta, shape: AttentionShape, block_size: int) -> CpuPlan:
-    return CpuPlan(meta, shape, block_size)
+def plan_attention(
+    meta: AttentionMeta, shape: AttentionShape, block_size: int, precision: Precision
+) -> CpuPlan:
+    return CpuPlan(meta, shape, block_size, precision)
 
 
 def rotate_and_cache(

@@ -43,6 +43,7 @@ class Step(Structure):
         ("query_start", c_void_p), ("context_lens", c_void_p), ("block_table", c_void_p), ("slots", c_void_p),
         ("num_rows", c_int64), ("width", c_int64), ("block_size", c_int64), ("heads", c_int64),
         ("kv_heads", c_int64), ("head_dim", c_int64), ("window", c_int64),
+        ("rounded", c_int64),
     ]  # fmt: skip
 
 

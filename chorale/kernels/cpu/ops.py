@@ -3,7 +3,8 @@
 The residual stream, norms, rotary, attention and the router are float32, as in the reference. Matrix products
 are exact (weights as the checkpoint has them, float32 inputs and sums) or int8 (inputs, and dense weights,
 rounded to 8 bits in blocks of 32 with a scale each; MXFP4 weights as they are). On AMX, the inputs of many
-tokens are rounded to bfloat16 instead. Otherwise each op treats every token alike, in any batch.
+tokens are rounded to bfloat16 instead, those of attention too. Otherwise each op treats every token alike, in
+any batch.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def cpu_ops(precision: Precision) -> Ops:
     return replace(
         REFERENCE_OPS,
         name="cpu",
-        plan_attention=plan_attention,
+        plan_attention=partial(plan_attention, precision=precision),
         qkv_rope_cache=qkv_rope_cache,
         attention=attention,
         project_and_route=project_and_route,

@@ -164,7 +164,7 @@ static void attention(int64_t query, int64_t context, int64_t heads, int64_t kv_
     Exact<int64_t> slots(query);
     for (int64_t i = 0; i < blocks; i++) tables[i] = static_cast<int32_t>(blocks - 1 - i);
     starts[0] = 0, starts[1] = static_cast<int32_t>(query), contexts[0] = static_cast<int32_t>(context);
-    const Step step{starts.data, contexts.data, tables.data, slots.data, 1, blocks, block_size, heads, kv_heads, dim, window};
+    const Step step{starts.data, contexts.data, tables.data, slots.data, 1, blocks, block_size, heads, kv_heads, dim, window, 0};
     auto at = [&](int64_t value, int64_t head, int64_t position, int64_t d) {
         return widened(kv[((tables[position / block_size] * 2 + value) * kv_heads + head) * block_size * dim + position % block_size * dim + d]);
     };
@@ -185,6 +185,12 @@ static void attention(int64_t query, int64_t context, int64_t heads, int64_t kv_
         }
     table->attention(q.data, kv.data, kBfloat16, sinks.data, &step, out.data);
     check(distance(out.data, expected) < 1e-5, "attention", distance(out.data, expected), 1e-5);
+    Step rounded = step;
+    rounded.rounded = 1;
+    const bool on_tiles = std::strcmp(table->name, "amx") == 0 && query >= 9 && dim % 64 == 0;
+    table->attention(q.data, kv.data, kBfloat16, sinks.data, &rounded, out.data);
+    const double most = on_tiles ? 0.005 : 1e-5, found = distance(out.data, expected);
+    check(found < most && (!on_tiles || found > 1e-4), "rounded attention", found, most);
 }
 
 static void sample(int64_t rows, int64_t columns) {
@@ -253,6 +259,7 @@ int main(int argc, char** argv) {
     moe(290, 32, 32, 2, 1);  // one expert has them all, the other none
     attention(1, 1, 2, 1, 8, 0), attention(1, 200, 16, 2, 64, 0), attention(1, 200, 16, 2, 64, 128);
     attention(37, 300, 6, 2, 24, 33), attention(130, 130, 8, 8, 40, 0), attention(5, 700, 64, 8, 64, 128);
+    attention(9, 9, 3, 1, 64, 0), attention(70, 300, 16, 2, 64, 33), attention(40, 100, 4, 2, 128, 0);
     sample(1, 1), sample(3, 17), sample(4, 20001);
     for (int64_t columns : {1, 5, 17, 8192, 50003}) filtered(columns);
     std::printf("%s: %d failures\n", table->name, failures);

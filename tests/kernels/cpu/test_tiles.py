@@ -6,40 +6,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
 from chorale.kernels import mxfp4
 from chorale.kernels.cpu.experts import CpuExperts
-from chorale.kernels.cpu.library import library
 from chorale.kernels.cpu.linear import CpuLinear
 from chorale.kernels.ops import ExpertTensors
+from tests.kernels.cpu.conftest import Use
 
 FEWEST4, FEWEST8 = 6, 9  # tokens of an expert, and of a dense product: kFewest4 and kFewest8 in native/
-Use = Callable[[str], None]
-
-
-@pytest.fixture
-def use(monkeypatch: pytest.MonkeyPatch) -> Iterator[Use]:
-    """Chooses an instruction set for what is made next; at first ``amx``."""
-
-    def choose(name: str) -> None:
-        monkeypatch.setenv("CHORALE_CPU_ISA", name)
-        library.cache_clear()
-
-    monkeypatch.delenv("CHORALE_CPU_ISA", raising=False)
-    library.cache_clear()
-    if library().functions is None:
-        pytest.skip(library().why_not)
-    choose("amx")
-    if library().functions is None:
-        why_not = library().why_not
-        library.cache_clear()
-        pytest.skip(why_not)
-    yield choose
-    library.cache_clear()
 
 
 def make_experts(experts: int, hidden: int, inter: int, seed: int = 0) -> ExpertTensors:

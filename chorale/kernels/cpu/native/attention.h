@@ -181,17 +181,28 @@ void attend(const Number* kv, const float* sinks, const Step& step, const int32_
     }
 }
 
+#if defined(CHORALE_TILES)
+#include "tile_attention.h"
+#else
+constexpr int64_t kFewestPositions = INT64_MAX, kTilePositions = 1;
+inline bool fits_tiles(const Step&) { return false; }
+inline void attend_on_tiles(const uint16_t*, const float*, const Step&, const int32_t*, int64_t, const Tile&) {}
+#endif
+
 void attention(const float* q, const void* kv, int32_t element, const float* sinks, const Step* step, float* out) {
     struct Part {
         int64_t row, position, count;
+        bool on_tiles;
     };
     static thread_local std::vector<Part> parts;
     parts.clear();
-    constexpr int64_t at_once = 16;  // positions of a task
+    const bool may_use_tiles = element == kBfloat16 && fits_tiles(*step);
     for (int64_t row = 0; row < step->num_rows; row++) {
         const int64_t tokens = step->query_start[row + 1] - step->query_start[row];
+        const bool on_tiles = may_use_tiles && tokens >= kFewestPositions;
+        const int64_t at_once = on_tiles ? kTilePositions : 16;  // positions of a task
         for (int64_t done = 0; done < tokens; done += at_once)
-            parts.push_back({row, done, tokens - done < at_once ? tokens - done : at_once});
+            parts.push_back({row, done, tokens - done < at_once ? tokens - done : at_once, on_tiles});
     }
     const auto& all = parts;
     chorale::parallel(static_cast<int64_t>(all.size()) * step->kv_heads, [&](long task) {
@@ -203,7 +214,8 @@ void attention(const float* q, const void* kv, int32_t element, const float* sin
         const int64_t place = (token * step->heads + kv_head * group) * step->head_dim;
         const Tile tile{q + place, out + place, step->context_lens[part.row] - tokens + part.position, part.count};
         const int32_t* table = step->block_table + part.row * step->width;
-        if (element == kBfloat16) attend(static_cast<const uint16_t*>(kv), sinks, *step, table, kv_head, tile);
+        if (part.on_tiles) attend_on_tiles(static_cast<const uint16_t*>(kv), sinks, *step, table, kv_head, tile);
+        else if (element == kBfloat16) attend(static_cast<const uint16_t*>(kv), sinks, *step, table, kv_head, tile);
         else attend(static_cast<const float*>(kv), sinks, *step, table, kv_head, tile);
     });
 }

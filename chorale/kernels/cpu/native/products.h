@@ -4,7 +4,7 @@
 // Weights are asked for ahead, into the second cache, in the order of their addresses whatever the order of the
 // products: processors follow one rising stream best. Into the first cache, or by rows, a fifth slower with one
 // token (Granite Rapids, two threads).
-constexpr int64_t kAhead4 = 8192, kAhead8 = 16384;  // bytes
+constexpr int64_t kAheadBytes = 16384;
 inline void prefetch(const void* at) { __builtin_prefetch(at, 0, 2); }
 
 // One step of a row's weights: bytes for the even and the odd inputs, and the blocks' scales.
@@ -31,8 +31,8 @@ struct Mxfp4Rows : Mxfp4 {
     int rest() const { return static_cast<int>(groups % kBlocks); }
     // For step ``part`` of the rows that begin with ``row``, counted over all of them.
     void ask(int64_t row, int64_t part) const {
-        prefetch(blocks + (row * groups + part * kBlocks) * 16 + kAhead4);
-        if (part % (64 / kBlocks) == 0) prefetch(scales + row * groups + part * kBlocks + kAhead4 / 16);
+        prefetch(blocks + (row * groups + part * kBlocks) * 16 + kAheadBytes);
+        if (part % (64 / kBlocks) == 0) prefetch(scales + row * groups + part * kBlocks + kAheadBytes / 16);
     }
     Decoded at(int64_t row, int64_t step) const {
         const int64_t place = row * groups + step * kBlocks;
@@ -73,7 +73,7 @@ struct Int8Rows {
     int rest() const { return 0; }
     // For step ``part`` of the rows that begin with ``row``, counted over all of them.
     void ask(int64_t row, int64_t part) const {
-        const unsigned char* at = data + row * stride + part * kBlocks * kGroup + kAhead8;
+        const unsigned char* at = data + row * stride + part * kBlocks * kGroup + kAheadBytes;
         for (int i = 0; i < kBlocks * kGroup; i += 64) prefetch(at + i);
     }
     Decoded at(int64_t row, int64_t step) const {

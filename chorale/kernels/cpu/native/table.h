@@ -31,6 +31,7 @@ struct Step {  // the sequences of a step, for one group of layers
     const int64_t* slots;         // [T]
     int64_t num_rows, width, block_size;
     int64_t heads, kv_heads, head_dim, window;  // window 0: none
+    int64_t rounded;                            // queries and weights may be rounded to bfloat16
 };
 
 struct Sampling {  // rows of logits; ``SamplingInputs`` in kernels/ops.py
