@@ -174,7 +174,7 @@ struct Mxfp4ExactRows : Mxfp4 {
         for (int m = 0; m < M; m++) rest[m] = 0.0f;
         for (int64_t group = 0; group < groups; group++) {
             Isa::Floats even[kParts], odd[kParts];
-            __builtin_prefetch(blocks + (row * groups + group) * 16 + 4096);
+            if (group % 4 == 0) prefetch(blocks + (row * groups + group) * 16 + kAheadBytes);
             Isa::decode_floats(blocks + (row * groups + group) * 16, even, odd);
             const unsigned char exponent = scales[row * groups + group];
             const uint32_t bits = exponent == 0 ? 1u << 22 : exponent == 255 ? 0x7FC00000u : exponent << 23u;
@@ -203,7 +203,7 @@ template <class Number> struct DenseRows {
         const Number* weights = data + row * columns;
         int64_t i = 0;
         for (; i + kLanes <= columns; i += kLanes) {
-            __builtin_prefetch(weights + i + 2048);
+            prefetch(weights + i + kAheadBytes / static_cast<int64_t>(sizeof(Number)));
             const Floats w = load(weights + i);
             for (int m = 0; m < M; m++) sums[m] += w * load(x[m] + i);
         }
