@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -31,9 +32,9 @@ def devices(request: pytest.FixtureRequest, folder: Path) -> list[EngineCore]:
     return [head_engine(folder, captures=request.param, block_size=size) for size in (4, 16)]
 
 
-def check_worlds(devices: list[EngineCore], first: int, count: int) -> None:
+def check_worlds(devices: list[EngineCore], seeds: Iterable[int]) -> None:
     happened: Counter[str] = Counter()
-    for seed in range(first, first + count):
+    for seed in seeds:
         wrong = WRONG[seed % len(WRONG)]
         world = check_head_world(devices[seed // len(WRONG) % 2], seed, REQUESTS, wrong)
         committer = world.core._scheduler.committer
@@ -44,21 +45,19 @@ def check_worlds(devices: list[EngineCore], first: int, count: int) -> None:
         happened["hits"] += world.core.stats().prefix_cache_hits
     assert happened["preemptions"]
     assert happened["hits"]
+    assert happened["random drafted"] > 50
     assert happened["random accepted"] < happened["random drafted"] / 4
     assert happened["right accepted"] > 0.95 * happened["right drafted"] > 0  # less: answers that end early
     assert 0 < happened["some right accepted"] < happened["some right drafted"]
 
 
-def test_drafts_of_the_device_change_nothing(
-    devices: list[EngineCore], request: pytest.FixtureRequest
-) -> None:
-    """Drafts of every kind on either path, each with one block size."""
-    captures = request.node.callspec.params["devices"]
-    check_worlds(devices, len(WRONG) if captures else 0, len(WRONG))
+def test_drafts_of_the_device_change_nothing(devices: list[EngineCore]) -> None:
+    """Drafts of every kind; these worlds have hundreds of them, preemptions, and both block sizes."""
+    check_worlds(devices, (8, 5, 6, 7))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(100, 600, 50))
 def test_drafts_of_the_device_change_nothing_in_many_more(devices: list[EngineCore], first: int) -> None:
     """10,000 requests, on either path."""
-    check_worlds(devices, first, 50)
+    check_worlds(devices, range(first, first + 50))
