@@ -76,13 +76,19 @@ class _Server(uvicorn.Server):
             server.close()
         for listener in sockets or []:
             listener.close()
-        state = self.server_state
-        for connection in list(state.connections):
-            connection.shutdown()
-        while (state.connections or state.tasks) and not self.force_exit:
+        state, asked = self.server_state, set[object]()
+        # One look at least: what was accepted just before the listener closed becomes a connection after it.
+        while not self.force_exit:
+            for connection in state.connections - asked:
+                connection.shutdown()
+                asked.add(connection)
             await asyncio.sleep(_LOOK_SECONDS)
-        for server in self.servers:
-            await server.wait_closed()
+            if not state.connections and not state.tasks:
+                return
+        # The servers' ``wait_closed`` would wait for these without end (asyncio's, from Python 3.12 on).
+        for connection in list(state.connections):
+            connection.transport.abort()
+        await asyncio.sleep(0)  # then they have heard of it
 
 
 class Stop:

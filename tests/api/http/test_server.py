@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import signal
@@ -12,12 +13,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvicorn
 import websockets
 
 from chorale.api.app import create_app
-from chorale.api.http.server import _tuned_collector, bind_sockets
+from chorale.api.http.server import _Server, _tuned_collector, bind_sockets
 from chorale.config import ServerConfig
 from chorale.errors import ConfigError
 from chorale.processes import tune_garbage_collector
@@ -269,13 +272,41 @@ def test_what_does_not_finish_in_time_is_cut(twice: bool) -> None:
             make_state(shutdown_timeout=timeout) as state,
             running(probe_app(state, {"/hang": probe.hang})) as server,
         ):
-            _, writer = await connect(server.port)
+            reader, writer = await connect(server.port)
             writer.write(GET_HANG)
             await asyncio.wait_for(probe.started.wait(), 30)
             server.stop()
             if twice:
                 server.stop()
             await asyncio.wait_for(server.task, 30)
+            with contextlib.suppress(ConnectionResetError):
+                await asyncio.wait_for(reader.read(), 10)  # the connection is closed too
+
+    asyncio.run(main())
+
+
+class Late:
+    """A connection that is made while the server ends."""
+
+    def __init__(self, connections: set[Any]) -> None:
+        self._connections, self.num_asked = connections, 0
+        connections.add(self)
+
+    def shutdown(self) -> None:
+        self.num_asked += 1
+        asyncio.get_running_loop().call_later(0.05, self._connections.discard, self)
+
+
+def test_a_connection_that_is_made_while_the_server_ends_is_asked_to_end_once() -> None:
+    async def main() -> None:
+        server = _Server(uvicorn.Config("none"))
+        server.servers = []
+        ending = asyncio.create_task(server.shutdown())
+        await asyncio.sleep(0)  # it has looked at the connections
+        late = Late(server.server_state.connections)
+        await asyncio.wait_for(ending, 10)
+        assert late.num_asked == 1
+        assert not server.server_state.connections
 
     asyncio.run(main())
 
