@@ -34,6 +34,25 @@ def sandbox() -> Sandbox:
     return sandbox_of("wasm")
 
 
+def test_one_process_compiles_while_others_wait(tmp_path: Path) -> None:
+    code = f"""
+import time
+from chorale.tools.python.wasm import module
+def load(engine):
+    with open({str(tmp_path / "compiled")!r}, "a") as file:
+        file.write("x")
+    time.sleep(1)
+    module._kept_file().write_bytes(b"machine code")
+module.make_engine, module.load = lambda: None, load
+module.compile_beside(lambda: None)
+assert module.is_compiled()
+"""
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    started = [subprocess.Popen([sys.executable, "-c", code], env=environment) for _ in range(3)]
+    assert [process.wait(60) for process in started] == [0, 0, 0]
+    assert (tmp_path / "compiled").read_text() == "x"
+
+
 def test_auto_takes_it_where_nothing_else_is(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     found = run(probe_tools(ToolConfig(python="auto"), {}))

@@ -12,7 +12,8 @@ import importlib.util
 import os
 import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -55,23 +56,44 @@ def make_engine() -> Any:
     return Engine(config)
 
 
-def compile_beside(die_with_parent: Callable[[], None]) -> None:
-    """Compiles in a child process at low priority, so that the start of a server is not slowed down.
+def compile_beside(die_with_parent: Callable[[], None], *, low_priority: bool = True) -> None:
+    """Compiles in a child process, at low priority so that the start of a server is not slowed down.
 
-    The compiler's memory (300 MiB) is freed with the child. Does nothing if the compiled form exists or
-    cannot be cached; ``load`` then compiles itself.
+    The compiler's memory (300 MiB) is freed with the child. Waits for another process that compiles. Does
+    nothing if the compiled form exists or cannot be cached; ``load`` then compiles itself.
     """
-    if is_compiled() or _kept_file() is None:
+    kept = _kept_file()
+    if is_compiled() or kept is None:
         return
-    child = os.fork()
-    if child == 0:
-        try:
-            _step_back()
-            die_with_parent()
-            load(make_engine())
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
+    with _lock(kept.with_suffix(".lock")):
+        if is_compiled():
+            return
+        child = os.fork()
+        if child == 0:
+            try:
+                if low_priority:
+                    _step_back()
+                die_with_parent()
+                load(make_engine())
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Only one process at a time: several would take as long as one after the other. Ignores errors."""
+    import fcntl  # not on Windows, where this module says that there is no interpreter
+
+    try:
+        file = path.open("w")
+    except OSError:
+        yield
+        return
+    with file:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _step_back() -> None:
