@@ -64,10 +64,7 @@ struct Queries {
 };
 
 inline void multiply_keys(const Queries& queries, const uint16_t* keys, int64_t dim, float* scores) {
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
+    zero_sums<4>();
     order_memory();
     const long row = dim * static_cast<long>(sizeof(uint16_t)), next = kTile * dim;
     for (int64_t d = 0; d < dim; d += kGroup, keys += kGroup) {
@@ -81,10 +78,7 @@ inline void multiply_keys(const Queries& queries, const uint16_t* keys, int64_t 
         _tile_loadd(5, keys + 3 * next, row);
         _tile_dpbf16ps(3, 5, 6);
     }
-    _tile_stored(0, scores, 64);
-    _tile_stored(1, scores + 256, 64);
-    _tile_stored(2, scores + 512, 64);
-    _tile_stored(3, scores + 768, 64);
+    store_sums<4>(scores);
     order_memory();
 }
 
@@ -146,10 +140,7 @@ inline void add_weighted(const Queries& queries, __m512 factor, const uint16_t* 
             _tile_loadd(5, from + 3 * next, 64);
             _tile_dpbf16ps(3, 5, 6);
         }
-        _tile_stored(0, sums, 64);
-        _tile_stored(1, sums + 256, 64);
-        _tile_stored(2, sums + 512, 64);
-        _tile_stored(3, sums + 768, 64);
+        store_sums<4>(sums);
     }
     order_memory();
 }

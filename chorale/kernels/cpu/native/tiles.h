@@ -156,18 +156,33 @@ struct Decodeds {
     uint16_t* at(int64_t step) const { return slots + (step & mask) * 2 * kTileWords; }
 };
 
+// The first N of the tiles 0 to 3, which hold sums.
+template <int N> inline void zero_sums() {
+    _tile_zero(0);
+    _tile_zero(1);
+    if (N == 4) {
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+}
+
+// To [N][16][16], one tile after the other.
+template <int N> inline void store_sums(float* to) {
+    _tile_stored(0, to, 64);
+    _tile_stored(1, to + 256, 64);
+    if (N == 4) {
+        _tile_stored(2, to + 512, 64);
+        _tile_stored(3, to + 768, 64);
+    }
+}
+
 // sums [T token tiles][2 row tiles][16 rows][16 tokens] = weights times inputs.
 template <int T, bool kDecodes, class Rows>
 inline void multiply_tiles(const Rows& rows, int64_t begin, int64_t count, const Decodeds& weights, const uint16_t* x,
                            int64_t x_stride, float* sums) {
     constexpr long row = 64;
     const int64_t steps = rows.num_steps(), top = count < kTile ? count : kTile;
-    _tile_zero(0);
-    _tile_zero(1);
-    if (T == 2) {
-        _tile_zero(2);
-        _tile_zero(3);
-    }
+    zero_sums<2 * T>();
     if (kDecodes)
         for (int64_t step = 0; step < kAhead && step < steps; step++)
             rows.decode(begin, 0, count, step, weights.at(step));
@@ -190,12 +205,7 @@ inline void multiply_tiles(const Rows& rows, int64_t begin, int64_t count, const
         if (decodes) rows.decode(begin, top, count, step + kAhead, weights.at(step + kAhead));
         x += kTileWords;
     }
-    _tile_stored(0, sums, row);
-    _tile_stored(1, sums + 256, row);
-    if (T == 2) {
-        _tile_stored(2, sums + 512, row);
-        _tile_stored(3, sums + 768, row);
-    }
+    store_sums<2 * T>(sums);
 }
 
 // sink(tile, sums [2 row tiles][16 rows][16 tokens]) for each tile of tokens.
