@@ -120,6 +120,18 @@ def test_log_probabilities_of_a_right_engine(folder: Path, recording: Recording)
         check_logprobs(machine_of(folder), rounded)
 
 
+def test_rounding_is_measured_at_the_tokens_that_it_would_name(tmp_path: Path) -> None:
+    """So many layers of random weights that an engine's likeliest tokens are mostly its rounding's choice."""
+    config = make_config(**SIZES | {"layers": 96, "experts": 32, "hidden": 128, "inter": 128, "vocab": 5000})
+    folder = write_random_checkpoint(tmp_path / "deep", config)
+    with engine_with(folder, REFERENCE_OPS, dtype="bfloat16") as core:
+        rounded = record(core, (20, 60))
+    found = check_logprobs(machine_of(folder, dtype=torch.bfloat16, kv_dtype=torch.bfloat16), rounded)
+    every = found.facts["all"]
+    assert every["rounding"] > 0.8
+    assert every["mean"] == pytest.approx(every["rounding"], rel=0.2)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("fault", CODE_FAULTS)
 def test_an_engine_with_a_fault_is_seen(

@@ -155,11 +155,12 @@ def record(core: EngineCore, lengths: tuple[int, ...] = (12, 20, 28, 60, 200)) -
             found[chunk.request_id][1].extend([*(chunk.prompt_logprobs or ()), *(chunk.logprobs or ())])
     sequences = []
     for name, (tokens, records) in found.items():
-        positions = [
-            Position(index, [each.token_id, *each.top_ids], [each.logprob, *each.top_logprobs])
-            for index, each in enumerate(records)
-            if each is not None
-        ]
+        positions = []
+        for index, each in enumerate(records):
+            if each is not None:
+                named = {each.token_id: each.logprob}  # its own comes first
+                named |= dict(zip(each.top_ids, each.top_logprobs, strict=True))
+                positions.append(Position(index, list(named), list(named.values())))
         generated = [each.token_id for each in records[len(tokens) :]]
         sequences.append(Sequence(name, [*tokens, *generated], len(tokens), positions))
     return Recording(sequences)

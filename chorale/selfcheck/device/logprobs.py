@@ -108,22 +108,48 @@ def _errors_of(
     streams = run_plain(machine.model, source.layers(), group, seconds=seconds)
     pieces = [x.split([len(each.tokens) for each in sequences]) for x in streams]
     for number, sequence in enumerate(sequences):
-        exact, *others = (
-            head.logprobs(x[number], sequence.positions, rounding)
-            for x, rounding in zip(pieces, roundings, strict=True)
-        )
-        given = [np.array(position.logprobs) for position in sequence.positions]
-        rounded = _means(others[0], exact) if others else None
-        found.append(_Errors(sequence, _means(given, exact), rounded))
+        found.append(_compare(head, sequence, [x[number] for x in pieces], roundings))
     return found
 
 
-def _means(found: list[Floats], exact: list[Floats]) -> Floats:
-    return np.array([np.abs(one - other).mean() for one, other in zip(found, exact, strict=True)])
+def _compare(
+    head: _Head, sequence: Sequence, states: list[torch.Tensor], roundings: tuple[Rounding, ...]
+) -> _Errors:
+    """``states``: [T, H] after the last layer, exact and with the other roundings.
+
+    Most tokens of a position are there because the engine holds them to be likely, so its errors are larger
+    at them than at others. Rounding is therefore measured at the tokens that the rounded results would name.
+    """
+    ours: list[float] = []
+    rounded: list[float] = []
+    for begin in range(0, len(sequence.positions), _ROWS_AT_ONCE):
+        positions = sequence.positions[begin : begin + _ROWS_AT_ONCE]
+        places = torch.tensor([position.index - 1 for position in positions])
+        exact, *others = (
+            head.logprobs(x[places.to(x.device)], rounding)
+            for x, rounding in zip(states, roundings, strict=True)
+        )
+        for row, position in enumerate(positions):
+            ours.append(_difference(position.logprobs, exact[row], position.token_ids))
+            for other in others:
+                named = _named(other[row], position, is_decoded=position.index >= sequence.num_prompt)
+                rounded.append(_difference(other[row, named].tolist(), exact[row], named))
+    return _Errors(sequence, np.array(ours), np.array(rounded) if len(roundings) > 1 else None)
+
+
+def _difference(given: list[float], exact: torch.Tensor, token_ids: list[int]) -> float:
+    return float(np.abs(np.array(given) - exact[token_ids].double().numpy()).mean())
+
+
+def _named(logprobs: torch.Tensor, position: Position, *, is_decoded: bool) -> list[int]:
+    """Token ids that an engine with these log-probabilities [V] would give for the position."""
+    own, count = position.token_ids[0], len(position.token_ids)
+    best: list[int] = logprobs.topk(count).indices.tolist()
+    return best if is_decoded else [own, *(token for token in best if token != own)][:count]
 
 
 class _Head:
-    """The output matrix, read once, and its log-probabilities of chosen tokens."""
+    """The output matrix, read once, and its log-probabilities."""
 
     def __init__(self, machine: Machine) -> None:
         self._norm = machine.plain.read(None, "final_norm").float()
@@ -131,23 +157,13 @@ class _Head:
         self._eps = machine.model.rms_norm_eps
         self._rounds_logits = machine.ops.name == "reference"  # other back ends keep float32 sums
 
-    def logprobs(self, x: torch.Tensor, positions: list[Position], rounding: Rounding) -> list[Floats]:
-        """x [T, H] of one sequence -> for each position, those of its token ids."""
-        found: list[Floats] = []
-        for begin in range(0, len(positions), _ROWS_AT_ONCE):
-            some = positions[begin : begin + _ROWS_AT_ONCE]
-            places = torch.tensor([position.index - 1 for position in some], device=x.device)
-            normed = rounding.product(rms_norm(x[places], self._norm, self._eps))
-            logits = torch.cat([normed @ part.float().t() for part in self._weight.split(16384)], 1)
-            if self._rounds_logits:
-                logits = rounding.product(logits)
-            logits -= logits.double().logsumexp(-1, keepdim=True).float()
-            rows = logits.cpu()
-            found += [
-                rows[row, torch.tensor(position.token_ids)].double().numpy()
-                for row, position in enumerate(some)
-            ]
-        return found
+    def logprobs(self, x: torch.Tensor, rounding: Rounding) -> torch.Tensor:
+        """x [R, H] -> [R, V], on the CPU."""
+        normed = rounding.product(rms_norm(x, self._norm, self._eps))
+        logits = torch.cat([normed @ part.float().t() for part in self._weight.split(16384)], 1)
+        if self._rounds_logits:
+            logits = rounding.product(logits)
+        return (logits - logits.double().logsumexp(-1, keepdim=True).float()).cpu()
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ import torch
 from chorale.model.config import ModelConfig, RopeConfig
 from chorale.selfcheck.device.plain_weights import PlainLayer
 
-_MAX_SCORES = 2**26  # elements of one score tensor: 256 MiB
+_MAX_SCORES = 2**28  # elements of one score tensor: 1 GiB
 _MAX_SCORES_CPU = 2**23
 _PIECE = 4096  # keys
 
