@@ -128,6 +128,8 @@ class Bench:
             before = self.core.stats()
             back, tokens, cached = self.generate(prompt)
             after = self.core.stats()
+            if cached < self.given.length - 2 * self.llm.info.block_size:
+                raise SystemExit(f"only {cached} tokens returned: raise --host-gib ({self.given.host_gib:g})")
             assert tokens == answer, "another token after the return"
             loaded = after.host_bytes_loaded - before.host_bytes_loaded
             load = after.host_load_seconds - before.host_load_seconds

@@ -264,7 +264,7 @@ def _tier_limits(sizes: HostTierSizes | None, ranks: int, least_hit: int) -> dic
         return {}
     return {
         "num_host_slots": sizes.num_slots,
-        "max_saved_pages": sizes.staged,
+        "max_saved_pages": sizes.saved,
         "min_host_hit": least_hit,
         "page_bytes": sizes.page_bytes * ranks,
     }

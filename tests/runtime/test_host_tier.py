@@ -89,7 +89,8 @@ class Traffic:
         for block, value in arrived.items():
             self.blocks[block] = value
         free = [block for block in range(NUM_BLOCKS) if block not in self.busy]
-        gone = rng.sample(free, rng.randint(0, min(self.staged, len(free))))
+        most = 2 * self.staged + 5 if rng.randrange(4) else self.staged  # more than the staging buffer holds
+        gone = rng.sample(free, rng.randint(0, min(most, len(free))))
         slots = rng.sample([slot for slot in range(NUM_SLOTS) if slot not in self.pinned], len(gone))
         self.slots |= {slot: self.blocks[block] for slot, block in zip(slots, gone, strict=True)}
         loads = tuple(load for _ in range(rng.choice((0, 0, 1, 2))) if (load := self.load()) is not None)

@@ -9,16 +9,18 @@ from chorale.errors import ConfigError
 from chorale.runtime.memory import GIB, KvGeometry, gib
 
 MOST_STAGING = GIB // 2  # of device memory, for pages that leave
+SAVED_AT_ONCE = 2 * GIB  # that may leave before one step, if its prompts displace less: 40 ms on PCIe 5
 LOAD_STAGING = GIB // 8  # for pages that return: copied piece by piece
 GPU_LEAST_HIT = 256  # tokens that a GPU computes sooner than their pages return
 
 
 @dataclass(frozen=True, slots=True)
 class HostTierSizes:
-    """Pages. ``staged``: device memory for those that leave in one step, at most; ``loaded``: for a piece of
-    those that return."""
+    """Pages. ``saved``: that may leave before one step; ``staged``: device memory for those that leave, of
+    which a step waits for the first if there are more; ``loaded``: for a piece of those that return."""
 
     num_slots: int
+    saved: int
     staged: int
     loaded: int
     page_bytes: int  # of one rank
@@ -52,9 +54,11 @@ def host_tier_sizes(config: EngineConfig, geometry: KvGeometry, num_tokens: int)
             f"takes {gib(page * ranks)}"
         )
     blocks = 2 * -(-num_tokens // geometry.block_size) + 8  # of both groups; rows begin blocks at any time
+    saved = min(num_slots, max(blocks, SAVED_AT_ONCE // page))
     return HostTierSizes(
         num_slots=num_slots,
-        staged=max(1, min(blocks, num_slots, MOST_STAGING // page)),
+        saved=saved,
+        staged=max(1, min(blocks, saved, MOST_STAGING // page)),
         loaded=max(1, min(num_slots, LOAD_STAGING // page)),
         page_bytes=page,
     )
