@@ -1,0 +1,225 @@
+"""Measures an entry point with its worst input: CPU time per megabyte, the longest hold, peak memory.
+
+All times are CPU times, so they hold on a busy machine. A *hold* is a stretch in which no other Python thread
+can run (the interpreter's lock is held), or in which the event loop serves nobody else. Two ways to measure::
+
+    cost = measure(lambda: parse(data), len(data))          # a function; it runs in a thread of its own
+
+    async with watched() as cost:                            # on the event loop that runs the server
+        cost.num_bytes = await flood(server.port, pieces, seconds=2)
+
+    cost.check()                                             # the limits for all entry points
+
+``flood`` sends pieces from a thread and reads what comes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import gc
+import os
+import random
+import re
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MAX_HELD_SECONDS = 0.05
+MAX_MEMORY = 4.0  # times the input, beside MEMORY_CONSTANT
+MEMORY_CONSTANT = 24 * 2**20
+_LOOK_SECONDS = 0.001
+
+
+@dataclass
+class Cost:
+    """``num_bytes`` is the size of the input. A flood sets it when it knows."""
+
+    num_bytes: int = 0
+    cpu_seconds: float = 0.0  # of the whole process, without the looks
+    held_seconds: float = 0.0
+    peak_bytes: int = 0  # growth of the resident memory
+
+    @property
+    def cpu_per_mb(self) -> float:
+        return self.cpu_seconds / max(self.num_bytes / 1e6, 1e-9)
+
+    @property
+    def memory(self) -> float:
+        """Peak growth as a multiple of the input."""
+        return self.peak_bytes / max(self.num_bytes, 1)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.num_bytes / 1e6:.2f} MB: {self.cpu_per_mb:.3f} CPU s/MB, "
+            f"held {self.held_seconds * 1e3:.0f} ms, "
+            f"memory +{self.peak_bytes / 2**20:.0f} MiB ({self.memory:.1f} x)"
+        )
+
+    def check(self, *, max_cpu_seconds: float | None = None) -> None:
+        """Asserts the limits. ``max_cpu_seconds``: the stated cap of work that is not linear."""
+        print(self)
+        assert self.held_seconds <= MAX_HELD_SECONDS, self
+        assert self.peak_bytes <= MAX_MEMORY * self.num_bytes + MEMORY_CONSTANT, self
+        assert max_cpu_seconds is None or self.cpu_seconds <= max_cpu_seconds, self
+
+
+def check_linear(work: Callable[[int], tuple[Callable[[], Any], int]], small: int, times: int = 8) -> Cost:
+    """Asserts that ``times`` as much input costs about ``times`` as much; returns the cost of the larger one.
+
+    ``work(size)`` returns the call and the number of its bytes. A quadratic call costs ``times`` as much per
+    byte; 3 leaves room for caches and a busy machine.
+    """
+    less, more = (measure(*work(size)) for size in (small, small * times))
+    assert more.cpu_seconds <= 3 * times * max(less.cpu_seconds, 0.001), f"not linear: {less}; {more}"
+    return more
+
+
+def measure(work: Callable[[], Any], num_bytes: int) -> Cost:
+    """Calls ``work`` in a thread. Raises what it raises."""
+    faults: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as fault:
+            faults.append(fault)
+
+    thread = threading.Thread(target=run)
+    cost = Cost(num_bytes)
+    with _measured(cost) as looks:
+        thread.start()
+        while thread.is_alive():
+            looks.look()
+            thread.join(_LOOK_SECONDS)
+    if faults:
+        raise faults[0]
+    return cost
+
+
+@contextlib.asynccontextmanager
+async def watched() -> AsyncIterator[Cost]:
+    """Measures this process while the body runs, with looks from the event loop's own thread."""
+    cost = Cost()
+    with _measured(cost) as looks:
+        looking = asyncio.create_task(_look_on(looks))
+        try:
+            yield cost
+        finally:
+            looking.cancel()
+            await asyncio.gather(looking, return_exceptions=True)
+
+
+async def _look_on(looks: _Looks) -> None:
+    while True:
+        looks.look()
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+@contextlib.contextmanager
+def _measured(cost: Cost) -> Iterator[_Looks]:
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what earlier tests have freed would hide growth
+    before = _status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins again
+    with _on_one_processor():
+        looks, started = _Looks(), time.process_time()
+        yield looks
+        looks.look()
+        cost.cpu_seconds = time.process_time() - started - looks.own_seconds
+        cost.held_seconds = looks.held_seconds
+        cost.peak_bytes = max(0, _status("VmHWM") - before)
+
+
+class _Looks:
+    """Looks at the CPU clocks of all threads, from one thread that needs the lock to look.
+
+    Between two looks, what the looking thread used itself it used for other callbacks (of an event loop), and
+    what another thread used is a hold.
+    """
+
+    def __init__(self) -> None:
+        self._tid = threading.get_native_id()
+        self._used = self._clocks()
+        self.held_seconds = self.own_seconds = 0.0
+
+    def look(self) -> None:
+        began, used = time.thread_time(), self._clocks()
+        for tid, seconds in used.items():
+            self.held_seconds = max(self.held_seconds, seconds - self._used.get(tid, 0.0))
+        self._used = used
+        self._used[self._tid] = time.thread_time()  # the look itself is no hold
+        self.own_seconds += self._used[self._tid] - began
+
+    def _clocks(self) -> dict[int, float]:
+        found = {}
+        for tid in _threads():
+            with contextlib.suppress(OSError):  # it has ended
+                found[tid] = time.clock_gettime((~tid << 3) | 6)  # a thread's CPU clock: clock_getres(2)
+        return found
+
+
+@contextlib.contextmanager
+def _on_one_processor() -> Iterator[None]:
+    """Runs all threads on one processor.
+
+    A thread that waits for a processor does not look. On one processor the others of this process cannot use
+    much CPU time meanwhile, however busy the machine is.
+    """
+    allowed = os.sched_getaffinity(0)
+    chosen = {random.choice(sorted(allowed))}
+    _run_on(chosen)
+    try:
+        yield
+    finally:
+        _run_on(allowed)
+
+
+def _run_on(processors: set[int]) -> None:
+    for tid in _threads():
+        with contextlib.suppress(OSError):  # it has ended
+            os.sched_setaffinity(tid, processors)
+
+
+def _threads() -> list[int]:
+    return [int(name) for name in os.listdir("/proc/self/task")]
+
+
+def _status(name: str) -> int:
+    found = re.search(rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+async def flood(port: int, pieces: Iterable[bytes], *, seconds: float, reads: bool = True) -> int:
+    """Sends pieces on one connection until they end, the server closes it, or the time is over.
+
+    Returns the number of bytes that were sent. ``reads``: reads and drops the answers.
+    """
+    return await asyncio.to_thread(_flood, port, pieces, seconds, reads)
+
+
+def _flood(port: int, pieces: Iterable[bytes], seconds: float, reads: bool) -> int:
+    sent, end = 0, time.monotonic() + seconds
+    with socket.create_connection(("127.0.0.1", port)) as connection, contextlib.suppress(OSError):
+        connection.setblocking(False)
+        for piece in pieces:
+            rest = memoryview(piece)
+            while rest and time.monotonic() < end:
+                if reads:
+                    with contextlib.suppress(BlockingIOError):
+                        connection.recv(2**20)
+                try:
+                    number = connection.send(rest)
+                except BlockingIOError:
+                    time.sleep(0.005)
+                    continue
+                sent, rest = sent + number, rest[number:]
+            if rest:
+                break
+    return sent
