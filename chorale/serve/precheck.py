@@ -24,7 +24,7 @@ from chorale.runtime.hardware import Hardware, available_memory, check_gpus
 from chorale.runtime.memory import SMALL_PARAMETERS
 from chorale.runtime.platforms import CUDA, NPU, find_platform
 from chorale.runtime.resolve import check_model, resolve
-from chorale.store.schema import VERSION
+from chorale.store.schema import check_format
 from chorale.store.sqlite import MEMORY
 from chorale.store.store import default_path, is_postgres
 from chorale.tracing.otel import check_endpoint, is_disabled
@@ -129,7 +129,7 @@ def _check_file(path: Path) -> None:
 
 
 def _check_format(path: Path) -> None:
-    """Raises ``ConfigError`` for a file of a newer release. Unreadable files are checked when opened."""
+    """Raises ``ConfigError`` for a file of another format. Unreadable files are checked when opened."""
     if not path.is_file():
         return
     try:
@@ -139,5 +139,5 @@ def _check_format(path: Path) -> None:
             row = connection.execute("SELECT version FROM schema_version").fetchone()
     except sqlite3.Error:
         return
-    if row is not None and row[0] > VERSION:
-        raise ConfigError(f"response store {path}: has format {row[0]}; this release knows up to {VERSION}")
+    if row is not None:
+        check_format(row[0], f"the response store {path}")

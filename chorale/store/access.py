@@ -14,7 +14,9 @@ from chorale.store.responses import totals
 
 Result = TypeVar("Result")
 
-EVICT_ROWS = 32  # rows evicted by one write at most, so that no write is slow
+EVICT_ROWS = 4  # evicted by one write at most, so that no write is slow
+_TIDY_ROWS = 32  # evicted by one statement of ``tidy``
+_TIDY_SECONDS = 0.01  # for which ``tidy`` may hold up a write
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +79,19 @@ class Access:
         """Returns the time before which unused rows have expired, evicted already or not."""
         return self.clock() - self.bounds.ttl
 
-    def tidy(self, db: Database) -> None:
-        """Evicts expired rows and returns free space, while idle."""
+    def tidy(self, db: Database) -> bool:
+        """Evicts expired rows and returns free space, while idle. Returns whether more is left to do."""
+        end = time.monotonic() + _TIDY_SECONDS
         db.begin(writes=True, seconds=0.0)  # requests come first
-        num_evicted = self.evict(db)
+        num_evicted = self.evict(db, _TIDY_ROWS)
+        is_more = num_evicted == _TIDY_ROWS
+        while is_more and time.monotonic() < end:
+            is_more = self.evict(db, _TIDY_ROWS) == _TIDY_ROWS
         db.commit()
-        db.give_back(num_evicted)
+        return db.give_back(num_evicted) or is_more
 
-    def evict(self, db: Database) -> int:
-        """Removes up to ``EVICT_ROWS`` rows beyond a bound, least recently used first. Returns their number.
+    def evict(self, db: Database, most: int = EVICT_ROWS) -> int:
+        """Removes up to ``most`` rows beyond a bound, least recently used first. Returns their number.
 
         Running responses and leased conversations stay.
         """
@@ -96,10 +102,10 @@ class Access:
             return 0
         victims: dict[str, list[tuple[int]]] = {"responses": [], "conversations": []}
         for used, seq, num_bytes, table in heapq.merge(
-            _unused(db, "responses"), _unused(db, "conversations")
+            _unused(db, "responses", most), _unused(db, "conversations", most)
         ):
             within = used >= oldest and num <= bounds.max_responses and size <= bounds.max_bytes
-            if within or len(victims["responses"]) + len(victims["conversations"]) == EVICT_ROWS:
+            if within or len(victims["responses"]) + len(victims["conversations"]) == most:
                 break
             victims[table].append((seq,))
             num, size = num - 1, size - num_bytes
@@ -119,9 +125,9 @@ def _any_older(db: Database, oldest: float) -> bool:
     return bool(row[0])
 
 
-def _unused(db: Database, table: str) -> list[tuple[float, int, int, str]]:
+def _unused(db: Database, table: str, most: int) -> list[tuple[float, int, int, str]]:
     rows = db.execute(
-        f"SELECT used, seq, num_bytes FROM {table} WHERE server_id IS NULL"
-        f" ORDER BY used, seq LIMIT {EVICT_ROWS}"
+        f"SELECT used, seq, num_bytes FROM {table} WHERE server_id IS NULL ORDER BY used, seq LIMIT ?",
+        (most,),
     )
     return [(used, seq, num_bytes, table) for used, seq, num_bytes in rows.fetchall()]

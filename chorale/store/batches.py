@@ -324,22 +324,22 @@ def _results(batch_id: str, completed: bool, after: int, limit: int, db: Databas
     return [(int(line), bytes(data)) for line, data in rows.fetchall()]
 
 
-_OLD_RESULTS = (
-    "SELECT batch_seq, line FROM batch_results JOIN batches ON seq = batch_seq WHERE ended IS NOT NULL"
-)
+_DONE = "SELECT seq FROM batches WHERE ended IS NOT NULL AND has_results = 1 LIMIT 1"
 
 
 def _to_sweep(oldest: float, db: Database) -> bool:
-    row = db.execute(
-        f"SELECT EXISTS ({_OLD_RESULTS}) OR EXISTS (SELECT 1 FROM batches WHERE ended < ?)", (oldest,)
-    )
+    row = db.execute(f"SELECT EXISTS ({_DONE}) OR EXISTS (SELECT 1 FROM batches WHERE ended < ?)", (oldest,))
     return bool(row.fetchone()[0])
 
 
 def _sweep(oldest: float, db: Database) -> None:
-    rows = db.execute(f"{_OLD_RESULTS} LIMIT {_DELETED}").fetchall()
-    db.executemany("DELETE FROM batch_results WHERE batch_seq = ? AND line = ?", rows)
-    if not rows:  # no batch that is deleted has records
+    if (done := db.execute(_DONE).fetchone()) is not None:
+        lines = "SELECT batch_seq, line FROM batch_results WHERE batch_seq = ? LIMIT ?"
+        rows = db.execute(lines, (done[0], _DELETED)).fetchall()
+        db.executemany("DELETE FROM batch_results WHERE batch_seq = ? AND line = ?", rows)
+        if len(rows) < _DELETED:
+            db.execute("UPDATE batches SET has_results = 0 WHERE seq = ?", done)
+    else:  # no batch that is deleted has records
         old = db.execute(f"SELECT seq FROM batches WHERE ended < ? LIMIT {_DELETED}", (oldest,)).fetchall()
         db.executemany("DELETE FROM batches WHERE seq = ?", old)
 

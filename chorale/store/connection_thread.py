@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import queue
 import threading
 import time
@@ -50,7 +51,8 @@ class ConnectionThread:
     """``connect`` first runs before the thread starts, so that a bad file or address fails at start-up.
 
     A full or read-only disk (``NoSpaceError``) is accepted: jobs fail until the database can be opened.
-    ``first``: a job that runs once, before any other, as soon as the database is open.
+    ``first``: a job that runs once, before any other, as soon as the database is open. ``idle``: runs while
+    there is no other, every ``idle_seconds``, and at once again while it returns True.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class ConnectionThread:
         self._first = first
         self._idle = idle
         self._idle_seconds = idle_seconds
+        self._idle_at = time.monotonic() + idle_seconds if idle is not None else math.inf
         self._lock_seconds = lock_seconds
         self._refused: tuple[float, str] | None = None  # time and message of the last failure to open
         self.fault: str | None = None  # why the last transaction failed; None while they succeed
@@ -109,7 +112,11 @@ class ConnectionThread:
             if group:
                 self._execute(group)
             elif stop is None:
-                self._run_idle()
+                began = time.monotonic()
+                is_more = self._run_idle()
+                now = time.monotonic()
+                # As long a pause as it took: other processes have their turn.
+                self._idle_at = now + (now - began if is_more else self._idle_seconds)
             if stop is not None:
                 if self._connection is not None:
                     self._connection.close()
@@ -119,7 +126,8 @@ class ConnectionThread:
     def _next_group(self) -> tuple[list[_Pending], _Stop | None]:
         group: list[_Pending] = []
         try:
-            entry = self._queue.get(timeout=self._idle_seconds if self._idle is not None else None)
+            left = self._idle_at - time.monotonic()
+            entry = self._queue.get(timeout=None if left == math.inf else max(0.0, left))
             while True:
                 if isinstance(entry, _Stop):
                     return group, entry
@@ -130,19 +138,20 @@ class ConnectionThread:
         except queue.Empty:
             return group, None
 
-    def _run_idle(self) -> None:
-        """Runs the idle job. Its errors are dropped; the next write reports them."""
+    def _run_idle(self) -> bool:
+        """Runs the idle job. Returns its result. Its errors are dropped; the next write reports them."""
         if self._idle is None:
-            return
+            return False
         try:
             connection = self._open()
         except StoreError:
-            return
+            return False
         with contextlib.suppress(StoreError, connection.errors):
             try:
-                self._idle(connection)
+                return bool(self._idle(connection))
             finally:
                 connection.rollback()
+        return False
 
     def _execute(self, group: list[_Pending]) -> None:
         """Runs the jobs and passes on their results or errors. While a lock is held elsewhere, jobs whose

@@ -47,8 +47,11 @@ class Database(Protocol):
         """Rolls back; does nothing outside a transaction."""
         ...
 
-    def give_back(self, num_evicted: int) -> None:
-        """Returns unused space to the system, while idle and outside a transaction."""
+    def give_back(self, num_evicted: int) -> bool:
+        """Returns some unused space to the system, while idle and outside a transaction.
+
+        Returns whether more is left.
+        """
         ...
 
     def close(self) -> None: ...

@@ -22,7 +22,7 @@ FILE_ID = re.compile(r"file-[0-9a-f]{32}")
 _COLUMNS = "id, owner, created, expires, purpose, filename, num_bytes"
 _READY = "state = 'ready' AND (expires IS NULL OR expires > ?)"
 _EXPIRED = (
-    "state = 'ready' AND expires <= ?"
+    "state = 'ready' AND expires <= ?"  # by the index on these
     " AND NOT EXISTS (SELECT 1 FROM batches WHERE input_file_id = files.id AND ended IS NULL)"
 )
 _SWEPT = 64  # files per call of ``sweep``
@@ -188,7 +188,9 @@ class Files:
 
     def _is_due(self, db: Database) -> bool:
         row = db.execute(
-            f"SELECT EXISTS (SELECT 1 FROM files WHERE state = 'gone' OR ({_EXPIRED}))", (self.now,)
+            "SELECT EXISTS (SELECT 1 FROM files WHERE state = 'gone')"
+            f" OR EXISTS (SELECT 1 FROM files WHERE {_EXPIRED})",
+            (self.now,),
         )
         return bool(row.fetchone()[0])
 
@@ -233,27 +235,27 @@ def end_uploads(db: Database, server_id: str) -> None:
 
 def sizes(db: Database) -> tuple[int, int]:
     """Returns the number of files and their bytes, unfinished uploads included."""
-    row = db.execute("SELECT COUNT(*), COALESCE(SUM(num_bytes), 0) FROM files WHERE state <> 'gone'")
-    num, size = row.fetchone()
-    return int(num), int(size)
+    return _counted(db, "SELECT COALESCE(SUM(num_files), 0), COALESCE(SUM(num_bytes), 0) FROM file_totals")
+
+
+def _counted(db: Database, query: str, *values: bytes) -> tuple[int, int]:
+    row = db.execute(query, values).fetchone()
+    return (0, 0) if row is None else (int(row[0]), int(row[1]))
 
 
 def _room(db: Database, file: StoredFile, quota: Quota) -> int:
     """Returns how many bytes the file may have. Raises an error if it may not be added."""
-    num, size = db.execute(
-        "SELECT COUNT(*), COALESCE(SUM(num_bytes), 0) FROM files WHERE owner = ? AND state <> 'gone'",
-        (file.owner,),
-    ).fetchone()
+    num, size = _counted(db, "SELECT num_files, num_bytes FROM file_totals WHERE owner = ?", file.owner)
     if num >= quota.max_files:
         raise QueueFullError(
             f"you have {num} files, and this server keeps at most {quota.max_files} for each API key "
             "(--batch-max-files); delete some",
             code="file_quota_exceeded",
         )
-    left = quota.max_bytes - int(size)
+    left = quota.max_bytes - size
     if file.num_bytes > left or left <= 0:
         raise PayloadTooLargeError(
-            f"your files have {int(size)} bytes, and this server keeps at most {quota.max_bytes} for each "
+            f"your files have {size} bytes, and this server keeps at most {quota.max_bytes} for each "
             "API key (--batch-max-bytes); delete some",
             code="file_quota_exceeded",
         )

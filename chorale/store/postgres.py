@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from chorale.errors import ConfigError
 from chorale.store.connection_thread import LOCK_SECONDS
 from chorale.store.protocol import StoreError
-from chorale.store.schema import COUNTED, VERSION, migrate, version
+from chorale.store.schema import TRIGGERS, create
 
 if TYPE_CHECKING:
     import psycopg
@@ -28,20 +28,9 @@ _TYPES = {
     "FLOAT": "DOUBLE PRECISION",
     "BYTES": "BYTEA",
 }
-_COUNT = """
-CREATE OR REPLACE FUNCTION count_{table}() RETURNS trigger LANGUAGE plpgsql AS $count$ BEGIN
-    IF TG_OP = 'INSERT' THEN
-        UPDATE totals SET num_{table} = num_{table} + 1, num_bytes = num_bytes + NEW.num_bytes;
-    ELSIF TG_OP = 'DELETE' THEN
-        UPDATE totals SET num_{table} = num_{table} - 1, num_bytes = num_bytes - OLD.num_bytes;
-    ELSE
-        UPDATE totals SET num_bytes = num_bytes + NEW.num_bytes - OLD.num_bytes;
-    END IF;
-    RETURN NULL;
-END $count$;
-DROP TRIGGER IF EXISTS count_{table} ON {table};
-CREATE TRIGGER count_{table} AFTER INSERT OR DELETE OR UPDATE OF num_bytes ON {table}
-    FOR EACH ROW EXECUTE FUNCTION count_{table}();
+_TRIGGER = """
+CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {statements} RETURN NULL; END $$;
+CREATE TRIGGER {name} AFTER {event} ON {table} FOR EACH ROW EXECUTE FUNCTION {name}();
 """
 
 
@@ -105,18 +94,19 @@ class PostgresDatabase:
     def rollback(self) -> None:
         self._connection.rollback()
 
-    def give_back(self, num_evicted: int) -> None:
+    def give_back(self, num_evicted: int) -> bool:
         """Does nothing: PostgreSQL's autovacuum returns the space."""
+        return False
 
     def close(self) -> None:
         self._connection.close()
 
 
-def connect(conninfo: str, migrating: bool) -> PostgresDatabase:
-    """Opens a connection; creates the tables if ``migrating``.
+def connect(conninfo: str, creating: bool) -> PostgresDatabase:
+    """Opens a connection; creates the tables if ``creating``.
 
     Raises ``StoreError`` while the database cannot be reached, ``ConfigError`` if psycopg is missing or the
-    tables are of a newer release.
+    tables have another format.
     """
     try:
         import psycopg
@@ -126,23 +116,24 @@ def connect(conninfo: str, migrating: bool) -> PostgresDatabase:
         ) from None
     try:
         database = PostgresDatabase(conninfo)
-        if migrating:
-            _migrate(database)
+        if creating:
+            _create(database)
         database.execute("SET search_path TO chorale")
     except psycopg.Error as error:
         raise StoreError(f"cannot open the response store: {_without_secrets(error)}") from error
     return database
 
 
-def _migrate(database: PostgresDatabase) -> None:
+def _create(database: PostgresDatabase) -> None:
     database.begin(writes=True, seconds=LOCK_SECONDS)
     database.execute("CREATE SCHEMA IF NOT EXISTS chorale")
     database.execute("SET LOCAL search_path TO chorale")
     try:
-        if (found := version(database)) != VERSION:
-            migrate(database, found, _TYPES, "")
-            for table in COUNTED:
-                database.execute(_COUNT.format(table=table))
+        if create(database, _TYPES, ""):
+            for number, ((event, table), statements) in enumerate(TRIGGERS.items()):
+                database.execute(
+                    _TRIGGER.format(name=f"{table}_{number}", event=event, table=table, statements=statements)
+                )
     except ConfigError:
         database.rollback()
         database.close()

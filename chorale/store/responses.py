@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import struct
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from chorale.errors import ContextLengthError, RequestError
 from chorale.store.database import Database
@@ -45,11 +45,11 @@ def row_size(row: ItemRow) -> int:
 
 
 def pack_tokens(token_ids: tuple[int, ...]) -> bytes:
-    return np.asarray(token_ids, dtype="<u4").tobytes()
+    return struct.pack(f"<{len(token_ids)}I", *token_ids)
 
 
 def unpack_item(item: bytes, token_ids: bytes) -> StoredItem:
-    return StoredItem(json.loads(item), tuple(np.frombuffer(token_ids, dtype="<u4").tolist()))
+    return StoredItem(msgspec.json.decode(item), struct.unpack(f"<{len(token_ids) // 4}I", token_ids))
 
 
 def insert_items(db: Database, seq: int, rows: list[ItemRow], *, start: int, is_output: bool) -> None:
@@ -155,33 +155,38 @@ def delete_response(db: Database, response_id: str, owner: bytes, oldest: float)
     return bool(cursor.rowcount > 0)
 
 
+# The links of a chain, oldest first, with their items. It ends behind a link that makes it too long.
+_CHAIN = (
+    "WITH RECURSIVE chain (seq, previous_id, status, conversation_id, conversation_end, depth, size) AS ("
+    " SELECT seq, previous_id, status, conversation_id, conversation_end, 1, num_bytes"
+    " FROM responses WHERE id = ? AND owner = ? AND used >= ?"
+    " UNION ALL SELECT r.seq, r.previous_id, r.status, r.conversation_id, r.conversation_end,"
+    " depth + 1, size + r.num_bytes FROM chain JOIN responses r ON r.id = chain.previous_id"
+    " WHERE r.owner = ? AND r.used >= ? AND depth <= ? AND size <= ?)"
+    " SELECT depth > ? OR size > ?, previous_id, status, conversation_id, conversation_end, item, token_ids"
+    " FROM chain LEFT JOIN items ON response_seq = seq ORDER BY depth DESC, position"
+)
+
+
 def load_chain(
     db: Database, response_id: str, owner: bytes, oldest: float, max_bytes: int
 ) -> list[StoredItem]:
     """Implements ``ResponseStore.chain``. A chain that began in a conversation starts with its items then."""
-    links: list[int] = []
-    size = 0
-    current: str | None = response_id
-    beginning: list[StoredItem] = []
-    while current is not None:
-        row = db.execute(
-            "SELECT seq, previous_id, num_bytes, status, conversation_id, conversation_end FROM responses"
-            " WHERE id = ? AND owner = ? AND used >= ?",
-            (current, owner, oldest),
-        ).fetchone()
-        if row is None:
-            raise not_found(current, wanted=response_id)
-        seq, current, num_bytes, status, conversation_id, end = row
-        if status in LIVE:
-            raise _not_ended(response_id, status)
-        links.append(seq)
-        size += num_bytes
-        if len(links) > MAX_CHAIN or size > max_bytes:
-            raise too_long("previous_response_id")
-        if conversation_id is not None:
-            beginning = load_conversation(db, conversation_id, owner, oldest, end=end)
-    own = [stored for seq in reversed(links) for _, stored in load_items(db, seq)]
-    return beginning + own
+    values = (response_id, owner, oldest, owner, oldest, *(MAX_CHAIN, max_bytes) * 2)
+    rows = db.execute(_CHAIN, values).fetchall()
+    if not rows:
+        raise not_found(response_id)
+    is_too_long, previous_id, _, conversation_id, end, *_ = rows[0]
+    if is_too_long:
+        raise too_long("previous_response_id")
+    for status in {row[2] for row in rows} & set(LIVE):
+        raise _not_ended(response_id, status)
+    if previous_id is not None:
+        raise not_found(previous_id, wanted=response_id)
+    own = [unpack_item(row[5], row[6]) for row in rows if row[5] is not None]  # a response may have no items
+    if conversation_id is None:
+        return own
+    return load_conversation(db, conversation_id, owner, oldest, end=end) + own
 
 
 def load_conversation(

@@ -258,12 +258,12 @@ class _File:
 
     def connect(self, first: bool) -> Database:
         if self.path == MEMORY or self._lock_fd >= 0:
-            return connect(self.path, migrating=first)
+            return connect(self.path, creating=first)
         if not first:
             raise NoSpaceError(f"the response store {self.path} is not open")
         lock_fd, alone = prepare_file(Path(self.path))
         try:
-            database = connect(self.path, migrating=True)
+            database = connect(self.path, creating=True)
             if alone:
                 self._dead = all_servers(database)
                 share_file(lock_fd)

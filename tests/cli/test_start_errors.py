@@ -107,18 +107,19 @@ def test_a_store_on_a_full_disk_is_no_error(tmp_path: Path, monkeypatch: pytest.
     precheck.check_store(str(tmp_path / "store"))
 
 
+@pytest.mark.parametrize("found", [1, 1000])
 @pytest.mark.parametrize("is_named", [True, False])
-def test_a_store_of_a_newer_release_is_named(
-    is_named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_store_of_another_format_is_named(
+    found: int, is_named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     path = tmp_path / "chorale" / "responses.sqlite3"
     path.parent.mkdir()
     with contextlib.closing(sqlite3.connect(path)) as file:
         file.execute("CREATE TABLE schema_version (version INTEGER NOT NULL)")
-        file.execute("INSERT INTO schema_version VALUES (1000)")
+        file.execute("INSERT INTO schema_version VALUES (?)", (found,))
         file.commit()
-    with pytest.raises(ConfigError, match="has format 1000; this release knows up to"):
+    with pytest.raises(ConfigError, match=f"responses.sqlite3 has format {found}"):
         precheck.check_store(str(path) if is_named else None)
 
 

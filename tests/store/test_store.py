@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import sqlite3
 import subprocess
@@ -20,6 +21,8 @@ from chorale.config import ServerConfig
 from chorale.errors import ConfigError, ContextLengthError
 from chorale.ids import new_id
 from chorale.store import store as store_module
+from chorale.store.access import EVICT_ROWS
+from chorale.store.database import Database
 from chorale.store.protocol import PreviousResponseNotFoundError, StoredItem, StoredResponse, StoreError
 from chorale.store.schema import VERSION
 from chorale.store.store import Bounds, ResponseStore, SqliteStore, open_store
@@ -207,10 +210,10 @@ def test_bytes_are_bounded_a_little_at_a_time(tmp_path: Path) -> None:
         await store.close()
         store = SqliteStore(str(file), Bounds(max_bytes=200_000))  # the operator lowered the bound
         sizes = []
-        for _ in range(6):
+        for _ in range(40):
             await store.put(make(text="x" * 10_000))
             sizes.append((await store.stats()).num_responses)
-        assert sizes[0] == 100 + 1 - 32
+        assert sizes[0] == 100 + 1 - EVICT_ROWS
         assert sizes[-1] < 12
         assert (await store.stats()).num_bytes <= 200_000
         await store.close()
@@ -231,6 +234,33 @@ def test_age_is_bounded_even_while_idle() -> None:
                 break
             await asyncio.sleep(0.02)
         assert (await store.stats()).num_responses == 0
+        await store.close()
+
+    asyncio.run(scenario())
+
+
+def _num_pages(db: Database) -> int:
+    return int(db.execute("PRAGMA page_count").fetchone()[0])
+
+
+def test_an_idle_store_returns_to_its_bound_at_once_and_gives_the_space_back(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        file = tmp_path / "r.sqlite3"
+        store = SqliteStore(str(file))
+        await asyncio.gather(*(store.put(make(text="x" * 3000)) for _ in range(1500)))
+        await store.close()
+        num_pages = file.stat().st_size // 4096
+        pauses: list[float] = []
+        store = SqliteStore(str(file), Bounds(max_responses=10), idle_seconds=0.01)
+        store._access.writer._idle_seconds = 1e9  # whatever follows is one round after the other
+        tidy = store._access.tidy
+        store._access.writer._idle = lambda db: pauses.append(time.thread_time()) or tidy(db)
+        async with asyncio.timeout(60):
+            while (await store.stats()).num_responses > 10:
+                await asyncio.sleep(0.05)
+            while await store._access.read(_num_pages) > num_pages / 8:
+                await asyncio.sleep(0.05)
+        assert max(after - before for before, after in itertools.pairwise(pauses)) < 0.05
         await store.close()
 
     asyncio.run(scenario())
@@ -354,11 +384,12 @@ def test_a_damaged_file_is_moved_aside(tmp_path: Path, damage: str) -> None:
     assert len(list(tmp_path.glob("r.sqlite3.corrupt-*"))) == 1
 
 
-def test_a_newer_file_is_refused_not_destroyed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("found", [VERSION - 1, VERSION + 1])
+def test_a_file_of_another_format_is_refused_not_destroyed(found: int, tmp_path: Path) -> None:
     file = tmp_path / "r.sqlite3"
     connection = sqlite3.connect(file)
     connection.execute("CREATE TABLE schema_version (version INTEGER NOT NULL)")
-    connection.execute("INSERT INTO schema_version VALUES (?)", (VERSION + 1,))
+    connection.execute("INSERT INTO schema_version VALUES (?)", (found,))
     connection.commit()
     connection.close()
     with pytest.raises(ConfigError, match="format"):
