@@ -5,7 +5,7 @@
     python benchmarks/ray_fleet.py --parts hits        prefix hits: this router, random, one engine
     python benchmarks/ray_fleet.py --parts cost        microseconds of a request for routing
 
-Needs ``chorale[ray]`` and openai; no GPU. The demo model, 3 nodes, 4 replicas, 2 fronts. Requests are made
+Needs the extra ``ray`` and openai; no GPU. The demo model, 3 nodes, 4 replicas, 2 fronts. Requests are made
 with the OpenAI SDK without its retries, every second one streamed, with a seed each, so that the texts of a
 run with trouble can be compared with those of a run without.
 """

@@ -12,6 +12,16 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 
+def install_hint(extra: str = "") -> str:
+    """Returns how to install Chorale, or one of its extras: the only text that says so.
+
+    Not by name: the name "chorale" in the Python package index belongs to another project.
+    """
+    chosen = f"[{extra}]" if extra else ""
+    source = f"'.{chosen}'" if extra else "."
+    return f"pip install {source} in a checkout of Chorale, or its wheel as 'FILE.whl{chosen}'"
+
+
 class ChoraleError(Exception):
     """Root of the tree. ``status``, ``type`` and ``code`` are the class's HTTP answer."""
 

@@ -15,10 +15,10 @@ trap 'test -z "$server" || kill "$server" 2>/dev/null || true; rm -rf "$work"' E
 cd "$work"
 "$python" -m venv venv
 if command -v uv >/dev/null 2>&1; then # which can pick the CPU build of torch
-    uv pip install --quiet --python venv/bin/python --torch-backend=cpu dist/chorale-*.whl
+    uv pip install --quiet --python venv/bin/python --torch-backend=cpu dist/chorale_serve-*.whl
 else
     test -z "${TORCH_CPU:-}" || venv/bin/python -m pip --quiet install "$TORCH_CPU"
-    venv/bin/python -m pip --quiet install dist/chorale-*.whl
+    venv/bin/python -m pip --quiet install dist/chorale_serve-*.whl
 fi
 venv/bin/python -c 'import chorale, sys; sys.exit(not chorale.__file__.startswith(sys.prefix))'
 venv/bin/python -c 'import importlib.resources as r; r.files("chorale").joinpath("py.typed").read_bytes()'

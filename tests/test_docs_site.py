@@ -47,7 +47,7 @@ def test_a_decision_has_its_parts(page: Path) -> None:
     assert "Status: " in text[: places[0]]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("zensical") is None, reason="needs chorale[docs]")
+@pytest.mark.skipif(importlib.util.find_spec("zensical") is None, reason="needs the extra docs")
 def test_the_site_builds_and_fetches_nothing(tmp_path: Path) -> None:
     shutil.copytree(DOCS, tmp_path / "docs")
     shutil.copy(ROOT / "mkdocs.yml", tmp_path)

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol, TypeVar
 
-from chorale.errors import ChoraleError, ConfigError
+from chorale.errors import ChoraleError, ConfigError, install_hint
 from chorale.store.files import FILE_ID
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ def _bucket(place: str) -> ObjectStore:
         import obstore
         from obstore.store import S3Store
     except ImportError:
-        raise ConfigError("--batch-storage s3://... needs obstore: pip install 'chorale[s3]'") from None
+        raise ConfigError(f"--batch-storage s3://... needs obstore: {install_hint('s3')}") from None
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
     try:
         store = S3Store.from_url(place, client_options={"allow_http": endpoint.startswith("http://")})

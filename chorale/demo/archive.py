@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from chorale.demo.features import FloatArray, Parts, feature_parts
 from chorale.demo.shape import demo_config
-from chorale.errors import CheckpointError
+from chorale.errors import CheckpointError, install_hint
 from chorale.harmony.vocab import VOCAB_SIZE, load_vocabulary
 from chorale.model.config_writer import GENERATION_CONFIG, config_json
 
@@ -31,7 +31,9 @@ def check_hash(archive: Path, sha256: str) -> None:
     """Raises ``CheckpointError`` naming both hashes if the archive is not the expected one."""
     found = hashlib.sha256(archive.read_bytes()).hexdigest()
     if found != sha256:
-        raise CheckpointError(f"{archive}: sha256 is {found}, expected {sha256}; reinstall chorale")
+        raise CheckpointError(
+            f"{archive}: sha256 is {found}, expected {sha256}; install anew: {install_hint()}"
+        )
 
 
 def expand(archive: Path, folder: Path) -> None:

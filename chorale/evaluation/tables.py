@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from chorale.errors import ConfigError
+from chorale.errors import ConfigError, install_hint
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".jsonl.gz")
 MAX_ROWS = 200_000
@@ -67,9 +67,7 @@ def _parquet(path: Path) -> list[dict[str, Any]]:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError:
-        raise ConfigError(
-            f"{path} is a Parquet file, which needs pyarrow: pip install 'chorale[eval]'"
-        ) from None
+        raise ConfigError(f"{path} is a Parquet file, which needs pyarrow: {install_hint('eval')}") from None
     try:
         with parquet.ParquetFile(path) as file:
             _check_count(file.metadata.num_rows)

@@ -1,4 +1,4 @@
-"""Chorale on a Ray cluster, as an application of Ray Serve (``pip install 'chorale[ray]'``; docs/fleet.md).
+"""Chorale on a Ray cluster, as an application of Ray Serve (docs/fleet.md).
 
 ``serve run chorale.ray:app model=demo``, or a ``serve.config`` YAML with ``import_path: chorale.ray:app``.
 Ray is imported when the application is built.

@@ -6,10 +6,10 @@ import importlib
 import importlib.metadata
 from types import ModuleType
 
-from chorale.errors import ConfigError
+from chorale.errors import ConfigError, install_hint
 
 LEAST, TRIED = (2, 60), (2, 60)
-INSTALL = "pip install 'chorale[ray]'"
+INSTALL = install_hint("ray")
 
 
 def installed() -> str | None:

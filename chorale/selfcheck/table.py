@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chorale.errors import ConfigError
+from chorale.errors import ConfigError, install_hint
 from chorale.selfcheck.check import Check
 
 _REPORT = "report it, with the output of --json"
@@ -40,7 +40,8 @@ CHECKS = (
         "answers",
         "files",
         "the demo's weights give the log-probabilities that were shipped with this package",
-        "delete the demo's folder in ~/.cache/chorale (it is written anew), or reinstall chorale",
+        "delete the demo's folder in ~/.cache/chorale (it is written anew), or install anew: "
+        + install_hint(),
         120,
     ),
     Check(

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from chorale.errors import ConfigError
+from chorale.errors import ConfigError, install_hint
 from chorale.store.connection_thread import LOCK_SECONDS
 from chorale.store.protocol import StoreError
 from chorale.store.schema import TRIGGERS, create
@@ -112,7 +112,7 @@ def connect(conninfo: str, creating: bool) -> PostgresDatabase:
         import psycopg
     except ImportError:
         raise ConfigError(
-            "--response-store postgresql://... needs psycopg: pip install 'chorale[postgres]'"
+            f"--response-store postgresql://... needs psycopg: {install_hint('postgres')}"
         ) from None
     try:
         database = PostgresDatabase(conninfo)

@@ -119,7 +119,7 @@ async def choose_sandbox(
     found.missing["python"] = "; ".join(reasons)
     if wanted == "auto":
         found.missing["python"] = (
-            f"no sandbox works here; {interpreter.REMEDY} adds one ({'; '.join(reasons)})"
+            f"no sandbox works here; to add one: {interpreter.REMEDY} ({'; '.join(reasons)})"
         )
     return None
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from chorale.errors import ConfigError
+from chorale.errors import ConfigError, install_hint
 from chorale.tracing.context import SpanKind, Value
 from chorale.version import __version__
 
@@ -33,7 +33,7 @@ _EXPORTERS = {
 FLAG = "--otlp-traces-endpoint"
 GRPC_PORT = 4317
 CLOSE_SECONDS = 3.0
-NEEDS = "OpenTelemetry is not installed: pip install 'chorale[otel]'"
+NEEDS = f"OpenTelemetry is not installed: {install_hint('otel')}"
 
 
 def is_installed() -> bool:

@@ -23,7 +23,7 @@ EXAMPLES = ROOT / "deploy" / "ray"
 
 @pytest.fixture(autouse=True, scope="module")
 def needs_ray() -> None:
-    pytest.importorskip("ray.serve", reason="needs chorale[ray]")
+    pytest.importorskip("ray.serve", reason="needs the extra ray")
 
 
 def deployments(args: dict[str, Any]) -> tuple[Any, Any]:

@@ -38,7 +38,7 @@ def with_logs_in(place: Path) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs chorale[ray]")
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs the extra ray")
 def test_nothing_of_a_cluster_outlives_a_killed_program() -> None:
     environment = {
         name: text for name, text in os.environ.items() if name not in ("CHORALE_TEST_RUN", "TMPDIR")

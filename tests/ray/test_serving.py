@@ -29,7 +29,7 @@ ASKED = {"model": "demo", "messages": [{"role": "user", "content": "What is 17 +
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    pytest.importorskip("ray.serve", reason="needs chorale[ray]")
+    pytest.importorskip("ray.serve", reason="needs the extra ray")
     with ray_cluster(2) as made:
         yield made
 

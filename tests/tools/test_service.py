@@ -201,7 +201,7 @@ def test_a_missing_sandbox_is_a_line_not_an_error(monkeypatch: pytest.MonkeyPatc
     found = run(probe_tools(ToolConfig(servers=("demo",)), {}))
     assert "browser" in found.available
     assert found.missing["python"].startswith(
-        'no sandbox works here; pip install "chorale[python-tool]" adds one'
+        "no sandbox works here; to add one: pip install '.[python-tool]'"
     )
     assert "bubblewrap: bwrap is not installed (apt install bubblewrap)" in found.missing["python"]
 

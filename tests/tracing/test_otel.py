@@ -23,7 +23,7 @@ from tests.support.scripted import FINAL, playing
 from tests.support.server import run, served
 
 ANSWER = f"{FINAL}The sea is green.<|return|>"
-needs_package = pytest.mark.skipif(not otel.is_installed(), reason="needs the extra chorale[otel]")
+needs_package = pytest.mark.skipif(not otel.is_installed(), reason="needs the extra otel")
 
 
 @pytest.fixture(autouse=True)
@@ -181,7 +181,7 @@ def test_without_the_package_the_flag_is_an_error_and_the_environment_is_not(
 ) -> None:
     absent(monkeypatch)
     settings = merge(["--otlp-traces-endpoint", "http://localhost:4318"], {})
-    with pytest.raises(ConfigError, match=r"--otlp-traces-endpoint: .*pip install 'chorale\[otel\]'"):
+    with pytest.raises(ConfigError, match=r"--otlp-traces-endpoint: .*pip install '\.\[otel\]'"):
         check_start(settings.engine, settings.server)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://localhost:4318")
     assert otel.open_tracer(None, "api-0") is None

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from chorale.cli import machine
-from chorale.errors import ChoraleError
+from chorale.errors import ChoraleError, install_hint
 from chorale.kernels.cpu.build import BuildError, compiler
 from chorale.kernels.cpu.library import library
 from chorale.parallel.shares import VALID_SIZES
@@ -194,13 +194,17 @@ def check_disk() -> Iterator[Finding]:
 
 
 def check_vocabulary() -> Iterator[Finding]:
-    from chorale.errors import ChoraleError
+    from chorale.errors import ChoraleError, install_hint
     from chorale.harmony.vocab import load_vocabulary
 
     try:
         load_vocabulary()
     except (ChoraleError, OSError, ValueError) as error:
-        yield "FIX", "vocabulary", f"{error}; reinstall chorale, or unset TIKTOKEN_ENCODINGS_BASE"
+        yield (
+            "FIX",
+            "vocabulary",
+            f"{error}; unset TIKTOKEN_ENCODINGS_BASE, or install anew: {install_hint()}",
+        )
     else:
         source = os.environ.get("TIKTOKEN_ENCODINGS_BASE") or "inside the package"
         yield "OK", "vocabulary", f"o200k_base, sha256 checked ({source})"
@@ -221,7 +225,7 @@ def check_packages() -> Iterator[Finding]:
     names = ("uvloop", "httptools", "llguidance", "safetensors", "huggingface_hub", "zmq", "tiktoken")
     missing = [name for name in names if importlib.util.find_spec(name) is None]
     if missing:
-        yield "FIX", "packages", f"missing: {', '.join(missing)}: pip install --force-reinstall chorale"
+        yield "FIX", "packages", f"missing: {', '.join(missing)}: {install_hint()}"
     else:
         yield "OK", "packages", "all installed"
     location = Path(__file__).resolve().parents[2]

@@ -11,7 +11,7 @@ from chorale.cli.gpus import MODELS, find_gpu, hardware_of, kind_of
 from chorale.cli.options.help import wants_help
 from chorale.cli.options.settings import merge
 from chorale.config import EngineConfig
-from chorale.errors import ConfigError
+from chorale.errors import ConfigError, install_hint
 from chorale.model.config import ModelConfig
 
 USAGE = """usage: chorale warm MODEL [--gpu NAME] [the options of chorale serve]
@@ -74,7 +74,7 @@ def why_nothing(engine: EngineConfig, model: ModelConfig, names: list[str]) -> s
 def compile_kernels(engine: EngineConfig, model: ModelConfig, names: list[str]) -> None:
     """Raises ``ConfigError`` or ``ChoraleError``."""
     if importlib.util.find_spec("triton") is None:
-        raise ConfigError("the package triton is not installed: install the version that the servers have")
+        raise ConfigError(f"no triton here, in the version that the servers have: {install_hint('kernels')}")
     from chorale.serve.engine.warm import Target, local_target, warm  # imports torch and Triton
 
     if names:

