@@ -6,9 +6,10 @@ Links become 【id†text†domain】 in their original order. Scripts, styles a
 from __future__ import annotations
 
 import codecs
+import contextlib
+import io
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 from lxml import etree
 
@@ -29,9 +30,12 @@ _BLOCKS = frozenset({
 })  # fmt: skip
 _HEADINGS = {f"h{level}": "#" * level + " " for level in range(1, 7)}
 _MAX_TEXT = 2**20  # most characters of a page
+_MAX_TITLE = 4096
 _MAX_LINKS = 2000
+_MAX_DEPTH = 256  # elements within elements; for each end tag the parser looks at all that are open
+_PIECE = 64 * 1024  # bytes given to a codec or a parser at once
 _MD_LINK = re.compile(
-    r"(?<!!)\[([^\[\]\n]{1,300})\]\(\s*<?([^\s()<>]{1,2000})>?(?:\s+\"[^\"\n]{0,200}\")?\s*\)"
+    r"(?<!!)\[([^\[\]\n]{1,300}+)\]\(\s*+<?([^\s()<>]{1,2000}+)>?(?:\s++\"[^\"\n]{0,200}+\")?\s*+\)"
 )
 _TEXT_TYPES = ("application/json", "application/xml", "application/javascript", "application/x-yaml", "")
 
@@ -77,43 +81,40 @@ def markdown_page(text: str, url: str) -> Page:
         out += [escape(text[end : match.start()]), mark]
         end = match.end()
     out.append(escape(text[end:]))
-    heading = re.search(r"^#{1,6}[ \t]+(.{1,300})$", text, re.MULTILINE)
+    heading = re.search(r"^#{1,6}[ \t]++(.{1,300})$", text, re.MULTILINE)
     title = heading.group(1).strip("# \t") if heading else url.rpartition("/")[2]
     return Page(url, escape(title), _with_url(url, "".join(out)), "web", collected.links)
 
 
 def html_page(body: bytes, url: str, charset: str | None = None) -> Page:
     """Converts HTML to text in reading order, one block per line."""
-    root = _parse(body, charset)
-    if root is None:
-        return Page(url, escape(url), _with_url(url, ""))
-    title = " ".join((root.findtext(".//title") or "").split()) or url
-    writer = _Writer(_base_url(root, url))
-    for event, element in etree.iterwalk(root, events=("start", "end")):
-        if not isinstance(element.tag, str):
-            continue
-        writer.start(element) if event == "start" else writer.end(element)
-        if writer.num_chars > _MAX_TEXT:
-            break
+    writer = _Writer(url)
+    if body.strip():
+        _parse(body, charset, writer)
+    title = " ".join(writer.title.split()) or url
     return Page(url, escape(title[:300]), _with_url(url, writer.finish()), "web", writer.links.links)
 
 
-def _parse(body: bytes, charset: str | None) -> Any:
-    """Parses HTML with the header's charset, else the document's own (lxml reads it), else UTF-8."""
+def _parse(body: bytes, charset: str | None, writer: _Writer) -> None:
+    """Parses HTML with the header's charset, else the document's own (lxml reads it), else UTF-8.
+
+    Makes no tree: to append an attribute to an element, libxml2 would walk over those before it.
+    """
     if charset and _is_codec(charset):
-        body = body.decode(charset, errors="replace").encode("utf-8", errors="replace")
+        body = b"".join(piece.encode("utf-8", errors="replace") for piece in _pieces(body, charset))
     known = None if not charset and _declares_charset(body) else "utf-8"
-    parser = etree.HTMLParser(
-        encoding=known, no_network=True, huge_tree=False, remove_comments=True, remove_pis=True
-    )
-    try:
-        return etree.fromstring(body, parser) if body.strip() else None
-    except (etree.LxmlError, ValueError) as error:
-        raise ToolError(f"the page cannot be parsed: {error}") from None
+    parser = etree.HTMLParser(encoding=known, no_network=True, huge_tree=False, target=writer)
+    # Fed in pieces, because the parser cannot be interrupted within one. A fault ends the page where it is.
+    with contextlib.suppress(_EnoughError, etree.LxmlError, ValueError):
+        for start in range(0, len(body), _PIECE):
+            parser.feed(body[start : start + _PIECE])
+        parser.close()
 
 
 # Python codecs that do not replace invalid bytes, produce lone surrogates, or take quadratic time.
-_NOT_OF_PAGES = frozenset({"idna", "punycode", "undefined", "unicode-escape", "raw-unicode-escape", "utf-7"})
+_NOT_OF_PAGES = frozenset(
+    {"idna", "punycode", "undefined", "unicode-escape", "raw-unicode-escape", "utf-7", "utf-32"}
+)
 
 
 def _is_codec(name: str) -> bool:
@@ -131,23 +132,29 @@ def _declares_charset(body: bytes) -> bool:
     return b"charset" in body[:2048].lower() or body[:2] in (b"\xff\xfe", b"\xfe\xff")
 
 
+def _pieces(body: bytes, charset: str) -> Iterator[str]:
+    """Yields the text in pieces, between which other threads run."""
+    name = codecs.lookup(charset).name
+    if name == "utf-16" and body[:2] not in (b"\xff\xfe", b"\xfe\xff"):
+        name = "utf-16-le"
+    decoder = codecs.getincrementaldecoder(name)("replace")
+    for start in range(0, len(body), _PIECE):
+        yield decoder.decode(body[start : start + _PIECE], start + _PIECE >= len(body))
+
+
 def _decode(body: bytes, charset: str | None) -> str:
-    known = charset if charset and _is_codec(charset) else "utf-8"
-    return body.decode(known, errors="replace")
+    """Returns the text of a page, without most of what exceeds ``_MAX_TEXT`` characters."""
+    size, found = 0, []
+    for piece in _pieces(body, charset if charset and _is_codec(charset) else "utf-8"):
+        found.append(piece)
+        size += len(piece)
+        if size > _MAX_TEXT:
+            break
+    return "".join(found)
 
 
 def _with_url(url: str, text: str) -> str:
     return f"\nURL: {escape(url)}\n{text}" if url else text
-
-
-def _base_url(root: Any, url: str) -> str:
-    base = root.find(".//base[@href]")
-    if base is None:
-        return url
-    try:
-        return str(join_url(parse_url(url), base.get("href")))
-    except ToolError:
-        return url
 
 
 class _Links:
@@ -183,79 +190,112 @@ class _Links:
         return number, domain_of(target)
 
 
+class _EnoughError(Exception):
+    """The page is longer or deeper than what is shown."""
+
+
 class _Writer:
-    """Collects text during the walk over the tree. Inline text is joined; blocks begin new lines."""
+    """Collects text from the parser's events. Inline text is joined; blocks begin new lines."""
 
-    def __init__(self, base: str) -> None:
-        self.links = _Links(base)
-        self.num_chars = 0
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self.links = _Links(url)
+        self.title = ""  # of the first element of that name
+        self._in_title = self._has_title = self._has_base = False
+        self._num_chars = 0
         self._lines: list[str] = []
-        self._line: list[str] = []
-        self._skip_depth = 0
+        self._line = io.StringIO()
+        self._has_text = False  # whether the line has
+        self._depth = self._skip_depth = 0
         self._pre_depth = 0
-        self._anchors: list[tuple[str, list[str]]] = []  # open links: address, the line they interrupt
+        self._open: list[bool] = []  # elements "a", and whether each is a link
+        # open links: address, the line that they interrupt, whether that has text
+        self._anchors: list[tuple[str, io.StringIO, bool]] = []
 
-    def start(self, element: Any) -> None:
-        tag = element.tag.lower()
-        if self._skip_depth or tag in _SKIPPED or element.get("hidden") is not None:
+    def start(self, tag: str, attributes: Mapping[str, str]) -> None:
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            raise _EnoughError
+        if tag == "title" and not self._has_title:
+            self._in_title = self._has_title = True
+        elif tag == "base" and "href" in attributes and not self._has_base:
+            self._set_base(attributes["href"])
+        if self._skip_depth or tag in _SKIPPED or "hidden" in attributes:
             self._skip_depth += 1
             return
         if tag in _BLOCKS:
             self._break()
-            self._line.append(_HEADINGS.get(tag, "  * " if tag == "li" else ""))
+            self._put(_HEADINGS.get(tag, "  * " if tag == "li" else ""))
         elif tag == "br":
             self._break()
-        elif tag in ("td", "th") and any(part.strip() for part in self._line):
-            self._line.append(" | ")
-        elif tag == "img" and element.get("alt", "").strip():
-            self._line.append(f"[Image: {escape(element.get('alt'))[:200]}]")
-        elif tag == "a" and element.get("href"):
-            self._anchors.append((element.get("href"), self._line))
-            self._line = []
+        elif tag in ("td", "th") and self._has_text:
+            self._line.write(" | ")
+        elif tag == "img" and (alt := attributes.get("alt", "")[:200]).strip():
+            self._put(f"[Image: {escape(alt)}]")
+        elif tag == "a":
+            self._open.append(bool(attributes.get("href")))
+            if self._open[-1]:
+                self._anchors.append((attributes["href"], self._line, self._has_text))
+                self._line, self._has_text = io.StringIO(), False
         self._pre_depth += tag == "pre"
-        self._add(element.text)
 
-    def end(self, element: Any) -> None:
-        tag = element.tag.lower()
+    def end(self, tag: str) -> None:
+        self._depth -= 1
+        self._in_title = False
         if self._skip_depth:
             self._skip_depth -= 1
-        else:
-            if tag == "a" and element.get("href") and self._anchors:
-                self._close_link()
-            if tag in _BLOCKS:
-                self._break()
-            self._pre_depth -= tag == "pre"
-        if not self._skip_depth:
-            self._add(element.tail)
-
-    def _add(self, text: str | None) -> None:
-        if not text:
             return
-        self.num_chars += len(text)
+        if tag == "a" and self._open.pop():
+            self._close_link()
+        if tag in _BLOCKS:
+            self._break()
+        self._pre_depth -= tag == "pre"
+
+    def data(self, text: str) -> None:
+        if self._in_title and len(self.title) < _MAX_TITLE:
+            self.title += text
+        if not self._skip_depth:
+            self._add(text)
+
+    def close(self) -> None:
+        """Ends the page, for the parser."""
+
+    def _set_base(self, href: str) -> None:
+        self._has_base = True
+        with contextlib.suppress(ToolError):
+            self.links = _Links(str(join_url(parse_url(self._url), href)))
+
+    def _put(self, text: str) -> None:
+        self._line.write(text)
+        self._has_text = self._has_text or (bool(text) and not text.isspace())
+
+    def _add(self, text: str) -> None:
+        self._num_chars += len(text)
+        if self._num_chars > _MAX_TEXT:
+            raise _EnoughError
         if self._pre_depth and not self._anchors:
             first, *others = escape(text).split("\n")
-            self._line.append(first)
+            self._put(first)
             for line in others:
                 self._break(keep_empty=True)
-                self._line.append(line)
+                self._put(line)
         else:
-            self._line.append(re.sub(r"\s+", " ", escape(text)))
+            self._put(re.sub(r"\s+", " ", escape(text)))
 
     def _close_link(self) -> None:
-        href, outer = self._anchors.pop()
-        text = "".join(self._line)
-        self._line = outer
+        text = self._line.getvalue()
+        href, self._line, self._has_text = self._anchors.pop()
         if text.strip():
-            self._line.append(self.links.mark(href, text))
+            self._put(self.links.mark(href, text))
 
     def _break(self, *, keep_empty: bool = False) -> None:
         """Ends the line; inside a link a block boundary is only a space."""
         if self._anchors:
-            self._line.append(" ")
+            self._line.write(" ")
             return
-        line = "".join(self._line)
+        line = self._line.getvalue()
         line = line.rstrip() if self._pre_depth else _tidy(line)
-        self._line = []
+        self._line, self._has_text = io.StringIO(), False
         if line.strip(" *#|") or (keep_empty and self._lines and self._lines[-1]):
             self._lines.append(line)
 

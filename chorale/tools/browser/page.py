@@ -17,7 +17,7 @@ _FIND_LINES = 4
 _FIND_CONTEXT = 4  # number of lines shown above a match that is opened from a find page
 
 # Brackets of links and citations, which are removed from page text.
-_ESCAPES = str.maketrans({"【": "〖", "】": "〗", "†": "‡", "\u200b": None, "\r": None, "\x00": None})
+_ESCAPES = {"【": "〖", "】": "〗", "†": "‡", "\u200b": "", "\r": "", "\x00": ""}
 
 CountTokens = Callable[[str], int]
 
@@ -45,7 +45,9 @@ class Page:
 
 def escape(text: str) -> str:
     """Removes the characters with a meaning in the display from untrusted text."""
-    return text.translate(_ESCAPES)
+    for found, instead in _ESCAPES.items():  # translate takes 80 ns a character in one call
+        text = text.replace(found, instead)
+    return text
 
 
 def link_mark(number: int, title: str, domain: str = "") -> str:
