@@ -25,6 +25,7 @@ from pydantic import AfterValidator, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError, core_schema
 
 from chorale.errors import RequestError
+from chorale.harmony.json_shape import LARGEST
 from chorale.sampling_fields import (
     INT32_MAX,
     INT64_MAX,
@@ -140,12 +141,14 @@ SIZES: dict[str, Size] = {
     "prompts": Size(256, "prompts", "prompts in a completions request"),
     "prompt_tokens": Size(196_608, "ids", "length of a prompt, as ids or text, before the context check"),
     "json_values": Size(
-        262_144, "values", "objects, arrays, strings and numbers in a body; empty containers count twice"
+        LARGEST.values,
+        "values",
+        "objects, arrays, strings and numbers in a body; empty containers count twice",
     ),
-    "json_strings": Size(131_072, "strings", "strings in a body, including member names"),
-    "json_containers": Size(65_536, "containers", "objects and arrays in a body"),
-    "json_members": Size(16_384, "members", "members of one object in a body"),
-    "json_escapes": Size(2_097_152, "escapes", "backslash sequences in the strings of a body"),
+    "json_strings": Size(LARGEST.strings, "strings", "strings in a body, including member names"),
+    "json_containers": Size(LARGEST.containers, "containers", "objects and arrays in a body"),
+    "json_members": Size(LARGEST.members, "members", "members of one object in a body"),
+    "json_escapes": Size(LARGEST.escapes, "escapes", "backslash sequences in the strings of a body"),
     "thought_tokens": Size(1_048_576, "ids", "tokens of reasoning that a request brings back"),
     "prompt_scores": Size(
         262_144, "entries", "prompt tokens x (prompt_logprobs, or logprobs with echo, + 1)"

@@ -19,6 +19,7 @@ from chorale.errors import ChoraleError, ConfigError
 _ATTEMPTS = 5
 _DELAY = 2.0  # seconds before the second attempt, doubled each time
 _PIECE = 2**20
+MAX_DOWNLOAD = 4 * 2**30  # bytes of an input
 _MARK = b"\xef\xbb\xbf"  # some editors put it before the first line
 
 
@@ -86,6 +87,8 @@ def download(url: str, path: Path) -> None:
             _check(response, f"the input {shown(url)}")
             with path.open("wb") as file:
                 for piece in response.iter_bytes(_PIECE):
+                    if file.tell() + len(piece) > MAX_DOWNLOAD:
+                        raise _RefusedError(f"the input {shown(url)}: larger than {MAX_DOWNLOAD} bytes")
                     file.write(piece)
 
     _with_retries(once, f"the input {shown(url)}")

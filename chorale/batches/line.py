@@ -12,11 +12,13 @@ from typing import Any
 import msgspec
 
 from chorale.errors import ChoraleError, RequestError
+from chorale.harmony.json_shape import LARGEST, shape_of
 from chorale.ids import new_id
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 MAX_CUSTOM_ID = 1024  # characters
 MAX_LINE_BYTES = 16 * 2**20
+LARGE = 32 * 1024  # bytes; parsing a longer line on the event loop would delay other requests
 _SHOWN = 200  # characters of a client's string in a message
 
 
@@ -69,6 +71,8 @@ def parse_line(
     """Returns the request of a line. Raises ``LineError``, with OpenAI's code where there is one."""
     if len(raw) > max_bytes:
         raise LineError(f"the line is larger than {max_bytes} bytes", code="line_too_large")
+    if len(raw) > LARGE and (excess := shape_of(raw, LARGEST).excess(LARGEST)) is not None:
+        raise LineError(f"the line has too many {excess} for one request", code="json_too_large")
     try:
         found = _request.decode(raw)
     except (ValueError, msgspec.MsgspecError, RecursionError):
@@ -82,12 +86,12 @@ def parse_line(
 
 def _why_unreadable(raw: bytes) -> str:
     try:
-        value = msgspec.json.decode(raw)
+        msgspec.json.decode(raw, type=msgspec.Raw)
     except RecursionError:
         return "the line is nested too deeply"
     except (ValueError, msgspec.MsgspecError) as error:
         return f"the line is not valid JSON: {error}"
-    return f"the line must be a JSON object, not {type(value).__name__}"
+    return f"the line must be a JSON object, not {raw.strip()[:_SHOWN].decode()!r}"
 
 
 def _checked(found: _Request, endpoints: tuple[str, ...]) -> Line:

@@ -13,12 +13,13 @@ import time
 import zlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Set
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from chorale.batches.contents import Contents, ContentsError, MissingContentError
 from chorale.batches.execute import Retries, Sender, execute_all
 from chorale.batches.input import inspect, split_lines
-from chorale.batches.line import Fault, Line, Record, parse_line
+from chorale.batches.line import LARGE, Fault, Line, Record, parse_line
 from chorale.batches.slots import Slots
 from chorale.errors import ChoraleError
 from chorale.store.batch_rows import Result, StoredBatch, Tokens
@@ -248,7 +249,8 @@ class BatchWork:
                     self._held.add(place)
                     if self._stopped:
                         return
-                    yield place, parse_line(raw, max_bytes=limits.max_line_bytes)
+                    parse = partial(parse_line, raw, max_bytes=limits.max_line_bytes)
+                    yield place, await asyncio.to_thread(parse) if len(raw) > LARGE else parse()
 
     def _input(self) -> AsyncGenerator[list[tuple[int, bytes]]]:
         return split_lines(self._contents.read(self._batch.input_file_id), self._limits.max_line_bytes)

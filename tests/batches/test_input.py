@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from chorale.batches.input import MAX_FAULTS, LineTooLongError, inspect, split_lines
+from tests.support.worst_input import Cost, watched
 
 ENDPOINT = "/v1/completions"
 
@@ -44,6 +45,33 @@ def test_a_line_without_end_is_refused_before_it_is_held() -> None:
         with pytest.raises(LineTooLongError) as caught:
             asyncio.run(numbered(data, *range(50, len(data), 50)))
         assert caught.value.line == 2
+
+
+@pytest.mark.parametrize(
+    ("pattern", "code"),
+    [(b"\n", "empty_file"), (b"\r\n", "empty_file"), (b" \n", "empty_file"), (b"{}\n", "too_many_tasks")],
+)
+def test_hostile_files_are_checked_in_linear_time(pattern: bytes, code: str) -> None:
+    async def check(num_bytes: int) -> Cost:
+        data = pattern * (num_bytes // len(pattern))
+        async with watched() as cost:
+            found = await inspect(cut(data, *range(2**20, len(data), 2**20)), ENDPOINT, **LIMITS)
+        assert found.faults[-1]["code"] in (code, "missing_required_parameter")
+        cost.num_bytes = len(data)
+        return cost
+
+    asyncio.run(check(2**20))  # the first call makes the threads
+    # 50,000 lines with a fault each take 0.5 s; a million blank ones took 0.1 s.
+    asyncio.run(check(16 * 2**20)).check(max_cpu_seconds=1.0)
+
+
+def test_no_more_lines_are_parsed_than_are_allowed() -> None:
+    async def main() -> int:
+        found = await inspect(cut(b"{}\n" * 100_000), ENDPOINT, max_lines=1000, max_bytes=100)
+        assert found.faults[-1]["code"] == "missing_required_parameter"
+        return found.num_lines
+
+    assert 1000 < asyncio.run(main()) < 1500
 
 
 def test_the_model_is_that_of_all_lines_and_faults_are_bounded() -> None:

@@ -17,6 +17,7 @@ from chorale.batches.line import (
     unanswered,
 )
 from chorale.errors import EngineDeadError
+from tests.support.worst_input import measure
 
 BODY = {"model": "demo", "prompt": "ü"}
 
@@ -49,7 +50,7 @@ def test_accepted(url: str, extra: dict[str, Any]) -> None:
         (b'"text"', "invalid_json_line", None),
         (b"\xff\xfe{}", "invalid_json_line", None),
         (b'{"custom_id": "\\ud800"}', "invalid_json_line", None),
-        (b'{"custom_id": "a", "x": ' + b"[" * 100_000, "invalid_json_line", None),
+        (b'{"custom_id": "a", "x": ' + b"[" * 30_000, "invalid_json_line", None),
         (b'{"custom_id": NaN}', "invalid_json_line", None),
         (line() + b"}", "invalid_json_line", None),
         (line(custom_id=...), "missing_required_parameter", None),
@@ -121,3 +122,24 @@ def test_records() -> None:
         "response": None,
         "error": {"code": "engine_restarted", "message": "gone"},
     }
+
+
+@pytest.mark.parametrize(
+    ("start", "pattern", "end"),
+    [
+        (b'{"custom_id":[', b"{},", b"{}]}"),
+        (b'{"custom_id":{', b'"k":1,', b'"k":1}}'),
+        (b'{"body":{"model":[', b"0,", b"0]}}"),
+        (b"[", b'"",', b'""]'),
+        (b"{", b'"body":1,', b'"url":1}'),
+    ],
+)
+def test_what_a_line_holds_is_counted_before_it_is_parsed(start: bytes, pattern: bytes, end: bytes) -> None:
+    raw = start + pattern * (15 * 2**20 // len(pattern)) + end
+
+    def parse() -> None:
+        with pytest.raises(LineError) as caught:
+            parse_line(raw)
+        assert caught.value.code == "json_too_large"
+
+    measure(parse, len(raw)).check(max_cpu_seconds=0.3)

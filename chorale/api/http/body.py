@@ -11,17 +11,18 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
-from chorale.api.http.json_shape import Shape, shape_of
 from chorale.api.http.offload import beside
 from chorale.api.limits import SIZES
 from chorale.config import ServerConfig
 from chorale.errors import RequestError, UnsupportedMediaTypeError
+from chorale.harmony.json_shape import LARGEST, shape_of
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -116,7 +117,7 @@ def parse_object(raw: bytes, max_depth: int) -> dict[str, Any]:
 
 
 def _check_shape(raw: bytes, max_depth: int) -> None:
-    most = Shape(max_depth, *(SIZES[f"json_{name}"].max for name in Shape.__slots__[1:]))
+    most = replace(LARGEST, depth=max_depth)
     excess = shape_of(raw, most).excess(most)
     if excess == "depth":
         raise RequestError(f"the JSON is nested more than {max_depth} levels deep", code="json_too_deep")

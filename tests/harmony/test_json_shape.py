@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chorale.api.http import json_shape
 from chorale.api.http.body import parse_object
-from chorale.api.http.json_shape import Shape, shape_of
 from chorale.api.limits import SIZES
 from chorale.errors import RequestError
+from chorale.harmony import json_shape
+from chorale.harmony.json_shape import Shape, shape_of
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(alphabet='[]{},:"\\aé'),
