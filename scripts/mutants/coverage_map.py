@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections import defaultdict
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 
 from coverage import CoverageData
@@ -25,7 +24,7 @@ class CoverageMap:
     seconds: dict[str, float]  # of each test that passes
     failed: list[str]
     lines: dict[tuple[str, int], set[str]] = field(repr=False)  # (file, line) -> tests
-    files: dict[str, set[str]] = field(repr=False)
+    files: dict[str, set[str]] = field(repr=False)  # file -> tests that import it by name or execute a line
 
     def tests_of(self, file: str, first: int, last: int) -> set[str]:
         found: set[str] = set()
@@ -76,7 +75,8 @@ def measure(root: Path, files: list[str], tests: list[str]) -> CoverageMap:
     command += [f"--include={','.join(files)}", "-m", "pytest", "-p", "contexts", *QUIET, *tests]
     print(f"running {len(tests)} test paths once: {' '.join(tests)}", flush=True)
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
-    if done.returncode not in (0, 1):
+    # pytest ends with 1 after a warning at its start, too: then no test has run.
+    if done.returncode not in (0, 1) or not times.exists():
         raise SystemExit(f"the tests do not run:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
     recorded = CoverageData(str(data))
     recorded.read()
@@ -89,12 +89,14 @@ def measure(root: Path, files: list[str], tests: list[str]) -> CoverageMap:
             passing = {each for each in contexts if each in noted["passed"]}
             lines[file, line] |= passing
             by_file[file] |= passing
+    for file in files:
+        importing = set(_importing(root, file))
+        by_file[file] |= {test for test in noted["passed"] if test.partition("::")[0] in importing}
     return CoverageMap(noted["passed"], noted["failed"], dict(lines), dict(by_file))
 
 
-# Of the plugins that are installed only these: loading all of them costs each mutant three seconds.
-PLUGINS = [name for name in ("pytest_timeout", "_hypothesis_pytestplugin") if find_spec(name) is not None]
-QUIET = ["-q", *(f"-p{name}" for name in PLUGINS), "-pno:cacheprovider", "-m", "not slow and not gpu"]
+# The project's own addopts name the plugins: a second -p for one of them is a warning, and so an error.
+QUIET = ["-q", "-pno:cacheprovider", "-m", "not slow and not gpu"]
 
 
 def environment_of(root: Path) -> dict[str, str]:

@@ -60,10 +60,12 @@ def try_mutant(copy: Path, mutant: Mutant, covered: CoverageMap, budget: float, 
 def _tests(mutant: Mutant, covered: CoverageMap, budget: float, all_tests: bool) -> list[str]:
     """The tests of the mutant's lines, the fastest file first, as many as take ``budget`` seconds together.
 
-    Code that runs on import is executed before the first test, so that every test of the file may see it.
+    Code that runs on import is executed before the first test, so that every test may see it: those that
+    import the file come first, then the others.
     """
+    near = covered.files.get(mutant.file, set())
     if mutant.edit.at_import:
-        found = covered.files.get(mutant.file, set())
+        found = set(covered.seconds)
     else:
         found = covered.tests_of(mutant.file, mutant.edit.line, mutant.edit.last_line)
     if not found and all_tests:
@@ -72,7 +74,10 @@ def _tests(mutant: Mutant, covered: CoverageMap, budget: float, all_tests: bool)
     for test in sorted(found, key=lambda each: (covered.seconds[each], each)):
         by_file[test.partition("::")[0]].append(test)
     # File by file, so that what the tests of a file share is made once.
-    files = sorted(by_file.values(), key=lambda each: (fmean(covered.seconds[test] for test in each), each))
+    files = sorted(
+        by_file.values(),
+        key=lambda each: (near.isdisjoint(each), fmean(covered.seconds[test] for test in each), each),
+    )
     chosen, total = [], 0.0
     for test in chain.from_iterable(files):
         total += covered.seconds[test]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "mutants"
+from tests.support import ROOT
+
+SCRIPT = ROOT / "scripts" / "mutants"
 SOURCE = '''"""A module with a tested and a half tested function, and one that another test file calls."""
 
 LIMIT = 3
@@ -27,6 +30,9 @@ def total(numbers: list[int]) -> int:
 
 def doubled(number: int) -> int:
     return number * 2
+
+
+SIZES = (1, 2)
 '''
 TESTS = """from small.sums import clamp, total
 
@@ -44,6 +50,10 @@ OTHER = """import importlib
 
 def test_doubled() -> None:
     assert importlib.import_module("small" + ".sums").doubled(3) == 6
+
+
+def test_sizes() -> None:  # executes no line of the module
+    assert importlib.import_module("small" + ".sums").SIZES == (1, 2)
 """
 CHILD = """import subprocess
 import sys
@@ -53,6 +63,10 @@ def test_child() -> None:
     code = "import small.sums; print(small.sums.doubled(3))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).stdout == b"6\\n"
 """
+# How pytest is started here is part of what is tested: its plugins and warnings as errors.
+OPTIONS = re.search(
+    r"^\[tool\.pytest.*?(?=^\[)", (ROOT / "pyproject.toml").read_text(), re.DOTALL | re.MULTILINE
+)
 TABLE = "<!-- tests -->\n| `small/` | `tests/test_other.py` |\n<!-- /tests -->\n"
 
 
@@ -63,13 +77,14 @@ def git(folder: Path, *arguments: str) -> None:
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
+    assert OPTIONS is not None
     for name, text in (
         ("small/__init__.py", ""),
         ("small/sums.py", SOURCE),
         ("tests/test_sums.py", TESTS),
         ("tests/test_other.py", OTHER),
         ("CONTRIBUTING.md", TABLE),
-        ("pytest.ini", "[pytest]\nmarkers =\n  slow: s\n  gpu: g\n"),
+        ("pyproject.toml", OPTIONS[0]),
     ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -100,15 +115,17 @@ def test_every_kind_of_verdict(repository: Path) -> None:
     assert {line.split()[1] for line in survived} == {f"small/sums.py:{n}" for n in (7, 11, 14)}
     untested = lines(done.stdout, "untested")
     assert {line.split()[1] for line in untested} == {"small/sums.py:13"}
+    assert any("small/sums.py:21 " in line and "test_other.py::test_sizes" in line for line in killed)
     assert any("small/sums.py:18 " in line and "test_other.py::test_doubled" in line for line in killed)
     assert (repository / "small/sums.py").read_text() == SOURCE
 
 
 def test_lines_that_only_a_child_process_executes(repository: Path) -> None:
     (repository / "tests/test_other.py").write_text(CHILD)
-    assert lines(mutants(repository, "small/sums.py:doubled").stdout, "untested")
-    done = mutants(repository, "small/sums.py:doubled", "--all-tests")
-    assert len(lines(done.stdout, "killed")) == 3, done.stdout + done.stderr
+    one = ("small/sums.py:doubled", "--limit", "1")
+    assert lines(mutants(repository, *one).stdout, "untested")
+    done = mutants(repository, *one, "--all-tests")
+    assert lines(done.stdout, "killed"), done.stdout + done.stderr
 
 
 def test_only_functions_that_changed(repository: Path) -> None:
@@ -122,7 +139,7 @@ def test_only_functions_that_changed(repository: Path) -> None:
 
 
 def test_a_share_of_killed_below_the_floor_is_an_error(repository: Path) -> None:
-    assert mutants(repository, "small/sums.py:total", "--floor", "1").returncode == 1
+    assert mutants(repository, "small/sums.py:total", "--limit", "1", "--floor", "1").returncode == 1
 
 
 def test_errors_are_one_line(repository: Path) -> None:
