@@ -10,7 +10,9 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -20,6 +22,7 @@ from chorale.config import ToolConfig
 from chorale.folders import Folder
 from chorale.processes import collect_rarely, die_with_parent, tune_garbage_collector
 from tests.support import ROOT
+from tests.support.sockets import socket_folder
 
 RUN = "CHORALE_TEST_RUN"  # the process of the whole run, for its workers
 REAPER = ROOT / "tests" / "support" / "reaper.py"
@@ -34,8 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     if "MAKELEVEL" in os.environ:
         die_with_parent(os.getppid())
-    place = tempfile.gettempdir()  # deep in it there are sockets, whose paths must be short
-    made = Folder(place if len(place) <= 48 else "/tmp").path
+    made = Folder().path
     made.chmod(0o711)  # PostgreSQL and sandboxes run as other users
     folder = str(made)
     command = [sys.executable, "-I", str(REAPER), str(os.getpid()), folder]
@@ -45,7 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ |= {RUN: str(os.getpid()), "TMPDIR": folder, "XDG_STATE_HOME": f"{folder}/state"}
     # Programs that tests start import tests.support, wherever they run.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    os.environ.pop("XDG_RUNTIME_DIR", None)  # sockets too are in our folder
+    os.environ.pop("XDG_RUNTIME_DIR", None)  # sockets too are in our folder, if its path is short enough
     tempfile.tempdir = None
 
 
@@ -67,6 +69,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Ten thousand tests and what they import stay until the end: no collection need look at them again."""
     tune_garbage_collector()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ").split("\n")[0] for report in skipped)
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"{count} skipped: {reason[:110]}")
 
 
 @pytest.hookimpl(trylast=True)
@@ -97,6 +106,12 @@ def python_sandbox() -> str:
         code = f"from chorale.tools.python.wasm import module; {compiling}"
         subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
     return found.available["python"]
+
+
+@pytest.fixture
+def sockets() -> Iterator[Path]:
+    with socket_folder() as folder:
+        yield folder
 
 
 @pytest.fixture(scope="session")

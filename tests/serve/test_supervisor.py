@@ -218,9 +218,9 @@ def test_a_vocabulary_that_is_not_there_is_named_without_a_traceback(
     ],
 )
 def test_a_unix_socket_is_removed_at_the_end(
-    server: dict[str, int], vocabulary: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    server: dict[str, int], vocabulary: str | None, monkeypatch: pytest.MonkeyPatch, sockets: Path
 ) -> None:
-    path = tmp_path / "socket"
+    path = sockets / "socket"
     if vocabulary is not None:
         monkeypatch.setenv("TIKTOKEN_ENCODINGS_BASE", vocabulary)
 

@@ -9,12 +9,13 @@ import pwd
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.support.sockets import socket_folder
 
 
 def _tool(name: str) -> str | None:
@@ -62,7 +63,8 @@ def postgres() -> Iterator[str]:
     initdb, program = _tool("initdb"), _tool("postgres")
     if initdb is None or program is None:
         pytest.skip("PostgreSQL is not installed here")
-    folder = Path(tempfile.mkdtemp(prefix="pg-"))
+    kept = socket_folder()
+    folder = kept.path
     user, environment = _user(), {"LC_ALL": "C", "PATH": os.environ["PATH"]}
     if user is not None:
         shutil.chown(folder, user)
@@ -88,4 +90,4 @@ def postgres() -> Iterator[str]:
     finally:
         server.send_signal(signal.SIGQUIT)  # an immediate shutdown
         server.wait(60)
-        shutil.rmtree(folder, ignore_errors=True)
+        kept.remove()

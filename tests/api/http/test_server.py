@@ -60,8 +60,8 @@ def test_localhost_binds_loopback_only() -> None:
         bound.close()
 
 
-def test_unix_socket_is_private_and_replaced_when_stale(tmp_path: Path) -> None:
-    path = tmp_path / "s"
+def test_unix_socket_is_private_and_replaced_when_stale(sockets: Path) -> None:
+    path = sockets / "s"
     for _ in range(2):  # the second finds the file of the first
         bound = bind_sockets(ServerConfig(uds=str(path)))[0]
         assert os.stat(path).st_mode & 0o777 == 0o600
@@ -76,13 +76,13 @@ def test_unix_socket_is_private_and_replaced_when_stale(tmp_path: Path) -> None:
         bind_sockets(ServerConfig(uds=str(path)))
     assert path.read_text() == "precious"
     for place, words in ((path / "s", "Not a directory"), (Path("/none/s"), "No such file"),
-                         (tmp_path / ("s" * 120), "path too long")):  # fmt: skip
+                         (sockets / ("s" * 120), "path too long")):  # fmt: skip
         with pytest.raises(ConfigError, match=words):
             bind_sockets(ServerConfig(uds=str(place)))
 
 
-def test_serving_on_a_unix_socket(tmp_path: Path) -> None:
-    path = str(tmp_path / "s")
+def test_serving_on_a_unix_socket(sockets: Path) -> None:
+    path = str(sockets / "s")
 
     async def main() -> None:
         async with full_server(uds=path):
@@ -116,8 +116,8 @@ def test_a_proxy_may_keep_its_prefix_or_take_it_away(root_path: str) -> None:
     asyncio.run(main())
 
 
-def test_one_of_several_processes_leaves_the_unix_socket_to_the_others(tmp_path: Path) -> None:
-    path = str(tmp_path / "s")
+def test_one_of_several_processes_leaves_the_unix_socket_to_the_others(sockets: Path) -> None:
+    path = str(sockets / "s")
 
     async def main() -> None:
         async with full_server(uds=path, api_server_count=2):

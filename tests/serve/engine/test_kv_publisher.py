@@ -6,7 +6,6 @@ import contextlib
 import os
 import random
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -37,9 +36,9 @@ OPENED = contextlib.ExitStack()  # closed after each test
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="kv") as name, OPENED:  # short: a socket's path
-        yield Path(name)
+def folder(sockets: Path) -> Iterator[Path]:
+    with OPENED:
+        yield sockets
 
 
 def listen(endpoint: str, replay: str | None = None, **options: Any) -> Subscriber:
