@@ -1,4 +1,4 @@
-"""Metrics of the processes that share an engine's model (tensor parallelism)."""
+"""Metrics of how an engine computes, and of the processes that share its model (tensor parallelism)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ def collect_ranks(engines: Iterable[tuple[list[str], EngineInfo]]) -> Iterator[A
     exchange = _gauge(
         "chorale:rank_exchange_info", "How ranks add their parts, and over what", "exchange", "links"
     )
+    facts = ("device", "dtype", "kv_cache_dtype", "ops", "tensor_parallel_size")
+    computes = _gauge("chorale:engine_info", "How the engine computes", *facts)
     for labels, info in engines:
+        computes.add_metric([*labels, *(str(getattr(info, fact)) for fact in facts)], 1)
         number.add_metric(labels, info.tensor_parallel_size)
         for kind, sizes in info.rank_bytes.items():
             for rank, size in enumerate(sizes):
@@ -30,7 +33,7 @@ def collect_ranks(engines: Iterable[tuple[list[str], EngineInfo]]) -> Iterator[A
             free.add_metric([*labels, str(rank)], size)
         if info.exchange:
             exchange.add_metric([*labels, info.exchange, info.rank_links], 1)
-    yield from (number, memory, free, exchange)
+    yield from (computes, number, memory, free, exchange)
 
 
 def _gauge(name: str, about: str, *labels: str) -> GaugeMetricFamily:

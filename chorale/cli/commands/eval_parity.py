@@ -6,24 +6,18 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import shlex
 import sys
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 import httpx2
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 from chorale.cli.connection import Connection, connect
+from chorale.cli.evaluation.progress import duration
 from chorale.cli.parser import Parser
 from chorale.errors import ConfigError
 from chorale.evaluation.parity.differences import compare
@@ -33,7 +27,11 @@ from chorale.evaluation.parity.result import table, to_json
 from chorale.evaluation.parity.scorer import Scorer
 from chorale.evaluation.parity.verdict import BOUNDS, judge
 
-LENGTHS = "128,1024,8192"
+LENGTHS, DEMO_LENGTHS = (
+    "128,1024,8192",
+    "128,1024",
+)  # the demo is for a CPU, where the last would take minutes
+LINE_SECONDS = 15.0
 EXIT_INCONCLUSIVE = 3
 DESCRIPTION = (
     "Compare the log-probabilities and the continuations of two servers, token by token. A and B are each "
@@ -83,7 +81,8 @@ def record_parser() -> Parser:
 
 
 def _add_common(made: Parser) -> None:
-    made.add_argument("--lengths", type=_lengths, default=LENGTHS, metavar="N,N", help="tokens of the texts")
+    lengths = f"tokens of the texts (default: {LENGTHS}; of the demo {DEMO_LENGTHS})"
+    made.add_argument("--lengths", type=_lengths, metavar="N,N", help=lengths)
     made.add_argument("--texts", type=_count(1, 1000), default=10, metavar="N", help="texts of each length")
     made.add_argument("--top-k", type=_count(1, 20), default=5, metavar="K", help="candidates of each token")
     made.add_argument(
@@ -124,7 +123,7 @@ def _record(given: argparse.Namespace) -> int:
         raise ConfigError(f"{given.a} is a recording already")
     if not given.output.absolute().parent.is_dir():
         raise ConfigError(f"{given.output}: no such folder")
-    plan = new_plan(given.lengths, given.texts, given.tokens, given.top_k)
+    plan = _plan(given)
     recording = _measured(given.a, plan, "A", given.model, given.api_key, given.quiet)
     save(recording, given.output)
     tokens = sum(text.length for text in plan.texts)
@@ -151,14 +150,20 @@ def _compare(given: argparse.Namespace) -> int:
     return _report(a, b, given)
 
 
+def _plan(given: argparse.Namespace) -> Plan:
+    is_demo = not given.a.startswith(("http://", "https://")) and _serve_arguments(given.a)[0] == "demo"
+    lengths = given.lengths or _lengths(DEMO_LENGTHS if is_demo else LENGTHS)
+    return new_plan(lengths, given.texts, given.tokens, given.top_k)
+
+
 def _measured_a(given: argparse.Namespace) -> Recording:
-    plan = new_plan(given.lengths, given.texts, given.tokens, given.top_k)
-    return _measured(given.a, plan, "A", given.model, given.api_key, given.quiet)
+    return _measured(given.a, _plan(given), "A", given.model, given.api_key, given.quiet)
 
 
 def _report(a: Recording, b: Recording, given: argparse.Namespace) -> int:
     pairs = compare(a, b)
-    judgement = judge(pairs)
+    formats = a.about.get("formats")
+    judgement = judge(pairs, formats if formats == b.about.get("formats") else None)
     result = to_json(a, b, pairs, judgement, given.expect)
     lines = "\n".join(table(a, b, pairs, judgement, given.expect))
     print(json.dumps(result, indent=1) if given.json else lines)
@@ -187,15 +192,14 @@ def _recording_at(source: str) -> Path | None:
 def _measured(
     source: str, plan: Plan, name: str, model: str | None, key: str | None, quiet: bool
 ) -> Recording:
-    with (
-        _connected(source, model, key) as connection,
-        _progress(plan, f"{name}  {source or 'demo'}", quiet) as advance,
-    ):
+    with _connected(source, model, key) as connection:
+        advance = _progress(plan.num_tokens, f"{name}  {source or 'demo'}", quiet)
         scorer = Scorer(connection.client, connection.model, source or "demo", plan.top_k)
         about: dict[str, object] = {
             "where": source or "demo",
             "model": connection.model,
             "version": _version(connection.client),
+            "formats": _formats(connection.client),
             "recorded": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         }
         return measure(scorer, plan, advance, about)
@@ -226,16 +230,29 @@ def _version(client: httpx2.Client) -> str | None:
         return None
 
 
-@contextlib.contextmanager
-def _progress(plan: Plan, title: str, quiet: bool) -> Iterator[Callable[[int], None]]:
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, disable=quiet or not sys.stderr.isatty()) as progress:
-        bar = progress.add_task(title, total=plan.num_tokens)
-        yield lambda tokens: progress.advance(bar, tokens)
+def _formats(client: httpx2.Client) -> str | None:
+    """Returns how a Chorale server's engines compute, from /metrics, which is beside /v1."""
+    try:
+        text = client.get(client.base_url.copy_with(path="/metrics")).text
+    except httpx2.HTTPError:
+        return None
+    engines = re.findall(r"^chorale:engine_info{(.*)}", text, re.MULTILINE)
+    found = {re.sub(r'\b(engine|model_name)="[^"]*",', "", each) for each in engines}
+    return " and ".join(sorted(found)) or None
+
+
+def _progress(total: int, title: str, quiet: bool) -> Callable[[int], None]:
+    """Shows the tokens that are done: on a terminal in one line, else in a line every 15 seconds."""
+    pause, end = (0.5, "\r") if sys.stderr.isatty() else (15.0, "\n")
+    began = shown = time.monotonic()
+    done = 0
+
+    def advance(tokens: int) -> None:
+        nonlocal done, shown
+        done, now = done + tokens, time.monotonic()
+        if not quiet and (now - shown >= pause or done >= total):
+            shown, left = now, duration((now - began) * (total - done) / done)
+            line = f"{title}: {done / total:.0%} of {total:,} tokens, about {left} left"
+            print(line.ljust(79), end="\n" if done >= total else end, file=sys.stderr, flush=True)
+
+    return advance

@@ -12,7 +12,7 @@ from chorale.evaluation.parity.differences import Divergence, Floats, Pair
 from chorale.evaluation.parity.groups import WITHIN, Group
 from chorale.evaluation.parity.recording import Recording
 from chorale.evaluation.parity.tally import Estimate, Tally, estimate
-from chorale.evaluation.parity.verdict import BOUNDS, TITLES, Expected, Judgement
+from chorale.evaluation.parity.verdict import BOUNDS, LARGEST, TITLES, Expected, Judgement
 from chorale.harmony.vocab import VOCAB_SIZE, load_vocabulary
 
 
@@ -28,7 +28,7 @@ def to_json(
         "reasons": list(judgement.reasons),
         "a": a.about,
         "b": b.about,
-        "bounds": {"times_noise": WITHIN, "mean_nats": BOUNDS},
+        "bounds": {"times_noise": WITHIN, "mean_nats": BOUNDS, "times_mean": LARGEST},
         "mean_size": judgement.size.to_json(),
         "direction": {"mean": judgement.direction.mean.to_json(), "is_sign": judgement.direction.is_sign},
         "candidates": {

@@ -33,6 +33,8 @@ TITLES: dict[Verdict, str] = {
 }
 # Largest mean magnitude, in nats, of a difference that the change of precision explains.
 BOUNDS: dict[str, float] = {"bf16": 0.1, "fp8-kv": 0.5}
+# How much larger the quantile at 99 %, the worst token and the margins of parted continuations may be.
+LARGEST = {"mean": 1.0, "p99": 7.0, "worst": 40.0, "divergence": 5.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,8 @@ class Judgement:
         return self.verdict == "equal"
 
 
-def judge(pairs: Sequence[Pair]) -> Judgement:
+def judge(pairs: Sequence[Pair], formats: str | None = None) -> Judgement:
+    """``formats``: how both servers compute, if they are known to compute in the same number formats."""
     groups, steps, direction = make_groups(pairs), find_steps(pairs), find_direction(pairs)
     tally = Tally.of([pair.delta for pair in pairs])
     size = estimate(tally.num_texts, lambda weights: tally.means(weights)[:, 1])
@@ -68,8 +71,15 @@ def judge(pairs: Sequence[Pair]) -> Judgement:
     onset = find_onset(pairs) if beyond else None
     signs = [*_onset_reasons(onset), *_step_reasons(steps), *_direction_reasons(direction)]
     signs += _exactness_reasons(pairs) if beyond else []
-    widest = max(size.low, *(_mean(groups, name) for name in (B_IN_A_CROWD, B_CONTINUED)))
-    precision = next((name for name, bound in BOUNDS.items() if max(widest, size.high) <= bound), None)
+    if beyond and formats is not None:
+        signs.append(f"no number format explains it: both compute in the same ({formats})")
+    widest = max(size.high, *(_mean(groups, name) for name in (B_IN_A_CROWD, B_CONTINUED)))
+    worst = max((group.tally.worst for group in groups), default=0.0)
+    parted = max((one.size for _, one in divergences), default=0.0)
+    found = {"mean": widest, "p99": float(tally.quantiles()[0, -1]), "worst": worst, "divergence": parted}
+    largest = max(found, key=lambda name: found[name] / LARGEST[name])
+    needed = found[largest] / LARGEST[largest]
+    precision = next((name for name, bound in BOUNDS.items() if needed <= bound), None)
     verdict: Verdict
     if not signs and not beyond:
         unsure = [group for group in groups if group.ratio.value > WITHIN]
@@ -78,7 +88,7 @@ def judge(pairs: Sequence[Pair]) -> Judgement:
     elif signs or precision is None:
         verdict, reasons = "different", [*signs, *beyond]
         if precision is None:
-            reasons.append(f"mean |difference| {size.value:.3g} nats: no change of precision does that")
+            reasons.append(f"{largest} {found[largest]:.3g} nats: no change of precision does that")
     else:
         verdict, reasons = "precision", [*beyond, _precision_reason(size, precision, pairs)]
     return Judgement(

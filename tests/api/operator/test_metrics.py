@@ -440,5 +440,7 @@ def test_ranks_have_their_memory_and_their_way_to_exchange() -> None:
         for rank in "01"
     ]
     assert memory == [7, 6, 9, 9]
+    facts = {"device": "cpu", "dtype": "float32", "kv_cache_dtype": "float32", "ops": "reference"}
+    assert value(metrics, "chorale:engine_info", **facts, tensor_parallel_size="2") == 1
     assert [value(metrics, "chorale:rank_free_memory_bytes", rank=rank) for rank in "01"] == [140, 60]
     assert value(metrics, "chorale:rank_exchange_info", exchange="nccl", links="NVLink (NV18)") == 1

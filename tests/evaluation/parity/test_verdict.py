@@ -11,14 +11,14 @@ from chorale.errors import ConfigError
 from chorale.evaluation.parity.differences import compare
 from chorale.evaluation.parity.recording import Recording
 from chorale.evaluation.parity.result import table, to_json
-from chorale.evaluation.parity.verdict import Judgement, judge
+from chorale.evaluation.parity.verdict import BOUNDS, Judgement, judge
 from tests.evaluation.parity.readings import LENGTH, noise_like, parted, recording
 
 FLOAT32, BFLOAT16 = 3e-6, 2e-2
 
 
-def verdict(a: Recording, b: Recording) -> Judgement:
-    return judge(compare(a, b))
+def verdict(a: Recording, b: Recording, formats: str | None = None) -> Judgement:
+    return judge(compare(a, b), formats)
 
 
 @pytest.mark.parametrize("noise", [0.0, FLOAT32, BFLOAT16])
@@ -41,6 +41,39 @@ def test_a_difference_of_an_eighth_is_of_fp8_kv() -> None:
     found = verdict(a, recording("b", 2, 1e-3, lambda exact, rng: noise_like(0.15, len(exact), rng)))
     assert (found.verdict, found.precision) == ("precision", "fp8-kv"), found.reasons
     assert (found.meets("bf16"), found.meets("fp8-kv")) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("every", "nats", "expected"),
+    [(0, 0.0, "precision"), (1000, 25.0, "different"), (40, 6.0, "different")],
+    ids=["none", "seven gross", "a fortieth large"],
+)
+def test_a_gross_fault_in_few_positions_is_no_precision(every: int, nats: float, expected: str) -> None:
+    """The mean is within the bound of fp8-kv."""
+
+    def fault(exact: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        off = noise_like(0.1, len(exact), rng)
+        if every:
+            off[rng.random(len(exact)) < 1 / every] += nats * rng.choice((-1.0, 1.0))
+        return off
+
+    found = verdict(recording("a", 1, 1e-3), recording("b", 2, 1e-3, fault))
+    assert found.size.high < BOUNDS["fp8-kv"]
+    assert (found.verdict, found.meets("fp8-kv")) == (expected, expected == "precision"), found.reasons
+
+
+@pytest.mark.parametrize(("margin", "expected"), [(1.0, "precision"), (3.0, "different")])
+def test_continuations_part_by_no_more_than_a_precision_explains(margin: float, expected: str) -> None:
+    coarse = recording("b", 2, 1e-3, lambda exact, rng: noise_like(0.1, len(exact), rng))
+    found = verdict(recording("a", 1, 1e-3), parted(coarse, 5, margin))
+    assert (found.verdict, found.meets("fp8-kv")) == (expected, expected == "precision"), found.reasons
+
+
+def test_no_precision_explains_a_difference_between_equal_formats() -> None:
+    a, b = recording("a", 1, FLOAT32), recording("b", 2, BFLOAT16)
+    found = verdict(a, b, "bfloat16")
+    assert (found.verdict, found.meets("fp8-kv")) == ("different", False), found.reasons
+    assert verdict(a, recording("b", 2, FLOAT32), "bfloat16").verdict == "equal"
 
 
 @pytest.mark.parametrize(("noise", "expected"), [(FLOAT32, "different"), (0.0, "precision")])
