@@ -16,6 +16,7 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
+ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yml"
 CHART = ROOT / "deploy" / "helm" / "chorale"
 RENDERED = ROOT / "tests" / "deploy" / "rendered"
 RELEASE, NAMESPACE = "llm", "serving"
@@ -72,7 +73,10 @@ def lint() -> list[str]:
 
 
 def main() -> int:
-    check, stale = "--check" in sys.argv[1:], lint()
+    check = "--check" in sys.argv[1:]
+    if not check:  # a chart holds no file from outside its folder
+        (CHART / "files" / "alerts.yml").write_bytes(ALERTS.read_bytes())
+    stale = lint()
     for values in sorted((CHART / "ci").glob("*.yaml")):
         body = yaml.safe_dump_all(documents(render(values)), sort_keys=False, width=120)
         text = f"# python scripts/render_chart.py; chart {digest()}\n{body}"

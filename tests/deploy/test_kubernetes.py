@@ -89,6 +89,8 @@ def test_probes_ask_what_the_server_serves_without_a_key(pod: Pod) -> None:
         asked = pod.container[probe]["httpGet"]
         assert asked["path"] == path
         assert asked["port"] in ("http", pod.container["ports"][0]["containerPort"])
+        encrypted = any(each.startswith("--ssl-certfile") for each in pod.container["args"])
+        assert asked.get("scheme", "HTTP") == ("HTTPS" if encrypted else "HTTP")
         assert re.search(rf"^\| GET \| `{path}` \|.*\| no \|$", api, re.MULTILINE)
     startup, liveness = pod.container["startupProbe"], pod.container["livenessProbe"]
     assert startup["failureThreshold"] * startup["periodSeconds"] >= 1800  # a download
@@ -182,6 +184,13 @@ def check_selectors(content: list[dict[str, Any]]) -> None:
             assert spec["selector"]["matchLabels"].items() <= labels.items()
         if kind == "NetworkPolicy" and each["metadata"]["name"] == name:
             assert spec["podSelector"]["matchLabels"].items() <= labels.items()
+        if kind == "PodMonitor":
+            assert labels[spec["jobLabel"]] == "chorale"  # the job of the alerts
+        if kind == "PrometheusRule":
+            assert spec == yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text("utf-8"))
+        if kind == "Ingress":
+            [path] = spec["rules"][0]["http"]["paths"]
+            assert path["backend"]["service"] == {"name": name, "port": {"name": "http"}}
         if kind in ("HorizontalPodAutoscaler", "ScaledObject"):
             assert spec["scaleTargetRef"]["name"] == name
         if kind == "InferencePool":
@@ -193,6 +202,49 @@ def check_selectors(content: list[dict[str, Any]]) -> None:
         if kind == "HTTPRoute":
             [backend] = spec["rules"][0]["backendRefs"]
             assert backend["name"] == name
+
+
+@pytest.mark.parametrize("pod", PODS, ids=lambda pod: pod.file)
+def test_files_and_batches_work_beside_postgresql(pod: Pod) -> None:
+    """Without a storage that all replicas share, /v1/files and /v1/batches are off."""
+    server = pod.settings().server
+    if (server.response_store or "").startswith("postgresql:"):
+        place = server.batch_storage or ""
+        mounts = {each["mountPath"] for each in pod.container["volumeMounts"]}
+        assert place.startswith("s3://") or any(place.startswith(f"{each}/") for each in mounts)
+
+
+def test_the_manifests_satisfy_the_policy_of_their_namespace() -> None:
+    """The level "restricted" of Kubernetes' pod security standards."""
+    [space] = [each for each in OBJECTS if each.kind == "Namespace"]
+    assert space.content["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+    kept = {
+        "configMap",
+        "csi",
+        "downwardAPI",
+        "emptyDir",
+        "ephemeral",
+        "persistentVolumeClaim",
+        "projected",
+        "secret",
+    }
+    seen = [
+        each.content
+        for each in OBJECTS
+        if each.kind in ("Deployment", "StatefulSet") and "/" not in each.file
+    ]
+    assert len(seen) == 2
+    for each in seen:
+        spec = each["spec"]["template"]["spec"]
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec)
+        assert {kind for volume in spec["volumes"] for kind in volume if kind != "name"} <= kept
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault"
+        for container in (*spec["containers"], *spec.get("initContainers", ())):
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+            assert container["securityContext"]["allowPrivilegeEscalation"] is False
+    advice = (DEPLOY / "kubernetes" / "storage.yaml").read_text("utf-8")
+    assert "use a hostPath" not in advice
 
 
 def test_claims_and_secrets_that_the_manifests_name_are_there() -> None:
@@ -236,6 +288,7 @@ def test_scaling_reads_metrics_of_the_server() -> None:
 def test_the_rendered_chart_is_current() -> None:
     """Without Helm: the digest of the chart in the first line. scripts/check_deploy.sh renders it again."""
     script = load_script("render_chart")
+    assert (script.CHART / "files" / "alerts.yml").read_bytes() == script.ALERTS.read_bytes()
     cases = {path.name for path in (script.CHART / "ci").glob("*.yaml")}
     assert {path.name for path in script.RENDERED.glob("*.yaml")} == cases
     for path in script.RENDERED.glob("*.yaml"):

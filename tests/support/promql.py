@@ -13,7 +13,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from chorale.api.operator.metric_names import COUNTERS
 from tests.support.deploy import DEPLOY, objects
 
-GIVEN = {"instance", "job", "namespace", "pod"}  # labels that Prometheus adds
+GIVEN = {
+    "instance",
+    "job",
+    "namespace",
+    "pod",
+    "app",
+    "app_kubernetes_io_name",
+}  # labels that Prometheus adds
 SELECTOR = re.compile(r"((?:vllm|chorale):\w+|http_\w+|\bup\b)(\{[^}]*\})?(\[[^]]+\])?")
 DASHBOARD = DEPLOY / "grafana" / "dashboards" / "chorale.json"
 

@@ -30,6 +30,10 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- if kindIs "invalid" .Values.gpus }}{{ mul .Values.tensorParallelSize .Values.dataParallelSize }}{{ else }}{{ .Values.gpus }}{{ end }}
 {{- end }}
 
+{{- define "chorale.scheme" -}}
+{{ if .Values.tls.secret }}https{{ else }}http{{ end }}
+{{- end }}
+
 {{- define "chorale.hardened" -}}
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
