@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import configparser
 import fnmatch
+import http.server
+import json
 import re
 import runpy
 import shlex
+import ssl
+import subprocess
 import sys
+import threading
 import tomllib
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 from chorale.cli.commands import warm
 from chorale.cli.gpus import find_gpu
 from chorale.cli.options.settings import Settings, merge
 from chorale.config import ServerConfig
 from tests.support import ROOT
-from tests.support.deploy import DEPLOY, DOCKERFILE, DRAIN_SLACK, KNOWN, exec_form, parsed
+from tests.support.deploy import DEPLOY, DOCKERFILE, DRAIN_SLACK, KNOWN, exec_form, load_script, parsed
 
 HOME = "/home/chorale"
 COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))
@@ -77,9 +84,7 @@ def test_the_package_needs_no_file_that_the_context_leaves_out() -> None:
     for name in (project["project"]["readme"], *project["project"]["license-files"]):
         assert f"!{name}" in allowed
     assert project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"] == ["chorale"]
-    [extras] = re.findall(r'^ARG EXTRAS="(.+)"$', DOCKERFILE, re.MULTILINE)
-    for extra in re.findall(r"--extra (\S+)", extras):
-        assert extra in project["project"]["optional-dependencies"]
+    assert set(load_script("lock_requirements").EXTRAS) <= set(project["project"]["optional-dependencies"])
 
 
 def test_nothing_secret_is_built_in() -> None:
@@ -96,7 +101,87 @@ def test_the_entry_point_and_the_health_check() -> None:
     )
     assert (other.engine.model, other.server.host, other.server.port) == ("openai/gpt-oss-20b", "::1", 9)
     assert "EXPOSE 8000" in DOCKERFILE
-    assert "http://127.0.0.1:8000/health" in DOCKERFILE
+
+
+@pytest.mark.parametrize(
+    ("arguments", "url"),
+    [
+        ([], "http://127.0.0.1:8000/health"),
+        (["--model", "demo", "--port=9"], "http://127.0.0.1:9/health"),
+        (["demo", "--host", "::", "--port", "9"], "http://[::1]:9/health"),
+        (["demo", "--host=10.0.0.7"], "http://10.0.0.7:8000/health"),
+        (["demo", "--ssl-certfile=/tls.crt", "--ssl-keyfile=/tls.key"], "https://127.0.0.1:8000/health"),
+    ],
+)
+def test_the_health_check_follows_the_options(arguments: list[str], url: str) -> None:
+    [command] = re.findall(r"^ +CMD (\[.*health.*\])$", DOCKERFILE, re.MULTILINE)
+    assert "COPY deploy/health.py /usr/local/lib/chorale/" in DOCKERFILE
+    assert json.loads(command) == ["python", "/usr/local/lib/chorale/health.py"]
+    health = runpy.run_path(str(DEPLOY / "health.py"))
+    key = {"CHORALE_API_KEY": "secret"}  # which an address for other machines demands
+    assert health["address"]([*exec_form("ENTRYPOINT"), *arguments], key) == url
+
+
+class Healthy(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/health" else 404)
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+def test_the_health_check_asks_a_server_with_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The certificate names another host. A file stands for the command line of process 1."""
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    openssl = "openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=llm.example.org"
+    made = subprocess.run(
+        [*openssl.split(), "-keyout", key, "-out", certificate], capture_output=True, check=False
+    )
+    if made.returncode != 0:
+        pytest.skip("no openssl to make a certificate with")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    with http.server.HTTPServer(("127.0.0.1", 0), Healthy) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        options = ["--host=127.0.0.1", f"--port={server.server_port}", f"--ssl-certfile={certificate}"]
+        words = [*exec_form("ENTRYPOINT"), "demo", *options, f"--ssl-keyfile={key}", ""]
+        (tmp_path / "cmdline").write_text("\0".join(words))
+        health = runpy.run_path(str(DEPLOY / "health.py"))
+        monkeypatch.setitem(health["main"].__globals__, "Path", lambda _: tmp_path / "cmdline")
+        assert health["main"]() == 0
+        server.shutdown()
+        thread.join()
+
+
+def test_requirements_have_versions_and_hashes_and_name_no_index() -> None:
+    texts = [(DEPLOY / name).read_text("utf-8") for name in ("requirements.txt", "requirements-cuda.txt")]
+    pinned: dict[str, str] = {}
+    for text in texts:
+        head, *blocks = re.split(r"^(?=\S)", text.partition("\n")[2], flags=re.MULTILINE)
+        assert head == ""
+        for block in blocks:
+            assert re.fullmatch(r"[\w.-]+==\S+ \\\n(    --hash=sha256:[0-9a-f]{64}( \\)?\n)+", block), block[
+                :80
+            ]
+            name, _, version = block.partition(" ")[0].partition("==")
+            pinned[name] = version
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    asked = list(project["dependencies"])
+    for extra in load_script("lock_requirements").EXTRAS:
+        asked += project["optional-dependencies"][extra]
+    for each in map(Requirement, asked):
+        assert each.specifier.contains(pinned[each.name.lower()]), each
+
+
+def test_images_and_actions_have_exact_versions() -> None:
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8")
+    assert all(re.search(r"@v\d+\.\d+\.\d+$", each) for each in re.findall(r"uses: (\S+)", workflow))
+    [base] = re.findall(r"^ARG PYTHON_IMAGE=(\S+)$", DOCKERFILE, re.MULTILINE)
+    foreign = [each["image"] for each in SERVICES.values() if not each["image"].startswith("chorale:")]
+    for image in (base, *foreign):
+        assert re.search(r":v?\d+\.\d+(\.\d+)?(-[\w-]+)?$", image), image
 
 
 def test_variables_have_readers() -> None:
@@ -281,3 +366,10 @@ def test_what_was_never_run_says_so() -> None:
             r"[Nn]ever (run|deployed|launched|applied|started)", (DEPLOY / name).read_text("utf-8")
         ), name
     assert ServerConfig().shutdown_timeout == 120  # of which the pages and files speak
+
+
+@pytest.mark.parametrize("name", ["demo", "gpt-oss-20b", "gpt-oss-120b"])
+def test_the_files_for_ray_name_no_server_that_is_not_there(name: str) -> None:
+    config = yaml.safe_load((DEPLOY / "ray" / f"{name}.yaml").read_text("utf-8"))
+    [application] = config["applications"]
+    assert "://" not in str(application["args"])
