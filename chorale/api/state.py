@@ -10,6 +10,7 @@ from chorale.client.base import EngineClient
 from chorale.config import ServerConfig
 from chorale.errors import NotFoundError
 from chorale.grammar.checker import GrammarChecker
+from chorale.store.sqlite import MEMORY
 from chorale.turns.tools.open_built_in import ToolHost
 
 if TYPE_CHECKING:
@@ -52,10 +53,10 @@ class ServerState:
     def batch_service(self) -> BatchService:
         """Raises ``NotFoundError`` if the server keeps no files."""
         if self.batches is None:
-            raise NotFoundError(
-                "this server keeps no files: it needs a response store that lasts, and --batch-storage",
-                code="files_disabled",
-            )
+            needed = "--response-store with a file or a PostgreSQL database"
+            if self.store.path != MEMORY:
+                needed = "--batch-storage with a folder or an S3 bucket that all servers share"
+            raise NotFoundError(f"this server keeps no files: it needs {needed}", code="files_disabled")
         return self.batches
 
     @property

@@ -1,19 +1,25 @@
 """The contents of files: in a folder, or in an S3 bucket.
 
 A content is named by the id of its file, never by the client's name of it. It is written once and never
-changed; until it is complete, nobody reads it (``chorale.store.files``).
+changed; until it is complete, nobody reads it (``chorale.store.files``). A disk keeps a reserve, so that the
+response store, which may be on the same one, can still be written when files have used the rest.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
+import fcntl
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol, TypeVar
 
 from chorale.errors import ChoraleError, ConfigError, install_hint
 from chorale.store.files import FILE_ID
+from chorale.store.sqlite import NO_SPACE
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -21,8 +27,15 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 PIECE = 2**20  # bytes that are read or written at a time
+RESERVE = 64 * 2**20  # bytes of a disk that files leave free; of a small disk an eighth
 _PART = 8 * 2**20  # of a multipart upload; S3 allows 10,000
 _S3 = "s3://"
+_PARTIAL = ".partial"
+# One of these says where credentials are. Without any, the library would ask 169.254.169.254 for some.
+_CREDENTIALS = (
+    "AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_METADATA_ENDPOINT",
+)  # fmt: skip
 
 
 class ContentsError(ChoraleError, status=503, type="service_unavailable", code="storage_unavailable"):
@@ -40,7 +53,7 @@ class Contents(Protocol):
     """Methods raise ``ContentsError``."""
 
     async def write(self, name: str, pieces: AsyncIterator[bytes]) -> int:
-        """Writes a content durably. Returns its size. If ``pieces`` raises, nothing is kept in a bucket."""
+        """Writes a content durably. Returns its size. If that fails or ``pieces`` raises, nothing is kept."""
         ...
 
     def read(self, name: str) -> AsyncGenerator[bytes]:
@@ -72,33 +85,47 @@ def _checked(name: str) -> str:
 
 
 class FolderContents:
-    """A folder with one file for each content (mode 0600)."""
+    """A folder with one file for each content (mode 0600).
+
+    A content has another name until it is complete, and its writer holds a lock on it. What a dead process
+    has left is therefore removed when the folder is opened, whether or not the store can be written.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _remove_partial(folder)
             probe = folder / f".probe-{os.getpid()}"
             os.close(os.open(probe, os.O_WRONLY | os.O_CREAT, 0o600))
             probe.unlink()
         except OSError as error:
-            raise ConfigError(f"--batch-storage {folder}: {error.strerror or error}") from None
+            if error.errno not in NO_SPACE:  # then uploads are refused until there is space
+                raise ConfigError(f"--batch-storage {folder}: {error.strerror or error}") from None
 
     async def write(self, name: str, pieces: AsyncIterator[bytes]) -> int:
-        path = self._folder / _checked(name)
+        path, partial = self._folder / _checked(name), self._partial(name)
         size = 0
         try:
-            with _opened(path, "wb") as file:
+            with _opened(partial, "wb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 async for piece in joined(pieces):
                     await _in_thread(_write_all, file.fileno(), piece)
                     size += len(piece)
                 await _in_thread(os.fsync, file.fileno())
+                partial.rename(path)
             await _in_thread(_sync_folder, self._folder)
         except OSError as error:
             raise ContentsError(
                 f"the folder of files cannot be written: {error.strerror or error}"
             ) from error
+        finally:
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
         return size
+
+    def _partial(self, name: str) -> Path:
+        return self._folder / f".{name}{_PARTIAL}"
 
     async def read(self, name: str) -> AsyncGenerator[bytes]:
         path = self._folder / _checked(name)
@@ -113,7 +140,8 @@ class FolderContents:
 
     async def delete(self, name: str) -> None:
         try:
-            await asyncio.to_thread((self._folder / _checked(name)).unlink, missing_ok=True)
+            for path in (self._folder / _checked(name), self._partial(name)):
+                await asyncio.to_thread(path.unlink, missing_ok=True)
         except OSError as error:
             raise ContentsError(f"a file cannot be deleted: {error.strerror or error}") from error
 
@@ -200,9 +228,15 @@ def _bucket(place: str) -> ObjectStore:
         from obstore.store import S3Store
     except ImportError:
         raise ConfigError(f"--batch-storage s3://... needs obstore: {install_hint('s3')}") from None
+    if not any(map(os.environ.get, _CREDENTIALS)):
+        raise ConfigError(f"--batch-storage {place}: no credentials: set one of {', '.join(_CREDENTIALS)}")
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
     try:
-        store = S3Store.from_url(place, client_options={"allow_http": endpoint.startswith("http://")})
+        store = S3Store.from_url(
+            place,
+            client_options={"allow_http": endpoint.startswith("http://")},
+            retry_config={"max_retries": 3, "retry_timeout": timedelta(seconds=15)},
+        )
         obstore.put(store, ".probe", b"")
         obstore.delete(store, ".probe")
     except (obstore.exceptions.BaseError, OSError, ValueError) as error:
@@ -239,7 +273,20 @@ def _opened(path: Path, mode: str) -> IO[bytes]:
     return open(path, mode, 0, opener=lambda name, flags: os.open(name, flags, 0o600))
 
 
+def _remove_partial(folder: Path) -> None:
+    """Removes what dead processes have left: nobody has a lock on it."""
+    for path in folder.glob(f".*{_PARTIAL}"):
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+
+
 def _write_all(descriptor: int, data: bytes) -> None:
+    """Writes to a file, unless that would use the reserve of its disk."""
+    disk = os.fstatvfs(descriptor)
+    reserve = min(RESERVE, disk.f_blocks * disk.f_frsize // 8)
+    if disk.f_bavail * disk.f_frsize < len(data) + reserve:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]

@@ -25,12 +25,9 @@ from chorale.runtime.memory import SMALL_PARAMETERS
 from chorale.runtime.platforms import CUDA, NPU, find_platform
 from chorale.runtime.resolve import check_model, resolve
 from chorale.store.schema import check_format
-from chorale.store.sqlite import MEMORY
+from chorale.store.sqlite import MEMORY, NO_SPACE
 from chorale.store.store import default_path, is_postgres
 from chorale.tracing.otel import check_endpoint, is_disabled
-
-# A full or read-only disk: the server starts without storing.
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 def check_start(engine: EngineConfig, server: ServerConfig) -> None:
@@ -47,6 +44,10 @@ def check_start(engine: EngineConfig, server: ServerConfig) -> None:
     if model is not None:
         _check_sizes(engine, model)
     check_store(server.response_store)
+    if server.batch_storage is not None:
+        from chorale.api.batches.service import check_place  # many modules, for those who need it
+
+        check_place(server)
 
 
 def check_device(config: EngineConfig) -> None:
@@ -111,7 +112,7 @@ def check_store(place: str | None) -> None:
         else:
             _check_file(Path(place))
     except OSError as error:
-        if error.errno not in _NO_SPACE:
+        if error.errno not in NO_SPACE:  # on a full or read-only disk the server starts without storing
             raise ConfigError(f"--response-store {place}: cannot open this file: {error.strerror}") from None
     except ConfigError:
         raise

@@ -7,6 +7,7 @@ unfinished upload counts with the size that it may reach. If its server dies, it
 
 from __future__ import annotations
 
+import contextlib
 import re
 import secrets
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any
 from chorale.errors import ConflictError, NotFoundError, PayloadTooLargeError, QueueFullError
 from chorale.store.access import Access
 from chorale.store.database import Database
+from chorale.store.protocol import StoreError
 from chorale.store.servers import register
 
 FILE_ID = re.compile(r"file-[0-9a-f]{32}")
@@ -89,6 +91,7 @@ class Files:
 
     def __init__(self, access: Access) -> None:
         self._access = access
+        self._failed: set[str] = set()  # uploads whose rows could not be changed yet
 
     @property
     def now(self) -> float:
@@ -122,23 +125,32 @@ class Files:
             raise no_file(file_id)
         await self._access.write(partial(self._delete, file_id, owner))
 
-    async def drop(self, file_id: str) -> None:
-        """Ends an upload that failed."""
-        await self._access.write(
-            lambda db: (
-                db.execute(
-                    "UPDATE files SET state = 'gone', server_id = NULL, num_bytes = 0"
-                    " WHERE id = ? AND state = 'uploading'",
-                    (file_id,),
-                )
-                and None
-            )
-        )
+    async def drop(self, file_id: str) -> bool:
+        """Ends an upload that failed, or lets ``sweep`` do so if the store fails now, too.
+
+        Returns True if its content may be deleted at once.
+        """
+        self._failed.add(file_id)
+        with contextlib.suppress(StoreError):
+            return await self._drop([file_id]) > 0
+        return False
 
     async def sweep(self) -> list[str]:
         """Removes expired files. Returns ids of files whose content is to be deleted."""
+        if self._failed:
+            await self._drop(list(self._failed))
         due = await self._access.read(self._is_due)
         return await self._access.write(self._sweep) if due else []
+
+    async def _drop(self, file_ids: list[str]) -> int:
+        rows = [(file_id,) for file_id in file_ids]
+        query = (
+            "UPDATE files SET state = 'gone', server_id = NULL, num_bytes = 0"
+            " WHERE id = ? AND state = 'uploading'"
+        )
+        num = await self._access.write(lambda db: int(db.executemany(query, rows).rowcount))
+        self._failed.difference_update(file_ids)
+        return num
 
     async def forget(self, file_ids: list[str]) -> None:
         """Removes the rows of files whose content was deleted."""

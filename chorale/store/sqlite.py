@@ -18,6 +18,7 @@ logger = logging.getLogger(__name__)
 
 _TYPES = {"SERIAL": "INTEGER PRIMARY KEY", "INT": "INTEGER", "FLOAT": "REAL", "BYTES": "BLOB"}
 MEMORY = ":memory:"
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 # Larger files are not checked at start: 128 MiB take 0.2 s. A damaged page in them is found when it is read,
 # and only the response on it is lost.
 _CHECK_BYTES = 128 * 2**20
@@ -103,7 +104,7 @@ def _fault(path: Path, error: Exception) -> StoreError:
     message = f"cannot open the response store {path}: {error}"
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     no_space = code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY)
-    no_space = no_space or getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+    no_space = no_space or getattr(error, "errno", None) in NO_SPACE
     if not no_space:
         disk = _disk(path.parent)
         no_space = bool(disk.f_flag & os.ST_RDONLY) or disk.f_bavail * disk.f_frsize < _LEAST_BYTES

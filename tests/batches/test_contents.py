@@ -89,9 +89,41 @@ def test_a_folder_is_private_and_a_full_one_is_an_error_of_the_storage(tmp_path:
     assert (folder / name).stat().st_mode & 0o777 == 0o600
     if Path("/dev/full").exists():
         (folder / name).unlink()
-        (folder / name).symlink_to("/dev/full")
+        (folder / f".{name}.partial").symlink_to("/dev/full")
         with pytest.raises(ContentsError, match="No space left"):
             asyncio.run(contents.write(name, pieces(b"x")))
+        assert list(folder.iterdir()) == []
+
+
+def test_what_a_dead_process_has_left_is_removed_and_what_another_writes_is_not(tmp_path: Path) -> None:
+    async def main() -> None:
+        contents, name = FolderContents(tmp_path), new_file_id()
+        (tmp_path / f".{new_file_id()}.partial").write_bytes(b"left")
+        begun, may_end = asyncio.Event(), asyncio.Event()
+
+        async def slow() -> AsyncIterator[bytes]:
+            yield b"x" * PIECE
+            begun.set()
+            await may_end.wait()
+            yield b"y"
+
+        writing = asyncio.create_task(contents.write(name, slow()))
+        await begun.wait()
+        FolderContents(tmp_path)  # another server opens the folder
+        assert [path.name for path in tmp_path.iterdir()] == [f".{name}.partial"]
+        may_end.set()
+        assert await writing == PIECE + 1
+        assert [path.name for path in tmp_path.iterdir()] == [name]
+
+    asyncio.run(main())
+
+
+def test_nobody_is_asked_for_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("obstore")
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    with pytest.raises(ConfigError, match="AWS_ACCESS_KEY_ID"):
+        open_contents("s3://bucket/prefix")
 
 
 def test_places_that_cannot_be_used(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from chorale.cli.main import main
+from chorale.config import EngineConfig, ServerConfig
 from chorale.errors import ConfigError
 from chorale.runtime import hardware, platforms
 from chorale.serve import precheck, supervisor
@@ -206,3 +207,15 @@ def test_too_few_gpus_for_ranks_of_several_engines_have_one_remedy(
     kept = [] if "--tensor-parallel-size" in words else ["-tp", "4"]
     assert main([*command, *kept, *words]) == 2
     assert "started" in capsys.readouterr().err  # nothing else is wrong
+
+
+@pytest.mark.parametrize("options", [{}, {"response_store": ":memory:"}])
+def test_a_place_of_files_that_cannot_be_used_ends_the_start(
+    options: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = tmp_path / "taken"
+    if not options:
+        taken.write_text("")
+        options = {"response_store": str(tmp_path / "store")}
+    with pytest.raises(ConfigError, match="--batch-storage"):
+        precheck.check_start(EngineConfig(device="cpu"), ServerConfig(batch_storage=str(taken), **options))

@@ -1,6 +1,6 @@
-"""Run as a program inside a mount namespace: a server's store on a disk of one megabyte that is full.
+"""Run as a program inside a mount namespace: a server's store and files on a small disk that is full.
 
-unshare -Urm python -m tests.support.small_disk new|crash|ro FOLDER
+unshare -Urm python -m tests.support.small_disk new|crash|ro|upload|killed|batch FOLDER
 """
 
 from __future__ import annotations
@@ -10,42 +10,121 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from typing import Any
+
+import httpx2
 
 from chorale.config import ServerConfig
+from chorale.store.files import new_file_id
 from chorale.store.store import open_store
+from tests.api.batches.test_flow import batched, ended, line, upload
+from tests.api.batches.test_uploads import END, HEAD, PURPOSE, part
 from tests.support.responses import serve
-from tests.support.server import run
+from tests.support.server import Server, run
 
 HELLO = "<|channel|>final<|message|>Hello.<|return|>"
 
 
-def mount(folder: Path, *options: str) -> None:
-    subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", ",".join(["size=1m", *options]), "tmpfs", folder], check=True
-    )
+FULL_UPLOAD = 30 * 2**20  # more than the disk has
+
+
+def mount(folder: Path, megabytes: int) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", folder], check=True)
 
 
 def config(folder: Path) -> ServerConfig:
     return ServerConfig(system_start_date="2026-01-02", response_store=str(folder / "r.sqlite3"))
 
 
+def files_of(folder: Path) -> list[Path]:
+    return list((folder / "store.sqlite3.files").iterdir())
+
+
 async def full_from_the_start(folder: Path) -> None:
     """No file yet, and no byte for one."""
-    (folder / "ballast").write_bytes(b"x" * 2**20)
+    fill(folder)
     await check_not_storing(folder, "ballast")
 
 
-async def full_after_a_crash(folder: Path) -> None:
-    """A file with a response of a dead process in it, then the disk fills up."""
-    subprocess.run([sys.executable, "-m", "tests.support.crashing_writer", folder / "r.sqlite3"], check=False)
+def fill(folder: Path) -> None:
     with (folder / "ballast").open("wb", buffering=0) as ballast:
         try:
             while True:
                 ballast.write(b"x" * 4096)
         except OSError:
             pass
+
+
+async def full_after_a_crash(folder: Path) -> None:
+    """A file with a response of a dead process in it, then the disk fills up."""
+    subprocess.run([sys.executable, "-m", "tests.support.crashing_writer", folder / "r.sqlite3"], check=False)
+    fill(folder)
     await check_not_storing(folder, "ballast")
+
+
+def uploads(folder: Path) -> None:
+    """One that is larger than the disk fails, and the next ones work."""
+
+    async def main(server: Server) -> None:
+        for _ in range(3):
+            answer = await post(server, FULL_UPLOAD)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "storage_unavailable")
+            assert "retry-after" in answer.headers
+            assert files_of(folder) == []
+            assert (await server.post(input="a"))[1]["store"] is True
+        made = await post(server, 2**20)
+        assert made.status_code == 200
+        assert [path.name for path in files_of(folder)] == [made.json()["id"]]
+
+    batched(main, folder)
+
+
+def killed(folder: Path) -> None:
+    """What a dead process has left is removed at the start, though the store cannot be written."""
+    batched(once, folder)
+    left = folder / "store.sqlite3.files" / f".{new_file_id()}.partial"
+    left.write_bytes(b"x" * 10 * 2**20)
+    fill(folder)
+
+    async def main(server: Server) -> None:
+        assert not left.exists()
+        await asyncio.sleep(1.1)  # between attempts to open the store
+        assert (await post(server, 2**20)).status_code == 200
+
+    batched(main, folder)
+
+
+def a_batch_waits(folder: Path) -> None:
+    """The output is written once there is space."""
+
+    async def main(server: Server) -> None:
+        file = await upload(server, line(1))
+        ballast = folder / "ballast"
+        ballast.write_bytes(b"x" * 22 * 2**20)  # less than the reserve is left
+        batch = await server.sdk.batches.create(
+            input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
+        )
+        await asyncio.sleep(3)
+        found = await server.sdk.batches.retrieve(batch.id)
+        assert found.status == "finalizing", found
+        assert len(files_of(folder)) == 1
+        ballast.unlink()
+        async with asyncio.timeout(30):
+            assert (await ended(server, found)).output_file_id is not None
+        assert len(files_of(folder)) == 2
+
+    batched(main, folder)
+
+
+async def once(server: Server) -> None:
+    assert (await post(server, 10)).status_code == 200
+
+
+async def post(server: Server, size: int) -> httpx2.Response:
+    content = PURPOSE + part("file", b"{}" + b" " * size, '; filename="a"') + END
+    return await server.http.post("/v1/files", content=content, headers=HEAD)
 
 
 async def read_only(folder: Path) -> None:
@@ -73,11 +152,16 @@ async def check_not_storing(folder: Path, ballast: str | None) -> None:
         assert (await server.http.get(f"/v1/responses/{body['id']}")).status_code == 200
 
 
+CASES: dict[str, tuple[int, Callable[[Path], Coroutine[Any, Any, None] | None]]] = {
+    "new": (1, full_from_the_start), "crash": (1, full_after_a_crash), "ro": (1, read_only),
+    "upload": (24, uploads), "killed": (24, killed), "batch": (24, a_batch_waits),
+}  # fmt: skip
+
 if __name__ == "__main__":
     logging.basicConfig(format="LOG %(levelname)s %(message)s")
     place = Path(sys.argv[2])
-    mount(place)
-    run(
-        lambda: {"new": full_from_the_start, "crash": full_after_a_crash, "ro": read_only}[sys.argv[1]](place)
-    )
+    megabytes, case = CASES[sys.argv[1]]
+    mount(place, megabytes)
+    if (running := case(place)) is not None:
+        run(lambda: running)
     print("held")

@@ -16,6 +16,8 @@ from chorale.store.store import ResponseStore
 
 logger = logging.getLogger(__name__)
 
+
+_NO_STORE = "--batch-storage needs a store that lasts: name a file with --response-store"
 NONE = "none"  # --batch-storage none
 
 
@@ -60,12 +62,20 @@ def open_service(config: ServerConfig, store: ResponseStore) -> BatchService | N
     return BatchService(contents, quota, limits)
 
 
+def check_place(config: ServerConfig) -> None:
+    """Tries the storage that the operator named. Raises ``ConfigError``. Blocks."""
+    if config.batch_storage not in (None, NONE):
+        if config.response_store == MEMORY:
+            raise ConfigError(_NO_STORE)
+        open_contents(config.batch_storage)
+
+
 def _place(config: ServerConfig, store: ResponseStore) -> str | None:
     if config.batch_storage == NONE:
         return None
     if store.path == MEMORY:
         if config.batch_storage is not None:
-            raise ConfigError("--batch-storage needs a store that lasts: name a file with --response-store")
+            raise ConfigError(_NO_STORE)
         return None
     if config.batch_storage is not None:
         return config.batch_storage

@@ -7,6 +7,7 @@ takes its share first. Its content goes to the storage as it arrives.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import urllib.parse
 from collections.abc import AsyncGenerator
 from dataclasses import replace
@@ -24,6 +25,7 @@ from chorale.api.http.responses import json_response
 from chorale.api.responses.by_id import owner_of
 from chorale.api.responses.pages import check_names, page_object, read_number
 from chorale.api.state import ServerState
+from chorale.batches.contents import ContentsError
 from chorale.errors import QueueFullError, invalid
 from chorale.store.files import FileFilter, StoredFile, new_file_id
 from chorale.store.protocol import StoreError
@@ -61,11 +63,18 @@ async def create(state: ServerState, request: Request) -> Response:
         if not await state.store.files.finish(done, state.background.server_id):
             raise StoreError("the upload was interrupted")
     except BaseException:
-        await asyncio.shield(state.store.files.drop(file.id))
+        await asyncio.shield(_drop(state, file.id))
         raise
     finally:
         service.num_uploads -= 1
     return json_response(done.to_object())
+
+
+async def _drop(state: ServerState, file_id: str) -> None:
+    """Ends an upload that failed. No client knows of its content."""
+    if await state.store.files.drop(file_id):
+        with contextlib.suppress(ContentsError):  # then the housekeeping deletes it
+            await state.batch_service().contents.delete(file_id)
 
 
 def _described(file: StoredFile, form: FormData, service: BatchService) -> StoredFile:

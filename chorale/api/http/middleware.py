@@ -117,7 +117,7 @@ class HttpMiddleware:
             # On a WebSocket this ends the connection.
             logger.error("request %s failed after its response had started: %s", exchange.id, error)
             return
-        if error.status in (401, 404, 405, 413, 415) and not _expects_continue(exchange.scope):
+        if error.status in (401, 404, 405, 413, 415, 503) and not _expects_continue(exchange.scope):
             await exchange.body.discard()
         response = error_answer(error, exchange.scope, exchange.id)
         response.headers.update(headers or {})

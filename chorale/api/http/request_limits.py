@@ -28,8 +28,8 @@ from chorale.errors import (
 BODY_IDLE_SECONDS = 5.0
 # After an error response, the rest of the body is read and dropped for a moment: a client that is still
 # sending when the connection closes would see a reset instead of the response.
-_DRAIN_SECONDS = 2.0
-_DRAIN_IDLE_SECONDS = 0.3
+_DRAIN_SECONDS = 5.0
+_DRAIN_IDLE_SECONDS = 1.0
 _DRAIN_BYTES = 64 * 2**20
 UPLOAD_PATH = "/v1/files"
 FORM_OVERHEAD = 2**17  # bytes of a form that are not its file's, at most
@@ -74,7 +74,8 @@ class LimitedBody:
         """Reads and drops remaining data for a moment, until the client stops sending."""
         end = time.monotonic() + _DRAIN_SECONDS
         with contextlib.suppress(TimeoutError):
-            while not self.complete and self._num_bytes < _DRAIN_BYTES and time.monotonic() < end:
+            most = max(_DRAIN_BYTES, self._max_bytes)
+            while not self.complete and self._num_bytes < most and time.monotonic() < end:
                 async with asyncio.timeout(_DRAIN_IDLE_SECONDS):
                     message = await self._receive()
                 self._num_bytes += len(message.get("body", b""))

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from chorale.api.http.auth import hash_key
-from tests.api.batches.test_flow import batched, line, upload
-from tests.support.server import Server
+from chorale.testing.scripted_client import Script, ScriptedClient
+from tests.api.batches.test_flow import ANSWER, batched, created, ended, line, records, upload
+from tests.support.server import Server, with_server
 
 HEAD = {"content-type": "multipart/form-data; boundary=cut"}
 
@@ -127,6 +128,23 @@ def test_names_are_labels(tmp_path: Path, given: str, shown: str) -> None:
         assert [path.name for path in (tmp_path / "store.sqlite3.files").iterdir()] == [file["id"]]
 
     batched(main, tmp_path)
+
+
+def test_postgresql_needs_a_place_for_contents(database: str, tmp_path: Path) -> None:
+    client = ScriptedClient(lambda request, index: Script(ANSWER))
+
+    async def refused(server: Server) -> None:
+        for method, path in (("POST", "/v1/files"), ("GET", "/v1/files"), ("GET", "/v1/batches")):
+            answer = await server.http.request(method, path)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "files_disabled")
+            assert "--batch-storage" in answer.json()["error"]["message"]
+
+    async def works(server: Server) -> None:
+        batch = await ended(server, await created(server, line(1)))
+        assert (batch.status, len(await records(server, batch.output_file_id))) == ("completed", 1)
+
+    with_server(client, refused, response_store=database)
+    with_server(client, works, response_store=database, batch_storage=str(tmp_path))
 
 
 def test_a_client_that_leaves_frees_its_place(tmp_path: Path) -> None:
