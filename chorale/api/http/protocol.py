@@ -1,8 +1,9 @@
 """Request limits at the protocol level, added to uvicorn's httptools protocol.
 
 Limits: header bytes and count (431), header time (408), overhead of a chunked body (400), and the time for
-which a client may not read (the connection is dropped). Errors are OpenAI error objects. A WebSocket
-handshake hands the connection to ``websocket``; offers of other protocols are ignored, which HTTP allows.
+which a client may not read (the connection is dropped). At most one request waits behind the one that is
+being answered; then the connection is not read. Errors are OpenAI error objects. A WebSocket handshake hands
+the connection to ``websocket``; offers of other protocols are ignored, which HTTP allows.
 
 The subclass is small because it depends on a few of uvicorn's internal methods, which
 ``tests/api/http/test_protocol.py`` tests over real sockets.
@@ -11,11 +12,13 @@ The subclass is small because it depends on a few of uvicorn's internal methods,
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import urllib.parse
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from chorale.api.http.responses import error_response
 from chorale.api.http.websocket import WRITE_TIMEOUT_SECONDS, WebSocketProtocol
@@ -28,9 +31,13 @@ _FRAMING = (b"content-length", b"transfer-encoding")
 # Allowed bytes of a chunked body that are not data (sizes, extensions, trailers): in total, plus per chunk.
 _CHUNK_OVERHEAD = 16 * 1024
 _OVERHEAD_PER_CHUNK = 256
-_CHUNKED_PIECE = (
-    16 * 1024
-)  # a chunked body is parsed in pieces of this size, so that overhead is detected early
+# A chunked body is parsed in pieces of this size, so that overhead is detected early.
+_CHUNKED_PIECE = 16 * 1024
+# Bytes of a connection that are parsed before other connections have their turn: 2 ms for chunks of one byte.
+TURN_BYTES = 32 * 1024
+# Requests that may begin in one part. More than two can only follow the end of a chunked body, which is not
+# known before it is parsed.
+MAX_BEGUN = 16
 
 
 class _Parser(httptools.HttpRequestParser):
@@ -58,6 +65,19 @@ class _Parser(httptools.HttpRequestParser):
                 parser = self._protocol.pass_over()
 
 
+class _UnchunkedCycle(RequestResponseCycle):
+    """The cycle of an HTTP/1.0 request: the end of the connection ends an answer of unknown length."""
+
+    async def send(self, message: Any) -> None:
+        if self.chunked_encoding is None:
+            self._has_length = any(name == b"content-length" for name, _ in message["headers"])
+            if not self._has_length:
+                self.chunked_encoding = False
+        elif not self._has_length:
+            self.expected_content_length = len(message["body"])  # uvicorn compares the two
+        await super().send(message)
+
+
 class LimitedProtocol(HttpToolsProtocol):
     """One connection. ``limited_protocol`` sets ``limits`` on the class; uvicorn creates the instances."""
 
@@ -69,6 +89,11 @@ class LimitedProtocol(HttpToolsProtocol):
         self._offered = False  # the head offers another protocol; its body follows
         self.opens_websocket = False  # the other protocol is WebSocket
         self._successor: WebSocketProtocol | None = None
+        self._held = bytearray()  # received and not parsed
+        self._has_turn = False  # a call of _read_on is scheduled
+        self._context = contextvars.copy_context()  # not that of the request that ends before a turn
+        self._num_begun = 0  # requests that began in this part
+        self._num_left = 0  # bytes of a body with Content-Length that have not been parsed
         self._is_chunked = False
         self._num_overhead = 0  # non-data bytes of a chunked body, minus the allowance of its chunks
         self._in_head = True
@@ -83,30 +108,81 @@ class LimitedProtocol(HttpToolsProtocol):
     # ---------------------------------------------------------------- bytes
 
     def data_received(self, data: bytes) -> None:
-        while data and not self._refused:
-            if self._successor is not None:
-                self._successor.data_received(data)
-                return
-            part, was_in_body = data, not self._in_head
-            if self._in_head:
-                self._arm_head_timer()
-                part = data[: self.limits.max_header_bytes + 1 - self._num_head_bytes]
-            elif self._is_chunked:
-                part = data[:_CHUNKED_PIECE]
-            data = data[len(part) :]
-            self._head_is_new = False
-            super().data_received(part)
-            if self._is_chunked and not self._in_head:
-                self._count_overhead(len(part) if was_in_body else 0)
-            # The head of a pipelined request that begins within this part is counted from the next part on.
-            if self._in_head and not self._head_is_new:
-                self._num_head_bytes += len(part)
-                if self._num_head_bytes > self.limits.max_header_bytes:
-                    self._refusal = HeadersTooLargeError(
-                        f"the headers are larger than {self.limits.max_header_bytes} bytes"
-                    )
-            if self._refusal is not None:
-                self._refuse(self._refusal)
+        if self._refused:
+            return
+        self._held += data
+        if not self._has_turn:
+            self._read_on()
+
+    def _read_on(self) -> None:
+        """Parses what has arrived, for one turn, up to a request that must wait for another's response."""
+        self._has_turn, left = False, TURN_BYTES
+        while self._may_parse() and left > 0:
+            part = self._next_part()
+            left -= len(part)
+            self._parse(part)
+        if self._successor is not None and self._held:
+            self._successor.data_received(bytes(self._held))
+        if self._refused or self._successor is not None or self.transport.is_closing():
+            self._held.clear()
+            return
+        if self._may_parse():
+            self._take_turn()
+        self._pause_or_resume()
+
+    def _take_turn(self) -> None:
+        if not self._has_turn:
+            self._has_turn = True
+            self.loop.call_soon(self._read_on, context=self._context)
+
+    def _may_parse(self) -> bool:
+        ended = self._refused or self._successor is not None or self.transport.is_closing()
+        return bool(self._held) and not self.pipeline and not ended
+
+    def _pause_or_resume(self) -> None:
+        """Pauses reading while bytes wait here, or the handler has not taken enough of a body."""
+        cycle = self.cycle
+        is_full = cycle is not None and not cycle.response_complete and len(cycle.body) > HIGH_WATER_LIMIT
+        if self._held or self.pipeline or is_full:
+            self.flow.pause_reading()
+        else:
+            self.flow.resume_reading()
+
+    def _next_part(self) -> bytes:
+        """Takes bytes that end with the head or the body in which they begin, if its end is known."""
+        if self._in_head:
+            self._arm_head_timer()
+            most = self.limits.max_header_bytes + 1 - self._num_head_bytes
+            end = self._held.find(b"\r\n\r\n", 0, most)
+            most = end + 4 if end >= 0 else most
+        else:
+            most = _CHUNKED_PIECE if self._is_chunked else max(1, min(self._num_left, TURN_BYTES))
+        part = bytes(self._held[:most])
+        del self._held[:most]
+        return part
+
+    def _parse(self, part: bytes) -> None:
+        was_in_body = not self._in_head
+        self._head_is_new, self._num_begun = False, 0
+        super().data_received(part)
+        if self._is_chunked and not self._in_head:
+            self._count_overhead(len(part) if was_in_body else 0)
+        # The head of a pipelined request that begins within this part is counted from the next part on.
+        if self._in_head and not self._head_is_new:
+            self._num_head_bytes += len(part)
+            if self._num_head_bytes > self.limits.max_header_bytes:
+                self._refusal = HeadersTooLargeError(
+                    f"the headers are larger than {self.limits.max_header_bytes} bytes"
+                )
+        if self._refusal is not None:
+            self._refuse(self._refusal)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._may_parse():
+            self._take_turn()
+        if not self.transport.is_closing():
+            self._pause_or_resume()
 
     def _count_overhead(self, num_bytes: int) -> None:
         """Counts the overhead of ``num_bytes`` of a chunked body; 0 if unknown, since its head came with
@@ -123,6 +199,9 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._num_headers = 0
+        self._num_begun += 1
+        if self._num_begun > MAX_BEGUN:
+            self._refusal = RequestError("too many requests follow without waiting", code="invalid_http")
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -141,11 +220,14 @@ class LimitedProtocol(HttpToolsProtocol):
         self._num_head_bytes = 0
         self._cancel_head_timer()
         self._is_chunked = any(name == b"transfer-encoding" for name, _ in self.headers)
+        self._num_left = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
         self._take_host()
         if self._offered and self._offers_websocket():
             self._offered, self.opens_websocket = False, True
         elif self._refusal is None:
             super().on_headers_complete()
+            if self.scope["http_version"] == "1.0":
+                self.cycle.__class__ = _UnchunkedCycle
 
     def _take_host(self) -> None:
         """Lets a request target with a host replace the Host header (RFC 9112, section 3.2.2)."""
@@ -161,6 +243,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._num_overhead -= len(body)
+        self._num_left -= len(body)
         if self._refusal is None:
             super().on_body(body)
 

@@ -384,3 +384,117 @@ def test_what_chunks_carry_beside_their_data_is_bounded(chunks: list[bytes], sta
         writer.close()
 
     served(test)
+
+
+# --------------------------------------------------------------------------- several requests
+
+
+def numbered(number: int, is_chunked: bool) -> bytes:
+    body = b'{"number": %d, "pad": "\\r\\n\\r\\n"}' % number
+    if is_chunked:
+        return chunked(*(b"%x\r\n%s\r\n" % (len(part), part) for part in (body[:5], body[5:])), END)
+    return HEAD + b"content-length: %d\r\n\r\n%s" % (len(body), body)
+
+
+@pytest.mark.parametrize("piece", [1, 3, 1000, 70_000])
+@pytest.mark.parametrize("is_chunked", [False, True])
+def test_pipelined_requests_are_answered_in_order(piece: int, is_chunked: bool) -> None:
+    """However they are cut: at most one waits behind the one that runs, and the rest is not read."""
+    number = 100 if is_chunked and piece < 1000 else (10 if is_chunked else 500)
+
+    async def test(server: Running, probe: Probe) -> None:
+        reader, writer = await connect(server.port)
+        everything = b"".join(numbered(index, is_chunked) for index in range(number))
+
+        async def send() -> None:
+            for start in range(0, len(everything), piece):
+                writer.write(everything[start : start + piece])
+                await writer.drain()
+                await asyncio.sleep(0)
+
+        sending = asyncio.create_task(send())
+        for index in range(number):
+            answer = await asyncio.wait_for(read_answer(reader), 30)
+            assert (answer.status, answer.json["number"]) == (200, index)
+        await sending
+        writer.close()
+
+    served(test)
+
+
+def test_requests_that_wait_for_a_slow_one_are_not_read() -> None:
+    async def test(server: Running, probe: Probe) -> None:
+        _, writer = await connect(server.port)
+        writer.transport.set_write_buffer_limits(high=0)
+        writer.write(b"GET /slow HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        await asyncio.wait_for(probe.started.wait(), 30)
+        sent = 0
+        with contextlib.suppress(TimeoutError):
+            while sent < 2**28:
+                async with asyncio.timeout(1):
+                    writer.write(b"GET /slow HTTP/1.1\r\nhost: localhost\r\n\r\n" * 10_000)
+                    await writer.drain()
+                sent += 1
+        assert sent < 100  # the socket's buffers are full
+        assert server.state.lifecycle.num_requests == 1
+
+    served(test)
+
+
+def test_many_requests_behind_a_chunked_body_are_refused() -> None:
+    """The end of such a body is not known before the part is parsed."""
+
+    async def test(server: Running, probe: Probe) -> None:
+        reader, writer = await connect(server.port)
+        rest = b"GET /nowhere HTTP/1.1\r\nhost: localhost\r\n\r\n"
+        writer.write(chunked(b"2\r\n{}\r\n"))
+        await asyncio.sleep(0.1)
+        writer.write(END + rest * 100)
+        answers = await asyncio.wait_for(reader.read(), 30)
+        assert answers.count(b"HTTP/1.1") <= 2
+        assert (await call(server.port, "POST", "/echo", {})).status == 200
+
+    served(test)
+
+
+@pytest.mark.parametrize("path", [b"/hang", b"/echo"])
+def test_an_answer_to_http_1_0_is_not_chunked(path: bytes) -> None:
+    async def test(server: Running, probe: Probe) -> None:
+        reader, writer = await connect(server.port)
+        raw = HEAD.replace(b"/echo", path).replace(b"HTTP/1.1", b"HTTP/1.0")
+        writer.write(raw + b"content-length: 2\r\n\r\n{}")
+        if path == b"/hang":
+            async with asyncio.timeout(30):
+                head, body = (
+                    await reader.readuntil(b"\r\n\r\n"),
+                    await reader.readexactly(len(b"data: 0\n\n")),
+                )
+            assert (b"transfer-encoding" in head.lower(), body) == (False, b"data: 0\n\n")
+        else:
+            answer = await asyncio.wait_for(reader.read(), 30)
+            assert answer.endswith(b"\r\n\r\n{}")
+        writer.close()
+
+    served(test)
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_client_that_still_sends_sees_the_error(status: int) -> None:
+    from chorale.errors import EngineLoadingError, QueueFullError
+
+    async def main() -> None:
+        async def refuse(request: Any) -> Any:
+            await anext(request.stream())
+            raise QueueFullError("full") if status == 429 else EngineLoadingError("loading")
+
+        async with probe_server({"/refuse": refuse}, max_body_bytes=2**26) as server:
+            reader, writer = await connect(server.port)
+            writer.write(b"POST /refuse HTTP/1.1\r\nhost: localhost\r\ncontent-length: 30000000\r\n\r\n")
+            for _ in range(30):
+                writer.write(b"a" * 1_000_000)
+                await writer.drain()
+                await asyncio.sleep(0.02)
+            assert (await asyncio.wait_for(read_answer(reader), 30)).status == status
+            writer.close()
+
+    uvloop.run(main())
