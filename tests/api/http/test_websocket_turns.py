@@ -1,0 +1,161 @@
+"""Frames are handled in turns: none is lost when reading stops, and small ones without end are refused."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from socket import SO_RCVBUF, SOL_SOCKET, socket
+
+import pytest
+import uvloop
+
+from tests.support.app import Running, call, exchange, full_server
+
+HANDSHAKE = (
+    b"GET /v1/responses HTTP/1.1\r\nhost: localhost\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"
+    b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n%s\r\n"
+)
+MESSAGE = b"\x81\x82\x00\x00\x00\x00{}"  # is answered with an error event
+PING = b"\x89\x80\x00\x00\x00\x00"
+
+
+def served(test: Callable[[Running], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with full_server() as server:
+            await asyncio.wait_for(test(server), 60)
+
+    uvloop.run(main())
+
+
+def opened(port: int, with_handshake: bytes = b"") -> socket:
+    """A plain socket after the handshake; it reads only when it is told to."""
+    connection = socket()
+    connection.settimeout(30)
+    connection.setsockopt(SOL_SOCKET, SO_RCVBUF, 4096)
+    connection.connect(("127.0.0.1", port))
+    connection.sendall(HANDSHAKE % b"" + with_handshake)
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        head += connection.recv(1)
+    assert b" 101 " in head
+    return connection
+
+
+def read_frame(connection: socket) -> tuple[int, bytes]:
+    def exactly(number: int) -> bytes:
+        found = b""
+        while len(found) < number:
+            part = connection.recv(number - len(found))
+            assert part
+            found += part
+        return found
+
+    opcode, size = exactly(2)
+    return opcode & 0xF, exactly(int.from_bytes(exactly(2), "big") if size == 126 else size)
+
+
+def test_a_client_that_reads_late_gets_every_answer_and_is_heard_again() -> None:
+    """The server stops reading while it cannot write, and must begin again."""
+    number = 30_000  # some 5 MB of answers, more than the buffers of a connection hold
+
+    def client(port: int) -> None:
+        with opened(port) as connection:
+            connection.setblocking(False)
+            rest = memoryview(MESSAGE * number)
+            while rest:
+                try:
+                    rest = rest[connection.send(rest) :]
+                except BlockingIOError:
+                    break  # the server has stopped reading
+            connection.settimeout(30)
+            left = len(rest)
+            while left:
+                assert read_frame(connection)[0] == 1
+                number_read.append(1)
+                connection.setblocking(False)
+                try:
+                    left -= connection.send(rest[len(rest) - left :])
+                except BlockingIOError:
+                    pass
+                connection.settimeout(30)
+            while len(number_read) < number:
+                assert read_frame(connection)[0] == 1
+                number_read.append(1)
+            connection.sendall(PING)
+            assert read_frame(connection)[0] == 10
+
+    number_read: list[int] = []
+
+    async def test(server: Running) -> None:
+        await asyncio.to_thread(client, server.port)
+
+    served(test)
+
+
+def test_frames_beyond_the_first_part_of_a_handshake_keep_their_order() -> None:
+    """The HTTP parser takes at most 64 kB with a head; what follows must not overtake it."""
+    text = b'{"type":"%s"}' % (b"a" * 60_000)
+    large = b"\x81\xfe" + len(text).to_bytes(2, "big") + b"\x00" * 4 + text
+
+    async def test(server: Running) -> None:
+        def client() -> list[tuple[int, bytes]]:
+            with opened(server.port, large + large + PING) as connection:
+                return [read_frame(connection) for _ in range(3)]
+
+        frames = await asyncio.to_thread(client)
+        assert sorted(opcode for opcode, _ in frames) == [1, 1, 10]
+        assert sum(b"unknown_event_type" in data for _, data in frames) == 2
+
+    served(test)
+
+
+@pytest.mark.parametrize("frame", [PING, b"\x8a\x80\x00\x00\x00\x00", b"\x00\x81\x00\x00\x00\x00a"])
+def test_small_frames_without_end_are_1008(frame: bytes) -> None:
+    begin = b"\x01\x80\x00\x00\x00\x00" if frame[0] == 0 else b""
+
+    async def test(server: Running) -> None:
+        def client() -> tuple[int, bytes]:
+            with opened(server.port) as connection:
+                connection.sendall(begin + frame * 1_500)
+                while True:
+                    opcode, data = read_frame(connection)
+                    if opcode != 10:
+                        return opcode, data
+
+        opcode, data = await asyncio.to_thread(client)
+        assert (opcode, int.from_bytes(data[:2], "big")) == (8, 1008)
+
+    served(test)
+
+
+def test_small_frames_at_a_client_s_pace_are_allowed() -> None:
+    async def test(server: Running) -> None:
+        def client() -> int:
+            with opened(server.port) as connection:
+                connection.sendall(b"\x01\x80\x00\x00\x00\x00" + b"\x00\x80\x00\x00\x00\x00" * 500)
+                connection.sendall(b"\x80\x82\x00\x00\x00\x00{}")
+                return read_frame(connection)[0]
+
+        assert await asyncio.to_thread(client) == 1
+
+    served(test)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"sec-websocket-protocol: " + b"a" * 29_000 + b"\r\n",
+        b"sec-websocket-key: x\r\n",
+    ],
+)
+def test_a_malformed_handshake_is_answered_without_a_traceback(
+    header: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(server: Running) -> None:
+        answer = await exchange(server.port, HANDSHAKE % header)
+        assert (answer.status, answer.code) == (400, "invalid_handshake")
+        assert (await call(server.port, "GET", "/health")).status == 200
+
+    served(test)
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
