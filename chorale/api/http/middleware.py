@@ -96,7 +96,7 @@ class HttpMiddleware:
 
     async def _answer(self, exchange: _Exchange) -> None:
         try:
-            check_head(exchange.scope, self._state.config)
+            check_head(exchange.scope, self._state.config, self.has_keys)
             await self._app(exchange.scope, exchange.body, exchange.send)
         except ClientDisconnect:
             exchange.status = exchange.status or CLIENT_LEFT

@@ -34,6 +34,8 @@ _DRAIN_BYTES = 64 * 2**20
 UPLOAD_PATH = "/v1/files"
 FORM_OVERHEAD = 2**17  # bytes of a form that are not its file's, at most
 _LEAST_RATE = 2**18  # bytes a second, at which the largest file may arrive
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+_OWN_SITE = ("same-origin", "none")  # Sec-Fetch-Site: a page of this server, or the user's own input
 _HOST = re.compile(rb"[A-Za-z0-9.\-:\[\]_]{1,255}")
 
 
@@ -97,15 +99,16 @@ def too_large(max_bytes: int) -> PayloadTooLargeError:
     return PayloadTooLargeError(f"the body is larger than {max_bytes} bytes")
 
 
-def check_head(scope: Scope, config: ServerConfig) -> None:
+def check_head(scope: Scope, config: ServerConfig, has_keys: bool) -> None:
     """Checks the headers. Raises ``RequestError`` or a subclass."""
     hosts = [value for name, value in scope["headers"] if name == b"host"]
     if len(hosts) > 1 or (not hosts and scope.get("http_version") != "1.0"):
         raise RequestError("exactly one Host header is required", code="invalid_host")
     if hosts and not _HOST.fullmatch(hosts[0]):
         raise RequestError("the Host header is malformed", code="invalid_host")
-    if scope["type"] == "websocket":
-        _check_origin(scope, hosts[0], config)
+    # A page does not have the key of a server; but browsers do not apply CORS to WebSockets.
+    if scope["type"] == "websocket" or not (has_keys or scope["method"] in _SAFE_METHODS):
+        _check_origin(scope, config)
     for name, value in scope["headers"]:
         if name == b"expect" and value.strip().lower() != b"100-continue":
             raise ExpectationError(f"Expect: {value[:64].decode('latin-1')!r} cannot be met")
@@ -113,23 +116,25 @@ def check_head(scope: Scope, config: ServerConfig) -> None:
             raise too_large(max_body_bytes(scope, config))
 
 
-def _check_origin(scope: Scope, host: bytes, config: ServerConfig) -> None:
-    """Checks the Origin of a WebSocket handshake: browsers do not apply CORS to WebSockets.
+def _check_origin(scope: Scope, config: ServerConfig) -> None:
+    """Refuses what a page of another site sends: browsers send forms and files without asking the server.
 
-    Allows pages of this server and of ``allowed_origins``, and clients without an Origin, which are not
-    browsers.
+    Allows pages of this server and of ``allowed_origins``, and clients without both headers, which are not
+    browsers. Sec-Fetch-Site is right even behind a proxy that replaces the Host. Older browsers, and all that
+    reach another machine by plain HTTP, send the Origin alone.
     """
-    for name, value in scope["headers"]:
-        if name != b"origin":
-            continue
-        origin = value.decode("latin-1")
-        _, _, authority = origin.partition("://")
-        same = authority.lower().encode("latin-1") == host.lower()
-        if not same and origin not in config.allowed_origins and "*" not in config.allowed_origins:
-            raise PermissionDeniedError(
-                f"pages of {origin[:128]!r} may not open a WebSocket; --allowed-origins can allow it",
-                code="origin_not_allowed",
-            )
+    headers = dict(scope["headers"])
+    site = headers.get(b"sec-fetch-site", b"").decode("latin-1")
+    origin = headers.get(b"origin", b"").decode("latin-1")
+    if site in _OWN_SITE or not (site or origin):
+        return
+    host = headers.get(b"host", b"").decode("latin-1")
+    is_own = host != "" and origin.partition("://")[2].lower() == host.lower()
+    if not is_own and origin not in config.allowed_origins and "*" not in config.allowed_origins:
+        raise PermissionDeniedError(
+            f"pages of {origin[:128]!r} may not send requests to this server; --allowed-origins can allow it",
+            code="origin_not_allowed",
+        )
 
 
 class LocalHosts:
@@ -156,7 +161,8 @@ class LocalHosts:
         for name, value in scope["headers"]:
             if name == b"host":
                 host = host_name(value.decode("latin-1"))
-                return host in ("localhost", self._host) or is_loopback(host)
+                # A connection to 0.0.0.0 or [::] can only reach this machine.
+                return host in ("localhost", "0.0.0.0", "::", self._host) or is_loopback(host)
         return True  # a missing header is handled by check_head
 
 

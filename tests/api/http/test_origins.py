@@ -1,0 +1,133 @@
+"""Pages of other sites cannot change anything on a server without keys; clients that are no browsers can."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from chorale.api.app import all_routes
+from chorale.api.http.auth import hash_key
+from tests.support.app import Running, call, full_server
+
+CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
+FORM = (
+    b'--b\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nuser_data\r\n'
+    b'--b\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\nx\r\n--b--\r\n'
+)
+FOREIGN: list[dict[str, str]] = [
+    {"origin": "http://evil.example"},
+    {"origin": "http://localhost.evil.example"},
+    {"origin": "null"},
+    {"origin": "http://localhost:3000", "sec-fetch-site": "same-site"},
+    {"origin": "http://evil.example", "sec-fetch-site": "cross-site"},
+    {"sec-fetch-site": "cross-site"},
+]
+OWN: list[dict[str, str]] = [
+    {},
+    {"origin": "http://localhost"},
+    {"origin": "http://LOCALHOST", "sec-fetch-site": "same-origin"},
+    {"origin": "https://chat.example", "sec-fetch-site": "same-origin"},  # a proxy has replaced the Host
+    {"sec-fetch-site": "none"},
+]
+
+
+def served(test: Callable[[Running], Awaitable[None]], **config: Any) -> None:
+    async def main() -> None:
+        async with full_server(**config) as server:
+            await asyncio.wait_for(test(server), 60)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("headers", FOREIGN, ids=str)
+def test_a_foreign_page_can_call_no_endpoint_that_changes_something(headers: dict[str, str]) -> None:
+    async def test(server: Running) -> None:
+        routes = [(path, method) for path, method in every_route(server) if method in ("POST", "DELETE")]
+        assert len(routes) > 20
+        for path, method in routes:
+            answer = await call(server.port, method, path, None, headers)
+            assert answer.status == 403, (method, path)
+            if path.startswith("/v1/messages"):
+                assert answer.json["error"]["type"] == "permission_error"
+            else:
+                assert answer.code == "origin_not_allowed"
+
+    served(test)
+
+
+def every_route(server: Running) -> list[tuple[str, str]]:
+    routes: list[Any] = all_routes(server.state)
+    found = [(route.path, method) for route in routes for method in getattr(route, "methods", None) or ()]
+    return [(path.replace("{", "").replace("}", "").replace(":path", ""), method) for path, method in found]
+
+
+@pytest.mark.parametrize("headers", FOREIGN, ids=str)
+def test_a_foreign_page_can_upload_nothing(headers: dict[str, str], tmp_path: Any) -> None:
+    async def test(server: Running) -> None:
+        form = {"content-type": "multipart/form-data; boundary=b"}
+        answer = await call(server.port, "POST", "/v1/files", None, form | headers, FORM)
+        assert (answer.status, answer.code) == (403, "origin_not_allowed")
+        assert (await call(server.port, "GET", "/v1/files")).json["data"] == []
+        assert (await call(server.port, "POST", "/v1/files", None, form, FORM)).status == 200
+
+    served(test, response_store=f"sqlite:{tmp_path}/store.db")
+
+
+@pytest.mark.parametrize("headers", OWN, ids=str)
+def test_pages_of_the_server_and_clients_without_a_page_are_served(headers: dict[str, str]) -> None:
+    async def test(server: Running) -> None:
+        assert (await call(server.port, "POST", "/v1/chat/completions", CHAT, headers)).status == 200
+
+    served(test)
+
+
+def test_reading_needs_no_origin() -> None:
+    async def test(server: Running) -> None:
+        for headers in FOREIGN:
+            assert (await call(server.port, "GET", "/v1/models", None, headers)).status == 200
+
+    served(test)
+
+
+def test_an_allowed_origin_is_served() -> None:
+    async def test(server: Running) -> None:
+        for headers in FOREIGN[:2]:
+            allowed = headers | {"sec-fetch-site": "cross-site", "origin": "https://app.example"}
+            assert (await call(server.port, "POST", "/v1/chat/completions", CHAT, allowed)).status == 200
+            assert (await call(server.port, "POST", "/v1/chat/completions", CHAT, headers)).status == 403
+
+    served(test, allowed_origins=("https://app.example",))
+
+
+def test_a_key_is_proof_enough() -> None:
+    """A page of another site does not have it, and browsers do not send it by themselves."""
+
+    async def test(server: Running) -> None:
+        sent = {"origin": "app://notes", "authorization": "Bearer k"}
+        assert (await call(server.port, "POST", "/v1/chat/completions", CHAT, sent)).status == 200
+
+    served(test, keys=[hash_key("k")])
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0:8000", "0.0.0.0", "[::]:8000"])
+def test_the_unspecified_address_is_this_machine(host: str) -> None:
+    """Benchmarks of guides are run with ``--host 0.0.0.0``."""
+
+    async def test(server: Running) -> None:
+        for path in ("/health", "/metrics", "/v1/models"):
+            assert (await call(server.port, "GET", path, None, {"host": host})).status == 200
+        assert (await call(server.port, "GET", "/health", None, {"host": "0.0.0.1"})).status == 400
+
+    served(test)
+
+
+def test_the_headers_of_all_providers_hold_the_key() -> None:
+    async def test(server: Running) -> None:
+        for header in ("api-key", "x-api-key"):
+            assert (await call(server.port, "GET", "/v1/models", None, {header: "k"})).status == 200
+            assert (await call(server.port, "GET", "/v1/models", None, {header: "other"})).status == 401
+
+    served(test, keys=[hash_key("k")])
