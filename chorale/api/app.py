@@ -7,11 +7,11 @@ from dataclasses import replace
 from functools import partial
 
 from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import BaseRoute, Router
+from starlette.routing import BaseRoute
 
 from chorale.api import batches, chat, completions, conversations, files, messages, openapi, responses
 from chorale.api.http.auth import authenticate_routes
-from chorale.api.http.middleware import HttpMiddleware, Layer, unknown_path
+from chorale.api.http.middleware import HttpMiddleware, Layer, Routes
 from chorale.api.operator import docs, health, invocations, models, page, render, tokenize, tokenizer_info
 from chorale.api.operator.metered_client import MeteredClient
 from chorale.api.state import ServerState
@@ -27,8 +27,7 @@ def create_app(state: ServerState, api_key_hashes: Iterable[bytes] = ()) -> Http
     metered = replace(state, client=MeteredClient(state.client, state.metrics))
     hashes = tuple(api_key_hashes)
     routes = authenticate_routes(all_routes(metered), hashes)
-    router = Router(routes, redirect_slashes=False, default=unknown_path)
-    return HttpMiddleware(router, metered, bool(hashes), _cors(state))
+    return HttpMiddleware(Routes(routes), metered, bool(hashes), _cors(state))
 
 
 def all_routes(state: ServerState) -> list[BaseRoute]:
@@ -64,5 +63,5 @@ def _cors(state: ServerState) -> Layer | None:
         allow_methods=config.allowed_methods,
         allow_headers=config.allowed_headers,
         allow_credentials=config.allow_credentials,
-        expose_headers=("x-request-id", "retry-after", "openai-processing-ms"),
+        expose_headers=("x-request-id", "request-id", "retry-after", "openai-processing-ms"),
     )

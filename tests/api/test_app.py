@@ -145,9 +145,9 @@ def test_no_spelling_of_a_path_gets_around_the_key(path: str) -> None:
     async def test(server: Running) -> None:
         for host in ("localhost", "localhost/health?", "x/health#"):
             raw = f"GET {path} HTTP/1.1\r\nhost: {host}\r\n\r\n".encode()
-            assert (await exchange(server.port, raw)).status in (400, 401, 404)
+            assert (await exchange(server.port, raw)).status in (307, 400, 401, 404)
         raw = f"GET http://localhost{path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode()
-        assert (await exchange(server.port, raw)).status in (400, 401, 404)
+        assert (await exchange(server.port, raw)).status in (307, 400, 401, 404)
 
     served(test, keys=(hash_key(KEY),))
 
@@ -221,6 +221,32 @@ def test_unknown_paths_and_methods() -> None:
         assert wrong.headers["allow"] == "POST"
         head = await exchange(server.port, b"HEAD /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert head.status == 200
+
+    served(test)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "location"),
+    [
+        ("GET", "/v1/models/", "/v1/models"),
+        ("POST", "/v1/chat/completions/?a=b%20c", "/v1/chat/completions?a=b%20c"),
+        ("POST", "/prefix/v1/responses//", "/prefix/v1/responses"),
+        ("POST", "/v1/responses/", "/prefix/v1/responses"),  # the proxy has removed the prefix
+        ("GET", "/v1/models/a%0db/", "/prefix/v1/models/a%0Db"),
+    ],
+)
+def test_a_trailing_slash_is_redirected(method: str, path: str, location: str) -> None:
+    async def test(server: Running) -> None:
+        answer = await call(server.port, method, path, {} if method == "POST" else None)
+        assert (answer.status, answer.headers["location"]) == (307, location)
+
+    served(test, **({"root_path": "/prefix"} if "/prefix" in location else {}))
+
+
+@pytest.mark.parametrize("path", ["/v1/nothing/", "//evil.example/", "//", "/%2f/"])
+def test_no_other_path_is_redirected(path: str) -> None:
+    async def test(server: Running) -> None:
+        assert (await call(server.port, "GET", path)).status == 404
 
     served(test)
 
@@ -571,7 +597,8 @@ def test_a_page_of_an_allowed_origin_can_read_errors_too() -> None:
             answer = await call(server.port, method, path, body, origin)
             allowed = answer.headers["access-control-allow-origin"]
             assert (answer.status, allowed) == (status, "https://a.example")
-            assert "retry-after" in answer.headers["access-control-expose-headers"]
+            exposed = answer.headers["access-control-expose-headers"].split(", ")
+            assert {"retry-after", "request-id", "x-request-id"} <= set(exposed)
             other = await call(server.port, method, path, body, {"origin": "https://b.example"})
             assert "access-control-allow-origin" not in other.headers
 

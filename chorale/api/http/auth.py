@@ -1,4 +1,4 @@
-"""API keys (bearer tokens or x-api-key), checked at the matched route; and the request id.
+"""API keys (bearer tokens, x-api-key or api-key), checked at the matched route; and the request id.
 
 Every route requires a key unless its own path is in ``OPEN_PATHS``. The check belongs to the route object
 that the router matched and never looks at the request's path or Host header, so no spelling of a URL bypasses
@@ -31,6 +31,7 @@ HANDLER = "chorale.handler"  # scope key: the matched route's path template
 # Scope key that code of this process sets to the digest of a key that was checked earlier: the lines of a
 # batch are sent without their key, which is not stored. A client cannot set it.
 OWNER = "chorale.owner"
+_PLAIN = (b"x-api-key", b"api-key")  # Anthropic's header and Azure's
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -70,7 +71,7 @@ class AuthenticatedRoute:
     def _owner(self, scope: Scope) -> bytes:
         """Returns the digest of the caller's key. Raises ``AuthenticationError``.
 
-        ``x-api-key`` is Anthropic's header. If both headers are present, either may hold the valid key.
+        If several headers are present, any of them may hold the valid key.
         """
         for key in _keys(scope):
             digest = self._known(key)
@@ -100,8 +101,10 @@ class AuthenticatedSocket(AuthenticatedRoute):
 def _keys(scope: Scope) -> list[bytes]:
     """Returns the keys in the headers. A repeated header is ignored."""
     bearer = [value for name, value in scope["headers"] if name == b"authorization"]
-    plain = [value for name, value in scope["headers"] if name == b"x-api-key"]
-    found = [plain[0]] if len(plain) == 1 else []
+    found = []
+    for header in _PLAIN:
+        plain = [value for name, value in scope["headers"] if name == header]
+        found += plain if len(plain) == 1 else []
     if len(bearer) == 1:
         scheme, _, key = bearer[0].partition(b" ")
         if scheme.lower() == b"bearer":

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
+import urllib.parse
+from collections.abc import Awaitable, Callable, Sequence
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Match, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from chorale.api.http.anthropic_errors import error_answer
@@ -117,7 +120,7 @@ class HttpMiddleware:
             # On a WebSocket this ends the connection.
             logger.error("request %s failed after its response had started: %s", exchange.id, error)
             return
-        if error.status in (401, 404, 405, 413, 415, 503) and not _expects_continue(exchange.scope):
+        if error.status != 408 and not _expects_continue(exchange.scope):
             await exchange.body.discard()
         response = error_answer(error, exchange.scope, exchange.id)
         response.headers.update(headers or {})
@@ -185,6 +188,34 @@ def _from_starlette(error: HTTPException) -> ChoraleError:
     if error.status_code == 404:
         return NotFoundError("unknown path", code="unknown_url")
     return RequestError(error.detail)
+
+
+class Routes(Router):
+    """Starlette's router, which redirects a path with a trailing slash to the path without it."""
+
+    def __init__(self, routes: Sequence[BaseRoute]) -> None:
+        super().__init__(routes, redirect_slashes=False, default=unknown_path)
+
+    async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        place = self._without_slash(scope) if scope["type"] == "http" else None
+        if place is None:
+            return await super().app(scope, receive, send)
+        if isinstance(receive, LimitedBody):
+            await receive.discard()
+        return await Response(status_code=307, headers={"location": place})(scope, receive, send)
+
+    def _without_slash(self, scope: Scope) -> str | None:
+        path: str = scope["path"]
+        if not path.endswith("/") or not path.strip("/"):
+            return None
+        bare = {**scope, "path": path.rstrip("/")}
+        if all(route.matches(bare)[0] is Match.NONE for route in self.routes):
+            return None
+        root = scope.get("root_path", "")
+        if not bare["path"].startswith(root):
+            bare["path"] = root + bare["path"]  # the proxy has removed it, and the client needs it
+        query = scope["query_string"].decode("latin-1")
+        return urllib.parse.quote(bare["path"], safe="/:@!$&'()*+,;=~") + (f"?{query}" if query else "")
 
 
 async def unknown_path(scope: Scope, receive: Receive, send: Send) -> None:

@@ -73,7 +73,7 @@ def test_a_foreign_page_can_upload_nothing(headers: dict[str, str], tmp_path: An
         assert (await call(server.port, "GET", "/v1/files")).json["data"] == []
         assert (await call(server.port, "POST", "/v1/files", None, form, FORM)).status == 200
 
-    served(test, response_store=f"sqlite:{tmp_path}/store.db")
+    served(test, response_store=f"{tmp_path}/store.db")
 
 
 @pytest.mark.parametrize("headers", OWN, ids=str)
