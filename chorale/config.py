@@ -113,6 +113,7 @@ class ServerConfig:
     ssl_ca_certs: str | None = None
     ssl_cert_reqs: int = 0  # certificates of clients, as ssl.CERT_*: 0 none, 1 checked if sent, 2 demanded
     ssl_keyfile_password_env: str | None = None
+    unknown_fields: Literal["warn", "refuse"] = "warn"  # of requests: named in the answer, or an error
     allowed_origins: tuple[str, ...] = ()  # CORS is off while empty
     allowed_methods: tuple[str, ...] = ("GET", "POST", "DELETE", "OPTIONS")
     allowed_headers: tuple[str, ...] = ("*",)

@@ -32,7 +32,7 @@ ALLOWED: dict[str, set[str]] = {
         *("ids", "config", "errors", "tracing"),
     },
     "store": {"ids", "config", "errors"},
-    "batches": {"harmony", "store", "ids", "errors", "token_usage"},
+    "batches": {"harmony", "store", "ids", "errors", "token_usage", "tracing"},
     "api": {
         *("batches", "turns", "store", "harmony", "grammar", "tools", "client", "engine.types"),
         *("ids", "config", "errors", "processes", "tracing", "version"),

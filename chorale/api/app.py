@@ -15,6 +15,7 @@ from chorale.api.http.middleware import HttpMiddleware, Layer, Routes
 from chorale.api.operator import docs, health, invocations, models, page, render, tokenize, tokenizer_info
 from chorale.api.operator.metered_client import MeteredClient
 from chorale.api.state import ServerState
+from chorale.tracing.ignored import HEADER
 
 
 def create_app(state: ServerState, api_key_hashes: Iterable[bytes] = ()) -> HttpMiddleware:
@@ -63,5 +64,5 @@ def _cors(state: ServerState) -> Layer | None:
         allow_methods=config.allowed_methods,
         allow_headers=config.allowed_headers,
         allow_credentials=config.allow_credentials,
-        expose_headers=("x-request-id", "request-id", "retry-after", "openai-processing-ms"),
+        expose_headers=("x-request-id", "request-id", "retry-after", "openai-processing-ms", HEADER),
     )

@@ -2,13 +2,13 @@
 ignored.
 
 A top-level key is honoured (a field of the request model), harmless (accepted without effect, for a reason in
-a table), refused by name, or unknown (400, with the nearest name). ``docs/api.md`` and the boundary tests use
-the same tables.
+a table), refused by name, or unknown (``tracing/ignored.py``: named in the answer, or an error).
+``docs/api.md`` and the boundary tests use the same tables.
 """
 
 from __future__ import annotations
 
-import difflib
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -18,6 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from chorale.api import limits
 from chorale.api.http.body import Model, parse_model
 from chorale.errors import RequestError
+from chorale.tracing.ignored import unknown_field
 
 TokenId = Annotated[int, limits.token_id()]
 Metadata = dict[Annotated[str, limits.items("metadata_key")], Annotated[str, limits.items("metadata_value")]]
@@ -155,7 +156,7 @@ def parse(
     harmless: Mapping[str, str] = {},
     refused: Mapping[str, Refusal] = {},
 ) -> Model:
-    """Validates a body. Raises ``RequestError`` for the first unknown, unsupported or invalid field."""
+    """Validates a body. Raises ``RequestError`` for the first unsupported or invalid field."""
     return parse_model(model, triage(data, model.model_fields, harmless, refused))
 
 
@@ -167,7 +168,7 @@ def triage(
 ) -> dict[str, Any]:
     """Returns the honoured keys of a body without nulls.
 
-    Raises ``RequestError`` for a refused or unknown key.
+    Raises ``RequestError`` for a refused key.
     """
     known = set(honoured)
     kept: dict[str, Any] = {}
@@ -178,17 +179,10 @@ def triage(
         elif key in refused:
             _check_refused(key, value, refused[key])
         elif key not in harmless:
-            raise _unknown(key, known | set(harmless) | set(refused))
+            unknown_field(key, itertools.chain(known, harmless, refused))
     return kept
 
 
 def _check_refused(key: str, value: Any, refusal: Refusal) -> None:
     if value is not None and value not in refusal.neutral:
         raise RequestError(f"'{key}': {refusal.reason}", param=key, code=refusal.code)
-
-
-def _unknown(key: str, names: set[str]) -> RequestError:
-    shown = key[:64]
-    near = difflib.get_close_matches(shown, sorted(names), n=1)
-    hint = f"; did you mean '{near[0]}'?" if near else ""
-    return RequestError(f"unknown parameter '{shown}'{hint}", param=shown, code="unknown_parameter")

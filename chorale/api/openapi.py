@@ -169,18 +169,21 @@ def routes(state: ServerState) -> list[Route]:
 
 
 async def _openapi(state: ServerState, request: Request) -> Response:
-    return json_response(describe(state.config.root_path.rstrip("/") or "/", state.model_names[0]))
+    config = state.config
+    path = config.root_path.rstrip("/") or "/"
+    return json_response(describe(path, state.model_names[0], refuses=config.unknown_fields == "refuse"))
 
 
 @functools.cache
-def describe(server: str = "/", model: str = "gpt-oss-20b") -> dict[str, Any]:
+def describe(server: str = "/", model: str = "gpt-oss-20b", *, refuses: bool = False) -> dict[str, Any]:
     """Returns the OpenAPI 3.1 document, which is cached and must not be modified.
 
-    ``server``: the prefix of all paths. ``model``: the model name in examples.
+    ``server``: the prefix of all paths. ``model``: the model name in examples. ``refuses``: unknown fields.
     """
     listed = operations()
     bodies = sorted({op.body for op in listed if op.body is not None}, key=lambda model: model.__name__)
     _, schemas = models_json_schema([(model, "validation") for model in bodies], ref_template=_REF)
+    found = schemas.get("$defs", {})
     paths: dict[str, dict[str, Any]] = {}
     for operation in listed:
         paths.setdefault(operation.path, {})[operation.method.lower()] = _describe(operation, model)
@@ -190,13 +193,23 @@ def describe(server: str = "/", model: str = "gpt-oss-20b") -> dict[str, Any]:
         "servers": [{"url": server}],
         "paths": paths,
         "components": {
-            "schemas": {**schemas.get("$defs", {}), "Error": _ERROR},
+            "schemas": {**(found if refuses else _opened(found)), "Error": _ERROR},
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{}, {"bearer": []}],
     }
 
 
+def _opened(schema: Any) -> Any:
+    """Returns the schema without the statements that an object has no other fields."""
+    if isinstance(schema, list):
+        return [_opened(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {key: _opened(value) for key, value in schema.items() if (key, value) != _CLOSED}
+
+
+_CLOSED = ("additionalProperties", False)
 _STRING, _OPTIONAL_STRING = {"type": "string"}, {"type": ["string", "null"]}
 _ERROR_FIELDS = {"message": _STRING, "type": _STRING, "param": _OPTIONAL_STRING, "code": _OPTIONAL_STRING}
 _ERROR = {

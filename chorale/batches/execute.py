@@ -16,6 +16,7 @@ import msgspec
 from chorale.batches.line import Answer, Line, Record, unanswered
 from chorale.errors import ChoraleError
 from chorale.ids import new_id
+from chorale.tracing.ignored import HEADER
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +93,7 @@ class _Exchange:
         self._body: bytes | None = body
         self._status = 0
         self._retry_after: float | None = None
+        self._ignored = ""
         self._pieces: list[bytes] = []
         self._complete = False
 
@@ -107,6 +109,7 @@ class _Exchange:
             self._status = message["status"]
             headers = dict(message.get("headers", ()))
             self._retry_after = _seconds(headers.get(b"retry-after", b"").decode("latin-1"))
+            self._ignored = headers.get(HEADER.encode(), b"").decode("latin-1")
         elif message["type"] == "http.response.body":
             self._pieces.append(message.get("body", b""))
             self._complete = not message.get("more_body", False)
@@ -114,7 +117,7 @@ class _Exchange:
     def answer(self, request_id: str) -> Answer:
         if not self._complete:
             raise NoAnswerError("the server ended the request without a complete answer")
-        return Answer(self._status, request_id, b"".join(self._pieces), self._retry_after)
+        return Answer(self._status, request_id, b"".join(self._pieces), self._retry_after, self._ignored)
 
 
 class UrlSender:
@@ -137,6 +140,7 @@ class UrlSender:
             response.headers.get("x-request-id") or new_id("req"),
             one_line(response.content),
             _seconds(response.headers.get("retry-after", "")),
+            response.headers.get(HEADER, ""),
         )
 
 

@@ -14,6 +14,7 @@ import msgspec
 from chorale.errors import ChoraleError, RequestError
 from chorale.harmony.json_shape import LARGEST, shape_of
 from chorale.ids import new_id
+from chorale.tracing.ignored import warnings
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 MAX_CUSTOM_ID = 1024  # characters
@@ -150,12 +151,15 @@ def add_member(body: bytes, name: str, value: Any) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The response to a line's request. ``body`` is JSON in one line."""
+    """The response to a line's request. ``body`` is JSON in one line; ``ignored``, a header's value, names
+    the fields that nobody knew.
+    """
 
     status: int
     request_id: str
     body: bytes
     retry_after: float | None = None  # seconds
+    ignored: str = ""
 
     @property
     def ok(self) -> bool:
@@ -191,9 +195,15 @@ class Record:
     def encode(self) -> bytes:
         """Returns the record as JSON without a line end."""
         fault = None if self.fault is None else {"code": self.fault.code, "message": self.fault.message}
-        return msgspec.json.encode(
-            {"id": self.id, "custom_id": self.custom_id, "response": self._response(), "error": fault}
-        )
+        record: dict[str, Any] = {
+            "id": self.id,
+            "custom_id": self.custom_id,
+            "response": self._response(),
+            "error": fault,
+        }
+        if self.answer is not None and self.answer.ignored:
+            record["warnings"] = warnings(self.answer.ignored)
+        return msgspec.json.encode(record)
 
     def _response(self) -> dict[str, Any] | None:
         if self.answer is not None:

@@ -70,16 +70,34 @@ class Tracer(Protocol):
         ...
 
 
+class IgnoredFields:
+    """The first names of a request's unknown fields (``ignored``)."""
+
+    MOST = 20
+    __slots__ = ("names",)
+
+    def __init__(self) -> None:
+        self.names: dict[str, None] = {}  # in the order of the request
+
+    def add(self, name: str) -> bool:
+        """Returns whether it is among the first."""
+        if len(self.names) < self.MOST:
+            self.names[name] = None
+        return name in self.names
+
+
 @dataclass(frozen=True, slots=True)
 class RequestContext:
     """``span`` is the innermost one; None while the request is not traced. ``is_inner``: it generates for
     itself, a summary for example, so that the ends of its choices are not those of the request's.
+    ``ignored``: None if unknown fields are refused.
     """
 
     request_id: str
     span: Span | None = None
     record: RequestRecord = field(default_factory=RequestRecord)
     is_inner: bool = False
+    ignored: IgnoredFields | None = None
 
 
 CURRENT: ContextVar[RequestContext | None] = ContextVar("chorale_request", default=None)

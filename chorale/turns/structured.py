@@ -11,11 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from chorale.errors import RequestError, invalid, unsupported
+from chorale.errors import invalid, unsupported
 from chorale.grammar import constraint as make
 from chorale.grammar.constraint import Constraint
 from chorale.grammar.matcher import to_lark
 from chorale.harmony.messages import ResponseFormat
+from chorale.tracing.ignored import unknown_field
 
 DEFAULT_NAME = "response"
 _SCHEMA_KEYS = ("name", "schema", "strict", "description", "type")
@@ -56,8 +57,10 @@ def read_format(value: Mapping[str, Any] | None, param: str) -> Structured:
     if value is None:
         return FREE
     kind = value.get("type", "text")
+    if kind == "json_object" and value.get("schema") is not None:  # llama.cpp's form
+        check_keys(value, _SCHEMA_KEYS, param)
+        return _read_schema(value, param)
     if kind in ("text", "json_object"):
-        # Other servers take a schema beside json_object; ignoring it would break a promise.
         check_keys([key for key, given in value.items() if given is not None], ("type",), param)
         return FREE if kind == "text" else Structured(make.json_object(param))
     if kind != "json_schema":
@@ -72,12 +75,9 @@ def read_format(value: Mapping[str, Any] | None, param: str) -> Structured:
 
 
 def check_keys(given: Iterable[str], known: Sequence[str], param: str) -> None:
-    """Raises ``RequestError`` for a key that is not known."""
     for key in given:
         if key not in known:
-            raise RequestError(
-                f"{param}: unknown key '{key[:64]}'", param=f"{param}.{key[:64]}", code="unknown_parameter"
-            )
+            unknown_field(f"{param}.{key}")
 
 
 def _read_schema(value: Mapping[str, Any], param: str) -> Structured:

@@ -403,7 +403,7 @@ def test_tokenize_faults(path: str, data: dict[str, Any], status: int, param: st
         assert answer.status == status
         assert answer.json["error"]["param"] == param
 
-    served(test)
+    served(test, unknown_fields="refuse")
 
 
 @pytest.mark.parametrize(
@@ -417,7 +417,7 @@ def test_an_unknown_name_is_offered_the_nearest(path: str, data: dict[str, Any],
         assert answer.json["error"]["code"] == "unknown_parameter"
         assert f"did you mean '{hint}'?" in answer.json["error"]["message"]
 
-    served(test)
+    served(test, unknown_fields="refuse")
 
 
 @pytest.mark.parametrize("data", [{"prompt": "a"}, _CHAT])

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 import msgspec
 from starlette.routing import Route, Router
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from chorale.api import chat, completions, responses
 from chorale.api.batches.service import BatchService
-from chorale.api.http.auth import OWNER, authenticate_routes
+from chorale.api.http.auth import OWNER, authenticate_routes, request_id
 from chorale.api.http.responses import error_response
 from chorale.api.state import Lifecycle, ServerState
 from chorale.batches.execute import AppSender
@@ -22,6 +22,8 @@ from chorale.client.admission import total_capacity
 from chorale.client.base import EngineClient, EngineInfo, EngineStatus, EngineView, TokenStream
 from chorale.engine.types import EngineStats, GenerateRequest
 from chorale.errors import ChoraleError
+from chorale.tracing import ignored
+from chorale.tracing.context import CURRENT, IgnoredFields, RequestContext
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +75,7 @@ class LineApp:
     line but a fault of the program."""
 
     def __init__(self, state: ServerState) -> None:
+        self._warns = state.config.unknown_fields == "warn"
         inner = replace(state, client=BatchClient(state.client), lifecycle=Lifecycle())
         routes = [*chat.routes(inner), *completions.routes(inner), *responses.routes(inner)]
         wanted = [r for r in routes if isinstance(r, Route) and r.path in ENDPOINTS]
@@ -80,10 +83,20 @@ class LineApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self
+        collected = IgnoredFields() if self._warns else None
+        context = RequestContext(request_id(scope), ignored=collected)
+        CURRENT.set(context)
+
+        async def named(message: Message) -> None:
+            if message["type"] == "http.response.start" and (names := ignored.header(context)):
+                header = (ignored.HEADER.encode(), names.encode())
+                message = {**message, "headers": [*message.get("headers", ()), header]}
+            await send(message)
+
         try:
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, named)
         except ChoraleError as error:
-            await error_response(error)(scope, receive, send)
+            await error_response(error)(scope, receive, named)
         except Exception:
             logger.exception("a line of a batch failed")
             await error_response(ChoraleError("internal error"))(scope, receive, send)

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from chorale.api import fields, limits
 from chorale.api.fields import Metadata, Refusal, StreamOptions, StructuredFields
-from chorale.errors import RequestError, invalid, unsupported
+from chorale.errors import invalid, unsupported
 from chorale.turns.structured import check_keys
 
 _STORED = ("metadata", "store")  # harmless if nothing is stored
@@ -116,14 +116,7 @@ def _check_logprobs(chat: ChatRequest) -> None:
 
 def _check_template(chat: ChatRequest) -> None:
     kwargs = chat.chat_template_kwargs or {}
-    for key in kwargs:
-        if key not in ("reasoning_effort", "model_identity", "builtin_tools"):
-            raise RequestError(
-                f"chat_template_kwargs: '{key[:64]}' is not one of reasoning_effort, model_identity, "
-                "builtin_tools",
-                param=f"chat_template_kwargs.{key[:64]}",
-                code="unknown_parameter",
-            )
+    check_keys(kwargs, ("reasoning_effort", "model_identity", "builtin_tools"), "chat_template_kwargs")
     names = kwargs.get("builtin_tools") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise invalid("chat_template_kwargs.builtin_tools", "must be a list of names")

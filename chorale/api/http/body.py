@@ -16,6 +16,7 @@ from typing import Any, NoReturn, TypeVar
 
 import msgspec
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 from starlette.requests import Request
 
 from chorale.api.http.offload import beside
@@ -23,6 +24,7 @@ from chorale.api.limits import SIZES
 from chorale.config import ServerConfig
 from chorale.errors import RequestError, UnsupportedMediaTypeError
 from chorale.harmony.json_shape import LARGEST, shape_of
+from chorale.tracing.ignored import unknown_field
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -167,7 +169,6 @@ def _integer(literal: str) -> int:
 
 _CODES = {
     "missing": "missing_required_parameter",
-    "extra_forbidden": "unknown_parameter",
     "greater_than": "below_min_value",
     "greater_than_equal": "below_min_value",
     "less_than": "above_max_value",
@@ -180,20 +181,40 @@ _CODES = {
 
 
 def parse_model(model: type[Model], data: dict[str, Any]) -> Model:
-    """Validates ``data``.
+    """Validates ``data``, from which ignored fields are removed.
 
     Raises a ``RequestError`` that lists all faults; ``param`` is the first one's path.
     """
     try:
         return model.model_validate(data)
     except ValidationError as error:
+        if not any(fault["type"] == "extra_forbidden" for fault in _faults(error)):
+            raise _request_error(error, data) from None
+        _drop_unknown(error, data)
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
         raise _request_error(error, data) from None
 
 
+def _drop_unknown(error: ValidationError, data: Any) -> None:
+    for fault in _faults(error):
+        if fault["type"] == "extra_forbidden":
+            *steps, name = fault["loc"]
+            unknown_field(_param(fault["loc"], data, fault["type"])[0])
+            inner = data
+            for step in steps:
+                inner = inner[step]
+            del inner[name]
+
+
+def _faults(error: ValidationError) -> list[ErrorDetails]:
+    return error.errors(include_url=False, include_context=False, include_input=False)
+
+
 def _request_error(error: ValidationError, data: dict[str, Any]) -> RequestError:
-    faults = error.errors(include_url=False, include_context=False, include_input=False)
     by_field: dict[Any, tuple[int, str, str, str]] = {}
-    for fault in faults:
+    for fault in _faults(error):
         path, depth = _param(fault["loc"], data, fault["type"])
         # A union reports faults for each variant; report only the variant that matched furthest.
         head = fault["loc"][:1]

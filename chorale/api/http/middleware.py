@@ -24,6 +24,7 @@ from chorale.api.operator.request_trace import End, begin_request, end_request
 from chorale.api.operator.traced_stream import CLIENT_LEFT as DISCONNECTED
 from chorale.api.state import ServerState
 from chorale.errors import ChoraleError, MethodNotAllowedError, NotFoundError, RequestError
+from chorale.tracing import ignored
 from chorale.tracing.context import RequestContext, Span
 
 logger = logging.getLogger(__name__)
@@ -41,13 +42,16 @@ _METHODS = frozenset({"GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH"
 class _Exchange:
     """One request and its response. For a WebSocket, only the handshake."""
 
-    __slots__ = ("_echo_id", "_send", "body", "error", "id", "method", "scope", "started", "status")
+    __slots__ = (
+        "_echo_id", "_send", "body", "context", "error", "id", "method", "scope", "started", "status",
+    )  # fmt: skip
 
     def __init__(self, scope: Scope, body: LimitedBody, send: Send, echo_id: bool) -> None:
         self.scope, self.body, self._send, self._echo_id = scope, body, send, echo_id
         self.id = request_id(scope)
         self.started = time.perf_counter()
         self.status = 0  # 0: nothing sent yet
+        self.context: RequestContext | None = None
         self.error: str | None = None  # code of the error that it was answered with
         self.method = scope["method"] if scope["method"] in _METHODS else "other"
 
@@ -58,6 +62,8 @@ class _Exchange:
             headers = [*message.get("headers", ()), (b"openai-processing-ms", b"%d" % elapsed)]
             if self._echo_id:
                 headers.append((b"x-request-id", self.id.encode("latin-1")))
+            if names := ignored.header(self.context):
+                headers.append((ignored.HEADER.encode(), names.encode()))
             if not self.body.complete and self.scope["method"] not in ("GET", "HEAD", "OPTIONS"):
                 headers.append((b"connection", b"close"))  # do not read the rest of the body
             message = {**message, "headers": headers}
@@ -90,12 +96,12 @@ class HttpMiddleware:
         scope["app"] = self  # Starlette's routes raise for a wrong method only inside an app
         counted = 0 if scope["type"] == "websocket" else 1  # an open WebSocket is not counted as a request
         self._state.lifecycle.num_requests += counted
-        context = begin_request(self._state, scope, exchange.id) if counted else None
+        exchange.context = begin_request(self._state, scope, exchange.id) if counted else None
         try:
             await self._answer(exchange)
         finally:
             self._state.lifecycle.num_requests -= counted
-            self._record(exchange, context)
+            self._record(exchange)
 
     async def _answer(self, exchange: _Exchange) -> None:
         try:
@@ -129,7 +135,8 @@ class HttpMiddleware:
         answer = response if cors is None else cors(response)
         await answer(exchange.scope, exchange.body, exchange.send)
 
-    def _record(self, exchange: _Exchange, context: RequestContext | None) -> None:
+    def _record(self, exchange: _Exchange) -> None:
+        context = exchange.context
         elapsed = time.perf_counter() - exchange.started
         status = exchange.status or CLIENT_LEFT
         handler = exchange.scope.get(HANDLER, _UNMATCHED)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
@@ -20,10 +21,10 @@ _threads = ThreadPoolExecutor(2, thread_name_prefix="chorale-heavy")
 
 
 async def beside(work: Callable[[], Result], *, heavy: bool = True) -> Result:
-    """Calls ``work()``, in a thread if it is heavy. Returns its result."""
+    """Calls ``work()``, in a thread and the caller's context if it is heavy. Returns its result."""
     if not heavy:
         return work()
-    return await asyncio.get_running_loop().run_in_executor(_threads, work)
+    return await asyncio.get_running_loop().run_in_executor(_threads, copy_context().run, work)
 
 
 def is_heavy(*values: Any) -> bool:

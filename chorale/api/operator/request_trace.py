@@ -14,7 +14,7 @@ from starlette.types import Scope
 
 from chorale.api.operator.traced_stream import fail
 from chorale.api.state import ServerState
-from chorale.tracing.context import CURRENT, RequestContext, Span, Value
+from chorale.tracing.context import CURRENT, IgnoredFields, RequestContext, Span, Value
 from chorale.tracing.record import RequestRecord
 
 PROVIDER = "chorale"
@@ -45,9 +45,13 @@ def begin_request(state: ServerState, scope: Scope, request_id: str) -> RequestC
         method = "GET" if scope["type"] == "websocket" else "POST"
         facts = {"http.request.method": method, "url.scheme": scope.get("scheme", "http")}
         span = state.tracer.start(method, headers, facts, "server")
-    context = RequestContext(request_id, span)
+    context = RequestContext(request_id, span, ignored=_ignored(state))
     CURRENT.set(context)
     return context
+
+
+def _ignored(state: ServerState) -> IgnoredFields | None:
+    return IgnoredFields() if state.config.unknown_fields == "warn" else None
 
 
 def end_request(state: ServerState, context: RequestContext, route: str, end: End) -> None:
@@ -83,7 +87,8 @@ def begin_background(state: ServerState, response_id: str, *, resumed: bool) -> 
     elif state.tracer is not None:
         span = state.tracer.start("background response", {}, facts, "internal")
     record = RequestRecord() if current is None else RequestRecord(current.record.model)
-    context = RequestContext(response_id if current is None else current.request_id, span, record)
+    request_id = response_id if current is None else current.request_id
+    context = RequestContext(request_id, span, record, ignored=_ignored(state))
     CURRENT.set(context)
     return context
 

@@ -11,7 +11,8 @@ from starlette.datastructures import QueryParams
 
 from chorale.api import limits
 from chorale.api.responses.request import Include
-from chorale.errors import RequestError, invalid
+from chorale.errors import invalid
+from chorale.tracing.ignored import unknown_field
 
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
 _TRUE, _FALSE = ("true", "1"), ("false", "0")
@@ -45,7 +46,7 @@ class PageQuery:
 def check_names(query: QueryParams, *names: str) -> None:
     for name in query:
         if name not in names:
-            raise RequestError(f"unknown parameter '{name[:64]}'", param=name[:64], code="unknown_parameter")
+            unknown_field(name, names)
 
 
 def check_include(query: QueryParams) -> list[str]:

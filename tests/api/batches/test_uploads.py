@@ -57,7 +57,7 @@ def test_a_malformed_form_is_an_error_and_leaves_nothing(
         assert server.state.batches is not None
         assert server.state.batches.num_uploads == 0
 
-    batched(main, tmp_path, batch_max_file_bytes=200_000, batch_max_files=1)
+    batched(main, tmp_path, batch_max_file_bytes=200_000, batch_max_files=1, unknown_fields="refuse")
 
 
 def test_other_bodies_are_refused_by_their_type(tmp_path: Path) -> None:

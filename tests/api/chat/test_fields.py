@@ -92,7 +92,7 @@ def test_the_tables_do_not_overlap(module: Any) -> None:
 
 def ask(**fields: Any) -> tuple[int, Any, SamplingSpec | None]:
     async def main() -> tuple[int, Any, SamplingSpec | None]:
-        async with served(playing(FINAL + "ok<|return|>")) as server:
+        async with served(playing(FINAL + "ok<|return|>"), unknown_fields="refuse") as server:
             response = await server.chat(**fields)
             sent = server.client.requests
             return response.status_code, response.json(), sent[-1].sampling if sent else None

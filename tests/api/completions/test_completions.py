@@ -132,7 +132,7 @@ def test_bad_prompts_name_their_place(prompt: Any, param: str) -> None:
     ],
 )
 def test_refusals_name_the_field(fields: dict[str, Any], param: str, code: str) -> None:
-    response = with_server(playing(RAW), lambda s: s.complete("hi", **fields))
+    response = with_server(playing(RAW), lambda s: s.complete("hi", **fields), unknown_fields="refuse")
     assert response.status_code == 400
     assert (response.json()["error"]["param"], response.json()["error"]["code"]) == (param, code)
 

@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from chorale.api.http.auth import hash_key
+from chorale.config import ServerConfig
 from chorale.errors import EngineDeadError
 from chorale.store.protocol import StoreError
 from chorale.store.store import SqliteStore
@@ -108,7 +109,7 @@ def test_items() -> None:
 )
 def test_what_is_refused(method: str, path: str, body: Any, param: str) -> None:
     async def scenario() -> None:
-        async with serve(HELLO) as server:
+        async with serve(HELLO, config=ServerConfig(unknown_fields="refuse")) as server:
             made = await server.sdk.conversations.create()
             where = "" if method == "POST" and not path else f"/{made.id}"
             answer = await server.http.request(method, f"/v1/conversations{where}{path}", json=body)

@@ -30,7 +30,7 @@ def test_every_field_of_the_sdk_has_a_verdict() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "param", "code"),
     [
-        ("conversation", {"name": "x"}, "conversation.id", None),
+        ("conversation", {"name": "x"}, "conversation.name", None),
         ("background_options", {"completion_window": "2h"}, "background_options.completion_window", None),
         ("background_options", {"completion_window": "soonest"}, "background_options", None),
         ("prompt", {"id": "pmpt_1"}, "prompt", "unsupported_parameter"),

@@ -3,8 +3,8 @@
 A client sends ``{"type": "response.create", ...}`` with the fields of the HTTP body, and receives the events
 of the SSE stream as text messages. Differences from HTTP: an error before a response begins is an ``error``
 event with the HTTP status; a failed response ends with ``response.failed`` alone, so that each request has
-exactly one last event; the newest response of each lane can be continued on the connection even if it is not
-stored; ``generate: false`` only computes the prompt.
+exactly one last event; the first event has ``warnings`` of ignored fields; the newest response of each lane
+can be continued on the connection even if it is not stored; ``generate: false`` only computes the prompt.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import itertools
 import logging
 import re
 import time
+from collections.abc import Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any
@@ -40,6 +41,8 @@ from chorale.api.responses.websocket.lanes import Create, Lanes
 from chorale.api.state import ServerState
 from chorale.errors import ChoraleError, EngineLoadingError, QueueFullError, RequestError, invalid
 from chorale.store.protocol import KEPT, PreviousResponseNotFoundError, StoredItem
+from chorale.tracing.context import CURRENT
+from chorale.tracing.ignored import header, warnings
 
 logger = logging.getLogger(__name__)
 
@@ -159,6 +162,7 @@ class Session:
         fields, generate = await beside(read, heavy=create.num_bytes > THREAD_BYTES)
         check_model(self._state, fields.model)
         run = await begin(self._state, fields, self._owner, self._known(fields.previous_response_id))
+        warned = warnings(header(CURRENT.get()))
         try:
             options = RenderOptions(self._dialect, fields.obfuscates)
             async with aclosing(run.stream(options) if generate else run.warm_up(options)) as stream:
@@ -166,7 +170,8 @@ class Session:
                     for kind, data in frames:
                         # The terminal event says why, and is the one that clients wait for.
                         if kind != b"error":
-                            await self._send_event(data, create.lane)
+                            await self._send_event(data, create.lane, warned)
+                            warned = []
         finally:
             await run.release()
         self._remember(run, create.lane, fields.previous_response_id)
@@ -200,7 +205,9 @@ class Session:
         status = 400 if error.code == PreviousResponseNotFoundError.default_code else error.status
         await self._send_event(encode({"type": "error", "status": status, "error": told}), lane)
 
-    async def _send_event(self, data: bytes, lane: str | None) -> None:
+    async def _send_event(self, data: bytes, lane: str | None, warned: Sequence[str] = ()) -> None:
+        if warned:
+            data = b'%s,"warnings":%s}' % (data[:-1], encode(warned))
         if lane is not None:
             data = b'%s,"stream_id":%s}' % (data[:-1], encode(lane))
         await self._send({"type": "websocket.send", "text": data.decode()})

@@ -340,7 +340,7 @@ def test_a_bad_message_is_an_error_and_the_connection_goes_on(
             assert (error["type"], error["status"], error["error"]["code"]) == ("error", status, code)
             assert (await ask(connection, stream=True, background=False))["type"] == "response.completed"
 
-    served(test)
+    served(test, unknown_fields="refuse")
 
 
 def test_a_full_queue_says_when_to_come_again() -> None:
@@ -736,7 +736,7 @@ def test_what_a_connection_has_asked_is_counted() -> None:
     async def test(server: Running) -> None:
         async with opened(server) as connection:
             await ask(connection)
-            await ask(connection, nonsense=1)
+            await ask(connection, n=2)
         text = server.state.metrics.render().decode()
         counted = 'http_requests_total{handler="/v1/responses",method="WEBSOCKET",status="%dxx"} 1.0'
         assert counted % 2 in text

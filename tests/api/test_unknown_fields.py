@@ -1,0 +1,153 @@
+"""Fields that nobody knows: ignored and named by default, refused with --unknown-fields refuse."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chorale.api.openapi import describe
+from chorale.tracing import ignored
+from tests.api.batches.test_flow import batched, created, ended, line, records
+from tests.api.responses.websocket.test_websocket import opened, send
+from tests.api.responses.websocket.test_websocket import served as socket_served
+from tests.api.test_app import served
+from tests.support.app import Running, call
+from tests.support.server import Server
+
+NAME = "x-chorale-ignored-fields"
+MESSAGES = [{"role": "user", "content": "Hi"}]
+ASKED: list[tuple[str, dict[str, Any], str]] = [
+    ("/v1/chat/completions", {"messages": MESSAGES, "usage": {"include": True}}, "usage"),
+    (
+        "/v1/chat/completions",
+        {"messages": MESSAGES, "chat_template_kwargs": {"enable_thinking": False}},
+        "chat_template_kwargs.enable_thinking",
+    ),
+    (
+        "/v1/chat/completions",
+        {"messages": MESSAGES, "stream": True, "stream_options": {"a": 1}, "reasoning": {"exclude": True}},
+        "stream_options.a, reasoning.exclude",
+    ),
+    (
+        "/v1/chat/completions",
+        {
+            "messages": MESSAGES,
+            "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}, "b": 1}},
+        },
+        "response_format.json_schema.b",
+    ),
+    ("/v1/completions", {"prompt": "Hi", "num_ctx": 4096}, "num_ctx"),
+    ("/v1/responses", {"input": "Hi", "num_ctx": 1, "text": {"x": 1, "y": 2}}, "num_ctx, text.x, text.y"),
+    ("/v1/messages", {"messages": MESSAGES, "max_tokens": 9, "think": True}, "think"),
+    (
+        "/v1/messages",
+        {"messages": MESSAGES, "max_tokens": 9, "thinking": {"type": "disabled", "x": 1}},
+        "thinking.x",
+    ),
+    ("/v1/conversations", {"colour": "red"}, "colour"),
+    ("/tokenize", {"prompt": "Hi", "é, b\n": 1}, "%C3%A9%2C%20b%0A"),
+]
+
+
+@pytest.mark.parametrize(("path", "data", "named"), ASKED)
+def test_an_unknown_field_is_ignored_and_named(path: str, data: dict[str, Any], named: str) -> None:
+    async def test(server: Running) -> None:
+        answer = await call(server.port, "POST", path, data)
+        assert (answer.status, answer.headers[NAME]) == (200, named)
+
+    served(test)
+
+
+@pytest.mark.parametrize(("path", "data", "named"), ASKED)
+def test_an_unknown_field_is_refused_in_the_same_words_everywhere(
+    path: str, data: dict[str, Any], named: str
+) -> None:
+    async def test(server: Running) -> None:
+        answer = await call(server.port, "POST", path, data)
+        message = answer.json["error"]["message"]
+        assert answer.status == 400
+        assert NAME not in answer.headers
+        assert message.startswith("unknown parameter '")
+
+    served(test, unknown_fields="refuse")
+
+
+def test_fields_that_are_refused_by_name_stay_errors_and_the_rest_is_named() -> None:
+    async def test(server: Running) -> None:
+        data = {"messages": MESSAGES, "num_ctx": 1, "suffix": "x", "chat_template": "{{ x }}"}
+        answer = await call(server.port, "POST", "/v1/chat/completions", data)
+        assert (answer.status, answer.json["error"]["param"]) == (400, "chat_template")
+        assert answer.headers[NAME] == "num_ctx, suffix"
+        plain = await call(server.port, "POST", "/v1/chat/completions", {"messages": MESSAGES})
+        assert NAME not in plain.headers
+
+    served(test)
+
+
+def test_the_header_is_bounded_and_pages_of_other_origins_can_read_it() -> None:
+    async def test(server: Running) -> None:
+        data = {"messages": MESSAGES} | {f"f{number}": 1 for number in range(30)}
+        origin = {"origin": "https://a.example"}
+        answer = await call(server.port, "POST", "/v1/chat/completions", data, origin)
+        assert answer.headers[NAME] == ", ".join(f"f{number}" for number in range(20))
+        assert NAME in answer.headers["access-control-expose-headers"]
+        long = {"messages": MESSAGES} | {f"{number}" + "é" * 300: 1 for number in range(9)}
+        named = (await call(server.port, "POST", "/v1/chat/completions", long)).headers[NAME]
+        assert len(named) <= 1100
+        assert named.endswith(", ...")
+
+    served(test, allowed_origins=("https://a.example",))
+
+
+def test_the_log_names_a_field_once_and_remembers_a_bounded_number(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ignored, "_logged", set())
+    monkeypatch.setattr(ignored, "_MOST_LOGGED", 3)
+
+    async def test(server: Running) -> None:
+        for name in ("max_tokenz", "max_tokenz", "b", "c", "d", "e"):
+            await call(server.port, "POST", "/tokenize", {"messages": MESSAGES, name: 1})
+
+    with caplog.at_level(logging.WARNING, ignored.__name__):
+        served(test)
+    lines = [record.getMessage() for record in caplog.records if record.name == ignored.__name__]
+    assert len(lines) == 3
+    assert "did you mean 'max_tokens'?" in lines[0]
+
+
+def test_the_first_event_of_a_websocket_names_them() -> None:
+    async def test(server: Running) -> None:
+        async with opened(server) as connection:
+            for fields, warned in (
+                ({"num_ctx": 1, "reasoning": {"x": 1}}, ["num_ctx", "reasoning.x"]),
+                ({}, []),
+            ):
+                await send(connection, **fields)
+                events = []
+                while not events or events[-1]["type"] != "response.completed":
+                    events.append(json.loads(await connection.recv()))
+                expected = [f"unknown parameter '{name}' was ignored" for name in warned]
+                assert events[0].get("warnings", []) == expected
+                assert not any("warnings" in event for event in events[1:])
+
+    socket_served(test)
+
+
+def test_a_line_of_a_batch_names_them(tmp_path: Path) -> None:
+    async def main(server: Server) -> None:
+        done = await ended(server, await created(server, line(1, messages=MESSAGES, num_ctx=1), line(2)))
+        first, second = sorted(await records(server, done.output_file_id), key=lambda one: one["custom_id"])
+        assert first["warnings"] == ["unknown parameter 'num_ctx' was ignored"]
+        assert "warnings" not in second
+
+    batched(main, tmp_path)
+
+
+def test_the_description_allows_them_unless_they_are_refused() -> None:
+    assert '"additionalProperties": false' not in json.dumps(describe())
+    assert describe(refuses=True)["components"]["schemas"]["ChatRequest"]["additionalProperties"] is False
