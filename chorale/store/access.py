@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from chorale.store.connection_thread import LOCK_SECONDS, ConnectionThread
+from chorale.store.connection_thread import LOCK_SECONDS, ConnectionThread, Refusal
 from chorale.store.database import Database
 from chorale.store.responses import totals
 
@@ -47,6 +47,7 @@ class Access:
     ) -> None:
         self.clock = clock
         self.bounds = bounds
+        refusal = Refusal()
         self.writer = ConnectionThread(
             "responses-writer",
             lambda: connect(True),
@@ -55,11 +56,16 @@ class Access:
             idle=self.tidy,
             idle_seconds=idle_seconds,
             lock_seconds=lock_seconds,
+            refusal=refusal,
         )
         self.reader = self.writer
         if not one:
             self.reader = ConnectionThread(
-                "responses-reader", lambda: connect(False), writes=False, lock_seconds=lock_seconds
+                "responses-reader",
+                lambda: connect(False),
+                writes=False,
+                lock_seconds=lock_seconds,
+                refusal=refusal,
             )
 
     async def write(self, job: Callable[[Database], Result]) -> Result:

@@ -47,6 +47,14 @@ class _Stop:
     done: threading.Event = field(default_factory=threading.Event)
 
 
+@dataclass(slots=True)
+class Refusal:
+    """The last failure to open a database, which all of its connections share."""
+
+    error: StoreError | None = None
+    at: float = 0.0  # of time.monotonic()
+
+
 class ConnectionThread:
     """``connect`` first runs before the thread starts, so that a bad file or address fails at start-up.
 
@@ -65,6 +73,7 @@ class ConnectionThread:
         idle: Job | None = None,
         idle_seconds: float = 60.0,
         lock_seconds: float = LOCK_SECONDS,
+        refusal: Refusal | None = None,
     ) -> None:
         self._connect = connect
         self._connection: Database | None = None
@@ -74,7 +83,7 @@ class ConnectionThread:
         self._idle_seconds = idle_seconds
         self._idle_at = time.monotonic() + idle_seconds if idle is not None else math.inf
         self._lock_seconds = lock_seconds
-        self._refused: tuple[float, str] | None = None  # time and message of the last failure to open
+        self._refusal = refusal or Refusal()
         self.fault: str | None = None  # why the last transaction failed; None while they succeed
         self._queue: queue.SimpleQueue[_Pending | _Stop] = queue.SimpleQueue()
         self._closed = False
@@ -173,10 +182,13 @@ class ConnectionThread:
         except connection.errors as error:
             if connection.is_busy(error):
                 return self._still_in_time(group)
-            if connection.broken and not reconnected:
+            if connection.broken and not reconnected and deadline > time.monotonic():
                 return self._attempt(group, reconnected=True)
+            failure = StoreError(f"the response store failed: {error}")
+            if connection.broken:  # what waits behind this fails now, too
+                self._refusal.error, self._refusal.at = failure, time.monotonic()
             if len(group) < 2:
-                self._failed(group, StoreError(f"the response store failed: {error}"))
+                self._failed(group, failure)
                 return []
         except Exception as error:
             if len(group) < 2:
@@ -224,15 +236,16 @@ class ConnectionThread:
         reached; calls shortly after a failed attempt raise its error again without another attempt."""
         if self._connection is not None and not self._connection.broken:
             return self._connection
-        if self._refused is not None and time.monotonic() - self._refused[0] < _RECONNECT_SECONDS:
-            raise StoreError(self._refused[1])
+        last = self._refusal.error
+        if last is not None and time.monotonic() - self._refusal.at < _RECONNECT_SECONDS:
+            raise type(last)(last.message)
         try:
             self._connection = self._connect()
         except StoreError as error:
-            self._refused = time.monotonic(), error.message
+            self._refusal.error, self._refusal.at = error, time.monotonic()
             self.fault = error.message
             raise
-        self._refused = None
+        self._refusal.error = None
         return self._connection
 
 

@@ -8,6 +8,9 @@ waiting writes of a server share one commit.
 from __future__ import annotations
 
 import functools
+import re
+import select
+import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +20,14 @@ from chorale.store.protocol import StoreError
 from chorale.store.schema import TRIGGERS, create
 
 if TYPE_CHECKING:
-    import psycopg
+    pass
 
 
 _LOCK = 0x63686F72616C65  # the writers' advisory lock: "chorale" in ASCII
 _LOCK_NOT_AVAILABLE = "55P03"
+_LEAST_SECONDS = 1.0  # for which a late job waits for an answer
+_CREATE_SECONDS = 30.0  # in which the tables are created; other servers may be doing it
+_QUOTED = re.compile("[\"'].*[\"']")
 _TYPES = {
     "SERIAL": "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
     "INT": "BIGINT",
@@ -39,20 +45,54 @@ def _placeholders(sql: str) -> str:
     return sql.replace("?", "%s")
 
 
+@functools.cache
+def _limited() -> Any:
+    """Returns a class of connections that wait for the database server until ``until``, and then are closed.
+
+    The limits of PostgreSQL itself (``statement_timeout``) do not act when its processes hang.
+    """
+    import psycopg
+    from psycopg.waiting import Ready, Wait
+
+    events = {Wait.R: select.POLLIN, Wait.W: select.POLLOUT, Wait.RW: select.POLLIN | select.POLLOUT}
+
+    class Limited(psycopg.Connection[Any]):
+        until = 0.0  # of time.monotonic()
+
+        def wait(self, gen: Any, *_: Any, **__: Any) -> Any:
+            try:
+                wanted = next(gen)
+                while True:
+                    poll = select.poll()
+                    poll.register(self.pgconn.socket, events[wanted])
+                    left = max(_LEAST_SECONDS, self.until - time.monotonic())
+                    if not (found := poll.poll(left * 1000)):
+                        self.pgconn.finish()
+                        raise psycopg.OperationalError("the database server did not answer in time")
+                    is_writable = found[0][1] & select.POLLOUT
+                    is_readable = found[0][1] & ~select.POLLOUT  # an error, too
+                    wanted = gen.send(Ready(Ready.R * bool(is_readable) | Ready.W * bool(is_writable)))
+            except StopIteration as stop:
+                return stop.value
+
+    return Limited
+
+
 class PostgresDatabase:
     """A ``Database`` on one psycopg connection. ``conninfo`` is libpq's, usually a URL."""
 
     def __init__(self, conninfo: str) -> None:
         import psycopg
 
-        self._connection: psycopg.Connection[Any] = psycopg.connect(
+        self._connection = _limited().connect(
             conninfo,
             autocommit=True,
-            connect_timeout=int(LOCK_SECONDS),
+            connect_timeout=2,  # the least that psycopg allows
             tcp_user_timeout=10_000,  # ms, for a server that has vanished
             application_name="chorale",
         )
         self.errors: type[Exception] = psycopg.Error
+        self._wait_for(LOCK_SECONDS)
         # A server that vanished during a write must not block the others for long.
         self._connection.execute("SET idle_in_transaction_session_timeout = '60s'")
         self._connection.execute("SET lock_timeout = '30s'")
@@ -81,10 +121,15 @@ class PostgresDatabase:
     def is_busy(self, error: Exception) -> bool:
         return getattr(error, "sqlstate", None) == _LOCK_NOT_AVAILABLE
 
+    def _wait_for(self, seconds: float) -> None:
+        self._connection.until = time.monotonic() + seconds
+
     def begin(self, writes: bool, seconds: float) -> None:
+        self._wait_for(seconds)
         self._connection.execute("BEGIN" if writes else "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        # Applies to every lock of the transaction, also on rows and tables; 0 would mean no limit.
-        self._connection.execute(f"SET LOCAL lock_timeout = {max(1, int(seconds * 1000))}")
+        # Applies to every lock of the transaction, also on rows and tables; 0 would mean no limit. Shorter
+        # than the limit of this side, which would close the connection.
+        self._connection.execute(f"SET LOCAL lock_timeout = {max(1, int(seconds * 900))}")
         if writes:
             self._connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
 
@@ -114,6 +159,7 @@ def connect(conninfo: str, creating: bool) -> PostgresDatabase:
         raise ConfigError(
             f"--response-store postgresql://... needs psycopg: {install_hint('postgres')}"
         ) from None
+    _check(conninfo)
     try:
         database = PostgresDatabase(conninfo)
         if creating:
@@ -125,7 +171,7 @@ def connect(conninfo: str, creating: bool) -> PostgresDatabase:
 
 
 def _create(database: PostgresDatabase) -> None:
-    database.begin(writes=True, seconds=LOCK_SECONDS)
+    database.begin(writes=True, seconds=_CREATE_SECONDS)
     database.execute("CREATE SCHEMA IF NOT EXISTS chorale")
     database.execute("SET LOCAL search_path TO chorale")
     try:
@@ -141,6 +187,24 @@ def _create(database: PostgresDatabase) -> None:
     database.commit()
 
 
+def _check(conninfo: str) -> None:
+    """Raises ``ConfigError`` for a malformed URL."""
+    import psycopg
+    from psycopg.conninfo import conninfo_to_dict
+
+    try:
+        conninfo_to_dict(conninfo)
+    except psycopg.Error as error:
+        raise ConfigError(f"--response-store: {_without_secrets(error)}") from None
+
+
 def _without_secrets(error: Exception) -> str:
-    """Returns libpq's message in one line. It contains host and user, never the password."""
-    return " ".join(str(error).split())[:500]
+    """Returns libpq's message in one line.
+
+    That of a database server contains host and user. Others quote parts of the URL, which may be the
+    password.
+    """
+    message = " ".join(str(error).split())
+    if "connection to server" not in message:
+        message = _QUOTED.sub("...", message)
+    return message[:500]

@@ -7,12 +7,16 @@ import contextlib
 import sqlite3
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from chorale.store.access import Access, Bounds
+from chorale.store.postgres import _LOCK, connect
 from chorale.store.store import ResponseStore, SqliteStore, StoreError
+from tests.support.postgres import hung
 from tests.support.responses import serve
 from tests.support.server import run
 
@@ -148,16 +152,66 @@ def test_jobs_that_come_later_have_a_later_deadline(tmp_path: Path) -> None:
     run(scenario)
 
 
+def postgres_store(database: str) -> ResponseStore:
+    return ResponseStore(Access(partial(connect, database), Bounds(), lock_seconds=LOCK_SECONDS))
+
+
+def test_a_hung_postgresql_delays_no_answer_beyond_the_deadline(database: str) -> None:
+    async def scenario() -> None:
+        async with serve(HELLO, store=postgres_store(database)) as server:
+            kept = (await server.post(input="before"))[1]
+            path = f"/v1/responses/{kept['id']}"
+            with hung(database):
+                for _ in range(2):  # the second time, with connections that are lost
+                    began = time.monotonic()
+                    async with asyncio.timeout(30):
+                        answers = await asyncio.gather(*(server.post(input="a") for _ in range(12)))
+                    assert [(status, body["store"]) for status, body in answers] == [(200, False)] * 12
+                    for asked in (
+                        server.http.get(path),
+                        server.http.post("/v1/responses", json={"input": "a", "background": True}),
+                    ):
+                        assert (await asked).status_code == 503
+                    assert time.monotonic() - began < LOCK_SECONDS + 2 + SLACK  # 2: the least of a connection
+            await recovered(server.store)
+            assert (await server.http.get(path)).status_code == 200
+            assert (await server.post(input="after"))[1]["store"] is True
+
+    run(scenario)
+
+
+async def recovered(store: ResponseStore) -> None:
+    async with asyncio.timeout(30):
+        while True:
+            with contextlib.suppress(StoreError):
+                await store.conversations.create(b"", {}, [])
+                return
+            await asyncio.sleep(0.05)
+
+
+def test_reads_and_writes_of_postgresql_recover_together(database: str) -> None:
+    async def scenario() -> None:
+        store = postgres_store(database)
+        made = await store.conversations.create(b"", {}, [])
+        with hung(database):
+            for ask in (store.conversations.create(b"", {}, []), store.conversations.get(made.id, b"")):
+                with pytest.raises(StoreError):
+                    await ask
+            await asyncio.sleep(1.1)  # the next attempt to connect is the reader's
+            with pytest.raises(StoreError):
+                await store.conversations.get(made.id, b"")
+        await recovered(store)
+        assert (await store.conversations.get(made.id, b"")).id == made.id
+        await store.close()
+
+    run(scenario)
+
+
 def test_a_locked_postgresql_has_the_same_deadline(database: str) -> None:
     import psycopg
 
-    from chorale.store.access import Access, Bounds
-    from chorale.store.postgres import _LOCK, connect
-
     async def scenario() -> None:
-        store = ResponseStore(
-            Access(lambda first: connect(database, first), Bounds(), lock_seconds=LOCK_SECONDS)
-        )
+        store = postgres_store(database)
         made = await store.conversations.create(b"", {}, [])
         for statement in (
             f"SELECT pg_advisory_xact_lock({_LOCK})",

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from chorale.errors import ConfigError
+from chorale.serve.precheck import check_store
 from chorale.store.protocol import CompletionFilter, StoredCompletion, StoreError
 from tests.store.test_store import make, opened
 from tests.support.responses import HELLO, serve
@@ -97,6 +98,23 @@ def test_what_cannot_be_reached_is_said_without_the_password(tmp_path: Path) -> 
     with pytest.raises(StoreError, match="cannot open") as caught:
         opened(f"postgresql://me:hunter2@/nothing?host={tmp_path}")
     assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://me:hunter2@[::1/db",
+        "postgresql://me:hunter2%zz@host/db",
+        "postgresql://me:hunter2/x@host/db",
+        "postgresql://me:p@hunter2@nosuchhost.invalid/db",
+    ],
+)
+def test_a_malformed_url_is_said_without_the_password(url: str) -> None:
+    pytest.importorskip("psycopg")
+    with pytest.raises(ConfigError) as caught:
+        check_store(url)
+    assert "hunter2" not in str(caught.value)
+    assert str(caught.value).count("\n") == 0
 
 
 def test_newer_tables_are_refused(database: str) -> None:

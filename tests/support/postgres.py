@@ -56,6 +56,31 @@ def _wait_until_it_answers(url: str, server: subprocess.Popen[bytes]) -> None:
             time.sleep(0.05)
 
 
+def _parent(pid: str) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+@contextlib.contextmanager
+def hung(url: str) -> Iterator[None]:
+    """All processes of a database are stopped for a while. New connections are accepted by the kernel."""
+    if not Path("/proc/self/stat").exists():
+        pytest.skip("processes are found in /proc")
+    first = int((Path(url.partition("host=")[2]) / "data" / "postmaster.pid").read_text().split()[0])
+    os.kill(first, signal.SIGSTOP)  # no further children
+    stopped = [first]
+    try:
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                if _parent(pid) == first:
+                    stopped.append(int(pid))
+                    os.kill(int(pid), signal.SIGSTOP)
+        yield
+    finally:
+        for process in reversed(stopped):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGCONT)
+
+
 @contextlib.contextmanager
 def postgres() -> Iterator[str]:
     """The URL of an empty database."""
