@@ -7,7 +7,7 @@ reason. Names are vLLM's flag names. Secrets (API keys, hub token) are never hel
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from chorale.errors import ConfigError
@@ -127,11 +127,13 @@ class ServerConfig:
     log_format: Literal["text", "json"] = "text"  # json: an object per line, of every process
     otlp_traces_endpoint: str | None = None  # OpenTelemetry collector; None: what the environment says
     access_log: bool = True
+    key_weights: dict[str, float] = field(default_factory=dict)  # by the name of an API key's owner
     max_body_bytes: int = 16 * 2**20
     max_header_bytes: int = 64 * 1024
     max_headers: int = 128
     header_timeout: float = 10.0
     body_timeout: float = 30.0
+    min_upload_rate: int = 4000  # bytes a second, averaged over 30 s, at which a body must arrive; 0: any
     max_json_depth: int = 64
     # SQLite file, ":memory:", postgresql://..., or None for the default place
     response_store: str | None = None

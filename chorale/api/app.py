@@ -12,6 +12,7 @@ from starlette.routing import BaseRoute
 from chorale.api import batches, chat, completions, conversations, files, messages, openapi, responses
 from chorale.api.http.auth import authenticate_routes
 from chorale.api.http.middleware import HttpMiddleware, Layer, Routes
+from chorale.api.http.owner import CALLER
 from chorale.api.operator import docs, health, invocations, models, page, render, tokenize, tokenizer_info
 from chorale.api.operator.metered_client import MeteredClient
 from chorale.api.state import ServerState
@@ -25,7 +26,8 @@ def create_app(state: ServerState, api_key_hashes: Iterable[bytes] = ()) -> Http
     engine client wrapped in a ``MeteredClient``.
     """
     state.metrics.watch(state.client)
-    metered = replace(state, client=MeteredClient(state.client, state.metrics))
+    client = MeteredClient(state.client, state.metrics, lambda: state.owner(CALLER.get()))
+    metered = replace(state, client=client)
     hashes = tuple(api_key_hashes)
     routes = authenticate_routes(all_routes(metered), hashes)
     return HttpMiddleware(Routes(routes), metered, bool(hashes), _cors(state))

@@ -6,8 +6,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from chorale.api.background import Background
+from chorale.api.http.owner import owner_name
 from chorale.client.base import EngineClient
+from chorale.client.shares import Shares
 from chorale.config import ServerConfig
+from chorale.engine.types import NOBODY, Owner
 from chorale.errors import NotFoundError
 from chorale.grammar.checker import GrammarChecker
 from chorale.store.sqlite import MEMORY
@@ -28,7 +31,7 @@ class Lifecycle:
 
     draining: bool = False  # after SIGTERM: running requests finish, new ones should go to another server
     num_requests: int = 0  # requests in progress, including those over a WebSocket
-    num_sockets: int = 0  # open WebSocket connections
+    sockets: Shares = field(default_factory=Shares)  # open WebSocket connections
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,13 @@ class ServerState:
     @property
     def tool_host(self) -> ToolHost:
         return ToolHost(self.tools, self.grammars, self.metrics.tool_called)
+
+    def owner(self, digest: bytes) -> Owner:
+        """Returns whom the engine takes a request for. ``digest``: of the API key, b"" without keys."""
+        if not digest:
+            return NOBODY
+        name = owner_name(digest)
+        return Owner(name, self.config.key_weights.get(name, 1.0))
 
     def batch_service(self) -> BatchService:
         """Raises ``NotFoundError`` if the server keeps no files."""

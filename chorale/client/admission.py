@@ -1,7 +1,8 @@
 """Admission: how many choices may be in flight, over one engine or several, and how long a refused one waits.
 
-A choice is admitted if ``capacity`` allows it. A request of several parts first reserves places for all of
-them, so that it is admitted or refused as a whole and its parts do not compete for the queue.
+A choice is admitted if ``capacity`` allows it, or if its owner holds less than its share (``Shares``). A
+request of several parts first reserves places for all of them, so that it is admitted or refused as a whole
+and its parts do not compete for the queue.
 
 Runs on the event loop's thread; uses no sockets, and only the clock that is passed in.
 """
@@ -10,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from chorale.client.shares import Shares
+from chorale.engine.types import NOBODY, GenerateRequest, Owner
 from chorale.errors import QueueFullError, RequestError
 
 DEFAULT_QUEUE_FACTOR = 4  # choices that may wait, per choice that may run
@@ -35,7 +38,9 @@ class Admission:
         self.capacity: int | None = None
         self.most: int | None = None
         self.num_in_flight = 0
-        self._reserved: dict[str, int] = {}  # choices of requests that are admitted and not submitted yet
+        self._shares = Shares()
+        # Choices of requests that are admitted and not submitted yet.
+        self._reserved: dict[str, tuple[Owner, int]] = {}
         self._clock = clock
         self._num_ended = 0  # choices, since the last tick
         self._ticked = clock()
@@ -48,41 +53,49 @@ class Admission:
 
     @property
     def num_admitted(self) -> int:
-        return self.num_in_flight + sum(self._reserved.values())
+        return self._shares.total
 
-    def reserve(self, num_choices: Mapping[str, int]) -> None:
+    def reserve(self, num_choices: Mapping[str, int], owner: Owner = NOBODY) -> None:
         """Admit the parts of one request (request id to choices): all of them, or none of them.
 
         ``admit`` uses a reserved place, ``release`` gives back those that were not used. Raises
         ``QueueFullError`` (with the expected wait), or ``RequestError`` for a request that can never fit.
         """
-        self._require_room(sum(num_choices.values()), "prompt" if len(num_choices) > 1 else "n")
-        self._reserved.update(num_choices)
+        total = sum(num_choices.values())
+        self._require_room(total, owner, "prompt" if len(num_choices) > 1 else "n")
+        self._shares.take(owner, total)
+        self._reserved |= {request_id: (owner, count) for request_id, count in num_choices.items()}
 
     def release(self, request_ids: Iterable[str]) -> None:
         """Give back the reserved places of these requests that were not submitted. Idempotent."""
         for request_id in request_ids:
-            self._reserved.pop(request_id, None)
+            if (reserved := self._reserved.pop(request_id, None)) is not None:
+                self._shares.give(*reserved)
 
-    def admit(self, request_id: str, num_choices: int) -> None:
+    def admit(self, request: GenerateRequest) -> None:
         """Count a request in. Raises what ``reserve`` does."""
-        if self._reserved.pop(request_id, None) is None:
-            self._require_room(num_choices)
-        self.num_in_flight += num_choices
+        owner, num_choices = request.owner, request.sampling.n
+        if request.request_id in self._reserved:
+            self.release([request.request_id])
+        else:
+            self._require_room(num_choices, owner)
+        self.admit_again(num_choices, owner)
 
-    def admit_again(self, num_choices: int) -> None:
+    def admit_again(self, num_choices: int, owner: Owner) -> None:
         """Count in choices that were admitted, and whose engine was lost."""
         self.num_in_flight += num_choices
+        self._shares.take(owner, num_choices)
 
-    def forget(self, num_choices: int) -> None:
+    def forget(self, num_choices: int, owner: Owner) -> None:
         """Count choices out that their consumer left or their engine lost."""
         self.num_in_flight -= num_choices
+        self._shares.give(owner, num_choices)
 
-    def choice_ended(self) -> None:
-        self.num_in_flight -= 1
+    def choice_ended(self, owner: Owner) -> None:
+        self.forget(1, owner)
         self._num_ended += 1
 
-    def _require_room(self, num_choices: int, param: str = "n") -> None:
+    def _require_room(self, num_choices: int, owner: Owner, param: str = "n") -> None:
         if self.most is not None and num_choices > self.most:
             raise RequestError(
                 f"{param}: {num_choices} choices in all; this server runs and queues at most {self.most} "
@@ -92,7 +105,11 @@ class Admission:
             )
         num_admitted = self.num_admitted
         # An idle process admits a request above its share, which could never be admitted otherwise.
-        if self.capacity is not None and num_admitted and num_admitted + num_choices > self.capacity:
+        if (
+            self.capacity is not None
+            and num_admitted
+            and not self._shares.admits(owner, num_choices, self.capacity)
+        ):
             raise QueueFullError(
                 f"the queue is full: {num_admitted} choices are running or waiting",
                 retry_after=self.retry_after(num_choices),

@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from chorale.engine.types import EngineStats, GenerateRequest, TokenChunk
+from chorale.engine.types import NOBODY, EngineStats, GenerateRequest, Owner, TokenChunk
 from chorale.sampling_fields import MAX_LOGPROBS
 
 
@@ -135,7 +135,7 @@ class EngineClient(EngineView, Protocol):
         """Choices accepted and not finished, of this client."""
         ...
 
-    def reserve(self, num_choices: Mapping[str, int]) -> None:
+    def reserve(self, num_choices: Mapping[str, int], owner: Owner = NOBODY) -> None:
         """Admit several requests together (request id to its ``n``): all of them, or none of them.
 
         ``submit`` takes the reserved place of its request; ``release`` gives back those that are left.

@@ -90,7 +90,7 @@ class FleetClient(ManyEngines):
         if request.request_id in self._requests:
             raise ConflictError(f"a request with the id {request.request_id} is already running")
         count = request.sampling.n
-        self._admission.admit(request.request_id, count)
+        self._admission.admit(request)
         if request.sampling.seed is None:  # an engine that goes on must draw the same noise
             sampling = msgspec.structs.replace(request.sampling, seed=random.getrandbits(63))
             request = msgspec.structs.replace(request, sampling=sampling)
@@ -194,7 +194,7 @@ class FleetClient(ManyEngines):
         successors = asked.successors(part)
         logger.info("request %s goes on elsewhere: %s", asked.request.request_id, error.message)
         for successor in successors:
-            self._admission.admit_again(len(successor.open))
+            self._admission.admit_again(len(successor.open), asked.request.owner)
             self._begin(successor)
         if not asked.open:
             self._forget(asked)
@@ -202,7 +202,7 @@ class FleetClient(ManyEngines):
     def _give_up(self, part: Part, error: ChoraleError) -> None:
         """End a request, a part of which found no engine."""
         part.parent.parts.remove(part)
-        self._admission.forget(len(part.indices))
+        self._admission.forget(len(part.indices), part.request.owner)
         self._fail(part.parent, error)
 
     def _fail(self, asked: FleetRequest, error: ChoraleError) -> None:
@@ -258,7 +258,7 @@ class FleetClient(ManyEngines):
         task = self._places.pop(part, None)
         if task is not None:
             task.cancel()
-            self._admission.forget(len(part.indices))
+            self._admission.forget(len(part.indices), part.request.owner)
 
     def _forget(self, asked: FleetRequest) -> None:
         self._requests.pop(asked.request.request_id, None)

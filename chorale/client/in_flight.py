@@ -16,11 +16,11 @@ from chorale.errors import ChoraleError, ConflictError
 class InFlightRequest:
     """One request: its stream, the choices still open, and since when its reader has been behind."""
 
-    __slots__ = ("behind_since", "open_choices", "stream")
+    __slots__ = ("behind_since", "open_choices", "owner", "stream")
 
-    def __init__(self, stream: ChunkSink, num_choices: int) -> None:
-        self.stream = stream
-        self.open_choices = set(range(num_choices))
+    def __init__(self, stream: ChunkSink, request: GenerateRequest) -> None:
+        self.stream, self.owner = stream, request.owner
+        self.open_choices = set(range(request.sampling.n))
         self.behind_since: float | None = None
 
 
@@ -44,18 +44,18 @@ class InFlightRequests:
 
     def admit(self, request: GenerateRequest, on_close: OnClose) -> RequestStream:
         """Count the request in. Raises what ``Admission.admit`` does, or ``ConflictError``."""
-        request_id, num_choices = request.request_id, request.sampling.n
+        request_id = request.request_id
         if request_id in self._entries:
             raise ConflictError(f"a request with the id {request_id} is already running")
-        self.admission.admit(request_id, num_choices)
-        stream = RequestStream(request_id, num_choices, on_close)
-        self.adopt(stream, num_choices)
+        self.admission.admit(request)
+        stream = RequestStream(request_id, request.sampling.n, on_close)
+        self.adopt(stream, request)
         return stream
 
-    def adopt(self, stream: ChunkSink, num_choices: int) -> None:
+    def adopt(self, stream: ChunkSink, request: GenerateRequest) -> None:
         """Take over a request that is admitted already."""
-        self._entries[stream.request_id] = InFlightRequest(stream, num_choices)
-        self.num_in_flight += num_choices
+        self._entries[stream.request_id] = InFlightRequest(stream, request)
+        self.num_in_flight += request.sampling.n
 
     def deliver(self, chunks: Iterable[TokenChunk]) -> None:
         """Hand chunks to their streams; those of requests and choices that left are dropped."""
@@ -71,7 +71,7 @@ class InFlightRequests:
     def _choice_ended(self, entry: InFlightRequest, request_id: str, index: int) -> None:
         entry.open_choices.discard(index)
         self.num_in_flight -= 1
-        self.admission.choice_ended()
+        self.admission.choice_ended(entry.owner)
         if not entry.open_choices:
             del self._entries[request_id]
 
@@ -84,7 +84,7 @@ class InFlightRequests:
 
     def _forget(self, entry: InFlightRequest) -> None:
         self.num_in_flight -= len(entry.open_choices)
-        self.admission.forget(len(entry.open_choices))
+        self.admission.forget(len(entry.open_choices), entry.owner)
 
     def leave(self, request_id: str, index: int | None) -> bool:
         """Forget a request, or one choice of it, that its consumer left. Returns False if it was not open."""

@@ -10,6 +10,7 @@ from chorale.client.admission import Admission, total_capacity
 from chorale.client.base import EngineInfo
 from chorale.client.remote import MIN_RETRY_AFTER, ClientLimits, RemoteClient
 from chorale.client.summary import merge_info
+from chorale.engine.types import NOBODY, Owner
 from chorale.errors import EngineLoadingError
 
 SLICE = 512  # blocks of a prompt that are hashed at once: about half a millisecond
@@ -42,9 +43,9 @@ class ManyEngines(ABC):
     def num_in_flight(self) -> int:
         return self._admission.num_in_flight
 
-    def reserve(self, num_choices: Mapping[str, int]) -> None:
+    def reserve(self, num_choices: Mapping[str, int], owner: Owner = NOBODY) -> None:
         self._require_engine()
-        self._admission.reserve(num_choices)
+        self._admission.reserve(num_choices, owner)
 
     def release(self, request_ids: Iterable[str]) -> None:
         self._admission.release(request_ids)

@@ -38,7 +38,7 @@ from chorale.client.wire import (
     Unregister,
     local_address,
 )
-from chorale.engine.types import EngineStats, GenerateRequest
+from chorale.engine.types import NOBODY, EngineStats, GenerateRequest, Owner
 from chorale.errors import EngineDeadError, EngineLoadingError, RequestTimeoutError
 
 MIN_RETRY_AFTER = 1.0  # seconds
@@ -123,9 +123,9 @@ class RemoteClient:
     def num_in_flight(self) -> int:
         return self._in_flight.num_in_flight
 
-    def reserve(self, num_choices: Mapping[str, int]) -> None:
+    def reserve(self, num_choices: Mapping[str, int], owner: Owner = NOBODY) -> None:
         self.require_engine()
-        self._in_flight.admission.reserve(num_choices)
+        self._in_flight.admission.reserve(num_choices, owner)
 
     def release(self, request_ids: Iterable[str]) -> None:
         self._in_flight.admission.release(request_ids)
@@ -139,7 +139,7 @@ class RemoteClient:
     def take(self, request: GenerateRequest, stream: ChunkSink, follower: Follower) -> None:
         """Submit a request that the owner of several clients has admitted."""
         stream.engine = self._engine
-        self._in_flight.adopt(stream, request.sampling.n)
+        self._in_flight.adopt(stream, request)
         follower.sent(request)
         self._connection.send(Submit(self._engine_id, request))
 

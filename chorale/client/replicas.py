@@ -94,7 +94,7 @@ class ReplicaClient(ManyEngines):
         request_id = request.request_id
         if request_id in self._routings or any(replica.holds(request_id) for replica in self._replicas):
             raise ConflictError(f"a request with the id {request_id} is already running")
-        self._admission.admit(request_id, request.sampling.n)
+        self._admission.admit(request)
         stream = RequestStream(request_id, request.sampling.n, self._left)
         routing = _Routing(request, stream, PrefixSearch(request, [f.index for f in self._followers]))
         if routing.search.advance(SLICE):
@@ -154,7 +154,7 @@ class ReplicaClient(ManyEngines):
         request, hits = routing.request, routing.search.hits()
         place = self._choose(len(request.prompt_token_ids), hits)
         if place is None:  # they went while the prompt was being hashed
-            self._admission.forget(request.sampling.n)
+            self._admission.forget(request.sampling.n, request.owner)
             routing.stream.fail(self._no_engine())
             return
         self._turn = place + 1
@@ -178,7 +178,7 @@ class ReplicaClient(ManyEngines):
     def _stop_routing(self, request_id: str) -> _Routing | None:
         routing = self._routings.pop(request_id, None)
         if routing is not None:
-            self._admission.forget(routing.request.sampling.n)
+            self._admission.forget(routing.request.sampling.n, routing.request.owner)
             if routing.task is not None:
                 routing.task.cancel()
         return routing

@@ -28,6 +28,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from chorale.engine import emit
+from chorale.engine.accounts import Accounts
 from chorale.engine.drafts.drafter import Drafter
 from chorale.engine.drafts.head import HeadDrafter, follows_tokens
 from chorale.engine.drafts.lengths import DraftLengths
@@ -66,6 +67,7 @@ class EngineState:
         self.loaded: dict[int, Sequence] = {}
         self.rows = RowTable(limits.max_num_seqs)
         self.waiting = WaitingQueue()
+        self.accounts = Accounts()
         self.requests: dict[str, RequestState] = {}
         self.running: dict[int, Sequence] = {}  # by row
         self.prefills: list[Sequence] = []
@@ -85,6 +87,9 @@ class EngineState:
         """Queue the first choice of an accepted request; the others wait to share its prompt."""
         self.requests[state.request.request_id] = state
         state.num_unfinished = len(state.sequences)
+        account = self.accounts.open(state.request.owner, is_batch=state.request.is_batch)
+        for sequence in state.sequences:
+            sequence.account = account
         first, *others = state.sequences
         self.waiting.push(first)
         for sequence in others:
@@ -123,13 +128,14 @@ class EngineState:
     def start(self, sequence: Sequence, num_cached: int, now: float) -> RowStart:
         """Give a row to the head of the queue. Its blocks up to ``num_cached`` tokens are attached
         already."""
-        self.waiting.pop()
+        self.waiting.remove_head(sequence)
         self._release_load(sequence)  # its blocks are attached
         on_device = isinstance(self.drafter, HeadDrafter) and not follows_tokens(sequence)
         sequence.row = row = self.rows.take(sequence, num_cached, drafts_on_device=on_device)
         sequence.status = Status.PREFILL
         self.running[row] = sequence
         self.num_batch += sequence.is_batch
+        sequence.account.num_rows += 1
         if self.lengths is not None:
             self.lengths.forget(row)
         self.prefills.append(sequence)
@@ -179,6 +185,7 @@ class EngineState:
         state.num_unfinished -= 1
         if state.num_unfinished == 0:
             del self.requests[sequence.request_id]
+            self.accounts.close(sequence.account)
 
     def abort_choice(self, sequence: Sequence, now: float) -> None:
         """End one choice of a request unless it has ended; the others continue."""
@@ -215,6 +222,7 @@ class EngineState:
         self.rows.set_decoding(row, False)
         del self.running[row]
         self.num_batch -= sequence.is_batch
+        sequence.account.num_rows -= 1
         sequence.row = -1
         last_step = int(self.rows.last_step[row])
         if last_step <= self._last_committed_step:
@@ -230,7 +238,7 @@ class EngineState:
     def begin_load(self, sequence: Sequence, hit: int, device_hit: int, num_owed: int, now: float) -> None:
         """Load what the device lacks of the prefix of the queue's head, which leaves the queue meanwhile."""
         assert self.loads is not None
-        self.waiting.pop()
+        self.waiting.remove_head(sequence)
         sequence.status = Status.LOADING
         sequence.has_loaded = True
         sequence.load = self.loads.begin(sequence.block_hashes, hit, device_hit, num_owed, now, sequence)
@@ -281,6 +289,8 @@ class EngineState:
     def record_step(self, plan: StepPlan, num_decodes: int, chunks: list[ScheduledChunk]) -> StepPlan:
         """Put a plan in flight. Sequences whose last chunk it contains decode from the next step on."""
         self.rows.record_step(plan.step_id, plan.rows, plan.num_new)
+        if self.accounts.are_many:
+            self.accounts.charge_rows()
         if plan.makes is not None:
             self.rows.record_drafts(plan.rows, np.where(plan.makes, np.int32(plan.num_made), np.int32(0)))
         else:  # what was drafted before no longer continues these rows

@@ -10,6 +10,9 @@ A step is planned in this order:
 4. Drafts of decoding rows, from what is still left of budget and blocks (``drafts/planner.py``).
 
 The key is (priority, arrival number); priority counts only under that policy, and smaller keys run first.
+Owners of equal priority take turns (``accounts``): between their sequences, the tokens that each owner had
+decide on the budget of 1 to 3, and the rows that each holds on rows and blocks. The head of the queue may
+preempt rows of an owner above its share, and goes before running prefills of an owner that had more tokens.
 
 Batch work (lines of batches) comes after all other under every policy: a step that computes any other prompt
 computes none of it, its rows included; otherwise it gets what is left of the step, as long as the step stays
@@ -31,8 +34,11 @@ of a strictly worse *priority* to get blocks or a row.
 
 from __future__ import annotations
 
+import heapq
+
 import numpy as np
 
+from chorale.engine.accounts import Account
 from chorale.engine.batch_share import BatchShare
 from chorale.engine.commit import Committer
 from chorale.engine.drafts.planned import NO_DRAFTS
@@ -42,6 +48,7 @@ from chorale.engine.pace import PromptPace
 from chorale.engine.plan import PlanBuilder, ScheduledChunk, StepRecord
 from chorale.engine.sequence import NO_TOKENS, Sequence, Status
 from chorale.engine.types import EngineLimits, IntArray, StepPlan, StepResult
+from chorale.engine.waiting import by_turn
 
 WATERMARK = 100  # admissions leave 1/100 of the pool free while anything runs
 BATCH_KEEPS = 8  # admissions of batch work leave 1/8 of rows and pool free, for others to begin at once
@@ -99,7 +106,7 @@ class Scheduler:
             own = self._best_rows(own, num_rows)
         seconds = self._share.prompt_seconds(len(others), len(own))
         if seconds is None:
-            budget = self._extend_running(own, [], budget)
+            budget = self._extend_decoding(own, budget)
         else:
             self._pace.begin_batch(seconds)
             prefills = [each for each in engine.prefills if each.is_batch]
@@ -113,7 +120,12 @@ class Scheduler:
         """Schedule batch work, or all other. Returns the rows that decode and the budget that is left."""
         if len(decodes) > budget:
             decodes = self._best_rows(decodes, budget)
-        budget = self._extend_running(decodes, prefills, budget)
+        budget = self._extend_decoding(decodes, budget)
+        for sequence in sorted(prefills, key=by_turn):
+            if self._engine.accounts.are_many:
+                budget = self._admit(budget, now, is_batch=is_batch, before=sequence)
+            if sequence.status is Status.PREFILL and budget > 0 and self._pace.is_open:
+                budget -= self._extend_prefill(sequence, budget)
         return decodes, self._admit(budget, now, is_batch=is_batch)
 
     def commit(self, record: StepRecord, result: StepResult, now: float) -> None:
@@ -130,25 +142,20 @@ class Scheduler:
     # ------------------------------------------------------------------ running sequences
 
     def _best_rows(self, decodes: IntArray, count: int) -> IntArray:
-        best = sorted(decodes.tolist(), key=lambda row: self._engine.running[row].key)[:count]
+        best = sorted(decodes.tolist(), key=lambda row: by_turn(self._engine.running[row]))[:count]
         return np.array(sorted(best), np.int32)
 
-    def _extend_running(self, decodes: IntArray, prefills: list[Sequence], budget: int) -> int:
-        """Give blocks to decodes and chunks to prefills. Returns the budget that is left."""
+    def _extend_decoding(self, decodes: IntArray, budget: int) -> int:
+        """Give blocks to decodes. Returns the budget that is left."""
         rows = self._rows
         to_check = decodes[rows.computed[decodes] >= rows.next_check_at[decodes]]
         if len(to_check):
             self._extend_decodes([self._engine.running[row] for row in to_check.tolist()])
-            budget -= int(np.count_nonzero(rows.decoding[decodes]))
-        else:
-            budget -= len(decodes)
-        for sequence in sorted(prefills, key=by_key):
-            if sequence.status is Status.PREFILL and budget > 0 and self._pace.is_open:
-                budget -= self._extend_prefill(sequence, budget)
-        return budget
+            return budget - int(np.count_nonzero(rows.decoding[decodes]))
+        return budget - len(decodes)
 
     def _extend_decodes(self, to_check: list[Sequence]) -> None:
-        for sequence in sorted(to_check, key=by_key):
+        for sequence in sorted(to_check, key=by_claim):
             if sequence.status is Status.DECODE:  # else a better one preempted it
                 self._extend_decode(sequence)
 
@@ -174,6 +181,7 @@ class Scheduler:
         count = min(wanted, self._cache.room(sequence.blocks, start))
         self._pace.spend(start, count, scored=scored)
         self._grow(sequence, start + count)
+        sequence.account.served += count / sequence.account.weight
         self._build.chunks.append(ScheduledChunk(sequence, start, count, scored))
         return count
 
@@ -186,8 +194,8 @@ class Scheduler:
         while self._cache.room(sequence.blocks, num_computed) < 1:
             if self._engine.release_a_load():
                 continue
-            worst = max(self._engine.running.values(), key=by_key)
-            if worst.key <= sequence.key:
+            worst = max(self._engine.running.values(), key=by_claim)
+            if by_claim(worst) <= by_claim(sequence):
                 return False
             self._preempt(worst)
         return True
@@ -200,9 +208,12 @@ class Scheduler:
 
     # ------------------------------------------------------------------ admissions
 
-    def _admit(self, budget: int, now: float, *, is_batch: bool) -> int:
-        """Admit from the queue: batch work, or all other. Returns the budget that is left."""
+    def _admit(self, budget: int, now: float, *, is_batch: bool, before: Sequence | None = None) -> int:
+        """Admit from the queue: batch work, or all other. ``before``: only what goes before this prefill.
+        Returns the budget that is left."""
         while budget > 0 and self._pace.is_open and (head := self._engine.waiting.head()) is not None:
+            if before is not None and (head.account is before.account or by_turn(head) > by_turn(before)):
+                break
             if head.is_batch is not is_batch or (is_batch and not self._has_room_for_batch()):
                 break
             if not self._find_row(head):
@@ -272,14 +283,22 @@ class Scheduler:
         return free - owed - self._limits.num_blocks // kept
 
     def _reclaimable(self, head: Sequence) -> int:
-        """Upper bound on the blocks that preempting every sequence of a worse priority would add to
-        ``_spare``."""
+        """Upper bound on the blocks that preempting all that it may preempt would add to ``_spare``."""
+        victims = [each for each in self._engine.running.values() if each.key[0] > head.key[0]]
+        if self._engine.accounts.are_many:
+            for account in {each.account for each in self._engine.running.values()} - {head.account}:
+                own = self._rows_below(head, account)
+                victims += heapq.nlargest(account.surplus(head.account), own, key=by_key)
         return sum(
             max(len(other.blocks.full), self._cache.blocks_for(len(other.tokens_to_compute) + 1))
             + len(other.blocks.window)
-            for other in self._engine.running.values()
-            if other.key[0] > head.key[0]
+            for other in victims
         )
+
+    def _rows_below(self, head: Sequence, account: Account) -> list[Sequence]:
+        """Return the account's running sequences of the head's priority."""
+        running = self._engine.running.values()
+        return [each for each in running if each.account is account and each.key[0] == head.key[0]]
 
     def _hit(self, head: Sequence) -> int:
         """Return the blocks of the longest usable prefix.
@@ -298,14 +317,18 @@ class Scheduler:
         return (len(head.tokens_to_compute) - 1) // self._limits.block_size
 
     def _victim_of(self, head: Sequence) -> Sequence | None:
-        """Return the worst running sequence if its priority is strictly worse than the head's.
+        """Return the worst running sequence if its priority is strictly worse than the head's, else the
+        newest of the owner that is furthest above its share.
 
         Without the policy, all priorities are equal but that of batch work, which is worse.
         """
-        if not self._engine.running or (self._limits.policy != "priority" and not self._engine.num_batch):
-            return None
-        worst = max(self._engine.running.values(), key=by_key)
-        return worst if worst.key[0] > head.key[0] else None
+        engine = self._engine
+        if engine.running and (self._limits.policy == "priority" or engine.num_batch):
+            worst = max(engine.running.values(), key=by_key)
+            if worst.key[0] > head.key[0]:
+                return worst
+        account = engine.accounts.above(head.account) if engine.accounts.are_many else None
+        return None if account is None else max(self._rows_below(head, account), key=by_key, default=None)
 
     def _start(self, head: Sequence, hit: int, now: float) -> None:
         self._cache.attach_prefix(head.blocks, head.block_hashes, hit)
@@ -404,6 +427,12 @@ class Scheduler:
 
 def by_key(sequence: Sequence) -> tuple[int, int]:
     return sequence.key
+
+
+def by_claim(sequence: Sequence) -> tuple[int, float, int]:
+    """Priority, then the owner that holds the fewest rows for its weight, then arrival."""
+    priority, arrival = sequence.key
+    return priority, sequence.account.claim, arrival
 
 
 def wants_prompt_logprobs(sequence: Sequence) -> bool:

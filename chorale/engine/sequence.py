@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from chorale.engine.accounts import Account
 from chorale.engine.kv_cache.cache import BlockTables
 from chorale.engine.kv_cache.hashing import extend_chain
 from chorale.engine.kv_cache.host.loads import Load
@@ -51,8 +52,8 @@ class Sequence:
     """Tokens, status and row of one choice. ``RowTable`` holds how many of its tokens are computed."""
 
     __slots__ = (
-        "block_hashes", "blocks", "drafts", "first_scheduled", "first_token", "has_loaded", "index",
-        "is_batch", "key", "load", "max_len", "num_preemptions", "num_prompt", "output", "request",
+        "account", "block_hashes", "blocks", "drafts", "first_scheduled", "first_token", "has_loaded",
+        "index", "is_batch", "key", "load", "max_len", "num_preemptions", "num_prompt", "output", "request",
         "request_id", "row", "sampling", "seed", "status", "stop_ids", "tokens_to_compute",
     )  # fmt: skip
 
@@ -63,6 +64,7 @@ class Sequence:
         self.request_id: str = request.request.request_id
         self.index = index
         self.is_batch = request.request.is_batch
+        self.account = Account()  # its owner's, once the engine has added the request
         self.key = key  # (priority, arrival number): smaller runs first; batch work is larger than all other
         self.sampling: SamplingSpec = request.request.sampling
         self.seed = seed

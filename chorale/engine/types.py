@@ -63,6 +63,16 @@ class SamplingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     grammar_context: int = 0
 
 
+class Owner(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """For whom a request is: an API key. Owners take turns; ``weight``: its share, relative to others'."""
+
+    name: str = ""
+    weight: float = 1.0
+
+
+NOBODY = Owner()
+
+
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One prompt, ``sampling.n`` choices. ``request_id`` is unique among the requests in flight."""
 
@@ -71,6 +81,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     sampling: SamplingSpec = SamplingSpec()
     priority: int = 0  # lower runs first under the "priority" policy
     is_batch: bool = False  # a line of a batch: yields to all other requests, under every policy
+    owner: Owner = NOBODY
     arrival_time: float = 0.0  # time.time() at the client
     cache_salt: str = ""  # prefix blocks are shared only between requests of equal salt
     # Prompt tokens that the sender believes to be cached, for ``EngineStats.prompt_tokens_left`` only.

@@ -1,9 +1,13 @@
-"""WaitingQueue: sequences that wait for a row, best key first. Removal is lazy, so an abort is O(1)."""
+"""WaitingQueue: sequences that wait for a row. Owners take turns; each one's best key is first.
+
+Removal is lazy, so an abort is O(1).
+"""
 
 from __future__ import annotations
 
 import heapq
 
+from chorale.engine.accounts import Account
 from chorale.engine.sequence import Sequence, Status
 
 Entry = tuple[tuple[int, int], Sequence]
@@ -11,6 +15,12 @@ Entry = tuple[tuple[int, int], Sequence]
 
 def is_live(entry: Entry) -> bool:
     return entry[1].status is Status.WAITING
+
+
+def by_turn(sequence: Sequence) -> tuple[int, float, int]:
+    """Priority, then the owner that had the fewest tokens, then arrival."""
+    priority, arrival = sequence.key
+    return priority, sequence.account.served, arrival
 
 
 def tokens_left(sequence: Sequence) -> int:
@@ -22,12 +32,13 @@ def tokens_left(sequence: Sequence) -> int:
 
 
 class WaitingQueue:
-    """A heap of WAITING sequences. Sequences that ended while they waited are skipped at the top."""
+    """A heap of WAITING sequences for each account. Those that ended while they waited are skipped at the
+    top."""
 
-    __slots__ = ("_heap", "_num_dead", "_num_live", "num_batch", "num_tokens")
+    __slots__ = ("_heaps", "_num_dead", "_num_live", "num_batch", "num_tokens")
 
     def __init__(self) -> None:
-        self._heap: list[Entry] = []
+        self._heaps: dict[Account, list[Entry]] = {}
         self._num_live = 0
         self._num_dead = 0  # entries whose sequence has ended
         self.num_batch = 0  # of the live
@@ -38,24 +49,31 @@ class WaitingQueue:
 
     def push(self, sequence: Sequence) -> None:
         sequence.status = Status.WAITING
-        heapq.heappush(self._heap, (sequence.key, sequence))  # keys are unique among the live
+        heap = self._heaps.setdefault(sequence.account, [])
+        heapq.heappush(heap, (sequence.key, sequence))  # keys are unique among the live
         self._num_live += 1
         self.num_batch += sequence.is_batch
         self.num_tokens += tokens_left(sequence)
 
     def head(self) -> Sequence | None:
-        while self._heap and not is_live(self._heap[0]):
-            heapq.heappop(self._heap)
-            self._num_dead -= 1
-        return self._heap[0][1] if self._heap else None
+        heads = []
+        for account, heap in list(self._heaps.items()):
+            while heap and not is_live(heap[0]):
+                heapq.heappop(heap)
+                self._num_dead -= 1
+            if heap:
+                heads.append(heap[0][1])
+            else:
+                del self._heaps[account]
+        return min(heads, key=by_turn) if len(heads) > 1 else next(iter(heads), None)
 
-    def pop(self) -> Sequence:
-        """Remove and return the sequence that ``head`` returned."""
+    def remove_head(self, sequence: Sequence) -> None:
+        """Remove a sequence that ``head`` returned; the turn may have passed to another owner since."""
         self._num_live -= 1
-        sequence = heapq.heappop(self._heap)[1]
+        first = heapq.heappop(self._heaps[sequence.account])[1]
+        assert first is sequence
         self.num_batch -= sequence.is_batch
         self.num_tokens -= tokens_left(sequence)
-        return sequence
 
     def forget(self, sequence: Sequence) -> None:
         """Drop a WAITING sequence that is about to end.
@@ -68,6 +86,7 @@ class WaitingQueue:
         self.num_tokens -= tokens_left(sequence)
         self._num_dead += 1
         if self._num_dead > self._num_live + 16:
-            self._heap = [entry for entry in self._heap if is_live(entry) and entry[1] is not sequence]
-            heapq.heapify(self._heap)
+            for account, heap in self._heaps.items():
+                self._heaps[account] = [e for e in heap if is_live(e) and e[1] is not sequence]
+                heapq.heapify(self._heaps[account])
             self._num_dead = 0

@@ -14,10 +14,12 @@ from dataclasses import dataclass, field
 from chorale.client.base import EngineInfo, EngineStatus
 from chorale.client.stream import RequestStream
 from chorale.engine.types import (
+    NOBODY,
     ChunkTimings,
     EngineStats,
     FinishReason,
     GenerateRequest,
+    Owner,
     TokenChunk,
     TokenLogprobs,
 )
@@ -80,7 +82,7 @@ class ScriptedClient:
     def num_in_flight(self) -> int:
         return sum(stream.num_unfinished for stream in self._streams.values())
 
-    def reserve(self, num_choices: Mapping[str, int]) -> None:
+    def reserve(self, num_choices: Mapping[str, int], owner: Owner = NOBODY) -> None:
         self._require_room(sum(num_choices.values()))
         self.reserved.update(num_choices)
 

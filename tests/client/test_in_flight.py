@@ -9,7 +9,7 @@ import pytest
 from chorale.client.admission import RETRY_AFTER_MAX
 from chorale.client.in_flight import InFlightRequests
 from chorale.client.stream import RequestStream
-from chorale.engine.types import GenerateRequest, SamplingSpec, TokenChunk
+from chorale.engine.types import NOBODY, GenerateRequest, Owner, SamplingSpec, TokenChunk
 from chorale.errors import EngineDeadError, QueueFullError, RequestError
 
 
@@ -20,8 +20,8 @@ class Clock:
         return self.now
 
 
-def asked(name: str, n: int = 1) -> GenerateRequest:
-    return GenerateRequest(request_id=name, prompt_token_ids=[1], sampling=SamplingSpec(n=n))
+def asked(name: str, n: int = 1, owner: Owner = NOBODY) -> GenerateRequest:
+    return GenerateRequest(request_id=name, prompt_token_ids=[1], sampling=SamplingSpec(n=n), owner=owner)
 
 
 def no_close(request_id: str, index: int | None) -> None:
@@ -108,6 +108,44 @@ def test_a_request_of_several_parts_is_admitted_as_a_whole() -> None:
     with pytest.raises(RequestError) as refused:
         in_flight.admission.reserve({"d": 4, "e": 3})
     assert (refused.value.status, refused.value.param) == (400, "prompt")
+
+
+def num_admitted(in_flight: InFlightRequests, owner: Owner, n: int = 1) -> int:
+    """Admits requests of an owner until one is refused."""
+    for number in range(100):
+        try:
+            in_flight.admit(asked(f"{owner.name}{number}", n, owner), no_close)
+        except QueueFullError:
+            return number
+    raise AssertionError("no limit")
+
+
+def test_an_owner_has_its_share_of_a_full_queue() -> None:
+    in_flight, (a, b, c) = InFlightRequests(Clock()), (Owner(name) for name in "abc")
+    in_flight.admission.set_capacity(12)
+    assert [num_admitted(in_flight, each) for each in (a, b, c)] == [12, 6, 4]
+    with pytest.raises(QueueFullError):
+        in_flight.admission.reserve({"d": 1}, a)
+    for number in range(9):
+        in_flight.remove(f"a{number}")
+    in_flight.admission.reserve({"d": 1}, a)  # less than its share, though 13 are admitted
+    in_flight.admission.release(["d"])
+    for owner, count in ((a, 12), (b, 6), (c, 4)):
+        for number in range(count):
+            in_flight.remove(f"{owner.name}{number}")
+    assert in_flight.admission.num_admitted == 0
+    assert num_admitted(in_flight, b) == 12  # those that left have no share
+
+
+def test_shares_follow_the_weights_and_are_one_at_least() -> None:
+    in_flight, heavy = InFlightRequests(Clock()), Owner("heavy", 3.0)
+    in_flight.admission.set_capacity(8)
+    assert num_admitted(in_flight, Owner("a")) == 8
+    assert num_admitted(in_flight, heavy) == 6
+    light = Owner("light", 0.01)
+    assert num_admitted(in_flight, light) == 1
+    with pytest.raises(QueueFullError):
+        in_flight.admit(asked("two", 2, Owner("x", 0.01)), no_close)
 
 
 def test_processes_share_the_capacity_and_an_idle_one_admits_what_the_server_can_hold() -> None:

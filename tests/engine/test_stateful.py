@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from chorale.engine.drafts.drafter import Drafter
-from chorale.engine.types import EngineLimits, GenerateRequest, SamplingSpec
+from chorale.engine.types import NOBODY, EngineLimits, GenerateRequest, Owner, SamplingSpec
 from tests.support.engine.drafters import Future, Nonsense, Oracle
 from tests.support.engine.integrity import check_integrity
 from tests.support.engine.simulation import EOS, VOCAB, Life
@@ -71,9 +71,11 @@ class EngineMachine(RuleBasedStateMachine):
         n=st.integers(1, 3),
         max_tokens=st.one_of(st.none(), st.integers(0, 12)),
         priority=st.integers(0, 2),
+        owner=st.sampled_from((NOBODY, Owner("a"), Owner("b", 3.0))),
+        is_batch=st.booleans(),
         prompt_logprobs=st.sampled_from((None, None, 0)),
     )
-    def add(self, length: int, priority: int, **sampling: Any) -> None:
+    def add(self, length: int, priority: int, owner: Owner, is_batch: bool, **sampling: Any) -> None:
         number = len(self.life.requests)
         length = max(1, min(length, self.life.max_len - 1))
         prompt = [(i * i) % VOCAB for i in range(length)]
@@ -84,6 +86,8 @@ class EngineMachine(RuleBasedStateMachine):
                 request_id=f"r{number}",
                 prompt_token_ids=prompt,
                 priority=priority,
+                owner=owner,
+                is_batch=is_batch,
                 sampling=SamplingSpec(seed=number, **sampling),
             )
         )

@@ -17,7 +17,7 @@ from chorale.client.admission import total_capacity
 from chorale.client.base import Core, EngineInfo, EngineStatus
 from chorale.client.in_flight import InFlightRequests
 from chorale.client.stream import RequestStream
-from chorale.engine.types import EngineStats, GenerateRequest, TokenChunk
+from chorale.engine.types import NOBODY, EngineStats, GenerateRequest, Owner, TokenChunk
 from chorale.errors import EngineDeadError, EngineError
 from chorale.serve.engine.loop import run_engine_loop
 
@@ -61,9 +61,9 @@ class LocalClient:
     def num_in_flight(self) -> int:
         return self._in_flight.num_in_flight
 
-    def reserve(self, num_choices: Mapping[str, int]) -> None:
+    def reserve(self, num_choices: Mapping[str, int], owner: Owner = NOBODY) -> None:
         self._require_engine()
-        self._in_flight.admission.reserve(num_choices)
+        self._in_flight.admission.reserve(num_choices, owner)
 
     def release(self, request_ids: Iterable[str]) -> None:
         self._in_flight.admission.release(request_ids)

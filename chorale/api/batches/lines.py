@@ -20,7 +20,7 @@ from chorale.batches.line import ENDPOINTS
 from chorale.batches.runner import BatchRunner, Engine
 from chorale.client.admission import total_capacity
 from chorale.client.base import EngineClient, EngineInfo, EngineStatus, EngineView, TokenStream
-from chorale.engine.types import EngineStats, GenerateRequest
+from chorale.engine.types import NOBODY, EngineStats, GenerateRequest, Owner
 from chorale.errors import ChoraleError
 from chorale.tracing import ignored
 from chorale.tracing.context import CURRENT, IgnoredFields, RequestContext
@@ -54,8 +54,8 @@ class BatchClient:
     def num_in_flight(self) -> int:
         return self.client.num_in_flight
 
-    def reserve(self, num_choices: Mapping[str, int]) -> None:
-        self.client.reserve(num_choices)
+    def reserve(self, num_choices: Mapping[str, int], owner: Owner = NOBODY) -> None:
+        self.client.reserve(num_choices, owner)
 
     def release(self, request_ids: Iterable[str]) -> None:
         self.client.release(request_ids)

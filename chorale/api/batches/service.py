@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from chorale.batches.contents import Contents, open_contents
 from chorale.batches.runner import BatchRunner
 from chorale.batches.work import BatchLimits
+from chorale.client.shares import Shares
 from chorale.config import ServerConfig
 from chorale.errors import ConfigError
 from chorale.store.files import Quota
@@ -28,7 +29,7 @@ class BatchService:
     contents: Contents
     quota: Quota
     limits: BatchLimits
-    num_uploads: int = 0  # in progress
+    uploads: Shares = field(default_factory=Shares)  # in progress
     runner: BatchRunner | None = None
 
     def wake(self) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 from chorale.api.chat.request import ChatRequest
 from chorale.api.fields import wants_continuous_usage
-from chorale.api.http.cache_salt import cache_salt
 from chorale.api.http.offload import beside, is_heavy
+from chorale.api.http.owner import cache_salt
 from chorale.api.limits import SIZES, check_scores
 from chorale.api.state import ServerState
 from chorale.errors import invalid, unsupported

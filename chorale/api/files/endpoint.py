@@ -48,7 +48,8 @@ def routes(state: ServerState) -> list[Route]:
 async def create(state: ServerState, request: Request) -> Response:
     service = state.batch_service()
     boundary = boundary_of(request.headers.get("content-type", ""))
-    if service.num_uploads >= MAX_UPLOADS:
+    owner = state.owner(owner_of(request))
+    if not service.uploads.admits(owner, 1, MAX_UPLOADS):
         raise QueueFullError("too many files are being uploaded", retry_after=5)
     length = request.headers.get("content-length", "")
     declared = int(length) if length.isascii() and length.isdigit() else 0
@@ -56,7 +57,7 @@ async def create(state: ServerState, request: Request) -> Response:
     file = StoredFile(new_file_id(), owner_of(request), now, None, "", "", declared)
     room = await state.store.files.begin(file, state.background.server_id, service.quota)
     most = min(room, service.quota.max_file_bytes)
-    service.num_uploads += 1
+    service.uploads.take(owner)
     try:
         form = await Form(request.stream(), boundary, most).read(partial(service.contents.write, file.id))
         done = _described(file, form, service)
@@ -66,7 +67,7 @@ async def create(state: ServerState, request: Request) -> Response:
         await asyncio.shield(_drop(state, file.id))
         raise
     finally:
-        service.num_uploads -= 1
+        service.uploads.give(owner)
     return json_response(done.to_object())
 
 

@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from chorale.api.http.owner import CALLER
 from chorale.api.operator import docs
 from chorale.errors import AuthenticationError
 
@@ -62,6 +63,7 @@ class AuthenticatedRoute:
         if owner is None:
             owner = self._owner(scope) if self._hashes else b""
         scope.setdefault("state", {})["owner"] = owner
+        CALLER.set(owner)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.admit(scope)

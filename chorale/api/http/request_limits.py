@@ -26,6 +26,7 @@ from chorale.errors import (
 )
 
 BODY_IDLE_SECONDS = 5.0
+RATE_SECONDS = 30.0  # over which the rate of a body is averaged
 # After an error response, the rest of the body is read and dropped for a moment: a client that is still
 # sending when the connection closes would see a reset instead of the response.
 _DRAIN_SECONDS = 5.0
@@ -42,7 +43,10 @@ _HOST = re.compile(rb"[A-Za-z0-9.\-:\[\]_]{1,255}")
 class LimitedBody:
     """An ASGI ``receive`` that raises ``PayloadTooLargeError`` or ``RequestTimeoutError``."""
 
-    __slots__ = ("_deadline", "_idle", "_max_bytes", "_num_bytes", "_receive", "_total", "complete")
+    __slots__ = (
+        "_credit", "_deadline", "_idle", "_max_bytes", "_num_bytes", "_rate", "_receive", "_total",
+        "complete",
+    )  # fmt: skip
 
     def __init__(self, receive: Receive, scope: Scope, config: ServerConfig) -> None:
         self._receive = receive
@@ -52,6 +56,8 @@ class LimitedBody:
         if self._max_bytes != config.max_body_bytes:
             self._total = max(self._total, self._max_bytes / _LEAST_RATE)
         self._idle = min(BODY_IDLE_SECONDS, config.body_timeout)
+        # Seconds for which the client may still be waited for; bytes at the least rate keep it as it is.
+        self._credit, self._rate = RATE_SECONDS, config.min_upload_rate
         self._deadline: float | None = None
         self.complete = False
 
@@ -62,11 +68,15 @@ class LimitedBody:
         if self._deadline is None:
             self._deadline = now + self._total
         try:
-            async with asyncio.timeout(max(0.0, min(self._idle, self._deadline - now))):
+            async with asyncio.timeout(max(0.0, min(self._idle, self._deadline - now, self._credit))):
                 message = await self._receive()
         except TimeoutError:
             raise RequestTimeoutError("the body did not arrive in time") from None
-        self._num_bytes += len(message.get("body", b""))
+        size = len(message.get("body", b""))
+        if self._rate:
+            waited = time.monotonic() - now
+            self._credit = min(RATE_SECONDS, self._credit - waited + size / self._rate)
+        self._num_bytes += size
         self.complete = not message.get("more_body", False)
         if self._num_bytes > self._max_bytes:
             raise too_large(self._max_bytes)

@@ -9,25 +9,30 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import msgspec
 
 from chorale.api.operator.engine_record import EngineRecord
 from chorale.api.operator.metrics import Metrics
 from chorale.api.operator.traced_stream import TracedStream
 from chorale.client.base import EngineClient, EngineInfo, EngineStatus, EngineView, TokenStream
-from chorale.engine.types import ChunkTimings, EngineStats, GenerateRequest, TokenChunk
+from chorale.engine.types import NOBODY, ChunkTimings, EngineStats, GenerateRequest, Owner, TokenChunk
 from chorale.errors import ChoraleError, QueueFullError
 from chorale.tracing.context import recording
 
 
 class MeteredClient:
-    """Wraps an ``EngineClient``."""
+    """Wraps an ``EngineClient``. ``owner`` returns for whom the current request is."""
 
-    __slots__ = ("_client", "_metrics")
+    __slots__ = ("_client", "_metrics", "_owner")
 
-    def __init__(self, client: EngineClient, metrics: Metrics) -> None:
+    def __init__(
+        self, client: EngineClient, metrics: Metrics, owner: Callable[[], Owner] = lambda: NOBODY
+    ) -> None:
         self._client = client
         self._metrics = metrics
+        self._owner = owner
 
     @property
     def engines(self) -> Sequence[EngineView]:
@@ -49,9 +54,9 @@ class MeteredClient:
     def num_in_flight(self) -> int:
         return self._client.num_in_flight
 
-    def reserve(self, num_choices: Mapping[str, int]) -> None:
+    def reserve(self, num_choices: Mapping[str, int], owner: Owner = NOBODY) -> None:
         with self._counting_rejections():
-            self._client.reserve(num_choices)
+            self._client.reserve(num_choices, self._owner())
 
     def release(self, request_ids: Iterable[str]) -> None:
         self._client.release(request_ids)
@@ -65,6 +70,7 @@ class MeteredClient:
             raise
 
     def submit(self, request: GenerateRequest) -> TokenStream:
+        request = msgspec.structs.replace(request, owner=self._owner())
         with self._counting_rejections():
             stream = self._client.submit(request)
         if request.is_batch:  # its latencies would hide those that people wait for

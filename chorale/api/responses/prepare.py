@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from chorale.api.http.cache_salt import cache_salt
 from chorale.api.http.offload import beside, is_heavy
+from chorale.api.http.owner import cache_salt
 from chorale.api.responses.items.approvals import approved_calls
 from chorale.api.responses.items.built_in import BUILT_IN_CALLS
 from chorale.api.responses.items.client_calls import TOOL_LISTS

@@ -7,8 +7,9 @@ that suggests the nearest one. A flag of vLLM that has no effect here produces a
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from chorale.cli.options import compilation, speculation
@@ -23,6 +24,7 @@ from chorale.errors import ConfigError
 
 # Hosts that mean "all interfaces". Never a default.
 OPEN_ADDRESSES = ("0.0.0.0", "::", "[::]", "")
+_WEIGHT = re.compile(r"[0-9]{1,3}(\.[0-9]{1,3})?")
 _READ = {name for flag in FLAGS.values() for name in flag.environment}
 
 
@@ -64,11 +66,11 @@ def merge_values(given: Mapping[str, Setting], environment: Mapping[str, str]) -
     values = {name: setting for name, setting in given.items() if setting.origin == "file"}
     values |= _from_environment(environment)
     values |= {name: setting for name, setting in given.items() if setting.origin != "file"}
-    _add_key_file(values)
+    weights = _add_key_file(values)
     _trim_keys(values)
     notices = _notices(values, environment)
     engine, server = build_configs(values)
-    return Settings(engine, server, values, tuple(notices))
+    return Settings(engine, replace(server, key_weights=_by_owner(weights)), values, tuple(notices))
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Setting]:
@@ -96,20 +98,39 @@ def _level(raw: str) -> str:
     return raw.lower() if number is None else logging.getLevelName(number).lower()
 
 
-def _add_key_file(values: dict[str, Setting]) -> None:
+def _add_key_file(values: dict[str, Setting]) -> dict[str, float]:
+    """Adds the keys of the file. Returns the weights of those that have one."""
     setting = values.get("api-key-file")
     if setting is None:
-        return
+        return {}
     try:
         lines = Path(setting.value).read_text("utf-8").splitlines()
     except OSError as error:
         raise ConfigError(f"--api-key-file {setting.value}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"--api-key-file {setting.value}: not UTF-8 text") from None
-    keys = tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
-    if not keys:
+    found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    if not found:
         raise ConfigError(f"--api-key-file {setting.value}: contains no key")
-    values["api-key"] = Setting(keys, setting.origin)
+    weights: dict[str, float] = {}
+    for number, line in enumerate(found):
+        key, has_weight, weight = line.rpartition(" weight=")
+        if has_weight:
+            if not _WEIGHT.fullmatch(weight) or not 0.01 <= float(weight) <= 100:
+                raise ConfigError(f"--api-key-file {setting.value}: a weight is not between 0.01 and 100")
+            found[number] = key.strip()
+            weights[found[number]] = float(weight)
+    values["api-key"] = Setting(tuple(found), setting.origin)
+    return weights
+
+
+def _by_owner(weights: Mapping[str, float]) -> dict[str, float]:
+    if not weights:
+        return {}
+    from chorale.api.http.auth import hash_key  # imports Starlette
+    from chorale.api.http.owner import owner_name
+
+    return {owner_name(hash_key(key)): weight for key, weight in weights.items()}
 
 
 def _trim_keys(values: dict[str, Setting]) -> None:

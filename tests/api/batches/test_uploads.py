@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from chorale.api.files.endpoint import MAX_UPLOADS
 from chorale.api.http.auth import hash_key
 from chorale.testing.scripted_client import Script, ScriptedClient
 from tests.api.batches.test_flow import ANSWER, batched, created, ended, line, records, upload
@@ -55,9 +56,15 @@ def test_a_malformed_form_is_an_error_and_leaves_nothing(
         assert not (await server.sdk.files.list()).data
         await upload(server, line(1))  # its place in the quota of one file is free again
         assert server.state.batches is not None
-        assert server.state.batches.num_uploads == 0
+        assert server.state.batches.uploads.total == 0
 
     batched(main, tmp_path, batch_max_file_bytes=200_000, batch_max_files=1, unknown_fields="refuse")
+
+
+async def uploading(server: Server, count: int) -> None:
+    assert server.state.batches is not None
+    while server.state.batches.uploads.total < count:
+        await asyncio.sleep(0.01)
 
 
 def test_other_bodies_are_refused_by_their_type(tmp_path: Path) -> None:
@@ -154,11 +161,34 @@ def test_a_client_that_leaves_frees_its_place(tmp_path: Path) -> None:
             await asyncio.sleep(60)
 
         sending = asyncio.create_task(server.http.post("/v1/files", content=body(), headers=HEAD))
-        while not (tmp_path / "store.sqlite3.files").exists() or not (server.state.batches or 0).num_uploads:
-            await asyncio.sleep(0.01)
+        await uploading(server, 1)
         sending.cancel()
         await asyncio.gather(sending, return_exceptions=True)
         await upload(server, line(1))
         assert len((await server.sdk.files.list()).data) == 1
 
     batched(main, tmp_path, batch_max_files=1)
+
+
+def test_slow_uploads_of_a_key_leave_slots_to_others(tmp_path: Path) -> None:
+    async def main(server: Server) -> None:
+        async def body() -> Any:
+            yield PURPOSE
+            await asyncio.sleep(60)
+
+        one, two = ({"authorization": f"Bearer {key}"} for key in ("one", "two"))
+        slow = [
+            asyncio.create_task(server.http.post("/v1/files", content=body(), headers=HEAD | one))
+            for _ in range(MAX_UPLOADS)
+        ]
+        await uploading(server, MAX_UPLOADS)
+        whole = PURPOSE + FILE + END
+        refused = await server.http.post("/v1/files", content=whole, headers=HEAD | one)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+        for _ in range(3):
+            assert (await server.http.post("/v1/files", content=whole, headers=HEAD | two)).status_code == 200
+        for task in slow:
+            task.cancel()
+        await asyncio.gather(*slow, return_exceptions=True)
+
+    batched(main, tmp_path, keys=[hash_key(key) for key in ("one", "two")], api_key="one")

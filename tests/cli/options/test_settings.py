@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from chorale.api.http.auth import hash_key
+from chorale.api.http.owner import owner_name
 from chorale.cli.commands.config import render
 from chorale.cli.options.flags import FLAGS
 from chorale.cli.options.settings import Setting, merge
@@ -205,6 +207,19 @@ def test_keys_come_from_flag_file_or_environment_and_are_never_shown(tmp_path: P
     assert merge([], both).api_keys == ("ours",)
     assert merge(["--api-key", "a", "b"], {"VLLM_API_KEY": "secret"}).api_keys == ("a", "b")
     assert merge(["--api-key", "a", "--api-key=b", "--port", "1"], {}).api_keys == ("a", "b")
+
+
+def test_a_key_of_the_file_may_have_a_weight(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("plain\nheavy weight=2.5\nwith space weight=0.5\n")
+    settings = merge(["--api-key-file", str(path)], {})
+    assert settings.api_keys == ("plain", "heavy", "with space")
+    heavy, light = (owner_name(hash_key(key)) for key in ("heavy", "with space"))
+    assert settings.server.key_weights == {heavy: 2.5, light: 0.5}
+    for wrong in ("0", "-1", "nan", "1e3", "101", ""):
+        path.write_text(f"key weight={wrong}\n")
+        with pytest.raises(ConfigError, match="weight"):
+            merge(["--api-key-file", str(path)], {})
 
 
 def test_keys_are_what_a_client_can_send(tmp_path: Path) -> None:

@@ -88,6 +88,10 @@ def _check_rows(engine: EngineState, sequences: list[Sequence]) -> None:
         if rows.decoding[row]:
             assert owner is not None, f"row {row} decodes without a sequence"
             assert owner.status is Status.DECODE
+    for account in {sequence.account for sequence in sequences}:
+        own = [sequence for sequence in sequences if sequence.account is account]
+        assert account.num_rows == sum(each.is_running for each in own), "an owner's rows are miscounted"
+        assert account.num_requests == len({each.request_id for each in own}), "requests are miscounted"
     prefills = [sequence for sequence in engine.running.values() if sequence.status is Status.PREFILL]
     assert sorted(map(id, prefills)) == sorted(map(id, engine.prefills)), "prefills are not the PREFILL ones"
 
@@ -180,4 +184,4 @@ def check_pool(pool: BlockPool, held: Iterable[int]) -> None:
 
 def live(queue: WaitingQueue) -> list[Sequence]:
     """Returns the sequences that wait."""
-    return [entry[1] for entry in queue._heap if is_live(entry)]
+    return [entry[1] for heap in queue._heaps.values() for entry in heap if is_live(entry)]

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from chorale.api.http.owner import CALLER
 from chorale.api.responses.background.job import Job
 from chorale.api.responses.prepare import prepare
 from chorale.api.responses.request import ResponsesRequest, parse_request
@@ -80,6 +81,7 @@ class Resumer:
 
     async def _run(self, claimed: Claimed) -> Run:
         state, stored = self._state, claimed.response
+        CALLER.set(stored.owner)  # the job's task inherits it
         fields = await asyncio.to_thread(_unpacked, claimed.request)
         prepared = await prepare(state, fields, stored.owner)
         prepared = replace(

@@ -60,14 +60,15 @@ async def serve(
 ) -> None:
     """Serves a connection. Raises ``ChoraleError`` only before it is accepted."""
     session = Session(state, scope, receive, send)
-    if state.lifecycle.num_sockets >= MAX_CONNECTIONS:
+    sockets, owner = state.lifecycle.sockets, state.owner(scope["state"]["owner"])
+    if not sockets.admits(owner, 1, MAX_CONNECTIONS):
         raise QueueFullError("too many WebSocket connections are open", retry_after=5.0)
-    state.lifecycle.num_sockets += 1
+    sockets.take(owner)
     try:
         await send({"type": "websocket.accept"})
         await session.run(scope[GOING_AWAY], max_seconds)
     finally:
-        state.lifecycle.num_sockets -= 1
+        sockets.give(owner)
 
 
 class Session:

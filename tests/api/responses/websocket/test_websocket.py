@@ -590,7 +590,7 @@ def test_a_client_that_breaks_the_rules_is_told_why(frame: bytes, code: int) -> 
         assert len(answer) == 2 + size
         assert int.from_bytes(answer[2:4], "big") == code
         async with asyncio.timeout(30):
-            while server.state.lifecycle.num_sockets:
+            while server.state.lifecycle.sockets.total:
                 await asyncio.sleep(0.01)
 
     served(test, body_timeout=0.3)
@@ -632,7 +632,7 @@ def test_a_client_that_leaves_ends_its_generations() -> None:
                 break
             await asyncio.sleep(0.02)
         assert len(client.aborted) == 2
-        assert (server.state.lifecycle.num_requests, server.state.lifecycle.num_sockets) == (0, 0)
+        assert (server.state.lifecycle.num_requests, server.state.lifecycle.sockets.total) == (0, 0)
 
     served(test, client)
 
@@ -723,10 +723,10 @@ def test_a_client_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch)
             message = text % number
             writer.write(bytes([0x81, 0x80 | len(message), 0, 0, 0, 0]) + message)
         for _ in range(1000):
-            if client.requests and not server.state.lifecycle.num_sockets:
+            if client.requests and not server.state.lifecycle.sockets.total:
                 break
             await asyncio.sleep(0.02)
-        assert server.state.lifecycle.num_sockets == 0
+        assert server.state.lifecycle.sockets.total == 0
         assert server.state.lifecycle.num_requests == 0
 
     served(test, client)

@@ -1,21 +1,25 @@
-"""The prefix cache across API keys, over every endpoint and the real engine core."""
+"""API keys at the engine, over every endpoint: their names and weights, and the prefix cache across them."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from chorale.api.http.auth import hash_key
-from chorale.api.http.cache_salt import cache_salt
+from chorale.api.http.owner import cache_salt, owner_name
 from chorale.client.base import EngineInfo
 from chorale.engine.core import EngineCore
-from chorale.engine.types import EngineLimits
+from chorale.engine.types import NOBODY, EngineLimits, GenerateRequest, Owner
 from chorale.testing.fake_executor import FakeExecutor
+from chorale.testing.scripted_client import Script, ScriptedClient
 from tests.support.local_client import LocalClient
-from tests.support.server import served
+from tests.support.server import Server, served, with_server
 
+COMPLETIONS = "/v1/completions"
 LIMITS = EngineLimits(
     num_blocks=400, block_size=16, max_num_seqs=4, max_num_batched_tokens=1024, max_model_len=2048
 )
@@ -31,6 +35,10 @@ ENDPOINTS: dict[str, dict[str, Any]] = {
         "max_tokens": 2,
     },
 }
+
+
+def answer_all(request: GenerateRequest, index: int) -> Script:
+    return Script((200005, 17196, 200008, 13225, 200002))
 
 
 def cached(body: dict[str, Any]) -> int:
@@ -64,6 +72,46 @@ def test_a_key_finds_its_own_prompts_in_the_cache_and_no_others(path: str) -> No
         await client.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("path", [*ENDPOINTS, "background", "batch"])
+def test_the_engine_knows_whose_each_request_is(path: str, tmp_path: Path) -> None:
+    one, two = (owner_name(hash_key(key)) for key in ("one", "two"))
+
+    async def main(server: Server) -> None:
+        for key in ("one", "two"):
+            headers = {"authorization": f"Bearer {key}"}
+            sdk = server.sdk.with_options(api_key=key)
+            if path == "batch":
+                line = {
+                    "custom_id": "a",
+                    "method": "POST",
+                    "url": COMPLETIONS,
+                    "body": ENDPOINTS[COMPLETIONS],
+                }
+                file = await sdk.files.create(file=("a", json.dumps(line).encode()), purpose="batch")
+                await sdk.batches.create(input_file_id=file.id, endpoint=COMPLETIONS, completion_window="24h")
+            elif path == "background":
+                await sdk.responses.create(model="demo", input="hi", background=True)
+            else:
+                answer = await server.http.post(path, json=ENDPOINTS[path], headers=headers)
+                assert answer.status_code == 200, answer.text
+        while len(server.client.requests) < 2:
+            await asyncio.sleep(0.01)
+        owners = {request.owner for request in server.client.requests}
+        assert owners == {Owner(one, 2.5), Owner(two, 1.0)}
+
+    keys = [hash_key(key) for key in ("one", "two")]
+    store = str(tmp_path / "store.sqlite3")
+    with_server(ScriptedClient(answer_all), main, keys=keys, key_weights={one: 2.5}, response_store=store)
+
+
+def test_a_server_without_keys_has_one_owner() -> None:
+    async def main(server: Server) -> None:
+        await server.complete()
+        assert server.client.requests[0].owner == NOBODY
+
+    with_server(ScriptedClient(answer_all), main)
 
 
 def test_the_salt_of_a_server_without_keys_is_the_clients_own() -> None:
