@@ -118,10 +118,14 @@ def _refusal(message: str, param: str) -> RequestError:
 
 def check_size(body: str, param: str) -> None:
     """Raises ``RequestError`` if the text is too long to compile or not valid Unicode."""
-    if len(body.encode("utf-8", "surrogatepass")) > MAX_BYTES:
+    if len(body) > MAX_BYTES:
         raise _refusal(f"longer than {MAX_BYTES} bytes", param)
-    if any(0xD800 <= ord(char) <= 0xDFFF for char in body):
-        raise _refusal("contains a lone surrogate", param)
+    try:
+        size = len(body.encode())
+    except UnicodeEncodeError:
+        raise _refusal("contains a lone surrogate", param) from None
+    if size > MAX_BYTES:
+        raise _refusal(f"longer than {MAX_BYTES} bytes", param)
 
 
 def _in_known_dialect(schema: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -43,7 +43,7 @@ def make_turn(
         raise
     except RequestError as error:
         raise ValueError(error.message) from None
-    for constraint in rules.constraints(turn.sampling.max_tokens):
+    for constraint in turn.grammar_parts:
         check_compiles(constraint)
     fault = sampling_fault(turn.sampling, info.vocab_size)
     if fault is not None:

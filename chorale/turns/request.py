@@ -17,6 +17,7 @@ from chorale.client.base import EngineInfo
 from chorale.engine.types import GenerateRequest, SamplingSpec
 from chorale.errors import unsupported
 from chorale.grammar.checker import GrammarChecker
+from chorale.grammar.constraint import Constraint
 from chorale.grammar.frames import MAX_GRAMMAR_BYTES
 from chorale.harmony.vocab import Vocabulary
 from chorale.turns.choice.needs import Compact, NextRound
@@ -36,6 +37,7 @@ class TurnRequest:
     prompt_token_ids: list[int]
     sampling: SamplingSpec
     rules: TurnRules = FREE
+    grammar_parts: Sequence[Constraint] = ()  # of ``sampling.grammar``
     stop: tuple[str, ...] = ()  # stop strings, on final text only
     include_stop: bool = False  # the stop string (or extra stop token) is part of the text
     parallel_tool_calls: bool = True  # False: the turn ends after the first call
@@ -152,12 +154,15 @@ def turn_request(
     )
     if rules.binds:
         _check_unbound(sampling)
-        sampling = msgspec.structs.replace(sampling, grammar=rules.grammar(sampling.max_tokens))
+    grammar, parts = rules.grammar(sampling.max_tokens)
+    if grammar:
+        sampling = msgspec.structs.replace(sampling, grammar=grammar)
     return TurnRequest(
         request_id=request_id,
         prompt_token_ids=prompt_token_ids,
         sampling=sampling,
         rules=rules,
+        grammar_parts=parts,
         stop=tuple(stop or fields.stop or ()),
         include_stop=bool(fields.include_stop_str_in_output),
         parallel_tool_calls=parallel_tool_calls,
@@ -186,7 +191,7 @@ async def check_grammar(checker: GrammarChecker, turn: TurnRequest) -> TurnReque
     """Returns ``turn``. Raises ``RequestError`` if a part of its grammar does not compile."""
     if not turn.sampling.grammar:
         return turn
-    await checker.check(turn.rules.constraints(turn.sampling.max_tokens))
+    await checker.check(turn.grammar_parts)
     if len(turn.sampling.grammar.encode()) > MAX_GRAMMAR_BYTES:
         answer = turn.rules.answer
         raise unsupported(

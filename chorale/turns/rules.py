@@ -79,20 +79,18 @@ class TurnRules:
         """Returns the functions whose calls are plain input, by prompt name."""
         return frozenset(f.name for f in self.functions if f.text is not None)
 
-    def grammar(self, max_tokens: int | None) -> str:
-        """Returns the grammar of the turn, or "" if not needed. ``max_tokens``: of the whole output."""
+    def grammar(self, max_tokens: int | None) -> tuple[str, list[Constraint]]:
+        """Returns the grammar of the turn, or "" if not needed, and its parts, each of which must compile.
+
+        ``max_tokens``: of the whole output.
+        """
         if not self.binds:
-            return ""
+            return "", []
         if self.raw:
             assert self.answer is not None
-            return raw_grammar(self.answer)
-        return turn_grammar(self.frames(max_tokens))
-
-    def constraints(self, max_tokens: int | None) -> list[Constraint]:
-        """Returns the parts of the grammar, each of which must compile."""
-        if self.raw:
-            return [] if self.answer is None else [self.answer]
-        return self.frames(max_tokens).constraints() if self.binds else []
+            return raw_grammar(self.answer), [self.answer]
+        frames = self.frames(max_tokens)
+        return turn_grammar(frames), frames.constraints()
 
     def frames(self, max_tokens: int | None) -> Frames:
         """``max_tokens``: of the whole output."""

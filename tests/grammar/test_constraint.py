@@ -11,7 +11,7 @@ import pytest
 from chorale.errors import RequestError
 from chorale.grammar import checker
 from chorale.grammar.checker import GrammarChecker
-from chorale.grammar.constraint import MAX_DEPTH, json_object, json_schema, regex
+from chorale.grammar.constraint import MAX_BYTES, MAX_DEPTH, check_size, json_object, json_schema, regex
 from chorale.grammar.frames import raw_grammar
 from chorale.grammar.matcher import check_constraint, compile_grammar
 from chorale.harmony.vocab import load_vocabulary
@@ -112,3 +112,14 @@ def test_the_bound_on_depth_is_one_number() -> None:
     json_schema(nested_lists(65), "p")
     with pytest.raises(RequestError, match="deeper than 32 objects"):
         json_schema(nested_lists(66), "p")
+
+
+@pytest.mark.parametrize("text", ["a\ud800", "\udc00", "x" * (MAX_BYTES + 1), "é" * (MAX_BYTES // 2 + 1)])
+def test_a_text_that_cannot_be_compiled_is_refused(text: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        check_size(text, "field")
+    assert refused.value.param == "field"
+
+
+def test_a_text_of_the_largest_size_is_not_refused() -> None:
+    check_size("é" * (MAX_BYTES // 2), "field")
