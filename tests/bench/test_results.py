@@ -21,8 +21,11 @@ from chorale.bench.report import _ticks, page, read, write_report
 from chorale.cli.bench.pace import goals_of
 from chorale.cli.bench.serve import check, make_requests, parser, write
 from chorale.cli.main import main
+from chorale.config import ToolConfig
 from chorale.errors import ConfigError
 from chorale.harmony.vocab import load_vocabulary
+from chorale.testing.scripted_client import Script, ScriptedClient
+from tests.support.threads import in_thread, tool_server
 
 GOOD = [
     Outcome(start=0.0, ttft=0.1, latency=1.1, itl=[0.5, 0.5], prompt_tokens=10, output_tokens=11),
@@ -45,6 +48,27 @@ def test_summary_counts_what_completed() -> None:
     assert summary.latencies["tpot"] == pytest.approx([100.0, 500.0])
     assert summary.max_concurrent_requests == 2
     assert summary.errors == ("HTTP 500: no",)
+
+
+def test_a_load_is_measured_to_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every request has three tokens; the warm-up is not counted."""
+    client = ScriptedClient(lambda request, index: Script([100, 101, 102], finish_reason="length"))
+    with in_thread(tool_server(client, ToolConfig())) as port:
+        line = ["bench", "serve", "--base-url", f"http://127.0.0.1:{port}", "--num-prompts", "4"]
+        line += [
+            "--disable-tqdm",
+            "--random-input-len",
+            "8",
+            "--random-output-len",
+            "3",
+            "--num-warmups",
+            "2",
+            "--save-result",
+        ]
+        assert main([*line, "--result-dir", str(tmp_path)]) == 0
+    (path,) = tmp_path.glob("*.json")
+    found = json.loads(path.read_text())
+    assert (found["completed"], found["total_output_tokens"], len(client.requests)) == (4, 12, 6)
 
 
 def test_the_block_has_the_lines_that_scripts_read() -> None:

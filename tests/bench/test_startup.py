@@ -9,6 +9,10 @@ import pytest
 
 from chorale.bench import startup
 from chorale.cli.main import main
+from chorale.model.checkpoint_writer import write_random_checkpoint
+from chorale.model.config_writer import make_config
+
+SIZES = {"layers": 2, "experts": 4, "hidden": 32, "inter": 32, "heads": 4, "kv_heads": 2, "head_dim": 8}
 
 
 @pytest.mark.parametrize("cold", [0, 1])
@@ -27,11 +31,12 @@ def test_warm_starts_have_filled_caches(cold: int, monkeypatch: pytest.MonkeyPat
     assert "sk-canary" not in json.dumps(found)
 
 
-@pytest.mark.slow
 def test_a_server_with_a_key_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CHORALE_API_KEY", "sk-canary")
+    model = write_random_checkpoint(tmp_path / "model", make_config(**SIZES), seed=3)
     out = tmp_path / "startup.json"
-    assert main(["bench", "startup", "--num-iters-warm", "0", "--output-json", str(out)]) == 0
+    line = ["bench", "startup", str(model), "--num-iters-warm", "0", "--output-json", str(out)]
+    assert main(line) == 0
     assert json.loads(out.read_text())["cold_first_token_seconds"] > 0
 
 

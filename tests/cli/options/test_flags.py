@@ -5,18 +5,23 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from chorale.cli.options.flags import FLAGS
 from chorale.cli.options.settings import merge
-from chorale.cli.options.values import MOST, NUMBERS, Flag
+from chorale.cli.options.values import MOST, NUMBERS, Flag, Kind
 from chorale.config import EngineConfig, ServerConfig, ToolConfig
 from chorale.errors import ConfigError
 from chorale.runtime.resolve import check_sizes
 from tests.support.field_reads import is_read
 
 NUMERIC = [flag for flag in FLAGS.values() if flag.kind in NUMBERS and flag.target is not None]
+
+
+def test_every_flag_is_of_a_known_kind() -> None:
+    assert [flag.name for flag in FLAGS.values() if flag.kind not in get_args(Kind)] == []
 
 
 @pytest.mark.parametrize("flag", NUMERIC, ids=lambda flag: flag.name)

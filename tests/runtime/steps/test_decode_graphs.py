@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from chorale.kernels.reference.ops import REFERENCE_OPS
 from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import make_config
+from chorale.parallel.wire import WorkerCall
 from chorale.runtime.assembly import allocate_kv, make_executor
 from chorale.runtime.device import CpuDevice
 from chorale.runtime.executor import LocalExecutor
@@ -50,7 +52,7 @@ from chorale.runtime.steps.decode_graphs import (
 )
 from chorale.runtime.steps.graph_sizes import MIXED_TOKENS, chosen_sizes, context_sizes, pick, row_sizes
 from chorale.runtime.steps.mixed_graphs import MixedGraphRunner, pad_plan
-from chorale.runtime.warmup.captures import capture_first, preparations
+from chorale.runtime.warmup.captures import capture_first, draft_preparations, preparations
 from chorale.runtime.worker import Worker
 from chorale.serve.engine.assemble import load_model
 from tests.runtime.test_engine_properties import SAMPLINGS, mixed_requests, tokens_of
@@ -416,6 +418,21 @@ def test_captured_at_the_start(checkpoint: Path) -> None:
     asked = [request("a", random_prompt(40), max_tokens=6), request("b", [1], max_tokens=6, top_k=5)]
     run(core, asked)
     assert decodes_of(core).num_graphs <= before + 1  # nothing was missing but longer contexts with filters
+
+
+def test_a_step_with_drafts_is_captured_without_filters(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = EngineConfig(model=str(checkpoint), max_num_seqs=2)
+    model = ModelConfig.load(checkpoint)
+    found = replace(resolve(config, model, DEVICE.hardware, can_capture=True), most_drafts=2)
+    worker, captured = worker_of(graph_engine(checkpoint)), []
+    graphs = SimpleNamespace(graph=lambda *sizes: captured.append(sizes))
+    monkeypatch.setattr(worker, "_drafting", SimpleNamespace(graphs=graphs))
+    for call, _ in draft_preparations(found).values():
+        assert isinstance(call, WorkerCall)
+        call(worker)
+    assert {(rows, filtered) for rows, _, _, filtered in captured} == {(1, False), (2, False)}
 
 
 def test_prompts_beside_many_streams_are_captured_early() -> None:

@@ -171,6 +171,17 @@ def test_garbage_on_the_socket_is_dropped() -> None:
     run(scene())
 
 
+def test_a_client_ends_its_own_request() -> None:
+    async def scene() -> None:
+        async with rig(Behaviour(step_seconds=0.01)) as r:
+            stream = r.client.submit(request("mine", 60_000))
+            await anext(stream)
+            await stream.aclose()
+            await r.engine_is_empty()  # it would run for ten minutes
+
+    run(scene())
+
+
 def test_a_client_cannot_end_a_request_of_another() -> None:
     """Ids are chosen by the API processes; one must not touch another's, whole or a choice of it."""
 

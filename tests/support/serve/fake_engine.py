@@ -84,7 +84,7 @@ def build(
             raise ConfigError(behaviour.refuse)
         if behaviour.crash is not None:
             raise RuntimeError(behaviour.crash)
-    limits = dataclasses.replace(LIMITS, num_blocks=behaviour.num_blocks)
+    limits = dataclasses.replace(LIMITS, num_blocks=behaviour.num_blocks, max_num_seqs=behaviour.max_num_seqs)
     executor = FaultyExecutor(
         limits, MODEL, step_seconds=behaviour.step_seconds, fail_at_step=behaviour.fail_at_step
     )

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from chorale.engine.types import FinishReason, SamplingSpec, TokenChunk, TokenLogprobs
 from chorale.errors import EngineError
+from chorale.grammar.constraint import json_schema
 from chorale.harmony.messages import ToolDescription
 from chorale.harmony.vocab import CALL, RETURN
 from chorale.tools.contract import CodeInterpreterRequest, CodeOutput, McpRequest, RequestTools, ToolResult
@@ -26,6 +27,7 @@ from chorale.turns.request import NEVER, TurnRequest
 from chorale.turns.rules import TurnRules
 from chorale.turns.tools.functions import Function
 from chorale.turns.tools.open_built_in import built_in_tools
+from chorale.turns.tools.tool_choice import AUTO, Mode, ToolChoice
 from chorale.turns.tools.turn_tools import ApprovedCall, TurnTools
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, VOCAB, ids
 from tests.support.scripted_tools import ScriptedBox, ScriptedService, plain, result
@@ -370,6 +372,17 @@ def test_a_choice_fed_whole_is_the_choice_fed_by_tokens(
 
     tokens = tokens or [RETURN]
     assert fed(len(tokens), NEVER) == fed(1, 1) == fed(size, 3)
+
+
+@pytest.mark.parametrize(("mode", "strict"), [("required", False), ("auto", True)])
+def test_a_call_that_is_forced_or_strict_keeps_to_its_schema(mode: Mode, strict: bool) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    function = Function(ToolDescription("f", parameters=schema), strict=strict)
+    rules = TurnRules(functions=[function], choice=ToolChoice(mode))
+    (call,) = rules.frames(100).calls
+    assert call.arguments == json_schema(schema, function.param)
+    loose = replace(rules, functions=[replace(function, strict=False)], choice=AUTO)
+    assert loose.frames(100).calls[0].arguments is None
 
 
 PIECES = st.one_of(
