@@ -20,6 +20,7 @@ from typing import Any
 from chorale.demo import ensure_demo
 from chorale.demo.head import ensure_demo_head
 from chorale.errors import ConfigError
+from chorale.model.cache import lease
 from chorale.model.names import PUBLISHED, full_name
 
 Progress = Callable[[str, float, str], None]
@@ -78,7 +79,7 @@ def resolve_head(
             raise ConfigError(f"revision {revision}: {folder} is a folder, which has no revisions")
         return folder
     try:
-        return _fetch(name, revision, download_dir, _HEAD_FILES, progress)
+        return _fetch_alone(name, revision, download_dir, _HEAD_FILES, progress)
     except ConfigError as fault:
         raise ConfigError(f"draft head {name!r}: {fault.message}") from fault
 
@@ -177,14 +178,35 @@ def _download(
     model: str, revision: str | None, download_dir: str | Path | None, progress: Progress | None
 ) -> Path:
     try:
-        folder = _fetch(model, revision, download_dir, _PUBLISHED_FILES, progress)
+        folder = _fetch_alone(model, revision, download_dir, _PUBLISHED_FILES, progress)
         if not any(folder.glob("*.safetensors")):
-            folder = _fetch(model, revision, download_dir, _REFERENCE_FILES, progress)
+            folder = _fetch_alone(model, revision, download_dir, _REFERENCE_FILES, progress)
     except ConfigError as fault:
         raise ConfigError(f"model {model!r}: {fault.message}") from fault
     if not has_weights(folder):
         raise ConfigError(f"model {model!r}: {folder} has no safetensors files")
     return folder
+
+
+def _fetch_alone(
+    model: str,
+    revision: str | None,
+    download_dir: str | Path | None,
+    patterns: tuple[str, ...],
+    progress: Progress | None,
+) -> Path:
+    """As ``_fetch``, while no other process that shares the folder downloads this model."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    locks = Path(download_dir or HF_HUB_CACHE) / ".locks"
+    held = locks / f"models--{model.replace('/', '--')}" / "download.lease"
+
+    def waits() -> None:
+        if progress is not None:
+            progress("download", 0.0, f"another process downloads it, and holds {held}")
+
+    with lease(held, waits):
+        return _fetch(model, revision, download_dir, patterns, progress)
 
 
 def _fetch(

@@ -23,6 +23,8 @@ class FakeHub:
         self.token = token
         self.cut_after: int | None = None  # bytes of the next file body that get through
         self.sent: Counter[str] = Counter()  # body bytes by file
+        self.asked: Counter[str] = Counter()  # bodies by file
+        self.gate: threading.Event | None = None  # bodies of weights wait for it
         hub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -82,6 +84,9 @@ class FakeHub:
         if start:
             headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
         part = data[start:]
+        self.asked[name] += body
+        if body and self.gate is not None and name.endswith(".safetensors"):
+            self.gate.wait(120)
         status = 206 if start else 200
         if body and self.cut_after is not None and len(part) > self.cut_after:
             handler.send_response(status)
