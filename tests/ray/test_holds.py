@@ -6,6 +6,7 @@ import asyncio
 
 from chorale.client.curve import new_keys
 from chorale.ray.holds import EARLY, SILENCE, Ended, HoldDesk, HoldEnds
+from tests.support import PATIENCE
 from tests.support.serve.harness import run, until
 
 
@@ -22,10 +23,10 @@ def test_a_call_ends_when_the_front_says_so_also_before_it_begins() -> None:
         ends.ended("r0", "a")
         ends.ended("r0", "b")
         ends.ended("r0", "late")
-        await asyncio.wait_for(asyncio.gather(*calls[:2]), 10)
+        await asyncio.wait_for(asyncio.gather(*calls[:2]), PATIENCE)
         assert [call.done() for call in (*calls, stranger)] == [True, True, False, False]
         await until(lambda: desk._early, "the end that came early")
-        await asyncio.wait_for(desk.hold(ends.front, "late"), 10)
+        await asyncio.wait_for(desk.hold(ends.front, "late"), PATIENCE)
         assert desk.num_held == 2
         for call in (calls[2], stranger):
             call.cancel()
@@ -49,7 +50,7 @@ def test_the_calls_of_a_front_that_is_silent_end_and_others_stay() -> None:
         desk.receive(Ended("alive"))
         now[0] += 1
         desk.tick()
-        await asyncio.wait_for(gone, 10)
+        await asyncio.wait_for(gone, PATIENCE)
         assert not alive.done()
         now[0] += EARLY
         desk.receive(Ended("alive"))
@@ -92,7 +93,7 @@ def test_an_end_can_be_said_to_every_engine() -> None:
         call = asyncio.ensure_future(desks[1].hold(ends.front, "a"))
         await asyncio.sleep(0)
         ends.ended_anywhere("a")
-        await asyncio.wait_for(call, 10)
+        await asyncio.wait_for(call, PATIENCE)
         ends.keep({"r1"})
         assert list(ends._sockets) == ["r1"]
         ends.close()

@@ -28,6 +28,7 @@ from chorale.serve.bootstrap import (
 )
 from chorale.serve.engine_monitor import EngineMonitor, spawn
 from chorale.serve.watch import LastHeartbeat, RestartPolicy, WatchLimits
+from tests.support import PATIENCE
 from tests.support.serve.fake_engine import Behaviour
 from tests.support.serve.harness import collect, expected, is_alive, request, rig, run, until
 
@@ -106,7 +107,7 @@ def test_five_deaths_and_it_gives_up() -> None:
     async def scene() -> None:
         limits = WatchLimits(backoff=0.01)
         async with rig(Behaviour(crash="no such device"), watch=limits, wait=False) as r:
-            assert await asyncio.wait_for(asyncio.shield(r.running), 30) == EXIT_FAILED
+            assert await asyncio.wait_for(asyncio.shield(r.running), PATIENCE) == EXIT_FAILED
             assert r.monitor.num_restarts == 4
             last, _ = r.told[-1]
             assert last.state == "failed"
@@ -121,7 +122,7 @@ def test_five_deaths_and_it_gives_up() -> None:
 def test_a_configuration_that_cannot_run_is_not_tried_again() -> None:
     async def scene() -> None:
         async with rig(Behaviour(refuse="tensor x is missing in file y"), wait=False) as r:
-            assert await asyncio.wait_for(asyncio.shield(r.running), 30) == EXIT_CONFIG
+            assert await asyncio.wait_for(asyncio.shield(r.running), PATIENCE) == EXIT_CONFIG
             assert r.monitor.num_restarts == 0
             assert r.told[-1][0].message == "tensor x is missing in file y"
             assert r.monitor.failure is not None

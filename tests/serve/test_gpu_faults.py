@@ -12,6 +12,7 @@ from chorale.runtime.platforms import NPU
 from chorale.serve import engine_monitor
 from chorale.serve.bootstrap import EXIT_CONFIG, EXIT_FAILED
 from chorale.serve.watch import RestartPolicy, WatchLimits
+from tests.support import PATIENCE
 from tests.support.serve.fake_engine import PLACE, Behaviour
 from tests.support.serve.harness import Rig, collect, expected, request, rig, run, until
 
@@ -32,7 +33,7 @@ def test_an_ecc_error_is_tried_again_and_then_given_up() -> None:
                 if number < 2:
                     await until(lambda pid=pid: r.monitor.pid not in (None, pid), "a new process")
                     await r.ready()
-            assert await asyncio.wait_for(asyncio.shield(r.running), 30) == EXIT_FAILED
+            assert await asyncio.wait_for(asyncio.shield(r.running), PATIENCE) == EXIT_FAILED
             died = [status.message for status, _ in r.told if status.state == "dead"]
             assert len(died) == 2
             assert all(f"{PLACE} has an uncorrectable memory error (ECC)" in message for message in died)
@@ -74,7 +75,7 @@ def test_a_lost_npu_is_not_replaced_by_a_gpu(monkeypatch: pytest.MonkeyPatch) ->
         async with rig(Behaviour(device="Ascend910B", missing_once_ready=True)) as r:
             assert r.monitor._start.config.device == "npu"
             os.kill(r.engine_pid, signal.SIGKILL)
-            assert await asyncio.wait_for(asyncio.shield(r.running), 30) == EXIT_CONFIG
+            assert await asyncio.wait_for(asyncio.shield(r.running), PATIENCE) == EXIT_CONFIG
             assert "if the driver does not list it any more" in r.told[-1][0].message
 
     run(scene())
@@ -84,7 +85,7 @@ def test_a_lost_gpu_is_named() -> None:
     async def scene() -> None:
         async with rig(Behaviour(device="NVIDIA H200", missing_once_ready=True)) as r:
             os.kill(r.engine_pid, signal.SIGKILL)
-            assert await asyncio.wait_for(asyncio.shield(r.running), 30) == EXIT_CONFIG
+            assert await asyncio.wait_for(asyncio.shield(r.running), PATIENCE) == EXIT_CONFIG
             message = r.told[-1][0].message
             assert "PyTorch finds no CUDA device" in message
             assert "This engine ran on NVIDIA H200 before" in message

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.serve.test_supervisor import WORKERS, Supervised, ended, serve
+from tests.support import PATIENCE
 from tests.support.serve.harness import run, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -24,7 +25,7 @@ SLOW = {"step_seconds": 0.02}
 
 def complete(port: int, num_tokens: int, on_line: Callable[[str], None]) -> int:
     """Stream a completion; calls ``on_line`` with each data line. Returns the status."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
     body = {"model": "m", "prompt": [1, 2, 3], "max_tokens": num_tokens, "stream": True, "ignore_eos": True}
     try:
         connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
@@ -52,9 +53,9 @@ class Streams:
     async def running(self) -> None:
         await until(lambda: all(len(lines) > 2 for lines in self.lines), "every stream has tokens")
 
-    async def last_objects(self, seconds: float) -> list[dict[str, Any]]:
+    async def last_objects(self) -> list[dict[str, Any]]:
         """Wait for the ends; the last JSON object of each."""
-        await asyncio.wait_for(asyncio.gather(*self.tasks), seconds)
+        await asyncio.wait_for(asyncio.gather(*self.tasks), PATIENCE)
         return [json.loads([line for line in lines if line != "[DONE]"][-1]) for lines in self.lines]
 
 
@@ -69,7 +70,7 @@ def test_sigterm_lets_streams_finish(server: dict[str, int]) -> None:
             streams = Streams(s, 4, 100)
             await streams.running()
             s.process.terminate()
-            for last in await streams.last_objects(20):
+            for last in await streams.last_objects():
                 assert last["choices"][0]["finish_reason"] == "length"
             assert all(lines[-1] == "[DONE]" for lines in streams.lines)
             assert await ended(s) == 0
@@ -86,7 +87,7 @@ def test_a_drain_that_runs_out_of_time_ends_streams_with_an_error() -> None:
             streams = Streams(s, 4, 50_000)
             await streams.running()
             s.process.terminate()
-            for last in await streams.last_objects(5):
+            for last in await streams.last_objects():
                 assert last["error"]["message"]
             assert await ended(s) == 0
 
@@ -101,11 +102,11 @@ def test_kill_9_of_the_engine_gives_every_stream_an_error_object() -> None:
             streams = Streams(s, 10, 50_000)
             await streams.running()
             os.kill(s.engine, signal.SIGKILL)
-            for last in await streams.last_objects(10):
+            for last in await streams.last_objects():
                 assert last["error"]["code"] == "engine_restarted"
             await s.answers(200)
             again = Streams(s, 1, 3)
-            await again.last_objects(10)
+            await again.last_objects()
 
     run(scene())
 
@@ -126,13 +127,13 @@ def test_clients_that_leave_free_the_engine_and_a_full_queue_answers_429() -> No
                 answer = await asyncio.to_thread(connection.getresponse)
                 assert answer.status == 200
             refused = Streams(s, 1, 3)
-            assert await asyncio.wait_for(refused.tasks[0], 60) == 429
+            assert await asyncio.wait_for(refused.tasks[0], PATIENCE) == 429
             for connection in leaving:
                 connection.sock.close()
                 connection.close()
             left, lines = time.monotonic(), list[str]()
             while (await asyncio.to_thread(complete, s.port, 1, lines.append)) != 200:
-                assert time.monotonic() - left < 60.0  # they would take 1,000 s
+                assert time.monotonic() - left < PATIENCE  # they would take 1,000 s
             assert lines[-1] == "[DONE]"  # by the engine: the status alone is the HTTP process's
 
     run(scene())

@@ -21,6 +21,7 @@ import pytest
 from chorale.config import EngineConfig, ServerConfig
 from chorale.errors import ConfigError
 from chorale.serve import supervisor
+from tests.support import PATIENCE
 from tests.support.serve.harness import is_alive, run, until
 
 SCRIPT = "tests.support.serve.serve_fake"
@@ -50,7 +51,7 @@ class Supervised:
         """Wait until the path answers with the status; seconds."""
         start = time.monotonic()
         while await self.get(path) != status:
-            assert time.monotonic() - start < 60, f"{path} never answered {status}"
+            assert time.monotonic() - start < PATIENCE, f"{path} never answered {status}"
             await asyncio.sleep(0.02)
         return time.monotonic() - start
 
@@ -72,7 +73,7 @@ class Supervised:
 
 
 def fetch(port: int, path: str, headers: dict[str, str]) -> tuple[int | None, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
     try:
         connection.request("GET", path, headers=headers)
         answer = connection.getresponse()
@@ -104,7 +105,7 @@ async def serve(*, stderr: int | None = None, **given: Any) -> AsyncIterator[Sup
             process.terminate()
             process.terminate()  # at once
         try:
-            await asyncio.wait_for(process.wait(), 60)
+            await asyncio.wait_for(process.wait(), PATIENCE)
         except TimeoutError:
             process.kill()
             await process.wait()

@@ -20,6 +20,7 @@ from chorale.api.http.server import Stop, bind_sockets, serve_app
 from chorale.api.state import ServerState
 from chorale.engine.types import GenerateRequest
 from chorale.testing.scripted_client import Script, ScriptedClient
+from tests.support import PATIENCE
 from tests.support.server import make_state
 
 
@@ -62,7 +63,7 @@ async def running(app: HttpMiddleware, *, drain_grace: float = 0.0) -> AsyncIter
         await close_connections()
         stop()
         stop()
-        await asyncio.wait_for(task, 15)
+        await asyncio.wait_for(task, PATIENCE)
 
 
 @contextlib.asynccontextmanager
@@ -128,7 +129,7 @@ async def close_connections() -> None:
             await writer.wait_closed()
 
 
-async def exchange(port: int, raw: bytes, timeout: float = 10) -> Answer:
+async def exchange(port: int, raw: bytes, timeout: float = PATIENCE) -> Answer:
     """Send raw bytes on a new connection and read one answer."""
     reader, writer = await connect(port)
     try:

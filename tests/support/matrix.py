@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chorale.config import ToolConfig
+from tests.support import PATIENCE
 from tests.support.responses import fold_events
 from tests.support.scripted import events_of, fold_chat
 from tests.support.server import Server, real_tools, served
@@ -151,7 +152,7 @@ def run(client: Any, tools: ToolConfig, main: Callable[[Server], Awaitable[Any]]
         async with real_tools(tools) as service:
             options = {"names": ("demo",), "tools": tools, "tool_service": service}
             async with served(client, system_start_date="2026-01-02", **options) as server:
-                await asyncio.wait_for(main(server), 60)
+                await asyncio.wait_for(main(server), PATIENCE)
 
     asyncio.run(body())
 

@@ -18,9 +18,8 @@ from typing import Any
 
 import openai
 
+from tests.support import PATIENCE
 from tests.support.ports import free_port
-
-START_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +35,20 @@ class Served:
 
     def client(self) -> openai.OpenAI:
         """An SDK client; its connections are closed with the server."""
-        client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="unused", max_retries=0, timeout=60)
+        client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="unused", max_retries=0, timeout=PATIENCE)
         self.clients.append(client)
         return client
 
     def health(self) -> int:
         try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=5) as response:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=PATIENCE) as response:
                 return int(response.status)
         except urllib.error.HTTPError as error:
             return error.code
 
     def metric(self, name: str) -> float:
         """The sum of a metric over its labels."""
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=5) as response:
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=PATIENCE) as response:
             lines = response.read().decode().splitlines()
         return sum(
             float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{name}{{", f"{name} "))
@@ -63,7 +62,7 @@ class Served:
             if b"serve.engine.process" in Path(f"/proc/{pid}/cmdline").read_bytes()
         ]
 
-    def wait_until(self, what: str, condition: object, seconds: float = 30.0) -> float:
+    def wait_until(self, what: str, condition: object, seconds: float = PATIENCE) -> float:
         started = time.monotonic()
         while not condition():  # type: ignore[operator]
             assert time.monotonic() - started < seconds, (
@@ -89,7 +88,7 @@ def serving(model: str | Path, folder: Path, *options: str) -> Iterator[Served]:
         process = subprocess.Popen(command, stdout=output, stderr=output, env=environment, text=True)
     served = Served(process, port, log)
     try:
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             assert process.poll() is None, log.read_text()
             with contextlib.suppress(OSError):
@@ -97,7 +96,7 @@ def serving(model: str | Path, folder: Path, *options: str) -> Iterator[Served]:
                     break
             time.sleep(0.05)
         else:
-            raise AssertionError(f"not healthy within {START_SECONDS} s\n{log.read_text()}")
+            raise AssertionError(f"not healthy within {PATIENCE} s\n{log.read_text()}")
         yield served
     finally:
         for client in served.clients:

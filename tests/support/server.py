@@ -27,6 +27,7 @@ from chorale.testing.scripted_client import Script, ScriptedClient
 from chorale.tools.contract import ToolService
 from chorale.tools.service import start_tools
 from chorale.tracing.context import Tracer
+from tests.support import PATIENCE
 from tests.support.sse import parse_sse
 
 VOCAB = load_vocabulary()
@@ -160,7 +161,7 @@ async def served(
 
 
 def with_server(
-    client: Any, main: Callable[[Server], Awaitable[Any]], *, seconds: float = 60, **options: Any
+    client: Any, main: Callable[[Server], Awaitable[Any]], *, seconds: float = PATIENCE, **options: Any
 ) -> Any:
     """Run ``main`` against a server; a test that hangs fails in ``seconds``."""
 
@@ -172,9 +173,9 @@ def with_server(
 
 
 def run(main: Callable[[], Awaitable[Any]]) -> Any:
-    """Run a test's coroutine function; a test that hangs fails in seconds."""
+    """Run a test's coroutine function; a test that hangs fails."""
 
     async def limited() -> Any:
-        return await asyncio.wait_for(main(), 30)
+        return await asyncio.wait_for(main(), PATIENCE)
 
     return asyncio.run(limited())

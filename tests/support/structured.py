@@ -12,6 +12,7 @@ from chorale.config import EngineConfig
 from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
 from chorale.serve.engine.build import build_engine
+from tests.support import PATIENCE
 from tests.support.local_client import LocalClient
 from tests.support.server import VOCAB as VOCAB
 from tests.support.server import Server, with_server
@@ -74,7 +75,7 @@ def _folded(response: httpx2.Response) -> dict[str, Any]:
     return {"message": message, "finish_reason": finish}
 
 
-def run(client: Any, main: Callable[[Server], Awaitable[Any]], seconds: float = 120) -> Any:
+def run(client: Any, main: Callable[[Server], Awaitable[Any]], seconds: float = PATIENCE) -> Any:
     return with_server(client, main, seconds=seconds, names=("demo",), system_start_date="2026-01-02")
 
 

@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from chorale.api.app import create_app
 from chorale.config import ToolConfig
 from chorale.testing.scripted_client import ScriptedClient
+from tests.support import PATIENCE
 from tests.support.app import Running, running
 from tests.support.server import make_state, real_tools
 
@@ -46,8 +47,8 @@ def in_thread(made: AbstractAsyncContextManager[Running]) -> Iterator[int]:
     thread = threading.Thread(target=lambda: asyncio.run(main()))
     thread.start()
     try:
-        assert ready.wait(20)
+        assert ready.wait(PATIENCE)
         yield ports[0]
     finally:
         stop.set()
-        thread.join(20)
+        thread.join(PATIENCE)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from chorale.api.app import create_app
+from tests.support import PATIENCE
 from tests.support.faces import WAYS, ask, request_body
 from tests.support.scripted import FINAL, playing
 from tests.support.server import make_state, with_server
@@ -41,7 +42,7 @@ def test_leaving_aborts_the_request(face: str, stream: bool) -> None:
             await asyncio.sleep(0.02)
             assert client.aborted == []
             leave.set()
-            await asyncio.wait_for(answering, 5)
+            await asyncio.wait_for(answering, PATIENCE)
             assert (client.num_in_flight, len(client.aborted)) == (0, 1)
 
     asyncio.run(main())

@@ -24,6 +24,7 @@ from chorale.api.http.server import _Server, _tuned_collector, bind_sockets
 from chorale.config import ServerConfig
 from chorale.errors import ConfigError
 from chorale.processes import tune_garbage_collector
+from tests.support import PATIENCE
 from tests.support.app import (
     Probe,
     call,
@@ -168,12 +169,12 @@ def test_tls(tmp_path: Path) -> None:
             writer.write(b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n")
             assert (await read_answer(reader)).status == 200
             writer.write(b"GET /version HTTP/1.1\r\nx-big: " + b"a" * 100_000)
-            assert (await asyncio.wait_for(read_answer(reader), 30)).status == 431
+            assert (await asyncio.wait_for(read_answer(reader), PATIENCE)).status == 431
             writer.transport.abort()
             address = f"wss://127.0.0.1:{server.port}/v1/responses"
             async with websockets.connect(address, ssl=context, server_hostname="localhost") as connection:
                 await connection.send('{"type": "response.create", "input": "Hi"}')
-                assert '"response.created"' in str(await asyncio.wait_for(connection.recv(), 10))
+                assert '"response.created"' in str(await asyncio.wait_for(connection.recv(), PATIENCE))
 
         demanding = {"ssl_ca_certs": certificate, "ssl_cert_reqs": 2}
         async with full_server(ssl_keyfile=key, ssl_certfile=certificate, **demanding) as server:
@@ -227,9 +228,9 @@ def test_drain_lets_running_requests_finish() -> None:
                 await connect(server.port)
             assert not server.task.done()
             release.set()
-            assert (await asyncio.wait_for(waiting, 30)).json == "done"
+            assert (await asyncio.wait_for(waiting, PATIENCE)).json == "done"
             await close_connections()
-            await asyncio.wait_for(server.task, 30)
+            await asyncio.wait_for(server.task, PATIENCE)
 
     asyncio.run(main())
 
@@ -244,7 +245,7 @@ def test_a_server_without_requests_ends_at_once() -> None:
             assert (await read_answer(reader)).status == 200
             began = time.monotonic()
             server.stop()
-            await asyncio.wait_for(server.task, 10)
+            await asyncio.wait_for(server.task, PATIENCE)
             return time.monotonic() - began
 
     assert min(asyncio.run(main()) for _ in range(3)) < 0.3  # the best of three: the machine may be busy
@@ -274,13 +275,13 @@ def test_what_does_not_finish_in_time_is_cut(twice: bool) -> None:
         ):
             reader, writer = await connect(server.port)
             writer.write(GET_HANG)
-            await asyncio.wait_for(probe.started.wait(), 30)
+            await asyncio.wait_for(probe.started.wait(), PATIENCE)
             server.stop()
             if twice:
                 server.stop()
-            await asyncio.wait_for(server.task, 30)
+            await asyncio.wait_for(server.task, PATIENCE)
             with contextlib.suppress(ConnectionResetError):
-                await asyncio.wait_for(reader.read(), 10)  # the connection is closed too
+                await asyncio.wait_for(reader.read(), PATIENCE)  # the connection is closed too
 
     asyncio.run(main())
 
@@ -304,7 +305,7 @@ def test_a_connection_that_is_made_while_the_server_ends_is_asked_to_end_once() 
         ending = asyncio.create_task(server.shutdown())
         await asyncio.sleep(0)  # it has looked at the connections
         late = Late(server.server_state.connections)
-        await asyncio.wait_for(ending, 10)
+        await asyncio.wait_for(ending, PATIENCE)
         assert late.num_asked == 1
         assert not server.server_state.connections
 

@@ -10,6 +10,7 @@ import pytest
 from chorale.api.app import create_app
 from chorale.store.store import SqliteStore
 from chorale.testing.scripted_client import Script, ScriptedClient
+from tests.support import PATIENCE
 from tests.support.app import call, running
 from tests.support.responses import HELLO, tokens
 from tests.support.server import make_state, run
@@ -36,7 +37,7 @@ def test_a_drain(tmp_path: Path, script: Script, hurry: bool, status: str) -> No
                 server.stop()
                 if hurry:
                     server.stop()
-                await asyncio.wait_for(server.task, 15)
+                await asyncio.wait_for(server.task, PATIENCE)
             reopened = SqliteStore(store)  # what another process would see
             found = await reopened.get(made.json["id"], b"")
             assert found is not None

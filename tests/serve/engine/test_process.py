@@ -19,6 +19,7 @@ from chorale.client.wire import Abort, StepMessage, Submit, decode_from_engine, 
 from chorale.config import EngineConfig
 from chorale.errors import ConfigError
 from chorale.serve.bootstrap import EXIT_OK, EngineStart, check_directory, make_directory
+from tests.support import PATIENCE
 from tests.support.serve.fake_engine import Behaviour
 from tests.support.serve.harness import FAKE_ENGINE, collect, expected, is_alive, request, rig, run, until
 
@@ -31,7 +32,7 @@ async def start_script(name: str, *arguments: str) -> asyncio.subprocess.Process
 
 async def first_line(process: asyncio.subprocess.Process) -> str:
     assert process.stdout is not None
-    line = await asyncio.wait_for(process.stdout.readline(), 30)
+    line = await asyncio.wait_for(process.stdout.readline(), PATIENCE)
     assert line, "the process ended without a word"
     return line.decode().strip()
 
@@ -96,7 +97,7 @@ def test_sigterm_lets_running_requests_finish() -> None:
             await until(lambda: client.status.state == "draining", "draining is shown")
             tokens += (await collect(stream))[0][0]
             assert tokens == expected(asked)
-            assert await asyncio.wait_for(process.wait(), 30) == EXIT_OK
+            assert await asyncio.wait_for(process.wait(), PATIENCE) == EXIT_OK
         finally:
             await client.close()
             if process.returncode is None:
@@ -198,7 +199,7 @@ def test_a_client_cannot_end_a_request_of_another() -> None:
                 other.send(encode(Submit(r.client.info.engine_id, request("theirs", 3))))
                 assert await asyncio.to_thread(other.poll, 30_000)  # so both aborts have been handled
             found = {index: [t for c in chunks if c.index == index for t in c.token_ids] for index in (0, 1)}
-            for index, (tokens, reason) in (await asyncio.wait_for(collect(stream), 60)).items():
+            for index, (tokens, reason) in (await asyncio.wait_for(collect(stream), PATIENCE)).items():
                 assert (found[index] + tokens, reason) == (expected(mine, index), "length")
 
     run(scene())

@@ -18,14 +18,13 @@ from chorale.engine.types import GenerateRequest, SamplingSpec, TokenChunk
 from chorale.serve.bootstrap import EngineStart, make_directory
 from chorale.serve.engine_monitor import EngineMonitor
 from chorale.serve.watch import WatchLimits
-from tests.support import ROOT
+from tests.support import PATIENCE, ROOT
 from tests.support.serve.fake_engine import LIMITS, MODEL, Behaviour
 
 FAKE_ENGINE = (sys.executable, str(ROOT / "tests" / "support" / "serve" / "fake_engine.py"))
-DEADLINE = 60.0  # generous: the machine may be busy; the promises are asserted separately
 
 
-async def until(condition: Callable[[], object], what: str, deadline: float = DEADLINE) -> float:
+async def until(condition: Callable[[], object], what: str, deadline: float = PATIENCE) -> float:
     """Wait for a condition; returns the seconds it took."""
     start = time.monotonic()
     while not condition():
@@ -42,7 +41,7 @@ def run(test: Coroutine[Any, Any, None], loop: str = "asyncio") -> None:
 
         factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(asyncio.wait_for(test, 200))
+        runner.run(asyncio.wait_for(test, 280))
 
 
 def request(

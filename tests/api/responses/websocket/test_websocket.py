@@ -28,6 +28,7 @@ from chorale.api.responses.websocket import lanes, socket
 from chorale.errors import EngineError
 from chorale.testing.scripted_client import Script, ScriptedClient
 from chorale.turns.choice import runaway
+from tests.support import PATIENCE
 from tests.support.app import Running, call, connect, exchange, full_server, running
 from tests.support.responses import ANSWER, CALL, HELLO, TOOL, tokens
 from tests.support.server import make_state
@@ -50,7 +51,7 @@ def served(
 ) -> None:
     async def main() -> None:
         async with full_server(client or playing(), **config) as server:
-            await asyncio.wait_for(test(server), 60)
+            await asyncio.wait_for(test(server), PATIENCE)
 
     uvloop.run(main())
 
@@ -541,7 +542,7 @@ def test_frames_that_come_with_the_handshake_are_read() -> None:
         reader, writer = await connect(server.port)
         writer.write(HANDSHAKE % (b"/v1/responses", b"") + frame)
         await reader.readuntil(b"\r\n\r\n")
-        assert b"response.created" in await asyncio.wait_for(reader.readuntil(b"response.created"), 10)
+        assert b"response.created" in await asyncio.wait_for(reader.readuntil(b"response.created"), PATIENCE)
 
     served(test)
 
@@ -646,16 +647,16 @@ def test_a_drain_lets_what_runs_end() -> None:
             server.stop()
             refused, ended = None, []
             while not (refused and ended):
-                event = json.loads(await asyncio.wait_for(connection.recv(), 10))
+                event = json.loads(await asyncio.wait_for(connection.recv(), PATIENCE))
                 refused = event if event["type"] == "error" else refused
                 ended += [event] if event["type"] == "response.completed" else []
             assert (refused["status"], refused["error"]["code"]) == (503, "server_shutting_down")
             for each in (idle, connection):
                 with pytest.raises(websockets.ConnectionClosed) as closed:
-                    await asyncio.wait_for(each.recv(), 10)
+                    await asyncio.wait_for(each.recv(), PATIENCE)
                 assert closed.value.rcvd is not None
                 assert closed.value.rcvd.code == 1001
-            await asyncio.wait_for(server.task, 10)
+            await asyncio.wait_for(server.task, PATIENCE)
 
     served(test, playing(delay=0.03))
 
@@ -668,7 +669,7 @@ def test_a_cut_ends_what_runs_with_an_event() -> None:
             server.stop()
             server.stop()
             assert (await until_end(connection))[-1]["type"] == "response.failed"
-            await asyncio.wait_for(server.task, 10)
+            await asyncio.wait_for(server.task, PATIENCE)
 
     served(test, playing(HELLO[:40], hang=True))
 
@@ -701,7 +702,7 @@ def test_silence_is_filled_with_pings_and_ended(monkeypatch: pytest.MonkeyPatch)
             reader, writer = await connect(server.port)  # which never answers
             writer.write(HANDSHAKE % (b"/v1/responses", b""))
             await reader.readuntil(b"\r\n\r\n")
-            data = await asyncio.wait_for(reader.read(), 10)
+            data = await asyncio.wait_for(reader.read(), PATIENCE)
             assert data.startswith(b"\x89\x00\x89\x00")
             assert b"\x03\xf3no answer to pings" in data  # 1011
             assert (await ask(polite))["type"] == "response.completed"
