@@ -1,30 +1,18 @@
-"""The hub's cache: the gpt-oss checkpoints in it, one entry per revision, and whose turn it is to fetch one.
+"""The gpt-oss checkpoints in the hub's cache, one entry per revision. Reads no weights.
 
 The layout is huggingface_hub's: ``models--OWNER--NAME`` with ``refs`` (branch -> commit),
 ``snapshots/COMMIT`` (links to files), and ``blobs``, where a broken download leaves ``*.incomplete``.
-
-huggingface_hub locks its files with flock, which some network file systems keep to one machine: two pods that
-start together would fetch the same weights into one volume. A lease needs only that a file is created once.
-Its holder counts in it, and another process takes it over when the count stands still. If two take it over
-within the same milliseconds, both download: a waste, no fault, since files are renamed into place.
 """
 
 from __future__ import annotations
 
 import json
-import threading
-import time
-import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 _PREFIX = "models--"
-BEAT = 5.0  # seconds between counts
-LIMIT = 60.0  # without a count: as long as NFS may keep attributes of a file; starved holders need some, too
-POLL = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,60 +101,3 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
-
-
-@contextmanager
-def lease(path: Path, waits: Callable[[], None]) -> Iterator[None]:
-    """Holds the lease, if the folder can be written. ``waits`` is called each second until then."""
-    token, done = uuid.uuid4().hex, threading.Event()
-    if not _taken(path, token, waits):
-        yield
-        return
-    beats = threading.Thread(target=_beat, args=(path, token, done), name="lease", daemon=True)
-    beats.start()
-    try:
-        yield
-    finally:
-        done.set()
-        beats.join()
-        if _content(path).startswith(token):
-            path.unlink(missing_ok=True)
-
-
-def _taken(path: Path, token: str, waits: Callable[[], None]) -> bool:
-    seen, since = "", time.monotonic()
-    with suppress(OSError, ValueError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    while True:
-        try:
-            with path.open("x") as file:
-                file.write(token)
-            return True
-        except FileExistsError:
-            found = _content(path)
-        except (OSError, ValueError):  # a volume that is only read; no name of a file
-            return False
-        if found != seen:
-            seen, since = found, time.monotonic()
-        elif time.monotonic() - since > LIMIT:
-            path.unlink(missing_ok=True)
-            continue
-        waits()
-        time.sleep(POLL)
-
-
-def _beat(path: Path, token: str, done: threading.Event) -> None:
-    count = 0
-    # Another process has it when this one stood still for too long.
-    while not done.wait(BEAT) and (_content(path) or token).startswith(token):
-        count += 1
-        with suppress(OSError):  # a full disk, for which the download itself has an error
-            path.write_text(f"{token} {count}")
-
-
-def _content(path: Path) -> str:
-    """Returns the content, empty if there is none. Opening a file makes NFS ask for what is new."""
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

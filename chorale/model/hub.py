@@ -20,12 +20,12 @@ from typing import Any
 from chorale.demo import ensure_demo
 from chorale.demo.head import ensure_demo_head
 from chorale.errors import ConfigError
-from chorale.model.cache import lease
 from chorale.model.names import PUBLISHED, full_name
 
 Progress = Callable[[str, float, str], None]
 
 DEMO = "demo"
+LEASE_SECONDS = 60.0  # without a sign of life of who downloads: as long as NFS may keep attributes of a file
 _A_MODEL = "the checkpoint's folder (with config.json and *.safetensors), or a model such as gpt-oss-20b"
 _PUBLISHED_FILES = (
     "config.json",
@@ -195,18 +195,26 @@ def _fetch_alone(
     patterns: tuple[str, ...],
     progress: Progress | None,
 ) -> Path:
-    """As ``_fetch``, while no other process that shares the folder downloads this model."""
+    """As ``_fetch``, while no other process that shares the folder downloads this model.
+
+    The hub's own locks are flock's, which some network file systems keep to one machine: two pods that start
+    together would fetch the same weights into one volume. A lease needs only that a file is created once.
+    """
+    from filelock import SoftFileLease, Timeout
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    locks = Path(download_dir or HF_HUB_CACHE) / ".locks"
-    held = locks / f"models--{model.replace('/', '--')}" / "download.lease"
-
-    def waits() -> None:
-        if progress is not None:
-            progress("download", 0.0, f"another process downloads it, and holds {held}")
-
-    with lease(held, waits):
-        return _fetch(model, revision, download_dir, patterns, progress)
+    place = Path(download_dir or HF_HUB_CACHE) / ".locks" / f"models--{model.replace('/', '--')}"
+    lease = SoftFileLease(place / "download.lease", lease_duration=LEASE_SECONDS, poll_interval=0.5)
+    while True:
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            with lease.acquire(timeout=1):
+                return _fetch(model, revision, download_dir, patterns, progress)
+        except Timeout:
+            if progress is not None:
+                progress("download", 0.0, f"another process downloads it, and holds {lease.lock_file}")
+        except (OSError, ValueError):  # a volume that is only read; a name that no file can have
+            return _fetch(model, revision, download_dir, patterns, progress)
 
 
 def _fetch(
