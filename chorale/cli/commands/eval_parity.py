@@ -138,7 +138,9 @@ def _compare(given: argparse.Namespace) -> int:
         raise ConfigError(f"{given.b} is a recording, and B is measured after A: give the recording first")
     if given.out is not None:
         given.out.mkdir(parents=True, exist_ok=True)
-    a = load(paths[0]) if paths[0] is not None else _measured_a(given)
+    a = load(paths[0]) if paths[0] is not None else _measured(
+        given.a, _plan(given), "A", given.model, given.api_key, given.quiet
+    )  # fmt: skip
     if given.out is not None:
         save(a, given.out / "a.json")
     key = given.api_key_b or given.api_key
@@ -154,10 +156,6 @@ def _plan(given: argparse.Namespace) -> Plan:
     is_demo = not given.a.startswith(("http://", "https://")) and _serve_arguments(given.a)[0] == "demo"
     lengths = given.lengths or _lengths(DEMO_LENGTHS if is_demo else LENGTHS)
     return new_plan(lengths, given.texts, given.tokens, given.top_k)
-
-
-def _measured_a(given: argparse.Namespace) -> Recording:
-    return _measured(given.a, _plan(given), "A", given.model, given.api_key, given.quiet)
 
 
 def _report(a: Recording, b: Recording, given: argparse.Namespace) -> int:

@@ -4,74 +4,47 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from chorale.api.app import create_app
 from tests.support import PATIENCE
-from tests.support.faces import WAYS, ask, request_body
+from tests.support.app import connect, full_server
 from tests.support.scripted import FINAL, playing
-from tests.support.server import make_state, with_server
 
-PATHS = {"chat": "/v1/chat/completions", "responses": "/v1/responses", "messages": "/v1/messages"}
+TURN: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
+ASKED: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {**TURN, "n": 2},
+    "/v1/completions": {"prompt": "hi", "n": 2},
+    "/v1/responses": {"input": "hi"},
+    "/v1/messages": {**TURN, "model": "demo", "max_tokens": 50},
+}
 
 
-@pytest.mark.parametrize(("face", "stream"), WAYS)
-def test_leaving_aborts_the_request(face: str, stream: bool) -> None:
+@pytest.mark.parametrize("path", ASKED)
+@pytest.mark.parametrize("stream", [False, True])
+def test_leaving_aborts_the_request(path: str, stream: bool) -> None:
     client = playing(FINAL + "some text", hang=True)
-    body = json.dumps(request_body(face, stream)).encode()
-    leave = asyncio.Event()
-    messages: list[Any] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def receive() -> Any:
-        if messages:
-            return messages.pop()
-        await leave.wait()
-        return {"type": "http.disconnect"}
-
-    async def send(message: Any) -> None:
-        pass
+    body = json.dumps({**ASKED[path], "stream": stream}).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 
     async def main() -> None:
-        async with make_state(client) as state:
-            answering = asyncio.create_task(create_app(state)(scope(face, body), receive, send))
-            while client.num_in_flight < 1:
-                assert not answering.done()
-                await asyncio.sleep(0.001)
-            await asyncio.sleep(0.02)
+        async with full_server(client) as server:
+            _, writer = await connect(server.port)
+            writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+            await until(lambda: client.num_in_flight == ASKED[path].get("n", 1))
+            await asyncio.sleep(0.05)
             assert client.aborted == []
-            leave.set()
-            await asyncio.wait_for(answering, PATIENCE)
-            assert (client.num_in_flight, len(client.aborted)) == (0, 1)
+            writer.close()
+            await until(lambda: server.state.lifecycle.num_requests == 0)
+            assert client.aborted == [request.request_id for request in client.requests]
+            assert client.num_in_flight == 0
 
     asyncio.run(main())
 
 
-def scope(face: str, body: bytes) -> dict[str, Any]:
-    headers = {"host": "localhost", "content-type": "application/json", "content-length": str(len(body))}
-    return {
-        "type": "http",
-        "method": "POST",
-        "path": PATHS[face],
-        "raw_path": PATHS[face].encode(),
-        "query_string": b"",
-        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
-        "http_version": "1.1",
-        "scheme": "http",
-        "client": ("127.0.0.1", 1),
-        "server": ("127.0.0.1", 2),
-    }
-
-
-@pytest.mark.parametrize("face", ["chat", "responses", "messages"])
-def test_the_next_request_finds_room(face: str) -> None:
-    """A server of one place answers again after a client left."""
-    client = playing(FINAL + "ok<|return|>")
-    client.max_in_flight = 1
-
-    async def main(server: Any) -> None:
-        for _ in range(3):
-            assert (await ask(server, face)).text == "ok"
-
-    with_server(client, main)
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not condition():
+            await asyncio.sleep(0.01)

@@ -26,14 +26,6 @@ FLAT_TOOL = {"type": "function", **TOOL["function"], "strict": False}  # type: i
 TEMPERATURES = (0.0, 1.0)
 
 
-def test_models(served: Served) -> None:
-    client = served.client()
-    assert [model.id for model in client.models.list()] == [MODEL]
-    assert client.models.retrieve(MODEL).id == MODEL
-    with pytest.raises(openai.NotFoundError):
-        client.models.retrieve("another")
-
-
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("seed", range(2))
 def test_chat_stream_folds_to_the_body(served: Served, temperature: float, seed: int) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from chorale.errors import EngineDeadError
 from chorale.testing.scripted_client import ScriptedClient
+from tests.support import PATIENCE
 from tests.support.app import Running, call, connect, full_server, read_answer, scripted
 
 TEXT = [200005, 17196, 200008, 13225, 11, 1495]  # <|channel|>final<|message|>Hello, ...
@@ -46,7 +47,6 @@ def served(
         ),
         ("/v1/responses", {"input": "a " * 140_000}, 400, "context_length_exceeded", None),
         (CHAT, {**ASK, "n": 17}, 400, "above_max_value", "n"),
-        (CHAT, {**ASK, "nonsense": 1}, 400, None, "nonsense"),
         (CHAT, {}, 400, "missing_required_parameter", "messages"),
         ("/v1/responses/resp_" + "0" * 32, None, 405, "method_not_allowed", None),
     ],
@@ -100,26 +100,6 @@ def test_a_full_queue_is_429_before_anything_is_streamed(path: str, stream: bool
     served(test, client)
 
 
-@pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses"])
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_aborts_its_request(path: str, stream: bool) -> None:
-    async def test(server: Running, client: ScriptedClient) -> None:
-        data = {**(ASK if path == CHAT else {}), "stream": stream}
-        data |= {} if path == CHAT else {"prompt" if "completions" in path else "input": "a"}
-        body = json.dumps(data).encode()
-        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-        _, writer = await connect(server.port)
-        writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-        await _until(lambda: len(client.requests) == 1)
-        await asyncio.sleep(0.05)
-        writer.close()
-        await _until(lambda: len(client.aborted) == 1)
-        await _until(lambda: server.state.lifecycle.num_requests == 0)
-        assert client.num_in_flight == 0
-
-    served(test, scripted(TEXT, hang=True))
-
-
 def test_a_death_in_mid_stream_is_told() -> None:
     async def test(server: Running, client: ScriptedClient) -> None:
         answer = await call(server.port, "POST", CHAT, {**ASK, "stream": True})
@@ -151,6 +131,6 @@ def test_what_is_cut_at_the_end_of_the_drain_is_told() -> None:
 
 
 async def _until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while not condition():
             await asyncio.sleep(0.01)
