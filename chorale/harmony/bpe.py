@@ -46,13 +46,20 @@ BLOCK = 512  # characters; a piece of 3 * BLOCK or more covers an aligned block 
 WINDOW = 512  # bytes; larger windows cost more per byte (measured: 54 us/kB at 512, 68 at 4,096)
 MEMO_SIZE = 64
 SLICE = 65536  # characters handed to C code at once: it makes the list of ids while it holds the GIL
+RUN = 8192  # pieces handed to it at once where no cut is certain
 
 # One block that could lie within one piece. Fails after a few characters on ordinary text.
 _BLOCK_PATTERN = rf"[{UPPER}]*+[{LOWER}]*+|[^\s\p{{L}}\p{{N}}]*+[\r\n/]*+|\s++"
 
-# Places where a piece certainly begins, whatever stands before: at a lone space before a non-space, and
-# between an ASCII letter or digit and a symbol that no contraction starts with. Searched backwards.
-_CUT_PATTERN = r"(?r) (?=\S)|(?<=[A-Za-z0-9])(?=[\"#$%&()*+,\-.:;<=>?@\[\\\]^_`{|}~!/])"
+# Places where a piece certainly begins, whatever stands before: at a lone space before a non-space, between
+# an ASCII letter or digit and white space or a symbol that no contraction starts with, and at the start of
+# a line. Searched backwards.
+_CUT_PATTERN = (
+    r"(?r) (?=\S)|(?<=[A-Za-z0-9])(?=[\t\r\n\"#$%&()*+,\-.:;<=>?@\[\\\]^_`{|}~!/])|(?<=[\r\n])(?=[!-.0-~])"
+)
+# Pieces one after the other, for text without such places. Digits come first, many of their pieces at once.
+# The last kind of piece, a single space, includes the next piece: at the end it would join the spaces before.
+_RUN_PATTERN = rf"(?>(?:\p{{N}}{{3}}){{1,64}}+|{PIECE_PATTERN}(?>{PIECE_PATTERN})){{1,%d}}+"
 
 # The kinds of characters that the pattern of pieces tells apart, white space aside.
 _KIND_PATTERN = r"(?P<letter>[\p{L}\p{M}])|(?P<number>\p{N})|(?P<symbol>(?s:.))"
@@ -70,6 +77,7 @@ class LinearEncoder:
         self._encode_piece = core.encode_single_piece
         self._token_bytes = token_bytes
         self._piece = regex.compile(PIECE_PATTERN)
+        self._run = regex.compile(_RUN_PATTERN % RUN)
         self._block = regex.compile(_BLOCK_PATTERN)
         self._cut = regex.compile(_CUT_PATTERN)
         self._kind = regex.compile(_KIND_PATTERN)
@@ -97,11 +105,11 @@ class LinearEncoder:
     def _encode_long(self, text: str, most: int) -> list[int]:
         ids: list[int] = []
         done = 0  # always where a piece begins
-        shadow = text if self._find_block(text, 0) is None else self._shadow(text)
+        shadow = self._shadow(text)
         while (block := self._find_block(shadow, done)) is not None:
             cut = self._cut.search(shadow, done, block, concurrent=True)
             start = cut.start() if cut is not None else done
-            self._encode_slices(text, done, start, ids, most)
+            self._encode_slices(text, shadow, done, start, ids, most)
             for begin, end in self._pieces(shadow, start, block + BLOCK):
                 piece = text[begin:end].encode()
                 done = end
@@ -109,14 +117,17 @@ class LinearEncoder:
                 ids += self._encode_windows(piece, room) if len(piece) > WINDOW else self._encode_piece(piece)
             if len(ids) > most:
                 return ids
-        self._encode_slices(text, done, len(text), ids, most)
+        self._encode_slices(text, shadow, done, len(text), ids, most)
         return ids
 
-    def _encode_slices(self, text: str, start: int, stop: int, ids: list[int], most: int) -> None:
+    def _encode_slices(
+        self, text: str, shadow: str, start: int, stop: int, ids: list[int], most: int
+    ) -> None:
         """Adds the ids of a part without long pieces, which begins and ends where pieces do."""
         while stop - start > SLICE and len(ids) <= most:
             cut = self._cut.search(text, start + 1, start + SLICE)
-            end = stop if cut is None else cut.start()
+            run = None if cut is not None else self._run.match(shadow, start, concurrent=True)
+            end = cut.start() if run is None else min(run.end(), stop)
             ids += self._encode_ordinary(text[start:end])
             start = end
         if len(ids) <= most:

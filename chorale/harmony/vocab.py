@@ -16,7 +16,6 @@ import functools
 import hashlib
 import lzma
 import os
-import re
 from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
@@ -56,7 +55,7 @@ RANKS_FILE: Final = "o200k_base.tiktoken"
 RANKS_SHA256: Final = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
 RANKS_DIR_VARIABLE: Final = "TIKTOKEN_ENCODINGS_BASE"
 
-_SPECIAL_PATTERN = re.compile(r"(<\|[a-z]+(?:_[0-9]{6})?\|>)")
+_SPECIAL_PATTERN = r"<\|[a-z]++(?:_[0-9]{6})?\|>"
 
 
 class VocabularyError(ValueError):
@@ -75,6 +74,7 @@ class Vocabulary:
 
     def __init__(self, ranks: bytes) -> None:
         """``ranks``: the contents of ``o200k_base.tiktoken``, already verified."""
+        import regex  # type: ignore[import-untyped]  # comes with tiktoken
         import tiktoken  # imports no network code until asked to download
 
         fields = ranks.split()
@@ -88,6 +88,7 @@ class Vocabulary:
         )
         self._token_bytes: list[bytes] = tokens + [name.encode() for name in names.values()]
         self._special_ids = {name: i for i, name in names.items()} | SPECIAL_ALIASES
+        self._special_pattern = regex.compile(_SPECIAL_PATTERN)
         self._encoder = LinearEncoder(encoding._core_bpe, self._token_bytes)
 
     def encode(self, text: str, most: int | None = None) -> list[int]:
@@ -106,17 +107,15 @@ class Vocabulary:
         resembles a special token stays text. ``most`` as in ``encode``.
         """
         ids: list[int] = []
-        ordinary = ""
-        for part in _SPECIAL_PATTERN.split(text):
-            special = self._special_ids.get(part)
-            if special is None:
-                ordinary += part
-            else:
-                ids += self.encode(ordinary, most)
+        start = 0
+        for match in self._special_pattern.finditer(text, concurrent=True):
+            special = self._special_ids.get(match[0])
+            if special is not None:
+                ids += self.encode(text[start : match.start()], most)
                 ids.append(special)
                 check_count(ids, most)
-                ordinary = ""
-        ids += self.encode(ordinary, most)
+                start = match.end()
+        ids += self.encode(text[start:], most)
         return check_count(ids, most)
 
     def token_bytes(self, token_id: int) -> bytes:

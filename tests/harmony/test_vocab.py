@@ -16,11 +16,13 @@ from pathlib import Path
 import pytest
 import tiktoken
 
+from chorale.errors import ContextLengthError
 from chorale.harmony import bpe
 from chorale.harmony import vocab as v
 from chorale.harmony.bpe import PIECE_PATTERN
 from chorale.harmony.vocab import TokenIdError, Vocabulary, VocabularyError
 from tests.support.conversations import WORDS
+from tests.support.worst_input import measure
 
 GOLDEN = {
     "<|channel|>analysis<|message|>": [200005, 35644, 200008],
@@ -153,6 +155,67 @@ def test_long_ordinary_text_gives_the_ids_of_tiktoken(
     ):
         text = "".join(rng.choices(words, k=150_000))
         assert vocab.encode(text) == reference.encode_ordinary(text)
+
+
+@pytest.mark.parametrize("run", [1, 7, 500])
+def test_text_without_a_certain_cut_gives_the_ids_of_tiktoken(
+    vocab: Vocabulary, reference: tiktoken.Encoding, run: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In slices so small that most of them have none. Pieces depend on all that stands before them."""
+    monkeypatch.setattr(bpe, "RUN", run)
+    monkeypatch.setattr(bpe, "SLICE", 40)
+    encoder = bpe.LinearEncoder(reference._core_bpe, [vocab.token_bytes(rank) for rank in range(v.NUM_RANKS)])
+    rng = random.Random(5)
+    mixes = [
+        "1",
+        "12\u0967",
+        "'sS",
+        "x'rEe",
+        "¿é",
+        "日。漢",
+        "a\t",
+        "!\u0301",
+        "!\n\t",
+        "\n/!",
+        "aAbB",
+        "😀a\u0378",
+        " \n!1a'",
+    ]
+    for mix in mixes:
+        for size in (1600, 3000):
+            text = "".join(rng.choices(mix, k=size))
+            assert encoder.encode(text) == reference.encode_ordinary(text), mix
+            text = mix * (size // len(mix))
+            assert encoder.encode(text) == reference.encode_ordinary(text), mix
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "¿é",
+        "漢字。",
+        "a\t",
+        "1",
+        "'s",
+        "😀a",
+        "!\u0301",
+        "!\n\t",
+        "x'rE",
+        "aA",
+        "\u0301",
+        "<|a|>",
+        "<|",
+        "<|aaaaaaaaaa",
+    ],
+)
+def test_text_beyond_the_limit_is_given_up_and_holds_nothing(vocab: Vocabulary, pattern: str) -> None:
+    text = pattern * (8_000_000 // len(pattern.encode()))
+
+    def encode() -> None:
+        with pytest.raises(ContextLengthError):
+            vocab.encode_with_special(text, 196_608)
+
+    measure(encode, len(text.encode())).check(max_cpu_seconds=4)  # 0.8 s at most were measured
 
 
 MEGABYTE = 1_000_000
