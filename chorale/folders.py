@@ -1,4 +1,6 @@
-"""Temporary folders of running processes. A killed process's folder is removed by the next one.
+"""Temporary folders of running processes, and files that appear when they are complete.
+
+A killed process's folder is removed by the next one.
 
 A folder is locked while its owner runs; the system releases the lock with the process. An unlocked folder is
 therefore garbage: ``Folder`` removes all of these in a place before it creates another.
@@ -15,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 MAX_SOCKET_PATH_BYTES = 100  # the system's limit is 108 on Linux and 104 on macOS
 PREFIX = "chorale-run-"
@@ -48,6 +51,37 @@ class Folder:
 
     def __exit__(self, *_: object) -> None:
         self.remove()
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """Opens a file under another name, which becomes ``path`` at the end; after an error nothing is left.
+
+    What is not a file, such as a pipe, is written to directly. Raises ``OSError`` with the name ``path``.
+    """
+    target = path.resolve()
+    is_special = target.exists() and not target.is_file()
+    made = target if is_special else target.with_name(f".{target.name[:200]}.{os.getpid()}.new")
+    try:
+        with made.open("wb") as file:
+            yield file
+            if not is_special:
+                file.flush()
+                os.fsync(file.fileno())
+                made.replace(target)
+    except OSError as error:
+        if error.filename not in (None, str(made)):
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    finally:
+        if not is_special:
+            made.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, content: bytes | str) -> None:
+    """Writes a file in one step (see ``whole_file``). Text is written in UTF-8."""
+    with whole_file(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
 
 
 def folder_for_sockets(places: Iterable[str | None], name: str) -> Folder | None:

@@ -15,13 +15,13 @@ PACKAGE = Path(chorale.__file__).parent
 
 # room -> rooms of ours that it may import ("config" and "errors" and "version" are modules at the top)
 ALLOWED: dict[str, set[str]] = {
-    "harmony": {"errors"},
+    "harmony": {"folders", "errors"},
     "grammar": {"harmony", "errors"},
     "engine": {"errors"},
     "parallel": {"engine.types", "config", "errors", "processes"},
     "kernels": {"parallel", "errors"},
     "model": {"kernels", "parallel", "errors", "config", "demo"},
-    "demo": {"model", "kernels", "harmony", "errors"},
+    "demo": {"folders", "model", "kernels", "harmony", "errors"},
     "runtime": {"engine.types", "grammar", "harmony", "model", "kernels", "parallel", "config", "errors"},
     "client": {"engine", "errors", "config"},
     "testing": {"client", "engine.types", "errors"},
@@ -32,7 +32,7 @@ ALLOWED: dict[str, set[str]] = {
         *("ids", "config", "errors", "tracing"),
     },
     "store": {"ids", "config", "errors"},
-    "batches": {"harmony", "store", "ids", "errors", "token_usage", "tracing"},
+    "batches": {"folders", "harmony", "store", "ids", "errors", "token_usage", "tracing"},
     "api": {
         *("batches", "turns", "store", "harmony", "grammar", "tools", "client", "engine.types"),
         *("ids", "config", "errors", "processes", "tracing", "version"),
@@ -61,7 +61,17 @@ ALLOWED: dict[str, set[str]] = {
         *("api", "client", "serve", "engine", "cli.options"),
         *("config", "errors", "processes"),
     },
-    "selfcheck": {"kernels", "model", "runtime", "demo", "harmony", "config", "errors", "processes"},
+    "selfcheck": {
+        "folders",
+        "kernels",
+        "model",
+        "runtime",
+        "demo",
+        "harmony",
+        "config",
+        "errors",
+        "processes",
+    },
     "bench": {"engine", "kernels", "model", "harmony", "errors", "folders", "processes"},
     "llm": {"turns", "grammar", "serve", "client", "engine", "harmony", "config", "errors", "kv_events"},
     "evaluation": {"harmony", "tools", "config", "errors", "folders", "processes", "token_usage", "version"},

@@ -15,6 +15,7 @@ import httpx2
 
 from chorale.batches.journal import Journal
 from chorale.errors import ChoraleError, ConfigError
+from chorale.folders import whole_file
 
 _ATTEMPTS = 5
 _DELAY = 2.0  # seconds before the second attempt, doubled each time
@@ -164,19 +165,16 @@ class Destination:
 
     def deliver(self, journal: Journal) -> None:
         """Writes the output as a whole; a local file appears only once it is complete."""
-        if not is_url(self.name) and not Path(self.name).is_file() and Path(self.name).exists():
-            with open(self.name, "wb") as file:
+        if not is_url(self.name):
+            with whole_file(Path(self.name)) as file:
                 journal.write_to(file)
+            _sync_folder(Path(self.name).parent)
             return
         made = self.journal.with_name(self.journal.name.removesuffix(".journal") + ".new")
         try:
             with made.open("wb") as file:
                 journal.write_to(file)
-            if is_url(self.name):
-                upload(made, self.name)
-            else:
-                made.replace(self.name)
-                _sync_folder(made.parent)
+            upload(made, self.name)
         finally:
             made.unlink(missing_ok=True)
 

@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from chorale.errors import ConfigError
+from chorale.errors import ChoraleError, ConfigError
 
 FORMAT = 1
 _MISSING = -1
@@ -99,7 +99,10 @@ class Journal:
         return self._starts[number] != _MISSING
 
     def add(self, number: int, record: bytes) -> None:
-        """Adds a record. It survives the end of this process at once, a power failure after a second."""
+        """Adds a record. It survives the end of this process at once, a power failure after a second.
+
+        Raises ``ChoraleError``.
+        """
         prefix = b"%d " % number
         start = self._end
         self._end = self._append(prefix + record, start)
@@ -108,8 +111,11 @@ class Journal:
 
     def _append(self, data: bytes, start: int) -> int:
         left = memoryview(data + b"\n")
-        while left:
-            left = left[os.write(self._file, left) :]
+        try:
+            while left:
+                left = left[os.write(self._file, left) :]
+        except OSError as error:
+            raise ChoraleError(f"{self.path}: {error.strerror}") from None
         return start + len(data) + 1
 
     def records(self) -> Iterator[bytes]:

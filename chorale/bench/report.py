@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from chorale.errors import ConfigError
+from chorale.folders import write_whole
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --soft: #6b7280; --line: #d7dbe0; --fill: #2f6fde;
@@ -53,7 +54,7 @@ class Series:
 
 def write_report(results: Sequence[Path], out: Path) -> None:
     """Writes the page. Raises ``ConfigError`` for a file that is not a result of ``chorale bench``."""
-    out.write_text(page([read(path) for path in results]), "utf-8")
+    write_whole(out, page([read(path) for path in results]))
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -94,7 +94,7 @@ def _dispatch(command: str, rest: list[str]) -> int:
     except BrokenPipeError:
         return 1
     except OSError as error:  # an unreadable file, a full disk: the system's message suffices
-        return _fail(str(error), 1)
+        return _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), 1)
 
 
 def _fail(message: str, code: int) -> int:

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from chorale.demo.features import FloatArray, Parts, feature_parts
@@ -36,6 +39,17 @@ def check_hash(archive: Path, sha256: str) -> None:
         )
 
 
+def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    """Raises ``OSError`` for a full disk, which safetensors reports by an exception of its own."""
+    try:
+        save_file(tensors, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        found = re.search(r"\(os error (\d+)\)", str(error))
+        if found is None:
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from None
+
+
 def expand(archive: Path, folder: Path) -> None:
     """Write config.json, generation_config.json and model.safetensors into ``folder`` (config.json last)."""
     tensors = load_file(archive)
@@ -44,7 +58,7 @@ def expand(archive: Path, folder: Path) -> None:
     parts = feature_parts([vocab.token_bytes(i) for i in range(VOCAB_SIZE)])
     published |= zip(_SIDES.values(), tables(parts, tensors), strict=True)
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(published, folder / "model.safetensors", metadata={"format": "pt"})
+    save_tensors(published, folder / "model.safetensors")
     (folder / "generation_config.json").write_text(json.dumps(GENERATION_CONFIG | SAMPLING, indent=1))
     (folder / "config.json").write_text(json.dumps(config_json(demo_config(), "published"), indent=1))
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 
+from chorale.demo.archive import save_tensors
 from chorale.demo.shape import demo_config
 from chorale.harmony.vocab import VOCAB_SIZE
 
@@ -36,7 +36,7 @@ def expand_head(archive: Path, demo: Path, folder: Path) -> None:
         unembedding = file.get_tensor("lm_head.weight")[tensors["draft_ids"].long()]
     folder.mkdir(parents=True, exist_ok=True)
     named = head_tensors(tensors, unembedding, shape)
-    save_file(named, folder / "model.safetensors", metadata={"format": "pt"})
+    save_tensors(named, folder / "model.safetensors")
     config = head_config(shape, len(tensors["draft_ids"]))
     (folder / "config.json").write_text(json.dumps(config, indent=1))
 

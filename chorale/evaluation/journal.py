@@ -88,8 +88,11 @@ class Journal:
 
     def append(self, record: Record) -> None:
         line = json.dumps(record.to_json(), ensure_ascii=False, separators=(",", ":"))
-        self._file.write(line.encode("utf-8", "surrogatepass") + b"\n")
-        self._file.flush()
+        try:
+            self._file.write(line.encode("utf-8", "surrogatepass") + b"\n")
+            self._file.flush()
+        except OSError as error:
+            raise JournalError(f"{self.folder / NAME}: {error.strerror}; the same command goes on") from None
         if time.monotonic() - self._synced > _SYNC_SECONDS:
             self.sync()
 

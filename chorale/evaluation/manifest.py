@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from chorale.evaluation.errors import JournalError
+from chorale.folders import write_whole
 from chorale.version import __version__
 
 FORMAT = 1
@@ -70,12 +70,7 @@ class Manifest:
     def write(self, folder: Path) -> None:
         """Writes the file in one step, so that a kill leaves the old or the new one."""
         value = asdict(replace(self, started=self.started or time.strftime("%Y-%m-%dT%H:%M:%S%z")))
-        temporary = folder / f".{NAME}.{os.getpid()}"
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump(value, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(folder / NAME)
+        write_whole(folder / NAME, json.dumps(value, indent=1))
 
 
 def read_manifest(folder: Path) -> Manifest | None:

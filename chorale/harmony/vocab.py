@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from chorale.errors import ContextLengthError
+from chorale.folders import write_whole
 from chorale.harmony.bpe import PIECE_PATTERN, LinearEncoder
 
 VOCAB_SIZE: Final = 201088
@@ -193,5 +194,5 @@ def export_vocabulary(folder: str | Path) -> Path:
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / RANKS_FILE
-    path.write_bytes(read_ranks())
+    write_whole(path, read_ranks())
     return path

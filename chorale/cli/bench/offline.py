@@ -20,6 +20,7 @@ from chorale.cli.parser import Parser, whole_names
 from chorale.client.base import EngineInfo
 from chorale.config import check_least
 from chorale.errors import ConfigError
+from chorale.folders import write_whole
 from chorale.model.config_writer import SHAPES
 from chorale.speculative.config import SpeculativeConfig
 
@@ -49,9 +50,7 @@ def _conclude(kind: str, found: dict[str, Any], path: Path | None, **more: Any) 
             else f"{name}: {value}{mark}"
         )
     if path is not None:
-        path.write_text(
-            json.dumps({"kind": kind, "machine": fingerprint()} | more | found, indent=1), "utf-8"
-        )
+        write_whole(path, json.dumps({"kind": kind, "machine": fingerprint()} | more | found, indent=1))
         print(f"wrote {path}")
     return 0
 

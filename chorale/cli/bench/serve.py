@@ -23,6 +23,7 @@ from chorale.cli.fingerprint import fingerprint
 from chorale.cli.parser import Parser
 from chorale.config import check_least
 from chorale.errors import ChoraleError, ConfigError
+from chorale.folders import write_whole
 from chorale.harmony.vocab import load_vocabulary
 from chorale.runtime.hardware import cpu_count
 from chorale.sampling_fields import CHOSEN_BY_MODEL, SAMPLING_FIELDS
@@ -338,5 +339,5 @@ def write(given: argparse.Namespace, model: str, record: dict[str, Any]) -> Path
         given.result_filename or f"{label}-{_load_words(given)}-{model.split('/')[-1]}-{record['date']}.json"
     )
     path = Path(given.result_dir / name)
-    path.write_text(json.dumps(record, indent=1), "utf-8")
+    write_whole(path, json.dumps(record, indent=1))
     return path

@@ -16,6 +16,7 @@ from chorale.cli.error import print_error
 from chorale.cli.parser import Parser
 from chorale.cli.terminal import Answer, Printer, show_chat
 from chorale.errors import ChoraleError
+from chorale.folders import write_whole
 
 HELP = "/reset clears the conversation, /save FILE, /effort low|medium|high, /quit; Ctrl-C stops an answer"
 
@@ -121,7 +122,7 @@ class Session:
 
     def _save(self, path: Path) -> None:
         try:
-            path.write_text(json.dumps(self.messages, indent=1, ensure_ascii=False), "utf-8")
+            write_whole(path, json.dumps(self.messages, indent=1, ensure_ascii=False))
         except OSError as error:
             print_error(f"cannot write {path}: {error.strerror}")
         else:

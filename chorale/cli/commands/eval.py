@@ -26,6 +26,7 @@ from chorale.evaluation.server import Endpoint, Patience, Server, open_server
 from chorale.evaluation.summary import Tally, cost, summarise, tallies
 from chorale.evaluation.task import BaseTask, Sample
 from chorale.evaluation.tasks import make_task
+from chorale.folders import write_whole
 from chorale.token_usage import TokenUsage
 
 # subcommand -> ("module:function", one line of help); any other first word is a task
@@ -169,7 +170,7 @@ def _finish(given: argparse.Namespace, plan: Plan, results: list[Tally], weights
         for tally in results
     ]
     summary = {"model": plan.model, "cost": price, "results": rows}
-    (given.out / "summary.json").write_text(json.dumps(summary, indent=1), "utf-8")
+    write_whole(given.out / "summary.json", json.dumps(summary, indent=1))
     write_report(given.out)
     if given.json:
         print(json.dumps(summary))

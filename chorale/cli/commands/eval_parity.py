@@ -26,6 +26,7 @@ from chorale.evaluation.parity.recording import Recording, load, save
 from chorale.evaluation.parity.result import table, to_json
 from chorale.evaluation.parity.scorer import Scorer
 from chorale.evaluation.parity.verdict import BOUNDS, judge
+from chorale.folders import write_whole
 
 LENGTHS, DEMO_LENGTHS = (
     "128,1024,8192",
@@ -166,8 +167,8 @@ def _report(a: Recording, b: Recording, given: argparse.Namespace) -> int:
     lines = "\n".join(table(a, b, pairs, judgement, given.expect))
     print(json.dumps(result, indent=1) if given.json else lines)
     if given.out is not None:
-        (given.out / "result.json").write_text(json.dumps(result, indent=1) + "\n", "utf-8")
-        (given.out / "report.txt").write_text(lines + "\n", "utf-8")
+        write_whole(given.out / "result.json", json.dumps(result, indent=1) + "\n")
+        write_whole(given.out / "report.txt", lines + "\n")
     if judgement.meets(given.expect):
         return 0
     return EXIT_INCONCLUSIVE if judgement.verdict == "inconclusive" else 1

@@ -30,7 +30,7 @@ def run_demo(arguments: list[str]) -> int:
         try:
             print(f"wrote {export_demo(folder)}")
         except OSError as error:
-            raise ConfigError(f"cannot export: {error}") from None
+            raise ConfigError(f"cannot export: {folder}: {error.strerror or error}") from None
     return 0
 
 

@@ -19,7 +19,7 @@ from chorale.cli.options.parse import flag_names
 from chorale.cli.options.settings import Settings, merge
 from chorale.cli.parser import Parser, whole_names
 from chorale.errors import ConfigError
-from chorale.folders import Folder
+from chorale.folders import Folder, write_whole
 from chorale.model.config import ModelConfig
 from chorale.model.hub import resolve_model
 from chorale.runtime.memory import SMALL_PARAMETERS
@@ -120,7 +120,7 @@ def _write(place: str, text: str) -> None:
     if place == "-":
         print(text)
         return
-    Path(place).write_text(text, "utf-8")
+    write_whole(Path(place), text)
 
 
 class _Screen:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from chorale.errors import ConfigError
 from chorale.evaluation.parity.texts import Text
+from chorale.folders import write_whole
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
@@ -71,9 +72,7 @@ def save(recording: Recording, path: Path) -> None:
         "top_k": recording.top_k,
         "readings": [_reading_to_json(one) for one in recording.readings],
     }
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(data))
-    partial.replace(path)
+    write_whole(path, json.dumps(data))
 
 
 def load(path: Path) -> Recording:

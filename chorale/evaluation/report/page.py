@@ -10,8 +10,8 @@ import base64
 import gzip
 import hashlib
 import html
+import io
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -22,6 +22,7 @@ from chorale.evaluation.journal import NAME as JOURNAL
 from chorale.evaluation.journal import locate
 from chorale.evaluation.manifest import read_manifest
 from chorale.evaluation.record import Key, Record
+from chorale.folders import whole_file
 
 NAME = "report.html"
 SUMMARY = "summary.json"
@@ -34,13 +35,10 @@ def write_report(folder: Path) -> Path:
     """Writes the page of a run and returns its path. Raises ``JournalError`` for a folder without a run."""
     places = locate(folder)
     path = folder / NAME
-    temporary = folder / f".{NAME}.{os.getpid()}"
-    try:
-        with temporary.open("w", encoding="utf-8") as page, (folder / JOURNAL).open("rb") as journal:
-            _write(page, journal, places, _head(folder))
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with whole_file(path) as file, (folder / JOURNAL).open("rb") as journal:
+        page = io.TextIOWrapper(file, encoding="utf-8")
+        _write(page, journal, places, _head(folder))
+        page.detach()
     return path
 
 

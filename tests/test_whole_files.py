@@ -1,0 +1,90 @@
+"""Files that commands write are there whole or not at all, and an error names them.
+
+A limit on the size of files stands for a full disk: it needs no privileges.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from chorale.folders import write_whole
+
+MOST = 50_000  # bytes of a file
+
+
+def limited(*command: str, most: int = MOST) -> subprocess.CompletedProcess[str]:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+
+    return subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, timeout=300, check=False, preexec_fn=limit
+    )
+
+
+@pytest.mark.parametrize("command", ["vocab", "demo"])
+def test_a_command_that_cannot_write_says_where_and_leaves_nothing(command: str, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    done = limited("-B", "-m", "chorale", command, "export", str(folder))
+    assert done.returncode != 0
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert str(folder) in done.stderr
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+PROGRAMS = {
+    "write_whole": "write_whole(folder / 'file', b'x' * 100_000)",
+    "a report": "write_whole(folder / 'file', 'ü' * 100_000)",
+    "records of run-batch": (
+        "journal = Journal(folder / 'file', Header(input_sha256='', num_lines=9, target=''))\n"
+        "for number in range(1, 9): journal.add(number, b'{}' + b' ' * 9000)"
+    ),
+    "records of eval": "log = Log(folder)\nfor _ in range(100): log.append(RECORD)",
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_an_error_names_the_file(name: str, tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from chorale.batches.journal import Header, Journal\n"
+        "from chorale.errors import ChoraleError\n"
+        "from chorale.evaluation.journal import Journal as Log\n"
+        "from chorale.folders import write_whole\n"
+        "from chorale.evaluation.record import Record\n"
+        "RECORD = Record('t', 'low', 's', 1, 'answered', 1.0, 'x' * 9000)\n"
+        "folder = Path(sys.argv[1])\n"
+        f"try:\n    {PROGRAMS[name].replace(chr(10), chr(10) + '    ')}\n"
+        "except (OSError, ChoraleError) as error: print(error)\n"
+    )
+    done = limited("-B", "-c", code, str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert str(tmp_path) in done.stdout
+    assert "large" in done.stdout  # the system's text of EFBIG
+
+
+def test_a_file_is_replaced_whole_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "link").symlink_to("file")
+    code = (
+        "import sys; from pathlib import Path; from chorale.folders import write_whole\n"
+        "write_whole(Path(sys.argv[1]), 'x' * 100_000)"
+    )
+    assert limited("-B", "-c", code, str(tmp_path / "link")).returncode != 0
+    assert (tmp_path / "file").read_text() == "old"
+    write_whole(tmp_path / "link", "new ü")
+    assert (tmp_path / "file").read_text("utf-8") == "new ü"
+    assert sorted(os.listdir(tmp_path)) == ["file", "link"]
+
+
+def test_a_pipe_is_written_to_directly(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    reader = subprocess.Popen(["cat", tmp_path / "pipe"], stdout=subprocess.PIPE)
+    write_whole(tmp_path / "pipe", b"through")
+    assert reader.communicate(timeout=60)[0] == b"through"
+    assert os.listdir(tmp_path) == ["pipe"]
