@@ -17,6 +17,7 @@ from chorale.store.store import Bounds, ResponseStore, SqliteStore
 from chorale.testing.scripted_client import Script
 from chorale.turns.events import ItemClosed, ItemDelta, ItemOpened
 from tests.api.responses.background.test_background import HANGS, ended, resume
+from tests.store.test_locked import write_lock
 from tests.store.test_store import make, opened
 from tests.support.responses import HELLO, fold_events, serve, tokens
 from tests.support.server import run
@@ -231,6 +232,26 @@ def test_a_refused_response_that_could_not_be_taken_back_is_failed() -> None:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
+        await store.close()
+
+    run(scenario)
+
+
+def test_the_watch_goes_on_after_the_store_has_failed(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        path = tmp_path / "r.sqlite3"
+        store, watch = SqliteStore(str(path), lock_seconds=0.05), Background(beat_seconds=0.02)
+        stray = await begun(store, watch.server_id)
+        with write_lock(path):
+            task = asyncio.create_task(watch.watch(store))
+            async with asyncio.timeout(20):
+                while store.fault is None:  # a heartbeat was refused
+                    await asyncio.sleep(0.02)
+        async with asyncio.timeout(20):
+            while (found := await store.get(stray.id, b"")) is None or found.status != "failed":
+                await asyncio.sleep(0.02)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
         await store.close()
 
     run(scenario)
