@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from chorale.cli.gpus import GpuModel, hardware_of
+from chorale.cli.gpus import MODELS, GpuModel, hardware_of
 from chorale.config import EngineConfig
 from chorale.errors import ConfigError
 from chorale.model.config import ModelConfig
@@ -121,6 +121,24 @@ def why_not(weights: int, hardware: Hardware, error: ConfigError) -> str:
     return error.message
 
 
+def remedy(config: EngineConfig, model: ModelConfig, weights: int, hardware: Hardware) -> str:
+    """Returns what to do where the weights exceed the free memory: close programs, or take another GPU."""
+    ways = []
+    if weights < hardware.total_bytes - hardware.total_bytes // 10:
+        ways.append(f"close other programs: {gib(hardware.total_bytes)} would be enough")
+    alone = replace(config, device="auto", tensor_parallel_size=1, enable_expert_parallel=None)
+    gpus = [(gpu.name, hardware_of(gpu)) for gpu in MODELS]
+    fitting = [
+        (each.total_bytes, name)
+        for name, each in gpus
+        if each.kind == "cuda" and _way(alone, model, model, each, 1).resolved is not None
+    ]
+    if fitting:
+        names = ", ".join(name for _, name in sorted(fitting)[:3])
+        ways.append(f"a GPU such as {names} holds it (chorale fit --gpu NAME)")
+    return "; or ".join(ways)
+
+
 def recommended(found: Sequence[Way], length: int) -> tuple[Way, str] | None:
     """Returns the way to choose and the reason, or None if nothing fits. ``length``: of the longest requests.
 
@@ -129,8 +147,9 @@ def recommended(found: Sequence[Way], length: int) -> tuple[Way, str] | None:
     the other way round, but how many there will be is not known here (docs/parallel.md, "Which to choose").
     """
     fitting = [way for way in found if way.resolved is not None]
+    enough = min(ENOUGH, *(way.resolved.limits.max_num_seqs for way in fitting if way.resolved), ENOUGH)
     ample = [way for way in fitting if way.is_ample(length)]
-    holds = f"{length:,} tokens and {ENOUGH} requests of {SHORT:,} tokens"
+    holds = f"{length:,} tokens and {enough} requests of {SHORT:,} tokens"
     if ample:
         way = min(ample, key=lambda each: each.ranks)
         if len(found) == 1:

@@ -169,7 +169,7 @@ def resolve(
     tokens = decide.pick(
         "max_num_batched_tokens",
         config.max_num_batched_tokens,
-        2048 if cpu else 8192,
+        2048 if cpu or hardware.decodes_experts else 8192,
         f"default on {hardware.kind}",
     )
     delay = decide.seconds(

@@ -90,7 +90,9 @@ def test_the_weights_are_decoded_and_refused_where_they_do_not_fit() -> None:
     assert weight_bytes(model, "bfloat16", decoded=True) == 2 * model.num_parameters
     found = resolve(EngineConfig(), model, npu)
     room = found.limits.num_blocks * found.geometry.bytes_per_block
-    gpu = resolve(EngineConfig(), model, Hardware("cuda", "GPU", 64 * 2**30, 63 * 2**30))
+    same = EngineConfig(max_num_batched_tokens=found.limits.max_num_batched_tokens)
+    assert found.limits.max_num_batched_tokens == 2048
+    gpu = resolve(same, model, Hardware("cuda", "GPU", 64 * 2**30, 63 * 2**30))
     packed = gpu.limits.num_blocks * gpu.geometry.bytes_per_block
     assert (found.dtype, found.kv_dtype) == ("bfloat16", "bfloat16")
     assert packed - room == pytest.approx(

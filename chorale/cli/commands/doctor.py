@@ -5,6 +5,7 @@ Imports no torch.
 
 from __future__ import annotations
 
+import asyncio
 import importlib.metadata
 import importlib.util
 import os
@@ -25,6 +26,8 @@ from chorale.runtime.devices import VISIBLE, visible_ids
 from chorale.runtime.hardware import available_memory, cpu_count, total_memory
 from chorale.runtime.memory import gib
 from chorale.runtime.platforms import find_platform
+from chorale.tools.python.presence import check_daemon
+from chorale.tools.python.sandbox import SandboxMissing
 from chorale.tools.python.wasm import module as interpreter
 from chorale.version import __version__
 
@@ -233,16 +236,26 @@ def check_packages() -> Iterator[Finding]:
 
 
 def check_sandbox() -> Iterator[Finding]:
-    found = [name for name in ("docker", "podman", "bwrap") if shutil.which(name)]
+    found, silent = [name for name in ("docker", "podman", "bwrap") if shutil.which(name)], ""
+    if "docker" in found:
+        try:
+            asyncio.run(check_daemon("docker", "docker"))
+        except SandboxMissing as missing:
+            found.remove("docker")
+            silent = f"; {missing}"
     try:
         interpreter.find()
         found.append("wasm")
     except interpreter.ModuleMissing:
         pass
     if found:
-        yield "OK", "sandbox", f"{', '.join(found)} for the python tool (chorale tools check tests them)"
+        yield (
+            "OK",
+            "sandbox",
+            f"{', '.join(found)} for the python tool (chorale tools check tests them){silent}",
+        )
     else:
-        yield "WARN", "sandbox", f"the python tool has no sandbox: {interpreter.REMEDY}"
+        yield "WARN", "sandbox", f"the python tool has no sandbox: {interpreter.REMEDY}{silent}"
 
 
 CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (

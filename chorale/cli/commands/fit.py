@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from chorale.cli import machine
-from chorale.cli.gpu_plan import recommended, table, ways, why_not
+from chorale.cli.gpu_plan import ENOUGH, SHORT, recommended, remedy, table, ways, why_not
 from chorale.cli.gpus import MODELS, GpuModel, find_gpus, hardware_of, is_gpu
 from chorale.cli.options.help import wants_help
 from chorale.cli.options.settings import Settings, merge
@@ -186,6 +186,8 @@ def report(settings: Settings, model: ModelConfig, hardware: Hardware, gpu: GpuM
         )
         print(f"weights   {gib(weights)}")
         print(f"does not fit: {why_not(weights, hardware, error)}")
+        if weights > hardware.free_bytes and (found := remedy(settings.engine, model, weights, hardware)):
+            print(f"remedy    {found}")
         return 1
     part = fitting_part(settings, model)
     show(part, resolved, decoded=decoded)
@@ -223,7 +225,7 @@ def show(model: ModelConfig, resolved: Resolved, *, decoded: bool = False) -> No
     limits, geometry = resolved.limits, resolved.geometry
     tokens = geometry.tokens_in(limits.num_blocks)
     full = limits.num_blocks // geometry.blocks_for(limits.max_model_len)
-    short = limits.num_blocks // geometry.blocks_for(min(2048, limits.max_model_len))
+    short = limits.num_blocks // geometry.blocks_for(min(SHORT, limits.max_model_len))
     weights = gib(weight_bytes(model, resolved.dtype, decoded=decoded, int8=resolved.int8))
     is_packed = not (model.dense_experts or decoded)
     rest = "in 8 bits" if resolved.int8 else resolved.dtype
@@ -240,6 +242,11 @@ def show(model: ModelConfig, resolved: Resolved, *, decoded: bool = False) -> No
             f"host KV   {resolved.host_tier} that leave the pool, each rank; {beside} of the GPU for copies"
         )
     print(f"requests  {full:,} at the full {limits.max_model_len:,} tokens, or {short:,} of 2,048 tokens")
+    if full < 2 and short < min(ENOUGH, limits.max_num_seqs):
+        halves = (
+            "--kv-cache-dtype fp8, which holds twice as much, or " if resolved.kv_dtype == "bfloat16" else ""
+        )
+        print(f"advice    for more requests at a time: {halves}a smaller --max-model-len, or another GPU")
     for decision in resolved.decisions:
         if decision.chosen:
             print(f"          {decision}")

@@ -34,16 +34,21 @@ async def check_program(sandbox: Sandbox) -> None:
 
 async def _check_image(sandbox: Sandbox, program: str) -> None:
     kind = sandbox.kind
-    code, text = await _ask(
-        program, "info", "--format", "{{json .Runtimes}}" if kind == "gvisor" else "{{.ID}}"
-    )
-    if code != 0 and program != "podman":
-        raise SandboxMissing(f"{kind}: the docker daemon does not respond ({_last_line(text)})")
+    text = await check_daemon(kind, program)
     if kind == "gvisor" and "runsc" not in text:
         raise SandboxMissing("gvisor: docker has no runtime runsc (see gvisor.dev/docs/user_guide/install)")
     code, _ = await _ask(program, "image", "inspect", sandbox.image)
     if code != 0:
         raise SandboxMissing(f"{kind}: the image {sandbox.image} is missing ({program} pull {sandbox.image})")
+
+
+async def check_daemon(kind: str, program: str) -> str:
+    """Returns what the daemon says of itself, if the program has one. Raises ``SandboxMissing``."""
+    wanted = "{{json .Runtimes}}" if kind == "gvisor" else "{{.ID}}"
+    code, text = await _ask(program, "info", "--format", wanted)
+    if code != 0 and program != "podman":
+        raise SandboxMissing(f"{kind}: the docker daemon does not respond ({_last_line(text)})")
+    return text
 
 
 async def _ask(*argv: str) -> tuple[int, str]:

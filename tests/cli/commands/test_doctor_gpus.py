@@ -1,4 +1,4 @@
-"""``chorale doctor`` on machines whose ``nvidia-smi`` is a script: faults, other processes, links."""
+"""``chorale doctor`` where ``nvidia-smi`` or docker is a script: faults, other processes, links, a daemon."""
 
 from __future__ import annotations
 
@@ -119,3 +119,17 @@ def test_gpus_that_do_not_reach_each_other(
     assert lines[-2].startswith("WARN  peers        not all GPUs reach each other's memory (CNS): ranks ")
     assert "through NCCL, slower" in lines[-2]
     assert lines[-1].startswith("WARN  links        SYS, not NVLink")
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_docker_counts_only_with_its_daemon(
+    answers: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docker = tmp_path / "docker"
+    docker.write_text("#!/bin/sh\n" + ("echo ID\n" if answers else "echo no daemon here; exit 1\n"))
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    [(_, what, detail)] = doctor.check_sandbox()
+    assert what == "sandbox"
+    assert ("docker" in detail.partition(" for the python tool")[0].split(", ")) == answers
+    assert ("the docker daemon does not respond (no daemon here)" in detail) == (not answers)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from chorale.cli.commands.fit import take_gpus
@@ -246,6 +248,54 @@ def test_what_is_recommended(
     assert code == 0
     assert shown.startswith(f"recommended  {choice}")
     assert list(rows(shown)) == ways
+
+
+@pytest.mark.parametrize("rows_of_batch", [4, 64, 256, 1024])
+def test_the_sentence_agrees_with_the_table(rows_of_batch: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """Requests for which there is room are at most those of the table, and those that run at a time."""
+    code, shown = fit(f"120b --gpu 8xascend-910b --max-num-seqs {rows_of_batch}", capsys)
+    assert code == 0
+    found = re.search(
+        r"^recommended .*?(none of .* room for|less room than for|room for) 131,072 tokens and ([\d,]+) req",
+        shown,
+    )
+    assert found is not None
+    promised = int(found[2].replace(",", ""))
+    assert promised == min(rows_of_batch, 256)
+    of_short = int(rows(shown)[8, 1][5].replace(",", ""))
+    assert (of_short >= promised) == (found[1] == "room for")
+
+
+def test_what_does_not_fit_names_a_remedy(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, shown = fit("120b --gpu 4090", capsys)
+    [line] = [each for each in shown.splitlines() if each.startswith("remedy")]
+    named = re.findall(r"such as (.+) holds", line)[0].split(", ")
+    assert len(named) == 3
+    for name in named:
+        assert fit(f"120b --gpu {name}", capsys)[0] == 0
+    assert "close other programs" not in line
+    monkeypatch.setattr("chorale.cli.commands.fit.total_memory", lambda: 64 * 2**30)
+    monkeypatch.setattr("chorale.cli.commands.fit.available_memory", lambda: 4 * 2**30)
+    _, shown = fit("20b --device cpu", capsys)
+    assert "close other programs: 64.00 GiB would be enough" in shown
+
+
+def test_room_for_one_long_request_comes_with_advice(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "advice    for more requests at a time: --kv-cache-dtype fp8" in fit("120b --gpu h100", capsys)[1]
+    assert "--kv-cache-dtype" not in re.findall(
+        "^advice.*", fit("120b --gpu h100 --kv-cache-dtype fp8", capsys)[1]
+    )
+    assert "advice" not in fit("120b --gpu h200", capsys)[1]
+
+
+def test_the_script_of_the_guide_for_four_ascend_devices(capsys: pytest.CaptureFixture[str]) -> None:
+    """docs/accelerators/npu.md has the arithmetic."""
+    four = "120b --gpu 4xascend-910b --tensor-parallel-size 4 --max-model-len 4096 --max-num-seqs 4"
+    assert fit(f"{four} --enable-expert-parallel", capsys)[0] == 0
+    assert fit(four, capsys)[0] == 1
+    assert fit(f"{four} --enable-expert-parallel --gpu-memory-utilization 0.9", capsys)[0] == 1
 
 
 def test_gpus_that_stay_idle_and_ways_that_do_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
