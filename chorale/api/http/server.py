@@ -21,21 +21,22 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from chorale.api.batches.lines import make_runner
-from chorale.api.http.middleware import HttpMiddleware
 from chorale.api.http.protocol import limited_protocol
 from chorale.api.http.request_limits import LocalHosts, is_loopback
 from chorale.api.http.tls import check_tls
 from chorale.api.operator.throughput import log_throughput
-from chorale.api.responses.background.resume import Resumer
-from chorale.batches.runner import BatchRunner
 from chorale.config import ServerConfig
 from chorale.errors import ConfigError
 from chorale.processes import tune_garbage_collector
+
+if TYPE_CHECKING:
+    from chorale.api.http.middleware import HttpMiddleware
+    from chorale.batches.runner import BatchRunner
 
 logger = logging.getLogger(__name__)
 
@@ -291,6 +292,10 @@ async def listening(
 
 def _attendants(app: HttpMiddleware, config: ServerConfig) -> list[asyncio.Task[None]]:
     """Starts what runs beside the requests until it is cancelled."""
+    # Imported here: the supervisor imports this module before it starts the engine, and these import the API.
+    from chorale.api.batches.lines import make_runner
+    from chorale.api.responses.background.resume import Resumer
+
     background, store = app.state.background, app.state.store
     found = [
         asyncio.create_task(_share_metrics(app)),

@@ -9,12 +9,14 @@ from __future__ import annotations
 import gzip
 from functools import cache, partial
 from importlib.resources import files
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from chorale.api.state import ServerState
+if TYPE_CHECKING:
+    from chorale.api.state import ServerState  # the command line imports this module, and needs no state
 
 PATHS = ("/docs", "/docs/start.js", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css")
 # Swagger UI sets style attributes on SVGs, and its style sheet contains images as data URLs.
