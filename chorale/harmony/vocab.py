@@ -76,21 +76,27 @@ class Vocabulary:
     def __init__(self, ranks: bytes) -> None:
         """``ranks``: the contents of ``o200k_base.tiktoken``, already verified."""
         import regex  # type: ignore[import-untyped]  # comes with tiktoken
-        import tiktoken  # imports no network code until asked to download
 
         fields = ranks.split()
         tokens = list(map(binascii.a2b_base64, fields[::2]))  # line number == rank in this file
-        names = {i: special_name(i) for i in range(NUM_RANKS, VOCAB_SIZE)}
+        names = {special_name(i): i for i in range(NUM_RANKS, VOCAB_SIZE)}
+        self._token_bytes: list[bytes] = tokens + [name.encode() for name in names]
+        self._special_ids = names | SPECIAL_ALIASES
+        self._special_pattern = regex.compile(_SPECIAL_PATTERN)
+
+    @functools.cached_property
+    def _encoder(self) -> LinearEncoder:
+        """Made with the first text (0.2 s): an engine process only needs the tokens' bytes."""
+        import tiktoken  # imports no network code until asked to download
+
+        tokens = self._token_bytes[:NUM_RANKS]
         encoding = tiktoken.Encoding(
             "o200k_harmony",
             pat_str=PIECE_PATTERN,
             mergeable_ranks=dict(zip(tokens, range(NUM_RANKS), strict=True)),
-            special_tokens={name: i for i, name in names.items()},
+            special_tokens={special_name(i): i for i in range(NUM_RANKS, VOCAB_SIZE)},
         )
-        self._token_bytes: list[bytes] = tokens + [name.encode() for name in names.values()]
-        self._special_ids = {name: i for i, name in names.items()} | SPECIAL_ALIASES
-        self._special_pattern = regex.compile(_SPECIAL_PATTERN)
-        self._encoder = LinearEncoder(encoding._core_bpe, self._token_bytes)
+        return LinearEncoder(encoding._core_bpe, self._token_bytes)
 
     def encode(self, text: str, most: int | None = None) -> list[int]:
         """Returns ids of ordinary text, never special ones (from 199,998 on).

@@ -22,7 +22,7 @@ from chorale.client.remote import RemoteClient
 from chorale.client.replicas import ReplicaClient
 from chorale.config import ServerConfig
 from chorale.errors import ConfigError
-from chorale.grammar.matcher import AFTER_START, warm
+from chorale.grammar.matcher import tokenizer
 from chorale.harmony.vocab import Vocabulary, VocabularyError, load_vocabulary
 from chorale.serve.bootstrap import ApiStart
 from chorale.store.store import ResponseStore, StoreError, open_store
@@ -53,23 +53,29 @@ async def serve_http(client: EngineClient, start: ApiStart, sockets: list[socket
 async def opened_app(client: EngineClient, start: ApiStart) -> AsyncIterator[HttpMiddleware]:
     """Yields the app with its tools and its store. Raises ``ConfigError`` if one of them cannot be opened."""
     try:
-        vocab = await asyncio.to_thread(load_vocabulary)
+        vocab = await asyncio.to_thread(_load_vocabulary)
     except VocabularyError as fault:
         raise ConfigError(str(fault)) from fault
     tools = await start_tools(start.server.tools, os.environ, lambda text: len(vocab.encode(text)))
     for name, reason in tools.missing.items():
         logger.warning("the tool %s is not available: %s", name, reason)
     state = await asyncio.to_thread(_make_state, client, start, vocab, tools)  # opens the store
-    warming = warm(AFTER_START)  # so that the first grammar does not wait for the tokenizer
     try:
         yield create_app(state, start.api_key_hashes)
     finally:
-        warming.cancel()
         state.grammars.close()
         await tools.aclose()
         await state.store.close()
         if state.tracer is not None:
             await asyncio.to_thread(state.tracer.close)
+
+
+def _load_vocabulary() -> Vocabulary:
+    """Returns the vocabulary, with everything made that holds the interpreter's lock for long."""
+    vocab = load_vocabulary()
+    vocab.encode("")
+    tokenizer()
+    return vocab
 
 
 def _make_state(client: EngineClient, start: ApiStart, vocab: Vocabulary, tools: ToolService) -> ServerState:

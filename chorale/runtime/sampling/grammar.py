@@ -54,16 +54,20 @@ class GrammarCache:
         self._lock = threading.Lock()
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
         self._size = 0
-        self._warming: threading.Timer | None = None
+        self._warming: threading.Thread | None = None
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="grammar")
 
-    def warm(self, after: float) -> None:
-        """Builds the tokenizer in a thread in ``after`` seconds. That holds the interpreter's lock for 0.7 s.
+    def warm(self) -> None:
+        """Begins to build the tokenizer in a thread; ``wait_warm`` before the first step waits for its end.
 
-        Optional: the first grammar otherwise builds it.
+        It holds the interpreter's lock for half a second, which every running stream would notice later.
         """
         if self._vocab_size == VOCAB_SIZE:
-            self._warming = warm_tokenizer(after)
+            self._warming = warm_tokenizer()
+
+    def wait_warm(self) -> None:
+        if self._warming is not None:
+            self._warming.join()
 
     def prepare(self, sampling: SamplingSpec, context: Sequence[int]) -> Future[str | None]:
         return self._threads.submit(self._prepare, sampling.grammar, list(context))
@@ -97,8 +101,6 @@ class GrammarCache:
         return copy
 
     def close(self) -> None:
-        if self._warming is not None:
-            self._warming.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from chorale.config import EngineConfig
 from chorale.errors import ConfigError
-from chorale.grammar.matcher import AFTER_START
 from chorale.kernels import select_ops
 from chorale.kernels.cpu.library import library
 from chorale.kernels.ops import Ops, Precision, StepSizes
@@ -24,7 +23,7 @@ from chorale.parallel.shares import Share
 from chorale.runtime.assembly import DTYPES, allocate_kv, make_executor
 from chorale.runtime.device import Device, default_threads, open_device
 from chorale.runtime.executor import LocalExecutor
-from chorale.runtime.memory import gib, weight_bytes
+from chorale.runtime.memory import gib
 from chorale.runtime.progress import Progress
 from chorale.runtime.resolve import Decision, Resolved, cpu_precision, resolve
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
     import torch
 
     from chorale.kernels.triton.precompile.compiler import Precompiler
-
-SMALL_MODEL = 2**30  # bytes of weights, which are read in less time than the grammars' tokenizer takes
 
 
 class Phases:
@@ -125,10 +122,7 @@ def assemble(
         return DryRank(rank.silent, own)
 
     ops = peers or ops
-    # While weights are read: it holds the GIL for most of a second, which running streams would notice if it
-    # happened with the first grammar. A small model is ready before, and would wait for it.
-    is_small = weight_bytes(model_config, resolved.dtype) < SMALL_MODEL
-    grammars.warm(AFTER_START if is_small else 0.0)
+    grammars.warm()  # while weights are read
     with phases.phase("load", str(folder)):
         fp8 = config.moe_activation_dtype == "fp8"
         share = None if rank is None else rank.share
@@ -149,6 +143,7 @@ def assemble(
     with phases.phase("kv_pool", _pool_message(resolved)):
         kv = allocate_kv(model.config, resolved, device)
         executor = make_executor(model, kv, resolved, device, GrammarRows(device, grammars), rank, drafts)
+    grammars.wait_warm()
     return Assembled(model, resolved, executor, precompiler, exchange)
 
 
