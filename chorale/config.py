@@ -67,6 +67,7 @@ class EngineConfig:
     generation_config: Literal["auto", "none"] = "auto"
     override_generation_config: dict[str, float] | None = None  # wins over the checkpoint's file
     num_threads: int | None = None  # CPU threads that compute
+    heartbeat_timeout: float = 5.0  # seconds of silence after which a process of it hangs
     host_share: int = 1  # engines that share this host's cores and memory where they run on its CPU
 
 

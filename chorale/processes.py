@@ -1,11 +1,12 @@
-"""A child process that ends with its parent, however the parent ends, also by SIGKILL.
+"""Processes that belong together: a child that ends with its parent, and whether another process hangs.
 
-Linux sends the child a signal when its parent's thread ends. Elsewhere, or if the kernel refuses to, a
-thread of the child looks for the parent.
+A child ends however its parent ends, also by SIGKILL. Linux sends it a signal when its parent's thread ends.
+Elsewhere, or if the kernel refuses to, a thread of the child looks for the parent.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import gc
@@ -14,11 +15,17 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 EXIT_ORPHANED = 1
 _PR_SET_PDEATHSIG = 1
 _LOOK_SECONDS = 0.5  # between two looks, where the system sends no signal
+HEARTBEAT_TIMEOUT = 5.0  # seconds of silence that count, after which an engine or a rank hangs
+LOADING_TIMEOUT = 120.0  # the same while it loads: importing torch from a cold disk holds the GIL for long
+_LONGEST_LOOK = 1.0  # seconds that one look may count: one that came late has missed signs of life
+_DOUBT = 0.25  # the part of the limit that passes before the system is asked
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -68,3 +75,94 @@ def collect_rarely() -> None:
     time of importing the engine with torch (``import chorale.serve.engine.build``: 1.75 s, 1.45 without).
     """
     gc.set_threshold(50_000, 20, 20)
+
+
+class ThreadTimes(NamedTuple):
+    """State of one thread: whether it runs or could, and its seconds on a processor and waiting for one."""
+
+    is_runnable: bool
+    on_cpu: float
+    waited: float
+
+
+def threads_of(pid: int) -> dict[str, ThreadTimes]:
+    """Returns the times of a process's threads by their ids; none where the system does not tell."""
+    found = {}
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                folder = Path(f"/proc/{pid}/task/{thread}")
+                state = (folder / "stat").read_bytes().rpartition(b")")[2].split()[0]
+                on_cpu, waited, _ = (folder / "schedstat").read_bytes().split()
+                found[thread] = ThreadTimes(state == b"R", int(on_cpu) / 1e9, int(waited) / 1e9)
+    return found
+
+
+class Silence:
+    """For how long another process has given no sign of life, in seconds that count against it.
+
+    Time in which one of its threads was ready to run and got no processor does not count: on a busy machine,
+    or under a quota, a process is slow. One that sleeps, is stopped, or uses a processor to no end hangs. A
+    process that the system does not show (``pid`` None, another machine, no /proc) is given twice the time.
+    """
+
+    def __init__(
+        self,
+        pid: int | None,
+        now: float,
+        read: Callable[[int], dict[str, ThreadTimes]] = threads_of,
+    ) -> None:
+        self.pid, self._read = pid, read
+        self.hear(now)
+
+    def hear(self, now: float) -> None:
+        """Call at every sign of life."""
+        self.seconds = 0.0
+        self._looked_at = now
+        self._threads: dict[str, ThreadTimes] = {}
+
+    def exceeds(self, now: float, limit: float) -> bool:
+        """Returns whether ``limit`` is exceeded. Call about twice a second, after reading signs of life."""
+        passed, self._looked_at = now - self._looked_at, now
+        if self.seconds > limit * _DOUBT:
+            passed -= self._starved(passed)
+        self.seconds += min(passed, _LONGEST_LOOK)
+        return self.seconds > limit
+
+    def _starved(self, passed: float) -> float:
+        """Returns the seconds of the last ``passed`` ones in which a thread waited for a processor."""
+        before, self._threads = self._threads, {} if self.pid is None else self._read(self.pid)
+        if not self._threads:
+            return passed / 2
+        both = [(each, before[name]) for name, each in self._threads.items() if name in before]
+        # The system adds a wait when it ends, and none under a quota: there, a runnable thread stands still.
+        waits = [
+            max(each.waited - last.waited, passed - (each.on_cpu - last.on_cpu))
+            if each.is_runnable and last.is_runnable
+            else each.waited - last.waited
+            for each, last in both
+        ]
+        return min(max(waits, default=0.0), passed)
+
+
+class Pulse:
+    """The signs of life of a process that works in steps, with the time of its current step."""
+
+    def __init__(self, pid: int | None, now: float) -> None:
+        self.silence, self.step = Silence(pid, now), Silence(pid, now)
+        self.busy = 0.0
+        self._heard_at = now
+
+    def hear(self, now: float, busy: float = 0.0) -> None:
+        """``busy``: the seconds for which its current step has been running, as it says."""
+        self.silence.hear(now)
+        if busy <= now - self._heard_at:  # another step than last time, or none
+            self.step.hear(now)
+        self.busy, self._heard_at = busy, now
+
+    def is_silent(self, now: float, limit: float) -> bool:
+        return self.silence.exceeds(now, limit)
+
+    def is_stuck(self, now: float, limit: float) -> bool:
+        """Returns whether its step takes longer than ``limit``, without the time that it got no processor."""
+        return self.step.exceeds(now, limit) and self.busy > limit

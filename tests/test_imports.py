@@ -23,7 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "model": {"kernels", "parallel", "errors", "config", "demo"},
     "demo": {"folders", "model", "kernels", "harmony", "errors"},
     "runtime": {"engine.types", "grammar", "harmony", "model", "kernels", "parallel", "config", "errors"},
-    "client": {"engine", "errors", "config"},
+    "client": {"engine", "errors", "config", "processes"},
     "testing": {"client", "engine.types", "errors"},
     "tools": {"harmony", "config", "errors", "folders", "processes", "tracing", "version"},
     "tracing": {"errors", "version"},

@@ -52,6 +52,11 @@ class EngineConnection:
         self._on_heartbeat, self._on_message, self._on_gone = on_heartbeat, on_message, on_gone
         self._dealer: zmq.Socket[bytes] | None = None
 
+    @property
+    def is_local(self) -> bool:
+        """Returns whether the engine is on this machine."""
+        return not self._address.beats.startswith("tcp:")
+
     def start(self) -> None:
         """Subscribe to the beats. Must be called on the loop that will run the callbacks."""
         self._loop = asyncio.get_running_loop()

@@ -11,6 +11,7 @@ When the engine dies, every stream fails at once with ``EngineDeadError``. A new
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ from chorale.client.wire import (
 )
 from chorale.engine.types import NOBODY, EngineStats, GenerateRequest, Owner
 from chorale.errors import EngineDeadError, EngineLoadingError, RequestTimeoutError
+from chorale.processes import HEARTBEAT_TIMEOUT, Silence
 
 MIN_RETRY_AFTER = 1.0  # seconds
 
@@ -49,7 +51,9 @@ class ClientLimits:
     """Time limits of a client, and bounds on unread tokens."""
 
     ping_interval: float = 0.5  # the engine drops a client that is silent for EngineStart.client_timeout
-    engine_silence: float = 10.0  # without a heartbeat for this long, a ready engine counts as dead
+    # Without a heartbeat for this long, a ready engine counts as dead. None: twice the time after which the
+    # engine's own monitor replaces it.
+    engine_silence: float | None = None
     max_pending_tokens: int = 4096  # unread tokens of one request ...
     slow_reader_patience: float = 60.0  # ... and for how long, until it is aborted
 
@@ -94,7 +98,9 @@ class RemoteClient:
         self._stats = EngineStats()
         self._engine_id = ""  # engine that requests are sent to; "" while there is none
         self._died_id = ""  # engine that reported its failure; its heartbeats go on until it ends
-        self._last_heartbeat = clock()
+        self._is_local = self._connection.is_local
+        self._timeout = HEARTBEAT_TIMEOUT
+        self._silence = Silence(None, clock())
         self._died_at: float | None = None
         self._restart_seconds = MIN_RETRY_AFTER  # duration of the most recent restart
         self._ticker: asyncio.Task[None] | None = None
@@ -163,7 +169,7 @@ class RemoteClient:
 
     def start(self) -> None:
         """Open the sockets on the running event loop."""
-        self._last_heartbeat = self._clock()
+        self._silence.hear(self._clock())
         self._connection.start()
         self._ticker = asyncio.get_running_loop().create_task(self._tick_forever())
 
@@ -175,7 +181,9 @@ class RemoteClient:
     # ------------------------------------------------------------------ messages from the engine
 
     def _heartbeat(self, beat: Heartbeat) -> None:
-        self._last_heartbeat = self._clock()
+        self._timeout = beat.timeout
+        self._silence.pid = beat.pid if self._is_local else None
+        self._silence.hear(self._clock())
         if beat.state == "failed" and self._status.state != "failed":
             self.mark_failed(beat.message)
         if self._status.state == "failed" or beat.engine_id == self._died_id:
@@ -269,6 +277,11 @@ class RemoteClient:
             self._connection.send(Abort([request_id], index))
 
     @property
+    def silence_limit(self) -> float:
+        """Returns the seconds of silence after which the engine counts as dead."""
+        return self._limits.engine_silence or 2 * self._timeout
+
+    @property
     def is_known(self) -> bool:
         """Returns whether the engine was ready once."""
         return self._info is not None
@@ -292,10 +305,10 @@ class RemoteClient:
             self._connection.drain_heartbeats()
             if self._owns_admission:
                 self._in_flight.admission.tick()
-            self._connection.send(Ping())
+            self._connection.send(Ping(os.getpid() if self._is_local else 0))
             self._abort_slow_readers()
-            silence = self._clock() - self._last_heartbeat
-            if self._engine_id and silence > self._limits.engine_silence:
+            if self._silence.exceeds(self._clock(), self.silence_limit) and self._engine_id:
+                silence = self._silence.seconds
                 self._lose_engine("dead", f"the engine has been silent for {silence:.0f} s")
 
     def _abort_slow_readers(self) -> None:

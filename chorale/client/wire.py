@@ -28,6 +28,7 @@ from chorale.engine.types import (
     StepOutputs,
 )
 from chorale.errors import ConfigError
+from chorale.processes import HEARTBEAT_TIMEOUT
 
 # sockaddr_un.sun_path holds 108 bytes on Linux and 104 on macOS; libzmq refuses longer ones.
 MAX_SOCKET_PATH_BYTES = 100
@@ -53,7 +54,12 @@ class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
 
 
 class Ping(msgspec.Struct, frozen=True, array_like=True, tag="ping"):
-    """Keep-alive. A client that stops sending it gets ``ClientExpired`` and its requests are aborted."""
+    """Keep-alive. A client that stops sending it gets ``ClientExpired`` and its requests are aborted.
+
+    ``pid``: of the client's process; 0 from another machine.
+    """
+
+    pid: int = 0
 
 
 class Unregister(msgspec.Struct, frozen=True, array_like=True, tag="unregister"):
@@ -120,6 +126,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     engine_id: str
     pid: int
+    timeout: float = HEARTBEAT_TIMEOUT  # seconds of silence after which it counts as hung
     state: Literal["loading", "ready", "draining", "failed"]
     phase: str = ""
     progress: float | None = None

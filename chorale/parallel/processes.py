@@ -23,6 +23,7 @@ from chorale.parallel.channel import Channel
 from chorale.parallel.communicator import CommunicationError
 from chorale.parallel.rank_state import Loss, RankState, first_loss
 from chorale.parallel.wire import Opened, Stop, decode_from_rank, encode
+from chorale.processes import HEARTBEAT_TIMEOUT, Pulse
 
 logger = logging.getLogger(__name__)
 LOOK_SECONDS = 0.1  # between two looks at the processes
@@ -53,10 +54,13 @@ class RankProcesses:
         launch: Launch,
         on_lost: Callable[[ChoraleError], None] | None = None,
         hidden: Sequence[str] = (),
+        timeout: float = HEARTBEAT_TIMEOUT,
     ) -> None:
         """``on_lost`` is called in another thread if the engine's own has not noticed a loss in time
         (``check``, ``cause``), for example because it waits for a device that waits for a lost rank.
-        ``hidden``: variables that ranks do not inherit."""
+        ``hidden``: variables that ranks do not inherit. ``timeout``: seconds of silence of a rank that
+        hangs."""
+        self._timeout = timeout
         self._size, self._launch, self._on_lost, self._hidden = size, launch, on_lost, hidden
         self._ranks: list[RankState] = []
         self._shared = _Shared()
@@ -164,7 +168,8 @@ class RankProcesses:
             if process.stdin is not None:
                 with process.stdin as stream:
                     stream.write(start)
-        return RankState(rank, process, Channel(ours), time.monotonic())
+        pulse = Pulse(process.pid, time.monotonic())
+        return RankState(rank, process, Channel(ours), pulse, self._timeout)
 
     def _spawn(self, rank: int, descriptor: int) -> tuple[subprocess.Popen[bytes], bytes]:
         """Returns the process and what it is to read. Its session is its own: Ctrl-C is the engine's."""

@@ -7,15 +7,12 @@ import signal
 import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from chorale.errors import ConfigError, EngineError, GpuError
 from chorale.parallel.channel import Channel
 from chorale.parallel.wire import Beat, Failed, FromRank, Opened, Ready
+from chorale.processes import LOADING_TIMEOUT, Pulse
 
-SILENT_SECONDS = 5.0  # without a beat, while serving: a rank that hangs; as of the engine process itself
-LOADING_SILENT_SECONDS = 120.0  # importing torch from a cold disk holds the interpreter's lock for long
-STOPPED_SECONDS = 1.0  # without a beat, if the system says that the process is stopped
 # Of a rank's own part of one step: enqueuing on a GPU, computing on a CPU. Less than the engine monitor's
 # limits for a whole step, which name no rank (``watch.WatchLimits.step_limit``).
 BUSY_SECONDS = {"cpu": 500.0, "cuda": 25.0}
@@ -41,8 +38,8 @@ class RankState:
     rank: int
     process: subprocess.Popen[bytes]
     channel: Channel
-    heard_at: float
-    busy: float = 0.0  # as its last beat says
+    pulse: Pulse
+    timeout: float  # seconds of silence, while serving, after which it hangs; as of the engine itself
     opened: Opened | None = None
     is_ready: bool = False
     failed: Failed | None = None
@@ -50,32 +47,27 @@ class RankState:
     is_open: bool = True
 
     def hear(self, message: FromRank, now: float) -> None:
-        self.heard_at = now
+        self.pulse.hear(now, message.busy if isinstance(message, Beat) else 0.0)
         if isinstance(message, Opened):
             self.opened = message
         elif isinstance(message, Ready):
             self.is_ready = True
         elif isinstance(message, Failed):
             self.failed = message
-        elif isinstance(message, Beat):
-            self.busy = message.busy
 
     def judge(self, now: float) -> None:
         """Sets ``trouble`` if the rank has failed, ended or hangs."""
         if self.trouble:
             return
-        code, silence = self.process.poll(), now - self.heard_at
-        limit = SILENT_SECONDS if self.is_ready else LOADING_SILENT_SECONDS
+        code, pulse = self.process.poll(), self.pulse
         if self.failed is not None:
             self.trouble = f"failed: {self.failed.message}"
         elif code is not None:
             self.trouble = _manner(code)
-        elif silence > limit:
-            self.trouble = f"hangs: it has been silent for {silence:.1f} s"
-        elif self.opened is not None and self.busy > BUSY_SECONDS.get(self.opened.kind, 25.0):
-            self.trouble = f"hangs: its part of one step has been running for {self.busy:.1f} s"
-        elif silence > STOPPED_SECONDS and _is_stopped(self.process.pid):
-            self.trouble = "hangs: it was stopped by a signal"
+        elif pulse.is_silent(now, self.timeout if self.is_ready else LOADING_TIMEOUT):
+            self.trouble = f"hangs: it has been silent for {pulse.silence.seconds:.1f} s"
+        elif self.opened is not None and pulse.is_stuck(now, BUSY_SECONDS.get(self.opened.kind, 25.0)):
+            self.trouble = f"hangs: its part of one step has been running for {pulse.busy:.1f} s"
 
 
 def first_loss(ranks: Iterable[RankState]) -> Loss:
@@ -102,11 +94,3 @@ def _manner(code: int) -> str:
         with contextlib.suppress(ValueError):
             return f"was killed by {signal.Signals(-code).name}"
     return f"ended with code {code}"
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return False  # not Linux: silence tells
-    return state in "Tt"

@@ -31,7 +31,7 @@ from chorale.serve.bootstrap import (
     Failure,
     take_failure,
 )
-from chorale.serve.watch import LastHeartbeat, RestartPolicy, WatchLimits
+from chorale.serve.watch import EnginePulse, RestartPolicy, WatchLimits
 
 logger = logging.getLogger(__name__)
 ENGINE_COMMAND = (sys.executable, "-m", "chorale.serve.engine.process")
@@ -99,6 +99,7 @@ class EngineMonitor:
     ) -> None:
         self._start, self._command = start, tuple(command)
         self._limits = limits or WatchLimits()
+        self._timeout = self._limits.heartbeat_timeout or start.config.heartbeat_timeout
         self._on_status = on_status
         self._restart_policy = RestartPolicy(self._limits)
         self._stopping = asyncio.Event()
@@ -125,7 +126,10 @@ class EngineMonitor:
                 return self._give_up(self._with_lost_gpu(failure), EXIT_CONFIG)
             logger.error("%s", failure.message)
             delay = self._restart_policy.add(
-                time.monotonic(), was_ready=self._was_ready, is_gpu=failure.is_gpu
+                time.monotonic(),
+                was_ready=self._was_ready,
+                is_gpu=failure.is_gpu,
+                is_hang=hang_reason is not None,
             )
             if delay is None:
                 return self._give_up(self._why_no_restart(failure), EXIT_FAILED)
@@ -182,12 +186,15 @@ class EngineMonitor:
     async def _run_once(self) -> tuple[int, str | None]:
         """Runs one engine process. Returns its exit code, and why it hung if it was killed for that."""
         self._was_ready = False
+        config = self._start.config
+        timeout = self._timeout * self._restart_policy.growth(time.monotonic())
+        start = msgspec.structs.replace(self._start, config=replace(config, heartbeat_timeout=timeout))
         try:
-            process = await spawn(self._command, self._start, pass_fds=self._start.inherited)
+            process = await spawn(self._command, start, pass_fds=start.inherited)
         except OSError as error:  # no memory or descriptors: counts as a crash, and may be temporary
             return EXIT_FAILED, f"the engine process could not be started: {error}"
         self.pid = process.pid
-        watching = asyncio.ensure_future(self._watch())
+        watching = asyncio.ensure_future(self._watch(process.pid, timeout))
         tasks = [
             asyncio.ensure_future(process.wait()),
             asyncio.ensure_future(self._stopping.wait()),
@@ -215,9 +222,9 @@ class EngineMonitor:
             await asyncio.sleep(self._limits.dump_grace)
             process.kill()
 
-    async def _watch(self) -> str:
+    async def _watch(self, pid: int, timeout: float) -> str:
         """Follows the heartbeats of the process that was just started. Returns why it hangs."""
-        last_heartbeat = LastHeartbeat(self._limits, time.monotonic())
+        pulse = EnginePulse(self._limits, timeout, pid, time.monotonic())
         with zmq.Context() as context, context.socket(zmq.SUB) as heartbeats:
             heartbeats.setsockopt(zmq.LINGER, 0)
             heartbeats.setsockopt(zmq.RECONNECT_IVL, 50)
@@ -227,13 +234,13 @@ class EngineMonitor:
             heartbeats.connect(address.beats)
             while True:
                 # This loop may have been delayed: read heartbeats before judging the silence.
-                self._read_heartbeats(heartbeats, last_heartbeat)
-                hang_reason = last_heartbeat.hang_reason(time.monotonic())
+                self._read_heartbeats(heartbeats, pulse)
+                hang_reason = pulse.hang_reason(time.monotonic())
                 if hang_reason is not None:
                     return hang_reason
                 await asyncio.sleep(WATCH_INTERVAL)
 
-    def _read_heartbeats(self, heartbeats: zmq.Socket[bytes], last_heartbeat: LastHeartbeat) -> None:
+    def _read_heartbeats(self, heartbeats: zmq.Socket[bytes], pulse: EnginePulse) -> None:
         while True:
             try:
                 beat = decode_heartbeat(heartbeats.recv(zmq.NOBLOCK))
@@ -243,7 +250,7 @@ class EngineMonitor:
                 logger.error("dropped a heartbeat that does not decode: %s", error)
                 continue
             if beat.pid == self.pid:
-                last_heartbeat.hear(beat, time.monotonic())
+                pulse.hear(beat, time.monotonic())
                 self._was_ready = self._was_ready or beat.state == "ready"
                 if beat.info is not None:
                     self._remember_gpu(beat.info)

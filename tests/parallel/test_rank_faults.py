@@ -109,7 +109,7 @@ def test_a_rank_that_is_killed(odd: Path, private: Path, size: int, phase: str) 
 
 
 def test_a_rank_that_hangs(odd: Path, private: Path) -> None:
-    core = make_engine(odd, tensor_parallel_size=2)
+    core = make_engine(odd, tensor_parallel_size=2, heartbeat_timeout=2.0)
     (pid,) = ranks_of(core).pids
     core.add_request(request("a", random_prompt(10), max_tokens=900, seed=1))
     core.step()

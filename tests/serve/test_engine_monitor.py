@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,6 +20,7 @@ import zmq
 from chorale.client.base import EngineInfo, EngineStatus
 from chorale.client.wire import Heartbeat, encode, heartbeat_address
 from chorale.config import EngineConfig, ServerConfig
+from chorale.errors import EngineDeadError
 from chorale.serve.bootstrap import (
     EXIT_CONFIG,
     EXIT_FAILED,
@@ -27,8 +30,9 @@ from chorale.serve.bootstrap import (
     make_directory,
 )
 from chorale.serve.engine_monitor import EngineMonitor, spawn
-from chorale.serve.watch import LastHeartbeat, RestartPolicy, WatchLimits
+from chorale.serve.watch import EnginePulse, RestartPolicy, WatchLimits
 from tests.support import PATIENCE
+from tests.support.quota import cpu_quota, has_quotas
 from tests.support.serve.fake_engine import Behaviour
 from tests.support.serve.harness import collect, expected, is_alive, request, rig, run, until
 
@@ -49,6 +53,52 @@ def test_a_stopped_engine_is_killed_and_replaced() -> None:
             assert any("no heartbeat" in status.message for status, _ in r.told)
             asked = request("after")
             assert await collect(r.client.submit(asked)) == {0: (expected(asked), "length")}
+
+    run(scene())
+
+
+@pytest.mark.parametrize("manner", ["asleep", "spinning"])
+def test_an_engine_that_keeps_the_interpreter_lock_is_replaced(manner: str) -> None:
+    async def scene() -> None:
+        limits = WatchLimits(heartbeat_timeout=1.0, dump_grace=0.05)
+        async with rig(Behaviour(hold=manner), watch=limits) as r:
+            first = r.engine_pid
+            stream = r.client.submit(request("r"))
+            await until(lambda: not is_alive(first), "it is killed", 120)
+            with pytest.raises(EngineDeadError):
+                await collect(stream)
+            await until(lambda: r.told[-1][0].state != "ready", "the death is told")
+            assert any("no heartbeat" in status.message for status, _ in r.told)
+
+    run(scene())
+
+
+@pytest.mark.skipif(not has_quotas(), reason="needs a control group for CPU quotas")
+def test_an_engine_that_gets_little_of_a_processor_is_not_replaced() -> None:
+    """Its step keeps the lock for half a second of CPU time: ten seconds at 5 % of a core."""
+
+    async def scene() -> None:
+        limits = WatchLimits(heartbeat_timeout=2.0)
+        with cpu_quota(5) as enter:
+            async with rig(Behaviour(hold="busy"), watch=limits) as r:
+                enter(r.engine_pid)
+                asked = request("r", 1)
+                began = time.monotonic()
+                assert await collect(r.client.submit(asked)) == {0: (expected(asked), "length")}
+                assert time.monotonic() - began > 4.0  # twice the limit
+                assert r.monitor.num_restarts == 0
+
+    run(scene())
+
+
+def test_the_limit_doubles_with_each_kill_and_reaches_the_engine() -> None:
+    async def scene() -> None:
+        async with rig(watch=WatchLimits(heartbeat_timeout=0.5, dump_grace=0.05)) as r:
+            first = r.engine_pid
+            assert r.client.silence_limit == 1.0  # twice the engine's own
+            os.kill(first, signal.SIGSTOP)
+            await until(lambda: r.monitor.pid not in (None, first), "a new process", 120)
+            await until(lambda: r.client.silence_limit == 2.0, "the client knows", 120)
 
     run(scene())
 
@@ -164,28 +214,56 @@ def beat(state: str = "ready", step: float = 0.0, p99: float = 0.0, device: str 
     return Heartbeat(engine_id="e", pid=1, state=state, step_seconds=step, p99_step_seconds=p99, info=info)  # type: ignore[arg-type]
 
 
+@pytest.fixture
+def sleeper() -> Iterator[int]:
+    with subprocess.Popen(("sleep", "300")) as process:
+        yield process.pid
+        process.kill()
+
+
 @pytest.mark.parametrize(
-    ("heard", "silence", "complains"),
+    ("state", "silence", "complains"),
     [
-        (beat(), 4.9, False),
-        (beat(), 5.1, True),
-        (beat("loading"), 100.0, False),
-        (beat("loading"), 121.0, True),
-        (None, 100.0, False),
+        ("ready", 4.8, False),
+        ("ready", 5.2, True),
+        ("loading", 119.0, False),
+        ("loading", 121.0, True),
+        (None, 119.0, False),
         (None, 121.0, True),
-        (beat(step=29.0), 0.0, False),
-        (beat(step=31.0), 0.0, True),
-        (beat(step=31.0, p99=2.0), 0.0, False),  # 20 x 2 s
-        (beat(step=41.0, p99=2.0), 0.0, True),
-        (beat(step=599.0, device="CPU, 2 threads"), 0.0, False),
-        (beat(step=601.0, device="CPU, 2 threads"), 0.0, True),
     ],
 )
-def test_when_an_engine_counts_as_hung(heard: Heartbeat | None, silence: float, complains: bool) -> None:
-    last_heartbeat = LastHeartbeat(WatchLimits(), heard_at=50.0)
-    if heard is not None:
-        last_heartbeat.hear(heard, 50.0)
-    assert (last_heartbeat.hang_reason(50.0 + silence) is not None) == complains
+def test_when_a_silent_engine_counts_as_hung(
+    state: str | None, silence: float, complains: bool, sleeper: int
+) -> None:
+    pulse = EnginePulse(WatchLimits(), 5.0, sleeper, 50.0)
+    if state is not None:
+        pulse.hear(beat(state), 50.0)
+    reasons = [pulse.hang_reason(50.0 + look / 10) for look in range(1, round(silence * 10) + 1)]
+    assert any(reasons) == complains
+
+
+@pytest.mark.parametrize(
+    ("device", "p99", "seconds", "complains"),
+    [
+        ("cuda", 0.0, 29.0, False),
+        ("cuda", 0.0, 31.0, True),
+        ("cuda", 2.0, 39.0, False),  # 20 x 2 s
+        ("cuda", 2.0, 41.0, True),
+        ("CPU, 2 threads", 0.0, 599.0, False),
+        ("CPU, 2 threads", 0.0, 601.0, True),
+    ],
+)
+def test_when_a_step_counts_as_hung(
+    device: str, p99: float, seconds: float, complains: bool, sleeper: int
+) -> None:
+    pulse = EnginePulse(WatchLimits(), 5.0, sleeper, 50.0)
+    reasons = []
+    for look in range(round(seconds * 5) + 1):
+        pulse.hear(beat(step=look / 5, p99=p99, device=device), 50.0 + look / 5)
+        reasons.append(pulse.hang_reason(50.0 + look / 5))
+    assert any(reasons) == complains
+    pulse.hear(beat(step=0.01, p99=p99, device=device), 51.0 + seconds)  # the next step
+    assert pulse.hang_reason(51.0 + seconds) is None
 
 
 def test_back_off_doubles_and_old_deaths_are_forgotten() -> None:
@@ -210,6 +288,18 @@ def test_deaths_of_processes_that_were_ready_are_forgiven_longer() -> None:
     deaths = RestartPolicy(WatchLimits())
     mixed = [deaths.add(float(t), was_ready=t % 2 == 0) for t in range(10)]
     assert mixed == [0.1, 0.1, 0.1, 0.2, 0.2, 0.4, 0.4, 0.8, 0.8, None]  # the fifth failed start
+
+
+def test_kills_for_hanging_back_off_and_double_the_limit() -> None:
+    deaths = RestartPolicy(WatchLimits())
+    growth = [deaths.growth(0.0)]
+    delays = []
+    for t in range(5):
+        delays.append(deaths.add(float(t), was_ready=True, is_hang=True))
+        growth.append(deaths.growth(float(t)))
+    assert delays == [0.1, 0.2, 0.4, 0.8, 1.6]
+    assert growth == [1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
+    assert deaths.growth(400.0) == 1.0  # they are forgotten
 
 
 def test_an_engine_that_is_killed_six_times_is_there_again() -> None:

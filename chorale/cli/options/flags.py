@@ -38,6 +38,10 @@ MODEL_FLAGS = (
     Flag("served-model-name", "list", "server.served_model_names",
          "model names in the API; responses carry the first"),
     Flag("num-threads", "int", "engine.num_threads", "CPU threads that compute", least=1, most=4096),
+    Flag("heartbeat-timeout", "float", "engine.heartbeat_timeout",
+         "seconds of silence after which an engine process counts as hung and is replaced; time in which "
+         "it got no processor does not count, and each replacement doubles it (at most eightfold)",
+         least=0.5, most=3600),
 )
 
 ENGINE_FLAGS = (

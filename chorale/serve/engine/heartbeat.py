@@ -19,6 +19,7 @@ from chorale.client.base import EngineInfo
 from chorale.client.curve import TcpSocket
 from chorale.client.wire import Heartbeat, encode, heartbeat_address
 from chorale.engine.types import EngineStats
+from chorale.processes import HEARTBEAT_TIMEOUT
 
 NUM_STEPS_REMEMBERED = 1024
 MIN_GAP = 0.02  # least seconds between heartbeats
@@ -39,8 +40,16 @@ class _Public:
 class HeartbeatThread:
     """Owns the PUB socket. The main thread only assigns attributes, which is atomic."""
 
-    def __init__(self, directory: str, engine_id: str, interval: float, tcp: TcpSocket | None = None) -> None:
-        self._address, self._tcp = heartbeat_address(directory), tcp
+    def __init__(
+        self,
+        directory: str,
+        engine_id: str,
+        interval: float,
+        timeout: float = HEARTBEAT_TIMEOUT,
+        tcp: TcpSocket | None = None,
+    ) -> None:
+        """``timeout``: seconds of silence after which this engine counts as hung; a heartbeat reports it."""
+        self._address, self._tcp, self._timeout = heartbeat_address(directory), tcp, timeout
         self._engine_id, self._interval = engine_id, interval
         self._public = _Public()
         self._wake = threading.Event()
@@ -103,6 +112,7 @@ class HeartbeatThread:
         return Heartbeat(
             engine_id=self._engine_id,
             pid=os.getpid(),
+            timeout=self._timeout,
             state=public.state,  # type: ignore[arg-type]
             phase=public.phase,
             progress=public.progress,

@@ -172,6 +172,7 @@ def run_engine_process(start: EngineStart, build: Build) -> int:
         start.directory,
         engine_id,
         start.heartbeat_interval,
+        start.config.heartbeat_timeout,
         start.tcp.beats if start.tcp is not None else None,
     )
     heartbeat.start()

@@ -87,7 +87,9 @@ def start_ranks(
 
     try:
         hidden = SECRET_VARIABLES + TOOL_KEY_VARIABLES
-        processes = RankProcesses(config.tensor_parallel_size, launch, on_lost, hidden)
+        processes = RankProcesses(
+            config.tensor_parallel_size, launch, on_lost, hidden, config.heartbeat_timeout
+        )
     except BaseException:
         private.remove()
         raise

@@ -16,6 +16,7 @@ from chorale.client.wire import (
     EngineFailed,
     EngineUpdate,
     FromEngine,
+    Ping,
     PrefixSnapshot,
     StepMessage,
     ToEngine,
@@ -31,6 +32,7 @@ from chorale.engine.types import (
     StepOutputs,
     TokenChunk,
 )
+from chorale.processes import Silence
 
 logger = logging.getLogger(__name__)
 FAILURE_LINGER_MS = 500
@@ -83,7 +85,7 @@ class EngineServerSocket:
         self._poller.register(self._router, zmq.POLLIN)
         if wake_fd is not None:
             self._poller.register(wake_fd, zmq.POLLIN)
-        self._last_seen: dict[bytes, float] = {}
+        self._clients: dict[bytes, Silence] = {}
         self._owners: dict[str, _Owner] = {}
         self._followers: dict[bytes, _Follower] = {}
 
@@ -103,11 +105,16 @@ class EngineServerSocket:
             except ValueError:
                 logger.error("dropped a message that does not have two parts")
                 continue
-            self._last_seen[client] = self._clock()
+            now = self._clock()
+            self._clients.setdefault(client, Silence(None, now)).hear(now)
             try:
-                yield client, decode_to_engine(data)
+                message = decode_to_engine(data)
             except DECODE_ERRORS as error:
                 logger.error("dropped a client's message that cannot be decoded: %s", error)
+                continue
+            if isinstance(message, Ping) and message.pid:
+                self._clients[client].pid = message.pid
+            yield client, message
 
     def own(self, client: bytes, request_id: str, num_choices: int) -> bool:
         """Record the client of a request. Returns False if a request in flight has the same id."""
@@ -126,7 +133,7 @@ class EngineServerSocket:
 
     def drop(self, client: bytes) -> None:
         """Forget a client that has disconnected or vanished, and its requests."""
-        self._last_seen.pop(client, None)
+        self._clients.pop(client, None)
         self._followers.pop(client, None)
         orphans = [request_id for request_id, owner in self._owners.items() if owner.client == client]
         for request_id in orphans:
@@ -137,8 +144,8 @@ class EngineServerSocket:
     def expire_silent_clients(self) -> None:
         """Drop clients that were silent for too long. Call after ``receive``, which reads the pings of a long
         step."""
-        oldest = self._clock() - self._client_timeout
-        for client in [client for client, seen in self._last_seen.items() if seen < oldest]:
+        now, limit = self._clock(), self._client_timeout
+        for client in [client for client, silence in self._clients.items() if silence.exceeds(now, limit)]:
             message = f"the server process was silent for {self._client_timeout:.0f} s"
             logger.warning("%s: its requests are aborted", message)
             # If it was only suspended, it would otherwise wait forever for these tokens.
@@ -203,7 +210,7 @@ class EngineServerSocket:
 
     def announce_failure(self, message: str) -> None:
         """Report to every client that this engine ends."""
-        for client in list(self._last_seen):
+        for client in list(self._clients):
             self._send(client, EngineFailed(self._engine_id, message))
 
     def _send(self, client: bytes, message: FromEngine) -> None:

@@ -6,7 +6,9 @@ written by the test into ``EngineConfig.model``, as ``Behaviour.encode`` does.
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
+import itertools
 import sys
 import time
 from functools import partial
@@ -35,6 +37,7 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True):
     load_seconds: float = 0.0
     fail_at_step: int | None = None
     ecc_at_step: int | None = None  # that step fails as with a memory error of a GPU
+    hold: str | None = None  # the first step keeps the interpreter's lock: "asleep", "spinning" or "busy"
     device: str = "cpu"
     missing_once_ready: bool = False  # a restart finds no device: it was lost
     refuse: str | None = None  # a ConfigError with this message
@@ -55,10 +58,22 @@ ECC = (
 
 class FaultyExecutor(FakeExecutor):
     ecc_at_step: int | None = None
+    hold: str | None = None
 
     def execute(self, plan: StepPlan) -> StepHandle:
+        if self.hold is not None:
+            keep_lock(self.hold)
+            self.hold = None
         handle = super().execute(plan)
         return handle if plan.step_id != self.ecc_at_step else EccStep()
+
+
+def keep_lock(manner: str) -> None:
+    """Keeps every other thread from running: for ever, or for about half a second on a processor ("busy")."""
+    if manner == "asleep":
+        ctypes.PyDLL(None).sleep(1000)
+    else:
+        sum(itertools.repeat(1, 10**8 if manner == "busy" else 10**13))
 
 
 class EccStep:
@@ -88,7 +103,7 @@ def build(
     executor = FaultyExecutor(
         limits, MODEL, step_seconds=behaviour.step_seconds, fail_at_step=behaviour.fail_at_step
     )
-    executor.ecc_at_step = behaviour.ecc_at_step
+    executor.ecc_at_step, executor.hold = behaviour.ecc_at_step, behaviour.hold
     info = EngineInfo(
         model="fake",
         max_model_len=LIMITS.max_model_len,

@@ -1,0 +1,136 @@
+"""Counted silence: a process that got no processor is not silent, one that sleeps, spins or is stopped is."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from chorale.processes import Pulse, Silence, ThreadTimes, threads_of
+from tests.support.quota import cpu_quota, has_quotas
+
+SPIN = (sys.executable, "-c", "while True: pass")
+DEADLINE = 120.0  # seconds, on a busy machine
+
+
+@contextmanager
+def child(*command: str) -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(command) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def exceeds(pid: int, limit: float, within: float) -> bool:
+    began = time.monotonic()
+    silence = Silence(pid, began)
+    while time.monotonic() - began < within:
+        time.sleep(0.05)
+        if silence.exceeds(time.monotonic(), limit):
+            return True
+    return False
+
+
+def test_a_process_that_sleeps_is_silent() -> None:
+    with child("sleep", "600") as process:
+        assert exceeds(process.pid, 1.0, DEADLINE)
+
+
+def test_a_process_that_was_stopped_is_silent() -> None:
+    with child(*SPIN) as process:
+        process.send_signal(signal.SIGSTOP)
+        assert exceeds(process.pid, 1.0, DEADLINE)
+
+
+def test_a_process_that_spins_is_silent() -> None:
+    with child(*SPIN) as process:
+        assert exceeds(process.pid, 1.0, DEADLINE)
+
+
+@pytest.mark.skipif(not has_quotas(), reason="needs a control group for CPU quotas")
+def test_a_process_under_a_quota_is_silent_for_the_time_that_it_ran() -> None:
+    """At 2 % of a core it could run for 0.1 s of these 5 s."""
+    with cpu_quota(2) as enter, child(*SPIN) as process:
+        enter(process.pid)
+        time.sleep(0.5)
+        assert not exceeds(process.pid, 2.0, 5.0)
+
+
+def test_the_threads_of_a_process_are_found_with_their_times() -> None:
+    with child(*SPIN) as process:
+        until = time.monotonic() + DEADLINE
+        while time.monotonic() < until:
+            threads = threads_of(process.pid)
+            if sum(each.on_cpu for each in threads.values()) > 0.3:
+                break
+            time.sleep(0.05)
+        assert str(process.pid) in threads
+        assert threads[str(process.pid)].is_runnable
+        assert threads[str(process.pid)].on_cpu > 0.3
+    assert threads_of(process.pid) == {}  # it has ended
+
+
+# --------------------------------------------------------------------------- the rules, with told times
+
+Told = Callable[[float], tuple[bool, float, float]]  # at a time: runnable, seconds on a processor, waited
+
+
+def counted(told: Told, seconds: int = 100, step: float = 0.5) -> float:
+    """Returns the silence that counts after ``seconds``, looked at every ``step``."""
+    now = 0.0
+    silence = Silence(1, 0.0, lambda pid: {"1": ThreadTimes(*told(now)), "2": ThreadTimes(False, 1.0, 1.0)})
+    while now < seconds:
+        now += step
+        silence.exceeds(now, 4.0)
+    return silence.seconds
+
+
+@pytest.mark.parametrize(
+    ("told", "least", "most"),
+    [
+        pytest.param(lambda now: (False, 1.0, 0.0), 100, 100, id="asleep"),
+        pytest.param(lambda now: (True, now, 0.0), 100, 100, id="spinning alone"),
+        pytest.param(lambda now: (True, now / 4, now * 3 / 4), 25, 28, id="spinning on a quarter of a core"),
+        pytest.param(lambda now: (True, now / 10, 0.0), 10, 13, id="throttled: no wait is counted"),
+        pytest.param(lambda now: (True, 1.0, now), 1, 2, id="waits in turns"),
+        pytest.param(lambda now: (True, 1.0, 0.0), 1, 2, id="waits for ever"),
+        pytest.param(lambda now: (now % 1 == 0, now / 2, 0.0), 100, 100, id="sleeps now and then"),
+    ],
+)
+def test_what_counts(told: Told, least: float, most: float) -> None:
+    """A quarter of the limit (4 s) passes before the system is asked, and the next look is the first."""
+    assert least <= counted(told) <= most
+
+
+def test_a_process_that_cannot_be_seen_gets_twice_the_time() -> None:
+    silence = Silence(None, 0.0)
+    looks = [silence.exceeds(look / 2, 4.0) for look in range(1, 16)]
+    assert looks == [False] * 13 + [True, True]  # 7 s: a part at once, and half of the time after it
+
+
+def test_a_look_that_came_late_counts_one_second() -> None:
+    silence = Silence(1, 0.0, lambda pid: {"1": ThreadTimes(False, 1.0, 1.0)})
+    assert not silence.exceeds(1000.0, 4.0)
+    assert silence.seconds == 1.0
+
+
+def test_a_sign_of_life_ends_a_silence() -> None:
+    silence = Silence(None, 0.0)
+    for look in range(1, 4):
+        assert not silence.exceeds(float(look), 10.0)
+    silence.hear(4.0)
+    assert silence.seconds == 0.0
+
+
+def test_steps_that_follow_each_other_are_not_one_step() -> None:
+    """Each sign of life shows another step, though its time grows from one to the next."""
+    pulse = Pulse(None, 0.0)
+    for look in range(1, 50):
+        pulse.hear(float(look), 0.9)
+        assert not pulse.is_stuck(float(look), 0.5)
