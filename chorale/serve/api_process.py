@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 
@@ -26,16 +27,26 @@ from chorale.serve.http import make_client, serve_http
 from chorale.serve.logs import configure_logging
 
 logger = logging.getLogger(__name__)
+BEAT_SECONDS = 0.5
 
 
 async def serve(start: ApiStart) -> None:
     """Serves until SIGTERM, then drains."""
     client = make_client(start)
     client.start()
+    beating = asyncio.ensure_future(_beat(start.beats))
     try:
         await serve_http(client, start, inherited_sockets(start.socket_fds), Stop())
     finally:
+        beating.cancel()
         await client.close()
+
+
+async def _beat(descriptor: int) -> None:
+    """Tells the supervisor that this event loop runs."""
+    while True:
+        os.write(descriptor, b".")
+        await asyncio.sleep(BEAT_SECONDS)
 
 
 def main() -> int:

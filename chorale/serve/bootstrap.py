@@ -23,7 +23,7 @@ from chorale.config import EngineConfig, ServerConfig
 from chorale.engine.kv_cache.hashing import shared_secret
 from chorale.errors import ConfigError
 from chorale.folders import Folder, folder_for_sockets
-from chorale.processes import die_with_parent
+from chorale.processes import HEARTBEAT_TIMEOUT, die_with_parent
 from chorale.serve.logs import LogOptions
 
 # Exit codes; from sysexits.h where it defines one.
@@ -94,6 +94,8 @@ class ApiStart(msgspec.Struct, frozen=True, kw_only=True):
     socket_fds: tuple[int, ...]
     parent_pid: int
     process: int = 0  # index of this API process
+    beats: int = -1  # descriptor to which it writes a byte now and then, as long as its event loop runs
+    heartbeat_timeout: float = 2 * HEARTBEAT_TIMEOUT  # seconds of silence after which it hangs
     log: LogOptions = LogOptions()
 
 

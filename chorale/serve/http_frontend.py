@@ -20,8 +20,9 @@ from chorale.api.http.server import Stop
 from chorale.client.remote import RemoteClient
 from chorale.client.replicas import ReplicaClient
 from chorale.errors import ChoraleError, ConfigError
+from chorale.processes import LOADING_TIMEOUT, Silence
 from chorale.serve.bootstrap import EXIT_CONFIG, ApiStart
-from chorale.serve.engine_monitor import end, spawn
+from chorale.serve.engine_monitor import WATCH_INTERVAL, end, spawn
 from chorale.serve.watch import RestartPolicy, WatchLimits
 
 logger = logging.getLogger(__name__)
@@ -90,25 +91,53 @@ class MultiProcessFrontend:
             await asyncio.gather(*(end(process, CUT_GRACE) for process in self._processes.values()))
 
     async def _keep(self, index: int) -> None:
-        start = msgspec.structs.replace(self._start, process=index)
         while not self._num_drains:
             started = time.monotonic()
-            process = await spawn(self._command, start, pass_fds=start.socket_fds)
-            self._processes[index] = process
-            if self._num_drains:  # asked to drain while it was being started
-                self._terminate(process)
-            code = await process.wait()
-            del self._processes[index]
+            code, hung = await self._run_once(index)
             if self._num_drains:
                 return
-            logger.error("API process %d ended with code %d", process.pid, code)
             if code == EXIT_CONFIG:  # it has logged the reason; a restart would fail again
                 raise ConfigError("an API process cannot run with this configuration")
             now = time.monotonic()
-            delay = self._restart_policy.add(now, was_ready=now - started > SETTLED)
+            delay = self._restart_policy.add(now, was_ready=now - started > SETTLED, is_hang=hung)
             if delay is None:
                 raise ChoraleError("the API processes crashed too often")
             await asyncio.sleep(delay)
+
+    async def _run_once(self, index: int) -> tuple[int, bool]:
+        """Runs one process. Returns its exit code, and whether it was killed because it hung."""
+        ours, theirs = os.pipe()
+        os.set_blocking(ours, False)
+        try:
+            start = msgspec.structs.replace(self._start, process=index, beats=theirs)
+            process = await spawn(self._command, start, pass_fds=(*start.socket_fds, theirs))
+            self._processes[index] = process
+            if self._num_drains:  # asked to drain while it was being started
+                self._terminate(process)
+            watching = asyncio.ensure_future(self._kill_if_it_hangs(process, ours))
+            try:
+                code = await process.wait()
+            finally:
+                watching.cancel()
+            del self._processes[index]
+            if not self._num_drains:
+                logger.error("API process %d ended with code %d", process.pid, code)
+            return code, watching.done()
+        finally:
+            os.close(ours)
+            os.close(theirs)
+
+    async def _kill_if_it_hangs(self, process: Process, beats: int) -> None:
+        timeout = self._start.heartbeat_timeout * self._restart_policy.growth(time.monotonic())
+        silence, limit = Silence(process.pid, time.monotonic()), LOADING_TIMEOUT
+        while not silence.exceeds(time.monotonic(), limit):
+            await asyncio.sleep(WATCH_INTERVAL)
+            with contextlib.suppress(BlockingIOError):
+                os.read(beats, 4096)
+                silence.hear(time.monotonic())
+                limit = timeout
+        logger.error("API process %d hangs (silent for %.1f s): killing it", process.pid, silence.seconds)
+        process.kill()
 
     def drain(self) -> None:
         self._num_drains += 1

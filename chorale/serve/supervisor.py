@@ -122,6 +122,7 @@ def _starts(
         api_key_hashes=tuple(api_key_hashes),
         socket_fds=share(sockets) if server.api_server_count > 1 else (),
         parent_pid=parent,
+        heartbeat_timeout=2 * engine.heartbeat_timeout,
         log=log,
     )
 
