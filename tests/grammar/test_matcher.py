@@ -1,44 +1,45 @@
-"""When the grammars' tokenizer is built."""
+"""The grammars' tokenizer, whose making holds the interpreter lock, exists before a process serves."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 
 import pytest
 
-from chorale.harmony.vocab import VOCAB_SIZE
-from chorale.runtime.sampling.grammar import GrammarCache
+ENGINE = """
+from chorale.config import EngineConfig
+from chorale.serve.engine.build import build_engine
 
-# Prints whether the tokenizer was built when the thread has ended.
-PROGRAM = """
+core, _ = build_engine(EngineConfig(model="demo", num_threads=1, max_model_len=512))
+"""
+HTTP = """
+import asyncio
+from chorale.api.state import ServerState
+from chorale.config import ServerConfig
+from chorale.serve.bootstrap import ApiStart
+from chorale.serve.http import make_client, opened_app
+
+async def main():
+    server = ServerConfig(response_store=":memory:")
+    start = ApiStart(
+        directory="/nonexistent", server=server, model="m", api_key_hashes=(), socket_fds=(), parent_pid=1
+    )
+    async with opened_app(make_client(start), start) as app:
+        print(app.state.vocab.__dict__.keys() >= {"_encoder"})
+
+asyncio.run(main())
+"""
+BUILT = """
 from chorale.grammar import matcher
-
-timer = matcher.warm({after})
-if {is_cancelled}:
-    timer.cancel()
-timer.join(60)
-print(timer.is_alive(), matcher._tokenizer.cache_info().currsize)
+print(matcher._tokenizer.cache_info().currsize)
 """
 
 
 @pytest.mark.parametrize(
-    ("after", "is_cancelled", "said"),
-    [(0.05, False, "False 1"), (1000, True, "False 0")],
-    ids=["built", "cancelled"],
+    ("program", "found"), [(ENGINE, ["1"]), (HTTP, ["True", "1"])], ids=["engine", "http"]
 )
-def test_the_tokenizer_is_built_later_or_not_at_all(after: float, is_cancelled: bool, said: str) -> None:
-    program = PROGRAM.format(after=after, is_cancelled=is_cancelled)
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == said
-
-
-def test_an_engines_grammars_that_are_closed_build_none() -> None:
-    before = set(threading.enumerate())
-    cache = GrammarCache(VOCAB_SIZE)
-    cache.warm(after=1000)
-    (waiting,) = set(threading.enumerate()) - before
-    cache.close()
-    waiting.join(60)
-    assert not waiting.is_alive()
+def test_the_tokenizer_is_built_before_a_process_serves(program: str, found: list[str]) -> None:
+    command = [sys.executable, "-c", program + BUILT]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert printed.split() == found

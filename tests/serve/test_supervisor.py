@@ -305,6 +305,26 @@ def test_a_dead_api_worker_is_replaced_and_the_other_serves_meanwhile() -> None:
     run(scene())
 
 
+def test_a_stopped_api_worker_is_replaced() -> None:
+    """The other one answers health probes, so nothing but its own silence shows it."""
+
+    async def scene() -> None:
+        async with serve(server=WORKERS) as s:
+            await s.listening()
+            await until(lambda: len(s.children("api_process")) == 2, "two workers")
+            await s.answers(200)
+            victim = s.children("api_process")[0]
+            os.kill(victim, signal.SIGSTOP)
+            await until(
+                lambda: len(s.children("api_process")) == 2 and victim not in s.children("api_process"),
+                "a new worker",
+                180,
+            )
+            await s.answers(200)
+
+    run(scene())
+
+
 def test_children_die_with_a_killed_supervisor() -> None:
     async def scene() -> None:
         async with serve(server=WORKERS) as s:
