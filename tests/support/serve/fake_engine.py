@@ -71,7 +71,8 @@ class FaultyExecutor(FakeExecutor):
 def keep_lock(manner: str) -> None:
     """Keeps every other thread from running: for ever, or for about half a second on a processor ("busy")."""
     if manner == "asleep":
-        ctypes.PyDLL(None).sleep(1000)
+        while True:
+            ctypes.PyDLL(None).sleep(1000)  # a signal ends it
     else:
         sum(itertools.repeat(1, 10**8 if manner == "busy" else 10**13))
 
