@@ -249,11 +249,7 @@ def check_sandbox() -> Iterator[Finding]:
     except interpreter.ModuleMissing:
         pass
     if found:
-        yield (
-            "OK",
-            "sandbox",
-            f"{', '.join(found)} for the python tool (chorale tools check tests them){silent}",
-        )
+        yield "OK", "sandbox", f"python tool: {', '.join(found)} (chorale tools check tests them){silent}"
     else:
         yield "WARN", "sandbox", f"the python tool has no sandbox: {interpreter.REMEDY}{silent}"
 

@@ -131,5 +131,5 @@ def test_docker_counts_only_with_its_daemon(
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     [(_, what, detail)] = doctor.check_sandbox()
     assert what == "sandbox"
-    assert ("docker" in detail.partition(" for the python tool")[0].split(", ")) == answers
+    assert ("docker" in detail.partition(" (")[0].removeprefix("python tool: ").split(", ")) == answers
     assert ("the docker daemon does not respond (no daemon here)" in detail) == (not answers)
