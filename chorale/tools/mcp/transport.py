@@ -127,9 +127,8 @@ class StreamableHttp:
                 raise McpError(f"the server answered with status {response.status_code}")
 
     async def _stream(self, response: httpx2.Response, number: int, on_note: OnNote) -> Message:
-        reader = EventReader()
-        async for chunk in response.aiter_raw():
-            for event in reader.feed(chunk):
+        async with contextlib.aclosing(EventReader().read(response.aiter_raw())) as events:
+            async for event in events:
                 for message in decode(event.data):
                     if is_response(message) and message.get("id") == number:
                         return message
@@ -266,14 +265,12 @@ class SsePair(Duplex):
                 kind = response.headers.get("content-type", "").lower()
                 if response.status_code != 200 or not kind.startswith("text/event-stream"):
                     raise NotThisTransport(f"the server answered with status {response.status_code}")
-                reader = EventReader()
-                async for chunk in response.aiter_raw():
-                    for event in reader.feed(chunk):
-                        if event.name == "endpoint" and not endpoint.done():
-                            endpoint.set_result(_same_host(self._url, event.data))
-                        elif event.name == "message":
-                            for message in decode(event.data):
-                                self._received(message)
+                async for event in EventReader().read(response.aiter_raw()):
+                    if event.name == "endpoint" and not endpoint.done():
+                        endpoint.set_result(_same_host(self._url, event.data))
+                    elif event.name == "message":
+                        for message in decode(event.data):
+                            self._received(message)
             raise McpError("the server closed the stream")
         except McpError as fault:
             self._ended(fault)

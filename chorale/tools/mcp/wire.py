@@ -8,13 +8,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from chorale.harmony.json_text import loads
+from chorale.harmony.json_shape import LARGEST, shape_of
+from chorale.harmony.json_text import MAX_DEPTH, loads
 from chorale.tools.errors import ToolError
 
 VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")  # newest first
 MAX_MESSAGE_BYTES = 4 * 2**20
+# A parser holds the interpreter's lock for a whole message: 20 ms for one of this shape.
+MAX_VALUES = 65_536
+_MOST = replace(LARGEST, depth=MAX_DEPTH, values=MAX_VALUES, strings=MAX_VALUES // 2)
+_LARGE = 32 * 1024  # bytes; a smaller message cannot exceed these counts
 
 PARSE_ERROR = -32700
 INVALID_REQUEST = -32600
@@ -58,6 +64,10 @@ def decode(data: bytes | str) -> list[Message]:
     """Parses the messages in a body (older revisions have batches). Raises ``McpError`` for anything else."""
     if len(data) > MAX_MESSAGE_BYTES:
         raise McpError(f"the server sent a message of more than {MAX_MESSAGE_BYTES} bytes")
+    if len(data) > _LARGE:
+        excess = shape_of(data.encode() if isinstance(data, str) else data, _MOST).excess(_MOST)
+        if excess not in (None, "depth"):  # the parser finds the depth
+            raise McpError(f"the server sent a message with too many {excess}")
     try:
         value = loads(data)
     except (ValueError, RecursionError):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+
 import pytest
 
-from chorale.tools.mcp.events import Event, EventReader
-from chorale.tools.mcp.wire import McpError
+from chorale.tools.mcp.events import MAX_LINES, Event, EventReader
+from chorale.tools.mcp.wire import MAX_VALUES, McpError, decode
+from tests.support.worst_input import measure, watched
 
 STREAM = b"\xef\xbb\xbfevent: note\r\ndata: one\r\ndata:two\n: comment\n\nevent: empty\n\ndata: last\n\n"
 
@@ -23,3 +27,56 @@ def test_an_event_is_bounded_even_without_a_line_end() -> None:
         reader = EventReader(max_bytes=64)
         with pytest.raises(McpError, match="64 bytes"):
             reader.feed(chunk)
+
+
+FLOODS = {
+    "line ends": b"\n",
+    "comments": b":\n",
+    "empty data": b"data:\n",
+    "events": b"data:{}\n\n",
+    "a line without an end": b"a",
+    "long lines": b"a" * 1000 + b"\n",
+}
+
+
+@pytest.mark.parametrize("repeated", FLOODS.values(), ids=list(FLOODS))
+@pytest.mark.parametrize("size", [100, 65_536])
+def test_a_flood_from_a_server_holds_nobody_up(repeated: bytes, size: int) -> None:
+    """The stream ends with an error, or the call with its time; meanwhile the event loop is free."""
+
+    async def chunks() -> AsyncIterator[bytes]:
+        data = repeated * (4_000_000 // len(repeated))
+        for start in range(0, len(data), size):
+            yield data[start : start + size]
+
+    async def main() -> None:
+        async with watched() as cost:
+            cost.num_bytes = 4_000_000
+            try:
+                async for event in EventReader().read(chunks()):
+                    decode(event.data)
+            except McpError:
+                pass
+        cost.check(max_cpu_seconds=3)
+
+    asyncio.run(main())
+
+
+def test_the_rate_of_lines_is_bounded() -> None:
+    reader = EventReader()
+    assert reader.feed(b"data: x\n\n" * (MAX_LINES // 2 - 100))
+    with pytest.raises(McpError, match="lines"):
+        reader.feed(b"\n" * MAX_LINES)
+
+
+@pytest.mark.parametrize("part", [b"{},", b"1,", b'"a",', b"[[]],", b'"\\u00e4",'])
+def test_a_message_is_bounded_before_it_is_parsed(part: bytes) -> None:
+    within = b'{"id":[' + part * (MAX_VALUES // 4) + b"1]}"
+    measure(lambda: decode(within), len(within)).check(max_cpu_seconds=0.5)
+    above = b'{"id":[' + part * (4_000_000 // len(part)) + b"1]}"
+
+    def refused() -> None:
+        with pytest.raises(McpError, match="too many"):
+            decode(above)
+
+    measure(refused, len(above)).check(max_cpu_seconds=1)
