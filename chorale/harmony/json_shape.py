@@ -47,7 +47,7 @@ LARGEST = Shape(
     strings=131_072,
     containers=65_536,
     members=16_384,
-    escapes=2_097_152,
+    escapes=1_048_576,
 )
 
 

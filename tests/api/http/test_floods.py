@@ -5,13 +5,15 @@ Each sends as fast as it can for a second. Limits and measuring: ``tests/support
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+from pathlib import Path
 
 import pytest
 import uvloop
 
 from chorale.api.http.auth import hash_key
-from tests.support.app import call, full_server
+from tests.support.app import call, connect, full_server, read_answer
 from tests.support.worst_input import Cost, flood, watched
 
 SECONDS = 1.0
@@ -89,3 +91,56 @@ def test_a_megabyte_of_head() -> None:
 
 def test_headers_without_a_value() -> None:
     flooded(b"GET /health HTTP/1.1\r\nhost: a\r\n", b"a:\r\n").check()
+
+
+M = 10**6
+BODIES = {
+    "members": b'{"input":{' + b",".join(b'"k%d":1' % index for index in range(M)) + b"}}",
+    "containers": b'{"input":[' + b"{}," * 5 * M + b"1]}",
+    "integers": b'{"input":[' + b"1," * 250_000 + b"1]}",
+    "escapes": b'{"input":"' + b"\\u00e4" * M + b'"}',
+    "digits": b'{"temperature":0.' + b"1" * 16 * M + b"}",
+    "text": b'{"input":"' + b"a b " * 4 * M + b'"}',
+    "parts": b'{"input":[{"role":"user","content":['
+    + b",".join([b'{"type":"input_text","text":"a"}'] * 16_000)
+    + b"]}]}",
+}
+FIELD = b'--b\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nuser_data\r\n'
+FILE = b'--b\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n'
+FORMS = {
+    "near boundaries": FIELD + FILE + b"\r\n--" * 4 * M,
+    "line ends": FIELD + FILE + b"\r\n" * 8 * M,
+    "headers": b"--b\r\n" + b"a: b\r\n" * M,
+    "parts": (b"--b\r\n\r\n\r\n") * M,
+}
+
+
+@pytest.mark.parametrize("body", BODIES.values(), ids=list(BODIES))
+def test_large_json(body: bytes) -> None:
+    posted(b"/v1/responses", b"application/json", body).check()
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=list(FORMS))
+def test_large_forms(form: bytes, tmp_path: Path) -> None:
+    body = form + b"\r\n--b--\r\n"
+    posted(b"/v1/files", b"multipart/form-data; boundary=b", body, response_store=f"{tmp_path}/s.db").check()
+
+
+def posted(path: bytes, kind: bytes, body: bytes, **config: str) -> Cost:
+    async def main() -> Cost:
+        async with full_server(access_log=False, **config) as server:
+            head = b"POST %s HTTP/1.1\r\nhost: localhost\r\ncontent-type: %s\r\n" % (path, kind)
+            reader, writer = await connect(server.port)
+            async with watched() as cost:
+                answering = asyncio.create_task(read_answer(reader))
+                writer.write(head + b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body))
+                for start in range(0, len(body), PIECE):
+                    writer.write(body[start : start + PIECE])
+                    await writer.drain()
+                answer = await asyncio.wait_for(answering, 60)
+                cost.num_bytes = len(body)
+            assert answer.status in (200, 400)
+            writer.close()
+        return cost
+
+    return uvloop.run(main())
