@@ -11,12 +11,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from chorale.errors import RequestError
 
 MAX_BYTES = 64 * 1024  # one schema, pattern or grammar, as text
-MAX_DEPTH = 32  # objects within objects
+MAX_DEPTH = 120  # levels of JSON, of which the compiler reads 127; objects that are optional are four apart
 MAX_MULTIPLE = 10_000  # multipleOf N becomes an automaton of N states: 10^4 take 20 ms, 10^6 5 s
 WHITESPACE = "( |\n[ \t]{0,64})"
 
@@ -31,6 +31,7 @@ _ADDRESS_CHARS = "%/#?:@!$&'()*+,;=~"
 # Keywords that map names to schemas, and keywords whose value is not a schema.
 _NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _VALUES = ("const", "enum", "default", "examples")
+_PASSES = 8  # over the references of a schema
 _DIALECT = re.compile(r"https?://json-schema\.org/(draft-0[467]|draft/(?:2019-09|2020-12))/schema#?")
 
 
@@ -60,12 +61,13 @@ class Constraint:
 
 def json_schema(schema: Mapping[str, Any], param: str) -> Constraint:
     """Return a constraint to JSON that is valid under ``schema``. Raises ``RequestError``."""
-    depth = _depth(schema, 2 * MAX_DEPTH + 4)
-    if depth > 2 * MAX_DEPTH + 2:  # "properties" is a level between an object and the objects in it
-        raise _refusal(f"the schema is nested deeper than {MAX_DEPTH} objects", param)
+    if _depth(schema, MAX_DEPTH + 1) > MAX_DEPTH:
+        raise _refusal(f"the schema is nested deeper than {MAX_DEPTH} levels", param)
     body = json.dumps(_addressed(_in_known_dialect(schema)), ensure_ascii=False, separators=(",", ":"))
     check_size(body, param)
     _check_multiples(schema, param)
+    if not _has_finite_value(schema, body):
+        raise _refusal("nothing satisfies it: each value would contain another one without end", param)
     return Constraint("json", body, param)
 
 
@@ -168,6 +170,65 @@ def _depth(value: Any, limit: int) -> int:
         return 0
     inner = value.values() if isinstance(value, Mapping) else value
     return 1 + max((_depth(item, limit - 1) for item in inner), default=0)
+
+
+def _has_finite_value(schema: Mapping[str, Any], body: str) -> bool:
+    """Returns False if every value would contain another one of the same schema, and so on.
+
+    Repeats what follows from the references known to end, at most ``_PASSES`` times; True if that is too few.
+    """
+    targets = {ref: _target(schema, unquote(ref)) for ref in set(re.findall(r'"\$ref":"([^"]*)"', body))}
+    ends: set[str] = set()
+    for _ in range(_PASSES):
+        num_known = len(ends)
+        targets = dict(reversed(targets.items()))
+        for ref, target in targets.items():
+            if _ends(target, ends):
+                ends.add(ref)
+        if len(ends) == num_known:
+            return _ends(schema, ends)
+    return True
+
+
+def _target(schema: Any, ref: str) -> Any:
+    """Returns what a reference within the schema names, or None."""
+    for part in ref.removeprefix("#").split("/")[1:]:
+        part = part.replace("~1", "/").replace("~0", "~")
+        schema = schema.get(part) if isinstance(schema, Mapping) else None
+    return schema if ref.startswith("#") else None
+
+
+def _ends(schema: Any, ends: set[str]) -> bool:
+    """Returns whether some value of ``schema`` contains only values whose references are in ``ends``."""
+    if not isinstance(schema, Mapping) or "const" in schema or "enum" in schema:
+        return True
+    if "$ref" in schema and quote(str(schema["$ref"]), safe=_ADDRESS_CHARS, errors="replace") not in ends:
+        return False
+    ways = [schema[way] for way in ("anyOf", "oneOf") if isinstance(schema.get(way), list)]
+    parts = schema.get("allOf")
+    return (
+        all(any(_ends(each, ends) for each in way) for way in ways)
+        and all(_ends(each, ends) for each in (parts if isinstance(parts, list) else ()))
+        and (schema.get("type") != "object" or all(_ends(each, ends) for each in _required(schema)))
+        and (schema.get("type") != "array" or all(_ends(each, ends) for each in _first_items(schema)))
+    )
+
+
+def _required(schema: Mapping[str, Any]) -> list[Any]:
+    names, properties = schema.get("required"), schema.get("properties")
+    if not isinstance(names, list) or not isinstance(properties, Mapping):
+        return []
+    return [
+        properties.get(name, schema.get("additionalProperties")) for name in names if isinstance(name, str)
+    ]
+
+
+def _first_items(schema: Mapping[str, Any]) -> list[Any]:
+    least, first = schema.get("minItems"), schema.get("prefixItems")
+    if not isinstance(least, int):
+        return []
+    first = first if isinstance(first, list) else []
+    return [*first[:least], *([schema.get("items")] if least > len(first) else [])]
 
 
 def _check_multiples(value: Any, param: str) -> None:

@@ -8,26 +8,30 @@ grammar compiles on every machine or on none. The tokenizer takes 0.6 s, in whic
 from __future__ import annotations
 
 import functools
+import re
 import threading
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from chorale.grammar.constraint import Constraint
 from chorale.grammar.frames import raw_grammar
 from chorale.harmony.vocab import CALL, NUM_RANKS, RETURN, VOCAB_SIZE, load_vocabulary
 
-# 1,000 optional properties are within these limits and take 12 ms in a state where any of them may follow
-# (one core); everything else takes far less.
+# 500 optional properties are within these limits. A state in which any of them may follow takes 6 ms (one
+# core), a token of such an answer 1.2 ms on average; everything else takes far less. 1,000 would take 24 and
+# 3.5 ms.
 _LIMITS = LLParserLimits(
-    max_lexer_states=50_000, max_items_in_row=5_000, step_max_items=100_000, verbose_errors=False
+    max_lexer_states=50_000, max_items_in_row=2_000, step_max_items=100_000, verbose_errors=False
 )
 _WALK_STEPS = 24
 _WALK_FIRST = b'"[{,:'  # the walk takes one of these wherever it may: they lead to most of the structure
 _UNSATISFIABLE = "nothing satisfies it"
+MAX_GBNF_RULES = 500
+_GBNF_NAME = re.compile(r"^[ \t]*([A-Za-z][\w-]*)[ \t]*::=", re.MULTILINE)
 
 # Strings in JSON whose masks need not be computed again: most of a mask's time. The library's own list has
 # two more, which take a tenth of the tokenizer's time and save nothing that can be measured.
@@ -127,11 +131,16 @@ def to_lark(grammar: str) -> str:
     """Returns ``grammar``, or its translation if it is in GBNF (``name ::= ...``). Raises ``ValueError``."""
     if "::=" not in grammar:
         return grammar
+    names = _GBNF_NAME.findall(grammar)
+    if len(names) > MAX_GBNF_RULES:  # the translation takes quadratic time
+        raise ValueError(f"has more than {MAX_GBNF_RULES} rules")
+    if len(set(names)) < len(names):
+        raise ValueError(f"defines a rule twice: {max(names, key=names.count)[:100]}")
     try:
         return gbnf_to_lark(grammar)
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    except (GbnfToLarkError, IndexError, KeyError, AttributeError) as error:  # what faulty text makes of it
+    except Exception as error:  # a bare one for an unknown rule, others for other faults
         raise ValueError(f"cannot be read as GBNF ({error})") from None
 
 

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from chorale.errors import RequestError
 from chorale.grammar import checker
 from chorale.grammar.checker import GrammarChecker
 from chorale.grammar.constraint import MAX_BYTES, MAX_DEPTH, check_size, json_object, json_schema, regex
 from chorale.grammar.frames import raw_grammar
-from chorale.grammar.matcher import check_constraint, compile_grammar
+from chorale.grammar.matcher import check_constraint, compile_grammar, to_lark
 from chorale.harmony.vocab import load_vocabulary
+from chorale.turns.structured import constraint_of
+from tests.support.worst_input import check_linear
 
 
 def accepts(schema: dict[str, Any], text: str) -> bool:
@@ -41,10 +47,114 @@ def nested(depth: int) -> dict[str, Any]:
     return schema
 
 
-def test_the_bound_of_nested_objects_is_exact() -> None:
-    json_schema(nested(MAX_DEPTH), "p")
-    with pytest.raises(RequestError, match=f"deeper than {MAX_DEPTH} objects"):
-        json_schema(nested(MAX_DEPTH + 1), "p")
+def test_the_bound_on_depth_is_one_that_the_compiler_has_room_for() -> None:
+    """Each object and its ``properties`` are a level, and so is the number."""
+    deepest = json_schema(nested(MAX_DEPTH // 2 - 1) | {"default": {}}, "p")
+    check_constraint(deepest)
+    with pytest.raises(RequestError) as caught:
+        json_schema(nested(MAX_DEPTH // 2), "p")
+    assert caught.value.code == "unsupported_value"
+
+
+def test_objects_that_are_optional_may_be_nested_28_deep() -> None:
+    """As pydantic writes them: each is four levels of JSON deeper."""
+    schema: dict[str, Any] = {"type": "object"}
+    for _ in range(28):
+        schema = {"type": "object", "properties": {"a": {"anyOf": [schema, {"type": "null"}]}}}
+    check_constraint(json_schema(schema, "p"))
+
+
+ITSELF = {"type": "object", "properties": {"t": {"$ref": "#/$defs/t"}}, "required": ["t"]}
+MANY = {"type": "array", "items": {"$ref": "#/$defs/t"}, "minItems": 1}
+OR_NULL = {"anyOf": [{"$ref": "#/$defs/t"}, {"type": "null"}]}
+
+
+@pytest.mark.parametrize(
+    ("definition", "schema", "ends"),
+    [
+        (ITSELF, {"$ref": "#/$defs/t"}, False),
+        (ITSELF, {"type": "object", "properties": {"a": {"$ref": "#/$defs/t"}}, "required": ["a"]}, False),
+        (ITSELF, {"type": "object", "properties": {"a": {"$ref": "#/$defs/t"}}}, True),
+        (ITSELF, MANY, False),
+        (ITSELF, MANY | {"minItems": 0}, True),
+        (ITSELF, {"type": "array", "prefixItems": [{"$ref": "#/$defs/t"}], "minItems": 1}, False),
+        (ITSELF, {"anyOf": [{"$ref": "#/$defs/t"}, MANY]}, False),
+        (ITSELF, OR_NULL, True),
+        (ITSELF, {"allOf": [{"$ref": "#/$defs/t"}]}, False),
+        (MANY, {"$ref": "#/$defs/t"}, False),
+        (ITSELF | {"required": []}, {"$ref": "#/$defs/t"}, True),
+        (ITSELF | {"properties": {"t": OR_NULL}}, {"$ref": "#/$defs/t"}, True),
+        (ITSELF | {"properties": {"t": {"$ref": "#"}}}, {"$ref": "#/$defs/t"}, False),
+    ],
+)
+def test_a_schema_whose_values_would_have_no_end_is_refused(
+    definition: dict[str, Any], schema: dict[str, Any], ends: bool
+) -> None:
+    whole = {"$defs": {"t": definition}, **schema}
+    if ends:
+        json_schema(whole, "p")
+        return
+    with pytest.raises(RequestError) as caught:
+        json_schema(whole, "p")
+    assert (caught.value.param, caught.value.code) == ("p", "unsupported_value")
+
+
+def test_references_are_followed_in_linear_time() -> None:
+    def work(num: int) -> tuple[Callable[[], Any], int]:
+        chain: dict[str, Any] = {
+            f"d{n}": {"type": "object", "properties": {"x": {"$ref": f"#/$defs/d{n + 1}"}}, "required": ["x"]}
+            for n in range(num)
+        }
+        schema = {"$defs": chain | {f"d{num}": {"type": "null"}}, "$ref": "#/$defs/d0"}
+        return lambda: json_schema(schema, "p"), 80 * num
+
+    assert check_linear(work, 80).held_seconds < 0.05
+
+
+@pytest.mark.parametrize(("num_optional", "fits"), [(400, True), (600, False)])
+def test_how_many_properties_may_be_optional_is_bounded(num_optional: int, fits: bool) -> None:
+    names = {f"property_{number}": {"type": "string"} for number in range(num_optional)}
+    schema = {"type": "object", "properties": names, "additionalProperties": False}
+    made = json_schema(schema, "p")
+    if fits:
+        check_constraint(made)
+    else:
+        with pytest.raises(ValueError, match="too complex"):
+            check_constraint(made)
+    check_constraint(json_schema(schema | {"required": list(names)}, "p"))
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        "root ::= nosuchrule",
+        'x ::= "a"',
+        'root ::= "a"\nroot ::= "b"',
+        'root ::= "a" b\nb ::= "x"\n b::="y"',
+        "root ::= (a",
+        "root ::= " + "(" * 900 + '"a"' + ")" * 900,
+        "root ::= a0\n" + "".join(f"a{n} ::= a{n + 1}\n" for n in range(2000)) + 'a2000 ::= "a"',
+        "root ::= [",
+        "::=",
+        'a-b ::= "x"\na_b ::= "y"\nroot ::= a-b a_b',
+    ],
+)
+def test_gbnf_with_a_fault_is_a_400_that_names_the_field(grammar: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        constraint_of("grammar", grammar, "guided_grammar")
+    assert (caught.value.status, caught.value.param) == (400, "guided_grammar")
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            ["root", " ::= ", '"a"', "[a-z]", "(", ")", "|", "*", "+", "?", "{1,2}", "\n", "x-y", "#", " "]
+        )
+    )
+)
+def test_any_gbnf_is_translated_or_a_value_error(parts: list[str]) -> None:
+    with contextlib.suppress(ValueError):
+        assert "start" in to_lark("root ::= " + "".join(parts))
 
 
 def test_an_id_may_be_a_title() -> None:
@@ -108,10 +218,9 @@ def nested_lists(count: int) -> dict[str, Any]:
 
 
 def test_the_bound_on_depth_is_one_number() -> None:
-    """32 objects, each in the ``properties`` of the one around it, are as deep as 65 lists."""
-    json_schema(nested_lists(65), "p")
-    with pytest.raises(RequestError, match="deeper than 32 objects"):
-        json_schema(nested_lists(66), "p")
+    json_schema(nested_lists(MAX_DEPTH - 1), "p")
+    with pytest.raises(RequestError):
+        json_schema(nested_lists(MAX_DEPTH), "p")
 
 
 @pytest.mark.parametrize("text", ["a\ud800", "\udc00", "x" * (MAX_BYTES + 1), "é" * (MAX_BYTES // 2 + 1)])
