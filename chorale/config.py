@@ -115,6 +115,8 @@ class ServerConfig:
     ssl_cert_reqs: int = 0  # certificates of clients, as ssl.CERT_*: 0 none, 1 checked if sent, 2 demanded
     ssl_keyfile_password_env: str | None = None
     unknown_fields: Literal["warn", "refuse"] = "warn"  # of requests: named in the answer, or an error
+    force_usage: bool = False  # every chunk of a stream has the usage
+    tokens_as_ids: bool = False  # log-probabilities name tokens as token_id:ID
     allowed_origins: tuple[str, ...] = ()  # CORS is off while empty
     allowed_methods: tuple[str, ...] = ("GET", "POST", "DELETE", "OPTIONS")
     allowed_headers: tuple[str, ...] = ("*",)

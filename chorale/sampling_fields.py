@@ -32,7 +32,8 @@ class Range:
         return self.low <= value <= self.high and not (self.above and value == self.low)
 
     def __str__(self) -> str:
-        return f"{'above' if self.above else 'from'} {self.low:g} to {self.high:g}"
+        low, high = (f"{int(n) if n == int(n) else n}" for n in (self.low, self.high))
+        return f"above {low} and at most {high}" if self.above else f"from {low} to {high}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,8 @@ SAMPLING_FIELDS: dict[str, SamplingField] = {
         "number", Range(0, 1e6, above=True), 1.0, "1 has no effect",
         http=Range(0, 2, above=True), generation="repetition_penalty", in_summary=False),
     "seed": SamplingField(
-        "integer", Range(-INT64_MAX - 1, INT64_MAX), None, "choice i of n uses seed + i"),
+        "integer", Range(-INT64_MAX - 1, INT64_MAX), None,
+        "choice 0 of n uses the seed, the others a hash of it and their index"),
     "logit_bias": SamplingField(
         "number", Range(-1e6, 1e6), None, "added to one token's logit",
         http=Range(-100, 100), in_summary=False, each=True),

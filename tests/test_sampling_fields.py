@@ -102,7 +102,7 @@ def test_it_arrives_over_http(endpoint: str, name: str) -> None:
     client = playing(f"{FINAL}Yes.<|return|>")
 
     async def status(fields: dict[str, Any]) -> int:
-        async with served(client) as server:
+        async with served(client, unknown_fields="refuse") as server:
             return (await server.http.post(path, json={**body, **fields})).status_code
 
     if said is None:  # refused, not ignored

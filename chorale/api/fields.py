@@ -17,6 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from chorale.api import limits
 from chorale.api.http.body import Model, parse_model
+from chorale.config import ServerConfig
 from chorale.errors import RequestError
 from chorale.tracing.ignored import unknown_field
 
@@ -148,6 +149,21 @@ class StructuredFields(SamplingFields):
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+
+
+class StreamedFields(StructuredFields):
+    """Fields common to Chat Completions and Completions that the operator can set, too."""
+
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    return_tokens_as_token_ids: bool = False
+
+    def take_defaults(self, config: ServerConfig) -> None:
+        """Applies ``--enable-force-include-usage`` and ``--return-tokens-as-token-ids``, as vLLM does."""
+        if config.force_usage and self.stream:
+            self.stream_options = StreamOptions(include_usage=True, continuous_usage_stats=True)
+        if "return_tokens_as_token_ids" not in self.model_fields_set:
+            self.return_tokens_as_token_ids = config.tokens_as_ids
 
 
 def parse(

@@ -148,7 +148,7 @@ def block(
         _line("Output token throughput (tok/s):", summary.output_throughput),
         _line("Peak output token throughput (tok/s):", summary.max_output_tokens_per_s),
         _line("Peak concurrent requests:", float(summary.max_concurrent_requests)),
-        _line("Total token throughput (tok/s):", summary.total_token_throughput),
+        _line("Total Token throughput (tok/s):", summary.total_token_throughput),
     ]
     for metric in metrics:
         title, short = TITLES[metric]

@@ -174,6 +174,7 @@ class Screen:
         self._ready_once = True
         for line in self._banner(info, time.perf_counter() - self._started):
             self._say(line)
+        self._say("Application startup complete.")  # the sign that guides and scripts of vLLM wait for
 
     def _banner(self, info: EngineInfo, seconds: float) -> Iterable[str]:
         """Returns the lines for a server that is ready for the first time."""

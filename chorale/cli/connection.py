@@ -71,22 +71,26 @@ def connect(
     if url is None and not serve_arguments and _answers(DEFAULT_URL):
         url = DEFAULT_URL
     if url is not None:
-        check_url(url)
-        with httpx2.Client(base_url=url.rstrip("/"), headers=headers, timeout=_timeout()) as client:
+        url = api_url(url)
+        with httpx2.Client(base_url=url, headers=headers, timeout=_timeout()) as client:
             yield Connection(client, model or _first_model(client, url), url)
         return
     with signals_as_exceptions(), private_server(serve_arguments) as socket, client_of(socket) as client:
         yield Connection(client, model or _first_model(client, "the private server"), "a private server")
 
 
-def check_url(url: str, option: str = "--url") -> None:
-    """Raises ``ConfigError`` for a URL that no request can be sent to."""
+def api_url(url: str, option: str = "--url") -> str:
+    """Returns the base of an API's paths: ``/v1`` is added to an address without a path.
+
+    Raises ``ConfigError`` for a URL that no request can be sent to.
+    """
     try:
         parsed = httpx2.URL(url)
     except httpx2.InvalidURL as error:
         raise ConfigError(f"{option} {url}: {error}; give a URL such as {DEFAULT_URL}") from None
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise ConfigError(f"{option} {url}: not an http:// or https:// URL; give one such as {DEFAULT_URL}")
+    return url.rstrip("/") + ("/v1" if parsed.path.strip("/") == "" else "")
 
 
 def _timeout() -> httpx2.Timeout:

@@ -6,6 +6,7 @@ Exit codes: 0 success; 1 the command failed; 2 the command line or configuration
 from __future__ import annotations
 
 import importlib
+import os
 import platform
 import sys
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from chorale.version import __version__
 COMMANDS = {
     "serve": ("chorale.cli.commands.serve", "serve a model over the OpenAI API"),
     "chat": ("chorale.cli.commands.chat", "talk to a model in the terminal"),
+    "run": ("chorale.cli.commands.chat", "the same as chat"),
     "complete": ("chorale.cli.commands.complete", "continue raw text in the terminal"),
     "run-batch": ("chorale.cli.commands.run_batch", "run a file of requests, on an engine or a server"),
     "bench": ("chorale.cli.bench", "measure a server, the engine, start-up, kernels"),
@@ -63,7 +65,17 @@ def usage() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        try:
+            return _run(list(sys.argv[1:] if arguments is None else arguments))
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # the reader has enough, as in "| head"; Python must not flush again at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1
+
+
+def _run(given: list[str]) -> int:
     if not given or given[0] in ("-h", "--help", "help"):
         print(usage())
         return 0
@@ -74,6 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(command: str, rest: list[str]) -> int:
+    if command.startswith("-"):
+        return _fail(f"unknown option {command} (chorale --help lists the commands)", 2)
     if command not in COMMANDS:
         from chorale.cli.words import subcommand
 

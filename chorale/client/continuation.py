@@ -13,9 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from chorale.engine.types import GenerateRequest, SamplingSpec, TokenChunk
-
-SEED_MASK = 2**63 - 1  # as at the engine's admission
+from chorale.engine.types import GenerateRequest, SamplingSpec, TokenChunk, choice_seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +33,7 @@ def continued(
     one carries.
     """
     sampling, done = request.sampling, len(delivered)
-    seed = None if sampling.seed is None else (sampling.seed + index) & SEED_MASK
+    seed = None if sampling.seed is None else choice_seed(sampling.seed, index)
     alone = msgspec.structs.replace(sampling, n=1, seed=seed)
     if began:
         alone = msgspec.structs.replace(alone, prompt_logprobs=None)

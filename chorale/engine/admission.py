@@ -11,12 +11,10 @@ import numpy as np
 from chorale.engine.bounds import sampling_fault
 from chorale.engine.kv_cache.hashing import root_hash, salted_root
 from chorale.engine.sequence import RequestState, Sequence
-from chorale.engine.types import EngineLimits, GenerateRequest
+from chorale.engine.types import SEED_BITS, EngineLimits, GenerateRequest, choice_seed
 
-SEED_BITS = 63  # seeds fit a signed 64-bit integer on the device
 # Added to the priority of batch work: under every policy it is worse than that of any other request.
 BATCH = 2**40
-SEED_MASK = 2**SEED_BITS - 1
 
 
 class Admission:
@@ -57,7 +55,7 @@ class Admission:
         sampling = request.sampling
         base = self._random.getrandbits(SEED_BITS) if sampling.seed is None else sampling.seed
         for index in range(sampling.n):
-            state.sequences.append(self._sequence(state, index, (base + index) & SEED_MASK))
+            state.sequences.append(self._sequence(state, index, choice_seed(base, index)))
         return state
 
     def _sequence(self, state: RequestState, index: int, seed: int) -> Sequence:

@@ -11,6 +11,7 @@ dataclasses of numpy arrays (small enough to broadcast to ranks).
 from __future__ import annotations
 
 import enum
+import hashlib
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -31,6 +32,21 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 # ``TokenChunk.error`` of a request whose own constraints forbid every token. Not an engine failure.
 ALL_FORBIDDEN = "every token was forbidden by the request's own constraints (grammar, allowed ids, bad words)"
+
+
+SEED_BITS = 63  # seeds fit a signed 64-bit integer on the device
+_SEED_MASK: int = 2**SEED_BITS - 1
+
+
+def choice_seed(seed: int, index: int) -> int:
+    """Returns the seed of choice ``index`` of a request.
+
+    It is a hash, so that requests with neighbouring seeds share no choices.
+    """
+    if index == 0:
+        return seed & _SEED_MASK
+    digest = hashlib.blake2b(b"%d %d" % (seed, index), digest_size=8).digest()
+    return int.from_bytes(digest, "little") & _SEED_MASK
 
 
 class SamplingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -54,7 +70,7 @@ class SamplingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     max_tokens: int | None = None  # None: up to max_model_len
     ignore_eos: bool = False  # the model's own stop ids do not stop; ``stop_token_ids`` still do
     stop_token_ids: tuple[int, ...] = ()  # in addition to the model's own
-    seed: int | None = None  # None: drawn by the engine. Choice ``i`` of n uses ``seed + i``.
+    seed: int | None = None  # None: drawn by the engine. See ``choice_seed``.
     logprobs: int | None = None  # top alternatives per sampled token (0: the sampled one only)
     prompt_logprobs: int | None = None  # the same for each prompt token but the first
     # Grammar of the output, in the grammar service's form; "": no constraint. The last ``grammar_context``

@@ -14,6 +14,7 @@ from __future__ import annotations
 import binascii
 import functools
 import hashlib
+import logging
 import lzma
 import os
 from collections.abc import Iterable
@@ -54,6 +55,7 @@ SPECIAL_ALIASES: Final[dict[str, int]] = {"<|endofprompt|>": 200018}
 
 RANKS_FILE: Final = "o200k_base.tiktoken"
 RANKS_SHA256: Final = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
+logger = logging.getLogger(__name__)
 RANKS_DIR_VARIABLE: Final = "TIKTOKEN_ENCODINGS_BASE"
 
 _SPECIAL_PATTERN = r"<\|[a-z]++(?:_[0-9]{6})?\|>"
@@ -164,7 +166,16 @@ def special_name(token_id: int) -> str:
 
 def load_vocabulary() -> Vocabulary:
     """Returns the vocabulary, which is loaded once (about 0.4 s). Raises ``VocabularyError``."""
-    return _load(os.environ.get(RANKS_DIR_VARIABLE) or None)
+    folder = os.environ.get(RANKS_DIR_VARIABLE) or None
+    if folder is not None and not (Path(folder) / RANKS_FILE).exists():  # a guide sets it before the download
+        _say_missing(folder)
+        folder = None
+    return _load(folder)
+
+
+@functools.lru_cache(maxsize=2)
+def _say_missing(folder: str) -> None:
+    logger.warning("%s: %s has no %s; using the built-in vocabulary", RANKS_DIR_VARIABLE, folder, RANKS_FILE)
 
 
 @functools.lru_cache(maxsize=2)

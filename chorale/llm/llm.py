@@ -32,7 +32,7 @@ from chorale.llm.prompts import (
     render_chat,
 )
 from chorale.llm.turns import make_turn
-from chorale.sampling_fields import GENERATION
+from chorale.sampling_fields import GENERATION, SAMPLING_FIELDS
 from chorale.speculative.config import SpeculativeConfig
 from chorale.speculative.read import read_speculative
 from chorale.turns.choice.choice import Choice
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from chorale.llm.replicas import ReplicaEngine
 
 logger = logging.getLogger(__name__)
+_warned: list[str] = []  # what this process was told once
 
 # Arguments of vLLM's LLM that have no effect here, with the reason.
 _IGNORED = {
@@ -149,7 +150,10 @@ class LLM:
         def choice(turn: TurnRequest, own: SamplingParams, index: int) -> Choice:
             return Choice(self._vocab, turn, index, eos)
 
-        return self._run(prompts, params, use_tqdm, rules, choice)
+        outputs = self._run(prompts, params, use_tqdm, rules, choice)
+        for own, output in zip(params, outputs, strict=True):
+            _warn_of_empty(own, output)
+        return outputs
 
     def shutdown(self) -> None:
         """Stop the engine and free its memory. Idempotent."""
@@ -295,3 +299,12 @@ def _for_each(
     if len(given) != count:
         raise ValueError(f"{len(given)} sampling_params for {count} prompts")
     return list(given)
+
+
+def _warn_of_empty(params: SamplingParams, output: RequestOutput) -> None:
+    """Warns once if vLLM's default length ended an answer within its reasoning."""
+    default = SAMPLING_FIELDS["max_tokens"].llm_default
+    ended = any(one.finish_reason == "length" and not one.text for one in output.outputs)
+    if ended and params.max_tokens == default and not _warned:
+        _warned.append("max_tokens")
+        logger.warning("an answer is empty: its reasoning took all of max_tokens=%s, the default", default)

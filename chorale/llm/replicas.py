@@ -23,8 +23,7 @@ from chorale.client.remote import ClientLimits
 from chorale.client.replicas import ReplicaClient
 from chorale.client.stream import RequestStream
 from chorale.config import EngineConfig
-from chorale.engine.admission import SEED_BITS
-from chorale.engine.types import EngineStats, GenerateRequest, TokenChunk
+from chorale.engine.types import SEED_BITS, EngineStats, GenerateRequest, TokenChunk
 from chorale.errors import ConfigError, EngineDeadError
 from chorale.llm.engine import Take, quiet_collector
 from chorale.serve.bootstrap import EngineStart, configured_secret, make_directory

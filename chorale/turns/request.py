@@ -14,7 +14,7 @@ from typing import Protocol
 import msgspec
 
 from chorale.client.base import EngineInfo
-from chorale.engine.types import GenerateRequest, SamplingSpec
+from chorale.engine.types import GenerateRequest, SamplingSpec, choice_seed
 from chorale.errors import unsupported
 from chorale.grammar.checker import GrammarChecker
 from chorale.grammar.constraint import Constraint
@@ -71,7 +71,7 @@ class TurnRequest:
             n=1,
             max_tokens=room,
             min_tokens=max(0, min(first.min_tokens - following.num_sampled, room)),
-            seed=None if first.seed is None else first.seed + index,
+            seed=None if first.seed is None else choice_seed(first.seed, index),
             prompt_logprobs=None,
             grammar=following.grammar,
             grammar_context=following.num_own_tokens if following.grammar else 0,

@@ -16,7 +16,7 @@ from chorale.harmony.text import encode_words
 from chorale.harmony.vocab import Vocabulary
 from chorale.sampling_fields import CHOSEN_BY_MODEL, SAMPLING_FIELDS
 
-_SEED_MASK = 2**62 - 1  # leaves room for seed + choice index
+_SEED_MASK = 2**62 - 1
 
 
 class SamplingChoices(Protocol):

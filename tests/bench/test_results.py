@@ -77,6 +77,7 @@ def test_the_block_has_the_lines_that_scripts_read() -> None:
     )
     found = dict(line.rsplit(":", 1) for line in text.splitlines() if ":" in line)
     assert float(found["Output token throughput (tok/s)"]) == 7.0
+    assert float(found["Total Token throughput (tok/s)"]) > 7.0
     assert int(found["Successful requests"]) == 2
     assert float(found["Median TTFT (ms)"]) == 200.0
     assert float(found["P90 TPOT (ms)"]) == 460.0
@@ -320,9 +321,10 @@ def test_what_the_engine_cannot_do_is_explained(
 
 
 def test_no_server_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
-    for where in (["--port", "9"], ["--host", "::1", "--port", "9"], ["--base-url", "http://localhost:x"]):
+    for where in (["--port", "9"], ["--host", "::1", "--port", "9"], ["--base-url", "http://localhost:9/v1"]):
         assert main(["bench", "serve", *where, "--num-prompts", "1"]) == 1
         assert "no server answers" in capsys.readouterr().err
+    assert main(["bench", "serve", "--base-url", "http://localhost:x", "--num-prompts", "1"]) == 2
 
 
 def test_a_column_is_shown_that_only_a_later_result_has() -> None:

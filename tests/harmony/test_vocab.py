@@ -272,9 +272,15 @@ def test_a_wrong_file_is_refused_with_both_hashes(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("TIKTOKEN_ENCODINGS_BASE", str(tmp_path))
     with pytest.raises(VocabularyError, match=rf"sha256 [0-9a-f]{{64}}, expected {v.RANKS_SHA256}"):
         v.load_vocabulary()
+
+
+def test_without_the_file_the_built_in_vocabulary_is_used_and_named_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setenv("TIKTOKEN_ENCODINGS_BASE", str(tmp_path / "missing"))
-    with pytest.raises(VocabularyError, match="TIKTOKEN_ENCODINGS_BASE is set"):
-        v.load_vocabulary()
+    for _ in range(2):
+        assert v.load_vocabulary().encode("hello") == [24912]
+    assert [record.levelname for record in caplog.records if record.name == v.__name__] == ["WARNING"]
 
 
 def test_import_does_no_work() -> None:

@@ -34,7 +34,7 @@ class ChunkWriter:
     """Writes the chunks of a choice.
 
     ``with_usage``: each chunk has a usage key (null until the end, as in OpenAI's API). ``continuous``: each
-    chunk has the usage so far.
+    chunk has the usage so far, which begins with this one.
     """
 
     def __init__(
@@ -43,16 +43,15 @@ class ChunkWriter:
         index: int,
         *,
         with_usage: bool,
-        continuous: bool,
+        continuous: Usage | None,
         prompt_token_ids: list[int] | None = None,
     ) -> None:
         self._answer = answer
         self._index = index
         self._with_usage = with_usage
-        self._continuous = continuous
         self._prompt_token_ids = prompt_token_ids
         self._progress: TurnProgress | None = None
-        self._usage: Usage | None = None
+        self._usage = continuous
         self._started = False
         self._kind: ItemKind | None = None
         self._num_calls = 0
@@ -65,7 +64,7 @@ class ChunkWriter:
         self._template: Template | None = None  # the open item's chunk; None: hidden
         self._templates: dict[ItemKind, Template] = {}
         # Chunks with more than text are encoded individually.
-        self._slow = continuous or answer.return_token_ids
+        self._slow = continuous is not None or answer.return_token_ids
         self.ended: TurnEnded | None = None
 
     def feed(self, events: Iterable[OutputEvent]) -> bytes:
@@ -82,7 +81,8 @@ class ChunkWriter:
             elif isinstance(item, ItemClosed):
                 self._on_closed(item, out)
             elif isinstance(item, TurnProgress):
-                self._progress, self._usage = item, item.usage
+                self._progress = item
+                self._usage = None if self._usage is None else item.usage
             elif isinstance(item, TurnEnded):
                 self._on_ended(item, out)
             else:
@@ -192,6 +192,8 @@ class ChunkWriter:
         chunk = self._object({"role": "assistant", "content": ""})
         if self._prompt_token_ids is not None:
             chunk["prompt_token_ids"] = self._prompt_token_ids
+        if self._usage is not None:
+            chunk["usage"] = usage_object(self._usage)
         return event(chunk)
 
     def _chunk(
@@ -208,7 +210,7 @@ class ChunkWriter:
         progress, self._progress = self._progress, None
         if self._answer.return_token_ids:
             choice["token_ids"] = [] if progress is None else list(progress.token_ids)
-        if self._continuous and self._usage is not None:
+        if self._usage is not None:
             chunk["usage"] = usage_object(self._usage)
         return event(chunk)
 

@@ -24,13 +24,14 @@ from chorale.api.operator.models import check_model
 from chorale.api.state import ServerState
 from chorale.api.usage import of_choices
 from chorale.tracing.context import name_response
-from chorale.turns.events import Fold, end_error
+from chorale.turns.events import Fold, Usage, end_error
 from chorale.turns.request import TurnRequest
 from chorale.turns.run import run_turns
 
 
 async def create(state: ServerState, request: Request) -> Response:
     chat = await read_as(request, state.config, parse_chat)
+    chat.take_defaults(state.config)
     check_model(state, chat.model)
     turn = await prepare(state, chat, request.state.owner)
     answer = Answer.of(state, chat)
@@ -64,13 +65,13 @@ async def stream_chat(
 ) -> AsyncGenerator[bytes]:
     """Yields the chunks of each wake-up together, an event after an error, and always ``[DONE]`` last."""
     folds = [Fold() for _ in range(chat.n if chat.store else 0)]
-    with_usage = wants_usage(chat.stream_options)
+    with_usage, continuous = wants_usage(chat.stream_options), wants_continuous_usage(chat.stream_options)
     writers = [
         ChunkWriter(
             answer,
             index,
             with_usage=with_usage,
-            continuous=wants_continuous_usage(chat.stream_options),
+            continuous=Usage(len(turn.prompt_token_ids)) if continuous else None,
             prompt_token_ids=turn.prompt_token_ids if chat.return_token_ids and index == 0 else None,
         )
         for index in range(chat.n)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from chorale.api import fields, limits
-from chorale.api.fields import Metadata, Refusal, StreamOptions, StructuredFields
+from chorale.api.fields import Metadata, Refusal, StreamedFields
 from chorale.errors import invalid, unsupported
 from chorale.turns.structured import check_keys
 
@@ -32,7 +32,7 @@ REFUSED: dict[str, Refusal] = fields.REFUSED | {
 }
 
 
-class ChatRequest(StructuredFields):
+class ChatRequest(StreamedFields):
     """The validated fields. Messages and tools are checked during conversion, with exact paths in errors."""
 
     messages: Annotated[list[dict[str, Any]], Field(min_length=1), limits.items("messages")]
@@ -40,8 +40,6 @@ class ChatRequest(StructuredFields):
     n: Annotated[int, limits.number("n")] = 1
     max_tokens: Annotated[int, limits.number("max_tokens")] | None = None
     max_completion_tokens: Annotated[int, limits.number("max_completion_tokens")] | None = None
-    stream: bool = False
-    stream_options: StreamOptions | None = None
     store: bool = False
     metadata: Annotated[Metadata, limits.items("metadata")] | None = None
 
@@ -68,7 +66,6 @@ class ChatRequest(StructuredFields):
     top_logprobs: Annotated[int, limits.number("top_logprobs")] | None = None
     prompt_logprobs: Annotated[int, limits.number("prompt_logprobs")] | None = None
     return_token_ids: bool = False
-    return_tokens_as_token_ids: bool = False
 
     @property
     def output_limit(self) -> int | None:

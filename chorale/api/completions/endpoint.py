@@ -49,6 +49,7 @@ class Job:
 
 async def create(state: ServerState, request: Request) -> Response:
     completion = await read_as(request, state.config, parse_completion)
+    completion.take_defaults(state.config)
     check_model(state, completion.model)
     jobs = await prepare_jobs(state, completion, request.state.owner)
     text = TextAnswer(state.model_names[0], completion, state.vocab)

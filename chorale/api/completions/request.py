@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from chorale.api import fields, limits
-from chorale.api.fields import Refusal, StreamOptions, StructuredFields
+from chorale.api.fields import Refusal, StreamedFields
 from chorale.api.http.offload import beside, is_heavy
 from chorale.errors import RequestError, invalid, unsupported
 from chorale.harmony.vocab import Vocabulary
@@ -21,21 +21,18 @@ REFUSED: dict[str, Refusal] = fields.REFUSED | {
 }
 
 
-class CompletionRequest(StructuredFields):
+class CompletionRequest(StreamedFields):
     prompt: Any = None  # one of four forms, checked by ``split_prompts``
     model: str | None = None
     n: Annotated[int, limits.number("n")] = 1
     best_of: Annotated[int, limits.number("best_of")] | None = None
     max_tokens: Annotated[int, limits.number("completions.max_tokens")] = 16
     response_format: dict[str, Any] | None = None
-    stream: bool = False
-    stream_options: StreamOptions | None = None
     echo: bool = False
     logprobs: Annotated[int, limits.number("logprobs")] | None = None
     prompt_logprobs: Annotated[int, limits.number("prompt_logprobs")] | None = None
     skip_special_tokens: bool = True
     return_token_ids: bool = False
-    return_tokens_as_token_ids: bool = False
 
     @property
     def num_prompt_logprobs(self) -> int | None:

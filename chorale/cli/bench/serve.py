@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from chorale.bench.connection import Target
@@ -19,6 +20,7 @@ from chorale.bench.load_processes import run_load
 from chorale.bench.metrics import TITLES, block, summarise, to_json
 from chorale.bench.prompts import CHAT_ENDPOINT, RandomLengths, file_prompts, random_prompts, request_for
 from chorale.cli.bench.pace import add_pace, goals_of, pace_of, ramp_words
+from chorale.cli.connection import api_url
 from chorale.cli.fingerprint import fingerprint
 from chorale.cli.parser import Parser
 from chorale.config import check_least
@@ -137,7 +139,7 @@ def run(_: str, arguments: list[str]) -> int:
     given = parser().read(arguments)
     pace = check(given)
     host = f"[{given.host}]" if ":" in given.host else given.host
-    base = (given.base_url or f"http://{host}:{given.port}").rstrip("/")
+    base = api_url(given.base_url or f"http://{host}:{given.port}", "--base-url").removesuffix("/v1")
     endpoint = given.endpoint or BACKENDS[given.backend]
     headers = list(_pairs(given.header, "--header"))
     key = os.environ.get("OPENAI_API_KEY")
@@ -281,7 +283,7 @@ def loaded(
     at_once = pace.concurrency or len(requests)
     processes = given.client_processes or max(1, min(at_once // 256, cpu_count() // 4))
     columns = (TextColumn("requests"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, disable=given.quiet) as progress:
+    with Progress(*columns, disable=given.quiet, console=Console(stderr=True)) as progress:
         bar = progress.add_task("", total=len(requests))
         return run_load(target, pace, requests, processes, lambda _: progress.advance(bar))
 

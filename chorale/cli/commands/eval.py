@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 
-from chorale.cli.connection import check_url, private_server
+from chorale.cli.connection import api_url, private_server
 from chorale.cli.ending import signals_as_exceptions
 from chorale.cli.evaluation import options
 from chorale.cli.evaluation.progress import Display
@@ -80,8 +80,7 @@ def check_ids(name: str, samples: Sequence[Sample]) -> None:
 @contextlib.contextmanager
 def _endpoint(given: argparse.Namespace) -> Iterator[Endpoint]:
     if given.base_url is not None:
-        check_url(given.base_url, "--base-url")
-        yield Endpoint(given.base_url, options.api_key(given))
+        yield Endpoint(api_url(given.base_url, "--base-url"), options.api_key(given))
         return
     with private_server([given.model, *given.serve_arguments]) as socket:
         yield Endpoint("http://localhost/v1", socket=str(socket))

@@ -216,11 +216,9 @@ class Batch:
 
 def base_of(url: str) -> str:
     """Returns a base URL without ``/v1``, with which the lines' URLs begin. Raises ``ConfigError``."""
-    from chorale.batches.files import is_url
+    from chorale.cli.connection import api_url
 
-    if not is_url(url):
-        raise ConfigError(f"--base-url {url}: must be such as http://localhost:8000")
-    return url.rstrip("/").removesuffix("/v1")
+    return api_url(url, "--base-url").removesuffix("/v1")
 
 
 async def _check_server(client: Any) -> None:

@@ -46,6 +46,12 @@ def build_configs(values: Mapping[str, Setting]) -> tuple[EngineConfig, ServerCo
     fields["server"]["tools"] = tool_config(fields["tools"])
     if fields["engine"].get("cudagraph_capture_sizes") is not None:
         fields["engine"]["cudagraph_capture_sizes"] = _sizes(fields["engine"]["cudagraph_capture_sizes"])
+    if fields["cli"].get("cuda_graph_sizes") is not None:
+        sizes = _sizes(fields["cli"]["cuda_graph_sizes"])
+        if len(sizes) == 1:
+            fields["engine"].setdefault("max_cudagraph_capture_size", sizes[0])
+        else:
+            fields["engine"].setdefault("cudagraph_capture_sizes", sizes)
     if "kv_offloading_size" not in fields["engine"] and "swap_space" in fields["cli"]:
         fields["engine"]["kv_offloading_size"] = fields["cli"]["swap_space"]
     fields["engine"] |= _graphs(values) | speculative_fields(values)

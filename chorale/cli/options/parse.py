@@ -14,7 +14,7 @@ from chorale.cli.words import nearest
 from chorale.errors import ConfigError
 
 if TYPE_CHECKING:
-    from yaml import YAMLError
+    from yaml import Node, YAMLError
 
 
 def find_flag(name: str, what: str = "option --") -> tuple[Flag, bool]:
@@ -57,11 +57,16 @@ def read_arguments(arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]]
         if option.path:
             values[flag.name] = _merged(values.get(flag.name), _take_part(flag, option, rest))
         else:
-            value = _take_value(flag, negated, option.inline, rest, f"--{flag.name}")
+            value = _take_value(flag, negated, option.inline, rest, _shown(flag, option))
             if flag.adds:
                 value = [*values.get(flag.name, ()), *value]
             values[flag.name] = value
     return positionals, values
+
+
+def _shown(flag: Flag, option: Option) -> str:
+    """Returns the flag as it was written, if that is one of its names."""
+    return f"--{option.name if option.name in flag.aliases else flag.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,11 +159,15 @@ def read_config_file(path: str) -> dict[str, Any]:
     if file.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"--config {path}: only .yaml and .yml files are read")
     try:
-        loaded = yaml.safe_load(file.read_text("utf-8"))
+        text = file.read_text("utf-8")
+        _check_twice(yaml.compose(text, yaml.SafeLoader))
+        loaded = yaml.safe_load(text)
     except OSError as error:
         raise ConfigError(f"--config {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"--config {path}: not UTF-8 at byte {error.start}; save it as UTF-8") from None
+    except RecursionError:
+        raise ConfigError(f"--config {path}: is nested too deeply") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"--config {path}{_yaml_fault(error)}; correct the file") from None
     if loaded is None:
@@ -166,6 +175,18 @@ def read_config_file(path: str) -> dict[str, Any]:
     if not isinstance(loaded, dict):
         raise ConfigError(f"--config {path}: must contain a mapping of options to values")
     return read_mapping(loaded, f"--config {path}")
+
+
+def _check_twice(node: Node | None) -> None:
+    """Raises ``YAMLError`` for an option that a file sets twice: the reader would take the last one."""
+    from yaml import MappingNode
+    from yaml.constructor import ConstructorError
+
+    seen = set()
+    for key, _ in node.value if isinstance(node, MappingNode) else ():
+        if str(key.value) in seen:
+            raise ConstructorError(problem=f"{key.value} is set twice", problem_mark=key.start_mark)
+        seen.add(str(key.value))
 
 
 def _yaml_fault(error: YAMLError) -> str:

@@ -25,6 +25,7 @@ from chorale.errors import ConfigError
 # Hosts that mean "all interfaces". Never a default.
 OPEN_ADDRESSES = ("0.0.0.0", "::", "[::]", "")
 _WEIGHT = re.compile(r"[0-9]{1,3}(\.[0-9]{1,3})?")
+SHORTEST_CHAT = 256  # tokens of a prompt with a short answer
 _READ = {name for flag in FLAGS.values() for name in flag.environment}
 
 
@@ -168,6 +169,10 @@ def _notice(name: str, setting: Setting) -> str | None:
         return compilation.notice(value, shown)
     if name == "optimization-level" and value is not None:
         return compilation.level_notice(value, shown)
+    if name == "cuda-graph-sizes" and value is not None and len(value) == 1 and "," not in value[0]:
+        return f"{shown} {value[0]}: one number is taken as the largest size, as in vLLM"
+    if name == "max-model-len" and value is not None and value < SHORTEST_CHAT:
+        return f"{shown} {value}: the prompt of a chat alone has about 70 tokens"
     if name == "swap-space" and value:
         return f"{shown} is accepted and taken as --kv-offloading-size {value:g}: sequences are not swapped"
     if flag.target is not None or not flag.asks(value):

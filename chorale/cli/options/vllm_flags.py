@@ -126,9 +126,6 @@ _NO_EFFECT: tuple[Flag, ...] = (
             kind="json"),
     *_flags("no effect", "config.json is used unchanged", "rope-theta"),
     *_flags("no effect", "prompts are text or token ids", "enable-prompt-embeds", kind="bool"),
-    *_flags("no effect", "ask for it in the request", "return-tokens-as-token-ids", kind="bool"),
-    *_flags("no effect", "ask for it in the request: stream_options.include_usage",
-            "enable-force-include-usage", kind="bool"),
     *_flags("no effect", "the text of requests is never logged", "enable-log-requests", kind="bool"),
     *_flags("no effect", "answers are not logged", "enable-log-outputs enable-log-deltas", kind="bool"),
     *_flags("no effect", "there is no such endpoint", "enable-offline-docs", kind="bool"),
@@ -181,7 +178,6 @@ KNOWN_ENVIRONMENT = {
     "VLLM_ATTENTION_BACKEND": _KERNELS,
     "VLLM_MXFP4_USE_MARLIN": _KERNELS,
     "VLLM_ENABLE_RESPONSES_API_STORE": "the response store is always on",
-    "VLLM_USE_MODELSCOPE": "only the Hugging Face hub is supported",
     "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "the checkpoint's context length is the limit",
     "VLLM_USE_V1": "there is one engine",
     "VLLM_WORKER_MULTIPROC_METHOD": "ranks are started as new processes",
@@ -194,6 +190,12 @@ OTHER_VENDORS = {
     "VLLM_ROCM": f"{_KERNELS}, on AMD GPUs too",
     "VLLM_ASCEND": _ASCEND,
     "USE_OPTIMIZED_MODEL": _ASCEND,
+    "TRITON_HIP_PRESHUFFLE_SCALES": _KERNELS,
+    "VLLM_USE_MODELSCOPE": "it has no effect, and only the Hugging Face hub is supported",
+    **dict.fromkeys(
+        ("HSA_NO_SCRATCH_RECLAIM", "AMDGCN_USE_BUFFER_OPS", "NPU_MEMORY_FRACTION", "TASK_QUEUE_ENABLE"),
+        "torch, Triton or the driver may read it",
+    ),
 }
 # Prefixes of variables with a common reason.
 KNOWN_FAMILIES = {

@@ -92,6 +92,15 @@ def read_code_interpreter(tool: Mapping[str, Any], path: str) -> CodeInterpreter
     return CodeInterpreterRequest(memory_bytes=_MEMORY[limit] if limit is not None else None)
 
 
+# vLLM's labels of the built-in tools.
+_VLLM_LABELS = {"code_interpreter": "python", "container": "python", "web_search_preview": "browser"}
+
+
+def own_label(label: str) -> str:
+    """Returns the label here of a server without an address."""
+    return _VLLM_LABELS.get(label, label)
+
+
 def read_mcp(tool: Mapping[str, Any], path: str, *, approvals: bool) -> McpRequest:
     """``approvals``: the endpoint has them. Raises ``RequestError`` naming the field."""
     for key in tool:
@@ -110,6 +119,7 @@ def read_mcp(tool: Mapping[str, Any], path: str, *, approvals: bool) -> McpReque
         raise unsupported(f"{path}.allowed_callers", "the model calls directly")
     names, read_only = _read_filter(tool.get("allowed_tools"), f"{path}.allowed_tools")
     url = _text(tool, "server_url", path)
+    label = label if url is not None else own_label(label)
     asked = tool.get("require_approval")
     if asked is None and url is None:
         asked = "never"  # a server configured by the operator

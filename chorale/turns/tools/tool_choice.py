@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from chorale.errors import invalid, unsupported
-from chorale.turns.tools.built_in_fields import BUILT_IN_NAMES
+from chorale.turns.tools.built_in_fields import BUILT_IN_NAMES, own_label
 from chorale.turns.tools.functions import Function
 
 Mode = Literal["auto", "none", "required"]
@@ -129,6 +129,7 @@ def _built_in_key(value: Mapping[str, Any], param: str, strict: bool = True) -> 
         label, tool = value.get("server_label"), value.get("name")
         if not isinstance(label, str) or not isinstance(tool, str | None):
             raise invalid(param, "an mcp tool needs a server_label")
+        label = own_label(label)
         return f"mcp:{label}" if tool is None else f"mcp:{label}:{tool}"
     if strict and kind not in BUILT_IN_NAMES:
         raise unsupported(param, f"{kind[:64]!r} is not supported")

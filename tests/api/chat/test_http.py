@@ -171,8 +171,27 @@ def test_usage_in_streams() -> None:
     counts = [chunk["usage"]["completion_tokens"] for chunk in always if chunk["usage"]]
     assert counts == sorted(counts)
     assert counts[-1] == len(ids(ANSWER))
-    assert len(counts) >= len(always) - 1  # all but the role chunk
+    assert len(counts) == len(always)
+    assert always[0]["usage"]["prompt_tokens"] == once[-1]["usage"]["prompt_tokens"]
     assert always[-1]["usage"] == once[-1]["usage"]
+
+
+def test_the_operator_can_ask_for_usage_and_token_ids_in_every_answer() -> None:
+    async def both(server: Server) -> tuple[Any, Any, Any, Any]:
+        chat = events_of(await server.chat(stream=True))
+        text = events_of(await server.complete(stream=True))
+        scored = (await server.chat(logprobs=True)).json()
+        declined = (await server.chat(logprobs=True, return_tokens_as_token_ids=False)).json()
+        return chat, text, scored, declined
+
+    chat, text, *bodies = with_server(
+        playing(ANSWER, with_logprobs=True), both, force_usage=True, tokens_as_ids=True
+    )
+    for chunks in (chat, text):
+        assert all(chunk["usage"]["prompt_tokens"] > 0 for chunk in chunks)
+        assert chunks[-1]["choices"] == []
+    tokens = [body["choices"][0]["logprobs"]["content"][0]["token"] for body in bodies]
+    assert tokens == [f"token_id:{ids('Hello')[0]}", "Hello"]
 
 
 def test_choices_are_interleaved_and_independent() -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from chorale.cli.bench import BENCHES
+from chorale.cli.connection import api_url
 from chorale.cli.main import COMMANDS, main
 from chorale.cli.terminal import Printer, printable, show_chat
 from chorale.folders import sweep
@@ -320,3 +321,34 @@ def test_doctor_says_what_several_gpus_are_for(monkeypatch: pytest.MonkeyPatch) 
     assert "replicas" not in {what for _, what, _ in doctor.check_gpu()}
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert ("WARN", "gpus") in {(level, what) for level, what, _ in doctor.check_gpu()}
+
+
+@pytest.mark.parametrize("line", ["--help", "completion bash", "serve --help"])
+def test_a_reader_that_has_enough_ends_a_command_quietly(line: str) -> None:
+    command = [sys.executable, "-u", "-m", "chorale", *line.split()]
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=120, check=False)
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_run_is_chat_and_an_option_is_not_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert COMMANDS["run"][0] == COMMANDS["chat"][0]
+    assert main(["-v"]) == 2
+    assert "unknown option -v" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("http://a:1", "http://a:1/v1"),
+        ("http://a:1/", "http://a:1/v1"),
+        ("http://a:1/v1/", "http://a:1/v1"),
+        ("https://a/api/v1", "https://a/api/v1"),
+    ],
+)
+def test_an_address_of_a_server_may_end_in_v1(given: str, expected: str) -> None:
+    assert api_url(given) == expected

@@ -272,3 +272,39 @@ def test_replicas_from_a_file(tmp_path: Path) -> None:
     assert merge(["--config", str(file)], {}).server.data_parallel_size == 2
     file.write_text("model: demo\ndata-parallel-size: 2\ndata-parallel-backend: ray\n")
     assert merge(["--config", str(file)], {}).server.data_parallel_backend == "ray"
+
+
+@pytest.mark.parametrize(
+    ("given", "most", "sizes"),
+    [(["2048"], 2048, None), (["1", "2", "4"], None, (1, 2, 4)), (["1,2"], None, (1, 2))],
+)
+def test_one_number_of_cuda_graph_sizes_is_the_largest(
+    given: list[str], most: int | None, sizes: tuple[int, ...] | None
+) -> None:
+    settings = merge(["--cuda-graph-sizes", *given], {})
+    assert settings.engine.max_cudagraph_capture_size == most
+    assert settings.engine.cudagraph_capture_sizes == sizes
+    assert len(settings.notices) == (most is not None)
+
+
+def test_one_capture_size_is_exact() -> None:
+    assert merge(["--cudagraph-capture-sizes", "8"], {}).engine.cudagraph_capture_sizes == (8,)
+
+
+def test_a_context_too_short_for_a_chat_is_noted() -> None:
+    assert len(merge(["--max-model-len", "10"], {}).notices) == 1
+    assert not merge(["--max-model-len", "256"], {}).notices
+
+
+@pytest.mark.parametrize("text", ["port: " + "[" * 20_000, "port: 1\nport: 2\n"])
+def test_a_file_that_is_nested_too_deeply_or_sets_a_key_twice_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        merge(["--config", str(tmp_path / "a.yaml")], {})
+    assert "\n" not in caught.value.message
+
+
+def test_an_error_names_the_flag_as_it_was_written() -> None:
+    for name in ("--log-level", "--uvicorn-log-level"):
+        with pytest.raises(ConfigError, match=f"^{name}: "):
+            merge([name, "verbose"], {})

@@ -13,7 +13,14 @@ from chorale.engine.drafts.drafter import Drafter
 from chorale.engine.drafts.head import HeadDrafter
 from chorale.engine.drafts.lengths import DraftLengths
 from chorale.engine.sequence import Sequence
-from chorale.engine.types import EngineLimits, EngineStats, GenerateRequest, SamplingSpec, TokenChunk
+from chorale.engine.types import (
+    EngineLimits,
+    EngineStats,
+    GenerateRequest,
+    SamplingSpec,
+    TokenChunk,
+    choice_seed,
+)
 from chorale.testing.fake_executor import FakeExecutor, FakeModel
 from tests.support.engine.drafters import Future
 from tests.support.engine.integrity import check_integrity
@@ -140,7 +147,7 @@ class Life:
         seed = request.sampling.seed
         assert seed is not None
         tokens, reason = self.model.generate(
-            request.prompt_token_ids, request.sampling, seed + index, self.max_len
+            request.prompt_token_ids, request.sampling, choice_seed(seed, index), self.max_len
         )
         if record.finish_reason == "abort":
             assert (request_id, index) in self.aborted

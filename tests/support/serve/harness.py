@@ -14,7 +14,7 @@ from typing import Any
 
 from chorale.client.base import EngineInfo, EngineStatus
 from chorale.client.remote import ClientLimits, RemoteClient
-from chorale.engine.types import GenerateRequest, SamplingSpec, TokenChunk
+from chorale.engine.types import GenerateRequest, SamplingSpec, TokenChunk, choice_seed
 from chorale.serve.bootstrap import EngineStart, make_directory
 from chorale.serve.engine_monitor import EngineMonitor
 from chorale.serve.watch import WatchLimits
@@ -55,7 +55,7 @@ def request(
 def expected(asked: GenerateRequest, index: int = 0) -> list[int]:
     """The tokens that the fake model gives to this request alone."""
     assert asked.sampling.seed is not None
-    seed = asked.sampling.seed + index
+    seed = choice_seed(asked.sampling.seed, index)
     return MODEL.generate(asked.prompt_token_ids, asked.sampling, seed, LIMITS.max_model_len)[0]
 
 
