@@ -274,7 +274,7 @@ def test_lists_are_paged_and_filtered(tmp_path: Path) -> None:
                      "/v1/batches?after=batch_1", "/v1/files?after=file-1"):  # fmt: skip
             assert (await server.http.get(path)).status_code == 400, path
 
-    batched(main, tmp_path)
+    batched(main, tmp_path, unknown_fields="refuse")
 
 
 def test_a_deleted_file_is_gone_with_its_content(tmp_path: Path) -> None:
@@ -327,7 +327,7 @@ def test_bodies_of_batches_are_checked(tmp_path: Path) -> None:
         answer = await server.http.post("/v1/batches", json={**good, "input_file_id": data.id})
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_file_purpose")
 
-    batched(main, tmp_path)
+    batched(main, tmp_path, unknown_fields="refuse")
 
 
 def test_a_server_without_a_lasting_store_says_so() -> None:

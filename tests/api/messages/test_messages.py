@@ -415,7 +415,7 @@ def test_refusals_have_anthropics_form(fields: dict[str, Any], word: str) -> Non
             assert word in body["error"]["message"]
             assert body["request_id"] == response.headers["request-id"]
 
-    with_server(playing(ANSWER), main)
+    with_server(playing(ANSWER), main, unknown_fields="refuse")
 
 
 def test_other_errors_have_their_types() -> None:

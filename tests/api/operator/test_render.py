@@ -95,7 +95,7 @@ def check_request(found: dict[str, Any], request: Any, body: dict[str, Any]) -> 
 )
 def test_errors_are_those_of_the_request_itself(path: str, body: dict[str, Any], status: int) -> None:
     async def main() -> None:
-        async with full_server() as server:
+        async with full_server(unknown_fields="refuse") as server:
             rendered = await call(server.port, "POST", f"/v1/{path}/render", body)
             itself = await call(server.port, "POST", f"/v1/{path}", body)
             assert (rendered.status, rendered.json["error"]) == (itself.status, itself.json["error"])
