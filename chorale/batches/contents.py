@@ -274,7 +274,7 @@ def _opened(path: Path, mode: str) -> IO[bytes]:
 
 
 def _remove_partial(folder: Path) -> None:
-    """Removes what dead processes have left: nobody has a lock on it."""
+    """Removes the contents of dead processes: no process has a lock on them."""
     for path in folder.glob(f".*{_PARTIAL}"):
         with contextlib.suppress(OSError), path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
