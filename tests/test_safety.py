@@ -83,6 +83,7 @@ def test_the_check_itself_finds(code: str) -> None:
 OTHER_MACHINES = {
     "cli/options/settings.py": ('"0.0.0.0"', '"::"'),
     "cli/options/flags.py": ("tcp://",),  # an example
+    "api/http/request_limits.py": ('"0.0.0.0"', '"::"'),  # names in a client's Host header
     "kv_events.py": ("tcp://",),
     "serve/engine/kv_sockets.py": ("tcp://", '"0.0.0.0"', '"::"'),
     "client/curve.py": ("tcp://",),

@@ -164,7 +164,7 @@ def test_no_comment_is_sent_while_a_chunk_is_on_its_way() -> None:
                 assert others[-1] is message, "two messages at once"
 
         await EventStream(count_to(1), keep_alive=0.04)({"type": "http"}, wire.receive, send)
-        assert len(others) == 3
+        assert len([each for each in others if not each.get("body", b"").startswith(b":")]) == 3
 
     asyncio.run(main())
 

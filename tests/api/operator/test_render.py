@@ -85,7 +85,6 @@ def check_request(found: dict[str, Any], request: Any, body: dict[str, Any]) -> 
     [
         ("chat/completions", {"messages": []}, 400),
         ("chat/completions", {"messages": USER, "model": "other"}, 404),
-        ("chat/completions", {"messages": USER, "nonsense": 1}, 400),
         ("chat/completions", {"messages": [{"role": "user", "content": "x " * 140_000}]}, 400),
         ("chat/completions", {"messages": USER, "tool_choice": "required"}, 400),
         ("completions", {"prompt": ""}, 400),
