@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from chorale.errors import ConfigError
 from chorale.evaluation.tables import SUFFIXES, read_table
+from chorale.folders import whole_file
 
 MAX_BYTES = 512 * 1024 * 1024
 SAMPLE = "sample"  # the value of --data that names the rows of our own making in this package
@@ -207,11 +208,10 @@ def _from_web(source: WebFile) -> Path:
     if path.is_file():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         with (
             httpx2.stream("GET", source.url, timeout=30.0, follow_redirects=True) as response,
-            part.open("wb") as file,
+            whole_file(path) as file,
         ):
             response.raise_for_status()
             size = 0
@@ -219,11 +219,8 @@ def _from_web(source: WebFile) -> Path:
                 size += len(chunk)
                 _check_size(size, source.url)
                 file.write(chunk)
-        part.replace(path)
     except (httpx2.HTTPError, OSError) as fault:
         raise ConfigError(f"{source.url} cannot be read ({fault})") from fault
-    finally:
-        part.unlink(missing_ok=True)
     return path
 
 

@@ -22,7 +22,7 @@ from chorale.client.wire import DECODE_ERRORS, EngineAddress, local_address
 from chorale.config import EngineConfig, ServerConfig
 from chorale.engine.kv_cache.hashing import shared_secret
 from chorale.errors import ConfigError
-from chorale.folders import Folder, folder_for_sockets
+from chorale.folders import Folder, folder_for_sockets, write_whole
 from chorale.processes import HEARTBEAT_TIMEOUT, die_with_parent
 from chorale.serve.logs import LogOptions
 
@@ -155,10 +155,7 @@ def check_directory(directory: str | Path) -> None:
 
 
 def write_failure(directory: str | Path, failure: Failure) -> None:
-    path = Path(directory) / FAILURE_FILE
-    temporary = path.with_suffix(".new")
-    temporary.write_bytes(msgspec.msgpack.encode(failure))
-    temporary.replace(path)
+    write_whole(Path(directory) / FAILURE_FILE, msgspec.msgpack.encode(failure))
 
 
 def take_failure(directory: str | Path) -> Failure | None:
