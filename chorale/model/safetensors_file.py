@@ -45,6 +45,8 @@ class SafetensorsFile:
         """``dtypes``: those that tensors may have."""
         self.path, self._dtypes = path, dtypes
         try:
+            if path.exists() and not path.is_file():  # a pipe would be waited for
+                raise CheckpointError(f"{path}: not a file")
             with path.open("rb") as file:
                 size = path.stat().st_size
                 header, self._data_start = _read_header(path, file.read, size)

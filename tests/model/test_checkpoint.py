@@ -434,3 +434,9 @@ def test_progress(folder: Path) -> None:
     assert {phase for phase, _, _ in seen} == {"load"}
     assert fractions == sorted(fractions)
     assert fractions[-1] == 1.0
+
+
+def test_a_pipe_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError):
+        SafetensorsFile(tmp_path / "model.safetensors")
