@@ -148,6 +148,12 @@ GREEDY: dict[str, str] = {
     "for t in x: t.start()\nprint(word)",
     "open files": "x = [open('/mnt/data/f', 'w') for _ in range(10**5)]\nprint(word)",
     "sockets": "import socket\nx = [socket.socketpair() for _ in range(10**5)]\nprint(word)",
+    "buffers of sockets": "import os, socket\nfor _ in range(20):\n    if os.fork() == 0: break\nx = []\n"
+    "for _ in range(120):\n    a, b = socket.socketpair()\n    x += [a, b]\n    a.setblocking(False)\n"
+    "    try:\n        while True: a.send(bytes(65536))\n    except OSError: pass\n"
+    "import time\ntime.sleep(60)\nprint(word)",
+    "larger buffers of sockets": "import socket\na, b = socket.socketpair()\n"
+    "for option in (7, 8, 32, 33):\n    try: a.setsockopt(1, option, 2**24); print(word)\n    except OSError: pass\n1 / 0",
     "an endless loop": "while True: pass",
     "an endless loop in C": "sum(iter(int, 1))",
     "endless output": "while True: print('x' * 1000)",

@@ -28,7 +28,7 @@ _PROC_READ_ONLY = ("sys", "sysrq-trigger", "irq", "bus", "fs", "acpi", "scsi", "
 # An intermediate program, since uvloop cannot start processes as another user. It imports nothing after the
 # change of user, who may be unable to read the library.
 _BECOME = f"os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})"
-_AS_NOBODY = f"import os, sys; {_BECOME}; os.execv(sys.argv[1], sys.argv[1:])"
+_AS_NOBODY = f"import os, sys; {_BECOME}; os.execve(sys.argv[1], sys.argv[1:], dict())"
 
 
 def bubblewrap(limits: SandboxLimits) -> SandboxLaunch | None:
@@ -38,7 +38,7 @@ def bubblewrap(limits: SandboxLimits) -> SandboxLaunch | None:
     if python is None:
         return None
     base = python.parent.parent
-    call_filter = deny_list()
+    call_filter = deny_list(network=limits.network)
     program = [
         *((sys.executable, "-I", "-S", "-c", _AS_NOBODY) if as_root else ()),
         shutil.which("bwrap") or "bwrap", *(("--seccomp", FILTER_FD) if call_filter else ()),
@@ -56,7 +56,7 @@ def bubblewrap(limits: SandboxLimits) -> SandboxLaunch | None:
     argv.append(guest_limits(limits, processes=True, own_pids=True))
     return SandboxLaunch(
         tuple(argv),
-        {"PATH": os.environ.get("PATH", "/usr/bin:/bin")},
+        {},  # it would be visible inside as that of process 1
         watch_bytes=limits.memory_bytes,
         call_filter=call_filter,
     )

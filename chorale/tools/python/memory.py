@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
 _MAX_PROCESSES = 4096
 _TMPFS = ("tmp", "mnt/data", "dev/shm")
 _INODE_BYTES = 1024  # kernel memory of a file with its name, approximately
+_SOCKET_BYTES = 512 * 1024  # more than what a local socket's buffer of the default size holds (208 KiB)
 
 
 def tree_bytes(pid: int) -> int:
     """Returns the memory in use. Pages that forked processes share count once (proportional set size).
 
-    Includes files in the sandbox's tmpfs, which are memory of no process.
+    Includes files in the sandbox's tmpfs and buffers of sockets, which are memory of no process.
     """
     waiting, total, seen = [pid], 0, 0
+    sockets: set[str] = set()
     outside = _root_of(os.getpid())
     inside: set[tuple[int, int]] = set()
     while waiting and seen < _MAX_PROCESSES:
@@ -25,13 +28,22 @@ def tree_bytes(pid: int) -> int:
             for task in os.listdir(f"/proc/{current}/task"):
                 waiting += [int(p) for p in Path(f"/proc/{current}/task/{task}/children").read_text().split()]
             total += _own_bytes(current)
+            sockets |= _sockets(current)
             root = _root_of(current)
             if root != outside and root not in inside:
                 inside.add(root)
                 total += _tmpfs_bytes(current)
         except (OSError, ValueError, IndexError):
             continue  # the process has ended
-    return total
+    return total + len(sockets) * _SOCKET_BYTES
+
+
+def _sockets(pid: int) -> set[str]:
+    found = set()
+    for descriptor in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):  # it has been closed
+            found.add(os.readlink(f"/proc/{pid}/fd/{descriptor}"))
+    return {name for name in found if name.startswith("socket:")}
 
 
 def _own_bytes(pid: int) -> int:

@@ -51,7 +51,9 @@ _SOCKET, _CLONE, _CLONE3, _IOCTL = (41, 198), (56, 220), (435, 435), (16, 29)
 _LAST_KNOWN = 462  # newer calls return ENOSYS, as if the kernel did not have them
 _X32_BIT = 0x4000_0000
 _NEW_NAMESPACES = 0x7E02_0080  # every CLONE_NEW* flag
-_FAMILIES = (1, 2, 10, 16)  # local, IPv4, IPv6, netlink (for the list of interfaces)
+_FAMILIES = (1, 16, 2, 10)  # local, netlink (for the list of interfaces); with a network, IPv4 and IPv6
+_SETSOCKOPT, _SOL_SOCKET = (54, 208), 1
+_BUFFER_SIZES = (7, 8, 32, 33)  # SO_SNDBUF, SO_RCVBUF, and both with FORCE: kernel memory of no process
 _TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: typing into a terminal
 _EPERM, _ENOSYS, _EAFNOSUPPORT = 1, 38, 97
 
@@ -92,7 +94,7 @@ def _when(number: int, *body: bytes) -> bytes:
     return _op(_EQUAL, number, 0, len(inside) // 8) + inside
 
 
-def deny_list() -> bytes | None:
+def deny_list(*, network: bool = True) -> bytes | None:
     """Returns the filter for programs in namespaces, or None on an unknown architecture."""
     start = _start()
     if start is None:
@@ -107,10 +109,14 @@ def deny_list() -> bytes | None:
         _CLONE3[column], _op(_RETURN, _ERROR | _ENOSYS)
     )  # its flags are in memory, so make programs use clone
     program += _when(_CLONE[column], _load_argument(0), _op(_ANY_BIT, _NEW_NAMESPACES, 0, 1), refuse, again)
-    families = [_op(_EQUAL, f, len(_FAMILIES) - n, 0) for n, f in enumerate(_FAMILIES)]
+    allowed = _FAMILIES if network else _FAMILIES[:2]
+    families = [_op(_EQUAL, f, len(allowed) - n, 0) for n, f in enumerate(allowed)]
     program += _when(
         _SOCKET[column], _load_argument(0), *families, _op(_RETURN, _ERROR | _EAFNOSUPPORT), again
     )
+    sizes = [_op(_EQUAL, option, 0, 1) + refuse for option in _BUFFER_SIZES]
+    at_socket = _load_argument(1) + _op(_EQUAL, _SOL_SOCKET, 0, 1 + 2 * len(sizes)) + _load_argument(2)
+    program += _when(_SETSOCKOPT[column], at_socket, *sizes, again)
     typing = [_op(_EQUAL, request, 0, 1) + refuse for request in _TERMINAL_INPUT]
     program += _when(_IOCTL[column], _load_argument(1), *typing, again)
     return program + _op(_RETURN, _ALLOW)

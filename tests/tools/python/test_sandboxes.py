@@ -188,6 +188,13 @@ def test_memory_of_all_processes_is_bounded(sandbox: Sandbox) -> None:
     assert "of memory" in several.content or "ended" in several.content
 
 
+def test_the_first_process_has_an_empty_environment(sandbox: Sandbox) -> None:
+    if sandbox.kind != "bubblewrap":
+        pytest.skip("the first process is not bubblewrap")
+    (found,) = cells(sandbox, "len(open('/proc/1/environ', 'rb').read())")
+    assert found.content.strip() == "0"
+
+
 def test_files_in_tmpfs_are_counted_as_memory(sandbox: Sandbox) -> None:
     if sandbox.kind == "dangerously_use_uv":
         pytest.skip("its files are on the disk")

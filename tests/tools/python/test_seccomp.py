@@ -39,6 +39,12 @@ for family in (1, 2, 10, 16, 17, 38, 40):
         socket.socket(family, socket.SOCK_DGRAM if family != 16 else socket.SOCK_RAW).close()
         found[family] = ""
     except OSError as error: found[family] = errno.errorcode[error.errno]
+a, b = socket.socketpair()
+for option in (7, 8, 32, 33, 9):
+    try:
+        a.setsockopt(1, option, 1)
+        found[f"option {option}"] = ""
+    except OSError as error: found[f"option {option}"] = errno.errorcode[error.errno]
 child = os.fork()
 if child == 0: os._exit(7)
 found["fork"] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -72,19 +78,23 @@ def outcome(code: str, program: bytes | None, *arguments: str) -> dict[str, obje
     return found
 
 
-def test_the_deny_list() -> None:
+@pytest.mark.parametrize("network", [True, False])
+def test_the_deny_list(network: bool) -> None:
     # Made harmless by their arguments, should the filter let them through.
-    found = outcome(DENIED, seccomp.deny_list(), json.dumps(seccomp._REFUSED))
+    found = outcome(DENIED, seccomp.deny_list(network=network), json.dumps(seccomp._REFUSED))
     calls = found.pop("calls")
     assert isinstance(calls, dict)
     assert len(calls) > 50
     assert set(calls.values()) == {"EPERM"}, calls
     none_of_them = {"17": "EAFNOSUPPORT", "38": "EAFNOSUPPORT", "40": "EAFNOSUPPORT"}
     works = {"1": "", "2": "", "10": "", "16": "", "fork": 7, "thread": 1, "program": "ok\n"}
-    if found["10"] == "EAFNOSUPPORT":  # a machine without IPv6
+    if not network:
+        works |= {"2": "EAFNOSUPPORT", "10": "EAFNOSUPPORT"}
+    elif found["10"] == "EAFNOSUPPORT":  # a machine without IPv6
         works["10"] = "EAFNOSUPPORT"
+    sizes = {f"option {number}": "EPERM" for number in (7, 8, 32, 33)} | {"option 9": ""}
     refused = {"clone3": "ENOSYS", "newer": "ENOSYS", "namespace": "EPERM", "typing": "EPERM"}
-    assert found == none_of_them | works | refused
+    assert found == none_of_them | works | refused | sizes
 
 
 def test_the_allow_list() -> None:
