@@ -8,7 +8,7 @@ ipc socket) and ``replicas`` (several of those), and two for tests: token stream
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -101,6 +101,10 @@ class TokenStream(Protocol):
     async def __anext__(self) -> list[TokenChunk]: ...
 
     async def aclose(self) -> None: ...
+
+    def read_directly(self, read: Callable[[TokenChunk], bool]) -> None:
+        """Offer each chunk to ``read`` while the consumer waits for one; what it takes is not an item."""
+        ...
 
     def drop(self, index: int) -> None:
         """Stop choice ``index``, which is not needed any more; the others continue. Idempotent."""

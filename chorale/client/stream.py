@@ -36,7 +36,9 @@ class ChunkSink(Protocol):
 class RequestStream:
     """Async iterator of chunk batches; see ``TokenStream``. Not thread-safe: one event loop only."""
 
-    __slots__ = ("_error", "_finished", "_on_close", "_open", "_pending", "_waiter", "engine", "request_id")
+    __slots__ = (
+        "_direct", "_error", "_finished", "_on_close", "_open", "_pending", "_waiter", "engine", "request_id",
+    )  # fmt: skip
 
     def __init__(self, request_id: str, num_choices: int, on_close: OnClose) -> None:
         self.request_id = request_id
@@ -47,6 +49,7 @@ class RequestStream:
         self._error: ChoraleError | None = None
         self._finished = False
         self._waiter: asyncio.Future[None] | None = None
+        self._direct: Callable[[TokenChunk], bool] | None = None
 
     @property
     def num_unfinished(self) -> int:
@@ -58,7 +61,14 @@ class RequestStream:
         """Tokens that arrived and were not read yet."""
         return sum(len(chunk.token_ids) for chunk in self._pending)
 
+    def read_directly(self, read: Callable[[TokenChunk], bool]) -> None:
+        self._direct = read
+
     def push(self, chunk: TokenChunk) -> None:
+        if self._direct is not None and not self._pending and chunk.finish_reason is None:
+            waiter = self._waiter
+            if waiter is not None and not waiter.done() and self._direct(chunk):
+                return
         self._pending.append(chunk)
         if chunk.finish_reason is not None:
             self._open.discard(chunk.index)

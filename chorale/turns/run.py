@@ -41,6 +41,15 @@ Steps = AsyncGenerator[list[ChoiceEvents] | Need]  # batches, finally the choice
 QUEUE_PATIENCE = 5.0  # seconds for which a turn after a tool retries a full queue
 
 
+class Direct(Protocol):
+    """A way to the client that needs no task to be woken."""
+
+    @property
+    def is_open(self) -> bool: ...
+
+    def write(self, events: list[OutputEvent]) -> None: ...
+
+
 class AnyChoice(Protocol):
     """The part of both kinds of choice that the first round uses."""
 
@@ -63,6 +72,7 @@ class _Job:
     client: EngineClient
     vocab: Vocabulary
     request: TurnRequest
+    direct: Direct | None = None
     sources: Sources[list[ChoiceEvents]] = field(default_factory=Sources)
 
 
@@ -76,11 +86,16 @@ async def run_turn(
                 yield events
 
 
-def run_turns(client: EngineClient, vocab: Vocabulary, request: TurnRequest) -> Batches:
-    """Runs all ``sampling.n`` choices. Yields (choice index, events) of each wake-up."""
+def run_turns(
+    client: EngineClient, vocab: Vocabulary, request: TurnRequest, direct: Direct | None = None
+) -> Batches:
+    """Runs all ``sampling.n`` choices. Yields (choice index, events) of each wake-up.
+
+    ``direct``: takes events of a single choice while it can.
+    """
     eos = frozenset(client.info.eos_token_ids)
     choices = [Choice(vocab, request, index, eos) for index in range(request.sampling.n)]
-    job = _Job(client, vocab, request)
+    job = _Job(client, vocab, request, direct)
     first: Batches | None = _first_round(job, choices, partial(_go_on, job))
     for choice in choices:  # either all choices of a request need something first, or none
         if (need := choice.start()) is not None:
@@ -142,8 +157,13 @@ async def _first_round(
     fed = dict(enumerate(choices))
     stream = job.client.submit(job.request.first_round())
     batch: list[ChoiceEvents] = []
+    faults: list[Exception] = []
+    if job.direct is not None and len(choices) == 1:
+        stream.read_directly(partial(_read_directly, choices[0], job.direct, faults))
     try:
         async for chunks in stream:
+            if faults:
+                raise faults[0]
             settled: dict[int, Need] = {}
             for chunk in chunks:
                 choice = fed.get(chunk.index)  # the engine may not know yet that a choice has ended
@@ -168,6 +188,20 @@ async def _first_round(
         await stream.aclose()
     if batch:
         yield batch
+
+
+def _read_directly(choice: AnyChoice, direct: Direct, faults: list[Exception], chunk: TokenChunk) -> bool:
+    """Takes a chunk past the generators, unless something other than text follows: then they read it again,
+    which has no effect on the choice. It runs in the engine's client, whose other streams no fault may end.
+    """
+    try:
+        if faults or not direct.is_open or choice.feed(chunk) is not None:
+            return False
+        if events := choice.take():
+            direct.write(events)
+    except Exception as fault:
+        faults.append(fault)
+    return not faults
 
 
 async def _go_on(job: _Job, choice: Choice, need: Need) -> Batches:

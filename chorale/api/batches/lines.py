@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-import msgspec
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -14,13 +12,12 @@ from chorale.api import chat, completions, responses
 from chorale.api.batches.service import BatchService
 from chorale.api.http.auth import OWNER, authenticate_routes, request_id
 from chorale.api.http.responses import error_response
+from chorale.api.operator.metered_client import MeteredClient
 from chorale.api.state import Lifecycle, ServerState
 from chorale.batches.execute import AppSender
 from chorale.batches.line import ENDPOINTS
 from chorale.batches.runner import BatchRunner, Engine
 from chorale.client.admission import total_capacity
-from chorale.client.base import EngineClient, EngineInfo, EngineStatus, EngineView, TokenStream
-from chorale.engine.types import NOBODY, EngineStats, GenerateRequest, Owner
 from chorale.errors import ChoraleError
 from chorale.tracing import ignored
 from chorale.tracing.context import CURRENT, IgnoredFields, RequestContext
@@ -28,55 +25,14 @@ from chorale.tracing.context import CURRENT, IgnoredFields, RequestContext
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class BatchClient:
-    """An engine client whose requests yield to all others."""
-
-    client: EngineClient
-
-    @property
-    def engines(self) -> Sequence[EngineView]:
-        return self.client.engines
-
-    @property
-    def info(self) -> EngineInfo:
-        return self.client.info
-
-    @property
-    def status(self) -> EngineStatus:
-        return self.client.status
-
-    @property
-    def stats(self) -> EngineStats:
-        return self.client.stats
-
-    @property
-    def num_in_flight(self) -> int:
-        return self.client.num_in_flight
-
-    def reserve(self, num_choices: Mapping[str, int], owner: Owner = NOBODY) -> None:
-        self.client.reserve(num_choices, owner)
-
-    def release(self, request_ids: Iterable[str]) -> None:
-        self.client.release(request_ids)
-
-    def submit(self, request: GenerateRequest) -> TokenStream:
-        return self.client.submit(msgspec.structs.replace(request, is_batch=True))
-
-    def abort(self, request_id: str) -> None:
-        self.client.abort(request_id)
-
-    async def close(self) -> None:
-        """Does nothing: the client is the server's."""
-
-
 class LineApp:
     """The endpoints of lines as an ASGI app. Errors become answers, as of the server; nothing is logged of a
     line but a fault of the program."""
 
     def __init__(self, state: ServerState) -> None:
+        assert isinstance(state.client, MeteredClient)
         self._warns = state.config.unknown_fields == "warn"
-        inner = replace(state, client=BatchClient(state.client), lifecycle=Lifecycle())
+        inner = replace(state, client=state.client.of_batches(), lifecycle=Lifecycle())
         routes = [*chat.routes(inner), *completions.routes(inner), *responses.routes(inner)]
         wanted = [r for r in routes if isinstance(r, Route) and r.path in ENDPOINTS]
         self._app: ASGIApp = Router(authenticate_routes(wanted, ()), redirect_slashes=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -37,7 +38,7 @@ async def create(state: ServerState, request: Request) -> Response:
     answer = Answer.of(state, chat)
     name_response(answer.id)
     if chat.stream:
-        source = stream_chat(state, chat, turn, answer, request.state.owner)
+        source = partial(stream_chat, state, chat, turn, answer, request.state.owner)
         return EventStream(source, on_error=last_error)
     body = await until_disconnect(request, complete_chat(state, turn, answer))
     if chat.store:
@@ -61,7 +62,7 @@ async def complete_chat(state: ServerState, turn: TurnRequest, answer: Answer) -
 
 
 async def stream_chat(
-    state: ServerState, chat: ChatRequest, turn: TurnRequest, answer: Answer, owner: bytes = b""
+    state: ServerState, chat: ChatRequest, turn: TurnRequest, answer: Answer, owner: bytes, out: EventStream
 ) -> AsyncGenerator[bytes]:
     """Yields the chunks of each wake-up together, an event after an error, and always ``[DONE]`` last."""
     folds = [Fold() for _ in range(chat.n if chat.store else 0)]
@@ -78,7 +79,8 @@ async def stream_chat(
     ]
     # Start all choices in order at once: OpenAI's SDK lists them in the order of their first chunks.
     opening = b"".join([writer.feed(()) for writer in writers])
-    turns = run_turns(state.client, state.vocab, turn)
+    out.encode = writers[0].feed
+    turns = run_turns(state.client, state.vocab, turn, None if folds else out)
     async with aclosing(turns):
         async for batch in turns:
             if len(batch) == 1:

@@ -21,6 +21,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from chorale.api.http.responses import error_response
+from chorale.api.http.stream import CYCLE
 from chorale.api.http.websocket import WRITE_TIMEOUT_SECONDS, WebSocketProtocol
 from chorale.config import ServerConfig
 from chorale.errors import ChoraleError, HeadersTooLargeError, RequestError, RequestTimeoutError
@@ -228,6 +229,7 @@ class LimitedProtocol(HttpToolsProtocol):
             super().on_headers_complete()
             if self.scope["http_version"] == "1.0":
                 self.cycle.__class__ = _UnchunkedCycle
+            self.scope[CYCLE] = self.cycle  # type: ignore[literal-required]
 
     def _take_host(self) -> None:
         """Lets a request target with a host replace the Host header (RFC 9112, section 3.2.2)."""

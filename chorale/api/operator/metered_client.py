@@ -25,14 +25,19 @@ from chorale.tracing.context import recording
 class MeteredClient:
     """Wraps an ``EngineClient``. ``owner`` returns for whom the current request is."""
 
-    __slots__ = ("_client", "_metrics", "_owner")
+    __slots__ = ("_client", "_is_batch", "_metrics", "_owner")
 
     def __init__(
         self, client: EngineClient, metrics: Metrics, owner: Callable[[], Owner] = lambda: NOBODY
     ) -> None:
-        self._client = client
-        self._metrics = metrics
-        self._owner = owner
+        self._client, self._metrics, self._owner = client, metrics, owner
+        self._is_batch = False
+
+    def of_batches(self) -> MeteredClient:
+        """Returns a client whose requests yield to all others."""
+        made = MeteredClient(self._client, self._metrics, self._owner)
+        made._is_batch = True
+        return made
 
     @property
     def engines(self) -> Sequence[EngineView]:
@@ -70,7 +75,7 @@ class MeteredClient:
             raise
 
     def submit(self, request: GenerateRequest) -> TokenStream:
-        request = msgspec.structs.replace(request, owner=self._owner())
+        request = msgspec.structs.replace(request, owner=self._owner(), is_batch=self._is_batch)
         with self._counting_rejections():
             stream = self._client.submit(request)
         if request.is_batch:  # its latencies would hide those that people wait for
@@ -146,6 +151,17 @@ class MeteredStream:
             leaving = isinstance(sys.exception(), GeneratorExit | asyncio.CancelledError)
             self._end_all("abort" if leaving else "stop", "disconnect" if leaving else None)
         await self._stream.aclose()
+
+    def read_directly(self, read: Callable[[TokenChunk], bool]) -> None:
+        def metered(chunk: TokenChunk) -> bool:
+            record = self._record
+            if record is None or not read(chunk):
+                return False
+            self._observe(chunk, time.time(), record)
+            record.observe(self._view.stats)
+            return True
+
+        self._stream.read_directly(metered)
 
     def drop(self, index: int) -> None:
         """Ends a choice early because of its text, for example at a stop string."""

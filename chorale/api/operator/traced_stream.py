@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections.abc import Callable
 
 from chorale.client.base import TokenStream
 from chorale.engine.types import ChunkTimings, GenerateRequest, SamplingSpec, TokenChunk
@@ -59,6 +60,9 @@ class TracedStream:
             self._end(CLIENT_LEFT if leaving else None)
         self._end()
         await self._stream.aclose()
+
+    def read_directly(self, read: Callable[[TokenChunk], bool]) -> None:
+        """Does nothing: a trace sees each item."""
 
     def drop(self, index: int) -> None:
         self._open.discard(index)

@@ -1,0 +1,105 @@
+"""Tokens of a chat stream that go past the generators, from the engine's client to the socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from chorale.api.chat.chunks import ChunkWriter
+from chorale.api.http.stream import EventStream
+from chorale.engine.types import GenerateRequest
+from chorale.testing.scripted_client import Script, ScriptedClient
+from tests.support.app import Running, connect, full_server
+from tests.support.server import VOCAB
+
+TEXT = "The tide turned before dawn, and the harbour lights went out. " * 40
+TOKENS = (200005, 17196, 200008, *VOCAB.encode(TEXT), 200002)
+
+
+def play(request: GenerateRequest, index: int) -> Script:
+    return Script(TOKENS)
+
+
+async def ask(server: Running, pause: float = 0.0, **fields: Any) -> bytes:
+    """The body of a stream, read to the end of the connection after ``pause`` seconds."""
+    reader, writer = await connect(server.port)
+    body = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": True, **fields}).encode()
+    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    writer.write(f"{head}connection: close\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
+    await asyncio.sleep(pause)
+    answer = await reader.read(-1)
+    writer.close()
+    return answer.partition(b"\r\n\r\n")[2]
+
+
+def events(body: bytes) -> list[dict[str, Any]]:
+    """The chunks but their ids and times; raises for a broken frame of the transfer coding."""
+    data, rest = b"", body
+    while rest:
+        size, _, rest = rest.partition(b"\r\n")
+        data, after = data + rest[: int(size, 16)], rest[int(size, 16) :]
+        assert after.startswith(b"\r\n")
+        rest = after[2:]
+    assert data.endswith(b"data: [DONE]\n\n")
+    found = [json.loads(line[6:]) for line in data.split(b"\n\n") if line.startswith(b"data: {")]
+    return [{k: v for k, v in each.items() if k not in ("id", "created")} for each in found]
+
+
+@pytest.mark.parametrize("fields", [{}, {"logprobs": True}, {"stop": ["lights went out. The"]}, {"n": 2}])
+def test_the_events_are_those_of_the_generators(
+    monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
+) -> None:
+    num_direct = 0
+    write = EventStream.write
+
+    def counted(self: EventStream, batch: Any) -> None:
+        nonlocal num_direct
+        num_direct += 1
+        write(self, batch)
+
+    async def main() -> list[list[dict[str, Any]]]:
+        async with full_server(ScriptedClient(play)) as server:
+            first = events(await ask(server, **fields))
+            monkeypatch.setattr(EventStream, "is_open", False)
+            return [first, events(await ask(server, **fields))]
+
+    monkeypatch.setattr(EventStream, "write", counted)
+    direct, woken = asyncio.run(main())
+    assert direct == woken
+    assert (num_direct > 5) == ("n" not in fields)
+
+
+def test_a_reader_that_pauses_gets_everything() -> None:
+    async def main() -> None:
+        tokens = (*TOKENS[:3], *VOCAB.encode(TEXT * 20), 200002)
+        async with full_server(ScriptedClient(lambda request, index: Script(tokens))) as server:
+            found = events(await ask(server, pause=1.0))
+            text = "".join(each["choices"][0]["delta"].get("content", "") for each in found)
+            assert text == TEXT * 20
+
+    asyncio.run(main())
+
+
+def test_a_fault_ends_its_own_stream_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    feed, faulty = ChunkWriter.feed, list[ChunkWriter]()
+
+    def fails(self: ChunkWriter, batch: Any) -> bytes:
+        faulty.append(self)
+        if self is faulty[0] and faulty.count(self) == 20:
+            raise ZeroDivisionError
+        return feed(self, batch)
+
+    async def main() -> None:
+        async with full_server(ScriptedClient(play)) as server:
+            broken = asyncio.create_task(ask(server))
+            while not faulty:
+                await asyncio.sleep(0)
+            whole = await ask(server)
+            assert events(whole)
+            assert not (await broken).endswith(b"0\r\n\r\n")
+
+    monkeypatch.setattr(ChunkWriter, "feed", fails)
+    asyncio.run(main())
