@@ -217,7 +217,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--streams", type=int, default=0, help="one size instead of 64 and 512")
+    parser.add_argument("--streams", type=int, default=0, help="one size instead of 64, 512 and 1024")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument(
         "--pace", type=float, default=60.0, help="microseconds between tokens, all streams together"
@@ -235,7 +235,7 @@ def main() -> None:
         return
     worst = 0.0
     print("streams  socket  us/token  kernel  stand-in engine  own pieces  events/token  peak MiB")
-    for num_streams in [arguments.streams] if arguments.streams else [64, 512]:
+    for num_streams in [arguments.streams] if arguments.streams else [64, 512, 1024]:
         for unix in (False, True):
             found = measure(num_streams, unix, arguments)
             worst = max(worst, found["us_per_token"])
