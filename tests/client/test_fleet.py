@@ -12,7 +12,7 @@ from chorale.client import curve
 from chorale.client.base import EngineStatus
 from chorale.client.fleet import MOST_MOVES
 from chorale.client.wire import EngineAddress
-from chorale.engine.types import GenerateRequest, SamplingSpec, TokenChunk
+from chorale.engine.types import GenerateRequest, SamplingSpec, TokenChunk, choice_seed
 from chorale.errors import EngineDeadError, EngineLoadingError, QueueFullError
 from tests.support.serve.fake_engine import Behaviour
 from tests.support.serve.fleet_rig import FleetRig, fleet_rig
@@ -280,7 +280,9 @@ def test_a_continuation_is_the_rest_of_the_request() -> None:
         request_id="a+1",
         prompt_token_ids=[1, 2, 3, 8, 9],
         cache_salt="s",
-        sampling=SamplingSpec(seed=0, max_tokens=8, min_tokens=2, grammar="g", grammar_context=5),
+        sampling=SamplingSpec(
+            seed=choice_seed(2**63 - 1, 1), max_tokens=8, min_tokens=2, grammar="g", grammar_context=5
+        ),
     )
     assert continued(asked, 0, [1] * 10, "x", began=True) is None
     for counted in ({"presence_penalty": 1.0}, {"frequency_penalty": 1.0}, {"bad_words": ((1,),)}):

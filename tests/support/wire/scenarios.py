@@ -70,7 +70,8 @@ async def record() -> Recorder:
     for dialect in ("openai", "open-responses", "summary"):
         for scenario in ALL if dialect == "openai" else IN_DIALECTS:
             recorder.scenario = scenario.__name__
-            async with served(recorder, dialect) as server:
+            unknown = "refuse" if scenario is errors else "warn"
+            async with served(recorder, dialect, unknown_fields=unknown) as server:
                 await scenario(server)
     for name in ("reasoning", "reasoning_content", "both"):
         recorder.scenario = f"chat with {name}"
