@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from chorale.api.http.sse import Frame, encode
-from chorale.api.responses.background.event_log import LogEvent, Rendered, TurnBegan, TurnFailed
+from chorale.api.responses.background.event_log import LogEvent, TurnBegan, TurnFailed
 from chorale.api.responses.dialects import Dialect, Event, translate_event, with_summary
 from chorale.api.responses.items.built_in_events import DELTAS, BuiltInEvents
 from chorale.api.responses.items.objects import (
@@ -123,8 +123,6 @@ class Translator:
                 self._begin()
             elif isinstance(event, TurnFailed):
                 self._emit("error", code=event.code, message=event.message, param=event.param)
-            elif isinstance(event, Rendered):
-                self._emit(event.kind, **event.fields)
             else:
                 self._builder.fold.add((event,))
                 self._on_output(event)

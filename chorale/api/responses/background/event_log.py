@@ -3,13 +3,11 @@
 A chunk of the log is one msgpack array: the version of this form, then an array for each event, which is a
 tag and the event's fields in their order. A class in ``_CLASSES`` may get new fields, at its end and with a
 default; its tag never changes. ``TurnEnded`` is not logged: the response's row holds the end.
-
-Stores of format 3 and older held server-sent events instead; they are read as ``Rendered``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -33,10 +31,8 @@ from chorale.turns.events import (
 )
 
 _VERSION = 1
-_RENDERED = b"event: "
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
-_decode_json = msgspec.json.Decoder().decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +53,7 @@ class TurnFailed:
         return TurnFailed(error.code, error.message, error.param)
 
 
-@dataclass(frozen=True, slots=True)
-class Rendered:
-    """An event of a stream that an older version rendered when it stored it."""
-
-    kind: str
-    fields: dict[str, Any]
-
-
-LogEvent = OutputEvent | TurnBegan | TurnFailed | Rendered
+LogEvent = OutputEvent | TurnBegan | TurnFailed
 
 _NOT_LOGGED = (TurnEnded, TurnProgress, PromptScored)
 _DELTA = 0  # the tag of ItemDelta, of which there is one for each token
@@ -96,15 +84,9 @@ def join(packed: list[bytes]) -> bytes:
 
 
 def read_chunk(data: bytes) -> list[LogEvent]:
-    if is_rendered(data):
-        return list(_rendered(data))
     version, *events = _decode(data)
     assert version == _VERSION, "the format of the store guards against newer ones"
     return [_delta(event) if event[0] == _DELTA else _object(event) for event in events]
-
-
-def is_rendered(data: bytes) -> bool:
-    return data.startswith(_RENDERED)
 
 
 def _plain(value: Any) -> Any:
@@ -133,12 +115,3 @@ def _field(plain: Any) -> Any:
 def _delta(plain: list[Any]) -> ItemDelta:
     _, index, text, token_ids, logprobs = plain
     return ItemDelta(index, text, tuple(token_ids), tuple(TokenLogprobs(*entry) for entry in logprobs))
-
-
-def _rendered(data: bytes) -> Iterator[Rendered]:
-    for frame in data.split(b"\n\n"):
-        _, _, text = frame.partition(b"\ndata: ")
-        if text:
-            event = _decode_json(text)
-            del event["sequence_number"]
-            yield Rendered(event.pop("type"), event)

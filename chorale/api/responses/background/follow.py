@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 from chorale.api.http.sse import Frame
-from chorale.api.responses.background.event_log import is_rendered, read_chunk
+from chorale.api.responses.background.event_log import read_chunk
 from chorale.api.responses.items.objects import ResponseBuilder
 from chorale.api.responses.translate import RenderOptions, Translator
 from chorale.api.state import ServerState
@@ -38,7 +38,7 @@ async def follow(
         )
     translator = Translator(ResponseBuilder.of_stored(stored, state.vocab), options)
     rows, num_read = state.store.background, 0
-    started = rendered = begun = False
+    started = begun = False
     while True:
         job = state.background.find(response_id)
         written = job.written() if job is not None else None
@@ -50,8 +50,7 @@ async def follow(
             return
         if not started:
             started = True
-            rendered = bool(page.chunks) and is_rendered(page.chunks[0].data)
-            if not rendered and (frames := translator.start()):
+            if frames := translator.start():
                 begun = True
                 yield frames
         if page.repeatable and page.chunks:
@@ -66,7 +65,7 @@ async def follow(
                 begun = True
                 yield frames
         elif not page.live:
-            if not rendered and (frames := await _terminal(state, stored, translator)):
+            if frames := await _terminal(state, stored, translator):
                 yield frames
             return
         elif state.background.closing and state.background.find(response_id) is None:

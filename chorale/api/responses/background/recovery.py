@@ -7,8 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from chorale.api.responses.background.event_log import Rendered, is_rendered, join, pack, read_chunk
-from chorale.api.responses.background.rendered import RenderedStream
+from chorale.api.responses.background.event_log import join, pack, read_chunk
 from chorale.api.responses.items.objects import ResponseBuilder, close_items
 from chorale.harmony.vocab import Vocabulary
 from chorale.store.protocol import RESTARTED, Recover, StoredItem, StoredResponse
@@ -27,11 +26,6 @@ def _recover(vocab: Vocabulary, response: StoredResponse, chunks: Sequence[bytes
     error = RESTARTED if status == "failed" else None
     body: dict[str, Any] = {**response.body, "status": status, "error": error}
     events = [event for chunk in chunks for event in read_chunk(chunk)]
-    if chunks and is_rendered(chunks[0]):
-        stream = RenderedStream(event for event in events if isinstance(event, Rendered))
-        data, num_events = stream.end(body)
-        output = [StoredItem(item) for item in stream.output()]
-        return replace(response, status=status, body=body, output=tuple(output)), data, num_events
     builder = ResponseBuilder.of_stored(response, vocab)
     builder.fold.add(event for event in events if isinstance(event, OutputEvent))
     closing = close_items(builder.fold)
