@@ -58,7 +58,6 @@ class EngineConfig:
     enforce_eager: bool = False  # no CUDA graphs
     max_cudagraph_capture_size: int | None = None  # rows; None: max_num_seqs; 0: no graphs
     cudagraph_capture_sizes: tuple[int, ...] | None = None  # rows of the graphs; None: decide for me
-    kernel_tuning: str | None = None  # file of shapes that chorale bench tune measured on this GPU
     precompile_kernels: bool = True  # at start-up; False: each kernel at its first launch, as Triton does
     mixed_cuda_graphs: bool = True  # small mixed steps are captured, too, where decode steps are
     speculative_config: SpeculativeConfig | None = None  # None: one token a row and step

@@ -14,7 +14,6 @@ from typing import Literal
 from chorale.cli.bench import BENCHES
 from chorale.cli.bench.offline_options import PARSERS
 from chorale.cli.bench.serve import parser as bench_serve_parser
-from chorale.cli.bench.tune import parser as bench_tune_parser
 from chorale.cli.commands.chat import chat_parser
 from chorale.cli.commands.chat import parser as talk_parser
 from chorale.cli.commands.eval import INNER as EVAL
@@ -104,7 +103,7 @@ def _parts(name: str) -> tuple[tuple[Option, ...], tuple[str, ...], bool]:
 
 def _inner() -> Iterator[Command]:
     serve = _serve_options()
-    parsers = {"serve": bench_serve_parser, "tune": bench_tune_parser, **PARSERS}
+    parsers = {"serve": bench_serve_parser, **PARSERS}
     for name, (_, line) in BENCHES.items():
         serves = name in ("latency", "throughput", "startup")
         words = NAMES if serves else SIZES if name == "make-checkpoint" else ()

@@ -13,10 +13,6 @@ BENCHES = {
     "throughput": ("chorale.cli.bench.offline", "many requests through the engine, without HTTP"),
     "startup": ("chorale.cli.bench.offline", "the start of chorale serve, up to the first token"),
     "kernels": ("chorale.cli.bench.offline", "each GPU kernel, compared with the roofline"),
-    "tune": (
-        "chorale.cli.bench.tune",
-        "find the fastest shapes of the GPU kernels on this GPU",
-    ),
     "make-checkpoint": ("chorale.cli.bench.offline", "write random weights in the published size and layout"),
     "report": ("chorale.cli.bench.offline", "render result files as one HTML page"),
 }

@@ -95,8 +95,6 @@ ENGINE_FLAGS = (
          "(docs/fleet.md says how to install it)", aliases=("dpb",),
          choices=("mp", "ray")),
     Flag("enforce-eager", "bool", "engine.enforce_eager", "disable CUDA graphs"),
-    Flag("kernel-tuning", "str", "engine.kernel_tuning",
-         "file of kernel shapes that chorale bench tune measured on this kind of GPU"),
     Flag("precompile-kernels", "bool", "engine.precompile_kernels",
          "compile GPU kernels at start-up, in parallel; if off, each is compiled at its first launch",
          environment=("CHORALE_PRECOMPILE_KERNELS",)),

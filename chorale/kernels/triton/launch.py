@@ -10,14 +10,12 @@ token, H200).
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 
 import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from chorale.kernels.triton.table import in_use
 from chorale.kernels.triton.tuning import H200, ArchTuning, arch_tuning
 
 TRITON_VERSION: str = triton.__version__
@@ -70,9 +68,7 @@ def capability_of(device: torch.device) -> int:
 def tuning_of(device: torch.device) -> ArchTuning:
     """The table of a GPU; an H200's without a GPU (Triton's interpreter)."""
     name, multiprocessors = architecture_of(device)
-    if name:
-        return arch_tuning(name, multiprocessors)
-    return replace(H200, **in_use().fields) if in_use().fields else H200
+    return arch_tuning(name, multiprocessors) if name else H200
 
 
 def is_hopper(device: torch.device) -> bool:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from chorale.kernels.triton.table import in_use, shape_of
-
 FEW_LOGITS = 1024  # (token, expert) pairs: up to here a program routes one token, above it takes several
 MOST_ARRIVALS = 512  # tiles of one kernel that wait for their last program
 LONE_PAIRS = 8  # up to here each (token, expert) pair is its own tile and nothing is sorted
@@ -75,16 +73,12 @@ class SkinnyConfig:
 
 def skinny_qkv(tokens: int) -> SkinnyConfig | None:
     """QKV of 2 to ``SKINNY_TOKENS`` tokens in one kernel, or None for a split product (gpu_dense.py)."""
-    if (measured := shape_of("skinny_qkv", tokens)) is not None:
-        return measured  # type: ignore[no-any-return]
     # 8 tokens: 9.8 us, split 11.0; 16: more than 11.1
     return SkinnyConfig(5, 8, 1, 2, 2) if tokens <= 8 else None
 
 
 def skinny_output(tokens: int) -> SkinnyConfig | None:
     """The output projection, likewise."""
-    if (measured := shape_of("skinny_output", tokens)) is not None:
-        return measured  # type: ignore[no-any-return]
     return SkinnyConfig(2, 8, 2, 3, 2) if tokens <= 4 else None  # 2 tokens: 7.8 us, split 8.3; 8: 8.7 and 8.2
 
 
@@ -250,7 +244,7 @@ def arch_tuning(architecture: str, multiprocessors: int) -> ArchTuning:
     if architecture.startswith("sm_"):  # 12.0 has less shared memory than even an A100, not a B200's
         least = "sm_100" if architecture.startswith("sm_10") else "sm_80"
     found = ARCH_TUNINGS.get(architecture, ARCH_TUNINGS[least])
-    return replace(found, multiprocessors=multiprocessors, **in_use().fields)
+    return replace(found, multiprocessors=multiprocessors)
 
 
 GEMV_TOKENS = 256  # up to here the streaming expert products, if an expert gets no more pairs than this:
@@ -275,9 +269,7 @@ SHARE_CHUNKS = 23  # of the intermediate size: what one of two ranks has, or few
 
 def gemv_gate_up(tokens: int, pairs_each: float, chunks: int = 45) -> GemvConfig:
     """``pairs_each``: the mean over all experts; ``chunks``: of their intermediate size. Measured on an H200:
-    see also ``gemv_down``. Tables are measured with all chunks."""
-    if chunks > SHARE_CHUNKS and (measured := shape_of("gemv_gate_up", tokens, pairs_each)) is not None:
-        return measured  # type: ignore[no-any-return]
+    see also ``gemv_down``."""
     if tokens == 1 and chunks <= SHARE_CHUNKS:
         return GemvConfig(1, 1, 2, 9, 1, 1)  # 9.2 us, as below 10.6 (23 chunks)
     if tokens == 1:
@@ -292,8 +284,6 @@ def gemv_gate_up(tokens: int, pairs_each: float, chunks: int = 45) -> GemvConfig
 
 
 def gemv_down(tokens: int, pairs_each: float, chunks: int = 45) -> GemvConfig:
-    if chunks > SHARE_CHUNKS and (measured := shape_of("gemv_down", tokens, pairs_each)) is not None:
-        return measured  # type: ignore[no-any-return]
     if chunks <= SHARE_CHUNKS and tokens == 1:
         return GemvConfig(1, 1, 1, 12, 1, 2)  # 5.7 us, as below 5.6, but the all-reduce has 8 parts to add
     if chunks <= SHARE_CHUNKS and tokens <= 8:

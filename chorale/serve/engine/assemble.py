@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chorale.config import EngineConfig
-from chorale.errors import ConfigError
 from chorale.kernels import select_ops
 from chorale.kernels.cpu.library import library
 from chorale.kernels.ops import Ops, Precision, StepSizes
@@ -91,7 +90,6 @@ def assemble(
     name, dense = str(device.torch_device), model_config.dense_experts
     precision = cpu_precision(config, model_config)
     ops = select_ops(config.ops, name, dense_experts=dense, rank=rank, precision=precision)
-    use_kernel_tuning(config, ops, device.torch_device)
     precompiler = compile_phase.make_precompiler(config, ops, pool)
     resolve_with = partial(
         resolve,
@@ -145,19 +143,6 @@ def assemble(
         executor = make_executor(model, kv, resolved, device, GrammarRows(device, grammars), rank, drafts)
     grammars.wait_warm()
     return Assembled(model, resolved, executor, precompiler, exchange)
-
-
-def use_kernel_tuning(config: EngineConfig, ops: Ops, device: torch.device) -> None:
-    """Replaces the kernels' shapes by those of ``--kernel-tuning``. Raises ``ConfigError``."""
-    if config.kernel_tuning is None:
-        return
-    if ops.name != "triton":
-        raise ConfigError(f"--kernel-tuning: {ops.name} ops have no kernels to tune; see --ops")
-    from chorale.kernels.triton.launch import architecture_of, tuning_of
-    from chorale.kernels.triton.table_file import install
-
-    install(config.kernel_tuning, architecture_of(device)[0])
-    tuning_of.cache_clear()
 
 
 def step_sizes(model: ModelConfig, resolved: Resolved) -> StepSizes:

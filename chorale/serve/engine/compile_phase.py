@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from chorale.config import EngineConfig
 from chorale.kernels.ops import Ops
 from chorale.kernels.triton.precompile import pool as pools
-from chorale.kernels.triton.table import in_use
 from chorale.model.gpt_oss import GptOss
 from chorale.parallel.rank import Rank
 from chorale.runtime.assembly import allocate_kv, make_executor
@@ -96,8 +95,6 @@ def facts_of(model: GptOss, resolved: Resolved, dry: DryRank | None, drafts: Dra
     if drafts is not None:
         head = None if drafts.head is None else drafts.head.config
         facts = f"{facts}\n{drafts.most_drafts} drafts by {head}, profile {bool(drafts.profile)}"
-    if digest := in_use().digest:
-        facts = f"{facts}\nkernel tuning {digest}"
     if dry is None:
         return facts
     sums = "a library" if dry.ops.over_peers is not None else "kernels"

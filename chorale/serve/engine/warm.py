@@ -25,7 +25,7 @@ from chorale.runtime.resolve import resolve
 from chorale.runtime.sampling.grammar import GrammarCache
 from chorale.runtime.warmup.dry_run import LAYERS
 from chorale.runtime.warmup.target_device import TargetDevice
-from chorale.serve.engine.assemble import ops_over_peers, step_sizes, use_kernel_tuning
+from chorale.serve.engine.assemble import ops_over_peers, step_sizes
 from chorale.serve.engine.compile_phase import SOURCES, DryRank, facts_of, record, wait
 
 
@@ -94,7 +94,6 @@ def _warm_rank(
 
     device, share = TargetDevice(target.hardware), None if rank is None else rank.share
     ops = TRITON_OPS if rank is None else shared_ops(rank)
-    use_kernel_tuning(config, ops, device.torch_device)
     resolved = resolve(config, model_config, target.hardware, can_overlap=True, can_capture=True)
     ops = ops_over_peers(config, ops, step_sizes(model_config, resolved), device.torch_device) or ops
     dry = None if rank is None else DryRank(rank, ops)
