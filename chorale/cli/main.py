@@ -36,7 +36,6 @@ COMMANDS = {
     "tools": ("chorale.cli.commands.tools", "serve the built-in tools over MCP, or check them"),
     "vocab": ("chorale.cli.commands.export:run_vocab", "export the vocabulary for other harmony tools"),
     "completion": ("chorale.cli.commands.completion", "print a completion script for bash, zsh or fish"),
-    "man": ("chorale.cli.commands.man", "print the manual page"),
     "demo": ("chorale.cli.commands.export:run_demo", "export the built-in demo model as a checkpoint"),
 }
 

@@ -1,6 +1,6 @@
 """The tree of commands and options, built from the commands' own tables and parsers.
 
-Shell completion and the manual page are generated from it.
+Shell completion is generated from it.
 """
 
 from __future__ import annotations

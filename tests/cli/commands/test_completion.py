@@ -110,25 +110,6 @@ def test_every_command_and_flag_is_in_the_tree() -> None:
         assert acting <= found[path]
 
 
-def test_the_manual_page_has_every_command_and_flag(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["man"]) == 0
-    shown = capsys.readouterr().out
-    plain = shown.replace("\\-", "-")
-    assert shown.startswith(".TH CHORALE 1")
-    assert all(f".B {name}\n" in plain for name in COMMANDS)
-    assert all(
-        f".B --{flag.name}" in plain or f".B --[no-]{flag.name}" in plain
-        for flag in FLAGS.values()
-        if flag.target is not None
-    )
-    assert "--num-prompts" in plain
-    if shutil.which("groff"):
-        done = subprocess.run(
-            ["groff", "-man", "-Tutf8", "-ww"], input=shown, capture_output=True, text=True, timeout=60
-        )
-        assert (done.returncode, done.stderr) == (0, "")
-
-
 def test_an_unknown_shell_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", "bsh"]) == 2
     assert "did you mean bash" in capsys.readouterr().err
