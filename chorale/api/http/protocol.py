@@ -12,7 +12,6 @@ The subclass is small because it depends on a few of uvicorn's internal methods,
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import urllib.parse
 from typing import Any
 
@@ -22,6 +21,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from chorale.api.http.responses import error_response
 from chorale.api.http.stream import CYCLE
+from chorale.api.http.turns import Turns
 from chorale.api.http.websocket import WRITE_TIMEOUT_SECONDS, WebSocketProtocol
 from chorale.config import ServerConfig
 from chorale.errors import ChoraleError, HeadersTooLargeError, RequestError, RequestTimeoutError
@@ -36,6 +36,7 @@ _OVERHEAD_PER_CHUNK = 256
 _CHUNKED_PIECE = 16 * 1024
 # Bytes of a connection that are parsed before other connections have their turn: 2 ms for chunks of one byte.
 TURN_BYTES = 32 * 1024
+_AT_ONCE = 4 * 1024  # bytes that need not wait for a turn
 # Requests that may begin in one part. More than two can only follow the end of a chunked body, which is not
 # known before it is parsed.
 MAX_BEGUN = 16
@@ -80,9 +81,10 @@ class _UnchunkedCycle(RequestResponseCycle):
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """One connection. ``limited_protocol`` sets ``limits`` on the class; uvicorn creates the instances."""
+    """One connection. ``limited_protocol`` sets the fields of the class; uvicorn creates the instances."""
 
     limits: ServerConfig
+    turns: Turns
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -92,7 +94,6 @@ class LimitedProtocol(HttpToolsProtocol):
         self._successor: WebSocketProtocol | None = None
         self._held = bytearray()  # received and not parsed
         self._has_turn = False  # a call of _read_on is scheduled
-        self._context = contextvars.copy_context()  # not that of the request that ends before a turn
         self._num_begun = 0  # requests that began in this part
         self._num_left = 0  # bytes of a body with Content-Length that have not been parsed
         self._is_chunked = False
@@ -112,7 +113,10 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._refused:
             return
         self._held += data
-        if not self._has_turn:
+        if len(data) > _AT_ONCE:
+            self._take_turn()
+            self._pause_or_resume()
+        elif not self._has_turn:
             self._read_on()
 
     def _read_on(self) -> None:
@@ -134,7 +138,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def _take_turn(self) -> None:
         if not self._has_turn:
             self._has_turn = True
-            self.loop.call_soon(self._read_on, context=self._context)
+            self.turns.add(self.loop, self._read_on)
 
     def _may_parse(self) -> bool:
         ended = self._refused or self._successor is not None or self.transport.is_closing()
@@ -294,7 +298,7 @@ class LimitedProtocol(HttpToolsProtocol):
             "subprotocols": [],
             "extensions": {"websocket.http.response": {}},
         }
-        self._successor = WebSocketProtocol(self.app, self.server_state, self.limits, self.loop)
+        self._successor = WebSocketProtocol(self.app, self.server_state, self.limits, self.loop, self.turns)
         self.transport.set_protocol(self._successor)
         self._successor.open(self.transport, scope, rest)
 
@@ -379,4 +383,4 @@ def limited_protocol(config: ServerConfig) -> type[LimitedProtocol]:
     """Returns the protocol class for one configuration. uvicorn instantiates it, so the class holds the
     limits.
     """
-    return type("ConfiguredProtocol", (LimitedProtocol,), {"limits": config})
+    return type("ConfiguredProtocol", (LimitedProtocol,), {"limits": config, "turns": Turns()})

@@ -10,7 +10,6 @@ between which other connections have their turn; a client that sends small frame
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import logging
 from http import HTTPStatus
 from typing import Any
@@ -25,6 +24,7 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 
 from chorale.api.http.responses import error_response
+from chorale.api.http.turns import Turns
 from chorale.config import ServerConfig
 from chorale.errors import ChoraleError, RequestError, UpgradeRequiredError
 
@@ -69,9 +69,14 @@ class WebSocketProtocol(asyncio.Protocol):
     """One connection, taken over from the HTTP protocol after it has read the head of the handshake."""
 
     def __init__(
-        self, app: ASGIApp, server: ServerState, limits: ServerConfig, loop: asyncio.AbstractEventLoop
+        self,
+        app: ASGIApp,
+        server: ServerState,
+        limits: ServerConfig,
+        loop: asyncio.AbstractEventLoop,
+        turns: Turns,
     ) -> None:
-        self._app, self._limits, self._loop = app, limits, loop
+        self._app, self._limits, self._loop, self._turns = app, limits, loop, turns
         self._connections, self._tasks = server.connections, server.tasks
         self._frames = _Frames(max_size=limits.max_body_bytes)
         self._inbox: asyncio.Queue[Message] = asyncio.Queue()
@@ -79,7 +84,6 @@ class WebSocketProtocol(asyncio.Protocol):
         self._is_text = False
         self._held = bytearray()  # received and not handled
         self._has_turn = False  # a call of _read_on is scheduled
-        self._context = contextvars.copy_context()
         self._num_small = 0.0  # small frames, less those that the time has allowed
         self._small_at = loop.time()
         self._accepted: Response | None = None
@@ -138,7 +142,7 @@ class WebSocketProtocol(asyncio.Protocol):
     def _take_turn(self) -> None:
         if self._held and not self._has_turn and self._may_handle():
             self._has_turn = True
-            self._loop.call_soon(self._read_on, context=self._context)
+            self._turns.add(self._loop, self._read_on)
 
     def _may_handle(self) -> bool:
         """Returns whether no message waits to be received or written."""

@@ -1,0 +1,39 @@
+"""Turns: connections whose clients send without pause share the event loop, however many they are."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import time
+from collections import deque
+from collections.abc import Callable
+
+_SECONDS = 0.005  # of turns, before everything else on the event loop
+
+
+class Turns:
+    """Calls that are made soon, some at a time, in their order."""
+
+    def __init__(self) -> None:
+        self._calls: deque[Callable[[], None]] = deque()
+        self._is_due = False
+
+    def add(self, loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+        self._calls.append(call)
+        if not self._is_due:
+            self._schedule(loop)
+
+    def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._is_due = True
+        loop.call_soon(self._run, loop, context=contextvars.Context())  # not that of a request
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._is_due, end = False, time.perf_counter() + _SECONDS
+        try:
+            for _ in range(len(self._calls)):  # not those that these calls add
+                self._calls.popleft()()
+                if time.perf_counter() > end:
+                    break
+        finally:
+            if self._calls and not self._is_due:
+                self._schedule(loop)
