@@ -15,7 +15,7 @@ import torch
 
 from chorale import LLM, SamplingParams
 from chorale.config import EngineConfig
-from chorale.engine.types import TokenChunk
+from chorale.engine.types import TokenChunk, choice_seed
 from chorale.errors import ChoraleError, ConfigError, ContextLengthError, EngineDeadError, EngineError
 from chorale.harmony.messages import Conversation, DeveloperContent, Message, SystemContent
 from chorale.harmony.render import render_conversation
@@ -389,7 +389,7 @@ def test_a_turn_that_ends_after_its_reasoning_is_asked_for_an_answer(monkeypatch
     assert [each.token_ids for each in output.outputs] == [[*thought, *answer]] * 2
     assert [each.finish_reason for each in output.outputs] == ["stop"] * 2
     first, *later = core.requests
-    assert [each.sampling.seed for each in later] == [3, 4]
+    assert [each.sampling.seed for each in later] == [choice_seed(3, 0), choice_seed(3, 1)]
     header = [END, START, *vocab.encode("assistant"), CHANNEL, *vocab.encode("final"), MESSAGE]
     assert later[0].prompt_token_ids == [*first.prompt_token_ids, *thought[:-1], *header]
     assert later[0].sampling.max_tokens == 50 - len(thought)
