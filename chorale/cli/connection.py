@@ -141,7 +141,9 @@ def private_process(serve_arguments: list[str]) -> Iterator[PrivateProcess]:
         raise ConfigError("cannot create the server's socket: set TMPDIR to a short, writable path")
     with kept as folder:
         socket, log = Path(folder, "http.sock"), Path(folder, "log")
-        command = bound.command(["serve", *serve_arguments, "--uds", str(socket)])
+        # What it stores ends with it: the user's own store is not opened.
+        store = ["--response-store", ":memory:"]
+        command = bound.command(["serve", *store, *serve_arguments, "--uds", str(socket)])
         environment = {k: v for k, v in os.environ.items() if k not in ("CHORALE_API_KEY", "VLLM_API_KEY")}
         with log.open("wb") as output:
             process = subprocess.Popen(

@@ -6,6 +6,7 @@ Started by the supervisor as ``python -m chorale.serve.api_process``, with an ``
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -44,8 +45,10 @@ async def serve(start: ApiStart) -> None:
 
 async def _beat(descriptor: int) -> None:
     """Tells the supervisor that this event loop runs."""
+    os.set_blocking(descriptor, False)
     while True:
-        os.write(descriptor, b".")
+        with contextlib.suppress(BlockingIOError):  # the supervisor was stopped, and the pipe is full
+            os.write(descriptor, b".")
         await asyncio.sleep(BEAT_SECONDS)
 
 
