@@ -1,0 +1,77 @@
+"""Loggers have the names of their modules, and the glossary names what exists."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "chorale"
+
+LOGGERS = {"chorale.access", "chorale.stats"}  # channels of their own, as docs/operating.md describes
+
+
+@functools.cache
+def modules() -> tuple[Path, ...]:
+    return tuple(sorted(PACKAGE.rglob("*.py")))
+
+
+def in_package(name: str) -> Iterator[Path]:
+    """Yields the modules of a package below ``chorale``, or the module of that name."""
+    return (path for path in modules() if path.relative_to(PACKAGE).parts[0].removesuffix(".py") == name)
+
+
+@pytest.mark.parametrize("package", ["api", "bench", "cli", "store", "tools", "turns"])
+def test_loggers_are_named_after_their_module(package: str) -> None:
+    for path in in_package(package):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)):
+                continue
+            if not ast.unparse(node.value.func).endswith("getLogger"):
+                continue
+            name = ast.unparse(node.value.args[0])
+            assert name == "__name__" or ast.literal_eval(name) in LOGGERS, f"{path}: {name}"
+            assert ast.unparse(node.targets[0]).endswith("logger"), path
+
+
+# term -> words that meant the same and are not used for it any more, as identifiers
+SYNONYMS = {
+    "ToolError": ("ToolFault", "McpFault", "HttpFault"),
+    "HttpMiddleware": ("Shell",),
+    "AuthenticatedRoute": ("Guarded", "guard_routes"),
+    "BuiltInTool": ("Hosted", "hosted_tools"),
+    "DecodeGraphRunner": ("Decodes",),
+    "LoadRequest": ("make_jobs",),
+}
+
+
+def glossary() -> list[tuple[str, str]]:
+    """Returns (term, where) of every row."""
+    lines = (ROOT / "docs" / "glossary.md").read_text("utf-8").splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+    return [(row[0], row[2]) for row in rows if row[0] != "term"]
+
+
+def test_the_glossary_names_what_exists() -> None:
+    source = "\n".join(path.read_text("utf-8") for path in modules())
+    names = set(re.findall(r"\w+", source))
+    assert len(glossary()) >= 40
+    for term, where in glossary():
+        for place in re.findall(r"`([^`]+)`", where):
+            if "/" in place or place.endswith(".py"):
+                assert (PACKAGE / place).exists(), f"{term}: {place}"
+            else:
+                assert set(place.split(".")) <= names, f"{term}: {place}"
+
+
+@pytest.mark.parametrize("term", SYNONYMS)
+def test_one_word_for_one_thing(term: str) -> None:
+    source = "\n".join(path.read_text("utf-8") for path in modules())
+    assert re.search(rf"\b{term}\b", source)
+    for other in SYNONYMS[term]:
+        assert not re.search(rf"^\s*(?:async )?(?:class|def) {other}\b", source, re.MULTILINE), other
