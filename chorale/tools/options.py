@@ -6,6 +6,7 @@ the banner if it was requested by name.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ from chorale.tools.python.sandbox import SAFE_KINDS, Sandbox, SandboxKind, Sandb
 from chorale.tools.python.tool import SessionPool
 from chorale.tools.python.wasm import module as interpreter
 
+logger = logging.getLogger(__name__)
 SAMPLE_PAGES = Path(__file__).with_name("sample_pages")
 # vLLM's and the reference server's names for the sandbox of the demo tools.
 _SEED_NAMES = {"uv": "dangerously_use_uv", "docker": "docker", "dangerously_use_uv": "dangerously_use_uv"}
@@ -96,7 +98,7 @@ async def choose_sandbox(
     """Selects the first sandbox that passes its self-test.
 
     The WebAssembly interpreter is compiled on first use, which takes seconds. Unless ``patient``, compilation
-    and self-test then run in the background, and the first call waits for them.
+    and self-test then run in the background, at low priority until the first call waits for them.
     """
     wanted = _wanted_sandbox(config, environment)
     if wanted == "none":
@@ -107,7 +109,11 @@ async def choose_sandbox(
         sandbox = Sandbox(kind, _limits(config), config.python_image)
         try:
             await check_program(sandbox)
-            later = kind == "wasm" and not patient and not interpreter.is_compiled()
+            compiles = kind == "wasm" and not interpreter.is_compiled()
+            later = compiles and not patient
+            if compiles and patient:
+                logger.warning("python: compiling the WebAssembly interpreter, once after its installation")
+                interpreter.hurry()
             if not later:
                 await prove(sandbox)
         except (SandboxMissing, OSError) as error:

@@ -16,9 +16,11 @@ from chorale.tools.browser.page import Link
 from chorale.tools.contract import CodeOutput, CodeStarted, Progress, PythonDetail, ToolCall, ToolResult
 from chorale.tools.python.sandbox import Sandbox, SandboxMissing
 from chorale.tools.python.session import MAX_CODE_BYTES, End, Session
+from chorale.tools.python.wasm import module as interpreter
 
 RECIPIENT = "python"
 _NO_OUTPUT = "[no output: print() what you want to see, or end with an expression]"
+_COMPILING = "[compiling the interpreter, once after its installation]\n"  # for the user, not for the model
 _FRESH = "[a new session: variables and files of earlier calls are gone]\n"
 
 
@@ -48,6 +50,11 @@ class SessionPool:
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+    @property
+    def is_compiling(self) -> bool:
+        """Returns whether sessions wait for ``first``, which compiles the WebAssembly interpreter."""
+        return self._first is not None and not self._first.done()
 
     async def take(self, container_id: str, memory_bytes: int | None) -> tuple[Session, bool]:
         """Returns the session and whether it is new.
@@ -153,10 +160,14 @@ class PythonTool:
         if len(code.encode("utf-8", errors="replace")) > MAX_CODE_BYTES:
             yield self._failed(code, "", f"Error: the code is longer than {MAX_CODE_BYTES} bytes")
             return
+        waited = _COMPILING if self._pool.is_compiling else ""
+        if waited:
+            interpreter.hurry()
+            yield CodeOutput(waited)
         try:
             session, fresh = await self._pool.take(self.container_id, self._memory_bytes)
         except (SandboxMissing, OSError) as error:
-            yield self._failed(code, "", f"Error: python is not available: {error}")
+            yield self._failed(code, waited, f"Error: python is not available: {error}")
             return
         parts: list[str] = []
         if fresh and self._known:
@@ -179,13 +190,13 @@ class PythonTool:
             parts.append(note)
             yield CodeOutput(note)
         logs = "".join(parts)
-        detail = PythonDetail(self.container_id, code, logs)
+        detail = PythonDetail(self.container_id, code, waited + logs)
         yield ToolResult(
             RECIPIENT, logs if logs.strip() else _NO_OUTPUT, end.kind not in ("done", "raised"), detail
         )
 
     def _failed(self, code: str, logs: str, text: str) -> ToolResult:
-        return ToolResult(RECIPIENT, text, True, PythonDetail(self.container_id, code, logs or text))
+        return ToolResult(RECIPIENT, text, True, PythonDetail(self.container_id, code, logs + text))
 
 
 def _note(end: End, sandbox: Sandbox) -> str:

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chorale.config import ToolConfig
+from chorale.tools.contract import CodeOutput, PythonDetail, ToolCall, ToolResult
 from chorale.tools.python.launch import NOBODY, SandboxLimits
 from chorale.tools.python.sandbox import Sandbox, SandboxMissing
 from chorale.tools.python.session import Session
@@ -51,6 +52,65 @@ assert module.is_compiled()
     started = [subprocess.Popen([sys.executable, "-c", code], env=environment) for _ in range(3)]
     assert [process.wait(60) for process in started] == [0, 0, 0]
     assert (tmp_path / "compiled").read_text() == "x"
+
+
+def test_compiling_starts_again_at_normal_priority_when_a_call_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = f"""
+import os, time
+from chorale.tools.python.wasm import module
+def load(engine):
+    print(os.nice(0), flush=True)
+    while os.nice(0) > {os.nice(0)}:
+        time.sleep(0.1)
+    module._kept_file().write_bytes(b"machine code")
+module.make_engine, module.load = lambda: None, load
+module.compile_beside(lambda: None)
+"""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as compiler:
+        try:
+            assert compiler.stdout is not None
+            assert int(compiler.stdout.readline()) == os.nice(0) + 10
+            call_waits_and_fails_with_the_self_test()
+            assert compiler.communicate(timeout=60)[0] == f"{os.nice(0)}\n"
+        finally:
+            compiler.kill()
+    assert [path.suffix for path in (tmp_path / "chorale" / "wasm").iterdir() if path.suffix != ".lock"] == [
+        ".cwasm"
+    ]
+
+
+def call_waits_and_fails_with_the_self_test() -> None:
+    """The call says that it waits for compiling; no later call gets a session either."""
+
+    async def work() -> None:
+        proven = asyncio.Event()
+
+        async def first() -> None:
+            await proven.wait()
+            raise SandboxMissing("wasm: does not hold")
+
+        pool = SessionPool(Sandbox("wasm", LIMITS), first=first())
+        events = []
+        async for event in PythonTool(pool, "cntr_a").call(ToolCall("python", "1", "call")):
+            events.append(event)
+            if isinstance(event, CodeOutput):
+                proven.set()
+        _, output, result = events
+        assert isinstance(output, CodeOutput)
+        assert isinstance(result, ToolResult)
+        assert isinstance(result.detail, PythonDetail)
+        assert result.failed
+        assert "compiling" in output.text
+        assert "compiling" not in result.content  # it is no business of the model
+        assert result.detail.logs == output.text + result.content
+        with pytest.raises(SandboxMissing, match="does not hold"):
+            await pool.take("cntr_b", None)
+        await pool.aclose()
+
+    run(work())
 
 
 def test_auto_takes_it_where_nothing_else_is(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,28 +245,6 @@ def test_compiled_code_is_only_taken_from_a_private_directory(tmp_path: Path) ->
     link.symlink_to(private)
     assert not interpreter._is_private(shared)
     assert not interpreter._is_private(link)
-
-
-def test_sessions_wait_for_the_first_test_and_fail_with_it(sandbox: Sandbox) -> None:
-    async def work() -> None:
-        proven = asyncio.Event()
-
-        async def first() -> None:
-            await proven.wait()
-            raise SandboxMissing("wasm: does not hold")
-
-        pool = SessionPool(sandbox, first=first())
-        taking = asyncio.create_task(pool.take("cntr_a", None))
-        await asyncio.sleep(0.1)
-        assert not taking.done()
-        proven.set()
-        with pytest.raises(SandboxMissing, match="does not hold"):
-            await taking
-        with pytest.raises(SandboxMissing, match="does not hold"):
-            await pool.take("cntr_b", None)
-        await pool.aclose()
-
-    run(work())
 
 
 # ---------------------------------------------------------------------- files in memory

