@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from chorale.engine.types import StepPlan
+from chorale.engine.types import StepPlan, choice_seed
 from tests.support.engine.recording import Engine, ends, tokens_by_choice
 
 
@@ -143,7 +143,8 @@ def test_choices_share_the_prompt_and_have_seeds_of_their_own(caching: bool, dep
     request = engine.add("a", 21, n=3, max_tokens=6)
     outputs = tokens_by_choice(engine.run())
     for index in range(3):
-        want, _ = engine.model.generate(request.prompt_token_ids, request.sampling, 1 + index, 200)
+        seed = choice_seed(1, index)
+        want, _ = engine.model.generate(request.prompt_token_ids, request.sampling, seed, 200)
         assert outputs["a", index] == want
     prompt_tokens = [shape(plan)[entry][1] for plan in engine.plans for entry in range(len(plan.rows))]
     assert sum(prompt_tokens) == 21 + 2 * 1 + 3 * 5

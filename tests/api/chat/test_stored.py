@@ -16,9 +16,9 @@ ANSWER = ANALYSIS + "T." + NEXT + FINAL + "Hello.<|return|>"
 PATH = "/v1/chat/completions"
 
 
-def with_server(main: Any, client: ScriptedClient | None = None) -> Any:
+def with_server(main: Any, client: ScriptedClient | None = None, **config: Any) -> Any:
     async def body() -> Any:
-        async with served(client or playing(ANSWER)) as server:
+        async with served(client or playing(ANSWER), **config) as server:
             return await main(server)
 
     return run(body)
@@ -110,7 +110,7 @@ def test_bad_queries_are_named(query: str, param: str) -> None:
         response = await server.http.get(PATH + query)
         assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
-    with_server(main)
+    with_server(main, unknown_fields="refuse")
 
 
 @pytest.mark.parametrize("way", ["get", "delete", "post", "messages"])

@@ -146,7 +146,7 @@ def test_a_command_line_of_vllm() -> None:
     assert settings.engine.async_scheduling
     assert settings.engine.prompt_delay == 0.0  # no user watches
     assert settings.server.response_store == ":memory:"
-    assert len(settings.notices) == 5
+    assert len(settings.notices) == 4
 
 
 # --------------------------------------------------------------------------- the command as a process
