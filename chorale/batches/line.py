@@ -6,7 +6,7 @@ endpoint parses it with its own limits and its own errors.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -31,13 +31,6 @@ class Line:
     url: str
     body: bytes
     model: str | None = None
-    has_priority: bool = False
-
-    def with_priority(self, priority: int) -> Line:
-        """Returns the line with this priority, unless its body states one."""
-        if self.has_priority:
-            return self
-        return replace(self, body=add_member(self.body, "priority", priority), has_priority=True)
 
 
 class LineError(RequestError, code="invalid_line"):
@@ -59,7 +52,6 @@ class _Fields(msgspec.Struct):
     model: Any = None
     stream: Any = None
     background: Any = None
-    priority: Any = None
 
 
 _request = msgspec.json.Decoder(_Request)
@@ -119,7 +111,6 @@ def _checked(found: _Request, endpoints: tuple[str, ...]) -> Line:
         url=found.url,
         body=body,
         model=fields.model if isinstance(fields.model, str) else None,
-        has_priority=fields.priority is not None,
     )
 
 
@@ -137,13 +128,6 @@ def _fields_of(body: bytes) -> _Fields:
                 code="unsupported_value",
             )
     return fields
-
-
-def add_member(body: bytes, name: str, value: Any) -> bytes:
-    """Returns the JSON object ``body`` with one more member, in front of its others."""
-    rest = body.lstrip()[1:].lstrip()
-    comma = b"" if rest.startswith(b"}") else b","
-    return b"{" + msgspec.json.encode(name) + b":" + msgspec.json.encode(value) + comma + rest
 
 
 # --------------------------------------------------------------------------- records

@@ -165,31 +165,6 @@ class Bench:
         for name, work in works.items():
             yield name, work, 1 if name == "head" else len(layers), costs[name]
 
-    def prompt_cases(self, tokens: int, num_layers: int | None = None) -> Works:
-        """As ``cases``, for the attention of one prompt."""
-        ops, layers, width = self._ops, self._layers[:num_layers], -(-tokens // _PAGE)
-        ids = torch.randperm(2 * width, device=self._device).int().view(2, 1, width)
-        positions = torch.arange(tokens, device=self._device)
-        slots = ids[:, 0, :].long().repeat_interleave(_PAGE, 1)[:, :tokens] * _PAGE + positions % _PAGE
-        meta = AttentionMeta(
-            positions=positions,
-            query_start=torch.tensor([0, tokens], dtype=torch.int32, device=self._device),
-            context_lens=torch.full((1,), tokens, dtype=torch.int32, device=self._device),
-            block_tables=(ids[0], ids[1]),
-            slots=(slots[0].contiguous(), slots[1].contiguous()),
-            max_query_len=tokens,
-            max_context_len=tokens,
-        )
-        plan = ops.plan_attention(meta, AttentionShape(self._heads, self._kv_heads, _D, _WINDOW), _PAGE)
-        pool = self._randn(2 * width, 2, self._kv_heads, _PAGE, _D)
-        q = self._randn(tokens, self._heads, _D)
-        for name, group in (("prompt", CacheGroup.FULL), ("prompt window", CacheGroup.WINDOW)):
-
-            def work(group: CacheGroup = group) -> list[torch.Tensor]:
-                return [ops.attention(q, pool, each.sinks, plan, group) for each in layers]
-
-            yield name, work, len(layers), Cost(0, 0)
-
     def _meta(self, batch: int, context: int) -> AttentionMeta:
         width = -(-context // _PAGE)
         ids = torch.randperm(2 * batch * width, device=self._device).int().view(2, batch, width)

@@ -91,19 +91,6 @@ def test_a_line_is_bounded() -> None:
         parse_line(raw, max_bytes=len(raw) - 1)
 
 
-@pytest.mark.parametrize(
-    ("body", "wanted"),
-    [
-        (b"{}", {"priority": 5}),
-        (b' { "a" : 1 } ', {"priority": 5, "a": 1}),
-        (b'{"priority": -1}', {"priority": -1}),
-    ],
-)
-def test_priority(body: bytes, wanted: dict[str, int]) -> None:
-    raw = b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":' + body + b"}"
-    assert json.loads(parse_line(raw).with_priority(5).body) == wanted
-
-
 def test_records() -> None:
     made = Record("a", Answer(200, "req_1", b'{"x": [1]}'))
     found = json.loads(made.encode())
