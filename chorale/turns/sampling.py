@@ -17,6 +17,7 @@ from chorale.harmony.vocab import Vocabulary
 from chorale.sampling_fields import CHOSEN_BY_MODEL, SAMPLING_FIELDS
 
 _SEED_MASK = 2**62 - 1
+_MAX_NAMED = 20  # wrong entries in one error
 
 
 class SamplingChoices(Protocol):
@@ -124,11 +125,17 @@ def _token_ids(ids: Sequence[int] | None) -> tuple[int, ...] | None:
 def _logit_bias(bias: Mapping[str, float] | Mapping[int, float] | None, vocab_size: int) -> dict[int, float]:
     """Returns the biases by token id; JSON keys are strings."""
     resolved: dict[int, float] = {}
+    wrong: list[str] = []
     for key, value in ((str(key), value) for key, value in (bias or {}).items()):
         token_id = int(key) if key.isascii() and key.isdigit() and len(key) < 10 else -1
-        if not 0 <= token_id < vocab_size:
-            raise RequestError(
-                f"logit_bias: '{key[:32]}' is not a token id (0 to {vocab_size - 1})", param="logit_bias"
-            )
-        resolved[token_id] = value
+        if 0 <= token_id < vocab_size:
+            resolved[token_id] = value
+        else:
+            wrong.append(f"'{key[:32]}'")
+    if wrong:
+        more = f" and {len(wrong) - _MAX_NAMED} more" if len(wrong) > _MAX_NAMED else ""
+        raise RequestError(
+            f"logit_bias: {', '.join(wrong[:_MAX_NAMED])}{more}: not token ids (0 to {vocab_size - 1})",
+            param="logit_bias",
+        )
     return resolved

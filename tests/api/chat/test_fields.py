@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import typing
 from typing import Any
 
@@ -187,6 +188,12 @@ def test_refusals_name_the_field(fields: dict[str, Any], param: str, code: str) 
     else:
         error = refused(**fields)
     assert (error["param"], error["code"]) == (param, code)
+
+
+def test_wrong_biases_are_named_together() -> None:
+    message = refused(logit_bias={str(key): 1 for key in [5, *range(-1, -26, -1)]})["message"]
+    assert re.findall(r"-\d+", message) == [str(key) for key in range(-1, -21, -1)]
+    assert "and 5 more" in message
 
 
 def test_unknown_fields_are_refused_with_a_hint() -> None:
