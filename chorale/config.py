@@ -115,6 +115,7 @@ class ServerConfig:
     ssl_keyfile_password_env: str | None = None
     unknown_fields: Literal["warn", "refuse"] = "warn"  # of requests: named in the answer, or an error
     force_usage: bool = False  # every chunk of a stream has the usage
+    request_metrics: bool = False  # answers have the times of their request
     tokens_as_ids: bool = False  # log-probabilities name tokens as token_id:ID
     allowed_origins: tuple[str, ...] = ()  # CORS is off while empty
     allowed_methods: tuple[str, ...] = ("GET", "POST", "DELETE", "OPTIONS")

@@ -1,11 +1,11 @@
-"""The usage object of Chat Completions and Completions."""
+"""The usage and metrics objects of Chat Completions and Completions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from chorale.turns.events import Usage
+from chorale.turns.events import TurnEnded, Usage
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
@@ -16,6 +16,32 @@ def usage_object(usage: Usage) -> dict[str, Any]:
         "total_tokens": usage.total_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
         "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+    }
+
+
+def closing_fields(ends: Sequence[Sequence[TurnEnded]], *, metrics: bool) -> dict[str, Any]:
+    """Returns ``usage`` of all choices of all prompts, and vLLM's ``metrics`` of a single choice."""
+    usage = of_prompts(of_choices([end.usage for end in row]) for row in ends)
+    fields: dict[str, Any] = {"usage": usage_object(usage)}
+    if metrics and len(ends) == len(ends[0]) == 1:
+        fields["metrics"] = metrics_object(ends[0][0])
+    return fields
+
+
+def metrics_object(ended: TurnEnded) -> dict[str, float | None] | None:
+    """Returns times as vLLM defines them."""
+    times, count = ended.timings, ended.usage.output_tokens
+    if times is None:
+        return None
+    decode = 1000 * (times.last_token - times.first_token)
+    elapsed = times.last_token - times.first_scheduled
+    return {
+        "time_to_first_token_ms": 1000 * (times.first_token - times.first_scheduled),
+        "generation_time_ms": decode,
+        "queue_time_ms": 1000 * (times.first_scheduled - times.arrival),
+        "mean_itl_ms": decode / (count - 1) if count > 1 else None,
+        "tokens_per_second": count / elapsed if elapsed > 0 else None,
+        "speculative_decoding": None,
     }
 
 

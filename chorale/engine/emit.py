@@ -9,6 +9,7 @@ from chorale.engine.types import ChunkTimings, FinishReason, TokenChunk, TokenLo
 def first_fields(sequence: Sequence, chunk: TokenChunk) -> None:
     """Set the fields that only the first chunk of a choice has."""
     request = sequence.request
+    chunk.timings = chunk.timings or timings(sequence, 0.0)
     chunk.num_cached_tokens = request.num_cached_tokens
     if sequence.sampling.prompt_logprobs is not None:
         chunk.prompt_logprobs = request.prompt_logprobs

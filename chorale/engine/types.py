@@ -115,7 +115,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ChunkTimings(msgspec.Struct, frozen=True, array_like=True):
-    """time.time() marks of one request, sent with its last chunk (for the latency histograms)."""
+    """time.time() marks of one choice, sent with its first chunk (``last_token`` is 0 there) and its last."""
 
     arrival: float
     first_scheduled: float

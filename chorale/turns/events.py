@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from chorale.engine.types import ALL_FORBIDDEN, TokenLogprobs
+from chorale.engine.types import ALL_FORBIDDEN, ChunkTimings, TokenLogprobs
 from chorale.errors import ChoraleError, EngineDeadError, EngineError, RequestError
 from chorale.tools.contract import McpListing, Progress, ToolResult, UrlCitation
 
@@ -162,6 +162,7 @@ class TurnEnded:
     output_token_ids: tuple[int, ...] = ()  # every sampled token, headers and terminators included
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     tool_state: dict[str, Any] | None = None  # for the built-in tools of the next turn
+    timings: ChunkTimings | None = None  # from the start of the first round to the last token of the last
 
 
 OutputEvent = (

@@ -24,6 +24,7 @@ class Answer:
     num_logprobs: int | None
     logprobs: LogprobsWriter
     return_token_ids: bool
+    with_metrics: bool
     legacy_call: bool  # the request has ``functions``, so return ``function_call``
     id: str = field(default_factory=lambda: new_completion_id("chatcmpl"))
     created: int = field(default_factory=lambda: int(time.time()))
@@ -38,6 +39,7 @@ class Answer:
             num_logprobs=chat.num_logprobs,
             logprobs=LogprobsWriter(state.vocab, chat.return_tokens_as_token_ids),
             return_token_ids=chat.return_token_ids,
+            with_metrics=state.config.request_metrics,
             legacy_call=bool(chat.functions) and not chat.tools,
         )
 

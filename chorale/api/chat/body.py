@@ -7,7 +7,7 @@ from typing import Any
 
 from chorale.api.chat.answer import Answer, call_object
 from chorale.api.chat.builtin import SHOWN, annotation, whole
-from chorale.api.usage import of_choices, usage_object
+from chorale.api.usage import closing_fields
 from chorale.turns.events import CLIENT_CALLS, SEPARATOR, Fold, FoldedItem, TurnEnded
 
 
@@ -16,7 +16,7 @@ def chat_body(answer: Answer, folds: Sequence[Fold], prompt_token_ids: list[int]
     ends = [fold.result() for fold in folds]
     choices = [_choice(answer, index, fold, ends[index]) for index, fold in enumerate(folds)]
     body = answer.completion("chat.completion", choices)
-    body["usage"] = usage_object(of_choices([ended.usage for ended in ends]))
+    body |= closing_fields([ends], metrics=answer.with_metrics)
     if ends[0].prompt_logprobs is not None:
         body["prompt_logprobs"] = answer.logprobs.prompt(ends[0].prompt_logprobs)
     if answer.return_token_ids:

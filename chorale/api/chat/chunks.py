@@ -8,7 +8,7 @@ from typing import Any
 from chorale.api.chat.answer import Answer, call_object
 from chorale.api.chat.builtin import SHOWN, CallWriter, annotation
 from chorale.api.http.sse import PLACEHOLDER, Template, event
-from chorale.api.usage import usage_object
+from chorale.api.usage import closing_fields, usage_object
 from chorale.tools.contract import ToolResult
 from chorale.turns.events import (
     BUILTIN_ITEMS,
@@ -232,6 +232,6 @@ class ChunkWriter:
         return chunk
 
 
-def usage_event(answer: Answer, usage: Usage) -> bytes:
+def usage_event(answer: Answer, ends: list[TurnEnded]) -> bytes:
     """Returns the last chunk of a stream with ``include_usage``: no choices, the total usage."""
-    return event(answer.completion(_CHUNK, []) | {"usage": usage_object(usage)})
+    return event(answer.completion(_CHUNK, []) | closing_fields([ends], metrics=answer.with_metrics))

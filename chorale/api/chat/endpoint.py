@@ -23,7 +23,6 @@ from chorale.api.http.sse import DONE, last_error
 from chorale.api.logprobs import is_scored
 from chorale.api.operator.models import check_model
 from chorale.api.state import ServerState
-from chorale.api.usage import of_choices
 from chorale.tracing.context import name_response
 from chorale.turns.events import Fold, Usage, end_error
 from chorale.turns.request import TurnRequest
@@ -106,5 +105,5 @@ def _conclusion(state: ServerState, writers: list[ChunkWriter], answer: Answer, 
     error = next((error for ended in ends if (error := end_error(ended)) is not None), None)
     if error is not None:
         return last_error(error)
-    usage = usage_event(answer, of_choices([ended.usage for ended in ends])) if with_usage else b""
+    usage = usage_event(answer, ends) if with_usage else b""
     return usage + DONE

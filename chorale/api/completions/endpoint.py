@@ -28,7 +28,7 @@ from chorale.api.limits import check_scores
 from chorale.api.logprobs import is_scored
 from chorale.api.operator.models import check_model
 from chorale.api.state import ServerState
-from chorale.api.usage import of_choices, of_prompts, usage_object
+from chorale.api.usage import closing_fields
 from chorale.errors import ChoraleError
 from chorale.tracing.context import name_response
 from chorale.turns.events import Fold, PromptScored, end_error
@@ -52,7 +52,7 @@ async def create(state: ServerState, request: Request) -> Response:
     completion.take_defaults(state.config)
     check_model(state, completion.model)
     jobs = await prepare_jobs(state, completion, request.state.owner)
-    text = TextAnswer(state.model_names[0], completion, state.vocab)
+    text = TextAnswer(state.model_names[0], completion, state.vocab, state.config.request_metrics)
     name_response(text.id)
     if completion.stream:
         return EventStream(stream_text(state, jobs, text), on_error=last_error)
@@ -144,14 +144,13 @@ async def complete_text(state: ServerState, jobs: Sequence[Job], answer: TextAns
 
 def _text_body(jobs: Sequence[Job], folds: Sequence[Sequence[Fold]], answer: TextAnswer) -> dict[str, Any]:
     completion = answer.request
-    choices, usages = [], []
+    choices, ends = [], []
     for position, (job, of_prompt) in enumerate(zip(jobs, folds, strict=True)):
-        ends = [fold.result() for fold in of_prompt]
-        usages.append(of_choices([ended.usage for ended in ends]))
-        for index, (fold, ended) in enumerate(zip(of_prompt, ends, strict=True)):
+        ends.append([fold.result() for fold in of_prompt])
+        for index, (fold, ended) in enumerate(zip(of_prompt, ends[-1], strict=True)):
             text = ChoiceText(answer, job.prompt, position * completion.n + index)
             choices.append(body_choice(text, fold, ended))
-    return answer.object(choices, usage_object(of_prompts(usages)))
+    return answer.object(choices) | closing_fields(ends, metrics=answer.with_metrics)
 
 
 async def stream_text(state: ServerState, jobs: Sequence[Job], answer: TextAnswer) -> AsyncGenerator[bytes]:
@@ -194,5 +193,4 @@ def _conclusion(writers: list[list[TextChunkWriter]], answer: TextAnswer) -> byt
         return last_error(errors[0])
     if not wants_usage(answer.request.stream_options):
         return DONE
-    usage = of_prompts([of_choices([ended.usage for ended in row]) for row in ends])
-    return event(answer.object([], usage_object(usage))) + DONE
+    return event(answer.object([]) | closing_fields(ends, metrics=answer.with_metrics)) + DONE

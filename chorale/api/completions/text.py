@@ -37,6 +37,7 @@ class TextAnswer:
     model: str
     request: CompletionRequest
     vocab: Vocabulary
+    with_metrics: bool
     id: str = field(default_factory=lambda: new_completion_id("cmpl"))
     created: int = field(default_factory=lambda: int(time.time()))
 

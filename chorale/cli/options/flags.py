@@ -156,6 +156,8 @@ SERVER_FLAGS = (
          choices=("warn", "refuse")),
     Flag("enable-force-include-usage", "bool", "server.force_usage",
          "every chunk of a stream of Chat Completions and Completions has the usage, asked for or not"),
+    Flag("enable-per-request-metrics", "bool", "server.request_metrics",
+         "answers with one choice have metrics, the times of the request (not in Messages)"),
     Flag("return-tokens-as-token-ids", "bool", "server.tokens_as_ids",
          "log-probabilities name tokens as token_id:ID, unless the request says otherwise"),
     Flag("allowed-origins", "json", "server.allowed_origins",

@@ -130,12 +130,11 @@ _NO_EFFECT: tuple[Flag, ...] = (
     *_flags("no effect", "answers are not logged", "enable-log-outputs enable-log-deltas", kind="bool"),
     *_flags("no effect", "there is no such endpoint", "enable-offline-docs", kind="bool"),
     *_flags("no effect", "see chorale bench and /metrics", "profiler-config", kind="json"),
-    *_flags("no effect", "see chorale bench and /metrics",
-            "show-hidden-metrics-for-version"),
+    *_flags("no effect", "see chorale bench and /metrics", "show-hidden-metrics-for-version"),
     *_flags("no effect", "traces have the times in the queue, prefill and decode; workers have no spans",
             "collect-detailed-traces"),
     *_flags("no effect", "see chorale bench and /metrics",
-            "enable-per-request-metrics kv-cache-metrics cudagraph-metrics enable-mfu-metrics "
+            "kv-cache-metrics cudagraph-metrics enable-mfu-metrics "
             "enable-layerwise-nvtx-tracing enable-logging-iteration-details", kind="bool"),
     *_flags("no effect", "see --uvicorn-log-level and --log-format", "log-config-file"),
     *_flags("no effect", "see --disable-uvicorn-access-log", "disable-access-log-for-endpoints"),

@@ -5,9 +5,12 @@ Both kinds of choice write only to an emitter.
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
-from chorale.engine.types import TokenChunk, TokenLogprobs
+from msgspec.structs import replace
+
+from chorale.engine.types import ChunkTimings, TokenChunk, TokenLogprobs
 from chorale.errors import ChoraleError
 from chorale.tracing.context import choice_ended
 from chorale.turns.choice.item import OpenItem
@@ -34,6 +37,7 @@ class Emitter:
         self.item: OpenItem | None = None
         self.ended = False
         self.prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+        self._timings: ChunkTimings | None = None
         self._interval = interval
         self._progress = progress
         self._pending: list[OutputEvent] = []
@@ -47,6 +51,8 @@ class Emitter:
         """Takes the metadata of a chunk. Call it before its tokens are added to ``sampled``."""
         if chunk.num_cached_tokens and not self.sampled:
             self.usage.cached_tokens = chunk.num_cached_tokens
+        if chunk.timings is not None:
+            self._timings = replace(self._timings or chunk.timings, last_token=chunk.timings.last_token)
         if chunk.prompt_logprobs is not None:
             self.prompt_logprobs = tuple(chunk.prompt_logprobs)
 
@@ -108,6 +114,8 @@ class Emitter:
         """Emits ``TurnEnded``. All items must be closed."""
         self.ended = True
         choice_ended(reason, None if error is None else error.code)
+        if (timings := self._timings) is not None and not timings.last_token:  # ended here, at a stop string
+            timings = replace(timings, last_token=time.time())
         self.emit(
             TurnEnded(
                 reason=reason,
@@ -118,6 +126,7 @@ class Emitter:
                 output_token_ids=tuple(self.sampled),
                 prompt_logprobs=self.prompt_logprobs,
                 tool_state=tool_state,
+                timings=timings,
             )
         )
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from chorale.client.base import EngineInfo
 from chorale.engine.core import EngineCore
 from chorale.engine.types import EngineLimits
@@ -87,3 +89,30 @@ def test_completions_over_the_engine() -> None:
             assert logprobs["text_offset"] == sorted(logprobs["text_offset"])
 
     with_engine(main)
+
+
+def test_an_answer_of_one_choice_has_its_times_on_request() -> None:
+    async def main(server: Server) -> None:
+        fields: dict[str, Any] = {"ignore_eos": True, "allowed_token_ids": VOCAB.encode("a b"), "seed": 5}
+        short = {**fields, "max_tokens": 30}
+        streamed = {**short, "stream": True, "stream_options": {"include_usage": True}}
+        answers = [
+            (await server.chat(**short)).json(),
+            (await server.complete(**short)).json(),
+            (await server.complete(**fields, stop="a ba", max_tokens=900)).json(),
+            events_of(await server.chat(**streamed))[-1],
+            events_of(await server.complete(**streamed))[-1],
+            await server.respond(input="hi", max_output_tokens=30),
+        ]
+        for answer in answers:
+            count = answer["usage"].get("completion_tokens") or answer["usage"]["output_tokens"]
+            metrics = answer["metrics"]
+            seconds = (metrics["time_to_first_token_ms"] + metrics["generation_time_ms"]) / 1000
+            assert metrics["tokens_per_second"] * seconds == pytest.approx(count)
+            assert metrics["mean_itl_ms"] * (count - 1) == pytest.approx(metrics["generation_time_ms"])
+            assert min(metrics["queue_time_ms"], metrics["generation_time_ms"]) > 0
+        assert answers[2]["choices"][0]["stop_reason"] == "a ba"
+        assert "metrics" not in (await server.complete(["a", "b"], **short)).json()
+        assert "metrics" not in (await server.chat(n=2, **short)).json()
+
+    with_engine(main, request_metrics=True)

@@ -157,8 +157,9 @@ class Life:
 
     def _check_chunks(self, request: GenerateRequest, record: Record) -> None:
         first, last, sampling = record.chunks[0], record.chunks[-1], request.sampling
-        assert all(chunk.timings is None for chunk in record.chunks[:-1])
+        assert all(chunk.timings is None for chunk in record.chunks[1:-1])
         assert last.timings is not None
+        assert last.timings.last_token > 0
         assert all(chunk.num_cached_tokens == 0 for chunk in record.chunks[1:])
         assert first.num_cached_tokens < len(request.prompt_token_ids)
         if not self.limits.enable_prefix_caching or sampling.prompt_logprobs is not None:

@@ -13,6 +13,7 @@ from chorale.api.responses.items.client_calls import call_object
 from chorale.api.responses.items.compaction import compaction_object
 from chorale.api.responses.prepare import Prepared
 from chorale.api.responses.request import ResponsesRequest
+from chorale.api.usage import metrics_object
 from chorale.errors import ChoraleError, EngineError, QueueFullError, RequestError
 from chorale.harmony.vocab import Vocabulary
 from chorale.store.protocol import RENDERING, TOOL_STATE, Item, StoredItem, StoredResponse
@@ -175,8 +176,11 @@ class ResponseBuilder:
         num_top: int,
         hide_reasoning: bool,
         include: Collection[str] = (),
+        *,
+        with_metrics: bool = False,
     ) -> None:
         self.base = base
+        self._with_metrics = with_metrics
         self.fold = Fold()
         self._logprobs = logprobs
         self._num_top = num_top
@@ -254,6 +258,7 @@ class ResponseBuilder:
             "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "output": [stored.item for stored in output],
             "usage": usage_object(ended.usage),
+            **({"metrics": metrics_object(ended)} if self._with_metrics else {}),
         }
 
     def stored(
