@@ -190,48 +190,54 @@ def test_files_that_cannot_be_used_are_named_without_a_traceback(
     run(scene())
 
 
+def use_another_vocabulary(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Makes the HTTP side fail before it serves."""
+    (folder / "o200k_base.tiktoken").write_text("IQ== 0\n")
+    monkeypatch.setenv("TIKTOKEN_ENCODINGS_BASE", str(folder))
+
+
 @pytest.mark.parametrize(
     "server", [{}, pytest.param(WORKERS, marks=pytest.mark.slow)], ids=["one", "workers"]
 )
-def test_a_vocabulary_that_is_not_there_is_named_without_a_traceback(
-    server: dict[str, int], monkeypatch: pytest.MonkeyPatch
+def test_a_vocabulary_that_is_another_is_named_without_a_traceback(
+    server: dict[str, int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("TIKTOKEN_ENCODINGS_BASE", "/absent")
+    use_another_vocabulary(monkeypatch, tmp_path)
 
     async def scene() -> None:
         async with serve(server=server, limits={"backoff": 0.01}, stderr=asyncio.subprocess.PIPE) as s:
             assert s.process.stderr is not None
             said = (await s.process.stderr.read()).decode()
             assert await ended(s) == 2
-            assert "/absent/o200k_base.tiktoken" in said, said
+            assert str(tmp_path / "o200k_base.tiktoken") in said, said
             assert "Traceback" not in said, said
 
     run(scene())
 
 
 @pytest.mark.parametrize(
-    ("server", "vocabulary"),
+    ("server", "served"),
     [
-        pytest.param({}, None, id="one-served"),
-        pytest.param(WORKERS, None, id="workers-served"),
-        pytest.param({}, "/absent", id="one-never served"),
-        pytest.param(WORKERS, "/absent", id="workers-never served", marks=pytest.mark.slow),
+        pytest.param({}, True, id="one-served"),
+        pytest.param(WORKERS, True, id="workers-served"),
+        pytest.param({}, False, id="one-never served"),
+        pytest.param(WORKERS, False, id="workers-never served", marks=pytest.mark.slow),
     ],
 )
 def test_a_unix_socket_is_removed_at_the_end(
-    server: dict[str, int], vocabulary: str | None, monkeypatch: pytest.MonkeyPatch, sockets: Path
+    server: dict[str, int], served: bool, monkeypatch: pytest.MonkeyPatch, sockets: Path, tmp_path: Path
 ) -> None:
     path = sockets / "socket"
-    if vocabulary is not None:
-        monkeypatch.setenv("TIKTOKEN_ENCODINGS_BASE", vocabulary)
+    if not served:
+        use_another_vocabulary(monkeypatch, tmp_path)
 
     async def scene() -> None:
         async with serve(server=server | {"uds": str(path)}, limits={"backoff": 0.01}) as s:
-            if vocabulary is None:
+            if served:
                 await until(lambda: "ready" in s.states, "the engine is ready")
                 assert path.is_socket()
                 s.process.terminate()
-            assert await ended(s) == (0 if vocabulary is None else 2)
+            assert await ended(s) == (0 if served else 2)
         assert not path.exists()
 
     run(scene())
