@@ -2,8 +2,9 @@
 
 Prompts and places in the queue go by ``served``, the tokens computed for an owner divided by its weight (the
 virtual token counters of Sheng et al., OSDI 2024): the owner with the least is next. An owner that begins to
-have requests starts at the least of those that have some, so nobody saves up turns. Rows and blocks go by
-``claim``, the rows that an owner holds divided by its weight. With one owner, both keep the order of keys.
+have requests starts at the least of those that have some, so nobody saves up turns. Rows and blocks,
+and turns of equal ``served``, go by ``claim``, the rows that an owner holds divided by its weight. With one
+owner, both keep the order of keys.
 """
 
 from __future__ import annotations

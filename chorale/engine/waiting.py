@@ -17,10 +17,11 @@ def is_live(entry: Entry) -> bool:
     return entry[1].status is Status.WAITING
 
 
-def by_turn(sequence: Sequence) -> tuple[int, float, int]:
-    """Priority, then the owner that had the fewest tokens, then arrival."""
+def by_turn(sequence: Sequence) -> tuple[int, float, float, int]:
+    """Priority, then the owner that had the fewest tokens, then the fewest rows, then arrival."""
     priority, arrival = sequence.key
-    return priority, sequence.account.served, arrival
+    account = sequence.account
+    return priority, account.served, account.claim, arrival
 
 
 def tokens_left(sequence: Sequence) -> int:
