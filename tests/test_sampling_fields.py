@@ -263,3 +263,7 @@ def test_a_checkpoint_may_set_it(core: RecordingCore, monkeypatch: pytest.Monkey
         return client.requests[0].sampling
 
     assert arrives(field, asyncio.run(main()))
+
+
+def test_bounds_are_plain_numbers() -> None:
+    assert str(Range(-1048576, 2097152.0)) == "from -1048576 to 2097152"

@@ -201,6 +201,9 @@ def test_input_from_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         with pytest.raises(ChoraleError, match="HTTP 404") as caught:
             download(f"{server.url}/absent?token=secret", tmp_path / "in")
         assert "secret" not in caught.value.message
+        monkeypatch.setattr(files, "MAX_DOWNLOAD", 8 * 1000 - 1)
+        with pytest.raises(ChoraleError, match="larger than 7999 bytes"):
+            download(f"{server.url}/in?token=secret", tmp_path / "in")
 
 
 def test_output_to_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,7 @@ def test_phases_then_a_banner_of_at_most_a_dozen_lines() -> None:
     assert "docs http://localhost:9000/docs" in text
     assert "auth      1 API key(s)" in lines
     assert len(lines) - lines.index("") <= 12
+    assert lines[-1] == "Application startup complete."
     assert "sk-canary" not in text
     assert "warning" not in text  # nothing is degraded
 

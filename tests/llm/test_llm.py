@@ -403,6 +403,19 @@ def test_a_turn_without_room_for_its_answer_is_cut(monkeypatch: pytest.MonkeyPat
     assert len(core.requests) == 1
 
 
+def test_an_answer_that_the_default_length_left_empty_is_warned_of_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("chorale.llm.llm._warned", [])
+    thought = [CHANNEL, *load_vocabulary().encode("analysis"), MESSAGE, *range(100, 120)]
+    with scripted_llm(monkeypatch, thought) as (llm, _), caplog.at_level(logging.WARNING, "chorale"):
+        llm.chat(HI, SamplingParams(max_tokens=15))
+        assert "is empty" not in caplog.text
+        for _ in range(2):
+            assert llm.chat(HI, SamplingParams())[0].outputs[0].finish_reason == "length"
+    assert caplog.text.count("is empty") == 1
+
+
 def test_an_error_after_some_tokens_comes_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = load_vocabulary().encode("one two three four")
     with scripted_llm(monkeypatch, ids) as (llm, core):

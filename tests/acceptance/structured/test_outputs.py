@@ -127,6 +127,10 @@ def test_a_tool_may_be_called_before_the_answer(client: LocalClient) -> None:
     ("fields", "check"),
     [
         ({"response_format": {"type": "json_object"}}, lambda text: isinstance(json.loads(text), dict)),
+        (
+            {"response_format": {"type": "json_object", "schema": SCHEMAS["enum"]}},
+            lambda t: valid(json.loads(t), SCHEMAS["enum"]),
+        ),
         ({"guided_json": json.dumps(SCHEMAS["tuple"])}, lambda t: valid(json.loads(t), SCHEMAS["tuple"])),
         ({"structured_outputs": {"json": SCHEMAS["enum"]}}, lambda t: valid(json.loads(t), SCHEMAS["enum"])),
         ({"structured_outputs": {"json_object": True}}, lambda text: isinstance(json.loads(text), dict)),
