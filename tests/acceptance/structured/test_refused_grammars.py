@@ -100,7 +100,6 @@ def test_the_keyword_is_named(client: LocalClient, schema: Any, word: str) -> No
         ({"guided_json": "[1]"}, "guided_json"),
         ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
         ({"response_format": {"type": "json_object", "schema": [1]}}, "response_format.schema"),
-        ({"response_format": {"type": "text", "json_schema": {}}}, "response_format.json_schema"),
         ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos"),
         ({"guided_regex": "a", "min_tokens": 5}, "min_tokens"),
         ({"guided_regex": "a", "continue_final_message": True}, "continue_final_message"),

@@ -43,6 +43,7 @@ MALFORMED: list[tuple[bytes, int, str]] = [
     (b"--cut\r\na: " + b"b" * 9000 + b"\r\n\r\n\r\n" + END, 400, "invalid_form"),
     (PURPOSE + part("file", b"x" * 200_001, '; filename="a"') + END, 413, "file_too_large"),
     (PURPOSE + part("expires_after[seconds]", b"60") + FILE + END, 400, "missing_required_parameter"),
+    (part("expires_after", b"x") + part("expires_after[seconds]", b"60") + FILE + END, 400, "invalid_form"),
 ]
 
 
