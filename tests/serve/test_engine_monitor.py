@@ -415,8 +415,8 @@ def test_loops_of_several_threads_start_processes_at_the_same_time() -> None:
 
     async def scene() -> list[int]:
         start = EngineStart(directory="", config=EngineConfig(), parent_pid=os.getpid())
-        together.wait(30.0)
-        async with asyncio.timeout(30.0):
+        together.wait(PATIENCE)
+        async with asyncio.timeout(PATIENCE):
             return [await (await spawn(["true"], start)).wait() for _ in range(25)]
 
     def in_a_thread(_: int) -> list[int]:
