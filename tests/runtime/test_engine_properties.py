@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from chorale.engine.types import GenerateRequest, TokenLogprobs
+from chorale.engine.types import GenerateRequest, TokenLogprobs, choice_seed
 from chorale.errors import EngineError
 from chorale.model.checkpoint_writer import RandomTensors
 from chorale.model.config import ModelConfig
@@ -105,7 +105,7 @@ def test_choices_share_the_prompt_and_equal_their_seeds_alone(checkpoint: Path) 
     core, prompt = make_engine(checkpoint), random_prompt(50, seed=20)
     together = run(core, [request("n", prompt, n=3, seed=100, max_tokens=10)])["n"]
     for index, choice in enumerate(together):
-        single = run(core, [request("one", prompt, seed=100 + index, max_tokens=10)])["one"][0]
+        single = run(core, [request("one", prompt, seed=choice_seed(100, index), max_tokens=10)])["one"][0]
         assert choice.token_ids == single.token_ids
     assert len({tuple(choice.token_ids) for choice in together}) == 3
 

@@ -12,7 +12,7 @@ from unittest.mock import patch
 from chorale.config import EngineConfig
 from chorale.engine.core import EngineCore
 from chorale.engine.drafts.head import HeadDrafter
-from chorale.engine.types import GenerateRequest, RowStart
+from chorale.engine.types import GenerateRequest, RowStart, choice_seed
 from chorale.kernels.reference.ops import REFERENCE_OPS
 from chorale.model.config import ModelConfig
 from chorale.model.draft.config import small_head
@@ -77,7 +77,7 @@ def known_drafts(
     assert drafting.head is not None
     state, start, draft = drafting.rows.state, drafting.rows.start, drafting.head.run
     answers = {
-        (tuple(each.prompt_token_ids), (each.sampling.seed or 0) + index): answer.token_ids
+        (tuple(each.prompt_token_ids), choice_seed(each.sampling.seed or 0, index)): answer.token_ids
         for each in requests
         for index, answer in enumerate(known[each.request_id])
     }

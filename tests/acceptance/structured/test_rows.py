@@ -302,7 +302,7 @@ def test_drafts_change_nothing(
 
 
 def test_drafts_and_preemption_change_nothing(checkpoint: Path, reference: Answers) -> None:
-    options = {"num_gpu_blocks_override": 26, "block_size": 16, "max_model_len": 208}
+    options = {"num_gpu_blocks_override": 24, "block_size": 16, "max_model_len": 208}
     core = drafted(engine(checkpoint, 1, **options), reference, most=6, wrong=0.1, varies=True)
     answers = play(core, mixture())
     assert sum(preemptions for _, _, preemptions in answers.values()) > 3

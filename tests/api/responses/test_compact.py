@@ -99,7 +99,6 @@ def test_what_compact_refuses() -> None:
         async with serve(Script(tokens(thought))) as server:
             for body, param in (
                 ({}, "input"),
-                ({"input": "x", "colour": 1}, "colour"),
                 ({"input": "x", "model": None}, "model"),
                 ({"previous_response_id": "resp_" + "0" * 32}, "previous_response_id"),
                 ({"input": "x", "model": "other"}, "model"),
