@@ -210,10 +210,11 @@ def test_a_rank_that_ends_while_it_loads(odd: Path, private: Path, monkeypatch: 
 
 
 FAILING = """
-import socket, sys, msgspec
+import socket, sys, time, msgspec
 from chorale.parallel.channel import Channel
 from chorale.parallel.wire import Failed, encode
 channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+time.sleep(3 * (sys.argv[3] == "exchange"))  # victims report after it
 channel.send(encode(Failed(sys.argv[2], sys.argv[3])))
 """
 
