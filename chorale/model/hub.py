@@ -208,13 +208,17 @@ def _fetch_alone(
     while True:
         try:
             place.mkdir(parents=True, exist_ok=True)
-            with lease.acquire(timeout=1):
-                return _fetch(model, revision, download_dir, patterns, progress)
+            lease.acquire(timeout=1)
         except Timeout:
             if progress is not None:
                 progress("download", 0.0, f"another process downloads it, and holds {lease.lock_file}")
+            continue
         except (OSError, ValueError):  # a volume that is only read; a name that no file can have
             return _fetch(model, revision, download_dir, patterns, progress)
+        try:
+            return _fetch(model, revision, download_dir, patterns, progress)
+        finally:
+            lease.release()
 
 
 def _fetch(
