@@ -157,6 +157,7 @@ async def _first_round(
     fed = dict(enumerate(choices))
     stream = job.client.submit(job.request.first_round())
     batch: list[ChoiceEvents] = []
+    begun = False
     faults: list[Exception] = []
     if job.direct is not None and len(choices) == 1:
         stream.read_directly(partial(_read_directly, choices[0], job.direct, faults))
@@ -170,6 +171,10 @@ async def _first_round(
                 if choice is not None and (need := choice.feed(chunk)) is not None:
                     settled[chunk.index] = need
             batch = _take(fed.values())
+            if not begun and any(chunk.token_ids for chunk in chunks):
+                begun = True
+                # A stream begins with the first token, visible or not.
+                batch = batch or [(index, []) for index in fed]
             if settled:
                 for index, need in settled.items():
                     choice = fed.pop(index)

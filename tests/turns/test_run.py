@@ -368,6 +368,15 @@ def test_stream_interval_changes_the_cut_and_nothing_else() -> None:
     assert len(coarse) < len(every) / 2
 
 
+def test_a_stream_begins_with_its_first_token_though_that_shows_nothing() -> None:
+    async def first_batches() -> list[list[object]]:
+        return [events async for _, events in batches(playing(FINAL + "a b<|return|>"))]
+
+    hidden, opened, *_ = run(first_batches)
+    assert hidden == []
+    assert isinstance(opened[0], ItemOpened)
+
+
 def test_progress_reports_every_token_once() -> None:
     text = ANALYSIS + "a" + NEXT + FINAL + "b c<|return|>"
 

@@ -157,30 +157,27 @@ class TextChunkWriter:
         self.ended: TurnEnded | None = None
 
     def feed(self, events: Sequence[OutputEvent]) -> bytes:
-        """Returns the chunks of a wake-up as bytes, possibly empty."""
-        out: list[bytes] = []
+        """Returns the chunks of a wake-up as bytes, possibly empty. The first wake-up writes one."""
+        begins = not self._started
+        out = self._start(events) if begins else []
         for item in events:
             if type(item) is ItemDelta:
-                self._start(None, out)
                 self._on_delta(item, out)
-            elif isinstance(item, PromptScored):
-                self._start(item, out)
             elif isinstance(item, TurnProgress):
                 self._progress, self._usage = item, item.usage
             elif isinstance(item, TurnEnded):
-                self._start(None, out)
                 self._on_ended(item, out)
-        if self._progress is not None and self._text.answer.request.return_token_ids and self.ended is None:
+        shows_ids = self._progress is not None and self._text.answer.request.return_token_ids
+        if (shows_ids or (begins and not out)) and self.ended is None:
             out.append(self._chunk(self._text.choice("", None)))
         return b"".join(out)
 
-    def _start(self, scored: PromptScored | None, out: list[bytes]) -> None:
-        if self._started:
-            return
+    def _start(self, events: Sequence[OutputEvent]) -> list[bytes]:
         self._started = True
-        if self._text.answer.request.echo:
-            prompt_text, logprobs = self._text.echoed(None if scored is None else scored.logprobs)
-            out.append(self._event(self._text.choice(prompt_text, logprobs)))
+        if not self._text.answer.request.echo:
+            return []
+        scored = next((item.logprobs for item in events if isinstance(item, PromptScored)), None)
+        return [self._event(self._text.choice(*self._text.echoed(scored)))]
 
     def _on_delta(self, delta: ItemDelta, out: list[bytes]) -> None:
         if not self._slow:

@@ -61,6 +61,17 @@ def test_text_is_raw_and_special_tokens_are_left_out() -> None:
     assert body["usage"]["completion_tokens"] == len(ids(RAW))
 
 
+@pytest.mark.parametrize("n", [1, 2])
+def test_the_first_chunk_comes_with_the_first_token_though_that_has_no_text(n: int) -> None:
+    async def stream(server: Server) -> Any:
+        return events_of(await server.complete("hi", stream=True, n=n))
+
+    chunks = with_server(playing("<|start|>a b<|return|>"), stream)
+    for index in range(n):
+        texts = [c["choices"][0]["text"] for c in chunks if c["choices"][0]["index"] == index]
+        assert texts == ["", "a", " b", ""]
+
+
 def test_special_tokens_can_be_kept() -> None:
     body, _ = with_server(playing(RAW), lambda s: both(s, skip_special_tokens=False))
     assert body["choices"][0]["text"] == RAW
