@@ -9,11 +9,12 @@ a ``ConfigError`` that says what to do.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,8 @@ def resolve_head(
             raise ConfigError(f"revision {revision}: {folder} is a folder, which has no revisions")
         return folder
     try:
-        return _fetch_alone(name, revision, download_dir, _HEAD_FILES, progress)
+        with _alone(name, download_dir, progress):
+            return _fetch(name, revision, download_dir, _HEAD_FILES, progress)
     except ConfigError as fault:
         raise ConfigError(f"draft head {name!r}: {fault.message}") from fault
 
@@ -178,9 +180,10 @@ def _download(
     model: str, revision: str | None, download_dir: str | Path | None, progress: Progress | None
 ) -> Path:
     try:
-        folder = _fetch_alone(model, revision, download_dir, _PUBLISHED_FILES, progress)
-        if not any(folder.glob("*.safetensors")):
-            folder = _fetch_alone(model, revision, download_dir, _REFERENCE_FILES, progress)
+        with _alone(model, download_dir, progress):
+            folder = _fetch(model, revision, download_dir, _PUBLISHED_FILES, progress)
+            if not any(folder.glob("*.safetensors")):
+                folder = _fetch(model, revision, download_dir, _REFERENCE_FILES, progress)
     except ConfigError as fault:
         raise ConfigError(f"model {model!r}: {fault.message}") from fault
     if not has_weights(folder):
@@ -188,14 +191,9 @@ def _download(
     return folder
 
 
-def _fetch_alone(
-    model: str,
-    revision: str | None,
-    download_dir: str | Path | None,
-    patterns: tuple[str, ...],
-    progress: Progress | None,
-) -> Path:
-    """As ``_fetch``, while no other process that shares the folder downloads this model.
+@contextlib.contextmanager
+def _alone(model: str, download_dir: str | Path | None, progress: Progress | None) -> Iterator[None]:
+    """A context in which no other process that shares the folder downloads this model.
 
     The hub's own locks are flock's, which some network file systems keep to one machine: two pods that start
     together would fetch the same weights into one volume. A lease needs only that a file is created once.
@@ -205,20 +203,19 @@ def _fetch_alone(
 
     place = Path(download_dir or HF_HUB_CACHE) / ".locks" / f"models--{model.replace('/', '--')}"
     lease = SoftFileLease(place / "download.lease", lease_duration=LEASE_SECONDS, poll_interval=0.5)
-    while True:
+    while not lease.is_locked:
         try:
             place.mkdir(parents=True, exist_ok=True)
             lease.acquire(timeout=1)
         except Timeout:
             if progress is not None:
                 progress("download", 0.0, f"another process downloads it, and holds {lease.lock_file}")
-            continue
         except (OSError, ValueError):  # a volume that is only read; a name that no file can have
-            return _fetch(model, revision, download_dir, patterns, progress)
-        try:
-            return _fetch(model, revision, download_dir, patterns, progress)
-        finally:
-            lease.release()
+            break
+    try:
+        yield
+    finally:
+        lease.release()
 
 
 def _fetch(
