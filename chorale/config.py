@@ -105,6 +105,8 @@ class ServerConfig:
     api_server_count: int = 1
     data_parallel_size: int = 1  # engines behind this server (replicas), each with its own devices
     data_parallel_backend: Literal["mp", "ray"] = "mp"  # ray: replicas on the machines of a Ray cluster
+    ray_assign_timeout: float = 60.0  # seconds that a request waits for a replica
+    ray_max_moves: int = 3  # replicas that a request may lose: it may be what kills them
     stream_interval: int = 1  # tokens per SSE event after the first
     max_queued_requests: int | None = None  # choices waiting beyond max_num_seqs; None: 4 x max_num_seqs
     shutdown_timeout: float = 120.0  # seconds that running requests get after SIGTERM

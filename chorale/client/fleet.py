@@ -30,8 +30,6 @@ from chorale.engine.types import EngineStats, GenerateRequest, TokenChunk
 from chorale.errors import ChoraleError, ConflictError, EngineDeadError, EngineError, EngineLoadingError
 
 logger = logging.getLogger(__name__)
-MOST_MOVES = 3  # engines that a request may lose: one that kills each of its engines must end
-PATIENCE = 60.0  # seconds that a request waits for an engine, once there was one
 GONE_PATIENCE = 10.0  # seconds without any engine in which requests are still accepted
 
 
@@ -57,10 +55,13 @@ class FleetClient(ManyEngines):
         max_queued_requests: int | None = None,
         limits: ClientLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
-        patience: float = PATIENCE,
+        patience: float = 60.0,
+        most_moves: int = 3,
     ) -> None:
+        """``patience``: seconds that a request waits for an engine. ``most_moves``: how many it may lose."""
         super().__init__(max_queued_requests, limits, clock)
-        self._assigner, self._clock, self._patience = assigner, clock, patience
+        self._assigner, self._clock = assigner, clock
+        self._patience, self._most_moves = patience, most_moves
         self.members = Members(self._limits, self._admission, clock, self._status_changed)
         self._requests: dict[str, FleetRequest] = {}
         self._places: dict[Part, asyncio.Task[None]] = {}  # parts that wait for an engine
@@ -188,7 +189,7 @@ class FleetClient(ManyEngines):
     def part_failed(self, part: Part, error: ChoraleError) -> None:
         asked = part.parent
         self._release(part)
-        if not isinstance(error, EngineDeadError) or asked.num_moves >= MOST_MOVES or self._closed:
+        if not isinstance(error, EngineDeadError) or asked.num_moves >= self._most_moves or self._closed:
             self._fail(asked, error)
             return
         successors = asked.successors(part)

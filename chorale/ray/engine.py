@@ -41,7 +41,7 @@ class Engine:
         host = ray.util.get_node_ip_address()
         secret = configured_secret(config, os.environ) or cluster_secret()
         self._host = EngineHost(config, host, prefix_secret=secret, log=log)
-        self._desk = HoldDesk(host, self._host.secret_key)
+        self._desk = HoldDesk(host, self._host.secret_key, config.heartbeat_timeout)
         self._desk.start()
         self._view = RemoteClient(self._host.local_address)
         self._view.start()

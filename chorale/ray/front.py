@@ -38,7 +38,12 @@ class Front:
     async def _open(self) -> HttpMiddleware:
         handle, server = self._engine, self._start.server
         assigner = RayAssigner(handle)
-        client = assigner.fleet = FleetClient(assigner, max_queued_requests=server.max_queued_requests)
+        client = assigner.fleet = FleetClient(
+            assigner,
+            max_queued_requests=server.max_queued_requests,
+            patience=server.ray_assign_timeout,
+            most_moves=server.ray_max_moves,
+        )
         ASSIGNERS[handle.app_name, handle.deployment_name] = assigner
         assigner.start()
         client.start()

@@ -17,10 +17,11 @@ import msgspec
 import zmq
 
 from chorale.client import curve
+from chorale.processes import HEARTBEAT_TIMEOUT, Silence
 
 logger = logging.getLogger(__name__)
-SILENCE = 10.0  # seconds after which a front counts as dead, and its calls end
-PING = 2.0
+PING = 0.25
+LOOK = 0.5  # seconds between two looks for silent fronts
 EARLY = 60.0  # seconds that the end of a call is remembered which has not begun
 
 
@@ -36,13 +37,20 @@ _decode = msgspec.msgpack.Decoder(Ended).decode
 
 
 class HoldDesk:
-    """The engine's side. ``host``: the address to listen at; ``endpoint`` says where. One event loop only."""
+    """The engine's side. ``host``: the address to listen at; ``endpoint`` says where. One event loop only.
+    The calls of a front that is silent for ``timeout`` seconds end."""
 
-    def __init__(self, host: str, secret_key: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(
+        self,
+        host: str,
+        secret_key: str,
+        timeout: float = HEARTBEAT_TIMEOUT,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._timeout, self._clock = timeout, clock
         self._held: dict[tuple[str, str], asyncio.Future[None]] = {}
         self._early: dict[tuple[str, str], float] = {}  # ended before they began
-        self._seen: dict[str, float] = {}
+        self._fronts: dict[str, Silence] = {}
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.PULL)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -66,7 +74,7 @@ class HoldDesk:
         key = (front, name)
         if self._early.pop(key, None) is not None:
             return
-        self._seen.setdefault(front, self._clock())
+        self._fronts.setdefault(front, Silence(None, self._clock()))
         held = self._held[key] = asyncio.get_running_loop().create_future()
         try:
             await held
@@ -86,7 +94,7 @@ class HoldDesk:
 
     def receive(self, message: Ended) -> None:
         now = self._clock()
-        self._seen[message.front] = now
+        self._fronts.setdefault(message.front, Silence(None, now)).hear(now)
         for name in message.names:
             held = self._held.get((message.front, name))
             if held is None:
@@ -97,9 +105,9 @@ class HoldDesk:
     def tick(self) -> None:
         """End the calls of fronts that are silent, and forget what never began."""
         now = self._clock()
-        dead = {front for front, seen in self._seen.items() if now - seen > SILENCE}
+        dead = {front for front, silence in self._fronts.items() if silence.exceeds(now, self._timeout)}
         for front in dead:
-            del self._seen[front]
+            del self._fronts[front]
         for (front, _), held in self._held.items():
             if front in dead and not held.done():
                 held.set_result(None)
@@ -108,7 +116,7 @@ class HoldDesk:
 
     async def _tick_forever(self) -> None:
         while True:
-            await asyncio.sleep(1.0)
+            await asyncio.sleep(LOOK)
             self._drain()  # before judging a silence
             self.tick()
 

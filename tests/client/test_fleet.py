@@ -10,7 +10,6 @@ import zmq
 
 from chorale.client import curve
 from chorale.client.base import EngineStatus
-from chorale.client.fleet import MOST_MOVES
 from chorale.client.wire import EngineAddress
 from chorale.engine.types import GenerateRequest, SamplingSpec, TokenChunk, choice_seed
 from chorale.errors import EngineDeadError, EngineLoadingError, QueueFullError
@@ -128,10 +127,10 @@ def test_a_request_that_loses_too_many_engines_ends_with_an_error() -> None:
     """It may be what kills them."""
 
     async def scene() -> None:
-        async with fleet_rig(MOST_MOVES + 2, SLOW) as rig:
+        async with fleet_rig(4, SLOW, most_moves=2) as rig:
             with pytest.raises(EngineDeadError):
-                await lose_engines(rig, request("a", 2000), times=MOST_MOVES + 1)
-            assert len(rig.assigner.given) == MOST_MOVES + 1
+                await lose_engines(rig, request("a", 2000), times=3)
+            assert len(rig.assigner.given) == 3
             assert rig.client.num_in_flight == 0
             assert not rig.assigner.running
 

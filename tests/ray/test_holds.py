@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from chorale.client.curve import new_keys
-from chorale.ray.holds import EARLY, SILENCE, Ended, HoldDesk, HoldEnds
+from chorale.ray.holds import EARLY, Ended, HoldDesk, HoldEnds
 from tests.support import PATIENCE
 from tests.support.serve.harness import run, until
 
@@ -41,15 +41,19 @@ def test_a_call_ends_when_the_front_says_so_also_before_it_begins() -> None:
 def test_the_calls_of_a_front_that_is_silent_end_and_others_stay() -> None:
     async def scene() -> None:
         now = [100.0]
-        desk = HoldDesk("127.0.0.1", new_keys()[1], clock=lambda: now[0])
+        desk = HoldDesk("127.0.0.1", new_keys()[1], 2.0, clock=lambda: now[0])
         gone = asyncio.ensure_future(desk.hold("gone", "a"))
         alive = asyncio.ensure_future(desk.hold("alive", "a"))
         await asyncio.sleep(0)
         desk.receive(Ended("gone", ["x"]))  # never begins
-        now[0] += SILENCE
-        desk.receive(Ended("alive"))
-        now[0] += 1
+        now[0] += 600  # this replica stood still
         desk.tick()
+        await asyncio.sleep(0)
+        assert not gone.done()
+        for _ in range(8):
+            now[0] += 0.5
+            desk.receive(Ended("alive"))
+            desk.tick()
         await asyncio.wait_for(gone, PATIENCE)
         assert not alive.done()
         now[0] += EARLY

@@ -157,11 +157,12 @@ class Metrics(Collector):
         return generate_latest(self._registry)
 
     def save(self) -> None:
-        """Writes this process's counts for the other processes, if ``share`` is set."""
-        if self._share is None:
-            return
+        """Notices restarts, and writes the counts for other processes. Called once a second."""
+        self._watch_new()
         for engine in self.engines:
             engine.current_stats()
+        if self._share is None:
+            return
         target = self._share / f"metrics-{self.process}.msgpack"
         unfinished = target.with_suffix(".tmp")
         unfinished.write_bytes(msgspec.msgpack.encode([_portable(engine.series) for engine in self.engines]))

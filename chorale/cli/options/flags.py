@@ -92,8 +92,11 @@ ENGINE_FLAGS = (
          most=MOST_ENGINES),
     Flag("data-parallel-backend", "str", "server.data_parallel_backend",
          "how engines are started: mp, as processes of this machine; ray, on the machines of a Ray cluster "
-         "(docs/fleet.md says how to install it)", aliases=("dpb",),
-         choices=("mp", "ray")),
+         "(docs/fleet.md says how to install it)", aliases=("dpb",), choices=("mp", "ray")),
+    Flag("ray-assign-timeout", "float", "server.ray_assign_timeout",
+         "seconds that a request waits for a replica on Ray", least=0, above=True, most=86400),
+    Flag("ray-max-moves", "int", "server.ray_max_moves",
+         "replicas on Ray that a request may lose before it fails", least=0, most=1000),
     Flag("enforce-eager", "bool", "engine.enforce_eager", "disable CUDA graphs"),
     Flag("precompile-kernels", "bool", "engine.precompile_kernels",
          "compile GPU kernels at start-up, in parallel; if off, each is compiled at its first launch",

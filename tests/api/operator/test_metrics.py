@@ -154,6 +154,10 @@ def test_engine_counters_do_not_fall_when_the_engine_restarts() -> None:
     assert value(metrics, "chorale:engine_restarts_total") == 1
     assert value(metrics, "vllm:num_requests_running") == 0
     assert value(metrics, "vllm:iteration_tokens_total_count") == 2
+    for name in ("c", "d"):  # between two scrapes
+        engine.info = EngineInfo(model="m", max_model_len=1, max_num_seqs=1, engine_id=name)
+        metrics.save()
+    assert value(metrics, "chorale:engine_restarts_total") == 3
 
 
 def test_drafts_are_counted_where_an_engine_makes_them() -> None:
