@@ -17,6 +17,7 @@ from chorale.errors import RequestError
 
 MAX_BYTES = 64 * 1024  # one schema, pattern or grammar, as text
 MAX_DEPTH = 120  # levels of JSON, of which the compiler reads 127; objects that are optional are four apart
+LEAST = -(2**63) + 512  # below it, an integer range overflows the compiler's stack
 MAX_MULTIPLE = 10_000  # multipleOf N becomes an automaton of N states: 10^4 take 20 ms, 10^6 5 s
 WHITESPACE = "( |\n[ \t]{0,64})"
 
@@ -25,6 +26,7 @@ _TIGHT_OPTIONS: dict[str, Any] = {"whitespace_flexible": False}
 # Lark tokens that may contain "<": strings, comments, regular expressions, left to right. Line breaks within
 # them are allowed here, even where llguidance refuses them later.
 _LARK_TEXT = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*|\#[^\n]*|/(?:\\.|[^/\\])+/', re.DOTALL)
+_NEGATIVE = re.compile(r"-\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 # Keywords whose value is a URI reference, and the characters allowed in one beside letters and digits.
 _ADDRESSES = ("$ref", "$id")
 _ADDRESS_CHARS = "%/#?:@!$&'()*+,;=~"
@@ -65,7 +67,7 @@ def json_schema(schema: Mapping[str, Any], param: str) -> Constraint:
         raise _refusal(f"the schema is nested deeper than {MAX_DEPTH} levels", param)
     body = json.dumps(_addressed(_in_known_dialect(schema)), ensure_ascii=False, separators=(",", ":"))
     check_size(body, param)
-    _check_multiples(schema, param)
+    _check_numbers(schema, param)
     if not _has_finite_value(schema, body):
         raise _refusal("nothing satisfies it: each value would contain another one without end", param)
     return Constraint("json", body, param)
@@ -103,6 +105,8 @@ def lark(grammar: str, param: str) -> Constraint:
     """
     if "<" in _LARK_TEXT.sub("", grammar):
         raise _refusal("special tokens (<...>) are not allowed in a grammar", param)
+    if "%json" in grammar and any(float(number) <= LEAST for number in _NEGATIVE.findall(grammar)):
+        raise _refusal("numbers must be greater than -2^63", param)
     return _lark(grammar, param)
 
 
@@ -231,17 +235,19 @@ def _first_items(schema: Mapping[str, Any]) -> list[Any]:
     return [*first[:least], *([schema.get("items")] if least > len(first) else [])]
 
 
-def _check_multiples(value: Any, param: str) -> None:
-    """Refuse a ``multipleOf`` whose automaton would take seconds."""
+def _check_numbers(value: Any, param: str) -> None:
+    """Refuse numbers that end the process, and a ``multipleOf`` whose automaton would take seconds."""
+    if isinstance(value, int | float) and value <= LEAST:
+        raise _refusal("numbers must be greater than -2^63", param)
     if isinstance(value, list):
         for item in value:
-            _check_multiples(item, param)
+            _check_numbers(item, param)
     elif isinstance(value, Mapping):
         factor = value.get("multipleOf")
         if isinstance(factor, int | float) and not isinstance(factor, bool):
             _check_factor(factor, param)
         for item in value.values():
-            _check_multiples(item, param)
+            _check_numbers(item, param)
 
 
 def _check_factor(factor: float, param: str) -> None:

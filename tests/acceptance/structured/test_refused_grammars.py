@@ -7,6 +7,8 @@ import time
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from chorale.errors import RequestError
 from chorale.grammar import checker
@@ -37,6 +39,8 @@ REFUSED: list[tuple[Any, str]] = [
     ({"$ref": "#/$defs/nowhere"}, "nowhere"),
     ({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}, "nothing"),
     ({"enum": []}, "empty"),
+    ({"items": {"const": -(2**63) + 1}}, "numbers"),  # ended the process
+    ({"type": "integer", "minimum": -1e19, "maximum": -1e19}, "numbers"),
     (nested(40), "nested"),
     ({"type": "string", "pattern": "^(([a-z]{1,100}){1,100}){1,100}$"}, "too complex"),
     ({"enum": [f"item {n} {n * 7919:x}" for n in range(20_000)]}, "65536 bytes"),
@@ -91,6 +95,7 @@ def test_the_keyword_is_named(client: LocalClient, schema: Any, word: str) -> No
         ({"guided_grammar": 'start: "a" <[200006]>'}, "guided_grammar"),
         ({"guided_grammar": "start: nope"}, "guided_grammar"),
         ({"guided_grammar": "root ::= ["}, "guided_grammar"),
+        ({"guided_grammar": 'start: %json {"const": -92233720368547758.07e2}'}, "guided_grammar"),
         ({"guided_regex": ""}, "guided_regex"),
         ({"guided_regex": "a" * 70_000}, "guided_regex"),
         ({"guided_choice": []}, "guided_choice"),
@@ -112,6 +117,40 @@ def test_bad_requests_name_their_field(client: LocalClient, fields: dict[str, An
         assert (status, body["error"]["param"]) == (400, param), body
 
     run(client, main)
+
+
+NAMES = ["type", "properties", "items", "enum", "const", "anyOf", "allOf", "$ref", "pattern", "required",
+         "minimum", "maximum", "minItems", "maxLength", "format", "multipleOf", "$defs"]  # fmt: skip
+WORDS = ["object", "array", "string", "integer", "number", "#", "#/$defs/a", "a", "date", "^a$", "("]
+NUMBERS = [0, 1, -1, 0.1, 3, 1e308, -1e19, 2**63, -(2**63), 1 - 2**63, 2**70]
+VALUES = st.recursive(
+    st.sampled_from([None, True, *WORDS, *NUMBERS]),
+    lambda some: st.lists(some, max_size=3) | st.dictionaries(st.sampled_from(NAMES), some, max_size=4),
+)
+PIECES = ["start: ", "root ::= ", '"a"', "/a/", "[a-z]", "(", ")", "|", "*", "~9", "\n", "%json {", "}",
+          "%ignore ", "\\", "^", "(?=", "\\p{L}", "{99999}", '"const": -9223372036854775807']  # fmt: skip
+TEXTS = st.lists(st.sampled_from(PIECES), min_size=1, max_size=10).map("".join)
+
+
+@pytest.mark.parametrize("way", ["schema", "tool", "json", "regex", "grammar", "choice"])
+def test_any_constraint_is_a_400_or_answered(client: LocalClient, way: str) -> None:
+    @settings(max_examples=40, deadline=None)
+    @given(VALUES if way in ("schema", "tool") else VALUES | TEXTS)
+    def check(value: Any) -> None:
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": value}}
+        tool = {"type": "function", "function": {"name": "f", "strict": True, "parameters": value}}
+        fields = {"schema": {"response_format": form}, "tool": {"tools": [tool], "tool_choice": "required"}}
+        asked = fields.get(way, {"structured_outputs": {way: value}})
+        messages = [{"role": "user", "content": "hi"}]
+
+        async def main(server: Server) -> None:
+            body = {"messages": messages, "max_tokens": 2, "logit_bias": BIAS, **asked}
+            response = await server.http.post("/v1/chat/completions", json=body)
+            assert response.status_code in (200, 400), (value, response.text)
+
+        run(client, main)
+
+    check()
 
 
 # Most took another compiler more than ten seconds, or made it loop; here each is answered or refused at once.
