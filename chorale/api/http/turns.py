@@ -8,7 +8,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-_SECONDS = 0.005  # of turns, before everything else on the event loop
+# Of turns, before everything else on the event loop. A turn may wake a task, whose work comes later.
+_SECONDS, _MOST = 0.005, 32
 
 
 class Turns:
@@ -23,6 +24,12 @@ class Turns:
         if not self._is_due:
             self._schedule(loop)
 
+    async def wait(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Returns when it is the caller's turn."""
+        turn = loop.create_future()
+        self.add(loop, lambda: None if turn.done() else turn.set_result(None))
+        await turn
+
     def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
         self._is_due = True
         loop.call_soon(self._run, loop, context=contextvars.Context())  # not that of a request
@@ -30,7 +37,7 @@ class Turns:
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         self._is_due, end = False, time.perf_counter() + _SECONDS
         try:
-            for _ in range(len(self._calls)):  # not those that these calls add
+            for _ in range(min(len(self._calls), _MOST)):  # not those that these calls add
                 self._calls.popleft()()
                 if time.perf_counter() > end:
                     break

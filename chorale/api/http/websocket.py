@@ -306,6 +306,8 @@ class WebSocketProtocol(asyncio.Protocol):
     # ---------------------------------------------------------------- ASGI
 
     async def receive(self) -> Message:
+        if not self._inbox.empty():  # one of many small messages
+            await self._turns.wait(self._loop)
         message = await self._inbox.get()
         self._take_turn()
         self._pause_or_resume()

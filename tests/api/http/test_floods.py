@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -22,15 +23,17 @@ PIECE = 2**18
 KEY = b"authorization: Bearer k\r\n"
 
 
-def flooded(first: bytes, repeated: bytes, *, reads: bool = True, seconds: float = SECONDS) -> Cost:
+def flooded(first: bytes, repeated: bytes, *, reads: bool = True, connections: int = 1) -> Cost:
     """The cost of ``first`` and then ``repeated`` without end; the server answers others afterwards."""
 
     async def main() -> Cost:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(connections + 8))
         async with full_server(keys=[hash_key("k")], access_log=False) as server:
             async with watched() as cost:
                 piece = repeated * (PIECE // len(repeated))
-                pieces = itertools.chain([first], itertools.repeat(piece))
-                cost.num_bytes = await flood(server.port, pieces, seconds=seconds, reads=reads)
+                every = [itertools.chain([first], itertools.repeat(piece)) for _ in range(connections)]
+                floods = (flood(server.port, pieces, seconds=SECONDS, reads=reads) for pieces in every)
+                cost.num_bytes = sum(await asyncio.gather(*floods))
             assert (await call(server.port, "GET", "/health")).status == 200
         return cost
 
@@ -80,6 +83,12 @@ MASK = b"\x00" * 4
 )
 def test_small_websocket_frames(first: bytes, frame: bytes) -> None:
     flooded(HANDSHAKE + first, frame).check()
+
+
+def test_messages_of_many_connections() -> None:
+    cost = flooded(HANDSHAKE, b"\x81\x82" + MASK + b"{}", connections=16)
+    cost.check()
+    assert cost.held_seconds < 0.03  # 10 ms; 50 to 65 where each connection answers all that has come
 
 
 def test_pings_of_a_client_that_does_not_read() -> None:
