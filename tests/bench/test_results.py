@@ -56,7 +56,6 @@ def test_a_load_is_measured_to_its_end(tmp_path: Path, capsys: pytest.CaptureFix
     with in_thread(tool_server(client, ToolConfig())) as port:
         line = ["bench", "serve", "--base-url", f"http://127.0.0.1:{port}", "--num-prompts", "4"]
         line += [
-            "--disable-tqdm",
             "--random-input-len",
             "8",
             "--random-output-len",
@@ -66,6 +65,8 @@ def test_a_load_is_measured_to_its_end(tmp_path: Path, capsys: pytest.CaptureFix
             "--save-result",
         ]
         assert main([*line, "--result-dir", str(tmp_path)]) == 0
+    shown = capsys.readouterr()
+    assert ("4/4" in shown.err, "4/4" in shown.out) == (True, False)  # the progress bar
     (path,) = tmp_path.glob("*.json")
     found = json.loads(path.read_text())
     assert (found["completed"], found["total_output_tokens"], len(client.requests)) == (4, 12, 6)
