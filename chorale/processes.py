@@ -24,7 +24,7 @@ _PR_SET_PDEATHSIG = 1
 _LOOK_SECONDS = 0.5  # between two looks, where the system sends no signal
 HEARTBEAT_TIMEOUT = 5.0  # seconds of silence that count, after which an engine or a rank hangs
 LOADING_TIMEOUT = 120.0  # the same while it loads: importing torch from a cold disk holds the GIL for long
-_LONGEST_LOOK = 1.0  # seconds that one look may count: one that came late has missed signs of life
+_LONGEST_LOOK = 1.0  # most seconds that a look counts: a late look has missed signs of life
 _DOUBT = 0.25  # the part of the limit that passes before the system is asked
 
 

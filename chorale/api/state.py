@@ -54,7 +54,7 @@ class ServerState:
         return ToolHost(self.tools, self.grammars, self.metrics.tool_called)
 
     def owner(self, digest: bytes) -> Owner:
-        """Returns whom the engine takes a request for. ``digest``: of the API key, b"" without keys."""
+        """Returns the owner of a request. ``digest``: of its API key, b"" without keys."""
         if not digest:
             return NOBODY
         name = owner_name(digest)

@@ -103,7 +103,7 @@ class TokenStream(Protocol):
     async def aclose(self) -> None: ...
 
     def read_directly(self, read: Callable[[TokenChunk], bool]) -> None:
-        """Offer each chunk to ``read`` while the consumer waits for one; what it takes is not an item."""
+        """While the consumer waits, offer each chunk to ``read``; the consumer gets those that it refuses."""
         ...
 
     def drop(self, index: int) -> None:

@@ -1,4 +1,4 @@
-"""Shares: who holds how much of a thing that is limited, and who may still have more of it."""
+"""Shares: divides a limited number of places between owners."""
 
 from __future__ import annotations
 

@@ -283,7 +283,7 @@ class Scheduler:
         return free - owed - self._limits.num_blocks // kept
 
     def _reclaimable(self, head: Sequence) -> int:
-        """Upper bound on the blocks that preempting all that it may preempt would add to ``_spare``."""
+        """Return an upper bound on the blocks that preemption for the head can add to ``_spare``."""
         victims = [each for each in self._engine.running.values() if each.key[0] > head.key[0]]
         if self._engine.accounts.are_many:
             for account in {each.account for each in self._engine.running.values()} - {head.account}:

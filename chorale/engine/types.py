@@ -80,7 +80,7 @@ class SamplingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class Owner(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """For whom a request is: an API key. Owners take turns; ``weight``: its share, relative to others'."""
+    """The API key that a request came with. Owners take turns; ``weight``: its share, relative to others'."""
 
     name: str = ""
     weight: float = 1.0

@@ -69,7 +69,7 @@ def json_schema(schema: Mapping[str, Any], param: str) -> Constraint:
     check_size(body, param)
     _check_numbers(schema, param)
     if not _has_finite_value(schema, body):
-        raise _refusal("nothing satisfies it: each value would contain another one without end", param)
+        raise _refusal("nothing satisfies it: the schema requires itself in every value", param)
     return Constraint("json", body, param)
 
 
@@ -177,9 +177,9 @@ def _depth(value: Any, limit: int) -> int:
 
 
 def _has_finite_value(schema: Mapping[str, Any], body: str) -> bool:
-    """Returns False if every value would contain another one of the same schema, and so on.
+    """Returns False if the schema requires itself in every value, so that no value can end.
 
-    Repeats what follows from the references known to end, at most ``_PASSES`` times; True if that is too few.
+    Each pass finds more references that end. Returns True if ``_PASSES`` do not suffice.
     """
     targets = {ref: _target(schema, unquote(ref)) for ref in set(re.findall(r'"\$ref":"([^"]*)"', body))}
     ends: set[str] = set()
@@ -203,7 +203,7 @@ def _target(schema: Any, ref: str) -> Any:
 
 
 def _ends(schema: Any, ends: set[str]) -> bool:
-    """Returns whether some value of ``schema`` contains only values whose references are in ``ends``."""
+    """Returns whether ``schema`` allows a value that needs no reference outside ``ends``."""
     if not isinstance(schema, Mapping) or "const" in schema or "enum" in schema:
         return True
     if "$ref" in schema and quote(str(schema["$ref"]), safe=_ADDRESS_CHARS, errors="replace") not in ends:

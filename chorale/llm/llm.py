@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from chorale.llm.replicas import ReplicaEngine
 
 logger = logging.getLogger(__name__)
-_warned: list[str] = []  # what this process was told once
+_warned: list[str] = []  # warnings that this process has shown
 
 # Arguments of vLLM's LLM that have no effect here, with the reason.
 _IGNORED = {

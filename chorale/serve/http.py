@@ -71,7 +71,7 @@ async def opened_app(client: EngineClient, start: ApiStart) -> AsyncIterator[Htt
 
 
 def _load_vocabulary() -> Vocabulary:
-    """Returns the vocabulary, with everything made that holds the interpreter's lock for long."""
+    """Returns the vocabulary, and builds what would hold the interpreter's lock when first used."""
     vocab = load_vocabulary()
     vocab.encode("")
     tokenizer()

@@ -124,7 +124,7 @@ class ConnectionThread:
                 began = time.monotonic()
                 is_more = self._run_idle()
                 now = time.monotonic()
-                # As long a pause as it took: other processes have their turn.
+                # Pauses for as long as the job took, so that other processes can write.
                 self._idle_at = now + (now - began if is_more else self._idle_seconds)
             if stop is not None:
                 if self._connection is not None:

@@ -42,7 +42,7 @@ QUEUE_PATIENCE = 5.0  # seconds for which a turn after a tool retries a full que
 
 
 class Direct(Protocol):
-    """A way to the client that needs no task to be woken."""
+    """Writes events to the client at once, without waking a task."""
 
     @property
     def is_open(self) -> bool: ...
@@ -196,9 +196,8 @@ async def _first_round(
 
 
 def _read_directly(choice: AnyChoice, direct: Direct, faults: list[Exception], chunk: TokenChunk) -> bool:
-    """Takes a chunk past the generators, unless something other than text follows: then they read it again,
-    which has no effect on the choice. It runs in the engine's client, whose other streams no fault may end.
-    """
+    """Writes a chunk without the generators. They read it again if more than text follows, which does not
+    change the choice. Catches every fault: it runs in the engine's client, which serves other streams too."""
     try:
         if faults or not direct.is_open or choice.feed(chunk) is not None:
             return False

@@ -1,4 +1,4 @@
-"""The owner of a request, its API key: whose turn the engine takes it for, and its prefix-cache salt.
+"""The owner of a request is its API key: owners take turns for the engine, and each has a prefix-cache salt.
 
 The salt keeps requests of different API keys from sharing cached pages. Otherwise a client could probe other
 clients' prompts: ``cached_tokens`` and the time to the first token reveal whether a prompt prefix has been
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from contextvars import ContextVar
 
-# The digest of the API key of the request that runs now, b"" without keys. Tasks that it starts inherit it.
+# The digest of the current request's API key, b"" without keys. Tasks that the request starts inherit it.
 CALLER: ContextVar[bytes] = ContextVar("chorale_caller", default=b"")
 
 

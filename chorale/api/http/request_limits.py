@@ -56,7 +56,7 @@ class LimitedBody:
         if self._max_bytes != config.max_body_bytes:
             self._total = max(self._total, self._max_bytes / _LEAST_RATE)
         self._idle = min(BODY_IDLE_SECONDS, config.body_timeout)
-        # Seconds for which the client may still be waited for; bytes at the least rate keep it as it is.
+        # Seconds that the client has left. They stay the same while bytes arrive at the least rate.
         self._credit, self._rate = RATE_SECONDS, config.min_upload_rate
         self._deadline: float | None = None
         self.complete = False

@@ -116,7 +116,7 @@ class EventStream(Response):
         return bool(cycle and cycle.chunked_encoding and not (cycle.disconnected or cycle.flow.write_paused))
 
     def write(self, events: Any) -> None:
-        """Sends a chunk past ``source``: waking its nested coroutines is half of what a token costs."""
+        """Sends a chunk without ``source``: waking its nested coroutines is half of the cost of a token."""
         if chunk := self.encode(events):
             self._num_sent += 1
             self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))

@@ -13,7 +13,7 @@ _SECONDS, _MOST = 0.005, 32
 
 
 class Turns:
-    """Calls that are made soon, some at a time, in their order."""
+    """Makes calls in their order, a few in each iteration of the event loop."""
 
     def __init__(self) -> None:
         self._calls: deque[Callable[[], None]] = deque()
@@ -32,12 +32,12 @@ class Turns:
 
     def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
         self._is_due = True
-        loop.call_soon(self._run, loop, context=contextvars.Context())  # not that of a request
+        loop.call_soon(self._run, loop, context=contextvars.Context())  # not a request's
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         self._is_due, end = False, time.perf_counter() + _SECONDS
         try:
-            for _ in range(min(len(self._calls), _MOST)):  # not those that these calls add
+            for _ in range(min(len(self._calls), _MOST)):  # without those that they add
                 self._calls.popleft()()
                 if time.perf_counter() > end:
                     break

@@ -23,7 +23,7 @@ from chorale.tracing.context import recording
 
 
 class MeteredClient:
-    """Wraps an ``EngineClient``. ``owner`` returns for whom the current request is."""
+    """Wraps an ``EngineClient``. ``owner`` returns the owner of the current request."""
 
     __slots__ = ("_client", "_is_batch", "_metrics", "_owner")
 

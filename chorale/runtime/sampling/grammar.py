@@ -35,10 +35,9 @@ from chorale.runtime.device import Arrays, Device
 from chorale.runtime.drafts.places import NO_DRAFT
 
 CACHE_BYTES = 256 * 1024 * 1024  # eight agents with 128 tools of ten described arguments each
-# Of a grammar that requests have walked through, by its text: 127 kB were measured for 233 bytes of it, 367
-# for 1,342, 1,110 for 5,092 (tests/runtime/sampling/test_grammar_weight.py). Half of that or more is the
-# states of the lexer, which are made by use, and which all copies of a matcher share: 128 tools (103 kB) take
-# 4.8 MiB before any is called, 7.1 after 16 of them, 17.1 after all.
+# The memory of a used grammar, estimated from its text: 127 kB for 233 bytes, 367 kB for 1,342, 1,110 kB for
+# 5,092 (tests/runtime/sampling/test_grammar_weight.py). Half or more is lexer states, which all copies of a
+# matcher share and create when used: 128 tools (103 kB) take 4.8 MiB unused, 7.1 after 16, 17.1 after all.
 _ENTRY_BYTES = 96 * 1024
 _PER_BYTE = 208
 _PARALLEL_FROM = 8  # rows; below, one thread is faster

@@ -209,7 +209,7 @@ class _Writer:
         self._depth = self._skip_depth = 0
         self._pre_depth = 0
         self._open: list[bool] = []  # elements "a", and whether each is a link
-        # open links: address, the line that they interrupt, whether that has text
+        # For each open link: its address, the text of the line before it, whether that is more than white space.
         self._anchors: list[tuple[str, io.StringIO, bool]] = []
 
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:
