@@ -124,13 +124,11 @@ def _refusal(message: str, param: str) -> RequestError:
 
 def check_size(body: str, param: str) -> None:
     """Raises ``RequestError`` if the text is too long to compile or not valid Unicode."""
-    if len(body) > MAX_BYTES:
-        raise _refusal(f"longer than {MAX_BYTES} bytes", param)
     try:
-        size = len(body.encode())
+        is_too_long = len(body) > MAX_BYTES or len(body.encode()) > MAX_BYTES
     except UnicodeEncodeError:
         raise _refusal("contains a lone surrogate", param) from None
-    if size > MAX_BYTES:
+    if is_too_long:
         raise _refusal(f"longer than {MAX_BYTES} bytes", param)
 
 
@@ -239,15 +237,13 @@ def _check_numbers(value: Any, param: str) -> None:
     """Refuse numbers that end the process, and a ``multipleOf`` whose automaton would take seconds."""
     if isinstance(value, int | float) and value <= LEAST:
         raise _refusal("numbers must be greater than -2^63", param)
-    if isinstance(value, list):
-        for item in value:
-            _check_numbers(item, param)
-    elif isinstance(value, Mapping):
+    if isinstance(value, Mapping):
         factor = value.get("multipleOf")
         if isinstance(factor, int | float) and not isinstance(factor, bool):
             _check_factor(factor, param)
-        for item in value.values():
-            _check_numbers(item, param)
+        value = list(value.values())
+    for item in value if isinstance(value, list) else ():
+        _check_numbers(item, param)
 
 
 def _check_factor(factor: float, param: str) -> None:

@@ -79,11 +79,8 @@ def resolve_head(
         if revision is not None:
             raise ConfigError(f"revision {revision}: {folder} is a folder, which has no revisions")
         return folder
-    try:
-        with _alone(name, download_dir, progress):
-            return _fetch(name, revision, download_dir, _HEAD_FILES, progress)
-    except ConfigError as fault:
-        raise ConfigError(f"draft head {name!r}: {fault.message}") from fault
+    with _alone("draft head", name, download_dir, progress):
+        return _fetch(name, revision, download_dir, _HEAD_FILES, progress)
 
 
 def find_folder(model: str) -> Path | None:
@@ -179,21 +176,20 @@ def missing_bytes(
 def _download(
     model: str, revision: str | None, download_dir: str | Path | None, progress: Progress | None
 ) -> Path:
-    try:
-        with _alone(model, download_dir, progress):
-            folder = _fetch(model, revision, download_dir, _PUBLISHED_FILES, progress)
-            if not any(folder.glob("*.safetensors")):
-                folder = _fetch(model, revision, download_dir, _REFERENCE_FILES, progress)
-    except ConfigError as fault:
-        raise ConfigError(f"model {model!r}: {fault.message}") from fault
+    with _alone("model", model, download_dir, progress):
+        folder = _fetch(model, revision, download_dir, _PUBLISHED_FILES, progress)
+        if not any(folder.glob("*.safetensors")):
+            folder = _fetch(model, revision, download_dir, _REFERENCE_FILES, progress)
     if not has_weights(folder):
         raise ConfigError(f"model {model!r}: {folder} has no safetensors files")
     return folder
 
 
 @contextlib.contextmanager
-def _alone(model: str, download_dir: str | Path | None, progress: Progress | None) -> Iterator[None]:
-    """A context in which no other process that shares the folder downloads this model.
+def _alone(
+    kind: str, model: str, download_dir: str | Path | None, progress: Progress | None
+) -> Iterator[None]:
+    """A context in which no other process that shares the folder downloads this model. Faults name the model.
 
     The hub's own locks are flock's, which some network file systems keep to one machine: two pods that start
     together would fetch the same weights into one volume. A lease needs only that a file is created once.
@@ -214,6 +210,8 @@ def _alone(model: str, download_dir: str | Path | None, progress: Progress | Non
             break
     try:
         yield
+    except ConfigError as fault:
+        raise ConfigError(f"{kind} {model!r}: {fault.message}") from fault
     finally:
         lease.release()
 

@@ -155,13 +155,8 @@ class HoldEnds:
 
     def keep(self, members: set[str]) -> None:
         """Close the connections to all others."""
-        for member in [member for member in self._sockets if member not in members]:
-            self.disconnect(member)
-
-    def disconnect(self, member: str) -> None:
-        socket = self._sockets.pop(member, None)
-        if socket is not None:
-            socket.close()
+        for member in self._sockets.keys() - members:
+            self._sockets.pop(member).close()
 
     def ended(self, member: str, name: str) -> None:
         """Say so with the next turn of the event loop: a step ends many requests at once."""
@@ -194,6 +189,5 @@ class HoldEnds:
     def close(self) -> None:
         self._ticker.cancel()
         self._flush()
-        for member in list(self._sockets):
-            self.disconnect(member)
+        self.keep(set())
         self._context.term()

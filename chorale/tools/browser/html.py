@@ -209,7 +209,7 @@ class _Writer:
         self._depth = self._skip_depth = 0
         self._pre_depth = 0
         self._open: list[bool] = []  # elements "a", and whether each is a link
-        # For each open link: its address, the text of the line before it, whether that is more than white space.
+        # For each open link: its address, the line that it interrupts, whether that line has text.
         self._anchors: list[tuple[str, io.StringIO, bool]] = []
 
     def start(self, tag: str, attributes: Mapping[str, str]) -> None:
