@@ -26,7 +26,7 @@ USAGE = """\
 usage: chorale tools serve {browser,python} [--host 127.0.0.1] [--port 8001]
        chorale tools check
 
-serve  run one tool as an MCP server (streamable HTTP at /mcp, SSE at /sse).
+serve  run one tool as an MCP server (streamable HTTP at /mcp).
        Clients must send the token in CHORALE_TOOLS_API_KEY, if it is set.
        In other engines: --tool-server localhost:8001
 check  report which tools work here, with a remedy for those that do not

@@ -1,4 +1,4 @@
-"""HTTP endpoints of a ``ToolServer``: streamable HTTP at /mcp, the older SSE transport at /sse, and /health.
+"""HTTP endpoints of a ``ToolServer``: streamable HTTP at /mcp and /health.
 
 On a loopback address it accepts only local host names and origins: DNS rebinding in a browser must not give
 access to an interpreter.
@@ -6,13 +6,11 @@ access to an interpreter.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import hmac
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
-from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
@@ -26,8 +24,6 @@ from chorale.tools.mcp.server import ToolServer
 from chorale.tools.mcp.wire import INVALID_REQUEST, PARSE_ERROR, Message, decode, encode, failure
 
 _MAX_BODY = 2 * 2**20
-_MAX_STREAMS = 256
-_PING_SECONDS = 15.0
 _LOCAL = ("localhost", "127.0.0.1", "::1", "[::1]")
 
 
@@ -37,8 +33,6 @@ def create_app(server: ToolServer, *, host: str, key: str | None) -> ASGIApp:
     app = Starlette(
         routes=[
             Route("/mcp", face.streamable, methods=["POST", "GET", "DELETE"]),
-            Route("/sse", face.sse, methods=["GET"]),
-            Route("/messages", face.messages, methods=["POST"]),
             Route("/health", _health, methods=["GET"]),
         ]
     )
@@ -47,15 +41,6 @@ def create_app(server: ToolServer, *, host: str, key: str | None) -> ASGIApp:
 
 async def _health(_request: Request) -> Response:
     return Response()
-
-
-@dataclass(frozen=True, slots=True)
-class _Stream:
-    """An open SSE connection and its running calls."""
-
-    session: str
-    queue: asyncio.Queue[Message] = field(default_factory=lambda: asyncio.Queue(maxsize=1024))
-    calls: set[asyncio.Task[None]] = field(default_factory=set)
 
 
 class _AccessCheck:
@@ -99,16 +84,14 @@ def _hostname(url: str) -> str | None:
 class _Face:
     def __init__(self, server: ToolServer) -> None:
         self._server = server
-        self._streams: dict[str, _Stream] = {}
-
-    # ------------------------------------------------------------------ streamable HTTP
 
     async def streamable(self, request: Request) -> Response:
         if request.method == "GET":
             return Response("this server offers no GET stream", 405, {"allow": "POST, DELETE"})
         session = request.headers.get("mcp-session-id", "")
         if request.method == "DELETE":
-            await self._server.end(_session(request, session))
+            if "x-session-id" not in request.headers:  # a named one goes on in later connections
+                await self._server.end(_session(request, session))
             return Response(status_code=204)
         message = await _read(request)
         if isinstance(message, Response):
@@ -124,51 +107,6 @@ class _Face:
             return StreamingResponse(_as_events(answers), media_type="text/event-stream", headers=headers)
         messages = [answer async for answer in answers]
         return Response(encode(messages[-1]), 200, headers, "application/json")
-
-    # ------------------------------------------------------------------ the older SSE transport
-
-    async def sse(self, request: Request) -> Response:
-        if len(self._streams) >= _MAX_STREAMS:
-            return Response("too many connections", 503)
-        return StreamingResponse(self._stream(request), media_type="text/event-stream")
-
-    async def _stream(self, request: Request) -> AsyncIterator[bytes]:
-        name = secrets.token_hex(16)
-        session = _session(request, name)
-        stream = self._streams[name] = _Stream(session)
-        try:
-            yield f"event: endpoint\ndata: /messages?session_id={name}\n\n".encode()
-            while True:
-                try:
-                    async with asyncio.timeout(_PING_SECONDS):
-                        message = await stream.queue.get()
-                except TimeoutError:
-                    yield b": still here\n\n"
-                else:
-                    yield _event(message)
-        finally:
-            del self._streams[name]
-            for call in stream.calls:
-                call.cancel()  # its answer would wait for room in the queue forever
-            if "x-session-id" not in request.headers:
-                await self._server.end(session)
-
-    async def messages(self, request: Request) -> Response:
-        stream = self._streams.get(request.query_params.get("session_id", ""))
-        if stream is None:
-            return Response("unknown session_id", 404)
-        message = await _read(request)
-        if isinstance(message, Response):
-            return message
-        task = asyncio.create_task(self._answer(message, stream))
-        stream.calls.add(task)
-        task.add_done_callback(stream.calls.discard)
-        return Response("Accepted", 202)
-
-    async def _answer(self, message: Message, stream: _Stream) -> None:
-        async with contextlib.aclosing(self._server.answer(message, stream.session)) as answers:
-            async for answer in answers:
-                await stream.queue.put(answer)
 
 
 async def _read(request: Request) -> Message | Response:

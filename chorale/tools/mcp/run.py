@@ -36,7 +36,7 @@ async def serve_tool(
         server = ToolServer(name, service)
         app = create_app(server, host=host, key=key)
         say(f"{name}: {service.available[name]}")
-        say(f"listening at http://{host}:{listening.getsockname()[1]}/mcp and /sse")
+        say(f"listening at http://{host}:{listening.getsockname()[1]}/mcp")
         settings = uvicorn.Config(
             app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=5
         )

@@ -1,10 +1,6 @@
-"""Our tool servers' HTTP face against odd messages, odd headers and clients that go away."""
+"""Our tool servers' HTTP face against odd messages and odd headers."""
 
 from __future__ import annotations
-
-import asyncio
-from collections.abc import AsyncGenerator
-from typing import Any
 
 import httpx2
 import pytest
@@ -12,7 +8,6 @@ import pytest
 from chorale.config import ToolConfig
 from chorale.tools.mcp.app import create_app
 from chorale.tools.mcp.server import ToolServer
-from chorale.tools.mcp.wire import Message
 from chorale.tools.service import start_tools
 from tests.support.tools.drive import count_words, run
 
@@ -39,51 +34,3 @@ def test_messages_that_are_neither_request_nor_notification() -> None:
 @pytest.mark.parametrize("headers", [{"host": "["}, {"origin": "http://["}, {"origin": "null"}])
 def test_names_that_are_no_names_are_refused(headers: dict[str, str]) -> None:
     assert run(posted({"id": 1, "method": "ping"}, **headers)).status_code == 403
-
-
-class Endless:
-    """Stands for a ``ToolServer`` whose call never ends by itself."""
-
-    def __init__(self) -> None:
-        self.started, self.ended = asyncio.Event(), asyncio.Event()
-
-    async def answer(self, message: Message, session: str) -> AsyncGenerator[Message, None]:
-        try:
-            while True:
-                yield message
-                self.started.set()
-        finally:
-            self.ended.set()
-
-    async def end(self, key: str) -> None:
-        """No session is kept."""
-
-
-def test_a_call_ends_when_its_stream_does() -> None:
-    """It filled the queue of a connection that is gone, and held its session's lock for good."""
-
-    async def work() -> None:
-        server: Any = Endless()
-        app = create_app(server, host="0.0.0.0", key=None)
-        gone, endpoint = asyncio.Event(), asyncio.Queue[str]()
-
-        async def receive() -> dict[str, Any]:
-            await gone.wait()
-            return {"type": "http.disconnect"}
-
-        async def send(message: Any) -> None:
-            if b"endpoint" in message.get("body", b""):
-                endpoint.put_nowait(message["body"].decode().split("data: ")[1].strip())
-
-        scope = {"type": "http", "method": "GET", "path": "/sse", "query_string": b"", "headers": []}
-        stream = asyncio.create_task(app(scope, receive, send))
-        transport = httpx2.ASGITransport(app=app)
-        async with httpx2.AsyncClient(transport=transport, base_url="http://h") as client:
-            await client.post(await endpoint.get(), json={"id": 1, "method": "tools/call"})
-        await server.started.wait()
-        gone.set()
-        await stream
-        async with asyncio.timeout(2):
-            await server.ended.wait()
-
-    run(work())

@@ -19,7 +19,6 @@ from pathlib import Path
 import pytest
 import uvicorn
 from mcp import ClientSession
-from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 
 from chorale.config import ToolConfig
@@ -190,17 +189,12 @@ async def use_browser(session: ClientSession) -> None:
 
 def test_the_official_client_reaches_our_browser() -> None:
     async def work() -> None:
-        async with our_server("browser") as port:
-            async with (
-                sse_client(f"http://127.0.0.1:{port}/sse") as streams,
-                ClientSession(*streams) as session,
-            ):
-                await use_browser(session)
-            async with (
-                streamable_http_client(f"http://127.0.0.1:{port}/mcp") as streams,
-                ClientSession(streams[0], streams[1]) as session,
-            ):
-                await use_browser(session)
+        async with (
+            our_server("browser") as port,
+            streamable_http_client(f"http://127.0.0.1:{port}/mcp") as streams,
+            ClientSession(streams[0], streams[1]) as session,
+        ):
+            await use_browser(session)
 
     run(work())
 
@@ -253,7 +247,7 @@ def test_our_client_takes_our_servers_as_its_built_in_tools() -> None:
 def test_doors_are_closed_to_others() -> None:
     async def ask(port: int, *lines: str) -> int:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        head = "\r\n".join(["GET /sse HTTP/1.1", "Connection: close", *lines])
+        head = "\r\n".join(["GET /mcp HTTP/1.1", "Connection: close", *lines])
         writer.write(head.encode() + b"\r\n\r\n")
         status = int((await reader.readline()).split()[1])
         writer.close()
@@ -270,7 +264,9 @@ def test_doors_are_closed_to_others() -> None:
                 )
                 == 403
             )
-            assert await ask(port, "Host: localhost:1", "Authorization: Bearer s3cret") == 200
+            assert (
+                await ask(port, "Host: localhost:1", "Authorization: Bearer s3cret") == 405
+            )  # no GET: the door is open
 
     run(work())
 
