@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from chorale.api.http.auth import hash_key
+from chorale.api.http.owner import hash_key
 from chorale.cli.options.parse import read_mapping
 from chorale.cli.options.settings import Settings, merge_values
 from chorale.cli.options.values import Setting

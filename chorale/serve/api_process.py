@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 
-from chorale.api.http.server import Stop
+from chorale.api.listening import Stop
 from chorale.errors import ChoraleError, ConfigError
 from chorale.processes import collect_rarely, settle_signals
 from chorale.serve.bootstrap import (

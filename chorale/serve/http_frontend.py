@@ -16,7 +16,7 @@ from typing import Protocol
 
 import msgspec
 
-from chorale.api.http.server import Stop
+from chorale.api.listening import Stop
 from chorale.client.remote import RemoteClient
 from chorale.client.replicas import ReplicaClient
 from chorale.errors import ChoraleError, ConfigError

@@ -13,7 +13,7 @@ from chorale.serve.bootstrap import ApiStart
 
 if TYPE_CHECKING:
     from chorale.api.http.middleware import HttpMiddleware
-    from chorale.api.http.server import Stop
+    from chorale.api.listening import Stop
 
 _LOOK_SECONDS = 0.05  # between two looks at the engine while it loads
 

@@ -16,7 +16,8 @@ from chorale.api.app import create_app
 from chorale.api.http.auth import authenticate_routes
 from chorale.api.http.middleware import HttpMiddleware, unknown_path
 from chorale.api.http.responses import EventStream, json_response, read_json, until_disconnect
-from chorale.api.http.server import Stop, bind_sockets, serve_app
+from chorale.api.http.server import serve_app
+from chorale.api.listening import Stop, bind_sockets
 from chorale.api.state import ServerState
 from chorale.engine.types import GenerateRequest
 from chorale.testing.scripted_client import Script, ScriptedClient

@@ -36,11 +36,6 @@ _PLAIN = (b"x-api-key", b"api-key")  # Anthropic's header and Azure's
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
-def hash_key(key: str) -> bytes:
-    """Returns the SHA-256 digest of a key, the only form in which keys are kept."""
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
-
-
 class AuthenticatedRoute:
     """The ASGI app of one route: checks the key, then calls the endpoint.
 

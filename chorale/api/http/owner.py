@@ -14,6 +14,11 @@ from contextvars import ContextVar
 CALLER: ContextVar[bytes] = ContextVar("chorale_caller", default=b"")
 
 
+def hash_key(key: str) -> bytes:
+    """Returns the SHA-256 digest of a key, the only form in which keys are kept."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
 def owner_name(digest: bytes) -> str:
     """Returns the name by which the engine knows the owner with this key digest."""
     return digest.hex()[:16]

@@ -189,7 +189,7 @@ class Batch:
             await self.file_run.run(UrlSender(client), concurrency)
 
     def _at_engine(self) -> int:
-        from chorale.api.http.server import bind_sockets
+        from chorale.api.listening import bind_sockets
         from chorale.cli.batch_job import BatchJob
         from chorale.cli.batch_screen import EngineScreen
         from chorale.cli.commands.serve import check_model

@@ -7,19 +7,18 @@ import logging
 import os
 import sys
 
-from chorale.api.http.auth import hash_key
+from chorale.api.http.owner import hash_key
 from chorale.cli.banner import Screen
 from chorale.cli.options.help import flag_help, help_topic
 from chorale.cli.options.settings import OPEN_ADDRESSES, Settings, merge
 from chorale.cli.options.speculation import check_served
-from chorale.config import ServerConfig
+from chorale.config import ServerConfig, ToolConfig
 from chorale.errors import ChoraleError, ConfigError
 from chorale.model.hub import DEMO, check_family, find_folder
 from chorale.model.names import full_name
 from chorale.serve import logs, supervisor
 from chorale.serve.bootstrap import EXIT_CONFIG, EXIT_FAILED
 from chorale.serve.precheck import check_start
-from chorale.tools.service import probe_tools
 from chorale.tracing import otel
 
 logger = logging.getLogger(__name__)
@@ -85,6 +84,10 @@ def check_model(settings: Settings) -> None:
 
 def find_tools(settings: Settings) -> tuple[str, ...]:
     """Returns the banner's lines about tools: available ones, then requested but unavailable ones."""
+    if settings.server.tools == ToolConfig():  # none is enabled
+        return ()
+    from chorale.tools.service import probe_tools  # a quarter of a second
+
     found = asyncio.run(probe_tools(settings.server.tools, os.environ))
     lines = [f"{name} ({what})" for name, what in found.available.items() if name != "mcp"]
     return (*lines, *(f"{name} is not available: {reason}" for name, reason in found.missing.items()))

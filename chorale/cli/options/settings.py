@@ -128,8 +128,7 @@ def _add_key_file(values: dict[str, Setting]) -> dict[str, float]:
 def _by_owner(weights: Mapping[str, float]) -> dict[str, float]:
     if not weights:
         return {}
-    from chorale.api.http.auth import hash_key  # imports Starlette
-    from chorale.api.http.owner import owner_name
+    from chorale.api.http.owner import hash_key, owner_name
 
     return {owner_name(hash_key(key)): weight for key, weight in weights.items()}
 

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from chorale.api.http.auth import hash_key
+from chorale.api.http.owner import hash_key
 from chorale.config import ServerConfig
 from chorale.errors import EngineDeadError
 from chorale.store.protocol import StoreError

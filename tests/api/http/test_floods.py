@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from chorale.api.http.auth import hash_key
+from chorale.api.http.owner import hash_key
 from tests.support.app import call, connect, full_server, read_answer
 from tests.support.server import VOCAB
 from tests.support.worst_input import Cost, flood, watched

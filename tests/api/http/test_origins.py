@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from chorale.api.app import all_routes
-from chorale.api.http.auth import hash_key
+from chorale.api.http.owner import hash_key
 from tests.support.app import Running, call, full_server
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from chorale.api.http.auth import hash_key
-from chorale.api.http.owner import cache_salt, owner_name
+from chorale.api.http.owner import cache_salt, hash_key, owner_name
 from chorale.client.base import EngineInfo
 from chorale.engine.core import EngineCore
 from chorale.engine.types import NOBODY, EngineLimits, GenerateRequest, Owner

@@ -20,7 +20,8 @@ import uvicorn
 import websockets
 
 from chorale.api.app import create_app
-from chorale.api.http.server import _Server, _tuned_collector, bind_sockets
+from chorale.api.http.server import _Server, _tuned_collector
+from chorale.api.listening import bind_sockets
 from chorale.config import ServerConfig
 from chorale.errors import ConfigError
 from chorale.processes import tune_garbage_collector
@@ -316,7 +317,7 @@ SERVE = """
 import asyncio
 import gc
 from chorale.api.app import create_app
-from chorale.api.http.server import bind_sockets, serve_app
+from chorale.api.listening import bind_sockets, serve_app
 from tests.support.app import make_state
 
 async def main():

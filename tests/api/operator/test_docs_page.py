@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from chorale.api.http.auth import hash_key
+from chorale.api.http.owner import hash_key
 from chorale.api.openapi import describe, operations
 from chorale.api.operator.docs import PATHS, load
 from tests.support.app import Running, call, full_server

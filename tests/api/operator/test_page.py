@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from chorale.api.http.auth import hash_key
+from chorale.api.http.owner import hash_key
 from chorale.api.operator.page import DEMO_EXAMPLES, _template
 from chorale.config import ToolConfig
 from chorale.harmony.vocab import load_vocabulary

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from chorale.api.http.auth import hash_key
+from chorale.api.http.owner import hash_key
 from chorale.testing.scripted_client import Script, ScriptedClient
 from tests.support.app import call, create_app, full_server, running
 from tests.support.server import make_state

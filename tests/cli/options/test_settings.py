@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from chorale.api.http.auth import hash_key
-from chorale.api.http.owner import owner_name
+from chorale.api.http.owner import hash_key, owner_name
 from chorale.cli.commands.config import render
 from chorale.cli.options.flags import FLAGS
 from chorale.cli.options.settings import Setting, merge

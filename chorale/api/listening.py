@@ -1,0 +1,139 @@
+"""The sockets that a server listens on, and the signals that end it.
+
+The supervisor needs only these before it starts the engine; the server itself is imported meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import signal
+import socket
+import stat
+from pathlib import Path
+
+from chorale.config import ServerConfig
+from chorale.errors import ConfigError
+
+BACKLOG = 2048
+
+
+class Stop:
+    """Asks a running server to end. Used by signals, tests and the supervisor."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.hurry = asyncio.Event()
+
+    def __call__(self) -> None:
+        """Requests the drain; a second call cancels running requests."""
+        (self.hurry if self.asked.is_set() else self.asked).set()
+
+
+def bind_sockets(config: ServerConfig) -> list[socket.socket]:
+    """Returns the listening sockets. Called before the model is loaded, so that a used port is detected
+    early.
+
+    Raises ``ConfigError`` if the address cannot be used.
+    """
+    if config.uds is not None:
+        return [_bind_unix(Path(config.uds))]
+    try:
+        found = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as error:
+        raise ConfigError(f"--host {config.host}: {error.strerror}") from None
+    sockets: list[socket.socket] = []
+    absent: OSError | None = None
+    for family, kind, protocol, _, address in found:
+        try:
+            sockets.append(_bind_inet(family, kind, protocol, address))
+        except OSError as error:
+            absent = error
+            # A name may have addresses of a family that this machine lacks; one working address is enough.
+            if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                sockets = _close(sockets)
+                break
+    if not sockets:
+        raise _cannot_listen(config, absent)
+    return sockets
+
+
+def _close(sockets: list[socket.socket]) -> list[socket.socket]:
+    for bound in sockets:
+        bound.close()
+    return []
+
+
+def _cannot_listen(config: ServerConfig, error: OSError | None) -> ConfigError:
+    if error is not None and error.errno == errno.EADDRINUSE:
+        return ConfigError(
+            f"port {config.port} of {config.host} is in use; choose another with --port, or stop the server "
+            "that uses it"
+        )
+    reason = error.strerror if error is not None else "the name has no address"
+    return ConfigError(f"cannot listen on {config.host}:{config.port}: {reason}")
+
+
+def _bind_inet(family: int, kind: int, protocol: int, address: object) -> socket.socket:
+    bound = socket.socket(family, kind, protocol)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        bound.bind(address)  # type: ignore[arg-type]
+        bound.listen(BACKLOG)
+        bound.setblocking(False)
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
+def _bind_unix(path: Path) -> socket.socket:
+    """Creates a socket file that only its owner can use.
+
+    Replaces the file of a dead server, not of a live one.
+    """
+    try:
+        _clear_place(path)
+        bound = socket.socket(socket.AF_UNIX)
+        try:
+            bound.bind(str(path))
+            path.chmod(0o600)
+            bound.listen(BACKLOG)
+        except OSError:
+            bound.close()
+            raise
+    except OSError as error:
+        # Only "path too long" has no strerror.
+        reason = error.strerror or f"{error}; choose a shorter one (Linux allows 107 bytes)"
+        if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+            reason += f"; create the folder {path.parent}, or choose another path"
+        raise ConfigError(f"--uds {path}: {reason}") from None
+    bound.setblocking(False)
+    return bound
+
+
+def _clear_place(path: Path) -> None:
+    """Removes the socket file of a dead server. Raises ``ConfigError`` for any other existing file."""
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(path.stat().st_mode):
+            raise ConfigError(f"--uds {path}: exists and is not a socket; choose another path")
+        with socket.socket(socket.AF_UNIX) as probe:
+            try:
+                probe.connect(str(path))
+            except OSError:
+                path.unlink()
+            else:
+                raise ConfigError(f"--uds {path}: another server listens there; choose another path")
+
+
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """Returns the signals that start the drain; a second signal cancels running requests.
+
+    SIGHUP (the terminal was closed) and SIGQUIT are included unless they are ignored, as under ``nohup``.
+    """
+    others = (signal.SIGHUP, signal.SIGQUIT)
+    used = (name for name in others if signal.getsignal(name) is not signal.SIG_IGN)
+    return (signal.SIGTERM, signal.SIGINT, *used)
