@@ -43,11 +43,14 @@ class ServerState:
     store: ResponseStore
     model_names: tuple[str, ...]  # all served model names; responses carry the first
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
-    grammars: GrammarChecker = field(default_factory=GrammarChecker)
+    grammars: GrammarChecker = field(init=False)
     background: Background = field(default_factory=Background)  # responses without a connection
     tools: ToolService | None = None  # the built-in tools, or None if the server has none
     tracer: Tracer | None = None  # None: no traces
     batches: BatchService | None = None  # files and batches, or None if the server keeps no files
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "grammars", GrammarChecker(self.client.check_grammar))
 
     @property
     def tool_host(self) -> ToolHost:

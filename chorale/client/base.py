@@ -9,6 +9,7 @@ ipc socket) and ``replicas`` (several of those), and two for tests: token stream
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -74,6 +75,8 @@ class Core(Protocol):
     def add_request(self, request: GenerateRequest) -> None: ...
 
     def abort(self, request_id: str, index: int | None = None) -> None: ...
+
+    def check_grammar(self, grammar: str) -> Future[str | None]: ...
 
     def step(self) -> list[TokenChunk]: ...
 
@@ -157,6 +160,13 @@ class EngineClient(EngineView, Protocol):
         Raises ``EngineLoadingError`` / ``EngineDeadError`` when there is no engine, ``QueueFullError`` when
         running and queued choices have reached their limit, and ``RequestError`` for more choices than
         this limit.
+        """
+        ...
+
+    async def check_grammar(self, grammar: str) -> str | None:
+        """Return why the engine cannot use a grammar (``grammar.frames.raw_grammar``), or None.
+
+        Raises ``EngineLoadingError`` / ``EngineDeadError`` when there is no engine.
         """
         ...
 

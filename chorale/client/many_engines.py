@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -11,7 +12,7 @@ from chorale.client.base import EngineInfo
 from chorale.client.remote import MIN_RETRY_AFTER, ClientLimits, RemoteClient
 from chorale.client.summary import merge_info
 from chorale.engine.types import NOBODY, Owner
-from chorale.errors import EngineLoadingError
+from chorale.errors import EngineDeadError, EngineError, EngineLoadingError
 
 SLICE = 512  # blocks of a prompt that are hashed at once: about half a millisecond
 
@@ -31,6 +32,7 @@ class ManyEngines(ABC):
         self._num_api_processes = num_api_processes
         self._admission = Admission(clock)
         self._info: EngineInfo | None = None
+        self._up: Sequence[RemoteClient] = ()
         self._ticker: asyncio.Task[None] | None = None
 
     @property
@@ -50,12 +52,20 @@ class ManyEngines(ABC):
     def release(self, request_ids: Iterable[str]) -> None:
         self._admission.release(request_ids)
 
+    async def check_grammar(self, grammar: str) -> str | None:
+        self._require_engine()
+        for remote in self._up:  # each would say the same
+            with contextlib.suppress(EngineError):
+                return await remote.check_grammar(grammar)
+        raise EngineDeadError("no engine is running", retry_after=MIN_RETRY_AFTER)
+
     @abstractmethod
     def _require_engine(self) -> None:
         """Raises a ``ChoraleError`` if no engine takes requests."""
 
     def _sum_up(self, known: Sequence[RemoteClient], up: Sequence[RemoteClient]) -> None:
         """``up``: those that are counted for admission. The largest request may use all that are known."""
+        self._up = tuple(up)
         if not known:
             return
         self._info = merge_info([remote.info for remote in known])

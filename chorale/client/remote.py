@@ -11,6 +11,7 @@ When the engine dies, every stream fails at once with ``EngineDeadError``. A new
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -26,12 +27,14 @@ from chorale.client.stream import ChunkSink, RequestStream
 from chorale.client.summary import without_gauges
 from chorale.client.wire import (
     Abort,
+    CheckGrammar,
     ClientExpired,
     EngineAddress,
     EngineFailed,
     EngineUpdate,
     FollowBlocks,
     FromEngine,
+    GrammarChecked,
     Heartbeat,
     Ping,
     PrefixSnapshot,
@@ -104,6 +107,8 @@ class RemoteClient:
         self._died_at: float | None = None
         self._restart_seconds = MIN_RETRY_AFTER  # duration of the most recent restart
         self._ticker: asyncio.Task[None] | None = None
+        self._numbers = itertools.count()
+        self._checks: dict[int, asyncio.Future[str | None]] = {}  # of grammars
 
     # ------------------------------------------------------------------ EngineClient
 
@@ -148,6 +153,17 @@ class RemoteClient:
         self._in_flight.adopt(stream, request)
         follower.sent(request)
         self._connection.send(Submit(self._engine_id, request))
+
+    async def check_grammar(self, grammar: str) -> str | None:
+        self.require_engine()
+        number = next(self._numbers)
+        verdict: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self._checks[number] = verdict
+        try:
+            self._connection.send(CheckGrammar(number, grammar))
+            return await verdict
+        finally:
+            del self._checks[number]
 
     def abort(self, request_id: str) -> None:
         if self._in_flight.abort(request_id):
@@ -232,6 +248,11 @@ class RemoteClient:
             if self._follower is not None:
                 self._follower.receive(message)
             return
+        if isinstance(message, GrammarChecked):
+            verdict = self._checks.get(message.number)
+            if verdict is not None and not verdict.done():
+                verdict.set_result(message.reason)
+            return
         self._stats = message.step.stats
         self._in_flight.deliver(message.step.chunks)
 
@@ -256,9 +277,14 @@ class RemoteClient:
         """
         if request_ids := self._in_flight.ids():
             self._connection.send(Abort(request_ids))
-        self._in_flight.fail_all(
-            lambda: EngineDeadError(f"{message}; please retry", retry_after=self._restart_seconds)
-        )
+
+        def error() -> EngineDeadError:
+            return EngineDeadError(f"{message}; please retry", retry_after=self._restart_seconds)
+
+        self._in_flight.fail_all(error)
+        for verdict in self._checks.values():
+            if not verdict.done():
+                verdict.set_exception(error())
 
     # ------------------------------------------------------------------ internals
 

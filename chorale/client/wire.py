@@ -70,7 +70,14 @@ class FollowBlocks(msgspec.Struct, frozen=True, array_like=True, tag="follow"):
     """Ask for a ``PrefixSnapshot`` and the ``EngineUpdate``s after it."""
 
 
-ToEngine = Register | Submit | Abort | Ping | Unregister | FollowBlocks
+class CheckGrammar(msgspec.Struct, frozen=True, array_like=True, tag="check_grammar"):
+    """Ask for a ``GrammarChecked`` of the same ``number``."""
+
+    number: int
+    grammar: str
+
+
+ToEngine = Register | Submit | Abort | Ping | Unregister | FollowBlocks | CheckGrammar
 
 
 # --------------------------------------------------------------------------- engine -> client
@@ -115,7 +122,15 @@ class EngineUpdate(msgspec.Struct, frozen=True, array_like=True, tag="update"):
     changes: BlockChanges | None = None
 
 
-FromEngine = StepMessage | EngineFailed | ClientExpired | PrefixSnapshot | EngineUpdate
+class GrammarChecked(msgspec.Struct, frozen=True, array_like=True, tag="grammar_checked"):
+    """``reason``: why the engine cannot use the grammar, or None."""
+
+    engine_id: str
+    number: int
+    reason: str | None
+
+
+FromEngine = StepMessage | EngineFailed | ClientExpired | PrefixSnapshot | EngineUpdate | GrammarChecked
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

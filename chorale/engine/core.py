@@ -13,6 +13,7 @@ import itertools
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 from chorale.engine.admission import Admission
@@ -88,6 +89,10 @@ class EngineCore:
             self._enter(request)
         if refusal is not None:
             self._end_early(request, "error", refusal)
+
+    def check_grammar(self, grammar: str) -> Future[str | None]:
+        """Compile a grammar in a thread. The result is None, or why requests cannot use it."""
+        return self._pending_grammars.check(grammar)
 
     def _enter(self, request: GenerateRequest) -> None:
         self._engine.add_request(self._admission.accept(request, self._clock()))

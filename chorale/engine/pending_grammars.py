@@ -7,6 +7,7 @@ from concurrent.futures import Future
 
 from chorale.engine.types import GenerateRequest, GrammarService
 
+NO_GRAMMARS = "this engine does not support grammars"
 PATIENCE = 0.01  # seconds that an idle engine waits for a compiler before it reads its inbox again
 
 
@@ -27,13 +28,21 @@ class PendingGrammarQueue:
         """Start compiling. Returns the reason if this engine cannot serve the request, else None."""
         sampling = request.sampling
         if self._service is None:
-            return "this engine does not support grammars"
+            return NO_GRAMMARS
         if not 0 <= sampling.grammar_context <= len(request.prompt_token_ids):
             return "grammar_context is longer than the prompt"
         start = len(request.prompt_token_ids) - sampling.grammar_context
         future = self._service.prepare(sampling, request.prompt_token_ids[start:])
         self._pending[request.request_id] = (request, future)
         return None
+
+    def check(self, grammar: str) -> Future[str | None]:
+        """Start compiling a grammar that no request waits for yet."""
+        if self._service is not None:
+            return self._service.check(grammar)
+        refused: Future[str | None] = Future()
+        refused.set_result(NO_GRAMMARS)
+        return refused
 
     def take_ready(self, *, wait: bool) -> list[tuple[GenerateRequest, str | None]]:
         """Remove the compiled requests and return them, each with None or the reason why it cannot be

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import re
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ _LIMITS = LLParserLimits(
     max_lexer_states=50_000, max_items_in_row=2_000, step_max_items=100_000, verbose_errors=False
 )
 _WALK_STEPS = 24
+MAX_CHECK_SECONDS = 2.0  # CPU time of one grammar
 _WALK_FIRST = b'"[{,:'  # the walk takes one of these wherever it may: they lead to most of the structure
 _UNSATISFIABLE = "nothing satisfies it"
 MAX_GBNF_RULES = 500
@@ -86,13 +88,21 @@ def compile_grammar(grammar: str) -> LLMatcher:
 
 
 def check_constraint(constraint: Constraint) -> None:
-    """Raises ``ValueError`` unless the constraint compiles, allows a first token, and a short walk exceeds no
+    """Raises ``ValueError`` if ``check_grammar`` does for a grammar of this constraint alone."""
+    check_grammar(raw_grammar(constraint))
+
+
+def check_grammar(grammar: str) -> None:
+    """Raises ``ValueError`` unless the grammar compiles, allows a first token, and a short walk exceeds no
     limit.
 
     Some grammars compile quickly but exceed the limits at their first choice; they are refused early.
     """
-    matcher = compile_grammar(raw_grammar(constraint))
+    began = time.thread_time()
+    matcher = compile_grammar(grammar)
     for step in range(_WALK_STEPS):
+        if time.thread_time() - began > MAX_CHECK_SECONDS:
+            raise ValueError(f"takes longer than {MAX_CHECK_SECONDS:g} s to compile")
         mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
         _check_walk(matcher)
         if not mask.any():

@@ -76,6 +76,9 @@ class RankedGrammars:
         self._ranks.send(encode(Grammar(sampling.grammar)))
         return self._first.prepare(sampling, context)
 
+    def check(self, grammar: str) -> Future[str | None]:
+        return self._first.check(grammar)
+
     def close(self) -> None:
         self._first.close()
 

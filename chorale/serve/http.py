@@ -13,7 +13,8 @@ from pathlib import Path
 from chorale.api.app import create_app
 from chorale.api.batches.service import open_service
 from chorale.api.http.middleware import HttpMiddleware
-from chorale.api.http.server import Stop, serve_app
+from chorale.api.http.server import serve_app
+from chorale.api.listening import Stop
 from chorale.api.operator.metrics import Metrics
 from chorale.api.responses.background.recovery import recovery
 from chorale.api.state import ServerState
@@ -22,7 +23,6 @@ from chorale.client.remote import RemoteClient
 from chorale.client.replicas import ReplicaClient
 from chorale.config import ServerConfig
 from chorale.errors import ConfigError
-from chorale.grammar.matcher import tokenizer
 from chorale.harmony.vocab import Vocabulary, VocabularyError, load_vocabulary
 from chorale.serve.bootstrap import ApiStart
 from chorale.store.store import ResponseStore, StoreError, open_store
@@ -63,7 +63,6 @@ async def opened_app(client: EngineClient, start: ApiStart) -> AsyncIterator[Htt
     try:
         yield create_app(state, start.api_key_hashes)
     finally:
-        state.grammars.close()
         await tools.aclose()
         await state.store.close()
         if state.tracer is not None:
@@ -74,7 +73,6 @@ def _load_vocabulary() -> Vocabulary:
     """Returns the vocabulary, and builds what would hold the interpreter's lock when first used."""
     vocab = load_vocabulary()
     vocab.encode("")
-    tokenizer()
     return vocab
 
 

@@ -141,6 +141,15 @@ class ScriptedClient:
         if stream.num_unfinished <= 0:
             self._streams.pop(request.request_id, None)
 
+    async def check_grammar(self, grammar: str) -> str | None:
+        from chorale.grammar.matcher import check_grammar  # llguidance, for tests that need it
+
+        try:
+            await asyncio.to_thread(check_grammar, grammar)
+        except ValueError as error:
+            return str(error)
+        return None
+
     def abort(self, request_id: str, index: int | None = None) -> None:
         """``index``: a consumer left that choice; its stream hears no more of it."""
         if index is not None:

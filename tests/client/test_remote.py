@@ -141,6 +141,16 @@ def test_a_request_that_the_engine_refuses_harms_nobody() -> None:
     run(scene())
 
 
+def test_an_engine_without_grammars_says_so_while_it_runs_others() -> None:
+    async def scene() -> None:
+        async with rig(Behaviour(step_seconds=0.005)) as r:
+            stream = r.client.submit(request("r", 50_000))
+            assert await r.client.check_grammar("{}")
+            await stream.aclose()
+
+    run(scene())
+
+
 def test_while_loading_there_is_progress_and_no_service() -> None:
     async def scene() -> None:
         async with rig(Behaviour(load_seconds=0.5), wait=False) as r:

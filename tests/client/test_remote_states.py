@@ -17,9 +17,11 @@ from chorale.client.base import EngineInfo, EngineStatus
 from chorale.client.remote import ClientLimits, RemoteClient
 from chorale.client.wire import (
     Abort,
+    CheckGrammar,
     ClientExpired,
     EngineFailed,
     FromEngine,
+    GrammarChecked,
     Heartbeat,
     Register,
     StepMessage,
@@ -127,6 +129,23 @@ def test_heartbeats_after_the_last_words_are_not_life() -> None:
                 w.client.submit(request("r"))
             await w.attach("two", count=2)
             assert w.client.submit(request("r")).num_unfinished == 1
+
+    run(scene())
+
+
+def test_each_check_of_a_grammar_gets_its_own_answer_or_the_end_of_the_engine() -> None:
+    async def scene() -> None:
+        async with wire() as w:
+            await w.attach("one")
+            checks = [asyncio.ensure_future(w.client.check_grammar(text)) for text in ("a", "b", "c")]
+            await w.until_received(CheckGrammar, 3)
+            asked = {each.grammar: each.number for each in w.received if isinstance(each, CheckGrammar)}
+            w.say(GrammarChecked("one", asked["b"], "no such rule"))
+            w.say(GrammarChecked("one", asked["a"], None))
+            assert await asyncio.gather(*checks[:2]) == [None, "no such rule"]
+            w.say(EngineFailed("one", "the device failed"))
+            with pytest.raises(EngineDeadError):
+                await checks[2]
 
     run(scene())
 

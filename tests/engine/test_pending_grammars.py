@@ -34,6 +34,9 @@ class Service:
     def close(self) -> None:
         self.closed = True
 
+    def check(self, grammar: str) -> Future[str | None]:
+        return self.futures.setdefault(grammar, Future())
+
     def prepare(self, sampling: SamplingSpec, context: Sequence[int]) -> Future[str | None]:
         self.contexts[sampling.grammar] = list(context)
         return self.futures.setdefault(sampling.grammar, Future())

@@ -19,6 +19,7 @@ from chorale.grammar.constraint import MAX_BYTES, MAX_DEPTH, check_size, json_ob
 from chorale.grammar.frames import raw_grammar
 from chorale.grammar.matcher import check_constraint, compile_grammar, to_lark
 from chorale.harmony.vocab import load_vocabulary
+from chorale.testing.scripted_client import Script, ScriptedClient
 from chorale.turns.structured import constraint_of
 from tests.support.worst_input import check_linear
 
@@ -197,15 +198,12 @@ def test_the_checker_counts_what_it_compiles_and_not_what_it_has_compiled(
     monkeypatch.setattr(checker, "MAX_PENDING", 2)
 
     async def main() -> None:
-        own = GrammarChecker()
-        try:
-            for pattern in ("a", "b", "c"):
-                await own.check([regex(pattern, "p")])
-                with pytest.raises(RequestError):
-                    await own.check([regex(pattern + "(", "p")])
-            await own.check([json_object("p")])
-        finally:
-            own.close()
+        own = GrammarChecker(ScriptedClient(lambda request, index: Script(())).check_grammar)
+        for pattern in ("a", "b", "c"):
+            await own.check([regex(pattern, "p")])
+            with pytest.raises(RequestError):
+                await own.check([regex(pattern + "(", "p")])
+        await own.check([json_object("p")])
 
     asyncio.run(main())
 

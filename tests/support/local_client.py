@@ -53,6 +53,9 @@ class LocalClient:
     def stats(self) -> EngineStats:
         return self._stats
 
+    async def check_grammar(self, grammar: str) -> str | None:
+        return await asyncio.wrap_future(self._core.check_grammar(grammar))
+
     @property
     def engines(self) -> tuple[LocalClient, ...]:
         return (self,)

@@ -157,7 +157,6 @@ async def served(
                 watching.cancel()
                 await asyncio.gather(watching, return_exceptions=True)
             await state.background.close(state.store)
-            state.grammars.close()
 
 
 def with_server(

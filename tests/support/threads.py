@@ -25,10 +25,7 @@ async def tool_server(
         make_state(client, tools=tools, tool_service=service, names=names) as state,
         running(create_app(state)) as server,
     ):
-        try:
-            yield server
-        finally:
-            state.grammars.close()
+        yield server
 
 
 @contextlib.contextmanager

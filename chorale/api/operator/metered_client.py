@@ -84,6 +84,9 @@ class MeteredClient:
         traced = recording()
         return metered if traced is None else TracedStream(metered, request, traced)
 
+    async def check_grammar(self, grammar: str) -> str | None:
+        return await self._client.check_grammar(grammar)
+
     def abort(self, request_id: str) -> None:
         self._client.abort(request_id)
 

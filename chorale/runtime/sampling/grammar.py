@@ -28,7 +28,7 @@ import torch
 from llguidance import LLExecutor, LLMatcher
 
 from chorale.engine.types import RowStart, SamplingSpec
-from chorale.grammar.matcher import MASK_WORDS, compile_grammar
+from chorale.grammar.matcher import MASK_WORDS, check_grammar, compile_grammar
 from chorale.grammar.matcher import warm as warm_tokenizer
 from chorale.harmony.vocab import VOCAB_SIZE
 from chorale.runtime.device import Arrays, Device
@@ -42,6 +42,7 @@ _ENTRY_BYTES = 96 * 1024
 _PER_BYTE = 208
 _PARALLEL_FROM = 8  # rows; below, one thread is faster
 _NUM_MASK_BUFFERS = 4  # steps whose masks are kept: those of two may still be on their way to the device
+WRONG_VOCABULARY = f"grammars need the harmony vocabulary of {VOCAB_SIZE} tokens"
 Fetch = Callable[[], Arrays]
 
 
@@ -55,6 +56,7 @@ class GrammarCache:
         self._size = 0
         self._warming: threading.Thread | None = None
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="grammar")
+        self._checks = ThreadPoolExecutor(2, thread_name_prefix="grammar-check")  # no admitted request waits
 
     def warm(self) -> None:
         """Begins to build the tokenizer in a thread; ``wait_warm`` before the first step waits for its end.
@@ -71,9 +73,21 @@ class GrammarCache:
     def prepare(self, sampling: SamplingSpec, context: Sequence[int]) -> Future[str | None]:
         return self._threads.submit(self._prepare, sampling.grammar, list(context))
 
+    def check(self, grammar: str) -> Future[str | None]:
+        return self._checks.submit(self._check, grammar)
+
+    def _check(self, grammar: str) -> str | None:
+        if self._vocab_size != VOCAB_SIZE:
+            return WRONG_VOCABULARY
+        try:
+            check_grammar(grammar)
+        except Exception as error:  # errors of the compiler concern this request alone
+            return str(error)
+        return None
+
     def _prepare(self, grammar: str, context: list[int]) -> str | None:
         if self._vocab_size != VOCAB_SIZE:
-            return f"grammars need the harmony vocabulary of {VOCAB_SIZE} tokens"
+            return WRONG_VOCABULARY
         try:
             matcher = self.matcher(grammar)
         except Exception as error:  # errors of the compiler concern this request alone
@@ -100,7 +114,8 @@ class GrammarCache:
         return copy
 
     def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._checks):
+            threads.shutdown(wait=False, cancel_futures=True)
 
 
 def weight(grammar: str) -> int:

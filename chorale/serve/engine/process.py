@@ -5,6 +5,7 @@ Started by the supervisor as ``python -m chorale.serve.engine.process``, with an
 
 from __future__ import annotations
 
+import concurrent.futures
 import ctypes
 import gc
 import importlib.util
@@ -16,14 +17,16 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from typing import Protocol
 
 import msgspec
 
 from chorale.client.base import Core, EngineInfo
-from chorale.client.wire import Abort, FollowBlocks, Submit, ToEngine, Unregister
+from chorale.client.wire import Abort, CheckGrammar, FollowBlocks, Submit, ToEngine, Unregister
 from chorale.config import EngineConfig
+from chorale.engine.pending_grammars import PATIENCE
 from chorale.engine.types import BlockChanges, EngineStats, GenerateRequest, PrefixIndexState
 from chorale.errors import ChoraleError, ConfigError, GpuError
 from chorale.kernels.triton.precompile import pool
@@ -79,6 +82,7 @@ class EngineInbox:
         self._server_socket, self._heartbeat = server_socket, heartbeat
         self._publisher = publisher
         self._draining = False
+        self._checks: dict[Future[str | None], tuple[bytes, int]] = {}  # of grammars
         self._is_followed = False  # the core records changes of the prefix index
 
     def drain(self) -> None:
@@ -90,6 +94,8 @@ class EngineInbox:
         """Handles every message that has arrived. Returns False once drained."""
         for client, message in self._server_socket.receive():
             self._handle(client, message)
+        for verdict in [verdict for verdict in self._checks if verdict.done()]:
+            self._server_socket.answer_check(*self._checks.pop(verdict), verdict.result())
         self._server_socket.expire_silent_clients()
         if self._is_followed and not core.has_work:
             self._update_followers(core.stats)  # of requests that were refused
@@ -98,7 +104,10 @@ class EngineInbox:
     def wait(self, timeout: float) -> None:
         if self._publisher is not None:
             self._publish(self._publisher, self._heartbeat.stats)
-        self._server_socket.wait(timeout)
+        if self._checks:
+            concurrent.futures.wait(self._checks, PATIENCE, concurrent.futures.FIRST_COMPLETED)
+        else:
+            self._server_socket.wait(timeout)
 
     def step(self, core: Core) -> None:
         self._heartbeat.step_begins()
@@ -138,6 +147,8 @@ class EngineInbox:
         elif isinstance(message, FollowBlocks):
             self._is_followed = True
             self._server_socket.follow(client, self._core.follow_blocks(), self._core.stats())
+        elif isinstance(message, CheckGrammar):
+            self._checks[self._core.check_grammar(message.grammar)] = client, message.number
         elif isinstance(message, Unregister):
             self._server_socket.drop(client)
 

@@ -16,6 +16,7 @@ from chorale.client.wire import (
     EngineFailed,
     EngineUpdate,
     FromEngine,
+    GrammarChecked,
     Ping,
     PrefixSnapshot,
     StepMessage,
@@ -207,6 +208,10 @@ class EngineServerSocket:
             for index in range(request.sampling.n)
         ]
         self._send(client, StepMessage(self._engine_id, StepOutputs(chunks, stats)))
+
+    def answer_check(self, client: bytes, number: int, reason: str | None) -> None:
+        """Tell a client whether its grammar can be used."""
+        self._send(client, GrammarChecked(self._engine_id, number, reason))
 
     def announce_failure(self, message: str) -> None:
         """Report to every client that this engine ends."""

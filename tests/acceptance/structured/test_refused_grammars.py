@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
@@ -11,8 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chorale.errors import RequestError
-from chorale.grammar import checker
-from chorale.grammar.matcher import check_constraint
 from tests.support.local_client import LocalClient
 from tests.support.schema_cases import BIAS, obj
 from tests.support.server import Server
@@ -231,13 +230,14 @@ def test_nasty_schemas_are_answered_or_refused_at_once(client: LocalClient) -> N
 
 
 def test_a_verdict_is_remembered(client: LocalClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled: list[Any] = []
+    compiled: list[str] = []
+    check = client.check_grammar
 
-    def counted(constraint: Any) -> None:
-        compiled.append(constraint)
-        check_constraint(constraint)
+    def counted(grammar: str) -> Awaitable[str | None]:
+        compiled.append(grammar)
+        return check(grammar)
 
-    monkeypatch.setattr(checker, "check_constraint", counted)
+    monkeypatch.setattr(client, "check_grammar", counted)
 
     async def main(server: Server) -> None:
         for schema, is_good in ((obj(["a"], a={"type": "string"}), True), (NASTY["repeats"], False)):

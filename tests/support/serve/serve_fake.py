@@ -12,7 +12,7 @@ import sys
 
 import msgspec
 
-from chorale.api.http.auth import hash_key
+from chorale.api.http.owner import hash_key
 from chorale.client.base import EngineInfo, EngineStatus
 from chorale.config import ServerConfig
 from chorale.serve import supervisor

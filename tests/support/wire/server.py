@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx2
 
-from chorale.api.http.auth import hash_key
+from chorale.api.http.owner import hash_key
 from chorale.client.base import EngineInfo
 from chorale.testing.scripted_client import Script, ScriptedClient
 from tests.support import server as support
