@@ -24,7 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "demo": {"folders", "model", "kernels", "harmony", "errors"},
     "runtime": {"engine.types", "grammar", "harmony", "model", "kernels", "parallel", "config", "errors"},
     "client": {"engine", "errors", "config", "processes"},
-    "testing": {"client", "engine.types", "errors"},
+    "testing": {"client", "engine.types", "errors", "grammar"},
     "tools": {"harmony", "config", "errors", "folders", "processes", "tracing", "version"},
     "tracing": {"errors", "version"},
     "turns": {

@@ -317,7 +317,8 @@ SERVE = """
 import asyncio
 import gc
 from chorale.api.app import create_app
-from chorale.api.listening import bind_sockets, serve_app
+from chorale.api.http.server import serve_app
+from chorale.api.listening import bind_sockets
 from tests.support.app import make_state
 
 async def main():
