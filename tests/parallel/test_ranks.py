@@ -118,7 +118,9 @@ def check_records(found: list[TokenLogprobs | None], expected: list[TokenLogprob
         if one is None or other is None:
             assert one is other
             continue
-        assert (one.token_id, one.rank, one.top_ids) == (other.token_id, other.rank, other.top_ids)
+        assert (one.token_id, one.top_ids) == (other.token_id, other.top_ids)
+        # Among a thousand logits, two that are nearly equal change places when the order of a sum does.
+        assert one.rank == pytest.approx(other.rank, abs=1 if one.rank > 20 else 0)
         assert one.logprob == pytest.approx(other.logprob, abs=BOUND)
         assert one.top_logprobs == pytest.approx(other.top_logprobs, abs=BOUND)
 
