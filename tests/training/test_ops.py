@@ -99,9 +99,10 @@ def test_training_and_serving_agree(net: DemoNet, folder: Path) -> None:
     positions = torch.cat([torch.arange(len(row)) for row in rows]).unsqueeze(0)
     with torch.no_grad():
         hidden = net(token_ids, positions, torch.arange(200))
-        table = net.table("unembed")(torch.arange(VOCAB_SIZE))
+        some = torch.arange(0, VOCAB_SIZE, 41)  # a table of all takes minutes
+        table = net.table("unembed")(some)
         trained = hidden.bfloat16().float() @ table.float().mT
-    served = torch.cat(served_logits(folder, rows, torch.float32))
+    served = torch.cat(served_logits(folder, rows, torch.float32))[:, some]
     error = (trained - served).norm(dim=-1) / served.norm(dim=-1)
     # bfloat16 rounding; a router that chooses another expert for a nearly equal score moves a token more.
     assert error.median() < 0.02
