@@ -339,7 +339,7 @@ def test_a_life_with_a_bound_gives_every_request_its_tokens(
     """The simulation of ``test_simulation.py`` with steps that take time: aborts, preemptions, n, hits."""
     monkeypatch.setattr(simulation, "FakeExecutor", lambda limits, model: SlowExecutor(limits, model))
     preemptions = 0
-    for seed in range(3):
+    for seed in range(2):
         rng = random.Random(f"pace{depth}{block_size}{seed}")
         limits = tight_limits(rng, depth, True, block_size, "priority" if seed % 2 else "fcfs")
         limits = replace(limits, prompt_delay=0.01, max_prompt_delay=0.02, least_chunk=rng.choice((1, 4)))

@@ -1,4 +1,4 @@
-"""10,000 simulated requests: each gets the tokens that it would get alone, whatever happens around it."""
+"""6,000 simulated requests: each gets the tokens that it would get alone, whatever happens around it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from chorale.engine.types import EngineLimits
 from tests.support.engine.simulation import EOS, VOCAB, simulate
 
-REQUESTS_PER_CASE = 625  # 16 cases
+REQUESTS_PER_CASE = 375  # 16 cases
 
 # With each depth one block size; the others are marked slow.
 CASES = [
@@ -48,13 +48,13 @@ def tight_limits(
 def test_every_request_gets_the_tokens_it_would_get_alone(
     depth: Literal[0, 1], caching: bool, block_size: int
 ) -> None:
-    """Five engines of 125 requests: two policies, random sizes. A failure replays from its seed."""
+    """Three engines of 125 requests: two policies, random sizes. A failure replays from its seed."""
     preemptions = hits = 0
-    for seed in range(5):
+    for seed in range(3):
         rng = random.Random(f"{depth}{caching}{block_size}{seed}")
         limits = tight_limits(rng, depth, caching, block_size, "priority" if seed % 2 else "fcfs")
-        life = simulate(limits, REQUESTS_PER_CASE // 5, seed)
+        life = simulate(limits, REQUESTS_PER_CASE // 3, seed)
         preemptions += life.core.stats().num_preemptions
         hits += life.core.stats().prefix_cache_hits
-    assert preemptions > 20, "no block pressure: the test says nothing about preemption"
+    assert preemptions > 10, "no block pressure: the test says nothing about preemption"
     assert (hits > 0) == caching

@@ -171,7 +171,7 @@ NO_STORE = {"response_store": "/"}
         pytest.param({}, NO_CERTIFICATE, 2, id="one-no certificate"),
         pytest.param({}, NO_STORE, 2, id="one-store"),
         pytest.param(WORKERS, NO_FILE, 2, id="workers-no file", marks=pytest.mark.slow),
-        pytest.param(WORKERS, NO_CERTIFICATE, 2, id="workers-no certificate"),
+        pytest.param(WORKERS, NO_CERTIFICATE, 2, id="workers-no certificate", marks=pytest.mark.slow),
         pytest.param(WORKERS, NO_STORE, 2, id="workers-store", marks=pytest.mark.slow),
     ],
 )
@@ -355,7 +355,7 @@ def test_children_die_with_a_killed_supervisor() -> None:
         pytest.param({}, signal.SIGHUP, id="one-hangup"),
         pytest.param({}, signal.SIGQUIT, id="one-quit"),
         pytest.param({}, signal.SIGINT, id="one-interrupt"),
-        pytest.param(WORKERS, signal.SIGHUP, id="workers-hangup"),
+        pytest.param(WORKERS, signal.SIGHUP, id="workers-hangup", marks=pytest.mark.slow),
         pytest.param(WORKERS, signal.SIGQUIT, id="workers-quit", marks=pytest.mark.slow),
         pytest.param(WORKERS, signal.SIGINT, id="workers-interrupt", marks=pytest.mark.slow),
     ],

@@ -65,7 +65,7 @@ def test_an_engine_that_dies_within_an_item(kind: str) -> None:
     script = ids(THINK + LASTS[kind])
 
     async def scenario() -> None:
-        for end in range(1, len(script), 3):
+        for end in range(1, len(script), 7):
             async with tools_served(Script(script[:end], error=EngineDeadError("gone"))) as server:
                 body = check_events(parse_sse(await server.stream(input="x", tools=TOOLS)))
                 assert body["status"] == "failed"
@@ -79,7 +79,7 @@ def test_the_limit_falls_within_an_item(kind: str) -> None:
     script = ids(THINK + LASTS[kind])
 
     async def scenario() -> None:
-        for end in range(1, len(script), 3):
+        for end in range(1, len(script), 7):
             async with tools_served(Script(script[:end], finish_reason="length")) as server:
                 body = check_events(parse_sse(await server.stream(input="x", tools=TOOLS)))
                 assert body["status"] == "incomplete"

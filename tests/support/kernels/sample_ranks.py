@@ -224,10 +224,10 @@ def spread(ranks: Ranks) -> list[torch.Tensor]:
 
 def cost(ranks: Ranks) -> list[torch.Tensor]:
     """What crosses: the numbers of a row that searches, nothing of a row without filters but its choice."""
-    size, rows = ranks.rank.share.size, rows_of([OFF, K[2], P[3], OFF], seed=8)
+    size, rows = ranks.rank.share.size, rows_of([OFF, P[3]], seed=8)
     if ranks.exchange is None:
         check(ranks, rows)
-        expected = [4 * 128] * (2 * (ROUNDS + 1)) + [3 * 4 * 4]
+        expected = [2 * 128] * (2 * (ROUNDS + 1)) + [3 * 4 * 2]
         assert ranks.sent == expected, ranks.sent
         return []
     store4, sent = exchange_module.store4, ranks.sent
@@ -240,14 +240,14 @@ def cost(ranks: Ranks) -> list[torch.Tensor]:
     exchange_module.store4 = counted  # type: ignore[assignment]
     own = ranks.own
     mine = rows.logits[:, own.start : own.stop].contiguous()
-    out, last = torch.zeros(4, dtype=torch.int64), torch.zeros(4, dtype=torch.int64)
+    out, last = torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)
     SharedSample(ranks.rank, rows.forbidden, ranks.exchange)(mine, rows.draws, last, out)
     exchange_module.store4 = store4
     rounds = [n for n in sent if n == BYTES_OF_ROUND]
     assert sorted(set(sent)) == [BYTES_OF_CHOICE, BYTES_OF_ROUND], sent
-    assert sent.count(BYTES_OF_CHOICE) == 4 * (size - 1)
-    assert len(rounds) <= 2 * 6 * (size - 1), len(rounds)  # of two rows; the worst case is 13 each
-    print(f"  {len(rounds) / 2 / (size - 1):.1f} rounds a row with a filter", flush=True)
+    assert sent.count(BYTES_OF_CHOICE) == 2 * (size - 1)
+    assert len(rounds) <= 6 * (size - 1), len(rounds)  # the worst case is 13
+    print(f"  {len(rounds) / (size - 1):.1f} rounds of a row with a filter", flush=True)
     return []
 
 
