@@ -36,17 +36,6 @@ def test_the_index_of_decisions_names_each() -> None:
         assert f"]({page.name})" in index, page.name
 
 
-@pytest.mark.parametrize("page", sorted((DOCS / "decisions").glob("0*.md")), ids=lambda page: page.stem)
-def test_a_decision_has_its_parts(page: Path) -> None:
-    text = page.read_text("utf-8")
-    parts = ("Context", "Decision", "Alternatives considered", "Consequences", "When to revisit")
-    places = [text.index(f"\n## {part}\n") for part in parts]
-    assert places == sorted(places)
-    assert text.startswith("# ")
-    assert "\nDate: 20" in text[: places[0]]
-    assert "Status: " in text[: places[0]]
-
-
 @pytest.mark.skipif(importlib.util.find_spec("zensical") is None, reason="needs the extra docs")
 def test_the_site_builds_and_fetches_nothing(tmp_path: Path) -> None:
     shutil.copytree(DOCS, tmp_path / "docs")

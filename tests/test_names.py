@@ -39,17 +39,6 @@ def test_loggers_are_named_after_their_module(package: str) -> None:
             assert ast.unparse(node.targets[0]).endswith("logger"), path
 
 
-# term -> words that meant the same and are not used for it any more, as identifiers
-SYNONYMS = {
-    "ToolError": ("ToolFault", "McpFault", "HttpFault"),
-    "HttpMiddleware": ("Shell",),
-    "AuthenticatedRoute": ("Guarded", "guard_routes"),
-    "BuiltInTool": ("Hosted", "hosted_tools"),
-    "DecodeGraphRunner": ("Decodes",),
-    "LoadRequest": ("make_jobs",),
-}
-
-
 def glossary() -> list[tuple[str, str]]:
     """Returns (term, where) of every row."""
     lines = (ROOT / "docs" / "glossary.md").read_text("utf-8").splitlines()
@@ -67,11 +56,3 @@ def test_the_glossary_names_what_exists() -> None:
                 assert (PACKAGE / place).exists(), f"{term}: {place}"
             else:
                 assert set(place.split(".")) <= names, f"{term}: {place}"
-
-
-@pytest.mark.parametrize("term", SYNONYMS)
-def test_one_word_for_one_thing(term: str) -> None:
-    source = "\n".join(path.read_text("utf-8") for path in modules())
-    assert re.search(rf"\b{term}\b", source)
-    for other in SYNONYMS[term]:
-        assert not re.search(rf"^\s*(?:async )?(?:class|def) {other}\b", source, re.MULTILINE), other

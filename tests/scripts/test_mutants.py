@@ -136,17 +136,3 @@ def test_only_functions_that_changed(repository: Path) -> None:
         line.split()[1] for word in ("killed", "survived", "untested") for line in lines(done.stdout, word)
     }
     assert found == {f"small/sums.py:{n}" for n in (12, 14, 15)}, done.stdout + done.stderr
-
-
-def test_a_share_of_killed_below_the_floor_is_an_error(repository: Path) -> None:
-    assert mutants(repository, "small/sums.py:total", "--limit", "1", "--floor", "1").returncode == 1
-
-
-def test_errors_are_one_line(repository: Path) -> None:
-    done = mutants(repository, "small/sums.py:absent")
-    assert (done.returncode, done.stderr) == (1, "no function or class is called absent\n")
-    (repository / "tests/test_sums.py").unlink()
-    (repository / "CONTRIBUTING.md").unlink()
-    done = mutants(repository, "small/sums.py")
-    assert done.returncode == 2
-    assert "no tests belong to small/sums.py" in done.stderr

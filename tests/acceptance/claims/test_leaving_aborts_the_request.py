@@ -40,6 +40,7 @@ def test_leaving_aborts_the_request(path: str, stream: bool) -> None:
             await until(lambda: server.state.lifecycle.num_requests == 0)
             assert client.aborted == [request.request_id for request in client.requests]
             assert client.num_in_flight == 0
+            assert (await server.state.store.stats()).num_responses == 0
 
     asyncio.run(main())
 

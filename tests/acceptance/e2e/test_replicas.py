@@ -20,14 +20,6 @@ from tests.support.served import Served, at_once, serving
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")
 SUM = "What is 17 + 25?"
-WEATHER: Any = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "Get the weather of a city",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-    },
-}
 
 
 def health(server: Served) -> dict[str, Any]:
@@ -118,18 +110,6 @@ def test_completions_of_several_prompts_and_choices(two: Served) -> None:
     assert found.usage.completion_tokens <= 144
     again = client.completions.create(**asked, temperature=1)
     assert [choice.text for choice in again.choices] == [choice.text for choice in found.choices]
-
-
-def test_a_tool_is_called_and_its_result_used(two: Served) -> None:
-    client = two.client()
-    messages = user("What is the weather in Paris?")
-    first = client.chat.completions.create(model="demo", messages=messages, tools=[WEATHER], temperature=0)
-    (call,) = first.choices[0].message.tool_calls or []
-    assert call.type == "function"
-    assert json.loads(call.function.arguments)["city"] == "Paris"
-    messages += [first.choices[0].message, {"role": "tool", "tool_call_id": call.id, "content": "18 C, sun"}]
-    second = client.chat.completions.create(model="demo", messages=messages, tools=[WEATHER], temperature=0)
-    assert second.choices[0].message.content
 
 
 def conversations(server: Served, count: int, rounds: int) -> list[list[tuple[int, int]]]:

@@ -14,66 +14,6 @@ import pytest
 from tests.support.served import Served
 
 MODEL = "tiny"
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "Weather of a city",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-    },
-}
-FLAT_TOOL = {"type": "function", **TOOL["function"], "strict": False}  # type: ignore[dict-item]
-TEMPERATURES = (0.0, 1.0)
-
-
-@pytest.mark.parametrize("temperature", TEMPERATURES)
-@pytest.mark.parametrize("seed", range(2))
-def test_chat_stream_folds_to_the_body(served: Served, temperature: float, seed: int) -> None:
-    client = served.client()
-    ask = {
-        "model": MODEL, "messages": [{"role": "user", "content": f"Say something, please ({seed})."}],
-        "temperature": temperature, "seed": seed, "max_tokens": 24, "n": 2, "tools": [TOOL],
-    }  # fmt: skip
-    body = client.chat.completions.create(**ask)  # type: ignore[call-overload]
-    texts = {0: ["", ""], 1: ["", ""]}
-    reasons: dict[int, str | None] = {}
-    usage = None
-    stream = client.chat.completions.create(**ask, stream=True, stream_options={"include_usage": True})  # type: ignore[call-overload]
-    for chunk in stream:
-        usage = chunk.usage or usage
-        for choice in chunk.choices:
-            texts[choice.index][0] += choice.delta.content or ""
-            texts[choice.index][1] += getattr(choice.delta, "reasoning", None) or ""
-            reasons[choice.index] = choice.finish_reason or reasons.get(choice.index)
-    for choice in body.choices:
-        assert (choice.message.content or "") == texts[choice.index][0]
-        assert (getattr(choice.message, "reasoning", None) or "") == texts[choice.index][1]
-        assert choice.finish_reason == reasons[choice.index]
-    assert usage is not None
-    assert body.usage.completion_tokens == usage.completion_tokens == 48
-    assert body.usage.prompt_tokens == usage.prompt_tokens
-
-
-@pytest.mark.parametrize("temperature", TEMPERATURES)
-@pytest.mark.parametrize("seed", range(2))
-def test_responses_stream_folds_to_the_body(served: Served, temperature: float, seed: int) -> None:
-    client = served.client()
-    ask = {
-        "model": MODEL, "input": f"Say something, please ({seed}).", "temperature": temperature,
-        "max_output_tokens": 24, "tools": [FLAT_TOOL], "extra_body": {"seed": seed},
-    }  # fmt: skip
-    body = client.responses.create(**ask)  # type: ignore[call-overload]
-    final = None
-    with client.responses.stream(**ask) as stream:  # its state machine raises on a malformed stream
-        for event in stream:
-            final = getattr(event, "response", final)
-    assert final is not None
-    assert [item.type for item in body.output] == [item.type for item in final.output]
-    assert body.output_text == final.output_text
-    assert body.status == final.status
-    assert body.usage is not None
-    assert final.usage is not None
-    assert body.usage.output_tokens == final.usage.output_tokens
 
 
 def test_stored_responses_go_on(served: Served) -> None:

@@ -134,18 +134,6 @@ def seeds(count: int, one: Callable[[Server, int], Any]) -> Callable[[Server], A
     return main
 
 
-def test_none_never_calls(client: LocalClient) -> None:
-    async def one(server: Server, seed: int) -> None:
-        fields: dict[str, Any] = {"seed": seed, "logit_bias": LURES, "tool_choice": "none"}
-        choice = await choose(server, tools=NESTED, max_tokens=120, **fields)
-        assert "tool_calls" not in choice["message"]
-        assert choice["finish_reason"] in ("stop", "length")
-        response = await response_to(server, tools=FLAT, max_output_tokens=120, **fields)
-        assert {item["type"] for item in response["output"]} <= {"message", "reasoning"}
-
-    run(client, seeds(6, one))
-
-
 def test_strict_functions_bind_when_they_are_called(client: LocalClient) -> None:
     tools = [{**tool, "strict": tool["name"] != "ping"} for tool in FLAT]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from typing import Any
 
@@ -13,9 +12,8 @@ from hypothesis import strategies as st
 from chorale.config import ServerConfig
 from chorale.errors import EngineDeadError
 from chorale.testing.scripted_client import Script
-from tests.support.responses import CALL, HELLO, TERMINAL, TOOL, fold_events, serve, tokens, without_ids
+from tests.support.responses import CALL, HELLO, TOOL, fold_events, serve, tokens, without_ids
 from tests.support.server import run
-from tests.support.sse import parse_sse
 
 REQUIRED_KEYS = {
     "id", "object", "created_at", "completed_at", "status", "error", "incomplete_details", "model",
@@ -346,57 +344,3 @@ def test_stream_equals_body_for_random_tokens() -> None:
 
 
 # --------------------------------------------------------------------------- leaving
-
-
-def _scope(path: str) -> dict[str, Any]:
-    return {
-        "type": "http",
-        "http_version": "1.1",
-        "method": "POST",
-        "path": path,
-        "raw_path": path.encode(),
-        "query_string": b"",
-        "headers": [(b"host", b"test"), (b"content-type", b"application/json")],
-        "client": ("127.0.0.1", 1),
-        "server": ("127.0.0.1", 80),
-        "scheme": "http",
-        "root_path": "",
-    }
-
-
-@pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("num_tokens", [0, 9])
-def test_a_client_that_leaves_aborts_its_request(stream: bool, num_tokens: int) -> None:
-    async def scenario() -> None:
-        async with serve(Script(tokens(HELLO)[:num_tokens], hang=True)) as server:
-            gone, sent, asked = asyncio.Event(), [], False
-
-            async def receive() -> dict[str, Any]:
-                nonlocal asked
-                if not asked:
-                    asked = True
-                    body = b'{"input": "go", "stream": %s}' % (b"true" if stream else b"false")
-                    return {"type": "http.request", "body": body, "more_body": False}
-                await gone.wait()
-                return {"type": "http.disconnect"}
-
-            async def send(message: Any) -> None:
-                sent.append(message)
-
-            task = asyncio.create_task(server.app(_scope("/v1/responses"), receive, send))
-            while not server.client.requests or (stream and len(sent) < (4 if num_tokens else 2)):
-                await asyncio.sleep(0.001)
-            if stream:
-                first = sent[1]["body"]
-                assert first.startswith(b"event: response.created\n"), "sent before there is a token"
-            gone.set()
-            await asyncio.wait_for(task, 30)
-            assert server.client.aborted == [server.client.requests[0].request_id]
-            assert (await server.store.stats()).num_responses == 0
-            if stream and num_tokens:
-                content = b"".join(message.get("body", b"") for message in sent)
-                kinds = [event["type"] for event in parse_sse(content)]
-                assert "response.output_item.added" in kinds
-                assert not {*TERMINAL} & {*kinds}
-
-    run(scenario)

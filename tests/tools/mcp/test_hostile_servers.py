@@ -376,22 +376,6 @@ def test_filters_and_approvals(tmp_path: Path) -> None:
     run(work())
 
 
-def test_a_call_that_is_left_or_cancelled_ends(tmp_path: Path) -> None:
-    async def work() -> None:
-        client = liar("hangs")
-        await client.connect()
-        call = client.call("echo", {}, "t")
-        task = asyncio.ensure_future(anext(call))
-        await asyncio.sleep(0.1)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        await call.aclose()
-        await client.aclose()
-
-    run(work())
-
-
 def test_a_cancelled_call_is_cancelled_in_the_server(tmp_path: Path) -> None:
     file = tmp_path / "received"
 
