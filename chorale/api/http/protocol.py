@@ -233,7 +233,7 @@ class LimitedProtocol(HttpToolsProtocol):
             super().on_headers_complete()
             if self.scope["http_version"] == "1.0":
                 self.cycle.__class__ = _UnchunkedCycle
-            self.scope[CYCLE] = self.cycle  # type: ignore[literal-required]
+            self.scope[CYCLE] = self.cycle, self.turns  # type: ignore[literal-required]
 
     def _take_host(self) -> None:
         """Lets a request target with a host replace the Host header (RFC 9112, section 3.2.2)."""

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-CYCLE = "chorale.cycle"  # scope key: uvicorn's request and response
+CYCLE = "chorale.cycle"  # scope key: uvicorn's request and response, and ``Turns``
 KEEP_ALIVE_SECONDS = 15.0
 _KEEP_ALIVE = {"type": "http.response.body", "body": b": keep-alive\n\n", "more_body": True}
 _HEADERS = [
@@ -49,7 +49,7 @@ class EventStream(Response):
     ) -> None:
         self.source = source(self) if callable(source) else source
         self.encode: Callable[[Any], bytes] = lambda events: b""  # set by a source that uses ``write``
-        self._cycle: Any = None  # uvicorn's request and response, from the first chunk on
+        self._cycle: Any = None  # from the first chunk on
         self._on_error = on_error
         self._begun = False
         self.status_code = 200
@@ -101,7 +101,8 @@ class EventStream(Response):
         await self._begin(send)
         await send({"type": "http.response.body", "body": first, "more_body": True})
         self._sending = False
-        self._cycle = scope.get(CYCLE)
+        cycle, self._turns = scope.get(CYCLE, (None, None))
+        self._cycle = cycle if cycle is not None and cycle.chunked_encoding else None
         async for chunk in source:
             self._sending = True
             self._num_sent += 1
@@ -113,13 +114,13 @@ class EventStream(Response):
     def is_open(self) -> bool:
         """Returns whether ``write`` may be called: ``source`` waits, and the client reads."""
         cycle = self._cycle
-        return bool(cycle and cycle.chunked_encoding and not (cycle.disconnected or cycle.flow.write_paused))
+        return cycle is not None and not (cycle.disconnected or cycle.flow.write_paused)
 
     def write(self, events: Any) -> None:
         """Sends a chunk without ``source``: waking its nested coroutines is half of the cost of a token."""
         if chunk := self.encode(events):
             self._num_sent += 1
-            self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+            self._turns.send(self._cycle.transport, b"%x\r\n%b\r\n" % (len(chunk), chunk))
 
     async def _begin(self, send: Send) -> None:
         if not self._begun:

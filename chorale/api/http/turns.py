@@ -18,6 +18,7 @@ class Turns:
     def __init__(self) -> None:
         self._calls: deque[Callable[[], None]] = deque()
         self._is_due = False
+        self._chunks: list[tuple[asyncio.WriteTransport, bytes]] = []
 
     def add(self, loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
         self._calls.append(call)
@@ -44,3 +45,16 @@ class Turns:
         finally:
             if self._calls and not self._is_due:
                 self._schedule(loop)
+
+    def send(self, transport: asyncio.WriteTransport, chunk: bytes) -> None:
+        """Writes a chunk once those of other streams are made too: kernel and interpreter evict each other
+        from the caches."""
+        if not self._chunks:
+            asyncio.get_running_loop().call_soon(self._write, context=contextvars.Context())
+        self._chunks.append((transport, chunk))
+
+    def _write(self) -> None:
+        chunks, self._chunks = self._chunks, []
+        for transport, chunk in chunks:
+            if not transport.is_closing():
+                transport.write(chunk)

@@ -181,10 +181,10 @@ class MeteredStream:
             else:
                 self._first[index] = now
                 record.histograms["vllm:time_to_first_token_seconds"].observe(now - self._arrival)
+                if self._num_computed is None:
+                    self._num_computed = self._num_prompt - chunk.num_cached_tokens
             self._num_tokens[index] += count
             self._last[index] = now
-        if self._num_computed is None and chunk.token_ids:
-            self._num_computed = self._num_prompt - chunk.num_cached_tokens
         if chunk.num_cached_tokens and index == 0:  # choices share one prompt, which is counted once
             record.series.count("vllm:prompt_tokens_cached", (), chunk.num_cached_tokens)
         if chunk.finish_reason is not None and index in self._open:

@@ -22,7 +22,7 @@ from chorale.turns.choice.needs import ENDED, CallTool, Compact, Ended, Need, Ne
 from chorale.turns.choice.reader import Read, RoundReader
 from chorale.turns.choice.rounds import Rounds
 from chorale.turns.compaction import Compactor
-from chorale.turns.events import EndReason, ItemStatus, OutputEvent, ToolProgressed, Usage, chunk_error
+from chorale.turns.events import EndReason, ItemStatus, ToolProgressed, Usage, chunk_error
 from chorale.turns.request import TurnRequest
 from chorale.turns.tools.use import ToolUse
 
@@ -38,6 +38,7 @@ class Choice:
         self._need: Need | None = None
         self._forced = False  # the answer was forced after the last tool call
         self._out = Emitter(len(request.prompt_token_ids), request.stream_interval, progress=request.progress)
+        self.take = self._out.take
         tools = request.tools
         self._tools = ToolUse(tools[index], request.rules, self._out) if tools else None
         self._compactor = Compactor(request.compaction, self._out)
@@ -79,17 +80,22 @@ class Choice:
         """Takes new tokens."""
         if self._need is not None:
             return self._need
-        out = self._out
-        out.on_chunk(chunk)
-        token_ids, logprobs = chunk.token_ids, chunk.logprobs
+        out, reader = self._out, self._reader
+        sampled, token_ids, logprobs = out.sampled, chunk.token_ids, chunk.logprobs
+        if not sampled or chunk.finish_reason is not None:
+            out.on_chunk(chunk)
         num_shown = len(token_ids)
         if chunk.stop_token_id is not None and not self._shows_stop(chunk.stop_token_id):
             num_shown -= 1
-        sampled, read = out.sampled, self._reader.feed
         for position in range(num_shown):
             token = token_ids[position]
             sampled.append(token)
-            self._on_events(read(token, logprobs[position] if logprobs is not None else None))
+            entry = logprobs[position] if logprobs is not None else None
+            text = reader.parser.read_text(token)
+            if text is not None:
+                self._on_content(text, [(token, entry)])
+            else:
+                self._on_events(reader.feed(token, entry))
             if self._need is not None:
                 return self._need
         sampled.extend(token_ids[num_shown:])
@@ -102,10 +108,7 @@ class Choice:
 
     def _on_events(self, read: Read) -> None:
         for event, tokens in read:
-            if type(event) is ContentDelta:
-                self._on_content(event.text, tokens)
-            else:
-                self._on_event(event, tokens)
+            self._on_event(event, tokens)
             if self._need is not None:
                 return
 
@@ -283,7 +286,3 @@ class Choice:
             reason = "tool_calls"
         out.end(reason, stop_reason, error, self._tools.state() if self._tools is not None else None)
         return ENDED
-
-    def take(self) -> list[OutputEvent]:
-        """Returns the events that are due."""
-        return self._out.take()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from chorale.engine.types import TokenLogprobs
@@ -50,8 +49,7 @@ class OpenItem:
         self._citations = citations
         self.cited: list[UrlCitation] = []  # in the text that ``delta`` has returned or will return
         self._texts: list[str] = []
-        self._tokens: list[int] = []
-        self._logprobs: list[TokenLogprobs] = []
+        self._tokens: list[Token] = []
 
     def add(self, text: str, tokens: list[Token]) -> str | None:
         """Adds content. Returns the stop string that it completed; then only ``delta`` may be called."""
@@ -68,7 +66,7 @@ class OpenItem:
             self._texts.append(text)
             if self.is_blank and not text.isspace():
                 self.is_blank = False
-        self._keep(tokens)
+        self._tokens += tokens
         return matched
 
     def add_text(self, text: str) -> None:
@@ -85,7 +83,7 @@ class OpenItem:
                 text = self._read_cited(self._citations.feed(text))
             if text:
                 self._texts.append(text)
-            self._keep(tokens)
+            self._tokens += tokens
         if self._citations is not None:
             held = self._read_cited(self._citations.finish())
             self._citations = None
@@ -100,18 +98,12 @@ class OpenItem:
         cited, self.cited = self.cited, []
         return cited
 
-    def _keep(self, tokens: Iterable[Token]) -> None:
-        for token, logprobs in tokens:
-            self._tokens.append(token)
-            if logprobs is not None:
-                self._logprobs.append(logprobs)
-
     def delta(self) -> ItemDelta | None:
         """Returns all text since the last delta, or None."""
         texts, tokens = self._texts, self._tokens
         if not texts and not tokens:
             return None
-        text = texts[0] if len(texts) == 1 else "".join(texts)
-        made = ItemDelta(self.index, text, tuple(tokens), tuple(self._logprobs))
-        self._texts, self._tokens, self._logprobs = [], [], []
-        return made
+        self._texts, self._tokens = [], []
+        token_ids = tuple([token for token, _ in tokens])
+        logprobs = tuple([entry for _, entry in tokens if entry is not None])
+        return ItemDelta(self.index, "".join(texts), token_ids, logprobs)

@@ -17,7 +17,7 @@ from chorale.turns.choice.emitter import Emitter
 from chorale.turns.choice.item import OpenItem, Token
 from chorale.turns.choice.needs import ENDED, Ended
 from chorale.turns.choice.stops import StopFilter
-from chorale.turns.events import EndReason, ItemOpened, OutputEvent, PromptScored, chunk_error
+from chorale.turns.events import EndReason, ItemOpened, PromptScored, chunk_error
 from chorale.turns.request import TurnRequest
 
 _MANY = 16  # from this many tokens on, a chunk is cheaper to decode at once
@@ -55,6 +55,7 @@ class RawChoice:
         self._discard = discard
         self._hide_stop = hide_stop
         self._out = Emitter(len(request.prompt_token_ids), request.stream_interval, progress=request.progress)
+        self.take = self._out.take
         self._decoder = TextDecoder(vocab)
         stop, num_early = request.stop, request.sampling.min_tokens
         self._stops = StopFilter(stop, request.include_stop, num_early) if stop else None
@@ -181,7 +182,3 @@ class RawChoice:
         self._unread = []
         if not (tail or unread) or item.add(tail, unread) is None:
             item.release()
-
-    def take(self) -> list[OutputEvent]:
-        """Returns the events that are due."""
-        return self._out.take()

@@ -26,7 +26,7 @@ class RoundReader:
         self._tool_names = tool_names
         self._sampled = sampled
         self._ignore_eos = ignore_eos
-        self._parser = Parser(vocab, tool_names=tool_names)
+        self.parser = Parser(vocab, tool_names=tool_names)
         self._unread: list[Token] = []  # fed, not yet readable as content
         self.start = len(sampled)
         self.frames_end: int | None = None  # sampled tokens up to the end of the last message
@@ -39,25 +39,22 @@ class RoundReader:
 
     def prefill(self, token_ids: Sequence[int]) -> Read:
         """Parses a header that was written for the model."""
-        return [(event, []) for event in self._parser.feed_all(token_ids)]
+        return [(event, []) for event in self.parser.feed_all(token_ids)]
 
     def feed(self, token: int, logprobs: TokenLogprobs | None) -> Read:
         """Returns the events of one token. Read them before the next token is fed."""
-        parsed = self._parser.feed(token)
-        if len(parsed) == 1 and type(parsed[0]) is ContentDelta and not self._unread:
-            return ((parsed[0], [(token, logprobs)]),)
         self._unread.append((token, logprobs))
-        return self._in_order(parsed, token)
+        return self._in_order(self.parser.feed(token), token)
 
     def _in_order(self, parsed: Sequence[HarmonyEvent], token: int) -> Iterator[ReadEvent]:
         for event in parsed:
             yield event, self._tokens_of(event, token)
         if self._ignore_eos and token in (RETURN, ENDOFTEXT):  # within a message, or after its end
-            self._parser = Parser(self._vocab, role=None, tool_names=self._tool_names)
+            self.parser = Parser(self._vocab, role=None, tool_names=self._tool_names)
 
     def finish(self) -> Read:
         """Returns the events at the end of the round."""
-        return ((event, self._tokens_of(event, None)) for event in self._parser.finish())
+        return ((event, self._tokens_of(event, None)) for event in self.parser.finish())
 
     def _tokens_of(self, event: HarmonyEvent, token: int | None) -> list[Token]:
         if isinstance(event, ContentDelta):

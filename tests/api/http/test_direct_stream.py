@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from typing import Any
 
 import pytest
+import uvloop
 
 from chorale.api.chat.chunks import ChunkWriter
 from chorale.api.http.stream import EventStream
+from chorale.api.http.turns import Turns
 from chorale.engine.types import GenerateRequest
 from chorale.testing.scripted_client import Script, ScriptedClient
 from tests.support.app import Running, connect, full_server
@@ -103,3 +106,23 @@ def test_a_fault_ends_its_own_stream_alone(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(ChunkWriter, "feed", fails)
     asyncio.run(main())
+
+
+def test_chunks_of_a_closed_connection_do_not_hold_up_those_of_others() -> None:
+    async def both_ends() -> tuple[bytes, bytes]:
+        turns, ends = Turns(), [socket.socketpair() for _ in range(2)]
+        loop, readers = asyncio.get_running_loop(), [reader for reader, _ in ends]
+        made = [await loop.create_connection(asyncio.Protocol, sock=writer) for _, writer in ends]
+        made[0][0].abort()
+        await asyncio.sleep(0.05)
+        for transport, _ in made:
+            turns.send(transport, b"1")
+            turns.send(transport, b"2")
+        await asyncio.sleep(0.05)
+        made[1][0].close()
+        received = [await asyncio.to_thread(reader.recv, 10) for reader in readers]
+        for reader in readers:
+            reader.close()
+        return received[0], received[1]
+
+    assert uvloop.run(both_ends()) == (b"", b"12")
