@@ -11,7 +11,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from chorale.api.http.auth import OWNER, hash_key
+from chorale.api.http.auth import OWNER
+from chorale.api.http.owner import hash_key
 from chorale.batches.execute import (
     AppSender,
     NoAnswerError,
