@@ -50,7 +50,9 @@ class ServerState:
     batches: BatchService | None = None  # files and batches, or None if the server keeps no files
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "grammars", GrammarChecker(self.client.check_grammar))
+        object.__setattr__(
+            self, "grammars", GrammarChecker(lambda grammar: self.client.check_grammar(grammar))
+        )
 
     @property
     def tool_host(self) -> ToolHost:
