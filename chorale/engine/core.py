@@ -19,7 +19,6 @@ from typing import Any
 from chorale.engine.admission import Admission
 from chorale.engine.drafts.drafter import Drafter
 from chorale.engine.drafts.head import HeadDrafter
-from chorale.engine.drafts.lengths import DraftLengths
 from chorale.engine.engine_state import EngineState
 from chorale.engine.kv_cache.events import KvEvent, KvEvents
 from chorale.engine.pending_grammars import PendingGrammarQueue
@@ -54,12 +53,10 @@ class EngineCore:
         grammars: GrammarService | None = None,
         prefix_secret: bytes = b"",
         drafter: Drafter | HeadDrafter | None = None,
-        lengths: DraftLengths | None = None,
     ) -> None:
         """``clock`` returns seconds since the epoch. With ``grammars`` None, requests with a grammar are
         refused. ``prefix_secret``: the key of the prefix hashes; "" draws one. ``drafter``: guesses tokens
-        that steps verify; None: each step samples one token a row. ``lengths``: how many; None: as many as
-        the drafter guesses.
+        that steps verify; None: each step samples one token a row.
 
         Raises ``ConfigError`` for limits that cannot work.
         """
@@ -67,7 +64,7 @@ class EngineCore:
         self.limits = limits
         self._executor = executor
         self._clock = clock
-        self._engine = EngineState(limits, drafter, lengths)
+        self._engine = EngineState(limits, drafter)
         self._admission = Admission(limits, self._engine.cache.capacity, prefix_secret)
         self._scheduler = Scheduler(self._engine, limits)
         self._pending_grammars = PendingGrammarQueue(grammars)

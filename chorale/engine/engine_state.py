@@ -31,7 +31,6 @@ from chorale.engine import emit
 from chorale.engine.accounts import Accounts
 from chorale.engine.drafts.drafter import Drafter
 from chorale.engine.drafts.head import HeadDrafter, follows_tokens
-from chorale.engine.drafts.lengths import DraftLengths
 from chorale.engine.kv_cache.cache import HybridCache
 from chorale.engine.kv_cache.host.loads import HostLoads
 from chorale.engine.plan import ScheduledChunk, StepRecord
@@ -45,15 +44,9 @@ class EngineState:
     """Requests, queue, rows, cache and steps in flight. Other modules read the attributes and call the
     methods; only the methods change the state."""
 
-    def __init__(
-        self,
-        limits: EngineLimits,
-        drafter: Drafter | HeadDrafter | None = None,
-        lengths: DraftLengths | None = None,
-    ) -> None:
+    def __init__(self, limits: EngineLimits, drafter: Drafter | HeadDrafter | None = None) -> None:
         self.limits = limits
         self.drafter = drafter
-        self.lengths = lengths
         self.cache = HybridCache(
             limits.num_blocks,
             limits.block_size,
@@ -136,8 +129,6 @@ class EngineState:
         self.running[row] = sequence
         self.num_batch += sequence.is_batch
         sequence.account.num_rows += 1
-        if self.lengths is not None:
-            self.lengths.forget(row)
         self.prefills.append(sequence)
         if not sequence.first_scheduled:
             sequence.first_scheduled = now

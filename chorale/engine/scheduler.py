@@ -133,8 +133,6 @@ class Scheduler:
         if len(record.plan.rows):
             self._pace.observe(record, result.seconds)
             self._share.observe(record, result.seconds)
-            if self._engine.lengths is not None:
-                self._engine.lengths.observe(record, result, now)
         if result.loads_done:
             self._engine.finish_loads(result.loads_done, now)
         self.committer.commit(record, result, now)

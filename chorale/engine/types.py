@@ -250,6 +250,13 @@ class EngineLimits:
     max_saved_pages: int = 0  # pages that go to the host before one step, at most
     min_host_hit: int = 1  # tokens by which a hit in host memory must be longer than the device's
     page_bytes: int = 0  # of all ranks; for the statistics alone
+    # (fewest decoding rows of a step, draft tokens of each of them at most), in order; (): no bound
+    draft_tokens: tuple[tuple[int, int], ...] = ()
+
+    def drafts_at(self, rows: int) -> int:
+        """Return how many draft tokens each row of a step with so many decoding rows may have."""
+        counts = (count for least, count in reversed(self.draft_tokens) if max(1, rows) >= least)
+        return next(counts, self.max_model_len)
 
 
 @dataclass(frozen=True, slots=True)

@@ -228,6 +228,7 @@ def resolve(
             eos_token_ids=tuple(token for token in model.eos_token_ids if token < model.vocab_size),
             vocab_size=model.vocab_size,
             seed=config.seed,
+            draft_tokens=() if speculation is None else speculation.tokens_by_rows,
             **_tier_limits(host_tier, config.tensor_parallel_size, 1 if cpu else GPU_LEAST_HIT),
         ),
         dtype=dtype,

@@ -11,6 +11,7 @@ Method = Literal["ngram", "suffix", "eagle3", "synthetic"]
 METHODS: tuple[Method, ...] = ("ngram", "suffix", "eagle3", "synthetic")
 MOST_DRAFT_TOKENS = 16
 USUAL_NGRAM = 5  # vLLM's
+USUAL_ROWS = 64  # of a step with drafts at most, if no range says otherwise: they pay in small batches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +30,7 @@ class SpeculativeConfig:
     suffix_decoding_max_cached_requests: int = 10_000  # 0: other answers are not looked up
     suffix_decoding_max_spec_factor: float = 1.0  # draft tokens for each token of the match
     # (fewest rows, most rows, draft tokens), from 1 row on; between two ranges and after the last, those of
-    # the range before. Replaces the choice by cost and acceptance; () chooses.
+    # the range before. (): ``num_speculative_tokens`` up to ``USUAL_ROWS`` rows.
     num_speculative_tokens_per_batch_size: tuple[tuple[int, int, int], ...] = ()
     disable_by_batch_size: int | None = None  # no drafts in steps of at least so many rows
     # Benchmarks only: the share of drafts of which the first 1, 2, ... tokens are accepted, whatever they
@@ -40,6 +41,16 @@ class SpeculativeConfig:
     def has_head(self) -> bool:
         """Returns whether a head on the device makes the drafts."""
         return self.method in ("eagle3", "synthetic")
+
+    @property
+    def tokens_by_rows(self) -> tuple[tuple[int, int], ...]:
+        """Returns (fewest rows, draft tokens), in order: the ranges, up to the rows that get none."""
+        ranges, off = self.num_speculative_tokens_per_batch_size, self.disable_by_batch_size
+        if not ranges:
+            ranges, off = ((1, 1, self.num_speculative_tokens),), off or USUAL_ROWS + 1
+        if off is None:
+            return tuple((low, count) for low, _, count in ranges)
+        return (*((low, count) for low, _, count in ranges if low < off), (off, 0))
 
     @property
     def is_synthetic(self) -> bool:

@@ -48,7 +48,7 @@ IDLE = {
 REFUSED = {
     "parallel_drafting": REFUSED_METHODS["p-eagle"],
     "use_heterogeneous_vocab": "a head drafts tokens of gpt-oss's vocabulary",
-    "enable_adaptive_verification": "the number of draft tokens follows their cost and acceptance already",
+    "enable_adaptive_verification": "num_speculative_tokens_per_batch_size sets the number of draft tokens",
     "tensor_parallel_size": "its name is draft_tensor_parallel_size",
     "target_model_config": "it is not an option",
     "target_parallel_config": "it is not an option",

@@ -40,12 +40,16 @@ def run(model: Path, **options: Any) -> tuple[list[tuple[int, ...]], int, int]:
 
 def test_the_same_output_in_fewer_steps(checkpoint: Path) -> None:
     expected, steps, _ = run(checkpoint)
-    ranges = [[1, 4, 4]]  # whatever steps cost
-    config = {"method": "suffix", "num_speculative_tokens_per_batch_size": ranges}
-    found, fewer, accepted = run(checkpoint, speculative_config=config)
+    found, fewer, accepted = run(checkpoint, speculative_config={"method": "suffix"})
     assert found == expected
     assert accepted > 40
     assert fewer < steps
+
+
+def test_a_range_of_no_draft_tokens_turns_drafts_off(checkpoint: Path) -> None:
+    config = {"method": "suffix", "num_speculative_tokens_per_batch_size": [[1, 4, 0]]}
+    _, _, accepted = run(checkpoint, speculative_config=config)
+    assert accepted == 0
 
 
 @pytest.mark.parametrize(
@@ -64,11 +68,7 @@ def test_errors_come_before_anything_is_loaded(config: Any, words: str) -> None:
 
 def test_synthetic_acceptance_is_labelled(checkpoint: Path, caplog: pytest.LogCaptureFixture) -> None:
     """For measurements: drafts of a random head are kept as often as the profile says."""
-    config = {
-        "method": "synthetic",
-        "acceptance": [0.9, 0.8],
-        "num_speculative_tokens_per_batch_size": [[1, 4, 2]],
-    }
+    config = {"method": "synthetic", "acceptance": [0.9, 0.8]}
     with caplog.at_level(logging.WARNING):
         _, steps, accepted = run(checkpoint, speculative_config=config)
     assert "the output has no meaning" in caplog.text

@@ -51,9 +51,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_random_checkpoint(tmp_path_factory.mktemp("wide"), make_config(**WIDE), seed=3)
 
 
-DRAFTS = SpeculativeConfig(  # of a random head, always as many
-    method="synthetic", num_speculative_tokens=3, num_speculative_tokens_per_batch_size=((1, 64, 3),)
-)
+DRAFTS = SpeculativeConfig(method="synthetic", num_speculative_tokens=3)  # of a random head
 
 
 @contextmanager

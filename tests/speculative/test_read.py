@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from chorale.config import EngineConfig
+from chorale.engine.types import EngineLimits
 from chorale.errors import ConfigError
 from chorale.speculative.config import SpeculativeConfig, check_ranks_of_head
 from chorale.speculative.read import read_speculative
@@ -50,6 +51,30 @@ def test_draft_tokens_by_batch_size() -> None:
     assert config.num_speculative_tokens_per_batch_size == ((1, 16, 3), (17, 32, 1), (33, 4096, 0))
     assert "3 at 1-16 rows" in str(config)
     assert "none from 64 rows on" in str(config)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {1: 4, 64: 4, 65: 0, 1024: 0}),
+        ({"num_speculative_tokens": 7}, {64: 7, 65: 0}),
+        ({"disable_by_batch_size": 2}, {1: 4, 2: 0, 9: 0}),
+        ({"disable_by_batch_size": 100}, {99: 4, 100: 0}),
+        (
+            {
+                "num_speculative_tokens_per_batch_size": [[9, 16, 1], [1, 4, 9], [33, 64, 0]],
+                "disable_by_batch_size": 48,
+            },
+            # between two ranges, those of the range before
+            {1: 4, 4: 4, 7: 4, 9: 1, 20: 1, 33: 0, 48: 0, 64: 0},
+        ),
+        ({"num_speculative_tokens_per_batch_size": [[1, 8, 2]]}, {8: 2, 9: 2, 1024: 2}),  # as in vLLM
+        ({"num_speculative_tokens_per_batch_size": [[1, 8, 2]], "disable_by_batch_size": 1}, {1: 0, 9: 0}),
+    ],
+)
+def test_draft_tokens_of_a_step_by_its_rows(given: dict[str, Any], expected: dict[int, int]) -> None:
+    limits = EngineLimits(8, 16, 1024, 2048, 128, draft_tokens=read(**(NGRAM | given)).tokens_by_rows)
+    assert {rows: limits.drafts_at(rows) for rows in expected} == expected
 
 
 def test_synthetic_acceptance_is_labelled() -> None:

@@ -28,7 +28,7 @@ from chorale.runtime.resolve import resolve
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
 from chorale.serve.engine.assemble import load_model
 from tests.support.draft_worlds import Answers, World, check_equal, live, random_limits, random_requests
-from tests.support.engine.drafters import Restless
+from tests.support.engine.drafters import restless
 from tests.support.runtime import run, with_drafter
 
 MOST_DRAFTS = 5
@@ -110,8 +110,9 @@ def check_head_world(
     expected = run(with_drafter(device, None), requests)
     limits = random_limits(rng, device.limits.block_size)
     most = 1 + seed % MOST_DRAFTS
-    lengths = Restless(most, limits["max_num_seqs"]) if seed % 3 == 0 else None  # else always the most
-    core = with_drafter(device, HeadDrafter(most, 64), lengths, **limits)
+    if seed % 3 == 0:  # else always the most
+        limits["draft_tokens"] = restless(most, limits["max_num_seqs"])
+    core = with_drafter(device, HeadDrafter(most, 64), **limits)
     if wrong is None:
         world = live(core, requests, rng)
     else:

@@ -14,7 +14,6 @@ from chorale.config import EngineConfig
 from chorale.engine.core import EngineCore
 from chorale.engine.drafts.drafter import Drafter
 from chorale.engine.drafts.head import HeadDrafter
-from chorale.engine.drafts.lengths import DraftLengths
 from chorale.engine.types import GenerateRequest, RowStart, SamplingSpec, TokenChunk, TokenLogprobs
 from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config import ModelConfig
@@ -61,17 +60,10 @@ def make_engine(folder: Path, drafter: Drafter | None = None, **options: Any) ->
     return core if drafter is None else with_drafter(core, drafter)
 
 
-def with_drafter(
-    core: EngineCore,
-    drafter: Drafter | HeadDrafter | None,
-    lengths: DraftLengths | None = None,
-    **limits: Any,
-) -> EngineCore:
+def with_drafter(core: EngineCore, drafter: Drafter | HeadDrafter | None, **limits: Any) -> EngineCore:
     """Another engine on the same device. ``limits``: those that differ."""
     grammars = core._pending_grammars._service
-    return EngineCore(
-        replace(core.limits, **limits), core._executor, grammars=grammars, drafter=drafter, lengths=lengths
-    )
+    return EngineCore(replace(core.limits, **limits), core._executor, grammars=grammars, drafter=drafter)
 
 
 @dataclass

@@ -20,8 +20,6 @@ from chorale.engine.sequence import NO_TOKENS, Sequence
 from chorale.engine.types import IntArray
 
 Grow = Callable[[Sequence, int], None]
-# Steps for which a number of draft tokens is kept: what one step makes, the next verifies.
-HELD_STEPS = 4
 _ON_DEVICE = -2 - np.arange(64, dtype=np.int32)  # in place of a draft's tokens
 
 
@@ -31,14 +29,13 @@ class HeadDraftPlanner:
     def __init__(self, engine: EngineState, head: HeadDrafter, grow: Grow) -> None:
         """``grow``: gives a sequence blocks for so many tokens and puts them into the plan."""
         self._engine, self._head, self._grow = engine, head, grow
-        self._num_made, self._num_rows, self._age = 0, -1, 0  # the choice, the rows it was for, its steps
 
     def plan(
         self, decodes: IntArray, chunks: list[ScheduledChunk], budget: int, num_spare: int
     ) -> PlannedDrafts:
         """``budget``: tokens; ``num_spare``: blocks."""
         engine, rows = self._engine, self._engine.rows
-        num_made = self._choose(decodes)
+        num_made = self._num_made(len(decodes))
         if not num_made:
             return PlannedDrafts(waiting=decodes[rows.is_uncertain[decodes]].tolist())
         if engine.limits.async_scheduling:  # the next step is planned while the drafts hold their blocks
@@ -67,20 +64,11 @@ class HeadDraftPlanner:
             num_spare -= 2 * (len(sequence.blocks.full) - held)
         return PlannedDrafts(tokens, waiting, num_made, frozenset(making))
 
-    def _choose(self, decodes: IntArray) -> int:
+    def _num_made(self, num_rows: int) -> int:
         """Return how many draft tokens the step makes for each row; 0: the head does not run."""
-        engine = self._engine
-        if len(engine.running) > self._head.most_rows:
+        if len(self._engine.running) > self._head.most_rows:
             return 0
-        if engine.lengths is None or not len(decodes):
-            return self._head.num_tokens
-        self._age += 1
-        if len(decodes) != self._num_rows or self._age >= HELD_STEPS:
-            # What the choice brings shows in the step that verifies its drafts and makes as many again.
-            counts = engine.lengths.choose(decodes, engine.next_step_id + 1)
-            self._num_made = 0 if counts is None else int(counts[0])
-            self._num_rows, self._age = len(decodes), 0
-        return self._num_made
+        return min(self._head.num_tokens, self._engine.limits.drafts_at(num_rows))
 
     def _draft(self, sequence: Sequence, most: int, num_spare: int) -> IntArray:
         rows, row = self._engine.rows, sequence.row

@@ -13,13 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-
 from chorale.engine.drafts.drafter import Drafter
 from chorale.engine.drafts.planned import NO_DRAFTS, PlannedDrafts
 from chorale.engine.engine_state import EngineState
 from chorale.engine.plan import ScheduledChunk
-from chorale.engine.sequence import Sequence
+from chorale.engine.sequence import NO_TOKENS, Sequence
 from chorale.engine.types import IntArray
 
 Grow = Callable[[Sequence, int], None]
@@ -36,63 +34,32 @@ class DraftPlanner:
         self, decodes: IntArray, chunks: list[ScheduledChunk], budget: int, num_spare: int
     ) -> PlannedDrafts:
         """``budget``: tokens; ``num_spare``: blocks."""
-        wanted = self._wanted(decodes)
-        if not wanted:
+        engine, found = self._engine, dict[int, IntArray]()
+        most = engine.limits.drafts_at(len(decodes))
+        if not most:
             return NO_DRAFTS
-        if self._engine.limits.async_scheduling:
+        if engine.limits.async_scheduling:
             num_spare -= 2 * len(decodes)  # the next step is planned while the drafts hold their blocks
-        proposed = self._proposed(wanted, budget, num_spare)
-        self._trim(len(decodes), proposed)
-        found: dict[int, IntArray] = {}
-        for sequence, draft in proposed.items():
-            draft = draft[: max(0, self._room(sequence, num_spare))]
+        for sequence in sorted((engine.running[row] for row in decodes.tolist()), key=_by_key):
+            if budget < 1:
+                break
+            draft = self._propose(sequence, min(most, budget, self._room(sequence, num_spare)))
             if not len(draft):
                 continue
             held = len(sequence.blocks.full)
-            self._grow(sequence, int(self._engine.rows.computed[sequence.row]) + 1 + len(draft))
-            self._engine.schedule_next_check(sequence)
+            self._grow(sequence, int(engine.rows.computed[sequence.row]) + 1 + len(draft))
+            engine.schedule_next_check(sequence)
             found[sequence.row] = draft
+            budget -= len(draft)
             num_spare -= 2 * (len(sequence.blocks.full) - held)
         return PlannedDrafts(found)
 
-    def _wanted(self, decodes: IntArray) -> dict[int, int]:
-        """Return how many draft tokens each row may have, of those that may have any."""
-        lengths = self._engine.lengths
-        if lengths is None:
-            return dict.fromkeys(decodes.tolist(), self._engine.limits.max_model_len)
-        counts = lengths.choose(decodes, self._engine.next_step_id)
-        if counts is None:
-            return {}
-        pairs = zip(decodes.tolist(), counts.tolist(), strict=True)
-        return {row: count for row, count in pairs if count}
-
-    def _proposed(self, wanted: dict[int, int], budget: int, num_spare: int) -> dict[Sequence, IntArray]:
-        """Ask the drafter for each row, best key first."""
-        engine = self._engine
-        found: dict[Sequence, IntArray] = {}
-        for sequence in sorted((engine.running[row] for row in wanted), key=_by_key):
-            if budget < 1:
-                break
-            most = min(wanted[sequence.row], budget, self._room(sequence, num_spare))
-            if most < 1:
-                continue
-            computed = int(engine.rows.computed[sequence.row])
-            num_unknown = computed - (sequence.num_tokens - 1)  # sampled by the step in flight
-            draft = self._drafter.propose(sequence, most + num_unknown)[num_unknown:]
-            if len(draft):
-                found[sequence] = draft
-                budget -= len(draft)
-        return found
-
-    def _trim(self, num_rows: int, proposed: dict[Sequence, IntArray]) -> None:
-        """Shorten the drafts to what pays, now that it is known which rows have one."""
-        if self._engine.lengths is None or not proposed:
-            return
-        rows = np.array([sequence.row for sequence in proposed], np.int32)
-        found = np.array([len(draft) for draft in proposed.values()], np.int32)
-        counts = self._engine.lengths.trim(num_rows, rows, found)
-        for sequence, count in zip(proposed, counts.tolist(), strict=True):
-            proposed[sequence] = proposed[sequence][:count]
+    def _propose(self, sequence: Sequence, most: int) -> IntArray:
+        if most < 1:
+            return NO_TOKENS
+        # The step in flight samples those that are unknown.
+        num_unknown = int(self._engine.rows.computed[sequence.row]) - (sequence.num_tokens - 1)
+        return self._drafter.propose(sequence, most + num_unknown)[num_unknown:]
 
     def _room(self, sequence: Sequence, num_spare: int) -> int:
         """Return how many draft tokens the blocks and the sequence's length allow, or less than 1."""

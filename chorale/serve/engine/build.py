@@ -27,7 +27,7 @@ from chorale.runtime.resolve import check_model, parts_of
 from chorale.runtime.sampling.grammar import GrammarCache
 from chorale.runtime.warmup.captures import CAPTURE_SECONDS, capture_first, warm_up
 from chorale.serve.engine.assemble import Assembled, Phases, assemble, open_rank
-from chorale.serve.engine.drafting import make_drafter, make_lengths, most_drafts, with_local_head
+from chorale.serve.engine.drafting import make_drafter, most_drafts, with_local_head
 from chorale.serve.engine.ranks import Place, StartedRanks, start_ranks
 
 logger = logging.getLogger(__name__)
@@ -117,7 +117,6 @@ def _build_on(place: Place, start: _Start) -> tuple[EngineCore, EngineInfo]:
         grammars=service,
         prefix_secret=start.prefix_secret,
         drafter=make_drafter(start.config.speculative_config),
-        lengths=make_lengths(start.config.speculative_config, found.resolved.limits),
     )
     links = "" if ranks is None else ranks.links()
     return core, _info(start.config, start.model, found, place, links, phases.seconds)

@@ -10,11 +10,8 @@ from pathlib import Path
 from chorale.config import EngineConfig
 from chorale.engine.drafts.drafter import Drafter
 from chorale.engine.drafts.head import HeadDrafter
-from chorale.engine.drafts.head_planner import HELD_STEPS
-from chorale.engine.drafts.lengths import DraftLengths, LengthLimits
 from chorale.engine.drafts.ngram import NgramDrafter
 from chorale.engine.drafts.suffix import SuffixDrafter
-from chorale.engine.types import EngineLimits
 from chorale.kernels.ops import Ops
 from chorale.model.config import ModelConfig
 from chorale.model.draft.config import published_head
@@ -49,21 +46,6 @@ def make_drafter(config: SpeculativeConfig | None) -> Drafter | HeadDrafter | No
             capacity=CACHED_TOKENS if config.suffix_decoding_max_cached_requests else 0,
         )
     return HeadDrafter(config.num_speculative_tokens, MOST_DRAFTING_ROWS)
-
-
-def make_lengths(config: SpeculativeConfig | None, limits: EngineLimits) -> DraftLengths | None:
-    """Returns what chooses the draft tokens of each row of one engine."""
-    if config is None:
-        return None
-    chosen = LengthLimits(
-        config.num_speculative_tokens,
-        config.num_speculative_tokens_per_batch_size,
-        config.disable_by_batch_size,
-    )
-    if config.has_head:
-        return DraftLengths(chosen, limits.max_num_seqs, is_uniform=True, steps_per_try=HELD_STEPS)
-    # Drafts that the host makes wait for the result of the step before.
-    return DraftLengths(chosen, limits.max_num_seqs, holds_rows=limits.async_scheduling)
 
 
 def most_drafts(config: SpeculativeConfig | None) -> int:

@@ -99,8 +99,7 @@ def test_drafts_change_no_answer(expected: list[Any], overlap: bool) -> None:
 
 def test_drafts_of_the_demos_head_change_no_answer(expected: list[Any]) -> None:
     """Requests with penalties and formats wait for their drafts, the others do not."""
-    drafts: dict[str, Any] = {"num_speculative_tokens_per_batch_size": ((1, 8, 3),)}  # whatever steps cost
-    head = SpeculativeConfig(method="eagle3", model="demo", num_speculative_tokens=3, **drafts)
+    head = SpeculativeConfig(method="eagle3", model="demo", num_speculative_tokens=3)
     (found,), core = answers(1, speculative_config=head, async_scheduling=True)
     check_same(found, expected)
     assert core._scheduler.committer.num_accepted_tokens > 50

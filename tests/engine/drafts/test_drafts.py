@@ -10,7 +10,6 @@ import pytest
 
 from chorale.engine.core import EngineCore
 from chorale.engine.drafts.drafter import Drafter
-from chorale.engine.drafts.lengths import DraftLengths, LengthLimits
 from chorale.engine.sequence import Sequence
 from chorale.engine.types import IntArray, StepPlan, StepResult, TokenChunk
 from tests.support.engine.drafters import Oracle
@@ -26,8 +25,8 @@ class Drafted(Engine):
         self.drafter = Oracle(self._future, vocab_size=1000, **drafts)
         self.use(self.drafter)
 
-    def use(self, drafter: Drafter, lengths: DraftLengths | None = None) -> None:
-        self.core = EngineCore(self.limits, self.executor, Ticker(), drafter=drafter, lengths=lengths)
+    def use(self, drafter: Drafter) -> None:
+        self.core = EngineCore(self.limits, self.executor, Ticker(), drafter=drafter)
 
     def _future(self, sequence: Sequence) -> list[int]:
         prompt, limit = sequence.request.request.prompt_token_ids, self.limits.max_model_len
@@ -77,11 +76,9 @@ def test_a_wrong_draft_gives_one_token_and_counts_for_nothing() -> None:
     assert engine.drafted == (3, 0)
 
 
-def test_a_step_has_as_many_draft_tokens_as_were_chosen() -> None:
+def test_a_step_has_as_many_draft_tokens_as_its_range_of_rows_says() -> None:
     """Three rows, then two, then one; a drafter is not asked where none are wanted."""
-    engine = Drafted({"most": 9})
-    limits = LengthLimits(4, ((1, 1, 4), (2, 2, 1), (3, 8, 0)))
-    engine.use(engine.drafter, DraftLengths(limits, 8))
+    engine = Drafted({"most": 9}, draft_tokens=((1, 4), (2, 1), (3, 0)))
     asked: list[int] = []
     propose = engine.drafter.propose
 
@@ -101,34 +98,6 @@ def test_a_step_has_as_many_draft_tokens_as_were_chosen() -> None:
     assert max(asked) == 4
     assert ends(chunks) == [("a", 0, "length"), ("b", 0, "length"), ("c", 0, "length")]
     assert engine.core.stats().accepted_per_position[0] == engine.core.stats().num_drafts
-
-
-def test_a_draft_that_is_alone_may_not_pay() -> None:
-    """A step with any draft takes half as long again; two drafts would pay for that, one does not."""
-    engine = Drafted({"most": 1})
-    lengths = DraftLengths(LengthLimits(1), 8)
-    for tokens, seconds in ((1.0, 1.0), (1.5, 1.5), (2.0, 1.55)):
-        lengths.costs.observe(2, tokens, seconds)
-    engine.use(OnlyFor("a", engine.drafter), lengths)
-    engine.add("a", 4, max_tokens=3)
-    engine.add("b", 4, max_tokens=3)
-    engine.core.step()
-    engine.core.step()
-    assert lengths.choose(np.arange(2, dtype=np.int32), 99) is not None
-    assert shape(engine.plans[-1]) == [(4, 1, 0), (4, 1, 0)]
-
-
-def test_a_row_of_another_request_starts_anew() -> None:
-    engine = Drafted({"most": 3, "wrong": 1.0}, max_num_seqs=1)
-    lengths = DraftLengths(LengthLimits(3), 1)
-    engine.use(engine.drafter, lengths)
-    engine.add("a", 4, max_tokens=30)
-    engine.run()
-    of_a = lengths.acceptance.expected(np.array([0], np.int32))[0]
-    engine.add("b", 4, max_tokens=30)
-    engine.core.step()
-    of_b = lengths.acceptance.expected(np.array([0], np.int32))[0]
-    assert of_a[0] < of_b[0]  # the mean, in which a counts less than in its own row
 
 
 def test_no_draft_reaches_past_the_last_token() -> None:

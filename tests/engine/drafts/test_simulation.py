@@ -10,15 +10,13 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from chorale.engine.drafts import head_planner
 from chorale.engine.drafts.drafter import Drafter
 from chorale.engine.drafts.head import HeadDrafter
-from chorale.engine.drafts.lengths import DraftLengths, LengthLimits
 from chorale.engine.drafts.ngram import NgramDrafter
 from chorale.engine.drafts.suffix import SuffixDrafter
 from chorale.engine.types import GenerateRequest
 from tests.engine.test_simulation import tight_limits
-from tests.support.engine.drafters import Future, Nonsense, Oracle, Restless
+from tests.support.engine.drafters import Future, Nonsense, Oracle, restless
 from tests.support.engine.simulation import VOCAB, Life, random_requests, simulate
 
 REQUESTS_PER_CASE = 100
@@ -97,13 +95,11 @@ def test_drafts_of_a_head_change_nothing(depth: Literal[0, 1], block_size: int) 
     ("depth", "block_size"),
     [(0, 16), (1, 1), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((0, 1), (1, 16)))],
 )
-def test_a_head_that_is_switched_on_and_off_changes_nothing(
-    depth: Literal[0, 1], block_size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_head_that_is_switched_on_and_off_changes_nothing(depth: Literal[0, 1], block_size: int) -> None:
     """What was drafted before an interruption is not what follows after it."""
-    monkeypatch.setattr(head_planner, "HELD_STEPS", 2)
     limits = tight_limits(random.Random(f"{depth}{block_size}"), depth, True, block_size, "fcfs")
-    life = simulate(limits, REQUESTS_PER_CASE, 1, head, Restless(5, limits.max_num_seqs))
+    limits = replace(limits, draft_tokens=restless(5, limits.max_num_seqs))
+    life = simulate(limits, REQUESTS_PER_CASE, 1, head)
     check_counts(life, "head")
 
 
@@ -142,12 +138,10 @@ def test_nonsense_changes_nothing(depth: Literal[0, 1]) -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_chosen_lengths_change_nothing(depth: Literal[0, 1]) -> None:
-    """Rows of a step have drafts of different lengths, or none, and what is chosen changes with time."""
+def test_ranges_of_rows_change_nothing(depth: Literal[0, 1]) -> None:
     limits = tight_limits(random.Random(depth), depth, True, 4, "fcfs")
-    lengths = DraftLengths(LengthLimits(6), limits.max_num_seqs, holds_rows=bool(depth))
-    life = simulate(limits, 80, 1, partial(oracle, DRAFTERS["anything"]), lengths)
-    stats = life.core.stats()
+    limits = replace(limits, draft_tokens=restless(6, limits.max_num_seqs))
+    stats = simulate(limits, 80, 1, partial(oracle, DRAFTERS["anything"])).core.stats()
     assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
     assert len(stats.accepted_per_position) <= 6
     assert sum(stats.accepted_per_position) == stats.num_accepted_tokens

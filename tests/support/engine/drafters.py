@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from chorale.engine.drafts.lengths import DraftLengths, LengthLimits
 from chorale.engine.sequence import NO_TOKENS, Sequence
 from chorale.engine.types import IntArray
 
@@ -83,13 +82,7 @@ class Nonsense:
         return None
 
 
-class Restless(DraftLengths):
-    """Chooses any number of draft tokens, often none."""
-
-    def __init__(self, most: int, num_rows: int) -> None:
-        super().__init__(LengthLimits(most), num_rows, is_uniform=True)
-        self._rng = np.random.default_rng(0)
-
-    def choose(self, rows: IntArray, step_id: int) -> IntArray | None:
-        count = max(0, int(self._rng.integers(-self.limits.most, self.limits.most + 1)))
-        return np.full(len(rows), count, np.int32) if count else None
+def restless(most: int, num_rows: int) -> tuple[tuple[int, int], ...]:
+    """``EngineLimits.draft_tokens``: another number of them for each number of rows, often none."""
+    counts = np.random.default_rng(0).integers(-most, most + 1, num_rows)
+    return tuple((rows, max(0, count)) for rows, count in enumerate(counts.tolist(), 1))

@@ -11,7 +11,6 @@ from itertools import count
 from chorale.engine.core import EngineCore
 from chorale.engine.drafts.drafter import Drafter
 from chorale.engine.drafts.head import HeadDrafter
-from chorale.engine.drafts.lengths import DraftLengths
 from chorale.engine.sequence import Sequence
 from chorale.engine.types import (
     EngineLimits,
@@ -56,7 +55,6 @@ class Life:
         *,
         stop_probability: float = 0.04,
         make_drafter: Callable[[Future], Drafter | HeadDrafter] | None = None,
-        lengths: DraftLengths | None = None,
     ) -> None:
         """``make_drafter``: gets what tells the output of a sequence."""
         self.limits = limits
@@ -66,9 +64,7 @@ class Life:
             stop_probability=stop_probability,
         )
         drafter = None if make_drafter is None else make_drafter(self._future)
-        self.core = EngineCore(
-            limits, FakeExecutor(limits, self.model), Ticker(), drafter=drafter, lengths=lengths
-        )
+        self.core = EngineCore(limits, FakeExecutor(limits, self.model), Ticker(), drafter=drafter)
         self.requests: dict[str, GenerateRequest] = {}
         self.records: dict[tuple[str, int], Record] = {}
         self.aborted: set[tuple[str, int]] = set()
@@ -212,11 +208,10 @@ def simulate(
     num_requests: int,
     seed: int,
     make_drafter: Callable[[Future], Drafter | HeadDrafter] | None = None,
-    lengths: DraftLengths | None = None,
 ) -> Life:
     """Bursts of arrivals, one abort for every eight requests or so, and the verdict."""
     rng = random.Random(seed)
-    life = Life(limits, make_drafter=make_drafter, lengths=lengths)
+    life = Life(limits, make_drafter=make_drafter)
     requests = random_requests(rng, limits, life.max_len)
     num_added = 0
     rate = rng.choice((0.3, 0.8))
