@@ -22,7 +22,7 @@ from chorale.client.continuation import Continuation
 from chorale.client.many_engines import ManyEngines
 from chorale.client.members import Member, Members, Slot, Ticket
 from chorale.client.parts import FleetRequest, Part
-from chorale.client.remote import MIN_RETRY_AFTER, ClientLimits
+from chorale.client.remote import MIN_RETRY_AFTER, ClientLimits, RemoteClient
 from chorale.client.stream import RequestStream
 from chorale.client.summary import add_stats, merge_status
 from chorale.client.wire import EngineAddress
@@ -266,6 +266,10 @@ class FleetClient(ManyEngines):
 
     # ------------------------------------------------------------------ internals
 
+    @property
+    def _remotes(self) -> Sequence[RemoteClient]:
+        return [member.remote for member in self.members.by_name.values()]
+
     def _require_engine(self) -> None:
         if self.members.up:
             return
@@ -277,8 +281,7 @@ class FleetClient(ManyEngines):
     def _status_changed(self) -> None:
         """Sum up what the engines can take."""
         self._note_up()
-        remotes = [member.remote for member in self.members.by_name.values()]
-        self._sum_up([remote for remote in remotes if remote.is_known], self.members.up)
+        self._sum_up([remote for remote in self._remotes if remote.is_known], self.members.up)
 
     def _note_up(self) -> None:
         if self.members.up:

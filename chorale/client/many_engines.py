@@ -32,7 +32,6 @@ class ManyEngines(ABC):
         self._num_api_processes = num_api_processes
         self._admission = Admission(clock)
         self._info: EngineInfo | None = None
-        self._up: Sequence[RemoteClient] = ()
         self._ticker: asyncio.Task[None] | None = None
 
     @property
@@ -54,10 +53,15 @@ class ManyEngines(ABC):
 
     async def check_grammar(self, grammar: str) -> str | None:
         self._require_engine()
-        for remote in self._up:  # each would say the same
+        for remote in self._remotes:  # each would say the same; one that is not up raises at once
             with contextlib.suppress(EngineError):
                 return await remote.check_grammar(grammar)
         raise EngineDeadError("no engine is running", retry_after=MIN_RETRY_AFTER)
+
+    @property
+    @abstractmethod
+    def _remotes(self) -> Sequence[RemoteClient]:
+        """The clients of all engines that are known, up or not."""
 
     @abstractmethod
     def _require_engine(self) -> None:
@@ -65,7 +69,6 @@ class ManyEngines(ABC):
 
     def _sum_up(self, known: Sequence[RemoteClient], up: Sequence[RemoteClient]) -> None:
         """``up``: those that are counted for admission. The largest request may use all that are known."""
-        self._up = tuple(up)
         if not known:
             return
         self._info = merge_info([remote.info for remote in known])

@@ -179,7 +179,7 @@ class RemoteClient:
         self._connection.send(Unregister())
         self._connection.close()
         self._engine_id = ""
-        self._in_flight.fail_all(lambda: EngineDeadError("the server is shutting down"))
+        self._end_all(lambda: EngineDeadError("the server is shutting down"))
 
     # ------------------------------------------------------------------ the supervisor's side
 
@@ -277,10 +277,10 @@ class RemoteClient:
         """
         if request_ids := self._in_flight.ids():
             self._connection.send(Abort(request_ids))
+        self._end_all(lambda: EngineDeadError(f"{message}; please retry", retry_after=self._restart_seconds))
 
-        def error() -> EngineDeadError:
-            return EngineDeadError(f"{message}; please retry", retry_after=self._restart_seconds)
-
+    def _end_all(self, error: Callable[[], EngineDeadError]) -> None:
+        """End every stream and every check of a grammar with an error."""
         self._in_flight.fail_all(error)
         for verdict in self._checks.values():
             if not verdict.done():

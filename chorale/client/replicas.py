@@ -197,6 +197,10 @@ class ReplicaClient(ManyEngines):
 
     # ------------------------------------------------------------------ internals
 
+    @property
+    def _remotes(self) -> Sequence[RemoteClient]:
+        return self._replicas
+
     def _require_engine(self) -> None:
         if self.status.state not in ("ready", "draining"):
             raise self._no_engine()

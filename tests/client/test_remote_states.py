@@ -146,6 +146,12 @@ def test_each_check_of_a_grammar_gets_its_own_answer_or_the_end_of_the_engine() 
             w.say(EngineFailed("one", "the device failed"))
             with pytest.raises(EngineDeadError):
                 await checks[2]
+            await w.attach("two", count=2)
+            left = asyncio.ensure_future(w.client.check_grammar("d"))
+            await w.until_received(CheckGrammar, 4)
+            await w.client.close()
+            with pytest.raises(EngineDeadError):
+                await left
 
     run(scene())
 
