@@ -29,7 +29,6 @@ from chorale.api.http.tls import check_tls
 from chorale.api.listening import BACKLOG, Stop, bind_sockets, stop_signals
 from chorale.api.operator.throughput import log_throughput
 from chorale.config import ServerConfig
-from chorale.processes import tune_garbage_collector
 
 if TYPE_CHECKING:
     from chorale.api.http.middleware import HttpMiddleware
@@ -311,7 +310,7 @@ def _tuned_collector() -> Iterator[None]:
     collections per step: 3 of 25 us a token at 512 streams (benchmarks/http_host_cost.py).
     """
     before, is_frozen = gc.get_threshold(), gc.get_freeze_count() > 0
-    tune_garbage_collector()
+    gc.freeze()
     gc.set_threshold(10_000, 20, 100)  # requests leave cycles: 50,000 objects hold the loop for 30 to 70 ms
     try:
         yield
