@@ -234,12 +234,12 @@ RUNS = {
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_megabyte_takes_less_than_100_ms(vocab: Vocabulary, name: str) -> None:
-    """Measured on a shared 2-core machine: 4-20 ms for repeats, 30-70 ms for the rest. Six times as
-    much passes: other processes evict it from the caches."""
+    """Measured on a shared 2-core machine: 4-20 ms for repeats, 30-70 ms for the rest. The bar is tripled."""
     text = RUNS[name]
-    best = min(_seconds(vocab, text) for _ in range(3))
+    # Other processes evict a run from the caches: one of twelve without them is enough.
+    best = min(_seconds(vocab, text) for _ in range(12))
     print(f"\nencode 1 MB of {name}: {best * 1e3:.1f} ms")
-    assert best < 6 * 0.1
+    assert best < 3 * 0.1
 
 
 def test_random_letters_stay_linear(vocab: Vocabulary) -> None:

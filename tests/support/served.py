@@ -62,6 +62,14 @@ class Served:
             if b"serve.engine.process" in Path(f"/proc/{pid}/cmdline").read_bytes()
         ]
 
+    def cpu_seconds(self) -> float:
+        """CPU time of the server's and the engines' processes."""
+        found = 0.0
+        for pid in (self.process.pid, *self.engine_pids()):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            found += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return found
+
     def wait_until(self, what: str, condition: object, seconds: float = PATIENCE) -> float:
         started = time.monotonic()
         while not condition():  # type: ignore[operator]

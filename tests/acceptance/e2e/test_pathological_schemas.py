@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.served import Served
 
-SECONDS = 10.0  # on a busy machine of two cores; each takes less than two on a quiet one
+SECONDS = 2.0  # of the processors, in which the stream beside has its share
 GAP = 0.5  # seconds between two tokens of the stream beside, on a busy machine of two cores
 
 
@@ -143,7 +143,7 @@ async def read_gaps(http: httpx2.AsyncClient, gaps: list[float], enough: asyncio
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_pathological_schemas_answer_or_refuse_in_seconds_without_slowing_others(
+def test_pathological_schemas_answer_or_refuse_within_two_seconds_without_slowing_others(
     served: Served, name: str
 ) -> None:
     schema, allowed = SCHEMAS[name]
@@ -157,9 +157,9 @@ def test_pathological_schemas_answer_or_refuse_in_seconds_without_slowing_others
                 await asyncio.sleep(0.01)
             gaps.clear()
             for path, body in requests(schema, name).items():
-                start = time.perf_counter()
+                start = served.cpu_seconds()
                 answer = await http.post(path, json={"model": "tiny", **body})
-                seconds = time.perf_counter() - start
+                seconds = served.cpu_seconds() - start
                 assert seconds < SECONDS, (path, seconds)
                 assert answer.status_code in allowed, (path, answer.text[:500])
                 if answer.status_code == 400:
