@@ -32,8 +32,7 @@ class Stop:
 
 
 def bind_sockets(config: ServerConfig) -> list[socket.socket]:
-    """Returns the listening sockets. Called before the model is loaded, so that a used port is detected
-    early.
+    """Returns the listening sockets. Call it before the model is loaded, to detect a used port early.
 
     Raises ``ConfigError`` if the address cannot be used.
     """

@@ -47,7 +47,7 @@ async def _numbered(pieces: AsyncGenerator[bytes], max_bytes: int) -> AsyncGener
 
 
 class _Splitter:
-    """Cuts pieces into lines. Skips blank lines by a regular expression: a piece may have a million."""
+    """Cuts pieces into lines. A regular expression skips blank lines: a piece may have a million."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes

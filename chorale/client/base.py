@@ -164,7 +164,7 @@ class EngineClient(EngineView, Protocol):
         ...
 
     async def check_grammar(self, grammar: str) -> str | None:
-        """Return why the engine cannot use a grammar (``grammar.frames.raw_grammar``), or None.
+        """Return the reason why the engine cannot use a grammar (of ``grammar.frames``), or None.
 
         Raises ``EngineLoadingError`` / ``EngineDeadError`` when there is no engine.
         """

@@ -123,7 +123,7 @@ class EngineUpdate(msgspec.Struct, frozen=True, array_like=True, tag="update"):
 
 
 class GrammarChecked(msgspec.Struct, frozen=True, array_like=True, tag="grammar_checked"):
-    """``reason``: why the engine cannot use the grammar, or None."""
+    """``reason``: the reason why the engine cannot use the grammar, or None."""
 
     engine_id: str
     number: int

@@ -88,7 +88,7 @@ class EngineCore:
             self._end_early(request, "error", refusal)
 
     def check_grammar(self, grammar: str) -> Future[str | None]:
-        """Compile a grammar in a thread. The result is None, or why requests cannot use it."""
+        """Compile a grammar in a thread. The result is None, or the reason why requests cannot use it."""
         return self._pending_grammars.check(grammar)
 
     def _enter(self, request: GenerateRequest) -> None:

@@ -372,7 +372,8 @@ class GrammarService(Protocol):
         ...
 
     def check(self, grammar: str) -> Future[str | None]:
-        """Compile a grammar alone and walk through it. The result is None, or why it cannot be used."""
+        """Compile a grammar alone and walk through it. The result is None, or the reason why it cannot
+        be used."""
         ...
 
     def close(self) -> None:

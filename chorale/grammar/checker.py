@@ -1,4 +1,5 @@
-"""GrammarChecker: whether the engine can use the constraints of a request, asked before it is submitted.
+"""GrammarChecker: asks the engine whether it can use the constraints of a request, before the request is
+submitted.
 
 A constraint that does not compile is a 400 that names the field, also where the answer is streamed. The
 engine's process compiles, because only it has the tokenizer. Results are cached by the constraint's text.
@@ -19,7 +20,7 @@ _ENTRY_BYTES = 256  # beside the text
 
 
 class GrammarChecker:
-    """One per HTTP process. ``ask`` returns why a grammar cannot be used, or None."""
+    """One per HTTP process. ``ask`` returns the reason why a grammar cannot be used, or None."""
 
     def __init__(self, ask: Callable[[str], Awaitable[str | None]], cache_bytes: int = CACHE_BYTES) -> None:
         self._ask, self._cache_bytes = ask, cache_bytes

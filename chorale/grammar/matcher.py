@@ -88,7 +88,7 @@ def compile_grammar(grammar: str) -> LLMatcher:
 
 
 def check_constraint(constraint: Constraint) -> None:
-    """Raises ``ValueError`` if ``check_grammar`` does for a grammar of this constraint alone."""
+    """Checks the grammar of this constraint alone. Raises ``ValueError`` as ``check_grammar`` does."""
     check_grammar(raw_grammar(constraint))
 
 

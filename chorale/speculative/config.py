@@ -11,7 +11,7 @@ Method = Literal["ngram", "suffix", "eagle3", "synthetic"]
 METHODS: tuple[Method, ...] = ("ngram", "suffix", "eagle3", "synthetic")
 MOST_DRAFT_TOKENS = 16
 USUAL_NGRAM = 5  # vLLM's
-USUAL_ROWS = 64  # of a step with drafts at most, if no range says otherwise: they pay in small batches
+USUAL_ROWS = 64  # without ranges, larger steps have no drafts: drafts pay in small batches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +29,8 @@ class SpeculativeConfig:
     suffix_decoding_max_tree_depth: int = 24  # tokens of the longest match
     suffix_decoding_max_cached_requests: int = 10_000  # 0: other answers are not looked up
     suffix_decoding_max_spec_factor: float = 1.0  # draft tokens for each token of the match
-    # (fewest rows, most rows, draft tokens), from 1 row on; between two ranges and after the last, those of
-    # the range before. (): ``num_speculative_tokens`` up to ``USUAL_ROWS`` rows.
+    # (fewest rows, most rows, draft tokens), from 1 row on. Rows between two ranges, or after the last, use
+    # the range before them. Empty: ``num_speculative_tokens`` for up to ``USUAL_ROWS`` rows.
     num_speculative_tokens_per_batch_size: tuple[tuple[int, int, int], ...] = ()
     disable_by_batch_size: int | None = None  # no drafts in steps of at least so many rows
     # Benchmarks only: the share of drafts of which the first 1, 2, ... tokens are accepted, whatever they

@@ -49,7 +49,7 @@ class EventStream(Response):
     ) -> None:
         self.source = source(self) if callable(source) else source
         self.encode: Callable[[Any], bytes] = lambda events: b""  # set by a source that uses ``write``
-        self._cycle: Any = None  # from the first chunk on
+        self._cycle: Any = None  # None until the first chunk was sent
         self._on_error = on_error
         self._begun = False
         self.status_code = 200

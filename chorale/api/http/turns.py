@@ -47,8 +47,8 @@ class Turns:
                 self._schedule(loop)
 
     def send(self, transport: asyncio.WriteTransport, chunk: bytes) -> None:
-        """Writes a chunk once those of other streams are made too: kernel and interpreter evict each other
-        from the caches."""
+        """Writes a chunk after the chunks of all streams in this step are made. Switching between Python and
+        the kernel for each of them costs cache misses."""
         if not self._chunks:
             asyncio.get_running_loop().call_soon(self._write, context=contextvars.Context())
         self._chunks.append((transport, chunk))

@@ -90,7 +90,7 @@ class _Face:
             return Response("this server offers no GET stream", 405, {"allow": "POST, DELETE"})
         session = request.headers.get("mcp-session-id", "")
         if request.method == "DELETE":
-            if "x-session-id" not in request.headers:  # a named one goes on in later connections
+            if "x-session-id" not in request.headers:  # a named session outlives its connection
                 await self._server.end(_session(request, session))
             return Response(status_code=204)
         message = await _read(request)
