@@ -15,6 +15,8 @@ from chorale.batches.line import LineError, parse_line
 from chorale.errors import ChoraleError
 
 MAX_FAULTS = 100  # that are listed
+# A piece of a megabyte may have 350,000 lines; no more of them than are allowed need be made.
+_FEED_BYTES = 64 * 2**10
 _BOM = b"\xef\xbb\xbf"
 _BLANK: Any = re.compile(rb"\s*")  # Any: it always matches
 
@@ -42,7 +44,8 @@ async def split_lines(
 async def _numbered(pieces: AsyncGenerator[bytes], max_bytes: int) -> AsyncGenerator[list[tuple[int, bytes]]]:
     splitter = _Splitter(max_bytes)
     async for piece in pieces:
-        yield await asyncio.to_thread(splitter.feed, piece)
+        for start in range(0, len(piece), _FEED_BYTES):
+            yield await asyncio.to_thread(splitter.feed, piece[start : start + _FEED_BYTES])
     yield splitter.feed(b"\n")
 
 
@@ -98,6 +101,10 @@ class Inspection:
 
     def add(self, lines: list[tuple[int, bytes]], endpoint: str, max_bytes: int) -> None:
         for number, raw in lines:
+            # The list is full and the file is refused: the other lines are only counted.
+            if len(self.faults) >= MAX_FAULTS:
+                self.num_lines += 1
+                continue
             try:
                 line = parse_line(raw, endpoints=(endpoint,), max_bytes=max_bytes)
                 digest = hashlib.blake2b(line.custom_id.encode("utf-8", "surrogatepass"), digest_size=16)
