@@ -62,7 +62,7 @@ def tune_garbage_collector() -> None:
 
     An engine step allocates an object for each row, and wakes every stream at once. The default threshold
     (700 objects) then collects several times a step, to no effect: 50 of 420 us a step at 1,024 rows in the
-    engine, 3 of 25 us a token at 512 streams in the server (benchmarks/http_host_cost.py).
+    engine, 3 of 25 us a token at 512 streams in the server (benchmarks/serving/http_host_cost.py).
     """
     gc.freeze()
     collect_rarely()

@@ -1,6 +1,6 @@
 """Writes a gpt-oss checkpoint as the GGUF file that llama.cpp reads, to compare with it.
 
-    python benchmarks/gpt_oss_gguf.py FOLDER FILE.gguf [--dense q8_0]
+    python -m benchmarks.cpu.gguf FOLDER FILE.gguf [--dense q8_0]
 
 MXFP4 experts keep their values; router, norms, biases and sinks are float32, and ``--dense`` is
 the type of all other matrices. The file has no tokenizer: only token ids can be given. Needs ``gguf``.

@@ -1,6 +1,6 @@
 """The products of one layer of gpt-oss-20b on one thread of a CPU, for several numbers of tokens.
 
-    CHORALE_CPU_ISA=amx python benchmarks/cpu_layer.py [--tokens 1 8 16 75 512]
+    CHORALE_CPU_ISA=amx python -m benchmarks.cpu.layer [--tokens 1 8 16 75 512]
 
 Prints milliseconds of the thread's processor time, the best of several runs: other programs disturb it less
 than the time of day, but they do take caches and memory from it. Weights and choices of experts are random.
@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import torch
 
+from benchmarks.timing import times
 from chorale.kernels.cpu.experts import CpuExperts
 from chorale.kernels.cpu.library import library
 from chorale.kernels.cpu.linear import CpuLinear
@@ -57,12 +58,7 @@ def random_experts() -> ExpertTensors:
 
 def best(runs: int, action: Callable[[], object]) -> float:
     """Milliseconds of this thread."""
-    found = []
-    for _ in range(runs):
-        began = time.thread_time()
-        action()
-        found.append(time.thread_time() - began)
-    return 1000 * min(found)
+    return 1000 * min(times(action, runs, clock=time.thread_time))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""What llama.cpp serves on a CPU, beside ``cpu.py``: its speed, or the accuracy of both.
+"""What llama.cpp serves on a CPU, beside ``speed.py``: its speed, or the accuracy of both.
 
-    python benchmarks/gpt_oss_gguf.py FOLDER FILE.gguf
-    python benchmarks/cpu_llama_cpp.py FILE.gguf [--num-threads 2]
-    python benchmarks/cpu_llama_cpp.py --accuracy FOLDER FILE.gguf...
+    python -m benchmarks.cpu.gguf FOLDER FILE.gguf
+    python -m benchmarks.cpu.llama_cpp FILE.gguf [--num-threads 2]
+    python -m benchmarks.cpu.llama_cpp --accuracy FOLDER FILE.gguf...
 
-Through ``llama_cpp.Llama``, with the prompts of ``cpu.py``; tokens are chosen greedily, which is the cheapest
-for llama.cpp. ``--accuracy`` gives one text of random tokens to Chorale and to llama.cpp, and compares the
-log-probabilities of its tokens with those of the reference in float32. Needs ``llama-cpp-python``.
+Through ``llama_cpp.Llama``, with the prompts of ``speed.py``. Tokens are chosen greedily, the cheapest
+way for llama.cpp. ``--accuracy`` gives one text of random tokens to Chorale and to llama.cpp, and compares
+the log-probabilities of its tokens with those of the reference in float32. Needs ``llama-cpp-python``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cpu_figures import PROMPTS, random_prompt, report
+
+from benchmarks.cpu.figures import PROMPTS, random_prompt, report
 
 try:
     from llama_cpp import Llama

@@ -1,6 +1,6 @@
 """What a CPU serves: start, first token, prompt and decode speed, peak memory, and the bandwidth reached.
 
-    python benchmarks/cpu.py MODEL [--ops cpu] [--cpu-precision int8] [--num-threads 2]
+    python -m benchmarks.cpu.speed MODEL [--ops cpu] [--cpu-precision int8] [--num-threads 2]
 
 Through ``LLM.generate``, one sequence, prompts of random tokens. A second run starts with the files in the
 system's page cache. Weights may be random: speed does not depend on their values.
@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cpu_figures import PROMPTS, random_prompt, report
 
+from benchmarks.cpu.figures import PROMPTS, random_prompt, report
+from benchmarks.timing import spent, times
 from chorale import LLM, SamplingParams
 from chorale.model.config import ModelConfig
 from chorale.runtime.memory import token_bytes, weight_bytes
@@ -45,9 +46,8 @@ def main() -> None:
 def seconds(llm: LLM, length: int, tokens: int) -> float:
     """Of one request with a random prompt."""
     prompt = {"prompt_token_ids": random_prompt(length)}
-    began = time.perf_counter()
-    llm.generate([prompt], SamplingParams(max_tokens=tokens, ignore_eos=True, seed=1), use_tqdm=False)
-    return time.perf_counter() - began
+    params = SamplingParams(max_tokens=tokens, ignore_eos=True, seed=1)
+    return spent(lambda: llm.generate([prompt], params, use_tqdm=False))
 
 
 def report_bandwidth(config: ModelConfig, decode: float, int8: bool) -> None:
@@ -64,14 +64,7 @@ def report_bandwidth(config: ModelConfig, decode: float, int8: bool) -> None:
 def plain_read() -> float:
     """Bytes a second, the best of five sums over 1 GiB."""
     data = torch.ones(2**27, dtype=torch.int64)
-    best = min(timed(data.sum) for _ in range(5))
-    return 2**30 / best
-
-
-def timed(action: Any) -> float:
-    began = time.perf_counter()
-    action()
-    return time.perf_counter() - began
+    return 2**30 / min(times(data.sum, 5))
 
 
 if __name__ == "__main__":

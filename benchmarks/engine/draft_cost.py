@@ -1,6 +1,6 @@
 """Host time that a draft costs: looking tokens up, and walking a grammar's matcher along the draft.
 
-    python benchmarks/draft_cost.py
+    python -m benchmarks.engine.draft_cost
 
 Microseconds, one thread. The text to look up is random ids of 20,000; the grammar is a JSON schema in the
 middle of an answer.
@@ -8,11 +8,12 @@ middle of an answer.
 
 from __future__ import annotations
 
-import time
+import statistics
 from collections.abc import Callable
 
 import numpy as np
 
+from benchmarks.timing import times
 from chorale.engine.drafts.lookup import follow_longest
 from chorale.grammar import constraint
 from chorale.grammar.frames import raw_grammar
@@ -28,13 +29,12 @@ SCHEMA = {
 
 def microseconds(work: Callable[[], object], count: int = 500) -> float:
     """The median of five runs."""
-    runs = []
-    for _ in range(5):
-        begin = time.perf_counter()
+
+    def run() -> None:
         for _ in range(count):
             work()
-        runs.append((time.perf_counter() - begin) / count * 1e6)
-    return sorted(runs)[2]
+
+    return statistics.median(times(run, 5)) / count * 1e6
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """What a grammar costs: compiling, and the mask of each row and step, at 1 and 64 rows, on this CPU.
 
-    python benchmarks/grammar_cost.py [--steps 150]
+    python -m benchmarks.engine.grammar_cost [--steps 150]
 
 Walks matchers through valid output (a random allowed token at each step, closing tokens preferred), and
 prints microseconds: filling the masks of a step (one thread below 8 rows, all cores from there on), applying
@@ -17,6 +17,7 @@ import time
 import numpy as np
 import torch
 
+from benchmarks.timing import spent
 from chorale.engine.types import RowStart, SamplingSpec
 from chorale.grammar.constraint import json_schema, regex
 from chorale.grammar.frames import Call, Frames, turn_grammar
@@ -91,9 +92,8 @@ def walk(grammar: str, prefix: str, num_rows: int, num_steps: int) -> dict[str, 
         masks = rows.masks(numbers)
         fill.append(time.perf_counter() - start)
         assert masks is not None
-        start = time.perf_counter()
-        sampler.forbid(scores, Allowed(index, masks.octets))
-        apply.append(time.perf_counter() - start)
+        allowed = Allowed(index, masks.octets)
+        apply.append(spent(lambda: sampler.forbid(scores, allowed)))  # noqa: B023
         if not masks.octets.any(dim=1).all():
             break
         tokens = advance(rows, masks.octets, rng)
@@ -113,9 +113,7 @@ def main() -> None:
     )
     options.add_argument("--steps", type=int, default=150)
     given = options.parse_args()
-    start = time.perf_counter()
-    tokenizer()
-    print(f"tokenizer (once a process, in a thread at start)  {time.perf_counter() - start:.2f} s")
+    print(f"tokenizer (once a process, in a thread at start)  {spent(tokenizer):.2f} s")
     prefixes = {"reasoning only": "<|channel|>analysis<|message|>"}
     call = "<|channel|>commentary to=functions.f3<|message|>"
     print(
@@ -123,9 +121,7 @@ def main() -> None:
         f"{'apply a row':>13s}"
     )
     for name, grammar in grammars().items():
-        start = time.perf_counter()
-        compile_grammar(grammar)
-        compiled = (time.perf_counter() - start) * 1e6
+        compiled = spent(lambda: compile_grammar(grammar)) * 1e6  # noqa: B023
         prefix = prefixes.get(name, call if "functions" in name else "<|channel|>final<|message|>")
         for num_rows in (1, 64):
             found = walk(grammar, prefix, num_rows, given.steps)

@@ -1,6 +1,6 @@
 """Host cost of one engine step: schedule plus commit, TokenChunks included, with a device that costs nothing.
 
-    python benchmarks/engine_host_cost.py
+    python -m benchmarks.engine.host_cost
 
 Every row decodes with a context of ``--prompt`` tokens and up. The device is an object that answers each
 plan with an array, so what is measured (CPU time of the thread, so that a busy machine does not blur it)
@@ -24,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.timing import spent, times
 from chorale.engine.core import EngineCore
 from chorale.engine.types import EngineLimits, GenerateRequest, SamplingSpec, StepPlan, StepResult
 from chorale.llm.engine import quiet_collector
@@ -74,13 +75,9 @@ def measure(rows: int, depth: int, caching: bool, prompt: int, steps: int) -> li
         )
     while core.stats().generation_tokens < rows or core.stats().last_step_tokens != rows:
         core.step()
-    seconds = []
-    for _ in range(steps):
-        start = time.thread_time()
-        chunks = core.step()
-        seconds.append(time.thread_time() - start)
-        assert len(chunks) == rows
-    return seconds
+    found = times(core.step, steps, clock=time.thread_time)
+    assert core.stats().last_step_tokens == rows
+    return found
 
 
 def measure_churn(rows: int, depth: int, caching: bool, prompt: int, steps: int) -> list[float]:
@@ -105,12 +102,7 @@ def measure_churn(rows: int, depth: int, caching: bool, prompt: int, steps: int)
             sampling=SamplingSpec(max_tokens=tokens),
         )
         core.add_request(request)
-    seconds = []
-    for _ in range(steps):
-        start = time.thread_time()
-        core.step()
-        seconds.append(time.thread_time() - start)
-    return seconds[steps // 2 :]
+    return times(core.step, steps - steps // 2, warm=steps // 2, clock=time.thread_time)
 
 
 def measure_runtime(rows: int, prompt: int, steps: int) -> list[float]:
@@ -158,12 +150,7 @@ def measure_runtime(rows: int, prompt: int, steps: int) -> list[float]:
         core.add_request(GenerateRequest(request_id=f"r{index}", prompt_token_ids=ids, sampling=sampling))
     while core.stats().generation_tokens < rows or core.stats().last_step_tokens != rows:
         core.step()
-    seconds = []
-    for _ in range(steps // 2):
-        start = time.thread_time()
-        core.step()
-        seconds.append(time.thread_time() - start)
-    return seconds
+    return times(core.step, steps // 2, clock=time.thread_time)
 
 
 def llm_engine(rows: int, length: int) -> EngineCore:
@@ -206,9 +193,7 @@ def measure_llm(rows: int, prompt: int, steps: int) -> float:
     params = SamplingParams(ignore_eos=True, max_tokens=steps, min_tokens=steps, detokenize=False)
     with LLM() as llm:
         llm.generate(prompts[:1], params, use_tqdm=False)
-        start = time.process_time()
-        llm.generate(prompts, params, use_tqdm=False)
-        return time.process_time() - start
+        return spent(lambda: llm.generate(prompts, params, use_tqdm=False), time.process_time)
 
 
 def print_llm(all_rows: list[int], steps: int) -> None:

@@ -1,6 +1,6 @@
 """What the process boundary costs: one step's message for many rows, and a round trip for one.
 
-Run: python benchmarks/ipc_cost.py [--rows 1024] [--steps 500]
+    python -m benchmarks.engine.ipc_cost [--rows 1024] [--steps 500]
 
 The engine side is a real second process with the product's loop, server_socket and heartbeat around a core
 that does nothing but count, so what is measured is the boundary alone. Prints microseconds; medians over the
@@ -22,6 +22,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from benchmarks.timing import times
 from chorale.client import wire
 from chorale.client.base import EngineInfo
 from chorale.client.in_flight import InFlightRequests
@@ -74,12 +75,7 @@ def build(config: EngineConfig, progress: Progress) -> tuple[CountingCore, Engin
 
 def timed(function: Callable[[], object], repeats: int = 300) -> float:
     """Median microseconds of one call."""
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        function()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times) * 1e6
+    return statistics.median(times(function, repeats)) * 1e6
 
 
 def show(name: str, microseconds: float, rows: int) -> None:
@@ -190,16 +186,16 @@ async def round_trips(count: int) -> None:
     try:
         while client.status.state != "ready":
             await asyncio.sleep(0.01)
-        times = []
+        seconds = []
         for index in range(count):
             sampling = SamplingSpec(max_tokens=1)
             request = GenerateRequest(request_id=f"r{index}", prompt_token_ids=[1] * 16, sampling=sampling)
             start = time.perf_counter()
             async for _ in client.submit(request):
                 pass
-            times.append(time.perf_counter() - start)
-        times.sort()
-        p50, p99 = times[count // 2] * 1e6, times[int(count * 0.99)] * 1e6
+            seconds.append(time.perf_counter() - start)
+        seconds.sort()
+        p50, p99 = seconds[count // 2] * 1e6, seconds[int(count * 0.99)] * 1e6
         print(f"round trip of one request, one row (idle engine): p50 {p50:.0f} us, p99 {p99:.0f} us")
     finally:
         await client.close()
@@ -209,7 +205,9 @@ async def round_trips(count: int) -> None:
 
 
 def start_engine(directory: Path, step_microseconds: int) -> subprocess.Popen[bytes]:
-    engine = subprocess.Popen([sys.executable, __file__, "--engine"], stdin=subprocess.PIPE)
+    engine = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.engine.ipc_cost", "--engine"], stdin=subprocess.PIPE
+    )
     config = EngineConfig(seed=step_microseconds)
     start = EngineStart(directory=str(directory), config=config, parent_pid=os.getpid())
     assert engine.stdin is not None

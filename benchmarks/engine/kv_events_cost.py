@@ -1,8 +1,8 @@
 """What KV events cost: CPU time of the engine's thread and of the publisher's, and bytes.
 
-    python benchmarks/kv_events_cost.py
+    python -m benchmarks.engine.kv_events_cost
 
-The device is that of ``engine_host_cost.py``, which costs nothing. A subscriber in another process reads all
+The device is that of ``host_cost.py``, which costs nothing. A subscriber in another process reads all
 that is published. "engine" is the CPU time that a step takes of the engine's thread, "publisher" that of the
 publisher's thread and libzmq's; on a GPU they overlap with the device. Rows that decode store a block of 16
 tokens every 16 steps. The last lines are a prefill of 8,192 tokens a step, with evictions: a block is stored
@@ -17,13 +17,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Literal
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from engine_host_cost import Done, NullExecutor
-
+from benchmarks.engine.host_cost import Done, NullExecutor
 from chorale.engine.core import EngineCore
 from chorale.engine.types import EngineLimits, GenerateRequest, SamplingSpec, StepPlan
 from chorale.kv_events import KvEventsConfig

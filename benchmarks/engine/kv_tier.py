@@ -1,19 +1,19 @@
 """The tier of host memory for KV: what a conversation gains that returns, and what it costs the others.
 
-    python benchmarks/kv_tier.py [20b | 120b | demo | FOLDER] [--cases return many decode] [--json FILE]
+    python -m benchmarks.engine.kv_tier [20b | 120b | demo | FOLDER] [--cases CASE ...] [--json FILE]
 
 A size is made first, as a random checkpoint (``--scratch``: in memory, by default). One engine runs all
 cases; its pool holds 20 conversations of the case ``many`` (20b: of 8,800 tokens). Method:
 
 return  ``LLM.generate`` of one prompt of ``--length`` tokens and one token: ``prefill`` seconds. Others
-        displace it. The same prompt again: ``back`` seconds, which is to be at most 15 % of the prefill. The
+        displace it. The same prompt again: ``back`` seconds. The
         median of ``--runs`` such conversations, after one that compiles and captures.
 many    ``--conversations`` conversations, all seen before, return in random order, ``--concurrency`` at a
         time, each with 64 new tokens and 16 tokens of output: seconds, requests a second, time to first token
         from the moment when a client sends the request, and tokens found; with the tier and without.
 decode  ``--rows`` rows decode over a pool of cached pages that the host does not have, so that each new block
         displaces one. Seconds of a step with the tier and without, in turns: ``ratio`` is that of the
-        medians, to be at most 1.01. ``pages``: copied to the host, a step.
+        medians. ``pages``: copied to the host, a step.
 
 "Without" is the same engine and pool with the saving and loading of pages switched off.
 """

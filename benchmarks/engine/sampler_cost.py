@@ -1,6 +1,6 @@
 """Milliseconds a row that the sampler takes on this CPU, at gpt-oss's vocabulary, mode by mode.
 
-    python benchmarks/sampler_cost.py [--threads 1] [--rows 8]
+    python -m benchmarks.engine.sampler_cost [--threads 1] [--rows 8]
 
 Prints the median and the least of CPU seconds (not wall seconds: other work on the machine does not count),
 over the rows of a batch.
@@ -16,6 +16,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from benchmarks.timing import times
 from chorale.engine.types import RowStart, SamplingSpec, StepPlan
 from chorale.runtime.device import open_device
 from chorale.runtime.sampling.logprobs import gather_in_parts
@@ -59,13 +60,8 @@ def decode_plan(num_rows: int, spec: SamplingSpec) -> StepPlan:
 
 def milliseconds(function: Callable[[], object], repeats: int = 30) -> tuple[float, float]:
     """Median and least CPU milliseconds of a call."""
-    times = []
-    for number in range(repeats + 3):
-        start = time.process_time()
-        function()
-        if number >= 3:
-            times.append((time.process_time() - start) * 1e3)
-    return statistics.median(times), min(times)
+    found = [1e3 * each for each in times(function, repeats, warm=3, clock=time.process_time)]
+    return statistics.median(found), min(found)
 
 
 def main() -> None:
@@ -91,8 +87,8 @@ def main() -> None:
     show("Buffers.fill (a step)", milliseconds(lambda: buffers.fill(plan)), 1)
 
 
-def show(name: str, times: tuple[float, float], rows: int) -> None:
-    print(f"  {name:24s}{times[0] / rows:8.2f}   least {times[1] / rows:.2f}")
+def show(name: str, cost: tuple[float, float], rows: int) -> None:
+    print(f"  {name:24s}{cost[0] / rows:8.2f}   least {cost[1] / rows:.2f}")
 
 
 if __name__ == "__main__":

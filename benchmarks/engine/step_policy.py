@@ -1,7 +1,7 @@
 """What a bound on the time that prompts add to a step costs and gives, on a device that is a table.
 
-    python benchmarks/step_policy.py [--delays 0 12] [--rates 20 30 40] [--graphs ROWS TOKENS]
-    python benchmarks/step_policy.py --batch-delays 0 6 12 [--rates 5 20] [--batch-rows 1024]
+    python -m benchmarks.engine.step_policy [--delays 0 12] [--rates 20 30 40] [--graphs ROWS TOKENS]
+    python -m benchmarks.engine.step_policy --batch-delays 0 6 12 [--rates 5 20] [--batch-rows 1024]
 
 The scheduler is the real one; its clock is arithmetic. How long a step of 20b takes on one H200 follows from
 docs/kernels.md ("The step, measured": decode steps of 1 to 1,024 rows, prompts of 8,192 tokens, the shares of

@@ -1,13 +1,12 @@
 """The all-reduce between GPUs of one host: correctness, then microseconds inside a CUDA graph, then faults.
 
-    python benchmarks/all_reduce.py --ranks 2 [--check] [--sweep] [--json FILE] [--rows 1 8 64 ...]
+    python -m benchmarks.gpu.all_reduce --ranks 2 [--check] [--json FILE] [--rows 1 8 64 ...]
 
 One process a GPU. First every form is compared with the float32 reference at each number of rows, several
 calls of changing sizes, and all ranks must have the same bits. Then a graph of 100 calls is timed: ours with
 residual and norm (and with the router), against NCCL's and torch's symmetric memory's all-reduce with our
-kernel for addition and norm after it, and against these alone. ``--sweep``: warps, rows of a program, numbers
-of programs, what is sent, fetching the next weights. Last, a rank leaves out a call, and then a rank is
-killed: the others must name it within the limit. ``--check``: no times. NVLink multicast is never used.
+kernel for addition and norm after it, and against these alone. Last, a rank leaves out a call, and then a
+rank is killed: the others must name it within the limit. ``--check``: no times. NVLink multicast is not used.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,6 @@ from chorale.bench.gpu_time import captured
 from chorale.kernels.ops import RouterWeights
 from chorale.kernels.reference import reduce as reference
 from chorale.kernels.triton import tuning
-from chorale.kernels.triton.dense.linear import float32_product
 from chorale.kernels.triton.dense.norm import Norm, add_norm
 from chorale.kernels.triton.moe.router import pack_router, route
 from chorale.kernels.triton.reduce.memory import Layout
@@ -319,60 +317,6 @@ def time_table(bench: Bench, rows: list[int]) -> None:
         bench.say(f"choices of own rows, for all of {count}: {us:.1f}")
 
 
-def sweep(bench: Bench, rows: list[int], until: float) -> None:
-    original = (tuning.reduce_few, tuning.reduce_many, tuning.reduce_programs, tuning.REDUCE_WIDE_ROWS)
-    few, many = tuning.reduce_few(), tuning.reduce_many()
-    bench.say("\nsweep, us a call")
-
-    def line(name: str, counts: list[int], form: str) -> None:
-        late = torch.tensor(float(time.monotonic() > until), device=bench.device)
-        dist.all_reduce(late, dist.ReduceOp.MAX, group=bench.group)
-        if not float(late):
-            times = [record(bench, name, n, ours(bench, form, n)) for n in counts]
-            bench.say(
-                f"{name:44}" + "".join(f"{n:6}: {us:6.2f}" for n, us in zip(counts, times, strict=True))
-            )
-
-    small = [n for n in rows if n <= 256]
-    for warps in (4, 8, 16):
-        for each in (1, 2):
-            for wide in (0, 10**6):
-                tuning.REDUCE_WIDE_ROWS = wide
-                tuning.reduce_few = lambda w=warps, e=each: replace(few, rows=e, num_warps=w)
-                sent = "float32" if wide else "bfloat16"
-                line(f"one-shot, {warps} warps, {each} rows, {sent}", small, "one")
-    tuning.reduce_few, _, _, tuning.REDUCE_WIDE_ROWS = original
-    large = [n for n in rows if n >= 64]
-    for warps, each in ((8, 1), (16, 1), (8, 2), (16, 2)):
-        for programs in (128, 256, 384, 512):
-            tuning.reduce_many = lambda w=warps, e=each: replace(many, rows=e, num_warps=w)
-            tuning.reduce_programs = lambda _, p=programs: p
-            line(f"two-shot, {warps} warps, {each} rows, {programs} programs", large, "two")
-    _, tuning.reduce_many, tuning.reduce_programs, _ = original
-    for form in ("one", "two"):
-        line(f"{form}-shot again", [n for n in rows if n <= 1024], form)
-
-
-def time_prefetch(bench: Bench) -> None:
-    """A call and the product that follows it, of weights that the L2 does not hold."""
-    weights = [bench.randn(5120 // bench.size, H, seed=n).bfloat16() for n in range(12)]
-    parts, x = bench.randn(1, 1, H, seed=bench.rank) * 0.01, torch.zeros(1, H, device=bench.device)
-    for ahead in (False, True):
-        turn = [0]
-
-        def work(ahead: bool = ahead, turn: list[int] = turn) -> None:
-            bench.use("one")
-            weight = weights[turn[0] % len(weights)]
-            turn[0] += 1
-            found = bench.reducer.add_norm(parts, None, x, bench.norm, following=weight if ahead else None)
-            float32_product(found.normed, weight)
-
-        us = record(bench, f"one-shot and product, weights fetched ahead: {ahead}", 1, work)
-        bench.say(
-            f"one-shot and a product of {weights[0].nbytes / 1e6:.1f} MB, fetched ahead {ahead}: {us:.2f} us"
-        )
-
-
 # ------------------------------------------------------------------ faults
 
 
@@ -449,9 +393,6 @@ def run_rank(parent: int, rank: int, size: int, store: str, options: argparse.Na
         check_rows(bench, "two", max(options.rows), 1, seed=990)
     if not options.check:
         time_table(bench, options.rows)
-        time_prefetch(bench)
-        if options.sweep:
-            sweep(bench, options.rows, time.monotonic() + options.seconds)
         if rank == 0 and options.json:
             Path(options.json).write_text(json.dumps(bench.results, indent=1))
     leave_out_a_call(bench)
@@ -465,8 +406,6 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2, choices=(2, 4, 8))
     parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
     parser.add_argument("--check", action="store_true")
-    parser.add_argument("--sweep", action="store_true")
-    parser.add_argument("--seconds", type=float, default=240.0, help="after which no more shapes are tried")
     parser.add_argument("--json")
     options = parser.parse_args()
     if torch.cuda.device_count() < options.ranks:

@@ -1,6 +1,7 @@
 """Shows that automatic sizing cannot run out of memory: the most that the default flags allow, at once.
 
-    python benchmarks/gpu_engine.py [20b | 120b | FOLDER] --fill
+    chorale bench make-checkpoint 20b FOLDER
+    python -m benchmarks.gpu.pool_fill FOLDER [--gpu-memory-utilization 0.92]
 
 What a step takes beside the pool depends on its tokens and rows, how long their contexts are, what they ask
 of the sampler, and on the graphs that exist; not on what the pages hold. So the pool is filled without
@@ -28,29 +29,30 @@ Prefix caching is off; it decides which pages are used, not how many there are.
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from chorale.config import EngineConfig
 from chorale.engine.core import EngineCore
 from chorale.engine.types import GenerateRequest, SamplingSpec, StepHandle, StepPlan, StepResult
 from chorale.grammar.constraint import json_schema
 from chorale.grammar.frames import Frames, turn_grammar
 from chorale.harmony.render import ASSISTANT
 from chorale.harmony.vocab import START, VOCAB_SIZE
+from chorale.processes import tune_garbage_collector
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.memory import GIB, KvGeometry
 from chorale.runtime.steps.graph_sizes import MIXED_ROWS, context_sizes
 from chorale.runtime.worker import Worker
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
+from chorale.serve.engine.build import build_engine
 from tests.support.engine.integrity import check_integrity
 
 REAL_STEPS = 12  # of each kind, once the pool is full; fewer where the host takes half a second for one
@@ -354,3 +356,23 @@ def fill_pool(core: EngineCore, inner: LocalExecutor, share: float) -> bool:
         filler.clear()
     print("fill: within what is allowed" if good else "fill: NOT within what is allowed", flush=True)
     return good
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("folder", help="a checkpoint; its weights may be random")
+    parser.add_argument("--gpu-memory-utilization", type=float, default=0.92)
+    given = parser.parse_args()
+    share = given.gpu_memory_utilization
+    config = EngineConfig(
+        model=given.folder, device="cuda", enable_prefix_caching=False, gpu_memory_utilization=share
+    )
+    torch.cuda.reset_peak_memory_stats()
+    core, _ = build_engine(config)
+    tune_garbage_collector()
+    assert isinstance(core._executor, LocalExecutor)
+    sys.exit(not fill_pool(core, core._executor, share))
+
+
+if __name__ == "__main__":
+    main()

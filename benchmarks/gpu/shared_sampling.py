@@ -1,6 +1,6 @@
 """Sampling over the GPUs of one host, each with the logits of its token ids: correctness, then microseconds.
 
-    python benchmarks/shared_sampling.py --ranks 2 [--check] [--rows 1 64 256]
+    python -m benchmarks.gpu.shared_sampling --ranks 2 [--check] [--rows 1 64 256]
 
 One process a GPU, random logits of 201,088 token ids. First the tokens and what filters keep are compared
 with the kernels of one rank on whole rows: top_k, top_p, min_p, launched and in graphs that are replayed with

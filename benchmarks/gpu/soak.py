@@ -1,6 +1,7 @@
 """A busy life on one GPU, with gpt-oss-20b's shape: no error, no page lost, memory flat.
 
-    python benchmarks/gpu_soak.py [20b | 120b | FOLDER] [--seconds 60] [--rows 128] [--blocks 1024]
+    chorale bench make-checkpoint 20b FOLDER
+    python -m benchmarks.gpu.soak FOLDER [--seconds 60] [--rows 128] [--blocks 1024]
 
 Requests arrive in bursts, with pauses: prompts of 1 to 8,000 tokens and answers of 1 to 1,000 (both
 log-uniform), a third of the prompts with a beginning that others share, some with several choices, filters,
@@ -30,9 +31,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpu_engine import find_checkpoint
-from pool_fill import capture_everything
 
+from benchmarks.gpu.pool_fill import capture_everything
 from chorale.config import EngineConfig
 from chorale.engine.core import EngineCore
 from chorale.engine.types import GenerateRequest, SamplingSpec, TokenChunk
@@ -43,8 +43,6 @@ from chorale.harmony.vocab import END, RETURN, START, VOCAB_SIZE, load_vocabular
 from chorale.processes import tune_garbage_collector
 from chorale.runtime.executor import LocalExecutor
 from chorale.serve.engine.build import build_engine
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.support.engine.integrity import check_integrity
 
 MIB = 2**20
@@ -268,14 +266,13 @@ def faults_of(before: Taken, after: Taken, core: EngineCore) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("model", nargs="?", default="20b")
+    parser.add_argument("folder", help="a checkpoint; its weights may be random")
     parser.add_argument("--seconds", type=float, default=60, help="in which requests arrive")
     parser.add_argument("--rows", type=int, default=128)
     parser.add_argument("--blocks", type=int, default=1024, help="pages of the pool")
     parser.add_argument("--longest-prompt", type=int, default=8000)
     parser.add_argument("--longest-answer", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--scratch", type=Path, default=Path("/dev/shm"))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--serial", action="store_true")
     parser.add_argument("--moe-activation-dtype", default="auto")
@@ -283,7 +280,7 @@ def main() -> None:
     given = parser.parse_args()
     core, info = build_engine(
         EngineConfig(
-            model=str(find_checkpoint(given.model, given.scratch)),
+            model=given.folder,
             device=given.device,
             async_scheduling=False if given.serial else None,
             max_num_seqs=given.rows,

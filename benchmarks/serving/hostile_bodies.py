@@ -1,6 +1,6 @@
 """Whether one request can hold up the others: health checks and a neighbour's stream beside hostile bodies.
 
-    python benchmarks/frozen.py [--only PART] [--prompts] [--alone] [--model demo] [--json FILE]
+    python -m benchmarks.serving.hostile_bodies [--only PART] [--prompts] [--alone] [--json FILE]
 
 Starts ``chorale serve`` on a port of its own, a client that streams a chat without end and one that asks for
 /health every 5 ms, from processes of their own. Then every body of ``BODIES`` is sent, one
@@ -15,20 +15,20 @@ from __future__ import annotations
 
 import argparse
 import base64
+import contextlib
 import json
 import multiprocessing
-import signal
-import socket
-import subprocess
-import sys
+import tempfile
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import httpx2
+
+from tests.support.served import Served, serving
 
 MIB = 2**20
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
@@ -70,7 +70,7 @@ def texts(text: str) -> bytes:
     return ('{"max_tokens":1,"messages":[{"role":"user","content":"' + text + '"}]}').encode()
 
 
-# name -> (path, body). Finding 3, finding 4, and further ones.
+# name -> (path, body)
 BODIES: dict[str, tuple[str, Callable[[], bytes]]] = {
     **{
         f"3: {n} reasoning items": (RESPONSES, lambda n=n: sealed(n, "reasoning")) for n in (1, 25, 100, 2900)
@@ -338,37 +338,6 @@ def attack(
     )
 
 
-def free_port() -> int:
-    with socket.socket() as made:
-        made.bind(("127.0.0.1", 0))
-        return int(made.getsockname()[1])
-
-
-def serve(model: str, port: int, log: Path) -> subprocess.Popen[bytes]:
-    command = [
-        sys.executable,
-        "-m",
-        "chorale",
-        "serve",
-        model,
-        "--port",
-        str(port),
-        "--response-store",
-        ":memory:",
-    ]
-    process = subprocess.Popen(command, stdout=log.open("w"), stderr=subprocess.STDOUT)
-    end = time.monotonic() + 180
-    while time.monotonic() < end and process.poll() is None:
-        try:
-            if httpx2.get(f"http://127.0.0.1:{port}/health", timeout=2).status_code == 200:
-                return process
-        except httpx2.HTTPError:
-            pass
-        time.sleep(0.2)
-    process.kill()
-    raise SystemExit(f"the server was not ready: {log}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model", default="demo")
@@ -376,40 +345,40 @@ def main() -> None:
     parser.add_argument("--prompts", action="store_true")
     parser.add_argument("--alone", action="store_true", help="no stream beside the bodies")
     parser.add_argument("--patience", type=float, default=10.0, help="seconds, then a request is given up")
-    parser.add_argument("--log", type=Path, default=Path("frozen-server.log"))
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     chosen = {**BODIES, **(PROMPTS if given.prompts else {})}
-    port = free_port()
-    server, rows = serve(given.model, port, given.log), []
-    probes = Neighbour(probe, port), Neighbour(silence if given.alone else stream, port)
-    print(
-        "body                               MB  answer  seconds  health ms  (idle)  gap ms  CPU s  RSS MiB",
-        flush=True,
-    )
-    try:
+    rows = []
+    with tempfile.TemporaryDirectory() as folder, probed(given, Path(folder)) as (served, probes):
+        print(f"{'body':35}MB  answer  seconds  health ms  (idle)  gap ms  CPU s  RSS MiB", flush=True)
         time.sleep(2)
         for name, (path, make) in chosen.items():
             if given.only not in name:
                 continue
-            row = attack(port, server.pid, name, path, make(), probes, given.patience)
+            row = attack(served.port, served.process.pid, name, path, make(), probes, given.patience)
             rows.append(row)
             print(
                 f"{name:32s} {row.megabytes:5.1f} {row.status:6d} {row.seconds:8.2f} {row.health_ms:10.1f} "
                 f"{row.idle_ms:7.1f} {row.gap_ms:7.0f} {row.cpu_seconds:6.2f} {row.resident_mib:8.0f}",
                 flush=True,
             )
-    finally:
-        for each in probes:
-            each.end()
-        server.send_signal(signal.SIGINT)
-        server.send_signal(signal.SIGINT)
-        try:
-            server.wait(30)
-        except subprocess.TimeoutExpired:
-            server.kill()
     if given.json:
         given.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+
+
+@contextlib.contextmanager
+def probed(given: argparse.Namespace, folder: Path) -> Iterator[tuple[Served, tuple[Neighbour, Neighbour]]]:
+    """A server, the client that asks for its health, and the one that streams."""
+    with serving(given.model, folder, "--response-store", ":memory:") as served:
+        probes = (
+            Neighbour(probe, served.port),
+            Neighbour(silence if given.alone else stream, served.port),
+        )
+        try:
+            yield served, probes
+        finally:
+            for each in probes:
+                each.end()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Host cost of the HTTP side: CPU time of the server process for each streamed chat token.
 
-    python benchmarks/http_host_cost.py
-    python benchmarks/http_host_cost.py --streams 512 --profile
+    python -m benchmarks.serving.http_host_cost
+    python -m benchmarks.serving.http_host_cost --streams 512 --profile
 
 The real server (uvicorn, uvloop, httptools, our guard, the chat endpoint with harmony parsing, metrics)
 runs in a process of its own. In place of the engine's socket stands an object that hands each stream one
@@ -9,7 +9,7 @@ token a step, at a pace that leaves the server idle time, so that tokens do not 
 cheaper) pieces; the share of tokens that came in a piece of their own is printed. Clients are raw sockets
 in this process. Measured between the tenth step and the last but one, by getrusage of the server process, so
 without the requests themselves; the stand-in engine's own work is included (its share is printed). Decoding
-the engine process's messages is not included: ``ipc_cost.py`` has that. "kernel" is the part spent in system
+the engine process's messages is not included (see ``engine/ipc_cost.py``). "kernel" is the part in system
 calls; over loopback TCP it includes the receiving side's protocol work too.
 """
 
@@ -199,7 +199,7 @@ def measure(num_streams: int, unix: bool, arguments: argparse.Namespace) -> dict
         options.append(f"--interval={num_streams * arguments.pace * 1e-6}")
         options += [f"--uds={Path(folder) / 'http'}"] if unix else []
         options += ["--profile"] if arguments.profile else []
-        command = [sys.executable, __file__, "--serve", *options]
+        command = [sys.executable, "-m", "benchmarks.serving.http_host_cost", "--serve", *options]
         server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:
             assert server.stdout is not None

@@ -1,6 +1,8 @@
 """What a stored response costs: durable puts a second, CPU and bytes of a background stream, CPU of a delta.
 
-Run: ``python benchmarks/response_store.py [FOLDER]`` (the folder's disk is what is measured). On a 2-core
+    python -m benchmarks.serving.response_store [FOLDER]
+
+The disk of the folder is measured. On a 2-core
 virtual machine with a virtio disk, synchronous=FULL, clients in one event loop: 3,300 puts/s with one client
 (p99 1.1 ms), 17,000 with 16, 26,000 with 64 (group commit, p99 6 ms); 560, 5,100 and 14,000 while other
 programs kept both cores busy. One commit a put in a bare loop gave 5,220 a second on such a machine.

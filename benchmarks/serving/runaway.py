@@ -1,7 +1,7 @@
 """How long requests take that nothing but the server ends: 40 attempts without a token limit.
 
-    python benchmarks/runaway.py [MODEL]     starts a server of its own, of the demo by default
-    python benchmarks/runaway.py --url URL [--key KEY]
+    python -m benchmarks.serving.runaway [MODEL]     starts a server of its own, of the demo by default
+    python -m benchmarks.serving.runaway --url URL [--key KEY]
 
 Prompts that invite endless answers, with every kind of constraint, tool, effort, choice and endpoint. Prints
 one line an attempt (seconds, output tokens, status, how it ended) and the longest time. Exits with 1 if an
@@ -12,17 +12,18 @@ to name a limit, and is given one that does not matter.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import re
-import subprocess
-import sys
+import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx2
 
+from tests.support.served import serving
+
+TOOLS = ("--tool-server", "demo")
 LONG = "Count upwards from one, one number a line, and never stop."
 REPEAT = "Write the word again, again and again, without an end."
 STORY = "Tell me the longest story that you can, with every detail."
@@ -126,23 +127,6 @@ def messages(text: str, tools: bool = False) -> dict[str, Any]:
     return body
 
 
-@contextlib.contextmanager
-def served(model: str) -> Iterator[str]:
-    command = [sys.executable, "-m", "chorale", "serve", model, "--port", "0", "--tool-server", "demo"]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        assert server.stdout is not None
-        for line in server.stdout:
-            found = re.search(r"http://\S+:\d+", line)
-            if found is not None:
-                yield found[0].removesuffix("/v1")
-                return
-        raise SystemExit("the server did not start")
-    finally:
-        server.terminate()
-        server.wait(60)
-
-
 def ended(response: httpx2.Response) -> str:
     """Status, and how the answer ended."""
     text = response.text
@@ -157,21 +141,10 @@ def num_tokens(text: str) -> str:
     return found[-1] if found else "-"
 
 
-def wait_until_ready(http: httpx2.Client) -> None:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        with contextlib.suppress(httpx2.HTTPError):
-            if http.get("/ready").status_code == 200:
-                return
-        time.sleep(0.2)
-    raise SystemExit("the server is not ready")
-
-
 def measure(url: str, key: str | None, limit: float, only: str) -> int:
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     longest, failures = (0.0, ""), 0
     with httpx2.Client(base_url=url, headers=headers, timeout=limit) as http:
-        wait_until_ready(http)
         for number, attempt in enumerate(attempts(), 1):
             if only not in attempt.name:
                 continue
@@ -201,8 +174,8 @@ def main() -> int:
     args = parser.parse_args()
     if args.url is not None:
         return measure(args.url, args.key, args.seconds, args.only)
-    with served(args.model) as url:
-        return measure(url, args.key, args.seconds, args.only)
+    with tempfile.TemporaryDirectory() as folder, serving(args.model, Path(folder), *TOOLS) as served:
+        return measure(served.url, args.key, args.seconds, args.only)
 
 
 if __name__ == "__main__":

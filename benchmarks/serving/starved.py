@@ -1,10 +1,10 @@
 """An engine that gets little of a processor is slow, and is not taken for hung; a stopped one is replaced.
 
-    python benchmarks/starved.py serve --percent 25 --minutes 10 --every 10
-    python benchmarks/starved.py ray --percent 25     two replicas on Ray, a quota for the processes of each
-    python benchmarks/starved.py llm --percent 25     LLM(data_parallel_size=2)
-    python benchmarks/starved.py stop                 SIGSTOP of an engine, of a rank, of an API process
-    python benchmarks/starved.py gaps                 the longest gap between tokens in the 30 s after ready
+    python -m benchmarks.serving.starved serve --percent 25 --minutes 10 --every 10
+
+``serve``: one server under a quota. ``ray``: two replicas on Ray, a quota for the processes of each. ``llm``:
+``LLM(data_parallel_size=2)``. ``stop``: SIGSTOP of an engine, of a rank, of an API process. ``gaps``: the
+longest gap between tokens in the 30 s after ready.
 
 Linux, with a control group for CPU quotas that this user may write (root has one). The demo model; no GPU.
 Prints one line of JSON: requests, how many were answered, the slowest of them, and restarts.
@@ -24,8 +24,6 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.support.ports import free_port
 from tests.support.quota import cpu_quota
@@ -134,7 +132,7 @@ def ray(options: argparse.Namespace, log: Path) -> dict[str, object]:
 
 LLM = """
 import json, sys, time
-from benchmarks.starved import keep_asking
+from benchmarks.serving.starved import keep_asking
 from chorale import LLM, SamplingParams
 minutes, every = float(sys.argv[1]), float(sys.argv[2])
 llm = LLM("demo", data_parallel_size=2)
@@ -150,7 +148,7 @@ def llm(options: argparse.Namespace, log: Path) -> dict[str, object]:
     with cpu_quota(options.percent) as enter, log.open("wb") as errors:
         printed = subprocess.run(
             command, stdout=subprocess.PIPE, stderr=errors, check=True,
-            cwd=Path(__file__).parents[1], preexec_fn=lambda: enter(os.getpid()),
+            cwd=Path(__file__).parents[2], preexec_fn=lambda: enter(os.getpid()),
         )  # fmt: skip
     return dict(json.loads(printed.stdout.splitlines()[-1]))
 

@@ -47,10 +47,10 @@ from chorale.speculative.config import check_ranks_of_head
 # and on a busy CPU steps take several times what was expected.
 CPU_PROMPT_DELAY = 0.1
 # About 1,000 tokens of 20b on an H200, with which a step of a hundred streams takes less than 20 ms
-# (benchmarks/step_policy.py, a simulation; benchmarks/gpu_gaps.py measures it).
+# (benchmarks/engine/step_policy.py, a simulation; benchmarks/gpu_gaps.py measures it).
 GPU_PROMPT_DELAY = 0.012
 # Seconds of a step with batch work, for which a new request waits; the second value once there has been none
-# for a while (benchmarks/step_policy.py --batch-delays).
+# for a while (benchmarks/engine/step_policy.py --batch-delays).
 CPU_BATCH_DELAYS = (0.01, 0.04)
 GPU_BATCH_DELAYS = (0.004, 0.03)
 GPU_LEAST_CHUNK = 1024  # tokens: fewer save little, because all experts are read and all kernels launched

@@ -1,10 +1,9 @@
 """The all-reduce between GPUs: every form against the reference, equal bits, graphs, and ranks that are
-missing or killed (``benchmarks/all_reduce.py --check``, a process a GPU); and sampling over GPUs
-(``benchmarks/shared_sampling.py --check``). ``pytest -m gpu``."""
+missing or killed (``benchmarks.gpu.all_reduce --check``, a process a GPU); and sampling over GPUs
+(``benchmarks.gpu.shared_sampling --check``). ``pytest -m gpu``."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
@@ -25,9 +24,8 @@ RANKS = pytest.mark.parametrize("ranks", [2, 4, 8])
 def run(benchmark: str, ranks: int) -> str:
     if torch.cuda.device_count() < ranks:
         pytest.skip(f"needs {ranks} GPUs")
-    settings = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, f"benchmarks/{benchmark}", "--ranks", str(ranks), "--check"]
-    done = subprocess.run(command, env=settings, cwd=ROOT, capture_output=True, text=True, timeout=360)
+    command = [sys.executable, "-m", f"benchmarks.gpu.{benchmark}", "--ranks", str(ranks), "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=360)
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
     return done.stdout
 
@@ -35,11 +33,11 @@ def run(benchmark: str, ranks: int) -> str:
 @pytest.mark.timeout(400)
 @RANKS
 def test_ranks_agree_and_a_missing_one_is_named(ranks: int) -> None:
-    assert run("all_reduce.py", ranks).count("named after") == 2
+    assert run("all_reduce", ranks).count("named after") == 2
 
 
 @pytest.mark.timeout(400)
 @RANKS
 def test_ranks_sample_what_one_rank_samples(ranks: int) -> None:
     """Rows with filters and without, launched and in graphs, exchanged in kernels and by NCCL."""
-    assert "replayed with other logits: one rank's tokens" in run("shared_sampling.py", ranks)
+    assert "replayed with other logits: one rank's tokens" in run("shared_sampling", ranks)

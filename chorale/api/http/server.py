@@ -307,7 +307,7 @@ def _tuned_collector() -> Iterator[None]:
     """Makes the garbage collector run less often while serving, and exempts existing objects.
 
     Every engine step wakes all streams, so the default threshold (700 objects) triggers several useless
-    collections per step: 3 of 25 us a token at 512 streams (benchmarks/http_host_cost.py).
+    collections per step: 3 of 25 us a token at 512 streams (benchmarks/serving/http_host_cost.py).
     """
     before, is_frozen = gc.get_threshold(), gc.get_freeze_count() > 0
     gc.freeze()

@@ -1,7 +1,7 @@
 """No body holds up the event loop: large ones are read beside it, and those that would hold it are refused.
 
 Bounds on time are generous, because two busy cores stretch everything; what was a stall of seconds would not
-stay within them. ``benchmarks/frozen.py`` measures the same against a real server.
+stay within them. ``benchmarks/serving/hostile_bodies.py`` measures the same against a real server.
 """
 
 from __future__ import annotations
