@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-# All but the changelog, which names files of its time.
+# All but the changelog and the laboratory notes, which name files of their time.
 PAGES = [
     *(page for page in sorted(ROOT.glob("*.md")) if page.name != "CHANGELOG.md"),
-    *sorted((ROOT / "docs").rglob("*.md")),
+    *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.parent.name != "lab"),
     ROOT / "examples" / "README.md",
 ]
 
@@ -36,6 +36,11 @@ def test_files_that_the_docs_name_exist(page: Path) -> None:
     named += re.findall(r"\]\((?!http)([\w./-]+)(?:#[\w-]+)?\)", text)
     for name in named:
         assert (ROOT / name).exists() or (page.parent / name).exists(), f"{page.name} names {name}"
+    for module in re.findall(r"python -m ((?:benchmarks|tests|training)\.[\w.]+)", text):
+        path = ROOT / module.replace(".", "/")
+        assert path.is_dir() or path.with_suffix(".py").exists(), f"{page.name} names {module}"
+    for script in re.findall(r"python ((?:\w+/)*\w+\.py)", text):
+        assert (ROOT / script).exists(), f"{page.name} names {script}"
 
 
 GUIDES = [ROOT / "CONTRIBUTING.md", ROOT / "docs" / "architecture.md", ROOT / "docs" / "glossary.md"]

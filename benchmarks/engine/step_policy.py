@@ -4,9 +4,9 @@
     python -m benchmarks.engine.step_policy --batch-delays 0 6 12 [--rates 5 20] [--batch-rows 1024]
 
 The scheduler is the real one; its clock is arithmetic. How long a step of 20b takes on one H200 follows from
-docs/kernels.md ("The step, measured": decode steps of 1 to 1,024 rows, prompts of 8,192 tokens, the shares of
-attention, head and sampling). Overlap depth 1, as on a GPU; a step that no graph takes costs the host
-``LAUNCH``, with which the gaps without a bound are those that gpu_gaps.py measured with ``--graphs 64 1024``;
+docs/lab/kernels.md ("The step, measured": decode steps of 1 to 1,024 rows, prompts of 8,192 tokens, the
+shares of attention, head and sampling). Overlap depth 1, as on a GPU; a step without a graph costs the host
+``LAUNCH``, with which the gaps without a bound are those that were measured with ``--graphs 64 1024``;
 a missing graph costs ``CAPTURE`` once.
 
 Loads: Poisson arrivals at ``--rates`` a second of 1,024 / 512 tokens for 60 s, and 1,024 requests at once of

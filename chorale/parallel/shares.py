@@ -67,7 +67,7 @@ def cuts_by_expert(config: EngineConfig) -> bool:
     """Returns whether ranks have whole experts, instead of some columns of all: as asked, else columns.
 
     The choice for all loads, as weights are cut when they are read. Whole experts should win for prompts and
-    large batches, and lose for few rows (docs/kernels.md predicts where). Neither has been measured on GPUs.
+    large batches, and lose for few rows (predictions: docs/lab/kernels.md). Neither was measured on GPUs.
     """
     return bool(config.enable_expert_parallel)
 

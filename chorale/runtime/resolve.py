@@ -47,7 +47,7 @@ from chorale.speculative.config import check_ranks_of_head
 # and on a busy CPU steps take several times what was expected.
 CPU_PROMPT_DELAY = 0.1
 # About 1,000 tokens of 20b on an H200, with which a step of a hundred streams takes less than 20 ms
-# (benchmarks/engine/step_policy.py, a simulation; benchmarks/gpu_gaps.py measures it).
+# (benchmarks/engine/step_policy.py, a simulation; measured: docs/lab/kernels.md).
 GPU_PROMPT_DELAY = 0.012
 # Seconds of a step with batch work, for which a new request waits; the second value once there has been none
 # for a while (benchmarks/engine/step_policy.py --batch-delays).

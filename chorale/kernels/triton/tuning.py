@@ -1,7 +1,7 @@
 """Block sizes by kernel, regime and architecture. Imports neither torch nor Triton.
 
 Settings that all architectures share come first, then a table for each architecture, then kernels that only
-some of them run. Times were measured on an H200; no other GPU was tried (``docs/kernels.md``).
+some of them run. Times were measured on an H200; no other GPU was tried (``docs/lab/kernels.md``).
 """
 
 from __future__ import annotations
@@ -359,7 +359,7 @@ class GroupedTile:
 def grouped(pairs_each: float, num_experts: int, *, fp8: bool = False) -> GroupedTile:
     """Returns the tile for the mean number of pairs an expert, and for e4m3 inputs.
 
-    Microseconds a layer, sustained (docs/kernels.md)."""
+    Microseconds a layer, sustained (docs/lab/kernels.md)."""
     if fp8:
         return _grouped_fp8(pairs_each)
     if pairs_each <= (4.5 if num_experts > 64 else 9):
@@ -394,7 +394,7 @@ def _grouped_fp8(pairs_each: float) -> GroupedTile:
 PERMUTE_AT_ONCE = 2048  # pairs of tiles that one kernel compares all with all; above, two count and place
 PERMUTE_PROGRAMS = 128  # that place pairs: one for each multiprocessor, if their blocks allow
 
-# The all-reduce (kernels/triton/reduce): measured on 2 GPUs, predicted for more (docs/kernels.md).
+# The all-reduce (kernels/triton/reduce): measured on 2 GPUs, predicted for more (docs/lab/kernels.md).
 REDUCE_FLAGS = 512  # programs of a two-shot call at most
 REDUCE_WIDE_ROWS = 16  # up to here ranks send float32: few bytes, and the sum is as good as one rank's
 # A one-shot call without a norm: rows up to which each is divided among programs, of so many lanes of eight

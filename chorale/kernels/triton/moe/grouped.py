@@ -5,7 +5,7 @@ the copy engine fetches a tile of inputs as one block. ``hopper_kernel.py`` has 
 pairs are cut into wide tiles. The rest, if it fits, becomes the tail of the last one, which saves decoding
 the weights again; otherwise it becomes a narrow tile, a mid one, or both. The longest tiles come first and
 narrow ones last, which balances the multiprocessors. Every tile has all of its places: those without a pair
-hold zeros, which cost the tensor cores less power than a neighbour's pairs (``docs/kernels.md``). Down's
+hold zeros, which cost the tensor cores less power than a neighbour's pairs (``docs/lab/kernels.md``). Down's
 results are rounded to bfloat16, one row a pair; the kernel that sums them in float32 also norms for the next
 layer.
 
