@@ -4,7 +4,7 @@
 
 One process a GPU. First every form is compared with the float32 reference at each number of rows, several
 calls of changing sizes, and all ranks must have the same bits. Then a graph of 100 calls is timed: ours with
-residual and norm (and with the router), against NCCL's and torch's symmetric memory's all-reduce with our
+residual and norm, against NCCL's and torch's symmetric memory's all-reduce with our
 kernel for addition and norm after it, and against these alone. Last, a rank leaves out a call, and then a
 rank is killed: the others must name it within the limit. ``--check``: no times. NVLink multicast is not used.
 """
@@ -228,9 +228,9 @@ def record(bench: Bench, variant: str, rows: int, work: Work) -> float:
     return us
 
 
-def ours(bench: Bench, form: str, rows: int, dtype: torch.dtype = torch.bfloat16, splits: int = 1) -> Work:
+def ours(bench: Bench, form: str, rows: int) -> Work:
     """x += parts and the norm; the numbers are small, so that x does not grow out of hand."""
-    parts = (bench.randn(splits, rows, H, seed=bench.rank) * 0.01).to(dtype)
+    parts = (bench.randn(1, rows, H, seed=bench.rank) * 0.01).bfloat16()
     x = torch.zeros(rows, H, device=bench.device)
 
     def work() -> None:
@@ -238,24 +238,6 @@ def ours(bench: Bench, form: str, rows: int, dtype: torch.dtype = torch.bfloat16
         bench.reducer.add_norm(parts, None, x, bench.norm)
 
     return work
-
-
-def routed(bench: Bench, rows: int, experts: int) -> Work:
-    parts, x = bench.randn(1, rows, H, seed=bench.rank) * 0.01, torch.zeros(rows, H, device=bench.device)
-    return lambda: route(bench.reducer.add_norm(parts, None, x, None).x, bench.routers[experts], EPS)
-
-
-def summed(bench: Bench, rows: int, splits: int) -> Work:
-    parts, x = bench.randn(splits, rows, H, seed=bench.rank) * 0.01, torch.zeros(rows, H, device=bench.device)
-    return lambda: bench.reducer.add_norm(parts, None, x, None)
-
-
-def shared(bench: Bench, rows: int) -> Work:
-    """Two-shot calls' choices of experts."""
-    own = len(bench.reducer.own_rows(rows))
-    ids = torch.arange(own * 4, device=bench.device).view(own, 4) % 128
-    gates = torch.rand(own, 4, device=bench.device)
-    return lambda: bench.reducer.share_choices(ids, gates, rows)
 
 
 def libraries(bench: Bench, rows: int) -> dict[str, Work]:
@@ -304,17 +286,6 @@ def time_table(bench: Bench, rows: list[int]) -> None:
     )
     for name, times in table.items():
         bench.say(f"{name:44}" + "".join(f"{us:9.1f}" for us in times))
-    for experts, counts in ((32, (1, 8, 32)), (128, (1, 8))):
-        times = [
-            record(bench, f"ours with router of {experts}", n, routed(bench, n, experts)) for n in counts
-        ]
-        bench.say(f"ours with the router of {experts} experts, {counts} rows: {[round(t, 1) for t in times]}")
-    for splits, count in ((20, 1), (4, 1), (4, 8), (4, 64)):
-        us = record(bench, f"ours without norm, {splits} parts", count, summed(bench, count, splits))
-        bench.say(f"ours without norm, {splits} parts of {count} rows: {us:.1f}")
-    for count in (2048, 8192):
-        us = record(bench, "choices of own rows", count, shared(bench, count))
-        bench.say(f"choices of own rows, for all of {count}: {us:.1f}")
 
 
 # ------------------------------------------------------------------ faults

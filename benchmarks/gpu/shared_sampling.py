@@ -1,22 +1,18 @@
-"""Sampling over the GPUs of one host, each with the logits of its token ids: correctness, then microseconds.
+"""Checks sampling over the GPUs of one host, each with the logits of its token ids.
 
-    python -m benchmarks.gpu.shared_sampling --ranks 2 [--check] [--rows 1 64 256]
+    python -m benchmarks.gpu.shared_sampling --ranks 2
 
-One process a GPU, random logits of 201,088 token ids. First the tokens and what filters keep are compared
+One process a GPU, random logits of 201,088 token ids. The tokens and what filters keep are compared
 with the kernels of one rank on whole rows: top_k, top_p, min_p, launched and in graphs that are replayed with
-other logits, exchanged in the kernels and by NCCL. Then a graph of 20 samplings is timed in three forms:
-gathering the logits of rows with filters (as before), exchanging sums by NCCL, and in the kernels.
-``--check``: no times.
+other logits, exchanged in the kernels and by NCCL.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import sys
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,15 +22,13 @@ os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
 import numpy as np
 import torch
 import torch.multiprocessing as processes
-import torch.nn.functional as F
 
 from chorale.bench.gpu_time import captured
 from chorale.kernels.ops import SamplingInputs
 from chorale.kernels.reference.noise import row_keys
-from chorale.kernels.reference.shared_sampling import agree
 from chorale.kernels.triton.reduce.memory import Layout
 from chorale.kernels.triton.reduce.reducer import SymmetricReducer
-from chorale.kernels.triton.sampling.sample import best_of_pieces, sample
+from chorale.kernels.triton.sampling.sample import sample
 from chorale.kernels.triton.sampling.shared_sample import SharedSample
 from chorale.kernels.triton.sampling.shared_thresholds import shared_thresholds
 from chorale.kernels.triton.sampling.thresholds import thresholds
@@ -43,16 +37,9 @@ from chorale.parallel.rank import Rank
 from chorale.parallel.shares import CHUNK, Share, cut
 from chorale.processes import die_with_parent
 
-V, H, CALLS, MOST = 201088, 2880, 20, 256
+V, H, MOST = 201088, 2880, 256
 Filter = tuple[float, float, float]  # top_k, top_p, min_p
 OFF: Filter = (float(V), 1.0, 0.0)
-CASES: dict[str, list[Filter]] = {
-    "no filters": [],
-    "top_p 0.95": [(float(V), 0.95, 0.0)],
-    "top_k 50": [(50.0, 1.0, 0.0)],
-    "top_k 50, top_p 0.95": [(50.0, 0.95, 0.0)],
-    "top_p 0.95, every 8th row": [(float(V), 0.95, 0.0), *[OFF] * 7],
-}
 KEPT: list[Filter] = [
     *((float(k), 1.0, 0.0) for k in (1, 5, 50, 1024, 5000)),
     *((float(V), p, 0.0) for p in (0.1, 0.5, 0.9, 0.95, 0.999)),
@@ -61,7 +48,6 @@ KEPT: list[Filter] = [
     (1024.0, 0.999, 0.01),
     OFF,
 ]
-Draw = Callable[[], object]
 
 
 @dataclass
@@ -179,75 +165,6 @@ def check(bench: Bench) -> None:
     bench.say("  graphs of 3 and of 64 rows, replayed with other logits: one rank's tokens")
 
 
-# ------------------------------------------------------------------ times
-
-
-def gathering(bench: Bench, step: Step) -> Draw:
-    """As it was before: the logits of rows with filters cross."""
-    own, widths = bench.own, [len(each) for each in cut(V, bench.ranks.size, CHUNK, "token ids")]
-    local = bench.forbidden[own.start : own.stop].contiguous()
-
-    def all_gather(found: torch.Tensor) -> torch.Tensor:
-        return bench.reducer.all_gather(found)
-
-    def work() -> None:
-        draws, edge = step.draws, None
-        if draws.filters is not None:
-            parts = bench.ranks.all_gather(F.pad(step.mine, (0, widths[0] - len(own)))).unbind(0)
-            whole = torch.cat([part[:, :width] for part, width in zip(parts, widths, strict=True)], dim=1)
-            edge = thresholds(whole, draws, bench.forbidden)
-        best, columns, most = best_of_pieces(step.mine, draws, local, edge, own.start)
-        top = best.amax(1)
-        lowest = torch.where(best == top.unsqueeze(1), columns, len(local)).amin(1)
-        found = torch.stack((top, (lowest + own.start).float(), most.amax(1)))
-        step.out.copy_(agree(found, all_gather))
-        step.last.index_copy_(0, draws.rows.long(), step.out.clamp(min=0))
-
-    return work
-
-
-def sharing(bench: Bench, step: Step, *, in_kernels: bool) -> Draw:
-    sampler = bench.sampler(in_kernels=in_kernels)
-    return lambda: sampler(step.mine, step.draws, step.last, step.out)
-
-
-def alone(bench: Bench, step: Step) -> Draw:
-    return lambda: sample(bench.forbidden, step.whole, step.draws, step.last, step.out)
-
-
-def time_of(bench: Bench, work: Draw) -> float:
-    """Microseconds of one of the calls in a graph: the median of the replays, of the slowest rank."""
-    graph = captured(lambda: [work() for _ in range(CALLS)], "thread_local")
-    graph.replay()
-    times = []
-    for _ in range(7):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        bench.ranks.all_reduce_(torch.zeros(1, device=bench.device))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / CALLS)
-    bench.reducer.check()
-    return float(bench.ranks.maximum_(torch.tensor([statistics.median(times)], device=bench.device)))
-
-
-def time_table(bench: Bench, rows: list[int]) -> None:
-    head = "".join(f"{n:9}" for n in rows)
-    bench.say(f"\n{bench.ranks.size} GPUs, us a sampling, {CALLS} in a graph; rows:{'':20}{head}")
-    for name, filters in CASES.items():
-        steps = [step_of(bench, filters, count, seed=count) for count in rows]
-        forms: dict[str, Callable[[Step], Draw]] = {
-            "one rank, all logits": lambda step: alone(bench, step),
-            "gathered logits": lambda step: gathering(bench, step),
-            "sums by NCCL": lambda step: sharing(bench, step, in_kernels=False),
-            "sums in the kernels": lambda step: sharing(bench, step, in_kernels=True),
-        }
-        for form, make in forms.items():
-            times = [time_of(bench, make(step)) for step in steps]
-            bench.say(f"{name:28}{form:24}" + "".join(f"{us:9.1f}" for us in times))
-
-
 # ------------------------------------------------------------------ ranks
 
 
@@ -265,8 +182,6 @@ def run_rank(parent: int, rank: int, store: str, options: argparse.Namespace) ->
     forbidden[200013:] = 1
     bench = Bench(Rank(share, ranks), ranks, reducer, forbidden, device)
     check(bench)
-    if not options.check:
-        time_table(bench, options.rows)
     torch.cuda.synchronize()
     ranks.close()
 
@@ -276,8 +191,6 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--ranks", type=int, default=2, choices=(2, 4, 8))
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 64, 256])
-    parser.add_argument("--check", action="store_true")
     options = parser.parse_args()
     if torch.cuda.device_count() < options.ranks:
         sys.exit(f"{options.ranks} GPUs are needed, and there are {torch.cuda.device_count()}")
