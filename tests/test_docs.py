@@ -54,6 +54,7 @@ def test_what_a_guide_says_is_in_a_file_is_there(page: Path) -> None:
         assert (ROOT / name).exists() or (ROOT / "chorale" / name).exists(), f"{page.name} names {name}"
     pairs = re.findall(r"`([\w./]+/\w+\.py)`:\s+`([\w.]+)`", text)
     pairs += [(file, name) for name, file in re.findall(r"`([\w.]+)`\s+\(`([\w./]+/\w+\.py)`\)", text)]
+    pairs += re.findall(r"`([\w./]+/\w+\.py)`, `([A-Z]\w+)`", text)
     for file, name in pairs:
         path = ROOT / "chorale" / file
         source = (path if path.exists() else ROOT / file).read_text("utf-8")
@@ -65,9 +66,23 @@ def test_what_a_guide_says_is_in_a_file_is_there(page: Path) -> None:
 def test_every_package_has_its_row_in_the_table_of_tests() -> None:
     """CONTRIBUTING.md: ``make mutants`` reads the table too, and takes the longest path that matches."""
     part = (ROOT / "CONTRIBUTING.md").read_text("utf-8").split("<!-- tests -->")[1]
-    rows = dict(re.findall(r"^\| `(chorale/[\w/.]+)` \|(.+)\|$", part, re.MULTILINE))
+    found = re.findall(r"^\| `(chorale/[\w/.]+)` \|(.+)\|$", part, re.MULTILINE)
+    rows = dict(found)
+    assert len(rows) == len(found), "a path has two rows"
     for path, tests in rows.items():
         assert (ROOT / path).exists(), path
         assert re.findall(r"`(tests/[\w/.]+)`", tests), path
     for package in sorted((ROOT / "chorale").glob("*/__init__.py")):
         assert f"chorale/{package.parent.name}/" in rows
+
+
+def test_the_reading_path_is_short() -> None:
+    """CONTRIBUTING.md names its files in order, and the most lines that they have together."""
+    guide = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    part = guide.partition("<!-- reading path -->")[2].partition("<!-- /reading path -->")[0]
+    files = re.findall(r"^\| \d+ \| `([\w/.]+)` \|", part, re.MULTILINE)
+    assert len(files) == part.count("\n| ") - 1  # less the table's head
+    [most] = re.findall(r"at most ([\d,]+) lines", guide)
+    assert most == "5,000"
+    lines = {file: len((ROOT / file).read_text("utf-8").splitlines()) for file in files}
+    assert sum(lines.values()) <= 5000, lines
