@@ -33,19 +33,6 @@ def test_an_object_has_the_form_of_its_kind(source: Source) -> None:
     assert faults(source.content) == []
 
 
-def test_the_schemas_find_faults() -> None:
-    [deployment] = [
-        each.content for each in OBJECTS if (each.file, each.kind) == ("deployment.yaml", "Deployment")
-    ]
-    container = deployment["spec"]["template"]["spec"]["containers"][0]
-    wrong = yaml.safe_load(yaml.safe_dump(deployment))
-    wrong["spec"]["template"]["spec"]["containers"] = [{**container, "livenesProbe": {}}]
-    assert "livenesProbe" in "".join(faults(wrong))
-    pool = next(each.content for each in OBJECTS if each.kind == "InferencePool")
-    assert "extensionRef" in "".join(faults({**pool, "spec": {**pool["spec"], "extensionRef": {}}}))
-    assert faults({**pool, "apiVersion": "inference.networking.k8s.io/v1alpha1"})
-
-
 def test_containers_of_kserve_have_the_form_of_a_pod() -> None:
     """Its own definitions repeat a pod's."""
     seen = [pod for pod in PODS if pod.file.startswith("kserve.yaml")]
@@ -214,39 +201,6 @@ def test_files_and_batches_work_beside_postgresql(pod: Pod) -> None:
         assert place.startswith("s3://") or any(place.startswith(f"{each}/") for each in mounts)
 
 
-def test_the_manifests_satisfy_the_policy_of_their_namespace() -> None:
-    """The level "restricted" of Kubernetes' pod security standards."""
-    [space] = [each for each in OBJECTS if each.kind == "Namespace"]
-    assert space.content["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
-    kept = {
-        "configMap",
-        "csi",
-        "downwardAPI",
-        "emptyDir",
-        "ephemeral",
-        "persistentVolumeClaim",
-        "projected",
-        "secret",
-    }
-    seen = [
-        each.content
-        for each in OBJECTS
-        if each.kind in ("Deployment", "StatefulSet") and "/" not in each.file
-    ]
-    assert len(seen) == 2
-    for each in seen:
-        spec = each["spec"]["template"]["spec"]
-        assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec)
-        assert {kind for volume in spec["volumes"] for kind in volume if kind != "name"} <= kept
-        assert spec["securityContext"]["runAsNonRoot"] is True
-        assert spec["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault"
-        for container in (*spec["containers"], *spec.get("initContainers", ())):
-            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-            assert container["securityContext"]["allowPrivilegeEscalation"] is False
-    advice = (DEPLOY / "kubernetes" / "storage.yaml").read_text("utf-8")
-    assert "use a hostPath" not in advice
-
-
 def test_claims_and_secrets_that_the_manifests_name_are_there() -> None:
     content = [each.content for each in OBJECTS if (DEPLOY / "kubernetes" / each.file).exists()]
     claims = {each["metadata"]["name"] for each in content if each["kind"] == "PersistentVolumeClaim"}
@@ -262,13 +216,6 @@ def test_claims_and_secrets_that_the_manifests_name_are_there() -> None:
         assert all(
             name == "chorale" and (key in secret["stringData"] or optional) for name, key, optional in found
         )
-
-
-def test_kustomize_lists_the_files_that_need_nothing_else() -> None:
-    kustomization = yaml.safe_load((DEPLOY / "kubernetes" / "kustomization.yaml").read_text("utf-8"))
-    files = {path.name for path in (DEPLOY / "kubernetes").glob("*.yaml")}
-    left_out = {"kustomization.yaml", "secret.example.yaml", "autoscaling.yaml", "keda.yaml", "gateway.yaml"}
-    assert set(kustomization["resources"]) == files - left_out - {"prometheus-adapter-values.yaml"}
 
 
 def test_scaling_reads_metrics_of_the_server() -> None:
@@ -303,22 +250,3 @@ def test_the_rendered_chart_is_current() -> None:
 def test_helm_renders_what_is_committed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["render_chart", "--check"])
     assert load_script("render_chart").main() == 0
-
-
-def test_every_value_of_the_chart_is_described() -> None:
-    """values.schema.json knows all values of values.yaml, and no others."""
-    chart = DEPLOY / "helm" / "chorale"
-    schema = yaml.safe_load((chart / "values.schema.json").read_text("utf-8"))
-    compare(yaml.safe_load((chart / "values.yaml").read_text("utf-8")), schema, "values")
-    used = "".join(path.read_text("utf-8") for path in (chart / "templates").rglob("*") if path.is_file())
-    for name in yaml.safe_load((chart / "values.yaml").read_text("utf-8")):
-        assert f".Values.{name}" in used, name
-
-
-def compare(values: Any, schema: dict[str, Any], place: str) -> None:
-    properties = schema.get("properties")
-    if properties is None or not isinstance(values, dict):
-        return
-    assert set(values) == set(properties) - {"global"}, place
-    for name, value in values.items():
-        compare(value, properties[name], f"{place}.{name}")

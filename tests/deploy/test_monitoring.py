@@ -1,6 +1,6 @@
-"""Prometheus and Grafana: the dashboard is current, and the check of its queries finds faults.
+"""Prometheus and Grafana: the dashboard is current, and every query has an answer.
 
-``tests/acceptance/e2e/test_speculation.py`` runs that check on a server.
+``tests/acceptance/e2e/test_speculation.py`` compares the queries with a server's ``/metrics``.
 """
 
 from __future__ import annotations
@@ -19,58 +19,13 @@ import yaml
 
 from tests.support.deploy import DEPLOY, load_script
 from tests.support.ports import free_port
-from tests.support.promql import Query, all_faults, filled_in, queries
+from tests.support.promql import filled_in, queries
 from tests.support.served import serving
-
-EXPOSITION = """
-# TYPE vllm:num_requests_running gauge
-vllm:num_requests_running{engine="0",model_name="m"} 1
-# TYPE vllm:prompt_tokens_total counter
-vllm:prompt_tokens_total{engine="0",model_name="m"} 1
-# TYPE vllm:e2e_request_latency_seconds histogram
-vllm:e2e_request_latency_seconds_bucket{engine="0",model_name="m",le="1.0"} 1
-vllm:e2e_request_latency_seconds_bucket{engine="0",model_name="m",le="+Inf"} 1
-vllm:e2e_request_latency_seconds_count{engine="0",model_name="m"} 1
-vllm:e2e_request_latency_seconds_sum{engine="0",model_name="m"} 1
-"""
 
 
 def test_the_dashboard_is_what_the_script_makes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["grafana_dashboard", "--check"])
     assert load_script("grafana_dashboard").main() == 0, "run: python scripts/grafana_dashboard.py"
-
-
-@pytest.mark.parametrize(
-    ("text", "fault"),
-    [
-        ("sum(vllm:num_requests_running)", None),
-        ('sum(rate(vllm:prompt_tokens_total{engine="0"}[5m]))', None),
-        ("histogram_quantile(0.9, sum by (le) (rate(vllm:e2e_request_latency_seconds_bucket[5m])))", None),
-        ("vllm:num_requests_waiting", "no such metric"),
-        ("rate(vllm:num_requests_running[5m])", "a gauge with an interval"),
-        ("sum(vllm:prompt_tokens_total)", "without a rate"),
-        ("max_over_time(vllm:prompt_tokens_total[5m])", "not in rate()"),
-        ("vllm:prompt_tokens", "no such metric"),
-        ("sum by (le) (rate(vllm:e2e_request_latency_seconds_bucket[5m]))", "not in a histogram_quantile"),
-        (
-            "histogram_quantile(0.9, sum(rate(vllm:e2e_request_latency_seconds_bucket[5m])))",
-            "not in a histogram_quantile by le",
-        ),
-        ('vllm:num_requests_running{rank="0"}', "no label rank"),
-        ("sum by (reason) (vllm:num_requests_running)", "label reason"),
-        ("sum(vllm:num_requests_running", "parentheses"),
-    ],
-)
-def test_the_check_of_queries_finds_faults(text: str, fault: str | None) -> None:
-    found = all_faults(EXPOSITION, [Query("here", text)])
-    assert (found == []) == (fault is None), found
-    assert fault is None or fault in "".join(found)
-
-
-def test_a_legend_needs_its_label_in_the_result() -> None:
-    shown = frozenset({"engine"})
-    assert all_faults(EXPOSITION, [Query("here", "sum(vllm:num_requests_running)", shown)])
-    assert not all_faults(EXPOSITION, [Query("here", "sum by (engine) (vllm:num_requests_running)", shown)])
 
 
 def test_prometheus_and_grafana_find_what_the_compose_file_mounts() -> None:

@@ -55,14 +55,6 @@ def test_doubled() -> None:
 def test_sizes() -> None:  # executes no line of the module
     assert importlib.import_module("small" + ".sums").SIZES == (1, 2)
 """
-CHILD = """import subprocess
-import sys
-
-
-def test_child() -> None:
-    code = "import small.sums; print(small.sums.doubled(3))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True).stdout == b"6\\n"
-"""
 # How pytest is started here is part of what is tested: its plugins and warnings as errors.
 OPTIONS = re.search(
     r"^\[tool\.pytest.*?(?=^\[)", (ROOT / "pyproject.toml").read_text(), re.DOTALL | re.MULTILINE
@@ -118,14 +110,6 @@ def test_every_kind_of_verdict(repository: Path) -> None:
     assert any("small/sums.py:21 " in line and "test_other.py::test_sizes" in line for line in killed)
     assert any("small/sums.py:18 " in line and "test_other.py::test_doubled" in line for line in killed)
     assert (repository / "small/sums.py").read_text() == SOURCE
-
-
-def test_lines_that_only_a_child_process_executes(repository: Path) -> None:
-    (repository / "tests/test_other.py").write_text(CHILD)
-    one = ("small/sums.py:doubled", "--limit", "1")
-    assert lines(mutants(repository, *one).stdout, "untested")
-    done = mutants(repository, *one, "--all-tests")
-    assert lines(done.stdout, "killed"), done.stdout + done.stderr
 
 
 def test_only_functions_that_changed(repository: Path) -> None:
