@@ -1,49 +1,13 @@
-"""Comparisons: of a score with published ones, and of two runs sample by sample."""
+"""The comparison of two runs, sample by sample."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from chorale.evaluation.published import Published
 from chorale.evaluation.record import Key, Record
-from chorale.evaluation.statistics import Z95, Interval, mcnemar, wilson
-
-Place = Literal["inside", "below", "above"]
-_USUAL_SPREAD = 0.02  # between runs, where the number of answers behind a published score is unknown
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedVerdict:
-    """The place of a score relative to a published interval. ``overlaps``: whether the intervals meet."""
-
-    published: Published
-    interval: Interval
-    place: Place
-    overlaps: bool
-
-    def __str__(self) -> str:
-        one = self.published
-        low, high = 100 * self.interval.low, 100 * self.interval.high
-        head = f"{self.place} {100 * one.score:.1f} ({low:.1f} to {high:.1f})"
-        note = "; the intervals overlap" if self.place != "inside" and self.overlaps else ""
-        return f"{head}, {one.source}{note}"
-
-
-def against(mean: float, ours: Interval, published: Published) -> PublishedVerdict:
-    """Places a score. The published interval is Wilson's, or two points each way if its count is unknown."""
-    if published.count:
-        theirs = wilson(published.score, published.count)
-    else:
-        theirs = Interval(
-            published.score,
-            max(0.0, published.score - _USUAL_SPREAD),
-            min(1.0, published.score + _USUAL_SPREAD),
-        )
-    place: Place = "inside" if mean in theirs else "below" if mean < theirs.low else "above"
-    return PublishedVerdict(published, theirs, place, ours.low <= theirs.high and theirs.low <= ours.high)
+from chorale.evaluation.statistics import Z95, Interval, mcnemar
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ import pytest
 from chorale.cli.main import main
 from chorale.evaluation import server
 from chorale.evaluation.graders import regex
-from chorale.evaluation.published import Published
 from tests.evaluation.fake_server import Answer, FakeServer, adding, chat
 
 
@@ -327,21 +326,3 @@ def test_a_pattern_that_takes_too_long_does_not_stop_a_run(
     with FakeServer(lambda *_: chat("a" * 5000 + "!")).running() as fake:
         assert run(f"file:{tmp_path}/slow.jsonl", "--base-url", fake.url, "--out", tmp_path / "out") == 0
     assert "needs more than" in journal(tmp_path / "out")[0]["detail"]["reason"]
-
-
-def test_a_score_is_compared_with_published_ones_of_the_weights(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By the server's root, as the model may be served under another name."""
-
-    def lookup(model: str, task: str, effort: str) -> list[Published]:
-        known = (model, task, effort) == ("fake/model", "file:sums.jsonl", "medium")
-        return [Published(task, model, effort, 0.4, "a card", count=200)] if known else []
-
-    monkeypatch.setattr("chorale.cli.evaluation.table.lookup", lookup)
-    file, out = sums(tmp_path / "sums.jsonl", 20), tmp_path / "out"
-    with FakeServer(adding).running() as fake:
-        assert run(f"file:{file}", "--base-url", fake.url, "--out", out) == 0
-    said = "above 40.0 (33.5 to 46.9), a card"
-    assert f"  file:sums.jsonl medium: {said}" in capsys.readouterr().out
-    assert json.loads((out / "summary.json").read_text())["results"][0]["published"] == [said]

@@ -7,8 +7,7 @@ import random
 
 import pytest
 
-from chorale.evaluation.comparison import against, paired
-from chorale.evaluation.published import Published
+from chorale.evaluation.comparison import paired
 from chorale.evaluation.record import Record
 from chorale.evaluation.statistics import Interval, clustered, mcnemar, wilson
 
@@ -87,15 +86,3 @@ def test_equal_runs_have_an_interval_around_zero() -> None:
     (found,) = paired(runs, runs)
     assert found.difference.mean == 0
     assert 0.01 < found.difference.high < 0.05
-
-
-def test_a_published_score_is_an_interval() -> None:
-    published = Published("gpqa_diamond", "20b", "low", 0.568, "recipe", count=1584)
-    assert against(0.57, wilson(0.57, 198), published).place == "inside"
-    near = against(0.53, wilson(0.53, 198), published)
-    assert (near.place, near.overlaps) == ("below", True)
-    far = against(0.40, wilson(0.40, 198), published)
-    assert (far.place, far.overlaps) == ("below", False)
-    assert str(far) == "below 56.8 (54.3 to 59.2), recipe"
-    unknown = against(0.60, wilson(0.6, 198), Published("t", "20b", "low", 0.568, "card"))
-    assert (unknown.place, unknown.interval.high) == ("above", pytest.approx(0.588))

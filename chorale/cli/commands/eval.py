@@ -14,7 +14,7 @@ from chorale.cli.connection import api_url, private_server
 from chorale.cli.ending import signals_as_exceptions
 from chorale.cli.evaluation import options
 from chorale.cli.evaluation.progress import Display
-from chorale.cli.evaluation.table import lines, published_verdicts
+from chorale.cli.evaluation.table import lines
 from chorale.errors import ChoraleError, ConfigError
 from chorale.evaluation.errors import JournalError
 from chorale.evaluation.journal import Journal
@@ -107,7 +107,7 @@ async def _run(given: argparse.Namespace, parts: list[Part], journal: Journal, e
                 await part.task.prepare()
         await _ask(plan, server, journal, records, given)
     results = summarise(plan, records.values())
-    return _finish(given, plan, results, str(entry.get("root") or plan.model))
+    return _finish(given, plan, results)
 
 
 async def _entry(server: Server, name: str | None) -> dict[str, object]:
@@ -156,25 +156,17 @@ async def _ask(
         await Runner(plan, server, journal, on_record).run(done)
 
 
-def _finish(given: argparse.Namespace, plan: Plan, results: list[Tally], weights: str) -> int:
-    """Writes the summary and the report, and prints the table.
-
-    ``weights``: the model of published scores, which may be served under another name. Returns
-    the exit code: 1 if an answer is missing.
-    """
+def _finish(given: argparse.Namespace, plan: Plan, results: list[Tally]) -> int:
+    """Writes the summary and the report, and prints the table. Returns 1 if an answer is missing."""
     usage = sum((tally.usage for tally in results), start=TokenUsage())
     price = cost(usage, given.price_input, given.price_output)
-    rows = [
-        tally.to_json() | {"published": [str(each) for each in published_verdicts(tally, weights)]}
-        for tally in results
-    ]
-    summary = {"model": plan.model, "cost": price, "results": rows}
+    summary = {"model": plan.model, "cost": price, "results": [tally.to_json() for tally in results]}
     write_whole(given.out / "summary.json", json.dumps(summary, indent=1))
     write_report(given.out)
     if given.json:
         print(json.dumps(summary))
     else:
-        print("\n".join(lines(results, weights)))
+        print("\n".join(lines(results)))
         if price is not None:
             print(f"cost: {price:.2f}")
         print(f"every answer: {given.out / 'report.html'}")

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from chorale.cli.evaluation.progress import short
-from chorale.evaluation.comparison import PublishedVerdict, against
-from chorale.evaluation.published import lookup
 from chorale.evaluation.summary import Tally
 
 HEAD = ("task", "effort", "n", "repeats", "score", "95 % interval", "cut", "tokens in", "tokens out")
@@ -24,8 +22,8 @@ def grid(rows: Sequence[Sequence[str]], left: int = 2) -> list[str]:
     ]
 
 
-def lines(tallies: Sequence[Tally], model: str) -> list[str]:
-    """Returns the table, then breakdowns, troubles and the comparison with published scores."""
+def lines(tallies: Sequence[Tally]) -> list[str]:
+    """Returns the table, then breakdowns and troubles."""
     shown = grid([HEAD, *(_row(tally) for tally in tallies)])
     for tally in tallies:
         where = f"{tally.task} {tally.effort}"
@@ -36,20 +34,7 @@ def lines(tallies: Sequence[Tally], model: str) -> list[str]:
             ]
             shown += ["", f"{where}, by group:", *("  " + line for line in grid(cells, left=1))]
         shown += [f"{where}: {trouble}" for trouble in _troubles(tally)]
-    verdicts = [(tally, verdict) for tally in tallies for verdict in published_verdicts(tally, model)]
-    if verdicts:
-        shown += ["", "compared with published scores:"]
-        shown += [f"  {tally.task} {tally.effort}: {verdict}" for tally, verdict in verdicts]
     return shown
-
-
-def published_verdicts(tally: Tally, model: str) -> list[PublishedVerdict]:
-    if tally.mean is None:
-        return []
-    return [
-        against(tally.mean, tally.interval, published)
-        for published in lookup(model, tally.task, tally.effort)
-    ]
 
 
 def _row(tally: Tally) -> list[str]:

@@ -44,7 +44,7 @@ function results(head) {
     run.base_url || "private server", "started " + run.started, "chorale " + run.chorale,
     ...settings.map(([name, value]) => name + " " + say(value)),
   ].join(" · ");
-  const names = ["task", "effort", "n", "repeats", "score", "95 % interval", "cut", "refused", "failed", "tokens in", "tokens out", "published"];
+  const names = ["task", "effort", "n", "repeats", "score", "95 % interval", "cut", "refused", "failed", "tokens in", "tokens out"];
   const line = make("tr");
   names.forEach((name) => line.append(make("th", name)));
   $("results").append(line);
@@ -52,7 +52,7 @@ function results(head) {
     const row = make("tr");
     const cells = [
       one.task, one.effort, one.samples, one.repeats, percent(one.score), percent(one.low) + " to " + percent(one.high),
-      one.cut, one.refused, one.failed, one.input_tokens, one.output_tokens, (one.published || []).join("; "),
+      one.cut, one.refused, one.failed, one.input_tokens, one.output_tokens,
     ];
     cells.forEach((cell) => row.append(make("td", String(cell))));
     $("results").append(row);

@@ -19,14 +19,6 @@ TASKS = {
     "gpqa_diamond": ("gpqa:diamond", "198 graduate questions of science, four choices"),
     "aime25": ("aime25:aime25", "30 competition problems of mathematics, integer answers"),
     "mmlu": ("mmlu:mmlu", "14,042 questions of 57 subjects, four choices"),
-    "mmlu_pro": ("mmlu_pro:mmlu_pro", "12,032 questions of 14 subjects, up to ten choices"),
-    "gsm8k": ("gsm8k:gsm8k", "1,319 word problems of grade-school arithmetic"),
-    "ifeval": ("ifeval:ifeval", "541 prompts with instructions that a program verifies"),
-    "humaneval": ("humaneval:humaneval", "164 Python functions, run with their unit tests in the sandbox"),
-    "bfcl": ("bfcl:bfcl", "4,441 function calls: all of the following three"),
-    "bfcl_non_live": ("bfcl:non_live", "1,390 single-turn function calls, Java and JavaScript included"),
-    "bfcl_live": ("bfcl:live", "2,251 single-turn function calls of users"),
-    "bfcl_multi_turn": ("bfcl:multi_turn", "800 conversations with functions of stateful APIs"),
 }
 FILE_PREFIX = "file:"
 SAMPLE = Path(__file__).parents[1] / "samples" / "sample.jsonl"

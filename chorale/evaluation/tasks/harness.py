@@ -1,4 +1,4 @@
-"""The parts of lm-evaluation-harness that grading needs: its regex filter, its exact match, its stop strings.
+"""The parts of lm-evaluation-harness that grading needs: its regex filter and its exact match.
 
 Written after the behaviour of lm_eval 0.4.13 (``filters/extraction.py``, ``api/metrics.py``).
 """
@@ -37,14 +37,3 @@ def exact_match(
     if ignore_punctuation:
         answer, reference = answer.translate(_NO_PUNCTUATION), reference.translate(_NO_PUNCTUATION)
     return answer == reference
-
-
-def until(text: str, stops: Iterable[str]) -> str:
-    """Returns the text before the first of ``stops``.
-
-    The harness has the server stop there. Some servers apply stop strings to the reasoning too, so they are
-    not sent.
-    """
-    for stop in stops:
-        text = text.partition(stop)[0]
-    return text

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from chorale.evaluation.data import Row
 from chorale.evaluation.task import BaseTask, Message, Outcome, Sample, Session, take
 
 _T = TypeVar("_T")
@@ -46,37 +45,6 @@ class QuestionTask(BaseTask):
         if reply.finish_reason == "length":
             outcome.detail["reason"] = "the answer was cut at the token limit"
         return outcome
-
-
-class FewShotTask(QuestionTask):
-    """A task that shows solved examples, each as a turn, before it asks."""
-
-    def __init__(
-        self, samples: Sequence[Sample], shots: Mapping[str, Sequence[Row]], *, limit: int | None, seed: int,
-        data_revision: str,
-    ) -> None:  # fmt: skip
-        """``shots``: the examples by what ``shots_of`` returns."""
-        super().__init__(samples, limit=limit, seed=seed, data_revision=data_revision)
-        self._shots = shots
-
-    def shots_of(self, sample: Sample) -> str:
-        """Returns the key of the sample's examples."""
-        return sample.id
-
-    def ask(self, question: Any) -> Message:
-        """Returns the message that asks the question of a sample or of an example's row."""
-        raise NotImplementedError
-
-    def solution(self, row: Row) -> str:
-        """Returns the answer that an example shows."""
-        raise NotImplementedError
-
-    def messages(self, sample: Sample, repeat: int) -> list[Message]:
-        """Returns the examples as turns, then the question."""
-        turns: list[Message] = []
-        for row in self._shots[self.shots_of(sample)]:
-            turns += [self.ask(row), {"role": "assistant", "content": self.solution(row)}]
-        return [*turns, self.ask(sample.question)]
 
 
 async def off_loop(text: str, grade: Callable[[str], _T]) -> _T:

@@ -24,7 +24,7 @@ CASES = [
     ("chorale fit 20b --gpu h10", {"h100"}, {"h200"}),
     ("chorale completion ", {"bash", "zsh", "fish"}, set()),
     ("chorale pull --rev", {"--revision"}, set()),
-    ("chorale eval g", {"gpqa_diamond", "gsm8k"}, {"ifeval"}),
+    ("chorale eval g", {"gpqa_diamond"}, {"aime25"}),
     ("chorale eval aime25 --eff", {"--effort"}, {"--seed"}),
     ("chorale eval compare --js", {"--json"}, {"--all"}),
 ]
