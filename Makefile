@@ -62,11 +62,11 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml
 	sh scripts/install.sh "$(VENV)" "."
 	@touch $@
 
-$(VENV)/.installed-test: $(VENV)/bin/python pyproject.toml
+$(VENV)/.installed-test: $(VENV)/bin/python pyproject.toml evals/pyproject.toml
 	sh scripts/install.sh "$(VENV)" ".[test]"
 	@touch $@ $(VENV)/.installed
 
-$(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml
+$(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml evals/pyproject.toml
 	sh scripts/install.sh "$(VENV)" ".[dev]"
 	@touch $@ $(VENV)/.installed $(VENV)/.installed-test
 

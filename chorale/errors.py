@@ -22,6 +22,11 @@ def install_hint(extra: str = "") -> str:
     return f"pip install {source} in a checkout of Chorale, or its wheel as 'FILE.whl{chosen}'"
 
 
+def evals_hint() -> str:
+    """Returns how to install chorale-evals, which is not published either."""
+    return "pip install ./evals in a checkout of Chorale"
+
+
 class ChoraleError(Exception):
     """Root of the tree. ``status``, ``type`` and ``code`` are the class's HTTP answer."""
 

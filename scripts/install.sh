@@ -5,21 +5,24 @@
 # CUDA libraries. uv can pick the CPU build by itself (--torch-backend); pip cannot, so there we ask for the
 # release that CPU builds are commonly mirrored for (TORCH_CPU) and let pip take a "+cpu" build if it finds one.
 # Who runs the tests gets Triton too, which CPU builds do not bring; without it the kernels' tests are skipped.
+# And chorale-evals, whose tests are run with the others.
 set -eu
 venv=$1 requirement=$2
 TORCH_CPU=${TORCH_CPU:-torch==2.13.0}
 
 case $requirement in
-    .\[test\] | .\[dev\]) kernels=${requirement%]},kernels] ;;
-    *) kernels=$requirement ;;
+    .\[test\] | .\[dev\]) kernels=${requirement%]},kernels] evals="-e ./evals" ;;
+    *) kernels=$requirement evals= ;;
 esac
 
 has_gpu() { command -v nvidia-smi >/dev/null 2>&1 || [ -e /dev/kfd ]; }
 
 # With Triton if it can be had, in one call: each further one resolves all requirements again.
 all() {
-    "$@" -e "$kernels" && return
-    "$@" -e "$requirement" || return
+    # shellcheck disable=SC2086
+    "$@" -e "$kernels" $evals && return
+    # shellcheck disable=SC2086
+    "$@" -e "$requirement" $evals || return
     [ "$kernels" = "$requirement" ] || echo "no Triton here; the tests of the kernels will be skipped" >&2
 }
 

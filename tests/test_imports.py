@@ -74,7 +74,6 @@ ALLOWED: dict[str, set[str]] = {
     },
     "bench": {"engine", "kernels", "model", "harmony", "errors", "folders", "processes"},
     "llm": {"turns", "grammar", "serve", "client", "engine", "harmony", "config", "errors", "kv_events"},
-    "evaluation": {"harmony", "tools", "config", "errors", "folders", "processes", "token_usage", "version"},
     "config": {"errors", "speculative", "kv_events"},
     "kv_events": {"errors"},
     "speculative": {"errors"},
@@ -103,7 +102,6 @@ TORCH_FREE = (
     "config",
     "speculative",
     "tracing",
-    "evaluation",
     "errors",
 )
 for _room in ("runtime", "serve", "llm"):

@@ -123,7 +123,7 @@ def test_the_hint_names_extras_that_exist_and_is_the_only_one_in_the_code() -> N
         calls.update(dict.fromkeys(re.findall(r"""install_hint\(["']([\w-]+)["']\)""", source), path))
         if path.name != "errors.py":
             assert not re.search(r"""pip install ["']?\.""", source), path
-    assert set(calls) >= {"eval", "otel", "postgres", "python-tool", "ray", "s3"}
+    assert set(calls) >= {"otel", "postgres", "python-tool", "ray", "s3"}
     assert set(calls) <= set(extras)
     assert install_hint("ray").startswith("pip install '.[ray]' ")
     assert install_hint().startswith("pip install . ")

@@ -16,19 +16,13 @@ from chorale.cli.bench.offline_options import PARSERS
 from chorale.cli.bench.serve import parser as bench_serve_parser
 from chorale.cli.commands.chat import chat_parser
 from chorale.cli.commands.chat import parser as talk_parser
-from chorale.cli.commands.eval import INNER as EVAL
-from chorale.cli.commands.eval_compare import parser as eval_compare_parser
-from chorale.cli.commands.eval_parity import parser as eval_parity_parser
-from chorale.cli.commands.eval_report import parser as eval_report_parser
 from chorale.cli.commands.models import list_parser, pull_parser
 from chorale.cli.commands.run_batch import parser as run_batch_parser
 from chorale.cli.commands.selfcheck import parser as selfcheck_parser
-from chorale.cli.evaluation.options import parser as eval_parser
 from chorale.cli.gpus import MODELS
 from chorale.cli.main import COMMANDS
 from chorale.cli.options.flags import ENGINE_FLAGS, MODEL_FLAGS, SERVER_FLAGS, TOOL_FLAGS
 from chorale.cli.options.values import Flag
-from chorale.evaluation.tasks import TASKS
 from chorale.model.names import SIZES
 
 Takes = Literal["nothing", "value", "file", "folder"]
@@ -89,8 +83,6 @@ def _parts(name: str) -> tuple[tuple[Option, ...], tuple[str, ...], bool]:
             return _options(chat_parser()), NAMES, True
         case "complete":
             return _options(talk_parser("complete", "")), NAMES, True
-        case "eval":
-            return _options(eval_parser()), (*TASKS, "sample", *EVAL), False
         case "pull":
             return _options(pull_parser()), NAMES[:2], False
         case "list":
@@ -118,10 +110,6 @@ def _inner() -> Iterator[Command]:
     )
     yield Command(("tools", "serve"), "one tool as an MCP server", (*where, *tools), ("browser", "python"))
     yield Command(("tools", "check"), "report which tools work here", tools)
-    for name, made in (("compare", eval_compare_parser()), ("report", eval_report_parser())):
-        yield Command(("eval", name), EVAL[name][1], _options(made), paths=True)
-    parity = (*_options(eval_parity_parser()), Option("--output", "recording to write", "file"))
-    yield Command(("eval", "parity"), EVAL["parity"][1], parity, ("record", *NAMES), paths=True)
     for name in ("vocab", "demo"):
         yield Command((name, "export"), "write to a folder", paths=True)
 

@@ -24,9 +24,6 @@ CASES = [
     ("chorale fit 20b --gpu h10", {"h100"}, {"h200"}),
     ("chorale completion ", {"bash", "zsh", "fish"}, set()),
     ("chorale pull --rev", {"--revision"}, set()),
-    ("chorale eval g", {"gpqa_diamond"}, {"aime25"}),
-    ("chorale eval aime25 --eff", {"--effort"}, {"--seed"}),
-    ("chorale eval compare --js", {"--json"}, {"--all"}),
 ]
 BASH = """
 source "$1"; shift

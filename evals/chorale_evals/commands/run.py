@@ -1,0 +1,162 @@
+"""``chorale eval TASK...``: runs tasks against a server and scores the answers."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import Iterator, Sequence
+
+from chorale.cli.connection import api_url, private_server
+from chorale.cli.ending import signals_as_exceptions
+from chorale.errors import ChoraleError, ConfigError
+from chorale.folders import write_whole
+from chorale.token_usage import TokenUsage
+from chorale_evals.commands import options
+from chorale_evals.commands.progress import Display
+from chorale_evals.commands.table import lines
+from chorale_evals.errors import JournalError
+from chorale_evals.journal import Journal
+from chorale_evals.manifest import Manifest, TaskInfo, read_manifest
+from chorale_evals.record import Key, Record
+from chorale_evals.report.page import write_report
+from chorale_evals.runner import Part, Plan, Runner
+from chorale_evals.server import Endpoint, Patience, Server, open_server
+from chorale_evals.summary import Tally, cost, summarise, tallies
+from chorale_evals.task import BaseTask, Sample
+from chorale_evals.tasks import make_task
+
+
+def run(arguments: list[str]) -> int:
+    given = options.read(arguments)
+    parts = make_parts(given)  # before a server is started, as data may be missing
+    with signals_as_exceptions(), Journal(given.out) as journal, _endpoint(given) as endpoint:
+        try:
+            return asyncio.run(_run(given, parts, journal, endpoint))
+        except (KeyboardInterrupt, SystemExit):
+            print(f"\ninterrupted; to continue: the same command with --out {given.out}", file=sys.stderr)
+            raise
+        except ChoraleError as error:
+            if isinstance(error, ConfigError):
+                raise
+            again = f"to continue: the same command with --out {given.out}"
+            raise ChoraleError(f"{error.message}; {again}") from error
+
+
+def make_parts(given: argparse.Namespace) -> list[Part]:
+    """Loads the tasks. Raises ``ConfigError`` for an unknown task or missing data."""
+    parts = []
+    for name in given.tasks:
+        task = make_task(name, data=given.data, limit=given.limit, seed=given.seed or 0)
+        samples = task.samples()
+        check_ids(task.name, samples)
+        parts.append(Part(task, samples, given.repeats or task.default_repeats))
+    names = [part.task.name for part in parts]
+    if len(set(names)) < len(names):
+        raise ConfigError("two of the files have the same name; rename one")
+    return parts
+
+
+def check_ids(name: str, samples: Sequence[Sample]) -> None:
+    if not samples:
+        raise ConfigError(f"{name}: no samples")
+    if len({sample.id for sample in samples}) < len(samples):
+        raise ConfigError(f"{name}: two samples have the same id")
+
+
+@contextlib.contextmanager
+def _endpoint(given: argparse.Namespace) -> Iterator[Endpoint]:
+    if given.base_url is not None:
+        yield Endpoint(api_url(given.base_url, "--base-url"), options.api_key(given))
+        return
+    with private_server([given.model, *given.serve_arguments]) as socket:
+        yield Endpoint("http://localhost/v1", socket=str(socket))
+
+
+async def _run(given: argparse.Namespace, parts: list[Part], journal: Journal, endpoint: Endpoint) -> int:
+    patience = Patience(seconds=float(given.timeout))
+    async with open_server(endpoint, patience=patience, connections=given.max_concurrency) as server:
+        entry = await _entry(server, given.model if given.base_url else None)
+        plan = Plan(
+            parts, given.effort, str(entry["id"]), given.api, options.fields(given), given.seed,
+            given.max_concurrency,
+        )  # fmt: skip
+        manifest = _manifest(given, plan, entry)
+        before = read_manifest(given.out)
+        if before is None and given.resume:
+            raise JournalError(f"--resume: {given.out} holds no run")
+        records = journal.read()
+        if before is None and records:
+            raise JournalError(f"{given.out} holds a journal without run.json")
+        (before.continued_by(manifest) if before else manifest).write(given.out)
+        for part in parts:
+            if isinstance(part.task, BaseTask):
+                await part.task.prepare()
+        await _ask(plan, server, journal, records, given)
+    results = summarise(plan, records.values())
+    return _finish(given, plan, results)
+
+
+async def _entry(server: Server, name: str | None) -> dict[str, object]:
+    """Returns the server's entry of the model, its first if no name is given."""
+    entries = await server.models()
+    names = [str(entry.get("id")) for entry in entries]
+    if not entries:
+        raise ConfigError("the server lists no models")
+    if name is None:
+        return entries[0] | {"id": names[0]}
+    if name not in names:
+        raise ConfigError(f"the server has no model {name!r}; it has {', '.join(names[:10])}")
+    return entries[names.index(name)] | {"id": name}
+
+
+def _manifest(given: argparse.Namespace, plan: Plan, entry: dict[str, object]) -> Manifest:
+    tasks = {
+        part.task.name: TaskInfo(
+            part.task.version, str(getattr(part.task, "data_revision", "")), len(part.samples),
+            getattr(part.task, "metric", "accuracy"), getattr(part.task, "notes", ""),
+        )
+        for part in plan.parts
+    }  # fmt: skip
+    settings = {"model": plan.model, "api": plan.api, "seed": plan.seed, **options.fields(given)}
+    prices = {"input": given.price_input, "output": given.price_output}
+    return Manifest(settings, entry, tasks, tuple(plan.efforts), given.base_url or "", prices=prices)
+
+
+async def _ask(
+    plan: Plan, server: Server, journal: Journal, records: dict[Key, Record], given: argparse.Namespace
+) -> None:
+    """Asks what has no final answer yet. ``records`` grows."""
+    done = {key for key, record in records.items() if record.status == "answered"}
+    shown = tallies(plan)
+    wanted = {job.key for job in plan.jobs()}
+    for key in wanted & done:
+        shown[key.task, key.effort].add(records[key])
+    if wanted & done:
+        print(f"{len(wanted & done)} of {len(wanted)} answers are in {given.out} already", file=sys.stderr)
+    with Display(shown, (given.price_input, given.price_output)) as display:
+
+        def on_record(record: Record) -> None:
+            records[record.key] = record.light()
+            display.add(record)
+
+        await Runner(plan, server, journal, on_record).run(done)
+
+
+def _finish(given: argparse.Namespace, plan: Plan, results: list[Tally]) -> int:
+    """Writes the summary and the report, and prints the table. Returns 1 if an answer is missing."""
+    usage = sum((tally.usage for tally in results), start=TokenUsage())
+    price = cost(usage, given.price_input, given.price_output)
+    summary = {"model": plan.model, "cost": price, "results": [tally.to_json() for tally in results]}
+    write_whole(given.out / "summary.json", json.dumps(summary, indent=1))
+    write_report(given.out)
+    if given.json:
+        print(json.dumps(summary))
+    else:
+        print("\n".join(lines(results)))
+        if price is not None:
+            print(f"cost: {price:.2f}")
+        print(f"every answer: {given.out / 'report.html'}")
+    return int(any(tally.num_failed or tally.num_refused for tally in results))

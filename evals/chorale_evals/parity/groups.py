@@ -1,0 +1,117 @@
+"""Groups of tokens that are judged on their own: by position, by kind, continuations, B against itself.
+
+The ratio of a group is the size of its differences in units of A's own noise: the largest over three
+quantiles. A's noise is partial where a batch changes the rounding of few tokens only, as with bfloat16 on
+kernels that compute a row the same in any batch. So the noise of a quantile is at least a share of that at
+99 %, by the shape that noise has where every token is rounded differently (docs/evaluation.md, "Parity").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from chorale_evals.parity.differences import Pair
+from chorale_evals.parity.tally import Estimate, Floats, Tally, estimate
+
+# Two units in the last place of a float32 number between 8 and 16, a usual log-probability.
+RESOLUTION = 2e-6
+SHAPE = np.array((1 / 8, 1 / 3, 1.0))  # of the quantiles, relative to that at 99 %
+# Times A's own noise; what only rounds differently: see docs/evaluation.md, "Parity".
+WITHIN = 4.0
+FIRST_EDGE = 64
+B_IN_A_CROWD, B_CONTINUED = "B in a crowd", "B's continuation as a prompt"
+FEW_TOKENS = 300  # below, a group's quantile at 99 % is left out
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """``ratio``: largest quantile ratio of ``tally`` to A's noise."""
+
+    name: str
+    tally: Tally
+    noise: Floats  # [3]
+    ratio: Estimate
+
+    @property
+    def mean(self) -> float:
+        return float(self.tally.means()[0, 1])
+
+
+def noise_of(tallies: Sequence[Tally]) -> Floats:
+    """Returns the noise of each quantile [3], the largest of several measurements."""
+    found = RESOLUTION * SHAPE / SHAPE[0]
+    for tally in tallies:
+        if tally.num_texts:
+            own = tally.quantiles()[0]
+            found = np.maximum(found, np.maximum(own, own[-1] * SHAPE))
+    result: Floats = found
+    return result
+
+
+def ratio_of(tally: Tally, noise: Floats) -> Estimate:
+    if not tally.num_texts:
+        return Estimate(0.0, 0.0, 0.0)
+    used = slice(0, 3 if tally.num_tokens >= FEW_TOKENS else 2)
+
+    def statistic(weights: Floats | None) -> Floats:
+        found: Floats = (tally.quantiles(weights)[:, used] / noise[used]).max(axis=1)
+        return found
+
+    return estimate(tally.num_texts, statistic)
+
+
+def make_groups(pairs: Sequence[Pair]) -> list[Group]:
+    """Returns the groups that have any tokens, "all" first."""
+    everywhere = Tally.of([pair.noise_a for pair in pairs])
+    both = [everywhere, Tally.of([pair.decode_noise_a for pair in pairs])]
+    groups = [_group("all", [pair.delta for pair in pairs], [everywhere])]
+    for low, high in spans(pairs):
+        own = Tally.of([pair.noise_a[low:high] for pair in pairs])
+        name = f"{low}..{high - 1}"
+        groups.append(_group(name, [pair.delta[low:high] for pair in pairs], [everywhere, own]))
+    for kind in dict.fromkeys(pair.text.kind for pair in pairs):
+        members = [pair for pair in pairs if pair.text.kind == kind]
+        own = Tally.of([pair.noise_a for pair in members])
+        groups.append(_group(kind, [pair.delta for pair in members], [everywhere, own]))
+    groups.append(_group("continuation", [pair.decode for pair in pairs], both))
+    groups.append(_group(B_IN_A_CROWD, [pair.noise_b for pair in pairs], both))
+    groups.append(_group(B_CONTINUED, [pair.decode_noise_b for pair in pairs], both))
+    return [*(group for group in groups if group.tally.num_texts), *_worst_text(pairs)]
+
+
+def _worst_text(pairs: Sequence[Pair]) -> list[Group]:
+    """Returns the text that differs most, if it is beyond A's noise: among many, quantiles would not show it.
+
+    It is compared with the text in which A's own noise is largest: a token at a tie of the router changes all
+    that follow.
+    """
+    each = [Tally.of([pair.noise_a]) for pair in pairs]
+    level = noise_of(each)
+    sizes = [_size(pair, level) for pair in pairs]
+    worst = int(np.argmax(sizes)) if sizes else 0
+    if not sizes or sizes[worst] <= WITHIN:
+        return []
+    return [_group(pairs[worst].text.name, [pairs[worst].delta], each)]
+
+
+def _size(pair: Pair, noise: Floats) -> float:
+    tally = Tally.of([pair.delta])
+    return float((tally.quantiles()[0] / noise).max()) if tally.num_texts else 0.0
+
+
+def _group(name: str, differences: Sequence[Floats], noise: Sequence[Tally]) -> Group:
+    tally, level = Tally.of(differences), noise_of(noise)
+    return Group(name, tally, level, ratio_of(tally, level))
+
+
+def spans(pairs: Sequence[Pair]) -> list[tuple[int, int]]:
+    """Returns [low, high) of the groups by position: to 63, 64 to 127, 128 to 255, and so on by doubling."""
+    longest = max((pair.text.length for pair in pairs), default=0)
+    found, low, high = [], 1, FIRST_EDGE
+    while low < longest:
+        found.append((low, min(high, longest)))
+        low, high = high, 2 * high
+    return found

@@ -1,0 +1,138 @@
+"""Signs of a fault that rounding does not have, whatever its size.
+
+Rounding is everywhere from the first positions on, and moves log-probabilities both ways. A window that is
+off by one, a wrong page of the KV cache or positions that are scaled wrongly begin at a position; a wrong
+scale, bias or constant moves a text's log-probabilities in one direction. And a coarser number format also
+makes a server's own noise coarser.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from chorale_evals.parity.differences import Pair
+from chorale_evals.parity.groups import FIRST_EDGE, RESOLUTION, WITHIN, noise_of
+from chorale_evals.parity.tally import Estimate, Floats, Tally, estimate
+
+LEAST_TEXTS = 5  # with both sides of a step, or for a direction
+STEP = 2.0  # of the typical size; texts differ by less, see docs/evaluation.md
+ONE_WAY = 0.3  # of the mean magnitude
+LEAST_ONSET = 16
+EXACT = 1e-3  # nats at 99 %: float32 has 2e-5, bfloat16 0.1 (the demo)
+LEVEL = 0.99  # of these intervals: there are several chances of a false alarm
+ABOVE_NOISE = 1.5  # a step of differences that are as small as A's own noise is no sign of anything
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """``factor``: size of differences from ``position`` on, relative to before (mean over texts)."""
+
+    position: int
+    factor: Estimate
+    is_sign: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Direction:
+    """``mean``: the mean difference (B less A); ``size``: the mean magnitude."""
+
+    mean: Estimate
+    size: float
+    is_sign: bool
+
+
+def find_steps(pairs: Sequence[Pair]) -> list[Step]:
+    """Returns a step for every power of two from 128 on that enough texts reach."""
+    longest = max((pair.text.length for pair in pairs), default=0)
+    # The trimmed mean of noise is about 1.3 times its median.
+    noise = 1.3 * float(noise_of([Tally.of([pair.noise_a for pair in pairs])])[0]) + RESOLUTION
+    steps, position = [], 2 * FIRST_EDGE
+    while position + position // 2 <= longest:
+        step = _step(pairs, position, noise)
+        if step is not None:
+            steps.append(step)
+        position *= 2
+    return steps
+
+
+def _step(pairs: Sequence[Pair], position: int, noise: float) -> Step | None:
+    before, after, own = [], [], []
+    for pair in pairs:
+        if pair.text.length >= position + position // 2:
+            low = _typical(pair.delta[position // 2 : position])
+            high = _typical(pair.delta[position : position + position // 2])
+            if math.isfinite(low + high):
+                before.append(low)
+                after.append(high)
+                own.append(_typical(pair.noise_a[position : position + position // 2]))
+    if len(before) < LEAST_TEXTS:
+        return None
+    logs = np.log(np.array(after)) - np.log(np.array(before))
+
+    def mean(weights: Floats | None) -> Floats:
+        found: Floats = logs.mean(keepdims=True) if weights is None else weights @ logs / len(logs)
+        return found
+
+    log = estimate(len(logs), mean, LEVEL)
+    factor = Estimate(math.exp(log.value), math.exp(log.low), math.exp(log.high))
+    is_above = float(np.median(after)) > ABOVE_NOISE * max(noise, float(np.median(own)))
+    return Step(position, factor, is_above and factor.low > STEP)
+
+
+def _typical(delta: Floats) -> float:
+    """Returns the mean magnitude without the largest tenth: tokens where the router was near a tie."""
+    sizes = np.sort(np.abs(delta[np.isfinite(delta)]))
+    if len(sizes) < 16:
+        return math.nan
+    return float(sizes[: math.ceil(0.9 * len(sizes))].mean()) + RESOLUTION
+
+
+def find_onset(pairs: Sequence[Pair]) -> int | None:
+    """Returns the first position, over all texts, of a difference beyond rounding, if it is not near 0.
+
+    A difference of precision is there from the first tokens on; what comes later has another cause.
+    """
+    bound = WITHIN * float(noise_of([Tally.of([pair.noise_a for pair in pairs])])[-1])
+    firsts, later = [], []
+    for pair in pairs:
+        beyond = np.flatnonzero(np.abs(pair.delta) > bound)
+        if len(beyond):
+            firsts.append(int(beyond[0]))
+            later.append(float(np.nanmedian(np.abs(pair.delta[beyond[0] :]))))
+    if len(pairs) < LEAST_TEXTS or 2 * len(firsts) < len(pairs) or np.median(later) < bound:
+        return None  # too few, or differences so small that they pass the bound here and there
+    return min(firsts) if min(firsts) >= LEAST_ONSET else None
+
+
+def find_exactness(pairs: Sequence[Pair]) -> tuple[float, float] | None:
+    """Returns A's and B's own noise at 99 %, in nats, if both compute so exactly that no format explains
+    more.
+
+    A coarser number format also makes the noise coarser. That can be seen where A's is that of float32:
+    other formats have a hundred times as much and more. No noise at all says nothing: such a server
+    computes a token the same in any batch, in any format.
+    """
+    a = Tally.of([*(pair.noise_a for pair in pairs), *(pair.decode_noise_a for pair in pairs)])
+    b = Tally.of([*(pair.noise_b for pair in pairs), *(pair.decode_noise_b for pair in pairs)])
+    if not a.num_texts or not b.num_texts:
+        return None
+    own_a, own_b = float(a.quantiles()[0, -1]), float(b.quantiles()[0, -1])
+    return (own_a, own_b) if 0.0 < own_a < EXACT and 0.0 < own_b <= WITHIN * own_a else None
+
+
+def find_direction(pairs: Sequence[Pair]) -> Direction:
+    tally = Tally.of([pair.delta for pair in pairs])
+    if not tally.num_texts:
+        return Direction(Estimate(0.0, 0.0, 0.0), 0.0, False)
+    mean = estimate(tally.num_texts, lambda weights: tally.means(weights)[:, 0], LEVEL)
+    size = float(tally.means()[0, 1])
+    nearest = 0.0 if mean.low <= 0.0 <= mean.high else min(abs(mean.low), abs(mean.high))
+    # Rounding of size s lowers the expected log-probability by about s squared.
+    is_sign = (
+        tally.num_texts >= LEAST_TEXTS and size > 2 * RESOLUTION and nearest > ONE_WAY * size + size * size
+    )
+    return Direction(mean, size, is_sign)

@@ -1,0 +1,184 @@
+"""The verdict: equal up to rounding, a different precision, or a different model.
+
+docs/evaluation.md, "Parity", has the measurements that the bounds are from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from chorale_evals.parity.differences import Divergence, Pair
+from chorale_evals.parity.groups import B_CONTINUED, B_IN_A_CROWD, WITHIN, Group, make_groups, noise_of
+from chorale_evals.parity.signs import (
+    Direction,
+    Step,
+    find_direction,
+    find_exactness,
+    find_onset,
+    find_steps,
+)
+from chorale_evals.parity.tally import Estimate, Tally, estimate
+
+Verdict = Literal["equal", "precision", "different", "inconclusive"]
+Expected = Literal["equal", "bf16", "fp8-kv"]
+TITLES: dict[Verdict, str] = {
+    "equal": "equal up to rounding",
+    "precision": "different precision",
+    "different": "different model",
+    "inconclusive": "inconclusive",
+}
+# Largest mean magnitude, in nats, of a difference that the change of precision explains.
+BOUNDS: dict[str, float] = {"bf16": 0.1, "fp8-kv": 0.5}
+# How much larger the quantile at 99 %, the worst token and the margins of parted continuations may be.
+LARGEST = {"mean": 1.0, "p99": 7.0, "worst": 40.0, "divergence": 5.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """``precision``: the smallest of ``BOUNDS`` that holds the differences, or None."""
+
+    verdict: Verdict
+    precision: str | None
+    reasons: tuple[str, ...]
+    groups: tuple[Group, ...]
+    onset: int | None  # position before which all texts are equal up to rounding, if any
+    steps: tuple[Step, ...]
+    direction: Direction
+    size: Estimate  # mean magnitude over all tokens of the texts
+    divergences: tuple[tuple[str, Divergence], ...]  # (text, where the continuations part)
+    large_divergence: float  # nats: above, a divergence is no tie
+
+    def meets(self, expected: Expected) -> bool:
+        """Returns whether the verdict is what an operator expected, or better."""
+        if self.verdict == "precision" and self.precision is not None:
+            return expected != "equal" and BOUNDS[self.precision] <= BOUNDS[expected]
+        return self.verdict == "equal"
+
+
+def judge(pairs: Sequence[Pair], formats: str | None = None) -> Judgement:
+    """``formats``: how both servers compute, if they are known to compute in the same number formats."""
+    groups, steps, direction = make_groups(pairs), find_steps(pairs), find_direction(pairs)
+    tally = Tally.of([pair.delta for pair in pairs])
+    size = estimate(tally.num_texts, lambda weights: tally.means(weights)[:, 1])
+    divergences = [(pair.text.name, pair.divergence) for pair in pairs if pair.divergence is not None]
+    noise = noise_of([Tally.of([*(p.noise_a for p in pairs), *(p.decode_noise_a for p in pairs)])])
+    large = 2 * WITHIN * float(noise[-1])
+    beyond = _beyond(groups, divergences, large)
+    onset = find_onset(pairs) if beyond else None
+    signs = [*_onset_reasons(onset), *_step_reasons(steps), *_direction_reasons(direction)]
+    signs += _exactness_reasons(pairs) if beyond else []
+    if beyond and formats is not None:
+        signs.append(f"no number format explains it: both compute in the same ({formats})")
+    widest = max(size.high, *(_mean(groups, name) for name in (B_IN_A_CROWD, B_CONTINUED)))
+    worst = max((group.tally.worst for group in groups), default=0.0)
+    parted = max((one.size for _, one in divergences), default=0.0)
+    found = {"mean": widest, "p99": float(tally.quantiles()[0, -1]), "worst": worst, "divergence": parted}
+    largest = max(found, key=lambda name: found[name] / LARGEST[name])
+    needed = found[largest] / LARGEST[largest]
+    precision = next((name for name, bound in BOUNDS.items() if needed <= bound), None)
+    verdict: Verdict
+    if not signs and not beyond:
+        unsure = [group for group in groups if group.ratio.value > WITHIN]
+        verdict = "inconclusive" if unsure else "equal"
+        reasons = [_ratio_sentence(group) for group in unsure] or [_equal_reason(groups)]
+    elif signs or precision is None:
+        verdict, reasons = "different", [*signs, *beyond]
+        if precision is None:
+            reasons.append(f"{largest} {found[largest]:.3g} nats: no change of precision does that")
+    else:
+        verdict, reasons = "precision", [*beyond, _precision_reason(size, precision, pairs)]
+    return Judgement(
+        verdict,
+        precision,
+        tuple(reasons),
+        tuple(groups),
+        onset,
+        tuple(steps),
+        direction,
+        size,
+        tuple(divergences),
+        large,
+    )
+
+
+def _mean(groups: Sequence[Group], name: str) -> float:
+    return next((group.mean for group in groups if group.name == name), 0.0)
+
+
+def _beyond(
+    groups: Sequence[Group], divergences: Sequence[tuple[str, Divergence]], large: float
+) -> list[str]:
+    found = [group for group in groups if group.ratio.low > WITHIN]
+    reasons = [_ratio_sentence(max(found, key=lambda group: group.ratio.value))] if found else []
+    parted = [one for one in divergences if one[1].size > large]
+    if parted:
+        text, one = max(parted, key=lambda item: item[1].size)
+        reasons.append(
+            f"{len(parted)} continuation{'s' * (len(parted) != 1)} at temperature 0 part where it is no tie: "
+            f"{text} after {one.place} tokens, by {one.size:.3g} nats"
+        )
+    return reasons
+
+
+def _ratio_sentence(group: Group) -> str:
+    ratio = group.ratio
+    return (
+        f"{group.name}: differences {_times(ratio.value)} times A's own noise "
+        f"(95 % interval {_times(ratio.low)} to {_times(ratio.high)}; rounding: up to {WITHIN:g})"
+    )
+
+
+def _times(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _equal_reason(groups: Sequence[Group]) -> str:
+    group = max(groups, key=lambda one: one.ratio.value)
+    return f"the largest ratio is that of {_ratio_sentence(group)}"
+
+
+def _precision_reason(size: Estimate, precision: str, pairs: Sequence[Pair]) -> str:
+    own = noise_of([Tally.of([*(p.noise_b for p in pairs), *(p.decode_noise_b for p in pairs)])])
+    found = Tally.of([pair.delta for pair in pairs]).quantiles()[0]
+    explained = "; as large as B's own noise" if np.all(found <= WITHIN * own) else ""
+    return (
+        f"mean |difference| {size.value:.3g} nats (to {size.high:.3g}), in both directions, "
+        f"at all positions: within the bound of {precision}, {BOUNDS[precision]:g}{explained}"
+    )
+
+
+def _onset_reasons(onset: int | None) -> list[str]:
+    if onset is None:
+        return []
+    return [f"up to position {onset - 1} all texts are equal up to rounding, from there on they are not"]
+
+
+def _exactness_reasons(pairs: Sequence[Pair]) -> list[str]:
+    found = find_exactness(pairs)
+    if found is None:
+        return []
+    own = f"B's own noise is {found[1]:.2g} nats at 99 %, no coarser than A's {found[0]:.2g}"
+    return [f"no number format explains it: {own}"]
+
+
+def _step_reasons(steps: Sequence[Step]) -> list[str]:
+    return [
+        f"differences begin or grow at position {step.position}: {step.factor.value:.3g} times those before "
+        f"(99 % interval {step.factor.low:.3g} to {step.factor.high:.3g})"
+        for step in steps
+        if step.is_sign
+    ]
+
+
+def _direction_reasons(direction: Direction) -> list[str]:
+    if not direction.is_sign:
+        return []
+    mean = direction.mean
+    return [
+        f"differences have one direction: mean {mean.value:+.3g} nats "
+        f"(99 % interval {mean.low:+.3g} to {mean.high:+.3g}) of a mean size of {direction.size:.3g}"
+    ]

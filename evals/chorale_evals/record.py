@@ -1,0 +1,79 @@
+"""One line of the journal: a graded answer, or the reason why there is none."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, NamedTuple
+
+from chorale.token_usage import TokenUsage
+from chorale_evals.task import Outcome
+
+Status = Literal["answered", "refused", "failed"]
+
+
+class Key(NamedTuple):
+    """Identifies a line. A later line of the same key replaces an earlier one."""
+
+    task: str
+    effort: str
+    sample: str
+    repeat: int
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """``status``: "answered" is final. "refused" (score 0) and "failed" (no score) are asked again on resume.
+
+    ``finish``: of the last reply; "length" is a cut answer. ``seconds``: spent waiting for the server.
+    """
+
+    task: str
+    effort: str
+    sample: str
+    repeat: int
+    status: Status
+    score: float
+    answer: str | None
+    detail: dict[str, Any] = field(default_factory=dict)
+    finish: str = ""
+    usage: TokenUsage = field(default_factory=TokenUsage)
+    seconds: float = 0.0
+    fingerprint: str = ""
+    group: str = ""
+    question: Any = None
+    target: Any = None
+    exchanges: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def key(self) -> Key:
+        return Key(self.task, self.effort, self.sample, self.repeat)
+
+    @property
+    def is_scored(self) -> bool:
+        return self.status != "failed"
+
+    @property
+    def is_cut(self) -> bool:
+        return self.finish == "length"
+
+    @property
+    def outcome(self) -> Outcome:
+        return Outcome(self.score, self.answer, self.detail)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def light(self) -> Record:
+        """Returns the record without the question and the exchanges."""
+        return replace(self, question=None, target=None, exchanges=[])
+
+    @classmethod
+    def from_json(cls, value: Any) -> Record:
+        """Raises ``ValueError`` for a value that is not a record."""
+        try:
+            record = cls(**(value | {"usage": TokenUsage(**value["usage"])}))
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not a record ({error})") from None
+        if not isinstance(record.repeat, int) or not isinstance(record.score, (int, float)):
+            raise ValueError("not a record")
+        return record

@@ -1,0 +1,109 @@
+"""Writes the report page: one HTML file that needs no network.
+
+What a model wrote never becomes markup: all data are compressed and in base64 until the page's script puts
+them into the document as text, and the page's policy admits no other script, style or address.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import html
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, BinaryIO, TextIO
+
+from chorale.folders import whole_file
+from chorale_evals.errors import JournalError
+from chorale_evals.journal import NAME as JOURNAL
+from chorale_evals.journal import locate
+from chorale_evals.manifest import read_manifest
+from chorale_evals.record import Key, Record
+
+NAME = "report.html"
+SUMMARY = "summary.json"
+_HERE = Path(__file__).parent
+_CHUNK_BYTES = 2**18  # of JSON; a chunk is unpacked when one of its answers is opened
+_EXCERPT = 120
+
+
+def write_report(folder: Path) -> Path:
+    """Writes the page of a run and returns its path. Raises ``JournalError`` for a folder without a run."""
+    places = locate(folder)
+    path = folder / NAME
+    with whole_file(path) as file, (folder / JOURNAL).open("rb") as journal:
+        page = io.TextIOWrapper(file, encoding="utf-8")
+        _write(page, journal, places, _head(folder))
+        page.detach()
+    return path
+
+
+def _write(page: TextIO, journal: BinaryIO, places: dict[Key, int], head: dict[str, Any]) -> None:
+    style = (_HERE / "page.css").read_text("utf-8")
+    script = (_HERE / "page.js").read_text("utf-8")
+    template = (_HERE / "page.html").read_text("utf-8")
+    policy = (
+        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'; "
+        "form-action 'none'"
+    )
+    before, after = template.split("{data}")
+    for mark, value in (("{policy}", html.escape(policy)), ("{style}", style)):
+        before = before.replace(mark, value)
+    page.write(before)
+    index: list[list[Any]] = []
+    for number, chunk in enumerate(_chunks(journal, places)):
+        index += [[*_entry(record), number, place] for place, record in enumerate(chunk)]
+        page.write(_block(f"chunk-{number}", [record.to_json() for record in chunk]))
+    page.write(_block("head", head))
+    page.write(_block("index", index))
+    page.write(after.replace("{script}", script))
+
+
+def _chunks(journal: BinaryIO, places: dict[Key, int]) -> Iterator[list[Record]]:
+    """Yields the records in the order of their keys, some at a time."""
+    chunk: list[Record] = []
+    size = 0
+    for key in sorted(places):
+        journal.seek(places[key])
+        line = journal.readline()
+        if chunk and size + len(line) > _CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(Record.from_json(json.loads(line)))
+        size += len(line)
+    if chunk:
+        yield chunk
+
+
+def _entry(record: Record) -> list[Any]:
+    """Returns the row of the list: what is shown and filtered without unpacking a chunk."""
+    target = record.target if isinstance(record.target, str) else json.dumps(record.target)
+    return [
+        record.task, record.effort, record.sample, record.repeat, record.group, record.status, record.score,
+        int(record.is_cut), (record.answer or "")[:_EXCERPT], target[:_EXCERPT], record.usage.output,
+    ]  # fmt: skip
+
+
+def _head(folder: Path) -> dict[str, Any]:
+    manifest = read_manifest(folder)
+    if manifest is None:
+        raise JournalError(f"{folder}: there is no run here (run.json is missing)")
+    try:
+        summary = json.loads((folder / SUMMARY).read_text("utf-8"))
+    except (OSError, ValueError):
+        summary = {}
+    return {"run": asdict(manifest), "summary": summary}
+
+
+def _block(name: str, value: Any) -> str:
+    data = json.dumps(value, separators=(",", ":")).encode()
+    packed = base64.b64encode(gzip.compress(data, 6, mtime=0)).decode()
+    return f'<script type="text/plain" id="{name}">{packed}</script>\n'
+
+
+def _hash(source: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()

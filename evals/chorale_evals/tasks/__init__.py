@@ -1,0 +1,39 @@
+"""The tasks of ``chorale eval``, by name.
+
+A factory is called as ``factory(data=Path | None, limit=int | None, seed=int)`` and returns a ``Task``.
+``data``: the folder of ``--data``, None for the hub.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+from chorale.errors import ConfigError
+from chorale_evals.task import Task
+
+# name -> ("module:factory", one line of help)
+TASKS = {
+    "gpqa_diamond": ("gpqa:diamond", "198 graduate questions of science, four choices"),
+    "aime25": ("aime25:aime25", "30 competition problems of mathematics, integer answers"),
+    "mmlu": ("mmlu:mmlu", "14,042 questions of 57 subjects, four choices"),
+}
+FILE_PREFIX = "file:"
+SAMPLE = Path(__file__).parents[1] / "samples" / "sample.jsonl"
+
+
+def make_task(name: str, *, data: Path | None = None, limit: int | None = None, seed: int = 0) -> Task:
+    """Returns the task of that name, or of ``file:PATH``. Raises ``ConfigError`` for an unknown name."""
+    if name.startswith(FILE_PREFIX):
+        place, data = "file:file_task", Path(name.removeprefix(FILE_PREFIX))
+    elif name == "sample":
+        place, data = "file:file_task", SAMPLE
+    elif name in TASKS:
+        place = TASKS[name][0]
+    else:
+        raise ConfigError(f"unknown task {name!r}; there are {', '.join(TASKS)}, sample and file:PATH")
+    module, _, function = place.partition(":")
+    factory = getattr(importlib.import_module(f"chorale_evals.tasks.{module}"), function)
+    return cast(Callable[..., Task], factory)(data=data, limit=limit, seed=seed)

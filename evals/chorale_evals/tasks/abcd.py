@@ -1,0 +1,47 @@
+"""The letter that an answer to a question with four choices declares, as ``gpt_oss.evals`` reads it.
+
+The patterns are those of ``gpt_oss/evals/abcd_grader.py`` in gpt-oss 0.0.9 (Copyright OpenAI, Apache-2.0), in
+its order of precedence: scores depend on them to the letter.
+"""
+
+from __future__ import annotations
+
+import re
+
+from chorale_evals.tasks.patterns import compiled, first
+
+_MARK = r"(?:\*{1,2}|_{1,2})"  # Markdown's emphasis
+_LETTER = r"([ABCD])"
+_ALONE = r"(?<![A-Za-z0-9])"
+_END = r"(?![A-Za-z0-9])"
+
+_PATTERNS = [
+    compiled(pattern, flags)
+    for pattern, flags in (
+        (rf"{_MARK}Answer[s]?\s*[:\-–]?{_MARK}\s*{_LETTER}\b", re.IGNORECASE),
+        (
+            rf"^\s*{_MARK}?Answer:?{_MARK}?\s*:?\s*{_MARK}?{_LETTER}{_MARK}?\s*",
+            re.IGNORECASE | re.MULTILINE,
+        ),
+        (rf"\bAnswer[s]?\b\s*[:\-–]?\s*\(\s*{_LETTER}\s*\)", re.IGNORECASE),
+        (rf"\bAnswer[s]?\b\s*[:\-–]?\s*{_LETTER}\b", re.IGNORECASE),
+        (rf"\b(?:Option|Choice)\b\s*[:\-–]?\s*{_LETTER}\b", re.IGNORECASE),
+        (rf"\\boxed\{{[^}}]*?{_LETTER}[^}}]*\}}", 0),
+        (rf"\\boxed\{{[^}}]*?\\textbf\{{[^}}]*?{_LETTER}[^}}]*\}}[^}}]*\}}", 0),
+        (rf"\\boxed\{{[^}}]*?\\text\{{[^}}]*?{_LETTER}[^}}]*\}}[^}}]*\}}", 0),
+        (rf"{_ALONE}[\(\[]\s*{_LETTER}\s*[\)\]]{_END}", 0),
+        (rf"{_ALONE}{_MARK}{_LETTER}{_MARK}{_END}", 0),
+        (rf"\\textbf\{{[^}}]*?{_LETTER}[^}}]*\}}", 0),
+        (rf"{_ALONE}{_MARK}\s*{_LETTER}\)[^*_\n]+?{_MARK}{_END}", 0),
+        (rf"^\s*{_MARK}?{_LETTER}{_MARK}?\s*[\.\)\-–:]?\s*.*$", re.MULTILINE),
+    )
+]
+
+
+def extract_abcd(text: str) -> str:
+    """Returns the declared letter; without a declaration, the first character of the text, or ""."""
+    for pattern in _PATTERNS:
+        match = first(pattern, text)
+        if match:
+            return str(match.group(1)).upper()
+    return text.removeprefix("**")[:1]

@@ -1,0 +1,100 @@
+"""GPQA Diamond as ``gpt_oss.evals`` runs it: choices in a seeded random order, drawn anew in each repeat.
+
+The template is that of ``gpt_oss/evals/gpqa_eval.py`` in gpt-oss 0.0.9 (Copyright OpenAI, Apache-2.0).
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+from chorale_evals.data import HubFile, WebFile, data_folder, digest, load_rows, text_id, unique
+from chorale_evals.task import Message, Outcome, Sample
+from chorale_evals.tasks.abcd import extract_abcd
+from chorale_evals.tasks.question import QuestionTask, user
+
+_SHA256 = "41d1213cd7a4998605a26c2798500652572007161b3a92817ba46b35befcd305"
+# The copy that gpt_oss.evals reads is not gated, and its order of rows decides the order of the choices.
+SOURCES = (
+    WebFile(
+        "https://openaipublic.blob.core.windows.net/simple-evals/gpqa_diamond.csv", "gpqa_diamond", _SHA256
+    ),
+    HubFile(
+        "Idavidrein/gpqa",
+        "gpqa_diamond.csv",
+        "gpqa_diamond",
+        "633f5ee89ab8ad4522a9f850766b73f62147ffdd",
+    ),
+)
+_TEMPLATE = """
+{Question}
+
+(A) {A}
+(B) {B}
+(C) {C}
+(D) {D}
+
+Express your final answer as the corresponding option 'A', 'B', 'C', or 'D'.
+""".strip()
+_CHOICES = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
+
+
+class Gpqa(QuestionTask):
+    """Each sample's question holds its choices, the correct one first; ``order`` permutes them."""
+
+    name = "gpqa_diamond"
+    version = "gpt_oss.evals 0.0.9"
+    default_repeats = 8
+
+    def __init__(self, samples: list[Sample], *, limit: int | None, seed: int, data_revision: str) -> None:
+        super().__init__(samples, limit=limit, seed=seed, data_revision=data_revision)
+        self._places = {sample.id: place for place, sample in enumerate(samples)}
+        self._orders = _Orders()
+
+    def order(self, sample: Sample, repeat: int) -> list[int]:
+        """Returns the permutation that ``gpt_oss.evals`` draws for this repeat of the whole data set."""
+        return self._orders[repeat * len(self._places) + self._places[sample.id]]
+
+    def messages(self, sample: Sample, repeat: int) -> list[Message]:
+        """Returns the question with its choices in the order of this repeat."""
+        choices = self._choices(sample, repeat)
+        filled = {"Question": sample.question["question"], **dict(zip("ABCD", choices, strict=True))}
+        return [user(_TEMPLATE.format(**filled))]
+
+    def grade(self, sample: Sample, repeat: int, text: str) -> Outcome:
+        """Compares letters."""
+        correct = "ABCD"[self._choices(sample, repeat).index(sample.target)]
+        letter = extract_abcd(text)
+        return Outcome(float(letter == correct), letter or None, {"correct": correct})
+
+    def _choices(self, sample: Sample, repeat: int) -> list[str]:
+        return [sample.question["choices"][i] for i in self.order(sample, repeat)]
+
+
+class _Orders:
+    """Permutations in the order in which ``gpt_oss.evals`` draws them, drawn as far as they are needed."""
+
+    def __init__(self) -> None:
+        self._random = random.Random(0)
+        self._drawn: list[list[int]] = []
+
+    def __getitem__(self, place: int) -> list[int]:
+        while len(self._drawn) <= place:
+            self._drawn.append(self._random.sample(range(4), 4))
+        return self._drawn[place]
+
+
+def diamond(*, data: Path | None = None, limit: int | None = None, seed: int = 0) -> Gpqa:
+    """Makes the task."""
+    rows = load_rows(SOURCES, data_folder(Gpqa.name, data), columns=("Question", *_CHOICES))
+    names = unique(str(row.get("Record ID") or text_id(row["Question"])) for row in rows)
+    samples = [
+        Sample(
+            id=name,
+            question={"question": row["Question"], "choices": [row[name] for name in _CHOICES]},
+            target=row["Correct Answer"],
+            group=str(row.get("High-level domain") or ""),
+        )
+        for name, row in zip(names, rows, strict=True)
+    ]
+    return Gpqa(samples, limit=limit, seed=seed, data_revision=digest(rows))

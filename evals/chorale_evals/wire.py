@@ -1,0 +1,131 @@
+"""Requests and replies in the form of Chat Completions and of Responses. Pure: no I/O."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from chorale.token_usage import usage_of
+from chorale_evals.task import Message, Reply, ToolCall
+
+Api = Literal["chat", "responses"]
+Tools = Sequence[dict[str, Any]] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """One API. ``body(model, messages, tools, fields)`` makes a request, ``read(answer)`` its reply.
+
+    ``read`` raises ``ValueError`` if the answer is not of this API.
+    """
+
+    path: str
+    body: Callable[[str, Sequence[Message], Tools, dict[str, Any]], dict[str, Any]]
+    read: Callable[[dict[str, Any]], Reply]
+
+
+def chat_body(
+    model: str, messages: Sequence[Message], tools: Tools, fields: dict[str, Any]
+) -> dict[str, Any]:
+    body = {"model": model, "messages": list(messages), **fields}
+    return body | {"tools": list(tools)} if tools is not None else body
+
+
+def read_chat(answer: dict[str, Any]) -> Reply:
+    try:
+        choice = answer["choices"][0]
+        message = choice["message"]
+        calls = tuple(
+            ToolCall(str(call["id"]), str(call["function"]["name"]), str(call["function"]["arguments"]))
+            for call in message.get("tool_calls") or ()
+        )
+        reasoning = message.get("reasoning") or message.get("reasoning_content") or ""
+        return Reply(
+            text=str(message.get("content") or ""),
+            reasoning=str(reasoning),
+            tool_calls=calls,
+            finish_reason=str(choice.get("finish_reason") or "stop"),
+            usage=usage_of(answer),
+        )
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise ValueError(f"not a chat completion ({type(error).__name__}: {error})") from None
+
+
+def responses_body(
+    model: str, messages: Sequence[Message], tools: Tools, fields: dict[str, Any]
+) -> dict[str, Any]:
+    body: dict[str, Any] = {"model": model, "store": False}
+    body["input"] = [item for message in messages for item in _items(message)]
+    if tools is not None:
+        body["tools"] = [{"type": "function", **tool["function"]} for tool in tools]
+    for name, value in fields.items():
+        match name:
+            case "reasoning_effort":
+                body["reasoning"] = {"effort": value}
+            case "max_tokens" | "max_completion_tokens":
+                body["max_output_tokens"] = value
+            case "response_format":
+                body["text"] = {"format": _format(value)}
+            case "tool_choice" if isinstance(value, dict):
+                body["tool_choice"] = {"type": "function", **value["function"]}
+            case _:
+                body[name] = value
+    return body
+
+
+def _format(value: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", **value["json_schema"]} if value["type"] == "json_schema" else value
+
+
+def _items(message: Message) -> list[dict[str, Any]]:
+    """Returns the items of one message of Chat Completions."""
+    role, content = message["role"], message.get("content")
+    if role == "tool":
+        output = content if isinstance(content, str) else json.dumps(content)
+        return [{"type": "function_call_output", "call_id": message["tool_call_id"], "output": output}]
+    items: list[dict[str, Any]] = []
+    if message.get("reasoning"):
+        parts = [{"type": "reasoning_text", "text": message["reasoning"]}]
+        items.append({"type": "reasoning", "summary": [], "content": parts})
+    if content is not None:
+        items.append({"role": role, "content": content})
+    for call in message.get("tool_calls") or ():
+        function = call["function"]
+        items.append({"type": "function_call", "call_id": call["id"], **function})
+    return items
+
+
+def read_responses(answer: dict[str, Any]) -> Reply:
+    try:
+        text: list[str] = []
+        reasoning: list[str] = []
+        calls: list[ToolCall] = []
+        for item in answer["output"]:
+            if item["type"] == "message":
+                text += [str(part.get("text") or part.get("refusal") or "") for part in item["content"]]
+            elif item["type"] == "reasoning":
+                reasoning += [str(part["text"]) for part in item.get("content") or item.get("summary") or ()]
+            elif item["type"] == "function_call":
+                calls.append(ToolCall(str(item["call_id"]), str(item["name"]), str(item["arguments"])))
+        finish = _finish(answer, bool(calls))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"not a response ({type(error).__name__}: {error})") from None
+    return Reply("".join(text), "\n".join(reasoning), tuple(calls), finish, usage_of(answer))
+
+
+def _finish(answer: dict[str, Any], has_calls: bool) -> str:
+    status = answer.get("status")
+    if status == "failed":
+        raise ValueError(f"the response failed: {(answer.get('error') or {}).get('message')}")
+    if status == "incomplete":
+        reason = (answer.get("incomplete_details") or {}).get("reason")
+        return "content_filter" if reason == "content_filter" else "length"
+    return "tool_calls" if has_calls else "stop"
+
+
+WIRES: dict[Api, Wire] = {
+    "chat": Wire("chat/completions", chat_body, read_chat),
+    "responses": Wire("responses", responses_body, read_responses),
+}

@@ -1,0 +1,157 @@
+"""No false verdict over hand-made answers: right in odd forms, and wrong ones that look right."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import graded_answers as answers
+import pytest
+from chorale_evals.graders import choice, exact, number, regex, schema
+from chorale_evals.graders.text import MAX_CHARS
+from chorale_evals.graders.verdict import Verdict
+from graded_answers import CHOICES, Case
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+Grade = Callable[..., Verdict]
+
+
+def _options(case: Case) -> dict[str, Any]:
+    return case[2] if len(case) > 2 else {}
+
+
+SETS: list[tuple[Grade, list[Case], list[Case]]] = [
+    (number.grade, answers.RIGHT_NUMBERS, answers.WRONG_NUMBERS),
+    (exact.grade, answers.RIGHT_STRINGS, answers.WRONG_STRINGS),
+    (schema.grade, answers.RIGHT_JSON, answers.WRONG_JSON),
+    (regex.grade, answers.RIGHT_PATTERNS, answers.WRONG_PATTERNS),
+    (
+        choice.grade,
+        [*((text, "C", CHOICES) for text in answers.RIGHT_CHOICES), *answers.RIGHT_ARTICLES],
+        [*((text, "C", CHOICES) for text in answers.WRONG_CHOICES), *answers.WRONG_ARTICLES],
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("grade", "right", "wrong"), SETS, ids=["number", "exact", "json", "regex", "choice"]
+)
+def test_no_false_verdict(
+    grade: Grade, right: list[Case], wrong: list[Case], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(regex, "SECONDS", 0.1)
+    refused = [case for case in right if not grade(*case[:2], **_options(case)).right]
+    accepted = [case for case in wrong if grade(*case[:2], **_options(case)).right]
+    assert (refused, accepted) == ([], [])
+
+
+def test_there_are_enough_of_both() -> None:
+    assert sum(len(right) for _, right, _ in SETS) >= 330
+    assert sum(len(wrong) for _, _, wrong in SETS) >= 280
+
+
+_PIECES = st.sampled_from(
+    [
+        *(
+            "answer is ",
+            "\\boxed{",
+            "}",
+            "**",
+            "(",
+            ")",
+            "C",
+            " or ",
+            "5",
+            ",",
+            ".",
+            "-",
+            "/",
+            "^",
+            "\\frac",
+            "{3}",
+        ),
+        *(
+            "%",
+            "\n",
+            "e9",
+            "not ",
+            "= ",
+            "```",
+            "json\n",
+            "{",
+            '"a"',
+            ":",
+            "[",
+            "]",
+            "½",
+            "⁵",
+            "٤",
+            "x",
+            "\ud800",
+        ),
+        *("million", "twenty", "####", "A", "I "),
+    ]
+)
+_TEXTS = st.one_of(st.text(max_size=60), st.lists(_PIECES, max_size=25).map("".join))
+
+
+@settings(max_examples=150, deadline=None)
+@given(_TEXTS)
+def test_no_answer_raises(text: str) -> None:
+    for verdict in (
+        number.grade(text, 5), exact.grade(text, "x"), choice.grade(text, "C"),
+        choice.grade(text, "C", **CHOICES), schema.grade(text, answers.PERSON), regex.grade(text, "x+"),
+    ):  # fmt: skip
+        assert isinstance(verdict, Verdict)
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        *(
+            "1",
+            "1,",
+            "1 111",
+            "answer is ",
+            "\\boxed{",
+            "\\text{",
+            "{",
+            "(",
+            "**",
+            "```\n",
+            "\\frac{1}",
+            "- ",
+        ),
+        *(
+            " ",
+            "\n",
+            "A) ",
+            "[",
+            "C or ",
+            "not ",
+            "=",
+            "1=",
+            "1+1=",
+            "e",
+            "1/",
+            "twenty ",
+            '{"a":',
+            "⁵",
+            "a",
+            "x^",
+        ),
+        *("answer", "\\sqrt", '"'),
+    ],
+)
+def test_long_answers_are_graded_fast(piece: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(regex, "SECONDS", 0.02)
+    text = piece * (MAX_CHARS // len(piece))
+    for grade, target in (
+        (number.grade, 5), (exact.grade, "x"), (choice.grade, "C"), (schema.grade, answers.PERSON),
+        (regex.grade, "(a+)+b"),
+    ):  # fmt: skip
+        began = time.process_time()
+        grade(text, target)
+        assert time.process_time() - began < 2, grade.__module__

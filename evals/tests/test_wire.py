@@ -1,0 +1,127 @@
+"""A conversation of several turns with tools, in the forms of both APIs, and what the journal keeps of it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from chorale_evals.session import RecordingSession
+from chorale_evals.wire import WIRES, read_chat, read_responses
+
+from chorale.token_usage import TokenUsage
+
+TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
+FIELDS = {
+    "reasoning_effort": "low", "max_tokens": 9, "temperature": 0.5, "top_p": None,
+    "tool_choice": {"type": "function", "function": {"name": "f"}},
+    "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {}}},
+}  # fmt: skip
+CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+MESSAGE = {"content": None, "reasoning_content": "hm", "tool_calls": [CALL]}
+CHAT = {
+    "choices": [{"message": MESSAGE, "finish_reason": "tool_calls"}],
+    "usage": {"prompt_tokens": 4, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 3}},
+    "system_fingerprint": "fp_1",
+}  # fmt: skip
+RESPONSE = {
+    "status": "completed",
+    "output": [
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+        {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
+    ],
+    "usage": {"input_tokens": 4, "output_tokens": 2, "input_tokens_details": {"cached_tokens": 3}},
+}
+
+
+class Posts:
+    """Stands for ``Server``."""
+
+    def __init__(self, answer: dict[str, Any]) -> None:
+        self.answer, self.bodies = answer, list[dict[str, Any]]()
+
+    async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        self.bodies.append(body)
+        return self.answer
+
+
+def two_turns(api: Any, answer: dict[str, Any]) -> tuple[Posts, RecordingSession]:
+    posts = Posts(answer)
+    session = RecordingSession(posts, WIRES[api], "m", FIELDS)  # type: ignore[arg-type]
+
+    async def talk() -> None:
+        messages: list[dict[str, Any]] = [
+            {"role": "system", "content": "s"},
+            {"role": "user", "content": "u"},
+        ]
+        reply = await session.ask(messages, tools=[TOOL])
+        messages += [reply.message, {"role": "tool", "tool_call_id": "c1", "content": "ok"}]
+        await session.ask(messages, tools=[TOOL], max_tokens=5)
+
+    asyncio.run(talk())
+    return posts, session
+
+
+def test_chat() -> None:
+    posts, session = two_turns("chat", CHAT)
+    first, second = posts.bodies
+    assert first == {
+        "model": "m", "messages": second["messages"][:2], "tools": [TOOL],
+        **{name: value for name, value in FIELDS.items() if value is not None},
+    }  # fmt: skip
+    assert second["messages"][2] == {
+        "role": "assistant", "content": None, "reasoning": "hm", "tool_calls": [CALL],
+    }  # fmt: skip
+    assert second["max_tokens"] == 5
+    assert session.usage == TokenUsage(8, 6, 4)
+    assert session.fingerprint == "fp_1"
+
+
+def test_responses() -> None:
+    posts, session = two_turns("responses", RESPONSE)
+    first, second = posts.bodies
+    assert first == {
+        "model": "m", "store": False, "temperature": 0.5, "max_output_tokens": 9,
+        "reasoning": {"effort": "low"}, "tool_choice": {"type": "function", "name": "f"},
+        "text": {"format": {"type": "json_schema", "name": "n", "schema": {}}},
+        "tools": [{"type": "function", "name": "f", "description": "d", "parameters": {"type": "object"}}],
+        "input": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}],
+    }  # fmt: skip
+    assert second["input"][2:] == [
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+        {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "ok"},
+    ]
+    assert session.usage == TokenUsage(8, 6, 4)
+    assert session.finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize(("api", "answer"), [("chat", CHAT), ("responses", RESPONSE)])
+def test_the_journal_repeats_nothing(api: str, answer: dict[str, Any]) -> None:
+    _, session = two_turns(api, answer)
+    first, second = session.exchanges
+    assert (first["kept"], len(first["messages"]), first["tools"]) == (0, 2, [TOOL])
+    assert (second["kept"], len(second["messages"]), second["fields"]) == (2, 2, {"max_tokens": 5})
+    assert "tools" not in second
+    assert list(first["reply"]["tool_calls"]) == [{"id": "c1", "name": "f", "arguments": "{}"}]
+
+
+@pytest.mark.parametrize(
+    "answer", [{}, {"choices": []}, {"choices": [{}]}, {"choices": "x"}, {"choices": [None]}]
+)
+def test_what_is_no_chat_completion(answer: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="not a chat completion"):
+        read_chat(answer)
+
+
+def test_the_ends_of_a_response() -> None:
+    def end(**more: Any) -> str:
+        return read_responses({"output": [], **more}).finish_reason
+
+    assert end(status="completed") == "stop"
+    assert end(status="incomplete", incomplete_details={"reason": "max_output_tokens"}) == "length"
+    assert end(status="incomplete", incomplete_details={"reason": "content_filter"}) == "content_filter"
+    with pytest.raises(ValueError, match="the response failed: broken"):
+        end(status="failed", error={"message": "broken"})
+    with pytest.raises(ValueError, match="not a response"):
+        read_responses({"output": [{"type": "message"}]})
