@@ -14,12 +14,8 @@ from typing import cast
 from chorale.errors import ConfigError
 from chorale_evals.task import Task
 
-# name -> ("module:factory", one line of help)
-TASKS = {
-    "gpqa_diamond": ("gpqa:diamond", "198 graduate questions of science, four choices"),
-    "aime25": ("aime25:aime25", "30 competition problems of mathematics, integer answers"),
-    "mmlu": ("mmlu:mmlu", "14,042 questions of 57 subjects, four choices"),
-}
+# name -> "module:factory"
+TASKS = {"gpqa_diamond": "gpqa:diamond", "aime25": "aime25:aime25", "mmlu": "mmlu:mmlu"}
 FILE_PREFIX = "file:"
 SAMPLE = Path(__file__).parents[1] / "samples" / "sample.jsonl"
 
@@ -31,7 +27,7 @@ def make_task(name: str, *, data: Path | None = None, limit: int | None = None, 
     elif name == "sample":
         place, data = "file:file_task", SAMPLE
     elif name in TASKS:
-        place = TASKS[name][0]
+        place = TASKS[name]
     else:
         raise ConfigError(f"unknown task {name!r}; there are {', '.join(TASKS)}, sample and file:PATH")
     module, _, function = place.partition(":")

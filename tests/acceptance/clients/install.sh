@@ -1,6 +1,6 @@
 #!/bin/sh
 # Clients that are too large, or too new, for the test environment: install.sh FOLDER [CLIENT ...], where CLIENT is one
-# of codex, nodes, evals, bench, graders, lm_eval, inspect and guidellm (default: all).
+# of codex, nodes, evals, bench, lm_eval, inspect and guidellm (default: all).
 #
 # Prints the variables by which the tests of this folder find them:
 #   eval "$(sh tests/acceptance/clients/install.sh /some/folder)" && pytest tests/acceptance/clients
@@ -65,27 +65,6 @@ END
     echo "export CHORALE_VLLM_PYTHON='$python'"
 }
 
-# The graders of lm-evaluation-harness and of gpt_oss.evals (tests/evaluation/tasks), and the parameters of NLTK's
-# sentence splitter, which they download when they are imported.
-graders() {
-    "$EVALS_PYTHON" -m venv "$folder/graders"
-    python=$folder/graders/bin/python
-    install_into "$python" lm-eval==0.4.13 langdetect==1.0.9 immutabledict nltk==3.10.4 openai pandas blobfile
-    install_into "$python" --no-deps gpt-oss==0.0.9
-    "$python" - "$folder/nltk" "${CHORALE_PUNKT_TAB:-}" >&2 <<'END'
-import hashlib, pathlib, sys, urllib.request, zipfile
-url = "https://raw.githubusercontent.com/nltk/nltk_data/550b6625bcef1f2abff2ff770a5a0d272c9c6b2a/packages"
-data = pathlib.Path(sys.argv[2]).read_bytes() if sys.argv[2] else None
-data = data or urllib.request.urlopen(f"{url}/tokenizers/punkt_tab.zip", timeout=60).read()
-assert hashlib.sha256(data).hexdigest() == "e57f64187974277726a3417ca6f181ec5403676c717672eef6a748a7b20e0106"
-place = pathlib.Path(sys.argv[1], "tokenizers")
-place.mkdir(parents=True, exist_ok=True)
-(place / "punkt_tab.zip").write_bytes(data)
-zipfile.ZipFile(place / "punkt_tab.zip").extractall(place)  # where the harness looks for it
-END
-    echo "export CHORALE_GRADERS_PYTHON='$python' CHORALE_GRADERS_NLTK='$folder/nltk'"
-}
-
 # The next three each in an environment of its own, since their requirements exclude each other's.
 lm_eval() {
     "$EVALS_PYTHON" -m venv "$folder/lm_eval"
@@ -105,5 +84,5 @@ guidellm() {
     echo "export CHORALE_GUIDELLM_PYTHON='$folder/guidellm/bin/python'"
 }
 
-[ $# -gt 0 ] || set -- codex nodes evals bench graders lm_eval inspect guidellm
+[ $# -gt 0 ] || set -- codex nodes evals bench lm_eval inspect guidellm
 for client in "$@"; do "$client"; done

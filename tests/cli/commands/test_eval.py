@@ -1,0 +1,46 @@
+"""``chorale eval`` hands over to chorale-evals, and says how to install it where it is missing."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+import chorale
+from chorale.cli.main import main
+from chorale.errors import evals_hint
+
+PACKAGE = Path(chorale.__file__).parent
+
+
+def test_without_the_package_it_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    without = [place for place in sys.path if not Path(place, "chorale_evals").exists()]
+    monkeypatch.setattr(sys, "path", without)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "chorale_evals"]:
+        monkeypatch.delitem(sys.modules, name)
+    assert main(["eval", "--help"]) == 2
+    assert evals_hint() in capsys.readouterr().err
+
+
+def test_with_the_package_it_takes_the_arguments_and_the_exit_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("chorale_evals")
+    assert main(["eval", "report", str(tmp_path)]) == 2
+    assert str(tmp_path) in capsys.readouterr().err
+
+
+def test_nothing_else_of_the_server_imports_the_package() -> None:
+    found = [
+        path.relative_to(PACKAGE)
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if (isinstance(node, ast.ImportFrom) and (node.module or "").startswith("chorale_evals"))
+        or (isinstance(node, ast.Import) and any(one.name.startswith("chorale_evals") for one in node.names))
+        or (isinstance(node, ast.Constant) and node.value == "chorale_evals")
+    ]
+    assert found == [Path("cli/commands/eval.py")]
