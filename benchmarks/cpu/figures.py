@@ -1,4 +1,4 @@
-"""What the benchmarks of CPUs share: the same prompts, and figures in the same form."""
+"""Prompts and reports that the benchmarks of CPUs share."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The products of one layer of gpt-oss-20b on one thread of a CPU, for several numbers of tokens.
+"""Measures the products of one layer of gpt-oss-20b on one thread of a CPU, by number of tokens.
 
     CHORALE_CPU_ISA=amx python -m benchmarks.cpu.layer [--tokens 1 8 16 75 512]
 
-Prints milliseconds of the thread's processor time, the best of several runs: other programs disturb it less
-than the time of day, but they do take caches and memory from it. Weights and choices of experts are random.
+Prints milliseconds of the thread's CPU time, the best of several runs. Other programs still disturb it: they
+share caches and memory. Weights and choices of experts are random.
 """
 
 from __future__ import annotations

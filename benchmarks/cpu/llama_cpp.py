@@ -1,4 +1,4 @@
-"""What llama.cpp serves on a CPU, beside ``speed.py``: its speed, or the accuracy of both.
+"""Measures llama.cpp on a CPU as ``speed.py`` measures Chorale, or compares the accuracy of both.
 
     python -m benchmarks.cpu.gguf FOLDER FILE.gguf
     python -m benchmarks.cpu.llama_cpp FILE.gguf [--num-threads 2]

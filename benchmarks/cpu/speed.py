@@ -1,4 +1,4 @@
-"""What a CPU serves: start, first token, prompt and decode speed, peak memory, and the bandwidth reached.
+"""Measures gpt-oss on a CPU: start, first token, prompts, decoding, peak memory and bandwidth.
 
     python -m benchmarks.cpu.speed MODEL [--ops cpu] [--cpu-precision int8] [--num-threads 2]
 

@@ -1,4 +1,4 @@
-"""Host time that a draft costs: looking tokens up, and walking a grammar's matcher along the draft.
+"""Measures the host time of a draft: looking tokens up, and walking a grammar's matcher along the draft.
 
     python -m benchmarks.engine.draft_cost
 

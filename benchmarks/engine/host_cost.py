@@ -1,14 +1,14 @@
-"""Host cost of one engine step: schedule plus commit, TokenChunks included, with a device that costs nothing.
+"""Measures the host's part of an engine step: scheduling and committing, with a device that costs nothing.
 
     python -m benchmarks.engine.host_cost
 
-Every row decodes with a context of ``--prompt`` tokens and up. The device is an object that answers each
-plan with an array, so what is measured (CPU time of the thread, so that a busy machine does not blur it)
-is the engine's own Python. With ``--runtime`` the plans also go through the worker: packed into the memory of
-a captured step, whose replay does nothing, and the results read back (a GPU adds its driver's calls). For
-scale: one decode step of gpt-oss-20b on an H200 is about 1.2 ms at batch 1 and 12 ms at batch 1,024.
-With ``--llm``: what ``LLM.generate`` adds to a step of the engine alone, and how long 1,024 prompts wait for
-their first step (CPU time of the process: every thread counts).
+Every row decodes with a context of at least ``--prompt`` tokens. The device is an object that answers each
+plan with an array, so only the engine's own Python is measured, in CPU time of the thread. With ``--runtime``
+the plans also go through the worker: packed into the memory of a captured step, whose replay does nothing,
+and the results read back (a GPU adds its driver's calls). For scale: one decode step of gpt-oss-20b on an
+H200 is about 1.2 ms at batch 1 and 12 ms at batch 1,024.
+With ``--llm``: the same through ``LLM.generate``, and the time of 1,024 prompts of one token each (CPU time
+of the process: every thread counts).
 """
 
 from __future__ import annotations

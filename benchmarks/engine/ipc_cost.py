@@ -1,10 +1,9 @@
-"""What the process boundary costs: one step's message for many rows, and a round trip for one.
+"""Measures the process boundary: one step's message for many rows, and a round trip for one.
 
     python -m benchmarks.engine.ipc_cost [--rows 1024] [--steps 500]
 
 The engine side is a real second process with the product's loop, server_socket and heartbeat around a core
-that does nothing but count, so what is measured is the boundary alone. Prints microseconds; medians over the
-steps.
+that only counts, so only the boundary is measured. Prints microseconds: medians over the steps.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""What KV events cost: CPU time of the engine's thread and of the publisher's, and bytes.
+"""Measures KV events: CPU time of the engine's thread and of the publisher's, and bytes.
 
     python -m benchmarks.engine.kv_events_cost
 
-The device is that of ``host_cost.py``, which costs nothing. A subscriber in another process reads all
-that is published. "engine" is the CPU time that a step takes of the engine's thread, "publisher" that of the
-publisher's thread and libzmq's; on a GPU they overlap with the device. Rows that decode store a block of 16
-tokens every 16 steps. The last lines are a prefill of 8,192 tokens a step, with evictions: a block is stored
-for every 16 tokens, and one is gone for each. All token ids are above 65,535: each takes 5 bytes, the most.
+The device of ``host_cost.py`` costs nothing. A subscriber in another process reads all events. "engine" is
+the CPU time that a step takes of the engine's thread, "publisher" that of the publisher's thread and
+libzmq's; on a GPU they overlap with the device. Rows that decode store a block of 16 tokens every 16 steps.
+The last lines are a prefill of 8,192 tokens a step, with evictions: each block of 16 tokens that is stored
+evicts another. All token ids are above 65,535, so that each takes the maximum of 5 bytes.
 """
 
 from __future__ import annotations

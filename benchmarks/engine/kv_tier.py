@@ -1,4 +1,4 @@
-"""The tier of host memory for KV: what a conversation gains that returns, and what it costs the others.
+"""Measures host memory for KV: a conversation that returns, many of them, and steps that displace pages.
 
     python -m benchmarks.engine.kv_tier [20b | 120b | demo | FOLDER] [--cases CASE ...] [--json FILE]
 
@@ -6,8 +6,8 @@ A size is made first, as a random checkpoint (``--scratch``: in memory, by defau
 cases; its pool holds 20 conversations of the case ``many`` (20b: of 8,800 tokens). Method:
 
 return  ``LLM.generate`` of one prompt of ``--length`` tokens and one token: ``prefill`` seconds. Others
-        displace it. The same prompt again: ``back`` seconds. The
-        median of ``--runs`` such conversations, after one that compiles and captures.
+        displace it. The same prompt again: ``back`` seconds. The median of ``--runs`` such conversations,
+        after one that compiles and captures.
 many    ``--conversations`` conversations, all seen before, return in random order, ``--concurrency`` at a
         time, each with 64 new tokens and 16 tokens of output: seconds, requests a second, time to first token
         from the moment when a client sends the request, and tokens found; with the tier and without.

@@ -1,9 +1,8 @@
-"""Milliseconds a row that the sampler takes on this CPU, at gpt-oss's vocabulary, mode by mode.
+"""Measures the sampler on this CPU, at gpt-oss's vocabulary: milliseconds a row, for each mode.
 
     python -m benchmarks.engine.sampler_cost [--threads 1] [--rows 8]
 
-Prints the median and the least of CPU seconds (not wall seconds: other work on the machine does not count),
-over the rows of a batch.
+Prints the median and the minimum of the CPU time, divided by the rows of the batch.
 """
 
 from __future__ import annotations

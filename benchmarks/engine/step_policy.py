@@ -1,4 +1,4 @@
-"""What a bound on the time that prompts add to a step costs and gives, on a device that is a table.
+"""Simulates ``--prompt-delay`` and the bound of batches: the real scheduler on a table of step times.
 
     python -m benchmarks.engine.step_policy [--delays 0 12] [--rates 20 30 40] [--graphs ROWS TOKENS]
     python -m benchmarks.engine.step_policy --batch-delays 0 6 12 [--rates 5 20] [--batch-rows 1024]

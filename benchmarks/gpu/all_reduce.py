@@ -1,12 +1,12 @@
-"""The all-reduce between GPUs of one host: correctness, then microseconds inside a CUDA graph, then faults.
+"""Checks and measures the all-reduce between GPUs of one host: results, microseconds in a graph, faults.
 
     python -m benchmarks.gpu.all_reduce --ranks 2 [--check] [--json FILE] [--rows 1 8 64 ...]
 
 One process a GPU. First every form is compared with the float32 reference at each number of rows, several
 calls of changing sizes, and all ranks must have the same bits. Then a graph of 100 calls is timed: ours with
-residual and norm, against NCCL's and torch's symmetric memory's all-reduce with our
-kernel for addition and norm after it, and against these alone. Last, a rank leaves out a call, and then a
-rank is killed: the others must name it within the limit. ``--check``: no times. NVLink multicast is not used.
+residual and norm, against NCCL's and torch's symmetric memory's all-reduce with our kernel for addition and
+norm after it, and against these alone. Last, a rank leaves out a call, and then a rank is killed: the others
+must name it within the limit. ``--check``: no times. NVLink multicast is not used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Shows that automatic sizing cannot run out of memory: the most that the default flags allow, at once.
+"""Shows that automatic sizing cannot run out of memory, with the largest load that the flags allow.
 
     chorale bench make-checkpoint 20b FOLDER
     python -m benchmarks.gpu.pool_fill FOLDER [--gpu-memory-utilization 0.92]

@@ -2,9 +2,9 @@
 
     python -m benchmarks.gpu.shared_sampling --ranks 2
 
-One process a GPU, random logits of 201,088 token ids. The tokens and what filters keep are compared
-with the kernels of one rank on whole rows: top_k, top_p, min_p, launched and in graphs that are replayed with
-other logits, exchanged in the kernels and by NCCL.
+Starts a process for each GPU, with random logits of 201,088 token ids. Tokens and the sets that filters keep
+are compared with the kernels of one rank on whole rows: top_k, top_p, min_p, launched and in graphs that are
+replayed with other logits, exchanged in the kernels and by NCCL.
 """
 
 from __future__ import annotations

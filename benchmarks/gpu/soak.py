@@ -1,4 +1,4 @@
-"""A busy life on one GPU, with gpt-oss-20b's shape: no error, no page lost, memory flat.
+"""Serves random requests on one GPU and checks that nothing fails, no page is lost and memory stays flat.
 
     chorale bench make-checkpoint 20b FOLDER
     python -m benchmarks.gpu.soak FOLDER [--seconds 60] [--rows 128] [--blocks 1024]

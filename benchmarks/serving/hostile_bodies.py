@@ -1,14 +1,13 @@
-"""Whether one request can hold up the others: health checks and a neighbour's stream beside hostile bodies.
+"""Sends hostile bodies beside a stream and health checks, to see whether one request holds up the others.
 
     python -m benchmarks.serving.hostile_bodies [--only PART] [--prompts] [--alone] [--json FILE]
 
 Starts ``chorale serve`` on a port of its own, a client that streams a chat without end and one that asks for
-/health every 5 ms, from processes of their own. Then every body of ``BODIES`` is sent, one
-after the other. A line each: size, answer, seconds until it came, the slowest health check during it (and in
-the second before it: what the machine itself adds), the neighbour's longest gap between tokens, the HTTP
-process's CPU seconds and its greatest resident size. A request is given up (answer 0) after ``--patience``
-seconds: some bodies are prompts of many thousand tokens. ``--prompts``: also prompts of given lengths.
-``--alone``: without the neighbour, to see what its presence costs a long prompt.
+/health every 5 ms, from processes of their own. Then it sends every body of ``BODIES``, one after the other,
+and prints a line for each: size, status, seconds, the slowest health check meanwhile (and in the second
+before, for comparison), the longest gap between the stream's tokens, the HTTP process's CPU seconds and its
+peak resident size. A request is given up (status 0) after ``--patience`` seconds: some bodies are prompts of
+many thousand tokens. ``--prompts``: also prompts of given lengths. ``--alone``: without the stream.
 """
 
 from __future__ import annotations

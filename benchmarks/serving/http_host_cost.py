@@ -1,4 +1,4 @@
-"""Host cost of the HTTP side: CPU time of the server process for each streamed chat token.
+"""Measures the HTTP side: CPU time of the server process for each streamed chat token.
 
     python -m benchmarks.serving.http_host_cost
     python -m benchmarks.serving.http_host_cost --streams 512 --profile

@@ -1,4 +1,4 @@
-"""How long requests take that nothing but the server ends: 40 attempts without a token limit.
+"""Makes 40 attempts to get an endless answer, without a token limit, and measures how long each takes.
 
     python -m benchmarks.serving.runaway [MODEL]     starts a server of its own, of the demo by default
     python -m benchmarks.serving.runaway --url URL [--key KEY]

@@ -1,4 +1,4 @@
-"""An engine that gets little of a processor is slow, and is not taken for hung; a stopped one is replaced.
+"""Shows that an engine with little CPU time is not taken for hung, and that a stopped one is replaced.
 
     python -m benchmarks.serving.starved serve --percent 25 --minutes 10 --every 10
 
