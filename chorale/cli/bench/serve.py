@@ -122,6 +122,9 @@ def parser() -> Parser:
     return made
 
 
+PARSERS = {"serve": parser}
+
+
 def answer_length(text: str) -> int | None:
     """Parses a length. ``-1``, vLLM's notation for the dataset's own lengths, returns None."""
     length = int(text)

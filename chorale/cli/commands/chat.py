@@ -30,10 +30,10 @@ def parser(command: str, what: str) -> Parser:
     )
     options.add_argument("model", nargs="?", help="model of a private server: folder, hub id or demo")
     options.add_argument("--url", help="OpenAI-compatible server, for example http://localhost:8000/v1")
-    options.add_argument("--model-name", "--model_name", help="model name at that server")
-    options.add_argument("--api-key", "--api_key", help="API key (prefer CHORALE_API_KEY)")
+    options.add_argument("--model-name", help="model name at that server")
+    options.add_argument("--api-key", help="API key (prefer CHORALE_API_KEY)")
     options.add_argument("--temperature", type=float, help="0 is greedy (default: the checkpoint's)")
-    options.add_argument("--max-tokens", "--max_tokens", type=int, help="maximum answer length")
+    options.add_argument("--max-tokens", type=int, help="maximum answer length")
     options.add_argument("--seed", type=int, help="equal seeds give equal answers")
     options.add_argument("-q", "--quick", metavar="TEXT", help="send one message, print the answer and exit")
     options.add_argument("--stats", action="store_true", help="print tokens and speed after each answer")
@@ -42,10 +42,8 @@ def parser(command: str, what: str) -> Parser:
 
 def chat_parser() -> Parser:
     options = parser("chat", "Talk to a model.")
-    options.add_argument("--system-prompt", "--system_prompt", help="system message")
-    options.add_argument(
-        "--reasoning-effort", "--reasoning_effort", choices=("low", "medium", "high"), help="reasoning effort"
-    )
+    options.add_argument("--system-prompt", help="system message")
+    options.add_argument("--reasoning-effort", choices=("low", "medium", "high"), help="reasoning effort")
     return options
 
 

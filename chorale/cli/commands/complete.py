@@ -8,12 +8,17 @@ import time
 from chorale.cli.commands.chat import connection_of, parser, sampling, typed_lines
 from chorale.cli.connection import Connection
 from chorale.cli.error import print_error
+from chorale.cli.parser import Parser
 from chorale.cli.terminal import Answer, printable
 from chorale.errors import ChoraleError
 
 
+def complete_parser() -> Parser:
+    return parser("complete", "Continue raw text.")
+
+
 def run(arguments: list[str]) -> int:
-    given = parser("complete", "Continue raw text.").read(arguments)
+    given = complete_parser().read(arguments)
     with connection_of(given) as connection:
         options = {"max_tokens": 128} | sampling(given)
         if given.quick is not None:

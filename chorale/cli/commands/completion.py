@@ -1,180 +1,166 @@
-"""``chorale completion bash | zsh | fish``: a shell completion script, generated from the option tables."""
+"""``chorale completion bash | zsh | fish``: a shell completion script, which shtab makes from the parsers."""
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Iterator, Sequence
+import argparse
+import importlib
+from pathlib import Path
+from typing import cast
 
+import shtab
+
+from chorale.cli.bench import BENCHES
+from chorale.cli.gpus import MODELS
+from chorale.cli.main import COMMANDS
+from chorale.cli.options.flags import ENGINE_FLAGS, MODEL_FLAGS, SERVER_FLAGS, TOOL_FLAGS
 from chorale.cli.options.help import wants_help
-from chorale.cli.tree import SHELLS, Command, Option, commands
+from chorale.cli.options.values import Flag
+from chorale.cli.parser import Parser
 from chorale.cli.words import subcommand
 from chorale.errors import ConfigError
+from chorale.model.names import SIZES
 
+SHELLS = ("bash", "zsh", "fish")
 USAGE = """usage: chorale completion {bash,zsh,fish}
 
 bash   source <(chorale completion bash)   in ~/.bashrc
 zsh    source <(chorale completion zsh)    in ~/.zshrc, after compinit
 fish   chorale completion fish | source    in ~/.config/fish/config.fish"""
 
+NAMES = (*(f"gpt-oss-{size}" for size in SIZES), "demo")
+# command -> the function of its module (in COMMANDS) that makes its parser
+PARSERS = {
+    "chat": "chat_parser",
+    "run": "chat_parser",
+    "complete": "complete_parser",
+    "run-batch": "parser",
+    "pull": "pull_parser",
+    "list": "list_parser",
+    "selfcheck": "parser",
+}
+SUBCOMMANDS = {
+    "bench": {name: line for name, (_, line) in BENCHES.items()},
+    "config": {"show": "the merged configuration"},
+    "tools": {"serve": "one tool as an MCP server", "check": "report which tools work here"},
+    "vocab": {"export": "write to a folder"},
+    "demo": {"export": "write to a folder"},
+}
+_SERVE_FLAGS = (*MODEL_FLAGS, *ENGINE_FLAGS, *SERVER_FLAGS, *TOOL_FLAGS)
+_LIKE_SERVE = (
+    *("serve", "fit", "warm", "run-batch", "selfcheck", "config show"),
+    *("bench latency", "bench throughput", "bench startup"),
+)
+_TOOLS = ("tools serve", "tools check")
+_WITH_MODEL = (*_LIKE_SERVE, "chat", "run", "complete")
+_WORDS = {"completion": SHELLS, "pull": NAMES[:2], "tools serve": ("browser", "python")}
+_FOLDERS = ("download-dir", "browser-tool-pages")
+_FILES = (
+    *("config", "api-key-file", "ssl-keyfile", "ssl-certfile", "ssl-ca-certs", "mcp-config"),
+    *("response-store", "uds"),
+)
+# A model is one of the names, or a folder.
+_MODEL = {
+    "bash": "_chorale_model",
+    "zsh": f"{{compadd {' '.join(NAMES)}; _files}}",
+    "fish": f"{' '.join(NAMES)} (__fish_complete_path)",
+    "preamble": {
+        "bash": f'_chorale_model() {{ compgen -W "{" ".join(NAMES)}" -- "$1"; compgen -f -- "$1"; }}'
+    },
+}
+# Bash cuts --device=cu into three words; shtab knows --device cu.
+_BASH_EQUALS = """
+_chorale() {
+    local i words=()
+    for (( i = 0; i <= COMP_CWORD; i++ )); do
+        if [ "${COMP_WORDS[i]}" != = ]; then words+=("${COMP_WORDS[i]}")
+        elif [ "$i" = "$COMP_CWORD" ]; then words+=(""); fi
+    done
+    local COMP_WORDS=("${words[@]}") COMP_CWORD=$(( ${#words[@]} - 1 ))
+    _shtab_chorale
+}
+complete -o bashdefault -F _chorale chorale"""
+
 
 def run(arguments: list[str]) -> int:
     if not arguments or wants_help(arguments):
         print(USAGE)
         return 0
-    if arguments[0] not in SHELLS:
-        raise subcommand(arguments[0], SHELLS, "shell", f"choose one of {', '.join(SHELLS)}")
+    shell = arguments[0]
+    if shell not in SHELLS:
+        raise subcommand(shell, SHELLS, "shell", f"choose one of {', '.join(SHELLS)}")
     if len(arguments) > 1:
         raise ConfigError(f"unexpected argument {arguments[1]!r}")
-    make = {"bash": bash, "zsh": zsh, "fish": fish}[arguments[0]]
-    print("\n".join(make(commands())))
+    print(shtab.complete(whole_parser(), shell) + (_BASH_EQUALS if shell == "bash" else ""))
     return 0
 
 
-def _groups(found: Sequence[Command]) -> str:
-    """Returns all command paths that start with "chorale", as a shell's case pattern."""
-    return "|".join(shlex.quote(" ".join(("chorale", *command.path))) for command in found)
+def whole_parser() -> argparse.ArgumentParser:
+    """Returns a parser with all commands, for completion only."""
+    made = argparse.ArgumentParser("chorale")
+    made.add_argument("--version", action="store_true", help="print the version")
+    commands = made.add_subparsers()
+    for name, (_, line) in COMMANDS.items():
+        command = commands.add_parser(name, help=line, parents=[_parser(name)], add_help=False)
+        if name in SUBCOMMANDS:
+            members = command.add_subparsers()
+            for member, about in SUBCOMMANDS[name].items():
+                parents = [_parser(f"{name} {member}")]
+                members.add_parser(member, help=about, parents=parents, add_help=False)
+    return made
 
 
-def _all_options(command: Command) -> list[Option]:
-    return [*command.options, Option("--help", "show help")]
+def _parser(command: str) -> argparse.ArgumentParser:
+    """Returns the parser of a command, with the values of its options and arguments."""
+    made = _own_parser(command)
+    if command in ("fit", "warm"):
+        made.add_argument("--gpu", choices=[model.name.lower() for model in MODELS], help="name of a GPU")
+    if command == "config show":
+        made.add_argument("--changed", action="store_true", help="only values that differ from the defaults")
+    for flag in _SERVE_FLAGS if command in _LIKE_SERVE else TOOL_FLAGS if command in _TOOLS else ():
+        _add_flag(made, flag)
+    if command == "tools serve":
+        for flag in SERVER_FLAGS[:2]:
+            _add_flag(made, flag)
+    for action in made._actions:
+        if action.type is Path:
+            _complete(action, shtab.FILE)
+    if command in _WORDS:
+        _argument(made).choices = _WORDS[command]
+    elif command in _WITH_MODEL:
+        _complete(_argument(made), _MODEL)
+    return made
 
 
-# --------------------------------------------------------------------------- bash
+def _own_parser(command: str) -> argparse.ArgumentParser:
+    name, _, member = command.partition(" ")
+    if name == "bench" and member:
+        module = importlib.import_module(BENCHES[member][0])
+        return cast(Parser, module.PARSERS[member]())
+    if name in PARSERS:
+        module = importlib.import_module(COMMANDS[name][0].partition(":")[0])
+        return cast(Parser, getattr(module, PARSERS[name])())
+    return argparse.ArgumentParser(command)
 
 
-def bash(found: Sequence[Command]) -> Iterator[str]:
-    yield "# bash completion of chorale"
-    yield "_chorale() {"
-    yield '    local cur="${COMP_WORDS[COMP_CWORD]}" prev="${COMP_WORDS[COMP_CWORD-1]}" at=chorale word i'
-    yield "    local options= words= paths="
-    yield '    if [ "$cur" = = ]; then cur='
-    yield '    elif [ "$prev" = = ]; then prev="${COMP_WORDS[COMP_CWORD-2]}"; fi'
-    yield "    for (( i = 1; i < COMP_CWORD; i++ )); do"
-    yield f'        case "$at ${{COMP_WORDS[i]}}" in {_groups(found)}) at="$at ${{COMP_WORDS[i]}}" ;; esac'
-    yield "    done"
-    yield '    case "$at" in'
-    top = " ".join((*(command.path[0] for command in found if len(command.path) == 1), "--help", "--version"))
-    yield f"    chorale) words={shlex.quote(top)} ;;"
-    for command in found:
-        yield f"    {shlex.quote(' '.join(('chorale', *command.path)))})"
-        yield f"        options={shlex.quote(' '.join(option.name for option in _all_options(command)))}"
-        yield f"        words={shlex.quote(' '.join(command.words))} paths={'yes' if command.paths else ''}"
-        yield from _bash_values(command)
-        yield "        ;;"
-    yield "    esac"
-    yield '    case "$cur" in'
-    yield '    -*) COMPREPLY=( $(compgen -W "$options" -- "$cur") ) ;;'
-    yield "    *)"
-    yield '        COMPREPLY=( $(compgen -W "$words" -- "$cur") )'
-    yield '        if [ -n "$paths" ]; then COMPREPLY+=( $(compgen -f -- "$cur") ); fi ;;'
-    yield "    esac"
-    yield "}"
-    yield "complete -o filenames -F _chorale chorale"
-
-
-def _bash_values(command: Command) -> Iterator[str]:
-    """Yields the completion of option values: choices, paths, or nothing."""
-    by_values: dict[str, list[str]] = {}
-    for option in command.options:
-        if option.takes == "nothing":
-            continue
-        words = shlex.quote(" ".join(option.choices))
-        paths = {"file": "-f", "folder": "-d"}.get(option.takes, "")
-        action = f"-W {words}" if option.choices else paths
-        by_values.setdefault(action, []).append(option.name)
-    if not by_values:
+def _add_flag(made: argparse.ArgumentParser, flag: Flag) -> None:
+    name, about = f"--{flag.name}", flag.help.replace("%", "%%")
+    if name in made._option_string_actions:  # the command has an option of that name
         return
-    yield '        case "$prev" in'
-    for action, names in by_values.items():
-        reply = f'COMPREPLY=( $(compgen {action} -- "$cur") )' if action else "COMPREPLY=()"
-        yield f"        {'|'.join(names)}) {reply}; return ;;"
-    yield "        esac"
+    if flag.kind == "bool":
+        made.add_argument(name, f"--no-{flag.name}", action="store_true", help=about)
+        return
+    action = made.add_argument(name, choices=flag.choices or None, help=about)
+    if flag.name in _FOLDERS:
+        _complete(action, shtab.DIRECTORY)
+    elif flag.name in _FILES:
+        _complete(action, shtab.FILE)
 
 
-# --------------------------------------------------------------------------- zsh
+def _argument(made: argparse.ArgumentParser) -> argparse.Action:
+    """Returns the first argument of a command that is not an option."""
+    found = made._get_positional_actions()
+    return found[0] if found else made.add_argument("argument", nargs="?")
 
 
-def zsh(found: Sequence[Command]) -> Iterator[str]:
-    yield "#compdef chorale"
-    yield "_chorale() {"
-    yield "    local at=chorale"
-    yield "    local -a words_here"
-    yield "    while (( CURRENT > 2 )); do"
-    yield f'        case "$at $words[2]" in ({_groups(found)})'
-    yield '            at="$at $words[2]"; shift words; (( CURRENT-- )) ;;'
-    yield "        (*) break ;; esac"
-    yield "    done"
-    yield '    case "$at" in'
-    top = [f"{command.path[0]}:{command.help}" for command in found if len(command.path) == 1]
-    yield f"    (chorale) words_here=({' '.join(map(shlex.quote, top))})"
-    yield "        _describe command words_here ;;"
-    for command in found:
-        yield f"    ({shlex.quote(' '.join(('chorale', *command.path)))}) _arguments -S \\"
-        for option in _all_options(command):
-            yield f"        {shlex.quote(_zsh_option(option))} \\"
-        words = f"({' '.join(command.words)})" if command.words else " "
-        kind = f"{{compadd {' '.join(command.words)}; _files}}" if command.paths and command.words else (
-            "_files" if command.paths else words
-        )  # fmt: skip
-        yield f"        {shlex.quote(f'*:argument:{kind}')} ;;"
-    yield "    esac"
-    yield "}"
-    yield "compdef _chorale chorale"
-
-
-def _zsh_option(option: Option) -> str:
-    about = option.help.replace("\\", "").replace("[", "(").replace("]", ")").replace(":", "\\:")
-    shown = f"*{option.name}[{about}]"
-    if option.takes == "nothing":
-        return shown
-    values = f"({' '.join(option.choices)})" if option.choices else " "
-    return shown + ":value:" + {"file": "_files", "folder": "_files -/"}.get(option.takes, values)
-
-
-# --------------------------------------------------------------------------- fish
-
-
-def fish(found: Sequence[Command]) -> Iterator[str]:
-    yield "# fish completion of chorale"
-    yield "function __chorale_at"
-    yield "    set -l at chorale"
-    yield "    for word in (commandline -opc)[2..-1]"
-    patterns = " ".join(shlex.quote(" ".join(("chorale", *command.path))) for command in found)
-    yield f'        if contains -- "$at $word" {patterns}'
-    yield '            set at "$at $word"'
-    yield "        end"
-    yield "    end"
-    yield '    test "$at" = "$argv[1]"'
-    yield "end"
-    yield "complete -c chorale -f"
-    for command in found:
-        if len(command.path) == 1:
-            yield _fish_word("chorale", command.path[0], command.help)
-    for command in found:
-        at = " ".join(("chorale", *command.path))
-        when = shlex.quote(f"__chorale_at '{at}'")
-        for word in command.words:
-            yield _fish_word(at, word, "")
-        if command.paths:
-            yield f"complete -c chorale -n {when} -F"
-        for option in _all_options(command):
-            value = _fish_value(option)
-            yield f"complete -c chorale -n {when} -l {option.name[2:]}{value} -d {_fish(option.help)}"
-
-
-def _fish_word(at: str, word: str, about: str) -> str:
-    when = shlex.quote(f"__chorale_at '{at}'")
-    return f"complete -c chorale -n {when} -a {word}" + (f" -d {_fish(about)}" if about else "")
-
-
-def _fish_value(option: Option) -> str:
-    if option.takes == "nothing":
-        return ""
-    if option.choices:
-        return f" -xa {_fish(' '.join(option.choices))}"
-    return " -x" if option.takes == "value" else " -rF"
-
-
-def _fish(text: str) -> str:
-    """Quotes text for fish: single quotes, in which only the quote and the backslash are escaped."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+def _complete(action: argparse.Action, how: object) -> None:
+    action.complete = how  # type: ignore[attr-defined]  # the attribute that shtab reads
