@@ -1,9 +1,10 @@
-"""One engine for the acceptance tests that need one."""
+"""One engine for the acceptance tests that need one: it takes a second to start, and all share its rows."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,10 +12,17 @@ from tests.support.local_client import LocalClient
 
 
 @pytest.fixture(scope="session")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalClient]:
-    """A real engine over a small random checkpoint."""
-    from tests.support.structured import make_client, write_checkpoint
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small random one."""
+    from tests.support.structured import write_checkpoint
 
-    made = make_client(write_checkpoint(tmp_path_factory.mktemp("acceptance") / "random"))
+    return write_checkpoint(tmp_path_factory.mktemp("acceptance") / "random")
+
+
+@pytest.fixture(scope="session")
+def client(checkpoint: Path) -> Iterator[LocalClient]:
+    from tests.support.structured import make_client
+
+    made = make_client(checkpoint)
     yield made
     asyncio.run(made.close())

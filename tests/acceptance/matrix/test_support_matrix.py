@@ -6,7 +6,6 @@ grammar's doing). With tools the model's judgement is written down; the tools ar
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,7 +20,6 @@ from tests.support.server import VOCAB, Server
 
 SHORT = {"seed": 1, "max_tokens": 40, "logit_bias": {str(t): 8.0 for t in (200002, 200007)}}
 SCHEMA = obj(city={"type": "string", "maxLength": 8}, n={"type": "integer", "minimum": 0, "maximum": 9})
-FORMAT = {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA}}
 GET = {"type": "function", "name": "get", "parameters": SCHEMA}
 PING = {"type": "function", "name": "ping", "parameters": {"type": "object", "properties": {}}}
 FORCED = {"seed": 1, "max_tokens": 300, "logit_bias": BIAS}
@@ -56,25 +54,6 @@ async def check_tools(server: Server, face: str) -> None:
     assert found.finish == "stop"
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_basic_text(engine: LocalClient, face: str) -> None:
-    async def main(server: Server) -> None:
-        found = await ask(server, face, **SHORT)
-        assert found.finish in ("stop", "length")
-        assert (found.functions, found.builtin) == ([], [])
-
-    run(engine, ToolConfig(), main)
-
-
-@pytest.mark.parametrize("face", FACES)
-def test_structured_output(engine: LocalClient, face: str) -> None:
-    async def main(server: Server) -> None:
-        found = await ask(server, face, text=FORMAT, **FORCED)
-        assert set(json.loads(found.text)) == {"city", "n"}
-
-    run(engine, ToolConfig(), main)
-
-
 @pytest.mark.usefixtures("python_sandbox")
 @pytest.mark.parametrize("face", FACES)
 def test_builtin_tools_with_the_demo_tool_server(face: str) -> None:
@@ -92,17 +71,6 @@ def test_builtin_tools_over_mcp(mcp_servers: tuple[str, ...], face: str) -> None
     run(rounds(), ToolConfig(servers=mcp_servers), main)
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_function_calling(engine: LocalClient, face: str) -> None:
-    async def main(server: Server) -> None:
-        found = await ask(server, face, tools=[GET], tool_choice="required", **FORCED)
-        [(name, arguments)] = found.functions
-        assert (name, set(json.loads(arguments))) == ("get", {"city", "n"})
-        assert (found.finish, found.text) == ("tool_calls", "")
-
-    run(engine, ToolConfig(), main)
-
-
 # --------------------------------------------------------------------------- tool_choice
 
 CHOICES: dict[str, tuple[Any, set[str]]] = {  # what is asked for, what may be called
@@ -117,7 +85,7 @@ CHOICES: dict[str, tuple[Any, set[str]]] = {  # what is asked for, what may be c
 
 @pytest.mark.parametrize("face", FACES)
 @pytest.mark.parametrize("form", CHOICES)
-def test_tool_choice(engine: LocalClient, face: str, form: str) -> None:
+def test_tool_choice(client: LocalClient, face: str, form: str) -> None:
     choice, allowed = CHOICES[form]
     if isinstance(choice, dict) and "tools" in choice:
         choice = {**choice, "tools": [{"type": "function", "name": "ping"}]}
@@ -130,7 +98,7 @@ def test_tool_choice(engine: LocalClient, face: str, form: str) -> None:
             assert len(found.functions) == 1
         assert names <= allowed
 
-    run(engine, ToolConfig(), main)
+    run(client, ToolConfig(), main)
 
 
 DEMANDS = [(face, "code_interpreter") for face in FACES] + [
@@ -142,7 +110,7 @@ DEMANDS = [(face, "code_interpreter") for face in FACES] + [
 
 @pytest.mark.usefixtures("python_sandbox")
 @pytest.mark.parametrize(("face", "kind"), DEMANDS)
-def test_a_demanded_tool_of_the_server_runs(engine: LocalClient, face: str, kind: str) -> None:
+def test_a_demanded_tool_of_the_server_runs(client: LocalClient, face: str, kind: str) -> None:
     """On random weights: the demand is the grammar's doing. What the model makes of the tool is its own."""
     choice: Any = {"type": kind}
     if kind == "allowed":
@@ -162,4 +130,4 @@ def test_a_demanded_tool_of_the_server_runs(engine: LocalClient, face: str, kind
         wanted = "code_interpreter_call" if kind == "code_interpreter" else "web_search_call"
         assert found.builtin[0][0] == wanted
 
-    run(engine, ToolConfig(servers=("demo",), browser="offline"), main)
+    run(client, ToolConfig(servers=("demo",), browser="offline"), main)

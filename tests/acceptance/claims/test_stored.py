@@ -1,4 +1,4 @@
-"""The store is on by default and bounded by count, bytes and age; DELETE works; a 404 names the id."""
+"""A bare server stores responses, bounded by count, bytes and age; flags that others need change nothing."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from chorale.cli.options.settings import merge
 from tests.support.scripted import FINAL, playing
 from tests.support.server import Server, with_server
 
@@ -60,3 +61,11 @@ def test_age() -> None:
         assert await status(server, await make(server)) == 404
 
     with_server(playing(HI), main, response_store_ttl=-1.0)
+
+
+OTHERS = ["--enable-auto-tool-choice", "--tool-call-parser", "openai", "--reasoning-parser", "openai_gptoss"]
+
+
+def test_flags_of_others_are_accepted_without_effect() -> None:
+    bare, flagged = merge(["demo"], {}), merge(["demo", *OTHERS], {})
+    assert (bare.engine, bare.server) == (flagged.engine, flagged.server)

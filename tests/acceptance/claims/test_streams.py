@@ -1,4 +1,4 @@
-"""The fold of the stream is the body, whatever the model wrote and however many tokens come at once."""
+"""The fold of a stream is the body, usage included, whatever the model wrote."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chorale.testing.scripted_client import Script, ScriptedClient
-from tests.support.faces import FACES, WEATHER, ask
-from tests.support.scripted import ANALYSIS, FINAL, NEXT, PREAMBLE, call, ids
+from tests.support.faces import FACES, WAYS, WEATHER, ask
+from tests.support.local_client import LocalClient
+from tests.support.scripted import ANALYSIS, FINAL, NEXT, PREAMBLE, call, ids, playing
 from tests.support.server import VOCAB, Server, served, with_server
 
 PIECES = [
@@ -60,3 +61,32 @@ def test_any_stream_in_any_steps(script: str, step: int, face: str) -> None:
 @pytest.mark.parametrize("interval", [1, 5, 20])
 def test_the_stream_interval_changes_no_content(face: str, interval: int) -> None:
     with_server(stepping(WHOLE[1], 3), lambda running: compare(running, face), stream_interval=interval)
+
+
+ANSWER = ANALYSIS + "Think of it." + NEXT + FINAL + "Hi.<|return|>"
+LONG = "A prompt of several pages of the cache. " * 30
+
+
+@pytest.mark.parametrize(("face", "stream"), WAYS)
+def test_the_counts(face: str, stream: bool) -> None:
+    async def main(server: Server) -> None:
+        extra = {"stream_options": {"include_usage": True}} if face == "chat" and stream else {}
+        outcome = await ask(server, face, stream, **extra)
+        assert outcome.num_input == len(server.prompt_ids())
+        assert (outcome.num_output, outcome.num_reasoning) == (len(ids(ANSWER)), len(ids("Think of it.")))
+        assert outcome.num_reasoning + len(ids("Hi.")) <= outcome.num_output
+
+    with_server(playing(ANSWER), main)
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_a_second_identical_request_finds_the_cache(client: LocalClient, face: str) -> None:
+    async def main(server: Server) -> None:
+        asked = {"history": (f"{face} {LONG}",), "max_tokens": 8, "seed": 1, "temperature": 0.0}
+        first = await ask(server, face, **asked)
+        second = await ask(server, face, **asked)
+        assert first.num_input == second.num_input
+        assert 0 < second.num_cached < second.num_input
+        assert first.num_cached < second.num_cached
+
+    with_server(client, main)

@@ -1,0 +1,149 @@
+"""Events and fields have public names, one switch names reasoning, and every stream ends."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, get_args
+
+import pytest
+from openai.types.responses import ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from chorale.errors import EngineDeadError
+from tests.support.faces import WEATHER, request_body, send
+from tests.support.scripted import ANALYSIS, FINAL, NEXT, PREAMBLE, call, playing
+from tests.support.server import Server, with_server
+from tests.support.sse import frames
+
+TURN = ANALYSIS + "Hm." + NEXT + FINAL + "Hi.<|return|>"
+OF_THE_SDK = {
+    get_args(event.model_fields["type"].annotation)[0] for event in get_args(get_args(ResponseStreamEvent)[0])
+}
+NAMES = {
+    "openai": {"response.reasoning_text.delta", "response.reasoning_text.done"},
+    "open-responses": {"response.reasoning.delta", "response.reasoning.done"},
+    "summary": {"response.reasoning_summary_text.delta", "response.reasoning_summary_text.done"},
+}
+
+
+@pytest.mark.parametrize("dialect", NAMES)
+@pytest.mark.parametrize("by", ["flag", "header"])
+def test_the_switch(dialect: str, by: str) -> None:
+    async def main(server: Server) -> None:
+        headers = {"x-responses-dialect": dialect} if by == "header" else {}
+        body = {"input": "x", "stream": True}
+        events = frames(await server.http.post("/v1/responses", json=body, headers=headers))
+        kinds = {event["type"] for event in events}
+        assert NAMES[dialect] <= kinds
+        others = set().union(*(names for name, names in NAMES.items() if name != dialect))
+        assert not kinds & others
+        if dialect != "open-responses":
+            assert kinds <= OF_THE_SDK
+        reasoning = events[-1]["response"]["output"][0]
+        where = "summary" if dialect == "summary" else "content"
+        assert reasoning[where][0]["text"] == "Hm."
+
+    with_server(playing(TURN), main, **({"responses_dialect": dialect} if by == "flag" else {}))
+
+
+NOTE = {"type": "custom", "name": "note"}
+SCRIPT = (
+    ANALYSIS + "Think." + NEXT + PREAMBLE + "Wait." + NEXT
+    + call("get_weather", "{}") + "<|call|><|start|>assistant" + call("note", '{"input":"x"}') + "<|call|>"
+)  # fmt: skip
+
+
+async def stream(server: Server, **headers: str) -> list[dict[str, Any]]:
+    body = request_body("responses", True, functions=[WEATHER])
+    body["tools"].append(NOTE)
+    response = await server.http.post("/v1/responses", json=body, headers=headers)
+    assert response.status_code == 200, response.text
+    for line in response.text.splitlines():
+        if line.startswith("event: "):
+            assert f'"type":"{line[7:]}"' in response.text
+    return frames(response)
+
+
+def test_no_private_events() -> None:
+    async def main(server: Server) -> None:
+        events = await stream(server)
+        names, adapter = OF_THE_SDK, TypeAdapter(ResponseStreamEvent)
+        for event in events:
+            assert event["type"] in names
+            adapter.validate_python(event)
+        assert "response.reasoning_text.delta" in {event["type"] for event in events}
+        assert "response.custom_tool_call_input.delta" in {event["type"] for event in events}
+
+    with_server(playing(SCRIPT), main)
+
+
+FIELDS = ("reasoning", "reasoning_content")
+ANSWER = ANALYSIS + "Think." + NEXT + FINAL + "Hi.<|return|>"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("shown", ["both", *FIELDS])
+def test_names_out(stream: bool, shown: str) -> None:
+    async def main(server: Server) -> None:
+        response = await send(server, "chat", request_body("chat", stream))
+        if stream:
+            deltas: list[dict[str, Any]] = [chunk["choices"][0]["delta"] for chunk in frames(response)]
+            found = {name: "".join(delta.get(name) or "" for delta in deltas) for name in FIELDS}
+        else:
+            message = response.json()["choices"][0]["message"]
+            found = {name: message.get(name, "") for name in FIELDS}
+        assert found == {name: "Think." if shown in ("both", name) else "" for name in FIELDS}
+
+    with_server(playing(ANSWER), main, reasoning_field=shown)
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_names_in(name: str) -> None:
+    async def main(server: Server) -> None:
+        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        messages = [
+            {"role": "user", "content": "hi"},
+            {"role": "assistant", "content": None, name: "My thought.", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": "x"},
+        ]
+        assert (await send(server, "chat", {"messages": messages})).status_code == 200
+        assert server.prompt().count("<|channel|>analysis<|message|>My thought.<|end|>") == 1
+
+    with_server(playing(ANSWER), main)
+
+
+CASES: dict[str, tuple[dict[str, Any], str]] = {
+    "completed": ({}, "response.completed"),
+    "failed": ({"error": EngineDeadError("gone")}, "response.failed"),
+    "cancelled": ({"hang": True}, "response.incomplete"),
+}
+
+
+@pytest.mark.parametrize("status", CASES)
+def test_every_stream_ends(status: str) -> None:
+    options, last = CASES[status]
+    text = FINAL + "some text" + ("<|return|>" if status == "completed" else "")
+    client = playing(text, delay=0.002, **options)
+
+    async def main(server: Server) -> None:
+        made = await server.sdk.responses.create(input="x", background=True)
+
+        async def follow(after: int) -> list[Any]:
+            stream = await server.sdk.responses.retrieve(made.id, stream=True, starting_after=after)
+            return [event async for event in stream]
+
+        reading = [asyncio.create_task(follow(after)) for after in (0, 1, 3)]
+        while (await server.sdk.responses.retrieve(made.id)).status == "queued":
+            await asyncio.sleep(0.005)
+        if status == "cancelled":
+            await server.sdk.responses.cancel(made.id)
+            assert client.num_in_flight == 0, "its place in the engine is free"
+        async with asyncio.timeout(10):
+            live = await asyncio.gather(*reading)
+            later = await follow(0)
+        for events in (*live, later):
+            assert events[-1].type == last
+            assert events[-1].response.status == status
+        assert live[0] == later
+
+    with_server(client, main)

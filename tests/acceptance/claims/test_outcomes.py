@@ -1,0 +1,222 @@
+"""Whatever the model writes, each API tells the same of it, streamed or not.
+
+Calls are found by their recipient on any channel, malformed headers are read as best they can be, control
+tokens never leak, an answer is never empty, and what the limit cut says so.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from chorale.harmony.vocab import load_vocabulary
+from chorale.testing.scripted_client import Script, ScriptedClient
+from tests.support.faces import WAYS, WEATHER, Outcome, ask, metric
+from tests.support.scripted import ANALYSIS, FINAL, NEXT, PREAMBLE, call, ids, in_rounds, playing
+from tests.support.server import Server, with_server
+
+MADE = call("get_weather", "{}") + "<|call|>"
+THOUGHT = ANALYSIS + "Think." + NEXT
+CALL = [("get_weather", "{}")]
+TWICE = FINAL + "One.<|return|>" + "<|start|>assistant" + FINAL + "Again.<|return|>"
+XML = "<read_file>\n<path>src/a.py</path>\n</read_file>\n<thinking>x</thinking> <tool_call>{}</tool_call>"
+# The model's tokens, and what is told of them: text, reasoning, calls.
+TURNS: dict[str, tuple[str, tuple[str, str, list[tuple[str, str]]]]] = {
+    "a thought and a text": (THOUGHT + FINAL + "Hi.<|return|>", ("Hi.", "Think.", [])),
+    "a thought and a call": (THOUGHT + MADE, ("", "Think.", CALL)),
+    "a call in analysis": (call("get_weather", "{}", "analysis") + "<|call|>", ("", "", CALL)),
+    "a call in final": (call("get_weather", "{}", "final") + "<|call|>", ("", "", CALL)),
+    "no start before a text": (ANALYSIS + "Think.<|end|>" + FINAL + "Hi.<|return|>", ("Hi.", "Think.", [])),
+    "no start before a call": (ANALYSIS + "Think.<|end|>" + MADE, ("", "Think.", CALL)),
+    "no channel before a call": (
+        ANALYSIS + "Think.<|end|>commentary to=functions.get_weather<|message|>{}<|call|>",
+        ("", "Think.", CALL),
+    ),
+    "a preamble and a call": (PREAMBLE + "I will look." + NEXT + MADE, ("I will look.", "", CALL)),
+    "a preamble and a text": (
+        PREAMBLE + "I will look." + NEXT + FINAL + "Done.<|return|>",
+        ("I will look.\n\nDone.", "", []),
+    ),
+    "two thoughts and two texts": (
+        ANALYSIS + "A." + NEXT + FINAL + "One." + NEXT + ANALYSIS + "B." + NEXT + FINAL + "Two.<|return|>",
+        ("One.\n\nTwo.", "A.\n\nB.", []),
+    ),
+    "two calls": (
+        call("get_weather", '{"city": "Rome"}') + "<|call|><|start|>assistant"
+        + call("get_weather", '{"city": "Oslo"}') + "<|call|>",
+        ("", "", [("get_weather", '{"city": "Rome"}'), ("get_weather", '{"city": "Oslo"}')]),
+    ),
+    "text after the return": (TWICE, ("One.", "", [])),
+    "tags of tools that the prompt describes": (FINAL + XML + "<|return|>", (XML, "", [])),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("turn", TURNS)
+@pytest.mark.parametrize(("face", "stream"), WAYS)
+def test_a_turn_is_told_alike_by_every_api(face: str, stream: bool, turn: str) -> None:
+    script, told = TURNS[turn]
+
+    async def main(server: Server) -> None:
+        outcome = await ask(server, face, stream, functions=[WEATHER])
+        assert (outcome.text, outcome.reasoning, outcome.calls) == told
+        assert outcome.finish == ("tool_calls" if told[2] else "stop")
+        assert len(set(outcome.call_ids)) == len(told[2])
+
+    with_server(playing(script), main)
+
+
+@pytest.mark.parametrize(("face", "stream"), WAYS)
+def test_text_beyond_the_return_is_told_if_it_is_asked_for(face: str, stream: bool) -> None:
+    async def main(server: Server) -> None:
+        assert (await ask(server, face, stream, ignore_eos=True)).text == "One.\n\nAgain."
+
+    with_server(playing(TWICE), main)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_preamble_is_a_message_of_its_own_in_responses(stream: bool) -> None:
+    async def main(server: Server) -> None:
+        body = body_of(await ask(server, "responses", stream, functions=[WEATHER]), stream)
+        assert body["output"][0]["phase"] == "commentary"
+
+    with_server(playing(TURNS["a preamble and a call"][0]), main)
+
+
+def body_of(outcome: Outcome, stream: bool) -> dict[str, object]:
+    found: dict[str, object] = outcome.raw[-1]["response"] if stream else outcome.raw
+    return found
+
+
+# --------------------------------------------------------------------------- malformed headers and names
+
+BODY = '<|message|>{"city":"Paris"}<|call|>'
+MALFORMED_CALLS = {
+    "two recipients": "<|channel|>commentary to=functions.get_weather to=functions.get_weather",
+    "junk before": "<|channel|>commentary wants the weather to=functions.get_weather",
+    "two channels": "<|channel|>commentary to=functions.get_weather<|channel|>commentary json",
+    "recipient then channel twice": " to=functions.get_weather<|channel|>analysis<|channel|>commentary",
+    "another name first": "<|channel|>commentary to=nobody to=functions.get_weather <|constrain|>json",
+}
+MALFORMED_TEXTS = {
+    "type as recipient": "<|channel|>final <|constrain|>json<|message|>{}<|return|>",
+    "unknown channel": "<|channel|>comment<|message|>x" + NEXT + FINAL + "{}<|return|>",
+    "words in the header": "<|channel|>final and so on<|message|>{}<|return|>",
+}
+
+
+@pytest.mark.parametrize("header", MALFORMED_CALLS)
+@pytest.mark.parametrize(("face", "stream"), WAYS)
+def test_a_call_with_a_malformed_header_arrives_and_is_counted(face: str, stream: bool, header: str) -> None:
+    async def main(server: Server) -> None:
+        outcome = await ask(server, face, stream, functions=[WEATHER])
+        [(name, arguments)] = outcome.calls
+        assert (name, arguments.replace(" ", "")) == ("get_weather", '{"city":"Paris"}')
+        assert outcome.finish == "tool_calls"
+        assert metric(server.state, "chorale:harmony_repairs_total") >= 1
+
+    with_server(playing(MALFORMED_CALLS[header] + BODY), main)
+
+
+@pytest.mark.parametrize("header", MALFORMED_TEXTS)
+@pytest.mark.parametrize(("face", "stream"), WAYS)
+def test_a_text_with_a_malformed_header_arrives(face: str, stream: bool, header: str) -> None:
+    async def main(server: Server) -> None:
+        outcome = await ask(server, face, stream, functions=[WEATHER])
+        assert outcome.text.endswith("{}")
+        assert outcome.calls == []
+
+    with_server(playing(MALFORMED_TEXTS[header]), main)
+
+
+SPELLED_NAMES = [
+    "get_weather<|channel|>commentary",
+    "get_weather<|constrain|>json",
+    "get_weathercommentary",
+    "get_weatherjson",
+    "get-weather",
+    "Get_Weather",
+    "weather.get_weather",
+]
+SPELLED_TEXT = "analysisI think.assistantfinal<|channel|>final<|message|>not a channel<|end|>"
+
+
+def spelling(before: str, text: str, after: str) -> ScriptedClient:
+    """The markers in ``text`` are ordinary text, as models write them when they slip."""
+    tokens = [*ids(before), *load_vocabulary().encode(text), *ids(after)]
+    return ScriptedClient(lambda request, index: Script(tokens))
+
+
+@pytest.mark.parametrize("name", SPELLED_NAMES)
+@pytest.mark.parametrize(("face", "stream"), WAYS)
+def test_a_slip_in_a_tools_name_means_the_declared_one(face: str, stream: bool, name: str) -> None:
+    async def main(server: Server) -> None:
+        outcome = await ask(server, face, stream, functions=[WEATHER])
+        [(called, arguments)] = outcome.calls
+        assert called == "get_weather"
+        assert "<|" not in arguments + outcome.text + outcome.reasoning
+
+    after = '<|message|>{"city":"<b>"}<|call|>'
+    with_server(spelling("<|channel|>", f"commentary to=functions.{name}", after), main)
+
+
+@pytest.mark.parametrize(("face", "stream"), WAYS)
+def test_a_text_that_spells_channels_stays_text(face: str, stream: bool) -> None:
+    async def main(server: Server) -> None:
+        outcome = await ask(server, face, stream)
+        assert (outcome.reasoning, outcome.text) == ("Think.", SPELLED_TEXT)
+
+    with_server(spelling(THOUGHT + FINAL, SPELLED_TEXT, "<|return|>"), main)
+
+
+# --------------------------------------------------------------------------- turns that end early
+
+
+@pytest.mark.parametrize("ending", ["<|return|>", "<|end|><|return|>", "<|call|>"])
+@pytest.mark.parametrize(("face", "stream"), WAYS)
+def test_a_turn_that_ends_within_its_reasoning_goes_on_to_an_answer(
+    face: str, stream: bool, ending: str
+) -> None:
+    async def main(server: Server) -> None:
+        outcome = await ask(server, face, stream)
+        assert (outcome.reasoning, outcome.text, outcome.finish) == ("Only thoughts.", "Well.", "stop")
+        assert server.prompt().endswith("<|start|>assistant<|channel|>final<|message|>")
+
+    with_server(in_rounds(ANALYSIS + "Only thoughts." + ending, "Well.<|return|>"), main)
+
+
+@pytest.mark.parametrize(("face", "stream"), WAYS)
+def test_without_budget_for_an_answer_the_end_is_length(face: str, stream: bool) -> None:
+    async def main(server: Server) -> None:
+        outcome = await ask(server, face, stream, max_tokens=5)
+        assert (outcome.text, outcome.finish) == ("", "length")
+
+    with_server(playing(ANALYSIS + "Only thoughts."), main)
+
+
+HEADER = ANALYSIS + "T." + NEXT + "<|channel|>fin"
+CUT: dict[str, tuple[str, str, str | None]] = {
+    "text": (FINAL + "Half of an ans", "Half of an ans", None),
+    "header": (HEADER, "", None),
+    "arguments": (call("get_weather", '{"ci'), "", '{"ci'),
+}
+
+
+@pytest.mark.parametrize("where", CUT)
+@pytest.mark.parametrize(("face", "stream"), WAYS)
+def test_what_the_limit_cut_says_so_and_keeps_its_part(face: str, stream: bool, where: str) -> None:
+    script, text, arguments = CUT[where]
+
+    async def main(server: Server) -> None:
+        outcome = await ask(server, face, stream, functions=[WEATHER])
+        assert (outcome.text, outcome.finish) == (text, "length")
+        # A body of Messages has whole objects only.
+        if arguments is not None and (face != "messages" or stream):
+            assert outcome.calls == [("get_weather", arguments)]
+        if face == "responses":
+            body = outcome.raw[-1]["response"] if stream else outcome.raw
+            assert body["incomplete_details"] == {"reason": "max_output_tokens"}
+            if where != "header":
+                assert body["output"][-1]["status"] == "incomplete"
+            if stream:
+                assert outcome.raw[-1]["type"] == "response.incomplete"
+
+    with_server(playing(script), main)
