@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -155,7 +154,3 @@ def run(client: Any, tools: ToolConfig, main: Callable[[Server], Awaitable[Any]]
                 await asyncio.wait_for(main(server), PATIENCE)
 
     asyncio.run(body())
-
-
-def is_json(text: str) -> Any:
-    return json.loads(text)

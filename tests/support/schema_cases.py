@@ -169,3 +169,44 @@ def _object_checks(value: dict[str, Any], schema: dict[str, Any], root: Any) -> 
         rules += [rule for key, rule in schema.get("patternProperties", {}).items() if re.search(key, name)]
         checks += [valid(item, rule, root) for rule in rules or [schema.get("additionalProperties", True)]]
     return checks
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    return schema
+
+
+# Most took another compiler more than ten seconds, or made it loop; here each is answered or refused at once.
+NASTY: dict[str, Any] = {
+    "enum": {"enum": [f"item {n}" for n in range(4000)]},
+    "optional": obj([], **{f"p{n}": {"type": "string"} for n in range(1000)}),
+    "deep": nested(31),
+    "long": {"type": "string", "maxLength": 1_000_000},
+    "many": {"type": "array", "items": {"type": "integer"}, "minItems": 100_000},
+    "cube": {
+        "type": "array",
+        "minItems": 1000,
+        "items": {"type": "array", "minItems": 1000, "items": {"type": "array", "minItems": 1000}},
+    },
+    "repeats": {"type": "string", "pattern": "^(([a-z]{1,100}){1,100}){1,100}$"},
+    "lookback": {"type": "string", "pattern": "(.*a){20}.{50}"},
+    "and": {"allOf": [{"type": "string", "pattern": f".*{char}.*"} for char in "abcdefghijkl"]},
+    "doubling": {
+        "$defs": {
+            **{
+                f"d{n}": obj(l={"$ref": f"#/$defs/d{n + 1}"}, r={"$ref": f"#/$defs/d{n + 1}"})
+                for n in range(30)
+            },
+            "d30": {"type": "null"},
+        },
+        "$ref": "#/$defs/d0",
+    },
+    "product": {
+        "allOf": [
+            {"anyOf": [obj(**{f"a{row}_{column}": {"type": "null"}}) for column in range(4)]}
+            for row in range(8)
+        ]
+    },
+}

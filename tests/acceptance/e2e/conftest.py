@@ -1,7 +1,7 @@
 """A real ``chorale serve`` as a person runs it, and the OpenAI SDK.
 
-``demo_served`` has the demo checkpoint, whose answers make sense; ``served`` a tiny random one, for what must
-hold whatever a model says (faults, lengths, hundreds of streams, grammars against noise).
+``demo_served`` has the demo checkpoint, whose answers make sense; ``checkpoint`` is a tiny random one, for
+whatever holds for noise too.
 """
 
 from __future__ import annotations
@@ -22,13 +22,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkpoint")
     config = make_config(layers=2, experts=4, hidden=64, inter=64, heads=4, kv_heads=2, head_dim=32)
     return write_random_checkpoint(folder / "tiny", config, seed=5)
-
-
-@pytest.fixture(scope="session")
-def served(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder = tmp_path_factory.mktemp("server")
-    with serving(checkpoint, folder, "--served-model-name", "tiny", "--max-num-seqs", "256") as server:
-        yield server
 
 
 @pytest.fixture(scope="session")

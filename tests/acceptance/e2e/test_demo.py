@@ -55,9 +55,10 @@ SUMS: tuple[tuple[str, int, dict[str, Any]], ...] = (
 )
 
 
-def test_sums_with_reasoning(client: openai.OpenAI) -> None:
+def test_sums_are_answered_with_reasoning_and_without_a_call(client: openai.OpenAI) -> None:
     def chat(question: str, sampling: dict[str, Any]) -> Any:
-        return client.chat.completions.create(model=MODEL, messages=user(question), **sampling)
+        asked = user(question)
+        return client.chat.completions.create(model=MODEL, messages=asked, tools=[TOOL], **sampling)
 
     def respond(question: str) -> Any:
         return client.responses.create(model=MODEL, input=question, temperature=0)
@@ -67,6 +68,7 @@ def test_sums_with_reasoning(client: openai.OpenAI) -> None:
     for (_, answer, _), made, response in zip(SUMS, found[: len(SUMS)], found[len(SUMS) :], strict=True):
         choice = made.choices[0]
         assert choice.finish_reason == "stop"
+        assert choice.message.tool_calls is None
         assert str(choice.message.content).endswith(f"= {answer}")
         assert str(answer) in choice.message.reasoning
         assert [item.type for item in response.output] == ["reasoning", "message"]
@@ -88,37 +90,15 @@ def test_effort_is_followed(client: openai.OpenAI) -> None:
     assert lengths[0] < lengths[1] < lengths[2]
 
 
-def test_weather_round_trip_through_chat(client: openai.OpenAI) -> None:
-    messages = user("What's the weather like in Paris?")
-    first = client.chat.completions.create(model=MODEL, messages=messages, tools=[TOOL], temperature=0)
-    (call,) = first.choices[0].message.tool_calls or []
-    assert call.type == "function"
-    assert first.choices[0].finish_reason == "tool_calls"
-    assert call.function.name == "get_weather"
-    assert json.loads(call.function.arguments) == {"city": "Paris"}
-    messages.append(first.choices[0].message.model_dump(exclude_none=True))
-    messages.append({"role": "tool", "tool_call_id": call.id, "content": WEATHER})
-    last = client.chat.completions.create(model=MODEL, messages=messages, tools=[TOOL], temperature=0)
-    assert last.choices[0].finish_reason == "stop"
-    assert last.choices[0].message.content == "The temperature is 18 and the condition is cloudy."
-
-
-@pytest.mark.parametrize("stored", [True, False])
-def test_weather_round_trip_through_responses(client: openai.OpenAI, stored: bool) -> None:
-    """Going on by id, and with everything sent again by the client."""
-    asked: list[Any] = user("What's the weather like in Paris?")
-    options: dict[str, Any] = {"model": MODEL, "tools": [FLAT_TOOL], "temperature": 0, "store": stored}
-    first = client.responses.create(input=asked, **options)
+def test_weather_round_trip_through_responses(client: openai.OpenAI) -> None:
+    options: dict[str, Any] = {"model": MODEL, "tools": [FLAT_TOOL], "temperature": 0}
+    first = client.responses.create(input="What's the weather like in Paris?", **options)
     assert [item.type for item in first.output] == ["reasoning", "function_call"]
     call = first.output[1]
     assert call.type == "function_call"
     assert (call.name, json.loads(call.arguments)) == ("get_weather", {"city": "Paris"})
     result = {"type": "function_call_output", "call_id": call.call_id, "output": WEATHER}
-    if stored:
-        last = client.responses.create(input=[result], previous_response_id=first.id, **options)  # type: ignore[list-item]
-    else:
-        items = [item.model_dump(exclude_none=True) for item in first.output]
-        last = client.responses.create(input=[*asked, *items, result], **options)
+    last = client.responses.create(input=[result], previous_response_id=first.id, **options)  # type: ignore[list-item]
     assert last.output_text == "The temperature is 18 and the condition is cloudy."
 
 
@@ -139,14 +119,6 @@ def test_an_agent_loop_of_two_calls(client: openai.OpenAI) -> None:
         messages.append({"role": "tool", "tool_call_id": call.id, "content": degrees})
     assert cities == ["Paris", "Rome"]
     assert messages[-1]["content"].endswith("The temperature is 12.")
-
-
-def test_no_call_where_none_is_needed(client: openai.OpenAI) -> None:
-    done = client.chat.completions.create(
-        model=MODEL, messages=user("What is 17 + 25?"), tools=[TOOL], temperature=0
-    )
-    assert done.choices[0].message.tool_calls is None
-    assert str(done.choices[0].message.content).endswith("= 42")
 
 
 def test_a_schema_is_filled_from_the_sentence(client: openai.OpenAI) -> None:
@@ -222,85 +194,3 @@ def test_a_conversation_goes_on(client: openai.OpenAI) -> None:
         model=MODEL, input="What is my name?", previous_response_id=first.id, temperature=0
     )
     assert second.output_text == "Your name is Anna."
-
-
-QUESTIONS: tuple[tuple[str, tuple[Any, ...]], ...] = (
-    ("What is 17 + 25?", ()),
-    ("What's the weather like in Paris?", (TOOL,)),
-    ("Reverse this list: red, blue, green", ()),
-    ("Hello!", (TOOL,)),
-)
-# Streams at temperature 0 are compared with bodies by test_sdk.py and test_replicas.py too.
-TEMPERATURES = [pytest.param(0.0, marks=pytest.mark.slow), 1.0]
-
-
-@pytest.mark.parametrize("temperature", TEMPERATURES)
-def test_chat_stream_folds_to_the_body(client: openai.OpenAI, temperature: float) -> None:
-    def ask(question: str, tools: tuple[Any, ...], **more: Any) -> Any:
-        fields: dict[str, Any] = {"messages": user(question), "seed": 5, "n": 2, "temperature": temperature}
-        fields |= {"tools": list(tools)} if tools else {}
-        return client.chat.completions.create(model=MODEL, **fields, **more)
-
-    def stream(question: str, tools: tuple[Any, ...]) -> list[Any]:
-        return list(ask(question, tools, stream=True, stream_options={"include_usage": True}))
-
-    found = at_once(*(partial(how, *asked) for asked in QUESTIONS for how in (ask, stream)))
-    for body, chunks in zip(found[::2], found[1::2], strict=True):
-        check_chat_fold(body, chunks)
-
-
-def check_chat_fold(body: Any, chunks: list[Any]) -> None:
-    folded: dict[int, list[str]] = {0: ["", "", "", ""], 1: ["", "", "", ""]}
-    reasons, usage = {}, None
-    for chunk in chunks:
-        usage = chunk.usage or usage
-        for choice in chunk.choices:
-            texts, delta = folded[choice.index], choice.delta
-            texts[0] += delta.content or ""
-            texts[1] += getattr(delta, "reasoning", None) or ""
-            for call in delta.tool_calls or []:
-                texts[2] += call.function.name or ""
-                texts[3] += call.function.arguments or ""
-            reasons[choice.index] = choice.finish_reason or reasons.get(choice.index)
-    for choice in body.choices:
-        message = choice.message
-        calls = [call.function for call in message.tool_calls or [] if call.type == "function"]
-        whole = [message.content or "", getattr(message, "reasoning", None) or ""]
-        whole += ["".join(call.name for call in calls), "".join(call.arguments for call in calls)]
-        assert whole == folded[choice.index]
-        assert choice.finish_reason == reasons[choice.index] == ("tool_calls" if calls else "stop")
-    assert len(body.choices) == 2
-    assert body.usage == usage
-
-
-@pytest.mark.parametrize("temperature", TEMPERATURES)
-def test_responses_stream_folds_to_the_body(client: openai.OpenAI, temperature: float) -> None:
-    def fields(question: str, tools: tuple[Any, ...]) -> dict[str, Any]:
-        asked: dict[str, Any] = {"model": MODEL, "input": question, "extra_body": {"seed": 5}}
-        return asked | {"temperature": temperature} | ({"tools": [FLAT_TOOL]} if tools else {})
-
-    def ask(question: str, tools: tuple[Any, ...]) -> Any:
-        return client.responses.create(**fields(question, tools))
-
-    def stream(question: str, tools: tuple[Any, ...]) -> Any:
-        with client.responses.stream(**fields(question, tools)) as events:
-            return events.get_final_response()  # its state machine raises on a malformed stream
-
-    found = at_once(*(partial(how, *asked) for asked in QUESTIONS for how in (ask, stream)))
-    for body, final in zip(found[::2], found[1::2], strict=True):
-        assert body.status == final.status == "completed"
-        assert [item.type for item in body.output] == [item.type for item in final.output]
-        assert body.output_text == final.output_text
-        assert spoken(body) == spoken(final)
-        assert body.usage is not None
-        assert final.usage is not None
-        assert body.usage.output_tokens == final.usage.output_tokens
-
-
-def spoken(response: Any) -> list[Any]:
-    """What the items say, without their ids."""
-    found: list[Any] = []
-    for item in response.output:
-        parts = getattr(item, "content", None) or []
-        found.append((item.type, getattr(item, "arguments", None), [part.text for part in parts]))
-    return found

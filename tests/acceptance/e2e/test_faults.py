@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import http.client
 import json
@@ -14,8 +15,10 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx2
 import pytest
 
+from tests.support.schema_cases import NASTY
 from tests.support.served import Served, serving
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")
@@ -61,71 +64,29 @@ def events(connection: socket.socket) -> Iterator[bytes]:
                 return  # the connection is kept alive
 
 
-def test_200_clients_that_leave_mid_stream_leave_nothing_behind(checkpoint: Path, tmp_path: Path) -> None:
-    """No page, row or place in the queue: there are 200 rows and no queue, so 200 others must fit at once."""
-    rows = ("--max-num-seqs", "200", "--max-queued-requests", "0")
+@pytest.fixture(scope="module")
+def served(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """200 rows and no queue."""
+    options = ("--served-model-name", "tiny", "--max-num-seqs", "200", "--max-queued-requests", "0")
+    with serving(checkpoint, tmp_path_factory.mktemp("faults"), *options) as server:
+        yield server
+
+
+def test_200_clients_that_leave_mid_stream_leave_nothing_behind(served: Served) -> None:
+    """No page, row or place in the queue: 200 others must fit at once."""
     endless = BODY | {"max_tokens": 100_000}
-    with (
-        serving(checkpoint, tmp_path, "--served-model-name", "tiny", *rows) as server,
-        concurrent.futures.ThreadPoolExecutor(200) as pool,
-    ):
+    with concurrent.futures.ThreadPoolExecutor(200) as pool:
         for aborted in (200, 400):
-            connections = list(pool.map(lambda _: open_stream(server.port, endless), range(200)))
-            server.wait_until("all run", lambda: server.metric("vllm:num_requests_running") == 200)
-            assert server.metric("vllm:kv_cache_usage_perc") > 0
+            connections = list(pool.map(lambda _: open_stream(served.port, endless), range(200)))
+            served.wait_until("all run", lambda: served.metric("vllm:num_requests_running") == 200)
+            assert served.metric("vllm:kv_cache_usage_perc") > 0
             for connection in connections:
                 connection.close()
-            server.wait_until("every row free", lambda: server.metric("vllm:num_requests_running") == 0)
-            server.wait_until("every page free", lambda: server.metric("vllm:kv_cache_usage_perc") == 0)
-            assert server.metric("vllm:num_requests_waiting") == 0
-            assert server.metric("chorale:aborts_total") == aborted, "each left in mid-stream"
-        assert server.health() == 200
-
-
-LONG_PROMPT = b'{"model":"tiny","prompt":"' + b"a " * 300_000 + b'"}'
-DEEP = b'{"model":"tiny","messages":' + b"[" * 10_000 + b"]" * 10_000 + b"}"
-FAULTS: dict[str, tuple[str, bytes, int, str | None]] = {
-    "json 10,000 deep": ("/v1/chat/completions", DEEP, 400, None),
-    "invalid utf-8": ("/v1/completions", b'{"model":"tiny","prompt":"\xff\xfe"}', 400, None),
-    "half a json": ("/v1/completions", b"{", 400, None),
-    "negative token id": ("/v1/completions", b'{"model":"tiny","prompt":[-5]}', 400, None),
-    "over-long prompt": ("/v1/completions", LONG_PROMPT, 400, "context_length_exceeded"),
-    "unknown model": ("/v1/completions", b'{"model":"other","prompt":"a"}', 404, "model_not_found"),
-    "unknown url": ("/v1/nothing", b"{}", 404, "unknown_url"),
-    "large body": ("/v1/completions", b" " * (17 * 2**20), 413, "payload_too_large"),
-}
-
-
-@pytest.mark.parametrize(("path", "body", "status", "code"), FAULTS.values(), ids=FAULTS)
-def test_each_fault_has_its_status_and_code(
-    served: Served, path: str, body: bytes, status: int, code: str | None
-) -> None:
-    answered, found = post(served.port, path, body)
-    assert answered == status, found
-    error = found["error"]
-    assert isinstance(error, dict)
-    assert isinstance(error["code"], str)
-    assert isinstance(error["message"], str)
-    if code is not None:
-        assert error["code"] == code
-    assert served.health() == 200
-
-
-def test_a_60_mb_header_is_refused(served: Served) -> None:
-    with socket.create_connection(("127.0.0.1", served.port), timeout=30) as connection:
-        connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\nx-big: ")
-        answer = b""
-        try:
-            for _ in range(60):
-                connection.sendall(b"a" * 2**20)
-        except OSError:
-            pass  # it hung up before the end: that is the point
-        try:
-            answer = connection.recv(200)
-        except OSError:
-            answer = b" 431 (connection reset before it could be read)"
-    assert b" 431 " in answer
-    assert served.health() == 200
+            served.wait_until("every row free", lambda: served.metric("vllm:num_requests_running") == 0)
+            served.wait_until("every page free", lambda: served.metric("vllm:kv_cache_usage_perc") == 0)
+            assert served.metric("vllm:num_requests_waiting") == 0
+            assert served.metric("chorale:aborts_total") == aborted, "each left in mid-stream"
+        assert served.health() == 200
 
 
 @pytest.mark.slow
@@ -149,50 +110,103 @@ def test_a_full_queue_answers_429(checkpoint: Path, tmp_path: Path) -> None:
         assert [future.result()[0] for future in futures] == [200] * 4
 
 
-def test_kill_9_of_the_engine(checkpoint: Path, tmp_path: Path) -> None:
+# --------------------------------------------------------------------------- schemas
+
+SECONDS = 2.0  # of the processors, in which the stream beside has its share
+GAP = 0.5  # seconds between two tokens of the stream beside, on a busy machine of two cores
+
+
+async def read_gaps(http: httpx2.AsyncClient, gaps: list[float], enough: asyncio.Event) -> None:
+    """Streams until told that it is enough; seconds between one token and the next."""
+    body = BODY | {"max_tokens": 100_000}
+    async with http.stream("POST", "/v1/completions", json=body) as response:
+        assert response.status_code == 200
+        last = time.perf_counter()
+        async for line in response.aiter_lines():
+            if line.startswith("data: {"):
+                now = time.perf_counter()
+                gaps.append(now - last)
+                last = now
+            if enough.is_set():
+                return
+
+
+def test_nasty_schemas_slow_no_other_stream(served: Served) -> None:
+    """Over sockets and processes: in one process the client of the stream would be held up by itself."""
+
+    async def main() -> None:
+        gaps: list[float] = []
+        enough = asyncio.Event()
+        async with httpx2.AsyncClient(base_url=served.url, timeout=30) as http:
+            ask = {"model": "tiny", "prompt": "x", "max_tokens": 16}
+            # The first request with a format also loads what all of them share.
+            await http.post("/v1/completions", json={**ask, "guided_json": {"type": "boolean"}})
+            beside = asyncio.create_task(read_gaps(http, gaps, enough))
+            while len(gaps) < 5:
+                await asyncio.sleep(0.01)
+            gaps.clear()
+            for name, schema in NASTY.items():
+                start = served.cpu_seconds()
+                answer = await http.post("/v1/completions", json={**ask, "guided_json": schema})
+                assert answer.status_code in (200, 400), (name, answer.text[:500])
+                assert served.cpu_seconds() - start < SECONDS, name
+            num_beside = len(gaps)
+            while len(gaps) < num_beside + 5:
+                assert not beside.done()
+                await asyncio.sleep(0.01)
+            enough.set()
+            await beside
+        assert max(gaps[1:]) < GAP, (max(gaps[1:]), len(gaps))
+
+    asyncio.run(main())
+
+
+# --------------------------------------------------------------------------- deaths
+
+
+def test_kill_9_of_the_engine(served: Served) -> None:
     """Each client in flight gets an error object; the server answers again.
 
     On a quiet machine within 2 s and 5 s. The bars are for a busy one; those of the error are still below the
     10 s of silence after which a client gives an engine up.
     """
-    with serving(checkpoint, tmp_path, "--served-model-name", "tiny") as server:
-        connections = [open_stream(server.port) for _ in range(8)]
-        asked = {"input": "x", "background": True, "ignore_eos": True, "max_output_tokens": 400}
-        _, background = post(server.port, "/v1/responses", json.dumps(asked).encode())
-        ends: dict[int, tuple[float, bytes]] = {}
+    connections = [open_stream(served.port) for _ in range(8)]
+    asked = {"input": "x", "background": True, "ignore_eos": True, "max_output_tokens": 400}
+    _, background = post(served.port, "/v1/responses", json.dumps(asked).encode())
+    ends: dict[int, tuple[float, bytes]] = {}
 
-        def drain(index: int) -> None:
-            last = b""
-            for event in events(connections[index]):
-                last = event if event != b"[DONE]" else last
-            ends[index] = (time.monotonic(), last)
+    def drain(index: int) -> None:
+        last = b""
+        for event in events(connections[index]):
+            last = event if event != b"[DONE]" else last
+        ends[index] = (time.monotonic(), last)
 
-        threads = [threading.Thread(target=drain, args=(i,)) for i in range(8)]
-        for thread in threads:
-            thread.start()
-        (pid,) = server.engine_pids()
-        killed = time.monotonic()
-        os.kill(pid, signal.SIGKILL)
-        server.wait_until("red health", lambda: server.health() == 503, 5.0)
-        red = time.monotonic() - killed
-        for thread in threads:
-            thread.join(10)
-        assert len(ends) == 8
-        for ended, last in ends.values():
-            assert ended - killed < 5.0
-            assert json.loads(last)["error"]["code"] == "engine_restarted"
-        server.wait_until("green again", lambda: server.health() == 200)
-        back = time.monotonic() - killed
-        status, _ = post(
-            server.port, "/v1/completions", json.dumps(BODY | {"stream": False, "max_tokens": 3}).encode()
-        )
-        assert status == 200
-        with urllib.request.urlopen(f"{server.url}/v1/responses/{background['id']}", timeout=5) as answer:
-            ended = json.loads(answer.read())
-        # A response's codes are those of the SDK's closed list; which of ours it was is in the message.
-        assert (ended["status"], ended["error"]["code"]) == ("failed", "server_error")
-        assert red < 5.0
-        assert back < 30.0
+    threads = [threading.Thread(target=drain, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    (pid,) = served.engine_pids()
+    killed = time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    served.wait_until("red health", lambda: served.health() == 503, 5.0)
+    red = time.monotonic() - killed
+    for thread in threads:
+        thread.join(10)
+    assert len(ends) == 8
+    for ended, last in ends.values():
+        assert ended - killed < 5.0
+        assert json.loads(last)["error"]["code"] == "engine_restarted"
+    served.wait_until("green again", lambda: served.health() == 200)
+    back = time.monotonic() - killed
+    status, _ = post(
+        served.port, "/v1/completions", json.dumps(BODY | {"stream": False, "max_tokens": 3}).encode()
+    )
+    assert status == 200
+    with urllib.request.urlopen(f"{served.url}/v1/responses/{background['id']}", timeout=5) as answer:
+        ended = json.loads(answer.read())
+    # A response's codes are those of the SDK's closed list; which of ours it was is in the message.
+    assert (ended["status"], ended["error"]["code"]) == ("failed", "server_error")
+    assert red < 5.0
+    assert back < 30.0
 
 
 @pytest.mark.slow

@@ -1,14 +1,22 @@
-"""``chorale serve demo --data-parallel-size 2``: two engines behind one port, as clients see them."""
+"""``chorale serve demo --data-parallel-size 2``: two engines behind one port, seen by clients and gateways.
+
+Blocks of KV events are computed from the render endpoint's tokens with nothing but hashlib.
+"""
 
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import json
 import os
+import re
 import signal
+import socket
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +24,33 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.served import Served, at_once, serving
+from tests.support.kv_subscriber import Subscriber
+from tests.support.ports import free_port
+from tests.support.served import Served, serving
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")
 SUM = "What is 17 + 25?"
+LONG = "Consider the following text. " + "The quick brown fox jumps over the lazy dog. " * 20
+MESSAGES: Any = [{"role": "user", "content": LONG}]
+
+
+def post(server: Served, path: str, body: dict[str, Any]) -> Any:
+    data = json.dumps(body).encode()
+    request = urllib.request.Request(server.url + path, data, {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return json.loads(answer.read())
+
+
+def block_hashes(tokens: list[int], block_size: int, environment: str = "") -> list[int]:
+    """The chain of docs/kv-events.md, of whole blocks."""
+    secret = blake2b(environment.encode() or b"chorale", digest_size=16).digest()
+    last = blake2b(b"salt:", key=secret, digest_size=16).digest()
+    found = []
+    for start in range(0, len(tokens) - block_size + 1, block_size):
+        packed = b"".join(token.to_bytes(4, "little") for token in tokens[start : start + block_size])
+        last = blake2b(last + packed, digest_size=16).digest()
+        found.append(int.from_bytes(last[-8:], "big"))
+    return found
 
 
 def health(server: Served) -> dict[str, Any]:
@@ -53,11 +84,44 @@ def both_ready(server: Served) -> None:
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def ports() -> tuple[int, int]:
+    """Two ports for each socket, each followed by a free one."""
+    return free_pair(), free_pair()
+
+
+def free_pair() -> int:
+    while True:
+        port = free_port()
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("0.0.0.0", port + 1))
+            return port
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory, ports: tuple[int, int]) -> Iterator[Served]:
     """Two engines, and two HTTP processes, as many as engines."""
-    with serving("demo", tmp_path_factory.mktemp("two"), "--data-parallel-size", "2") as server:
+    events = {
+        "enable_kv_cache_events": True,
+        "endpoint": f"tcp://*:{ports[0]}",
+        "replay_endpoint": f"tcp://*:{ports[1]}",
+        "topic": "kv@127.0.0.1:8000@demo",
+    }
+    options = ("--data-parallel-size", "2", "--kv-events-config", json.dumps(events))
+    with serving("demo", tmp_path_factory.mktemp("two"), *options) as server:
         both_ready(server)
         yield server
+
+
+@pytest.fixture(scope="module")
+def heard(two: Served, ports: tuple[int, int]) -> Iterator[list[Subscriber]]:
+    """A subscriber to each engine, by the port that its rank adds to."""
+    found = [
+        Subscriber(f"tcp://127.0.0.1:{ports[0] + rank}", f"tcp://127.0.0.1:{ports[1] + rank}", topic="kv@")
+        for rank in range(2)
+    ]
+    yield found
+    for each in found:
+        each.close()
 
 
 def user(text: str) -> list[Any]:
@@ -69,47 +133,6 @@ def test_the_banner_and_the_processes(two: Served) -> None:
     log = two.log.read_text()
     assert "engines   2 behind one port, 2 HTTP process(es)" in log
     assert len(two.engine_pids()) == 2
-
-
-def test_flows_of_the_sdk(two: Served) -> None:
-    client = two.client()
-
-    def chat() -> str:
-        body = client.chat.completions.create(model="demo", messages=user(SUM), temperature=0)
-        return body.choices[0].message.content or ""
-
-    def stream() -> str:
-        with client.chat.completions.create(
-            model="demo", messages=user(SUM), temperature=0, stream=True
-        ) as chunks:
-            return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-
-    def respond() -> str:
-        with client.responses.stream(model="demo", input=SUM, temperature=0) as events:
-            kinds = [event.type for event in events]
-            final = events.get_final_response()
-        assert kinds[-1] == "response.completed"
-        again = client.responses.create(
-            model="demo", input="And 2 + 3?", previous_response_id=final.id, temperature=0
-        )
-        assert again.status == "completed"
-        return str(final.output_text)
-
-    found = at_once(chat, stream, respond, chat, stream, respond)
-    assert "42" in found[0]
-    assert set(found) == {found[0]}
-
-
-def test_completions_of_several_prompts_and_choices(two: Served) -> None:
-    client = two.client()
-    prompts = [f"Sentence number {number} begins" for number in range(4)]
-    asked: Any = {"model": "demo", "prompt": prompts, "n": 3, "max_tokens": 12, "seed": 5}
-    found = client.completions.create(**asked, temperature=1)
-    assert [choice.index for choice in found.choices] == list(range(12))
-    assert found.usage is not None
-    assert found.usage.completion_tokens <= 144
-    again = client.completions.create(**asked, temperature=1)
-    assert [choice.text for choice in again.choices] == [choice.text for choice in found.choices]
 
 
 def conversations(server: Served, count: int, rounds: int) -> list[list[tuple[int, int]]]:
@@ -264,3 +287,109 @@ def test_a_full_queue_is_that_of_both_engines(tmp_path: Path) -> None:
             assert [stream.result()[1] for stream in streams] == ["length"] * 3
         assert client.completions.create(model="demo", prompt="x", max_tokens=2).choices
         assert set(by_engine(server, "vllm:request_success_total")) == {"0", "1"}  # one HTTP process
+
+
+def test_a_picker_finds_its_metrics(two: Served) -> None:
+    """Of the Gateway API Inference Extension, or of llm-d: it scores the engines by them."""
+    for name in ("num_requests_waiting", "num_requests_running", "kv_cache_usage_perc"):
+        assert by_engine(two, f"vllm:{name}").keys() == {"0", "1"}
+    assert all(0 <= usage <= 1 for usage in by_engine(two, "vllm:kv_cache_usage_perc").values())
+    assert set(by_engine(two, "vllm:cache_config_info").values()) == {1}
+    assert by_engine(two, "vllm:lora_requests_info") == {}
+
+
+def test_rendered_prompts_lead_to_the_blocks_of_the_events(two: Served, heard: list[Subscriber]) -> None:
+    body = {"model": "demo", "messages": MESSAGES}
+    rendered = post(two, "/v1/chat/completions/render", body)
+    chain = block_hashes(rendered["token_ids"], 16)
+    assert len(chain) > 10
+    assert rendered["cache_salt"] is None
+    answer = post(two, "/v1/chat/completions", body | {"max_tokens": 20})
+    assert answer["usage"]["prompt_tokens"] == len(rendered["token_ids"])
+    two.wait_until(
+        "events of the prompt", lambda: hits(heard, chain) == [len(chain), 0] or hits(heard, chain)[1]
+    )
+    assert sorted(hits(heard, chain)) == [0, len(chain)]  # one engine computed it
+    holder = hits(heard, chain).index(len(chain))
+    assert heard[holder].ranks == {holder}
+    prompt = post(two, "/v1/completions/render", {"prompt": LONG})[0]["token_ids"]
+    post(two, "/v1/completions", {"prompt": LONG, "max_tokens": 1})
+    raw = block_hashes(prompt, 16)
+    two.wait_until("events of the raw prompt", lambda: max(hits(heard, raw)) == len(raw))
+
+
+@pytest.mark.slow
+def test_a_killed_engine_leaves_no_stale_block(two: Served, heard: list[Subscriber]) -> None:
+    """kill -9 in the middle of streams: subscribers forget its blocks, and learn those of its successor."""
+    client = two.client()
+    chain = block_hashes(post(two, "/v1/chat/completions/render", {"messages": MESSAGES})["token_ids"], 16)
+    post(two, "/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 1})
+    two.wait_until("blocks", lambda: max(hits(heard, chain)) == len(chain))
+    holder = hits(heard, chain).index(len(chain))
+    clears = heard[holder].num_clears
+    stream = client.chat.completions.create(model="demo", messages=MESSAGES, stream=True, max_tokens=2000)
+    next(iter(stream))
+    os.kill(pid_of(two, holder), signal.SIGKILL)
+    with contextlib.suppress(openai.APIError):
+        for _ in stream:
+            pass
+    two.wait_until("the new engine's first batch", lambda: read(heard) and heard[holder].num_clears > clears)
+    assert heard[holder].blocks.get((0, "GPU"), set()) & set(chain) == set()
+    two.wait_until("both engines", lambda: two.health() == 200 and len(two.engine_pids()) == 2)
+    for _ in range(40):
+        post(two, "/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 1})
+        if max(hits(heard, chain)) == len(chain):
+            break
+    assert max(hits(heard, chain)) == len(chain)
+    assert [each.num_lost for each in heard] == [0, 0]
+    assert set(by_engine(two, "chorale:kv_event_batches_dropped_total").values()) == {0}
+
+
+def test_it_drains_before_it_ends(two: Served, heard: list[Subscriber]) -> None:
+    """SIGTERM: not ready at once, streams finish, then the end; the last batch clears the index."""
+    client = two.client()
+    stream = client.chat.completions.create(
+        model="demo", messages=MESSAGES, stream=True, max_tokens=80, extra_body={"ignore_eos": True}
+    )
+    chunks = iter(stream)
+    next(chunks)
+    two.process.send_signal(signal.SIGTERM)
+    two.wait_until("not ready", lambda: status(two, "/ready") in (503, None))
+    reasons = [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices]
+    assert reasons[-1] == "length"
+    assert two.process.wait(20) == 0
+    read(heard)
+    assert [each.blocks for each in heard] == [{}, {}]
+
+
+def status(server: Served, path: str) -> int | None:
+    try:
+        with urllib.request.urlopen(server.url + path, timeout=5) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return None  # it listens no more
+
+
+def read(heard: list[Subscriber]) -> bool:
+    for each in heard:
+        each.read(0.05)
+    return True
+
+
+def hits(heard: list[Subscriber], chain: list[int]) -> list[int]:
+    """Leading blocks of a prompt that each engine has."""
+    read(heard)
+    found = []
+    for each in heard:
+        known = each.blocks.get((0, "GPU"), set())
+        found.append(next((i for i, block in enumerate(chain) if block not in known), len(chain)))
+    return found
+
+
+def pid_of(server: Served, rank: int) -> int:
+    """The engine process that listens on the port of this rank: the one named so in the log."""
+    lines = re.findall(rf"engine-{rank}\[(\d+)\]", server.log.read_text())
+    pids = server.engine_pids()
+    return next(pid for pid in map(int, reversed(lines)) if pid in pids) if lines else pids[rank]

@@ -45,18 +45,18 @@ def answers(server: Served, requests: list[dict[str, Any]] = REQUESTS) -> list[A
     return found
 
 
-def test_the_same_answers_in_fewer_steps(demo_served: Served, drafting: Served) -> None:
-    expected = answers(demo_served)
-    assert "red apple, green pear, blue plum" in expected[0][0]
-    assert answers(drafting) == expected
+def test_drafts_are_accepted_and_counted(drafting: Served) -> None:
+    """That they change no answer is shown in ``claims/test_drafts.py``."""
+    found = answers(drafting)
+    assert "red apple, green pear, blue plum" in found[0][0]
     drafted, accepted = (drafting.metric(f"{COUNTER}_{name}_tokens_total") for name in ("draft", "accepted"))
     assert 15 < accepted <= drafted
     assert drafting.metric(f"{COUNTER}_accepted_tokens_per_pos_total") == accepted
-    tokens = sum(each for each in expected if isinstance(each, int))
+    tokens = sum(each for each in found if isinstance(each, int))
     assert drafting.metric("vllm:generation_tokens_total") == tokens
     assert drafting.metric(f"{COUNTER}_drafts_total") <= drafting.metric("chorale:engine_steps_total")
-    assert drafting.metric("vllm:inter_token_latency_seconds_count") == tokens - 4  # first ones of 4 choices
-    assert demo_served.metric(f"{COUNTER}_drafts_total") == 0
+    # The first ones of four choices have no latency.
+    assert drafting.metric("vllm:inter_token_latency_seconds_count") == tokens - 4
 
 
 def test_banner_and_log_say_what_is_on(drafting: Served) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.support.local_client import LocalClient
 from tests.support.schema_cases import BIAS, obj
 from tests.support.scripted_tools import ScriptedService
-from tests.support.server import VOCAB, served
+from tests.support.server import served
 from tests.support.structured import response_to
 
 CODE = {"type": "code_interpreter", "container": {"type": "auto"}}
@@ -70,22 +70,3 @@ def test_a_demanded_tool_runs_and_the_answer_is_valid(
         return False
 
     assert asyncio.run(asyncio.wait_for(main(), 60)), "the turn did not end in time"
-
-
-def test_none_never_calls(client: LocalClient) -> None:
-    async def main() -> None:
-        service = ScriptedService()
-        for seed in range(3):
-            body = await respond(
-                client,
-                service,
-                tools=[WEB, CODE],
-                tool_choice="none",
-                max_output_tokens=60,
-                seed=seed,
-                logit_bias={str(t): 9.0 for t in VOCAB.encode_with_special(" to=python<|channel|>analysis")},
-            )
-            assert {item["type"] for item in body["output"]} <= {"message", "reasoning"}
-        assert all(not box.calls for box in service.boxes)
-
-    asyncio.run(asyncio.wait_for(main(), 60))

@@ -180,23 +180,6 @@ def test_disable_any_whitespace_leaves_no_blank(client: LocalClient) -> None:
     run(client, main)
 
 
-def test_a_length_cut_is_reported(client: LocalClient) -> None:
-    schema = obj(s={"type": "string", "minLength": 200})
-
-    async def main(server: Server) -> None:
-        form = {"type": "json_schema", "name": "x", "schema": schema}
-        choice = await choose(
-            server, response_format={"type": "json_schema", "json_schema": form}, max_tokens=40
-        )
-        assert choice["finish_reason"] == "length"
-        assert choice["message"]["content"].lstrip().startswith("{")
-        response = await response_to(server, text={"format": form}, max_output_tokens=40)
-        assert response["status"] == "incomplete"
-        assert response["incomplete_details"] == {"reason": "max_output_tokens"}
-
-    run(client, main)
-
-
 def test_the_schema_is_told_to_the_model(client: LocalClient) -> None:
     async def main(server: Server) -> None:
         form = {"name": "weather", "description": "Of a city.", "schema": SCHEMAS["string"]}

@@ -13,17 +13,9 @@ from hypothesis import strategies as st
 
 from chorale.errors import RequestError
 from tests.support.local_client import LocalClient
-from tests.support.schema_cases import BIAS, obj
+from tests.support.schema_cases import BIAS, NASTY, nested, obj
 from tests.support.server import Server
 from tests.support.structured import run
-
-
-def nested(depth: int) -> dict[str, Any]:
-    schema: dict[str, Any] = {"type": "integer"}
-    for _ in range(depth):
-        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
-    return schema
-
 
 REFUSED: list[tuple[Any, str]] = [
     ({"not": {"type": "string"}}, "not"),
@@ -152,40 +144,6 @@ def test_any_constraint_is_a_400_or_answered(client: LocalClient, way: str) -> N
     check()
 
 
-# Most took another compiler more than ten seconds, or made it loop; here each is answered or refused at once.
-NASTY: dict[str, Any] = {
-    "enum": {"enum": [f"item {n}" for n in range(4000)]},
-    "optional": obj([], **{f"p{n}": {"type": "string"} for n in range(1000)}),
-    "deep": nested(31),
-    "long": {"type": "string", "maxLength": 1_000_000},
-    "many": {"type": "array", "items": {"type": "integer"}, "minItems": 100_000},
-    "cube": {
-        "type": "array",
-        "minItems": 1000,
-        "items": {"type": "array", "minItems": 1000, "items": {"type": "array", "minItems": 1000}},
-    },
-    "repeats": {"type": "string", "pattern": "^(([a-z]{1,100}){1,100}){1,100}$"},
-    "lookback": {"type": "string", "pattern": "(.*a){20}.{50}"},
-    "and": {"allOf": [{"type": "string", "pattern": f".*{char}.*"} for char in "abcdefghijkl"]},
-    "doubling": {
-        "$defs": {
-            **{
-                f"d{n}": obj(l={"$ref": f"#/$defs/d{n + 1}"}, r={"$ref": f"#/$defs/d{n + 1}"})
-                for n in range(30)
-            },
-            "d30": {"type": "null"},
-        },
-        "$ref": "#/$defs/d0",
-    },
-    "product": {
-        "allOf": [
-            {"anyOf": [obj(**{f"a{row}_{column}": {"type": "null"}}) for column in range(4)]}
-            for row in range(8)
-        ]
-    },
-}
-
-
 VERDICTS = {
     "enum": "context_length_exceeded",
     "optional": "context_length_exceeded",
@@ -202,7 +160,7 @@ VERDICTS = {
 
 
 def test_nasty_schemas_are_answered_or_refused_at_once(client: LocalClient) -> None:
-    """What they cost others is shown over sockets, in ``e2e/test_pathological_schemas.py``."""
+    """What they cost others is shown over sockets, in ``e2e/test_faults.py``."""
     found: dict[str, str] = {}
 
     async def main(server: Server) -> None:

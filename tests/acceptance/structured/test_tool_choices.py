@@ -97,30 +97,6 @@ def test_a_forced_call_comes(client: LocalClient, case: tuple[Any, Any, set[str]
     run(client, main)
 
 
-def test_the_old_function_call_field(client: LocalClient) -> None:
-    functions = [{"name": name, "parameters": schema} for name, schema in SCHEMAS.items()]
-
-    async def main(server: Server) -> None:
-        choice = await choose(
-            server, functions=functions, function_call={"name": "get"}, logit_bias=BIAS, max_tokens=400
-        )
-        assert choice["finish_reason"] == "function_call"
-        check_call(**choice["message"]["function_call"], allowed={"get"})
-
-    run(client, main)
-
-
-def test_a_cut_forced_call_is_incomplete(client: LocalClient) -> None:
-    long = obj(s={"type": "string", "minLength": 300})
-    tool = {"type": "function", "function": {"name": "long", "parameters": long}}
-
-    async def main(server: Server) -> None:
-        choice = await choose(server, tools=[tool], tool_choice="required", max_tokens=60)
-        assert choice["finish_reason"] == "length"
-
-    run(client, main)
-
-
 # Control tokens are likely here: without a grammar most turns would be calls, or malformed.
 LURES = {
     str(token): 13.0 for token in VOCAB.encode_with_special("<|call|><|end|><|return|><|constrain|>")
