@@ -153,15 +153,6 @@ def test_no_spelling_of_a_path_gets_around_the_key(path: str) -> None:
     served(test, keys=(hash_key(KEY),))
 
 
-def test_two_authorization_headers_are_refused() -> None:
-    async def test(server: Running) -> None:
-        two = f"authorization: Bearer {KEY}\r\n" * 2
-        raw = f"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n{two}\r\n".encode()
-        assert (await exchange(server.port, raw)).status == 401
-
-    served(test, keys=(hash_key(KEY),))
-
-
 def test_keys_never_reach_the_log(caplog: pytest.LogCaptureFixture) -> None:
     async def test(server: Running) -> None:
         for key in (KEY, KEY + "wrong"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import openai
 import pytest
 
 from chorale.testing.scripted_client import Script
@@ -303,41 +302,5 @@ def test_an_agent_that_declares_web_search_beside_its_tools_goes_on_without() ->
             assert "## browser" not in server.prompt()
             status, _ = await server.post(input="x", tools=[WEB, TOOL], tool_choice={"type": "web_search"})
             assert status == 400
-
-    run(scenario)
-
-
-def test_the_sdk_reads_both_forms() -> None:
-    async def scenario() -> None:
-        async with tools_served(SEARCH, PYTHON, CITED, SEARCH, PYTHON, CITED) as server:
-            sdk = openai.AsyncOpenAI(
-                api_key="none", base_url="http://test/v1", http_client=server.http, max_retries=0
-            )
-            tools: Any = [WEB, CODE]
-            made = await sdk.chat.completions.create(model="gpt-oss-test", messages=USER, tools=tools)  # type: ignore[arg-type]
-            notes = made.choices[0].message.annotations
-            assert notes is not None
-            assert notes[0].url_citation.url == PAGE.url
-        async with tools_served(SEARCH, PYTHON, CITED) as server:
-            sdk = openai.AsyncOpenAI(
-                api_key="none", base_url="http://test/v1", http_client=server.http, max_retries=0
-            )
-            create: Any = sdk.chat.completions.create
-            text = ""
-            async for chunk in await create(model="gpt-oss-test", messages=USER, tools=tools, stream=True):
-                for choice in chunk.choices:
-                    text += choice.delta.content or ""
-            assert text == CITED_TEXT
-        async with tools_served(SEARCH, PYTHON, CITED, SEARCH, PYTHON, CITED) as server:
-            sdk = openai.AsyncOpenAI(
-                api_key="none", base_url="http://test/v1", http_client=server.http, max_retries=0
-            )
-            begin: Any = sdk.chat.completions.stream
-            async with begin(model="gpt-oss-test", messages=USER, tools=tools) as stream:
-                summed = (await stream.get_final_completion()).choices[0].message
-            assert summed.content == CITED_TEXT
-            assert len(summed.annotations) == 2
-            told = await chat(server, tools=tools)
-            assert [note.to_dict() for note in summed.annotations] == told["annotations"]
 
     run(scenario)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from chorale.client.base import EngineStatus
 from chorale.errors import EngineDeadError
 from tests.support.scripted import (
     ANALYSIS,
@@ -20,10 +18,8 @@ from tests.support.scripted import (
     events_of,
     fold_chat,
     ids,
-    of_body,
     playing,
     scoring,
-    without_ids,
 )
 from tests.support.server import Server, with_server
 
@@ -54,11 +50,6 @@ def test_the_body() -> None:
     assert usage["completion_tokens_details"] == {"reasoning_tokens": 2}
 
 
-@pytest.mark.parametrize("name", ["demo", "gpt-oss-20b"])
-def test_either_served_name_is_answered_with_the_first(name: str) -> None:
-    assert with_server(playing(ANSWER), lambda s: s.chat(model=name)).json()["model"] == "demo"
-
-
 def test_the_stream() -> None:
     response = with_server(playing(ANSWER), lambda s: s.chat(stream=True))
     assert response.headers["content-type"].startswith("text/event-stream")
@@ -87,27 +78,6 @@ def test_stop_strings_and_min_tokens() -> None:
         assert body["choices"][0]["message"]["content"] == content
 
 
-def test_a_tool_call_in_body_and_stream() -> None:
-    async def both(server: Server) -> tuple[Any, Any]:
-        return (await server.chat(tools=TOOLS)).json(), events_of(await server.chat(tools=TOOLS, stream=True))
-
-    body, chunks = with_server(playing(CALLS), both)
-    message = body["choices"][0]["message"]
-    assert message["content"] == "One moment."
-    [made] = message["tool_calls"]
-    assert made["function"] == {"name": "f", "arguments": '{"a": 1}'}
-    assert body["choices"][0]["finish_reason"] == "tool_calls"
-    pieces = [p for c in chunks for p in c["choices"][0]["delta"].get("tool_calls", ())]
-    assert pieces[0] == {
-        "index": 0,
-        "id": pieces[0]["id"],
-        "type": "function",
-        "function": {"name": "f", "arguments": ""},
-    }
-    assert all(set(piece) == {"index", "function"} for piece in pieces[1:])
-    assert without_ids(fold_chat(chunks)[0]) == without_ids(of_body(body["choices"][0]))
-
-
 def test_empty_arguments_are_an_object_in_both() -> None:
     async def both(server: Server) -> tuple[Any, Any]:
         return (await server.chat(tools=TOOLS)).json(), events_of(await server.chat(tools=TOOLS, stream=True))
@@ -131,19 +101,6 @@ def test_legacy_functions_answer_with_function_call() -> None:
     assert "".join(d["arguments"] for d in deltas if d) == '{"a": 1}'
     reasons = [c["choices"][0]["finish_reason"] for c in chunks if c["choices"][0]["finish_reason"]]
     assert reasons == ["function_call"]
-
-
-@pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
-def test_one_name_by_configuration(field: str) -> None:
-    async def both(server: Server) -> tuple[Any, Any]:
-        return (await server.chat()).json(), events_of(await server.chat(stream=True))
-
-    body, chunks = with_server(playing(ANSWER), both, reasoning_field=field)
-    other = {"reasoning": "reasoning_content", "reasoning_content": "reasoning"}[field]
-    assert body["choices"][0]["message"][field] == "Think."
-    assert other not in body["choices"][0]["message"]
-    assert fold_chat(chunks)[0][field] == "Think."
-    assert fold_chat(chunks)[0][other] == ""
 
 
 def test_reasoning_can_be_hidden() -> None:
@@ -249,12 +206,6 @@ def test_plain_prompt_tools_and_truncation() -> None:
     assert body["choices"][0]["finish_reason"] == "length"
 
 
-def test_a_truncated_call_is_reported() -> None:
-    body = with_server(playing(call("f", '{"a": ')), lambda s: s.chat(tools=TOOLS)).json()
-    assert body["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"] == '{"a": '
-    assert body["choices"][0]["finish_reason"] == "length"
-
-
 def test_stop_strings_name_themselves() -> None:
     async def both(server: Server) -> tuple[Any, Any]:
         return (await server.chat(stop="there")).json(), events_of(
@@ -304,17 +255,6 @@ def test_an_abort_from_elsewhere_is_an_error() -> None:
     assert response.json()["error"]["code"] == "aborted"
 
 
-def test_loading_and_full_queues() -> None:
-    client = playing(ANSWER)
-    client.status_value = EngineStatus("loading")
-    assert with_server(client, lambda s: s.chat()).status_code == 503
-    client.status_value = EngineStatus("ready")
-    client.max_in_flight = 0
-    response = with_server(client, lambda s: s.chat(stream=True))
-    assert response.status_code == 429
-    assert response.json()["error"]["code"] == "rate_limit_exceeded"
-
-
 def test_repairs_are_counted_in_the_metrics() -> None:
     async def counted(server: Server) -> bytes:
         await server.chat()
@@ -333,24 +273,6 @@ def test_repairs_are_counted_in_the_metrics() -> None:
 # --------------------------------------------------------------------------- the SDK
 
 
-def test_the_sdk_reads_body_stream_and_errors() -> None:
-    async def main(server: Server) -> None:
-        messages: Any = [{"role": "user", "content": "hi"}]
-        tools: Any = TOOLS
-        chat = server.sdk.chat.completions
-        body = await chat.create(model="demo", messages=messages, tools=tools)
-        assert body.choices[0].message.tool_calls
-        stream = await chat.create(model="demo", messages=messages, tools=tools, stream=True)
-        assert "".join([c.choices[0].delta.content or "" async for c in stream]) == "One moment."
-        with pytest.raises(openai.NotFoundError) as missing:
-            await chat.create(model="nope", messages=messages)
-        assert missing.value.code == "model_not_found"
-        with pytest.raises(openai.BadRequestError):
-            await chat.create(model="demo", messages=[])
-
-    with_server(playing(CALLS), main)
-
-
 def test_the_sdk_raises_an_error_within_a_stream() -> None:
     async def main(server: Server) -> None:
         messages: Any = [{"role": "user", "content": "hi"}]
@@ -363,25 +285,6 @@ def test_the_sdk_raises_an_error_within_a_stream() -> None:
     with_server(playing(FINAL + "x", error=EngineDeadError("gone")), main)
 
 
-def test_the_sdk_stream_helper_and_parse() -> None:
-    async def main(server: Server) -> Any:
-        messages: Any = [{"role": "user", "content": "hi"}]
-        async with server.sdk.chat.completions.stream(
-            model="demo", messages=messages, stream_options={"include_usage": True}
-        ) as stream:
-            kinds = [event.type async for event in stream]
-            final = await stream.get_final_completion()
-        parsed = await server.sdk.chat.completions.parse(model="demo", messages=messages)
-        return kinds, final, parsed
-
-    kinds, final, parsed = with_server(playing(ANSWER), main)
-    assert "content.delta" in kinds
-    assert kinds[-1] in ("content.done", "chunk")
-    assert final.choices[0].message.content == parsed.choices[0].message.content == "Hello there."
-    assert final.usage is not None
-    assert final.usage == parsed.usage
-
-
 def test_the_sdk_adds_up_choices_whichever_speaks_first() -> None:
     async def main(server: Server) -> None:
         messages: Any = [{"role": "user", "content": "hi"}]
@@ -392,38 +295,3 @@ def test_the_sdk_adds_up_choices_whichever_speaks_first() -> None:
     late = "<|channel|>commentary to=nobody"  # a header that is longer than the others
     texts = (late + "<|message|>One.", late + FINAL + "Two.", FINAL + "Three.")
     with_server(playing(*[text + "<|return|>" for text in texts]), main)
-
-
-def test_the_sdk_stream_helper_with_a_tool() -> None:
-    strict = json.loads(json.dumps(TOOLS))
-    strict[0]["function"] |= {"strict": True, "parameters": {"type": "object", "properties": {}}}
-
-    async def main(server: Server) -> Any:
-        messages: Any = [{"role": "user", "content": "hi"}]
-        async with server.sdk.chat.completions.stream(
-            model="demo", messages=messages, tools=strict
-        ) as stream:
-            return await stream.get_final_completion()
-
-    final = with_server(playing(CALLS), main)
-    [made] = final.choices[0].message.tool_calls
-    assert made.function.parsed_arguments == {"a": 1}
-
-
-def test_a_tool_round_trip() -> None:
-    async def main(server: Server) -> str:
-        messages: Any = [{"role": "user", "content": "hi"}]
-        tools: Any = TOOLS
-        first = await server.sdk.chat.completions.create(model="demo", messages=messages, tools=tools)
-        message = first.choices[0].message
-        assert message.tool_calls
-        messages += [
-            message.model_dump(),
-            {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "42"},
-        ]
-        await server.sdk.chat.completions.create(model="demo", messages=messages, tools=tools)
-        return server.prompt()
-
-    text = with_server(playing(CALLS), main)
-    assert "<|channel|>analysis<|message|>Look.<|end|>" in text  # replayed from the extra field
-    assert "<|start|>functions.f to=assistant<|channel|>commentary<|message|>42<|end|>" in text

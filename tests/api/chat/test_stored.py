@@ -138,14 +138,3 @@ def test_metadata_is_bounded(metadata: Any) -> None:
         assert response.json()["error"]["param"].startswith("metadata")
 
     with_server(main)
-
-
-def test_owners_do_not_see_each_other() -> None:
-    async def main(server: Server) -> None:
-        made = (await server.chat(store=True)).json()
-        other = server.state.store.completions
-        assert await other.get(made["id"], b"somebody else") is None
-        assert not await other.delete(made["id"], b"somebody else")
-        assert await other.get(made["id"], b"") is not None
-
-    with_server(main)

@@ -308,16 +308,6 @@ def test_one_prompt_of_several_that_cannot_start() -> None:
     assert client.num_in_flight == 0
 
 
-def test_the_sdk() -> None:
-    async def main(server: Server) -> None:
-        body = await server.sdk.completions.create(model="demo", prompt="hi")
-        assert body.choices[0].text.endswith("Hello there.")
-        stream = await server.sdk.completions.create(model="demo", prompt="hi", stream=True)
-        assert "".join([chunk.choices[0].text async for chunk in stream]) == body.choices[0].text
-
-    with_server(playing(RAW), main)
-
-
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.integers(0, 201087), max_size=30),

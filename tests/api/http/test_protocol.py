@@ -291,20 +291,6 @@ def test_a_dripped_body_is_408_and_an_idle_one_too() -> None:
     served(test, body_timeout=0.4)
 
 
-@pytest.mark.parametrize("path", ["/slow", "/hang"])
-def test_a_client_that_leaves_stops_the_work(path: str) -> None:
-    async def test(server: Running, probe: Probe) -> None:
-        _, writer = await connect(server.port)
-        writer.write(f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n".encode())
-        await asyncio.wait_for(probe.started.wait(), 30)
-        writer.close()
-        await asyncio.wait_for(probe.closed.wait(), 30)
-        await asyncio.sleep(0.05)
-        assert server.state.lifecycle.num_requests == 0
-
-    served(test)
-
-
 def test_a_client_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     from chorale.api.http import protocol
     from chorale.api.http.responses import EventStream

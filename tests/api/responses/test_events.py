@@ -5,10 +5,6 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-
 from chorale.config import ServerConfig
 from chorale.errors import EngineDeadError
 from chorale.testing.scripted_client import Script
@@ -112,102 +108,6 @@ def test_a_call_without_arguments_still_has_its_events() -> None:
     run(scenario)
 
 
-def test_two_calls_are_two_items() -> None:
-
-    async def scenario() -> None:
-        one = ' to=functions.get_weather <|constrain|>json<|message|>{"city":"A"}<|end|>'
-        two = ' to=functions.get_weather <|constrain|>json<|message|>{"city":"B"}<|call|>'
-        text = f"<|channel|>commentary{one}<|start|>assistant<|channel|>commentary{two}"
-        async with serve(text) as server:
-            body = fold_events(await server.events(input="weather?", tools=[TOOL]))
-            first, second = body["output"]
-            assert [first["arguments"], second["arguments"]] == ['{"city":"A"}', '{"city":"B"}']
-            assert first["id"] != second["id"]
-            assert first["call_id"] != second["call_id"]
-
-    run(scenario)
-
-
-def test_a_call_on_any_channel_is_a_call() -> None:
-    """Routed by recipient."""
-
-    async def scenario() -> None:
-        for channel in ("analysis", "final", "commentary"):
-            header = f"<|channel|>{channel} to=functions.get_weather <|constrain|>json<|message|>"
-            text = f'{header}{{"city":"A"}}<|call|>'
-            async with serve(text) as server:
-                body = fold_events(await server.events(input="weather?", tools=[TOOL]))
-                assert [item["type"] for item in body["output"]] == ["function_call"]
-
-    run(scenario)
-
-
-@pytest.mark.parametrize(
-    ("text", "kinds"),
-    [
-        # a missing <|start|>assistant
-        (
-            "<|channel|>analysis<|message|>x<|end|><|channel|>final<|message|>y<|return|>",
-            ["reasoning", "message"],
-        ),
-        # special tokens glued to the name
-        (
-            "<|channel|>commentary to=functions.get_weather<|channel|>commentary<|message|>{}<|call|>",
-            ["function_call"],
-        ),
-        # a preamble is a message
-        (
-            "<|channel|>commentary<|message|>Let me look.<|end|><|start|>assistant<|channel|>commentary"
-            " to=functions.get_weather json<|message|>{}<|call|>",
-            ["message", "function_call"],
-        ),
-        # the recipient twice
-        (
-            "<|channel|>commentary to=functions.get_weather to=functions.get_weather<|message|>{}<|call|>",
-            ["function_call"],
-        ),
-    ],
-)
-def test_malformed_and_unusual_turns(text: str, kinds: list[str]) -> None:
-    async def scenario() -> None:
-        async with serve(text) as server:
-            body = fold_events(await server.events(input="go", tools=[TOOL]))
-            assert [item["type"] for item in body["output"]] == kinds
-            assert body["status"] == "completed"
-            assert "<|" not in str(body["output"])
-            for item in body["output"]:
-                if item["type"] == "function_call":
-                    assert item["name"] == "get_weather"
-
-    run(scenario)
-
-
-def test_a_cut_answer_is_incomplete() -> None:
-    """In the text, in the arguments, in a header."""
-
-    async def scenario() -> None:
-        cuts = {
-            "<|channel|>final<|message|>Once upon": ["incomplete"],
-            '<|channel|>commentary to=functions.get_weather json<|message|>{"ci': ["incomplete"],
-            "<|channel|>analysis<|message|>x<|end|><|start|>assistant<|channel|>fin": ["completed"],
-        }
-        for text, statuses in cuts.items():
-            async with serve(text) as server:
-                events = await server.events(input="go", tools=[TOOL], max_output_tokens=1000)
-                body = fold_events(events)
-                assert events[-1]["type"] == "response.incomplete"
-                assert body["status"] == "incomplete"
-                assert body["incomplete_details"] == {"reason": "max_output_tokens"}
-                assert body["completed_at"] is None
-                assert body["max_output_tokens"] == 1000
-                assert [item["status"] for item in body["output"]] == statuses
-                status, whole = await server.post(input="go", tools=[TOOL], max_output_tokens=1000)
-                assert status == 200
-                assert without_ids(whole) == without_ids(body)
-
-    run(scenario)
-
-
 def test_an_engine_that_dies_ends_the_stream() -> None:
     async def scenario() -> None:
         dead = EngineDeadError("the engine was restarted", retry_after=1)
@@ -237,17 +137,6 @@ def test_an_engine_that_dies_before_the_first_token() -> None:
         async with serve(script) as server:
             body = fold_events(await server.events(input="go"))
             assert (body["status"], body["output"]) == ("failed", [])
-
-    run(scenario)
-
-
-def test_a_full_queue_is_a_plain_error() -> None:
-    async def scenario() -> None:
-        async with serve(HELLO, max_in_flight=0) as server:
-            response = await server.http.post("/v1/responses", json={"input": "x", "stream": True})
-            assert response.status_code == 429
-            assert response.json()["error"]["code"] == "rate_limit_exceeded"
-            assert response.headers["retry-after"] == "1"
 
     run(scenario)
 
@@ -319,16 +208,6 @@ def check_stream_equals_body(token_ids: list[int], step: int, interval: int, **b
             assert stored.json() == folded
 
     run(scenario)
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
-    pieces=st.lists(st.sampled_from(PIECES), max_size=25),
-    step=st.sampled_from([1, 2, 3, 7, 64]),
-    interval=st.sampled_from([1, 5]),
-)
-def test_stream_equals_body(pieces: list[str], step: int, interval: int) -> None:
-    check_stream_equals_body(tokens("".join(pieces)) or [200002], step, interval)
 
 
 def test_stream_equals_body_for_random_tokens() -> None:

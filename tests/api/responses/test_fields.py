@@ -216,18 +216,6 @@ def test_what_agents_declare_by_default_is_left_out_beside_their_own_tools(
         assert sum(kind in record.message for record in caplog.records) <= 1
 
 
-def test_tool_choice_none_never_calls() -> None:
-    async def scenario() -> None:
-        async with serve(CALL) as server:
-            _, body = await server.post(input="x", tools=[TOOL], tool_choice="none")
-            assert body["tool_choice"] == "none"
-            assert body["tools"] == [TOOL]
-            assert "function_call" not in [item["type"] for item in body["output"]]
-            assert "get_weather" in server.prompt()  # it stays declared
-
-    run(scenario)
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_input_that_is_too_long(stream: bool) -> None:
     async def scenario() -> None:

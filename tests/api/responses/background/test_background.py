@@ -92,28 +92,6 @@ def test_its_stream_can_be_resumed_from_every_event_live_and_later() -> None:
     run(scenario)
 
 
-def test_the_sdk_resumes_a_stream() -> None:
-    async def scenario() -> None:
-        async with serve(SLOW) as server:
-            async with server.sdk.responses.stream(model=MODEL, input="hello", background=True) as first:
-                async for event in first:
-                    if event.type == "response.reasoning_text.delta":
-                        break
-            response_id, number = (
-                first._state._ResponseStreamState__current_snapshot.id,
-                event.sequence_number,
-            )  # type: ignore[attr-defined]
-            async with server.sdk.responses.stream(response_id=response_id, starting_after=number) as second:
-                numbers = [event.sequence_number async for event in second]
-                final = await second.get_final_response()
-            assert numbers == list(range(number + 1, numbers[-1] + 1))
-            assert final.output_text == "Hi there!"
-            raw = await server.sdk.responses.retrieve(response_id, stream=True, starting_after=number)
-            assert [event.sequence_number async for event in raw] == numbers
-
-    run(scenario)
-
-
 def test_two_readers_see_the_same() -> None:
     async def scenario() -> None:
         async with serve(Script(tokens(CALL), delay=0.005)) as server:
@@ -206,21 +184,6 @@ def test_what_cannot_be_cancelled_or_resumed() -> None:
             )
             status, refused = await server.post(input="x", background=True, store=False)
             assert (status, refused["error"]["param"]) == (400, "background")
-
-    run(scenario)
-
-
-def test_an_error_of_the_engine_fails_it() -> None:
-    async def scenario() -> None:
-        dead = Script(tokens(HELLO)[:8], error=EngineDeadError("the engine died"))
-        async with serve(dead) as server:
-            made = await server.sdk.responses.create(model=MODEL, input="hello", background=True)
-            body = await ended(server, made.id)
-            assert body["status"] == "failed"
-            assert body["error"] == {"code": "server_error", "message": "the engine died"}
-            events = await resume(server, made.id)
-            assert [event["type"] for event in events[-2:]] == ["error", "response.failed"]
-            assert fold_events(events) == body
 
     run(scenario)
 

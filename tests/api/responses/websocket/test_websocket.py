@@ -116,22 +116,6 @@ def test_the_events_are_those_of_the_sse_stream(text: str, dialect: str) -> None
     served(test, playing(text))
 
 
-def test_the_openai_sdk_talks_to_it() -> None:
-    async def test(server: Running) -> None:
-        client = AsyncOpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none")
-        async with client, client.responses.connect() as connection:
-            previous: dict[str, Any] = {}
-            for _ in range(3):
-                await connection.response.create(model="demo", input="Hi", store=False, **previous)
-                async for event in connection:
-                    if event.type == "response.completed":
-                        break
-                assert event.response.output_text == "Hi there!"
-                previous = {"previous_response_id": event.response.id}
-
-    served(test)
-
-
 def test_lanes_of_the_sdk_run_side_by_side() -> None:
     async def test(server: Running) -> None:
         client = AsyncOpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none")
@@ -456,18 +440,6 @@ def test_keys() -> None:
             for header in ({"authorization": "Bearer secret"}, {"x-api-key": "secret"}):
                 async with opened(server, additional_headers=header) as connection:
                     assert (await ask(connection))["type"] == "response.completed"
-
-    uvloop.run(main())
-
-
-def test_responses_of_another_key_are_unknown() -> None:
-    async def main() -> None:
-        async with full_server(playing(), [hash_key("one"), hash_key("two")]) as server:
-            async with opened(server, additional_headers={"x-api-key": "one"}) as connection:
-                made = await ask(connection, store=True)
-            async with opened(server, additional_headers={"x-api-key": "two"}) as connection:
-                error = await ask(connection, previous_response_id=made["response"]["id"])
-                assert error["error"]["code"] == "previous_response_not_found"
 
     uvloop.run(main())
 
