@@ -6,6 +6,7 @@ functions) and an ``Outcome`` tells what came back, so that an acceptance test h
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -41,6 +42,9 @@ class Outcome:
     num_cached: int = 0
     num_output: int = 0
     num_reasoning: int = 0
+    builtin: list[tuple[str, str]] = field(default_factory=list)  # (type of item, status)
+    cited: list[tuple[str, str]] = field(default_factory=list)  # (what stands in the text, url)
+    outputs: list[str] = field(default_factory=list)  # of python
     raw: Any = None
 
     def told(self) -> tuple[Any, ...]:
@@ -57,6 +61,9 @@ async def ask(server: Server, face: str, stream: bool = False, **asked: Any) -> 
     """``request_body``'s arguments. Fails unless the answer is a 200."""
     response = await send(server, face, request_body(face, stream, **asked))
     assert response.status_code == 200, response.text
+    while asked.get("background") and response.json()["status"] in ("queued", "in_progress"):
+        await asyncio.sleep(0.02)
+        response = await server.http.get(f"/v1/responses/{response.json()['id']}")
     return read(face, stream, response)
 
 
@@ -182,6 +189,8 @@ def read(face: str, stream: bool, response: httpx2.Response) -> Outcome:
 def _read_chat(raw: Any, stream: bool) -> Outcome:
     if stream:
         [(_, choice)] = fold_chat(raw).items()
+        message = {key: _pieces(raw, key) for key in ("annotations", "builtin_tool_calls")}
+        message["builtin_tool_calls"] = _joined(message["builtin_tool_calls"])
         calls = [choice["calls"][index] for index in sorted(choice["calls"])]
         usage = next((chunk["usage"] for chunk in reversed(raw) if chunk.get("usage")), None)
         text, reasoning, finish = choice["content"], choice["reasoning"], choice["finish_reason"]
@@ -195,11 +204,30 @@ def _read_chat(raw: Any, stream: bool) -> Outcome:
             for call in message.get("tool_calls") or []
         ]
     found = Outcome(text, reasoning, [m[:2] for m in made], [m[2] for m in made], finish, raw=raw)
+    for entry in message.get("annotations") or ():
+        cited = entry["url_citation"]
+        found.cited.append((text[cited["start_index"] : cited["end_index"]], cited["url"]))
+    calls = message.get("builtin_tool_calls") or []
+    found.builtin = [(made["type"], made["status"]) for made in calls]
+    found.outputs = [made["output"] for made in calls if made["type"] == "code_interpreter_call"]
     if usage is not None:
         found.num_input, found.num_output = usage["prompt_tokens"], usage["completion_tokens"]
         found.num_cached = usage["prompt_tokens_details"]["cached_tokens"]
         found.num_reasoning = usage["completion_tokens_details"]["reasoning_tokens"]
     return found
+
+
+def _pieces(chunks: list[Any], key: str) -> list[Any]:
+    return [piece for chunk in chunks for c in chunk["choices"] for piece in c["delta"].get(key, ())]
+
+
+def _joined(pieces: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    found: dict[int, dict[str, Any]] = {}
+    for piece in pieces:
+        entry = found.setdefault(piece["index"], {})
+        for key, value in piece.items():
+            entry[key] = entry.get(key, "") + value if key in ("arguments", "output") else value
+    return list(found.values())
 
 
 def _read_responses(raw: Any, stream: bool) -> Outcome:
@@ -213,6 +241,13 @@ def _read_responses(raw: Any, stream: bool) -> Outcome:
             found.call_ids.append(item["call_id"])
         elif item["type"] == "message":
             texts += [part["text"] for part in item["content"]]
+            for part in item["content"]:
+                notes = part.get("annotations", ())
+                found.cited += [(part["text"][n["start_index"] : n["end_index"]], n["url"]) for n in notes]
+        elif item["type"].endswith("_call"):
+            found.builtin.append((item["type"], item["status"]))
+            if item["type"] == "code_interpreter_call":
+                found.outputs.append("".join(output["logs"] for output in item["outputs"] or ()))
         elif item["type"] == "reasoning":
             found.reasoning += ("\n\n" if found.reasoning else "") + item["content"][0]["text"]
     found.text = "\n\n".join(text for text in texts if text)

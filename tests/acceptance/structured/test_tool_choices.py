@@ -24,12 +24,6 @@ NESTED = [{"type": "function", "function": {"name": n, "parameters": s}} for n, 
 
 # (the choice as Chat writes it, as Responses writes it, what may be called)
 FORCED: list[tuple[Any, Any, set[str]]] = [
-    ("required", "required", set(SCHEMAS)),
-    (
-        {"type": "function", "function": {"name": "get_weather"}},
-        {"type": "function", "name": "get_weather"},
-        {"get_weather"},
-    ),
     ({"type": "function", "function": {"name": "ping"}}, {"type": "function", "name": "ping"}, {"ping"}),
     (
         {
@@ -57,7 +51,7 @@ def check_call(name: str, arguments: str, allowed: set[str]) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("case", FORCED, ids=["required", "named", "no_parameters", "allowed_tools"])
+@pytest.mark.parametrize("case", FORCED, ids=["no_parameters", "allowed_tools"])
 def test_a_forced_call_comes(client: LocalClient, case: tuple[Any, Any, set[str]], stream: bool) -> None:
     chat_choice, responses_choice, allowed = case
     common: dict[str, Any] = {"logit_bias": BIAS, "stream": stream, "parallel_tool_calls": False}
