@@ -16,7 +16,7 @@ from chorale.serve.engine.build import build_engine
 from tests.support.local_client import LocalClient
 from tests.support.server import Server, served
 
-ENGINE: dict[str, Any] = {"device": "cpu", "num_threads": 1, "max_model_len": 2048, "max_num_seqs": 4}
+ENGINE: dict[str, Any] = {"device": "cpu", "num_threads": 1, "max_model_len": 2048, "max_num_seqs": 16}
 SCHEMA = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
 WEATHER = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 
@@ -68,7 +68,7 @@ CASES: dict[str, tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]] = 
 
 
 def sampling_of(case: str) -> dict[str, Any]:
-    return {"seed": 7, "temperature": 0.3, "max_tokens": 200, **CASES[case][1]}
+    return {"seed": 7, "temperature": 0.3, "max_tokens": 80, **CASES[case][1]}
 
 
 @pytest.fixture(scope="module")

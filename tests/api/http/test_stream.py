@@ -14,7 +14,9 @@ from chorale.api.http import stream
 from chorale.api.http.responses import EventStream, until_disconnect
 from chorale.api.http.sse import DONE, last_error
 from chorale.errors import QueueFullError
-from tests.support.app import call, full_server, scripted
+from tests.support.raw_http import call
+from tests.support.scripted import scripted
+from tests.support.server import served
 
 
 class Wire:
@@ -137,22 +139,6 @@ def test_a_client_that_leaves_while_a_chunk_is_sent_closes_the_source() -> None:
     asyncio.run(main())
 
 
-def test_an_error_with_a_status_after_the_first_chunk_is_no_event_either() -> None:
-    """Translators turn errors into events: one that comes here is a bug, and the answer is not whole."""
-
-    async def source() -> AsyncGenerator[bytes]:
-        yield b"1;"
-        raise QueueFullError("full", retry_after=2)
-
-    async def main() -> None:
-        wire = Wire()
-        await wire.play(EventStream(source()))
-        assert wire.body == b"1;"
-        assert wire.sent[-1]["more_body"] is True
-
-    asyncio.run(main())
-
-
 def test_no_comment_is_sent_while_a_chunk_is_on_its_way() -> None:
     async def main() -> None:
         wire, others = Wire(), []
@@ -210,22 +196,6 @@ def test_silence_is_filled_with_comments_and_only_silence() -> None:
     asyncio.run(main())
 
 
-def test_an_error_in_time_has_its_own_status() -> None:
-    async def main() -> None:
-        wire = Wire()
-
-        async def source() -> AsyncGenerator[bytes]:
-            await asyncio.sleep(0.1)
-            raise QueueFullError("full")
-            yield b""
-
-        with pytest.raises(QueueFullError):
-            await wire.play(EventStream(source(), keep_alive=5))
-        assert wire.sent == []
-
-    asyncio.run(main())
-
-
 def test_silence_before_the_first_chunk_begins_the_stream() -> None:
     """A prompt of minutes: clients and proxies must hear something. What fails then is an event."""
 
@@ -275,7 +245,7 @@ def test_every_endpoint_fills_silence(
 
     async def main() -> None:
         slow = scripted((200005, 17196, 200008, 13225, 200002), delay=0.12)
-        async with full_server(slow) as server:
+        async with served(slow, listens=True) as server:
             answer = await call(server.port, "POST", path, {"model": "demo", "stream": True, **body})
             assert answer.status == 200
             assert answer.body.count(b": keep-alive\n\n") >= 2
