@@ -28,7 +28,6 @@ from chorale_evals.parity.verdict import judge
 from readings import recording
 
 from chorale.cli.main import main
-from chorale.config import ToolConfig
 from chorale.demo import ensure_demo
 from tests.support.faults import (
     FAULTS,
@@ -42,8 +41,8 @@ from tests.support.faults import (
     sink_left_out,
 )
 from tests.support.runtime import VOCAB, write_checkpoint
+from tests.support.server import in_thread
 from tests.support.structured import make_client
-from tests.support.threads import in_thread, tool_server
 
 SIZES = ["--lengths", "200", "--texts", "5", "--tokens", "8", "--top-k", "2"]
 
@@ -123,10 +122,9 @@ def test_a_window_that_is_one_less_on_a_small_checkpoint(tmp_path: Path) -> None
 def _measured(folder: Path, plan: Plan) -> Recording:
     """The whole app over the real engine, on a port of this process: quicker than ``chorale serve``."""
     client: Any = make_client(folder, max_model_len=1024, num_gpu_blocks_override=256)
-    url = "http://127.0.0.1:{}/v1"
     with (
-        in_thread(tool_server(client, ToolConfig())) as port,
-        httpx2.Client(base_url=url.format(port)) as http,
+        in_thread(client, names=("demo",)) as server,
+        httpx2.Client(base_url=server.url) as http,
     ):
         about = {"formats": eval_parity._formats(http)}
         found = measure(Scorer(http, "demo", "here", plan.top_k), plan, lambda _: None, about)

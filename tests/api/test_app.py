@@ -20,8 +20,9 @@ from chorale.api.http.owner import hash_key
 from chorale.api.openapi import describe, operations
 from chorale.api.operator import docs
 from chorale.client.base import EngineStatus
-from tests.support.app import Answer, Probe, Running, call, exchange, full_server, probe_server, scripted
-from tests.support.server import make_state
+from tests.support.raw_http import Answer, Probe, call, exchange
+from tests.support.scripted import scripted
+from tests.support.server import Server, make_state, with_server
 
 KEY = "sk-canary-7f3a9"
 WEBSOCKET = {
@@ -32,21 +33,13 @@ WEBSOCKET = {
 }
 
 
-def served(test: Callable[[Running], Awaitable[None]], **options: Any) -> None:
-    async def main() -> None:
-        async with full_server(**options) as server:
-            await test(server)
-
-    asyncio.run(main())
+def served(test: Callable[[Server], Awaitable[None]], client: Any = None, **options: Any) -> None:
+    with_server(client, test, listens=True, **options)
 
 
-def probed(test: Callable[[Running], Awaitable[None]], **options: Any) -> None:
-    async def main() -> None:
-        probe = Probe()
-        async with probe_server({"/echo": probe.echo, "/fault": probe.fault}, **options) as server:
-            await test(server)
-
-    asyncio.run(main())
+def probed(test: Callable[[Server], Awaitable[None]], **options: Any) -> None:
+    probe = Probe()
+    served(test, handlers={"/echo": probe.echo, "/fault": probe.fault}, **options)
 
 
 # --------------------------------------------------------------------------- keys
@@ -65,7 +58,7 @@ async def asked(port: int, method: str, path: str, headers: dict[str, str]) -> A
 
 
 def test_every_route_but_the_probes_needs_a_key() -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         for route in all_routes(server.state):
             methods = getattr(route, "methods", None) or {"GET"}
             method = next(name for name in ("POST", "GET", "DELETE") if name in methods)
@@ -100,7 +93,7 @@ def test_every_route_but_the_probes_needs_a_key() -> None:
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
 def test_the_name_of_the_scheme_may_be_written_in_any_case(scheme: str) -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         headers = {"authorization": f"{scheme} {KEY}"}
         assert (await call(server.port, "GET", "/v1/models", None, headers)).status == 200
 
@@ -109,7 +102,7 @@ def test_the_name_of_the_scheme_may_be_written_in_any_case(scheme: str) -> None:
 
 @pytest.mark.parametrize("line", ["x-api-key:  {} \t", "authorization: Bearer   {}  ", "X-API-Key:{}"])
 def test_blanks_around_a_key_do_not_count(line: str) -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         raw = f"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n{line.format(KEY)}\r\n\r\n"
         assert (await exchange(server.port, raw.encode())).status == 200
 
@@ -119,7 +112,7 @@ def test_blanks_around_a_key_do_not_count(line: str) -> None:
 def test_a_key_that_is_sent_twice_is_no_key() -> None:
     """Of two headers a proxy in front may have checked the other one."""
 
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         for name, text in ((b"x-api-key", KEY), (b"authorization", f"Bearer {KEY}")):
             line = b"%s: %s\r\n" % (name, text.encode())
             other = b"%s: %s\r\n" % (name, text.replace(KEY, "wrong").encode())
@@ -143,7 +136,7 @@ def test_a_key_that_is_sent_twice_is_no_key() -> None:
     ],
 )
 def test_no_spelling_of_a_path_gets_around_the_key(path: str) -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         for host in ("localhost", "localhost/health?", "x/health#"):
             raw = f"GET {path} HTTP/1.1\r\nhost: {host}\r\n\r\n".encode()
             assert (await exchange(server.port, raw)).status in (307, 400, 401, 404)
@@ -154,7 +147,7 @@ def test_no_spelling_of_a_path_gets_around_the_key(path: str) -> None:
 
 
 def test_keys_never_reach_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         for key in (KEY, KEY + "wrong"):
             await call(server.port, "GET", "/v1/models", None, {"authorization": f"Bearer {key}"})
             await call(server.port, "POST", "/tokenize", {"bad": 1}, {"authorization": f"Bearer {key}"})
@@ -173,7 +166,7 @@ def test_keys_never_reach_the_log(caplog: pytest.LogCaptureFixture) -> None:
     [("abc-123", True), ("x" * 128, True), ("x" * 129, False), ("a b", False), ("é", False)],
 )
 def test_request_ids(given: str, echoed: bool) -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         raw = f"GET /version HTTP/1.1\r\nhost: localhost\r\nx-request-id: {given}\r\n\r\n".encode("latin-1")
         answer = await exchange(server.port, raw)
         assert (answer.headers["x-request-id"] == given) is echoed
@@ -185,14 +178,14 @@ def test_request_ids(given: str, echoed: bool) -> None:
 
 
 def test_request_ids_can_be_left_out() -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         assert "x-request-id" not in (await call(server.port, "GET", "/version")).headers
 
     served(test, enable_request_id_headers=False)
 
 
 def test_a_fault_of_ours_is_500_without_its_insides(caplog: pytest.LogCaptureFixture) -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         answer = await call(server.port, "POST", "/fault", {}, {"x-request-id": "find-me"})
         assert (answer.status, answer.code) == (500, "internal_error")
         assert "find-me" in answer.json["error"]["message"]
@@ -204,7 +197,7 @@ def test_a_fault_of_ours_is_500_without_its_insides(caplog: pytest.LogCaptureFix
 
 
 def test_unknown_paths_and_methods() -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         unknown = await call(server.port, "GET", "/v1/nothing")
         assert (unknown.status, unknown.code) == (404, "unknown_url")
         assert unknown.json["error"]["type"] == "invalid_request_error"
@@ -228,7 +221,7 @@ def test_unknown_paths_and_methods() -> None:
     ],
 )
 def test_a_trailing_slash_is_redirected(method: str, path: str, location: str) -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         answer = await call(server.port, method, path, {} if method == "POST" else None)
         assert (answer.status, answer.headers["location"]) == (307, location)
 
@@ -237,14 +230,14 @@ def test_a_trailing_slash_is_redirected(method: str, path: str, location: str) -
 
 @pytest.mark.parametrize("path", ["/v1/nothing/", "//evil.example/", "//", "/%2f/"])
 def test_no_other_path_is_redirected(path: str) -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         assert (await call(server.port, "GET", path)).status == 404
 
     served(test)
 
 
 def test_the_access_log_is_one_escaped_line_and_can_be_off(caplog: pytest.LogCaptureFixture) -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         await call(server.port, "GET", "/a%0ab%1b[31m", None, {"x-request-id": "one"})
         await call(server.port, "GET", "/health")
 
@@ -274,7 +267,7 @@ def test_the_access_log_is_one_escaped_line_and_can_be_off(caplog: pytest.LogCap
     ],
 )
 def test_probes_follow_the_engine(status: EngineStatus, health: int, ready: int) -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         answer = await call(server.port, "GET", "/health")
         assert answer.status == health
         if health == 200:
@@ -294,7 +287,7 @@ def test_probes_follow_the_engine(status: EngineStatus, health: int, ready: int)
 
 
 def test_a_scrape_shows_the_response_store_and_survives_its_end() -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         text = (await call(server.port, "GET", "/metrics")).body.decode()
         assert re.search(r"chorale:response_store_responses{.*} 0.0", text)
         assert re.search(r"chorale:response_store_conversations{.*} 0.0", text)
@@ -308,7 +301,7 @@ def test_a_scrape_shows_the_response_store_and_survives_its_end() -> None:
 
 
 def test_a_loading_engine_answers_503_to_work() -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         answer = await call(server.port, "GET", "/v1/models")
         assert (answer.status, answer.code) == (503, "engine_loading")
         assert answer.headers["retry-after"] == "1"
@@ -319,7 +312,7 @@ def test_a_loading_engine_answers_503_to_work() -> None:
 
 
 def test_version_and_load() -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         from chorale.version import __version__
 
         assert (await call(server.port, "GET", "/version")).json == {"version": __version__}
@@ -332,7 +325,7 @@ def test_version_and_load() -> None:
 
 
 def test_models() -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         listed = (await call(server.port, "GET", "/v1/models")).json
         assert [card["id"] for card in listed["data"]] == ["demo", "gpt-oss-20b"]
         card = (await call(server.port, "GET", "/v1/models/gpt-oss-20b")).json
@@ -346,7 +339,7 @@ def test_models() -> None:
 
 @pytest.mark.parametrize("repeats", [1, 3000])  # the longer one is counted and decoded in threads
 def test_tokenize_and_back(repeats: int) -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         text = "Hello wörld 🎉<|return|>" * repeats
         answer = (
             await call(server.port, "POST", "/tokenize", {"prompt": text, "return_token_strs": True})
@@ -390,7 +383,7 @@ _CHAT = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "
     ],
 )
 def test_tokenize_faults(path: str, data: dict[str, Any], status: int, param: str) -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         answer = await call(server.port, "POST", path, data)
         assert answer.status == status
         assert answer.json["error"]["param"] == param
@@ -403,7 +396,7 @@ def test_tokenize_faults(path: str, data: dict[str, Any], status: int, param: st
     [("/tokenize", {"promt": "a"}, "prompt"), ("/detokenize", {"token": [1]}, "tokens")],
 )
 def test_an_unknown_name_is_offered_the_nearest(path: str, data: dict[str, Any], hint: str) -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         answer = await call(server.port, "POST", path, data)
         assert answer.status == 400
         assert answer.json["error"]["code"] == "unknown_parameter"
@@ -414,7 +407,7 @@ def test_an_unknown_name_is_offered_the_nearest(path: str, data: dict[str, Any],
 
 @pytest.mark.parametrize("data", [{"prompt": "a"}, _CHAT])
 def test_null_is_not_set(data: dict[str, Any]) -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         nulls = {"model": None, "add_special_tokens": None, "return_token_strs": None}
         answer = await call(server.port, "POST", "/tokenize", {**data, **nulls})
         assert answer.status == 200
@@ -424,7 +417,7 @@ def test_null_is_not_set(data: dict[str, Any]) -> None:
 
 
 def test_a_chat_is_tokenized_as_it_would_be_asked() -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         tool = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
         chat = {"messages": [{"role": "user", "content": "Hi <|end|>"}], "tools": [tool]}
         answer = await call(server.port, "POST", "/tokenize", {**chat, "return_token_strs": True})
@@ -465,7 +458,7 @@ def test_a_chat_is_tokenized_as_it_would_be_asked() -> None:
     ],
 )
 def test_a_host_in_the_target_stands_for_the_header(target: bytes, host: bytes, status: int) -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         answer = await exchange(server.port, b"GET %s HTTP/1.1\r\nhost: %s\r\n\r\n" % (target, host))
         assert answer.status == status
         if status == 400:
@@ -487,7 +480,7 @@ def test_a_host_in_the_target_stands_for_the_header(target: bytes, host: bytes, 
     ],
 )
 def test_what_cannot_be_met_is_refused(header: str, value: str, status: int) -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         answer = await call(server.port, "POST", "/echo", {"a": 1}, {header: value})
         if answer.status == 100:
             return  # the answer itself comes behind it
@@ -501,7 +494,7 @@ def test_what_cannot_be_met_is_refused(header: str, value: str, status: int) -> 
 def test_no_answer_says_a_long_path_again() -> None:
     fills = ("a" * 60_000, "%22%5C" * 9_000, "conv_" + "0" * 60_000, "resp_" + "0" * 60_000)
 
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         paths = {(op.method, op.path) for op in operations() if "{" in op.path}
         paths |= {(method, "/{x}") for method in ("GET", "PUT", "OPTIONS", "M-SEARCH")}
         for method, path in paths:
@@ -559,12 +552,12 @@ def test_cors_is_off_unless_asked_for() -> None:
         "access-control-request-headers": "content-type",
     }
 
-    async def off(server: Running) -> None:
+    async def off(server: Server) -> None:
         answer = await call(server.port, "GET", "/version", None, {"origin": "https://a.example"})
         assert "access-control-allow-origin" not in answer.headers
         assert (await call(server.port, "OPTIONS", "/tokenize", None, preflight)).status == 405
 
-    async def on(server: Running) -> None:
+    async def on(server: Server) -> None:
         answer = await call(server.port, "GET", "/version", None, {"origin": "https://a.example"})
         assert answer.headers["access-control-allow-origin"] == "https://a.example"
         assert (await call(server.port, "OPTIONS", "/tokenize", None, preflight)).status == 200
@@ -578,7 +571,7 @@ def test_cors_is_off_unless_asked_for() -> None:
 def test_a_page_of_an_allowed_origin_can_read_errors_too() -> None:
     """Without the header a browser tells its page nothing but that the request failed."""
 
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         origin = {"origin": "https://a.example"}
         for method, path, body, status in (
             ("GET", "/nope", None, 404),
@@ -594,7 +587,7 @@ def test_a_page_of_an_allowed_origin_can_read_errors_too() -> None:
             other = await call(server.port, method, path, body, {"origin": "https://b.example"})
             assert "access-control-allow-origin" not in other.headers
 
-    async def keyed(server: Running) -> None:
+    async def keyed(server: Server) -> None:
         answer = await call(server.port, "GET", "/v1/models", None, {"origin": "https://a.example"})
         assert (answer.status, answer.headers["access-control-allow-origin"]) == (401, "https://a.example")
 

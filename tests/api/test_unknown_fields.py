@@ -15,7 +15,7 @@ from tests.api.batches.test_flow import batched, created, ended, line, records
 from tests.api.responses.websocket.test_websocket import opened, send
 from tests.api.responses.websocket.test_websocket import served as socket_served
 from tests.api.test_app import served
-from tests.support.app import Running, call
+from tests.support.raw_http import call
 from tests.support.server import Server
 
 NAME = "x-chorale-ignored-fields"
@@ -55,7 +55,7 @@ ASKED: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("path", "data", "named"), ASKED)
 def test_an_unknown_field_is_ignored_and_named(path: str, data: dict[str, Any], named: str) -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         answer = await call(server.port, "POST", path, data)
         assert (answer.status, answer.headers[NAME]) == (200, named)
 
@@ -66,7 +66,7 @@ def test_an_unknown_field_is_ignored_and_named(path: str, data: dict[str, Any], 
 def test_an_unknown_field_is_refused_in_the_same_words_everywhere(
     path: str, data: dict[str, Any], named: str
 ) -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         answer = await call(server.port, "POST", path, data)
         message = answer.json["error"]["message"]
         assert answer.status == 400
@@ -77,7 +77,7 @@ def test_an_unknown_field_is_refused_in_the_same_words_everywhere(
 
 
 def test_fields_that_are_refused_by_name_stay_errors_and_the_rest_is_named() -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         data = {"messages": MESSAGES, "num_ctx": 1, "suffix": "x", "chat_template": "{{ x }}"}
         answer = await call(server.port, "POST", "/v1/chat/completions", data)
         assert (answer.status, answer.json["error"]["param"]) == (400, "chat_template")
@@ -89,7 +89,7 @@ def test_fields_that_are_refused_by_name_stay_errors_and_the_rest_is_named() -> 
 
 
 def test_the_header_is_bounded_and_pages_of_other_origins_can_read_it() -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         data = {"messages": MESSAGES} | {f"f{number}": 1 for number in range(30)}
         origin = {"origin": "https://a.example"}
         answer = await call(server.port, "POST", "/v1/chat/completions", data, origin)
@@ -109,7 +109,7 @@ def test_the_log_names_a_field_once_and_remembers_a_bounded_number(
     monkeypatch.setattr(ignored, "_logged", set())
     monkeypatch.setattr(ignored, "_MOST_LOGGED", 3)
 
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         for name in ("max_tokenz", "max_tokenz", "b", "c", "d", "e"):
             await call(server.port, "POST", "/tokenize", {"messages": MESSAGES, name: 1})
 
@@ -121,7 +121,7 @@ def test_the_log_names_a_field_once_and_remembers_a_bounded_number(
 
 
 def test_the_first_event_of_a_websocket_names_them() -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         async with opened(server) as connection:
             for fields, warned in (
                 ({"num_ctx": 1, "reasoning": {"x": 1}}, ["num_ctx", "reasoning.x"]),

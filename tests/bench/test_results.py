@@ -21,11 +21,10 @@ from chorale.bench.report import _ticks, page, read, write_report
 from chorale.cli.bench.pace import goals_of
 from chorale.cli.bench.serve import check, make_requests, parser, write
 from chorale.cli.main import main
-from chorale.config import ToolConfig
 from chorale.errors import ConfigError
 from chorale.harmony.vocab import load_vocabulary
 from chorale.testing.scripted_client import Script, ScriptedClient
-from tests.support.threads import in_thread, tool_server
+from tests.support.server import in_thread
 
 GOOD = [
     Outcome(start=0.0, ttft=0.1, latency=1.1, itl=[0.5, 0.5], prompt_tokens=10, output_tokens=11),
@@ -53,8 +52,8 @@ def test_summary_counts_what_completed() -> None:
 def test_a_load_is_measured_to_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every request has three tokens; the warm-up is not counted."""
     client = ScriptedClient(lambda request, index: Script([100, 101, 102], finish_reason="length"))
-    with in_thread(tool_server(client, ToolConfig())) as port:
-        line = ["bench", "serve", "--base-url", f"http://127.0.0.1:{port}", "--num-prompts", "4"]
+    with in_thread(client, names=("demo",)) as server:
+        line = ["bench", "serve", "--base-url", f"http://127.0.0.1:{server.port}", "--num-prompts", "4"]
         line += [
             "--random-input-len",
             "8",

@@ -47,6 +47,13 @@ def playing(*texts: str, **options: Any) -> ScriptedClient:
     return ScriptedClient(source)
 
 
+def scripted(
+    tokens: Sequence[int] = (200005, 17196, 200008, 13225, 200002), **options: Any
+) -> ScriptedClient:
+    """Every request plays these tokens."""
+    return ScriptedClient(lambda request, index: Script(tokens, **options))
+
+
 def in_rounds(*texts: str, **options: Any) -> ScriptedClient:
     """Request ``i`` plays ``texts[i]``."""
     client: ScriptedClient

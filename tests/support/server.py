@@ -1,10 +1,15 @@
-"""The whole app in process, over a scripted client or an engine: its state, requests to it, and its end."""
+"""The whole app over a scripted client or an engine: its state, requests to it, and its end.
+
+``served`` starts it: in process, or listening on a port, whose number is ``Server.port``. ``with_server``
+runs a test against it, ``in_thread`` serves clients that are not asyncio's.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,11 +17,16 @@ import httpx2
 import openai
 from openai.types.responses import Response
 from pydantic import TypeAdapter
+from starlette.requests import Request
+from starlette.routing import Route, Router
 
 from chorale.api.app import create_app
 from chorale.api.batches.lines import make_runner
 from chorale.api.batches.service import open_service
-from chorale.api.http.middleware import HttpMiddleware
+from chorale.api.http.auth import authenticate_routes
+from chorale.api.http.middleware import HttpMiddleware, unknown_path
+from chorale.api.http.server import serve_app
+from chorale.api.listening import Stop, bind_sockets
 from chorale.api.operator.metrics import Metrics
 from chorale.api.state import ServerState
 from chorale.client.base import EngineClient
@@ -28,10 +38,21 @@ from chorale.tools.contract import ToolService
 from chorale.tools.service import start_tools
 from chorale.tracing.context import Tracer
 from tests.support import PATIENCE
+from tests.support.raw_http import close_connections
 from tests.support.sse import parse_sse
 
 VOCAB = load_vocabulary()
+Handlers = Mapping[str, Callable[[Request], Awaitable[Any]]]
 STRICT_RESPONSE: TypeAdapter[Any] = TypeAdapter(Response)
+
+
+@dataclass
+class Listening:
+    """An app that answers on a port."""
+
+    port: int
+    stop: Stop
+    task: asyncio.Task[None]
 
 
 @dataclass
@@ -42,6 +63,27 @@ class Server:
     state: ServerState
     app: HttpMiddleware
     strict: bool = False  # every response that ``post`` reads has the SDK's type
+    listening: Listening | None = None
+
+    @property
+    def port(self) -> int:
+        assert self.listening is not None
+        return self.listening.port
+
+    @property
+    def stop(self) -> Stop:
+        assert self.listening is not None
+        return self.listening.stop
+
+    @property
+    def task(self) -> asyncio.Task[None]:
+        assert self.listening is not None
+        return self.listening.task
+
+    @property
+    def url(self) -> str:
+        """For clients of OpenAI's API."""
+        return f"http://127.0.0.1:{self.port}/v1"
 
     @property
     def store(self) -> ResponseStore:
@@ -59,6 +101,10 @@ class Server:
     def prompt(self, index: int = -1) -> str:
         """The same as text, special tokens by name."""
         return VOCAB.decode(self.prompt_ids(index))
+
+    def prompts(self) -> list[str]:
+        """The prompts of all rounds."""
+        return [VOCAB.decode(each.prompt_token_ids) for each in self.client.requests]
 
     async def post(self, path: str = "/v1/responses", **body: Any) -> Any:
         """(status, JSON)"""
@@ -124,6 +170,48 @@ async def real_tools(tools: ToolConfig) -> AsyncIterator[ToolService]:
         await service.aclose()
 
 
+def probe_app(state: ServerState, handlers: Handlers) -> HttpMiddleware:
+    """The shell around handlers of the test's own, each POST and GET."""
+    routes = [Route(path, handler, methods=["GET", "POST"]) for path, handler in handlers.items()]
+    return HttpMiddleware(
+        Router(authenticate_routes(routes, ()), redirect_slashes=False, default=unknown_path), state, False
+    )
+
+
+@contextlib.asynccontextmanager
+async def listening(app: HttpMiddleware, *, drain_grace: float = 0.0) -> AsyncIterator[Listening]:
+    """The app on a port of its own, or on the socket that its configuration names."""
+    config = app.state.config
+    sockets = bind_sockets(config)
+    port = 0 if config.uds else sockets[0].getsockname()[1]
+    stop, ready = Stop(), asyncio.Event()
+    task = asyncio.create_task(serve_app(app, config, sockets, ready.set, stop=stop, drain_grace=drain_grace))
+    await asyncio.wait_for(ready.wait(), PATIENCE)
+    try:
+        yield Listening(port, stop, task)
+    finally:
+        await close_connections()
+        stop()
+        stop()
+        await asyncio.wait_for(task, PATIENCE)
+
+
+@contextlib.asynccontextmanager
+async def _in_process(app: HttpMiddleware) -> AsyncIterator[None]:
+    """What ``serve_app`` does beside listening."""
+    state = app.state
+    runner = None if state.batches is None else make_runner(state, state.batches)
+    watching = None if runner is None else asyncio.create_task(runner.watch())
+    try:
+        yield
+    finally:
+        if runner is not None and watching is not None:
+            await runner.close()
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+        await state.background.close(state.store)
+
+
 @contextlib.asynccontextmanager
 async def served(
     client: Any = None,
@@ -132,35 +220,44 @@ async def served(
     api_key: str = "unused",
     strict: bool = False,
     on_response: Callable[[httpx2.Response], Awaitable[None]] | None = None,
+    listens: bool = False,
+    handlers: Handlers | None = None,
+    tools: ToolConfig | None = None,
     **options: Any,
 ) -> AsyncIterator[Server]:
-    """The whole app. ``keys`` are hashes; ``options`` are those of ``make_state``."""
-    async with make_state(client, **options) as state:
-        app = create_app(state, keys)
+    """The whole app, or its shell around ``handlers``. ``keys`` are hashes; ``tools`` are started
+    as ``chorale serve`` does it; ``options`` are those of ``make_state``."""
+    async with contextlib.AsyncExitStack() as stack:
+        if tools is not None:
+            service = await stack.enter_async_context(real_tools(tools))
+            options = {"tools": tools, "tool_service": service, **options}
+        state = await stack.enter_async_context(make_state(client, **options))
+        app = create_app(state, keys) if handlers is None else probe_app(state, handlers)
+        found = None
+        if listens:
+            found = await stack.enter_async_context(listening(app))
+        else:
+            await stack.enter_async_context(_in_process(app))
         http = httpx2.AsyncClient(
             transport=httpx2.ASGITransport(app=app),
             base_url="http://localhost",
             headers={"authorization": f"Bearer {api_key}"},
             event_hooks={"response": [on_response]} if on_response else {},
         )
+        await stack.enter_async_context(http)
         sdk = openai.AsyncOpenAI(
             base_url="http://localhost/v1", api_key=api_key, http_client=http, max_retries=0
         )
-        runner = None if state.batches is None else make_runner(app.state, state.batches)
-        watching = None if runner is None else asyncio.create_task(runner.watch())
-        try:
-            yield Server(http, sdk, state.client, state, app, strict)
-        finally:
-            await http.aclose()
-            if runner is not None and watching is not None:
-                await runner.close()
-                watching.cancel()
-                await asyncio.gather(watching, return_exceptions=True)
-            await state.background.close(state.store)
+        yield Server(http, sdk, state.client, state, app, strict, found)
 
 
 def with_server(
-    client: Any, main: Callable[[Server], Awaitable[Any]], *, seconds: float = PATIENCE, **options: Any
+    client: Any,
+    main: Callable[[Server], Awaitable[Any]],
+    *,
+    seconds: float = PATIENCE,
+    runner: Callable[[Coroutine[Any, Any, Any]], Any] = asyncio.run,
+    **options: Any,
 ) -> Any:
     """Run ``main`` against a server; a test that hangs fails in ``seconds``."""
 
@@ -168,7 +265,7 @@ def with_server(
         async with served(client, **options) as server:
             return await asyncio.wait_for(main(server), seconds)
 
-    return asyncio.run(body())
+    return runner(body())
 
 
 def run(main: Callable[[], Awaitable[Any]]) -> Any:
@@ -178,3 +275,26 @@ def run(main: Callable[[], Awaitable[Any]]) -> Any:
         return await asyncio.wait_for(main(), PATIENCE)
 
     return asyncio.run(limited())
+
+
+@contextlib.contextmanager
+def in_thread(client: Any, **options: Any) -> Iterator[Server]:
+    """``served`` on a port, in a thread with a loop of its own."""
+    servers: list[Server] = []
+    ready, stop = threading.Event(), threading.Event()
+
+    async def main() -> None:
+        async with served(client, listens=True, **options) as server:
+            servers.append(server)
+            ready.set()
+            while not stop.is_set():
+                await asyncio.sleep(0.01)
+
+    thread = threading.Thread(target=lambda: asyncio.run(main()))
+    thread.start()
+    try:
+        assert ready.wait(PATIENCE)
+        yield servers[0]
+    finally:
+        stop.set()
+        thread.join(PATIENCE)

@@ -14,7 +14,6 @@ from chorale.errors import EngineDeadError
 from chorale.testing.scripted_client import Script
 from chorale.tools.contract import Progress, ToolCall, ToolResult
 from chorale.tracing.context import CURRENT, outgoing_headers
-from tests.support.app import full_server
 from tests.support.responses import MODEL
 from tests.support.scripted import FINAL, ids, in_rounds, playing
 from tests.support.scripted_tools import ScriptedService, result, tools_served
@@ -214,7 +213,7 @@ def test_each_response_over_a_websocket_has_a_span() -> None:
 
     async def scenario() -> None:
         async with (
-            full_server(playing(ANSWER), tracer=tracer) as server,
+            served(playing(ANSWER), tracer=tracer, listens=True) as server,
             websockets.connect(
                 f"ws://127.0.0.1:{server.port}/v1/responses", additional_headers=PARENT
             ) as connection,

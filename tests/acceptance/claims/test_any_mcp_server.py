@@ -13,7 +13,7 @@ from chorale.config import ToolConfig
 from chorale.testing.scripted_client import Script, ScriptedClient
 from tests.support.ports import free_port
 from tests.support.scripted import ids
-from tests.support.server import VOCAB, real_tools, served
+from tests.support.server import VOCAB, served
 from tests.support.sse import frames
 from tests.support.tools.sdk_server import sdk_server
 
@@ -52,10 +52,7 @@ def test_calls_and_errors_of_a_server(way: str) -> None:
             else:
                 tool["server_url"] = f"http://127.0.0.1:{port}/mcp"
             client = playing(*ROUNDS, *ROUNDS, *ROUNDS)
-            async with (
-                real_tools(config) as service,
-                served(client, tools=config, tool_service=service) as server,
-            ):
+            async with served(client, tools=config) as server:
                 http = server.http
                 streamed = await http.post(RESPONSES, json={"input": "x", "tools": [tool], "stream": True})
                 events = frames(streamed)
@@ -93,7 +90,7 @@ def test_a_server_that_is_not_there() -> None:
         call = "<|channel|>commentary to=gone.any <|constrain|>json<|message|>{}<|call|>"
         client = playing(call, ROUNDS[2])
         tools = ToolConfig(allow_private_hosts=True)
-        async with real_tools(tools) as service, served(client, tools=tools, tool_service=service) as server:
+        async with served(client, tools=tools) as server:
             answer = (await server.http.post(RESPONSES, json={"input": "x", "tools": [tool]})).json()
         assert answer["status"] == "completed"
         assert answer["output"][0]["type"] == "mcp_list_tools"

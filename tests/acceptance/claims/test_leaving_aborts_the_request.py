@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from tests.support import PATIENCE
-from tests.support.app import connect, full_server
+from tests.support.raw_http import connect
 from tests.support.scripted import FINAL, playing
+from tests.support.server import served
 
 TURN: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 ASKED: dict[str, dict[str, Any]] = {
@@ -30,7 +31,7 @@ def test_leaving_aborts_the_request(path: str, stream: bool) -> None:
     head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 
     async def main() -> None:
-        async with full_server(client) as server:
+        async with served(client, listens=True) as server:
             _, writer = await connect(server.port)
             writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
             await until(lambda: client.num_in_flight == ASKED[path].get("n", 1))

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.client_server import Served, served
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, call, in_rounds
+from tests.support.server import Server, in_thread
 
 CODEX = os.environ.get("CHORALE_CODEX") or shutil.which("codex")
 pytestmark = pytest.mark.skipif(CODEX is None, reason="codex is not installed")
@@ -23,7 +23,7 @@ END, CALL = "<|return|>", "<|call|>"
 PATCH = "*** Begin Patch\n*** Update File: hello.py\n@@\n-print('hello')\n+print('goodbye')\n*** End Patch"
 
 
-def codex(server: Served, folder: Path, model: str = "demo") -> subprocess.CompletedProcess[str]:
+def codex(server: Server, folder: Path, model: str = "demo") -> subprocess.CompletedProcess[str]:
     home, work = folder / "home", folder / "work"
     home.mkdir()
     work.mkdir()
@@ -46,7 +46,7 @@ def test_codex_edits_a_file_through_its_shell(tmp_path: Path) -> None:
         call("exec_command", json.dumps({"cmd": f"apply_patch <<'EOF'\n{PATCH}\nEOF"})) + CALL,
         FINAL + "It says goodbye now." + END,
     )
-    with served(script) as server:
+    with in_thread(script) as server:
         done = codex(server, tmp_path)
         assert done.returncode == 0, done.stderr[-2000:]
         assert (tmp_path / "work" / "hello.py").read_text() == "print('goodbye')\n"
@@ -64,7 +64,7 @@ def test_codex_edits_a_file_through_its_custom_tool(tmp_path: Path) -> None:
         f"<|channel|>commentary to=functions.exec <|message|>{program}" + CALL, FINAL + "Done." + END
     )
     known = "gpt-5.6-sol"
-    with served(script, names=("demo", known)) as server:
+    with in_thread(script, names=("demo", known)) as server:
         done = codex(server, tmp_path, known)
         assert done.returncode == 0, done.stderr[-2000:]
         assert (tmp_path / "work" / "hello.py").read_text() == "print('goodbye')\n", done.stdout[-2000:]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from tests.support.client_server import Served, served
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, call, in_rounds
+from tests.support.server import Server, in_thread
 
 langchain = pytest.importorskip("langchain_openai")
 messages = pytest.importorskip("langchain_core.messages")
@@ -21,7 +21,7 @@ END, CALL = "<|return|>", "<|call|>"
 both = pytest.mark.parametrize("responses", [False, True], ids=["chat", "responses"])
 
 
-def model(server: Served, responses: bool, **options: Any) -> Any:
+def model(server: Server, responses: bool, **options: Any) -> Any:
     return langchain.ChatOpenAI(
         base_url=server.url, api_key="unused", model="demo", use_responses_api=responses, max_retries=0,
         timeout=30, **options,
@@ -36,7 +36,7 @@ def multiply(a: int, b: int) -> int:
 
 @both
 def test_a_question_and_its_stream(responses: bool) -> None:
-    with served(in_rounds(ANALYSIS + "Hm." + NEXT + FINAL + "Forty-two." + END)) as server:
+    with in_thread(in_rounds(ANALYSIS + "Hm." + NEXT + FINAL + "Forty-two." + END)) as server:
         made = model(server, responses)
         assert made.invoke("What is 17 + 25?").text == "Forty-two."
         assert "".join(chunk.text for chunk in made.stream("What is 17 + 25?")) == "Forty-two."
@@ -45,7 +45,7 @@ def test_a_question_and_its_stream(responses: bool) -> None:
 @both
 def test_tools_round_trip(responses: bool) -> None:
     script = in_rounds(call("multiply", '{"a":6,"b":7}') + CALL, FINAL + "It is 42." + END)
-    with served(script) as server:
+    with in_thread(script) as server:
         made = model(server, responses).bind_tools([multiply])
         history: list[Any] = [messages.HumanMessage("6 times 7?")]
         first = made.invoke(history)
@@ -61,7 +61,7 @@ def test_structured_output(responses: bool) -> None:
         name: str
         age: int
 
-    with served(in_rounds(FINAL + '{"name":"Ada","age":36}' + END)) as server:
+    with in_thread(in_rounds(FINAL + '{"name":"Ada","age":36}' + END)) as server:
         made = model(server, responses).with_structured_output(Person, method="json_schema")
         assert made.invoke("Ada is 36.") == Person(name="Ada", age=36)
         assert server.client.requests[0].sampling.grammar is not None
@@ -70,7 +70,7 @@ def test_structured_output(responses: bool) -> None:
 @both
 def test_reasoning_effort_and_usage(responses: bool) -> None:
     options = {"reasoning": {"effort": "high"}} if responses else {"reasoning_effort": "high"}
-    with served(in_rounds(ANALYSIS + "Think." + NEXT + FINAL + "Yes." + END)) as server:
+    with in_thread(in_rounds(ANALYSIS + "Think." + NEXT + FINAL + "Yes." + END)) as server:
         answer = model(server, responses, **options).invoke("Really?")
         assert "Reasoning: high" in server.prompts()[0]
         assert answer.usage_metadata["output_token_details"]["reasoning"] > 0

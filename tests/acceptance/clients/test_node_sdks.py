@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.client_server import served
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, call, in_rounds
+from tests.support.server import in_thread
 
 HERE = Path(__file__).parent
 FOLDER = os.environ.get("CHORALE_NODE_CLIENTS")
@@ -51,7 +51,7 @@ def node(script: str, *arguments: str) -> Any:
 @pytest.mark.parametrize("task", ["text", "stream"])
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_text_and_thoughts(provider: str, task: str) -> None:
-    with served(in_rounds(ANSWER)) as server:
+    with in_thread(in_rounds(ANSWER)) as server:
         found = node("ai_sdk.mjs", provider, task, server.url)
     assert (found["text"], found["finishReason"]) == ("Forty-two.", "stop")
     assert found.get("errors", []) == []
@@ -67,7 +67,7 @@ def test_a_tool_runs_and_the_answer_follows(provider: str, task: str) -> None:
         ANALYSIS + "I ask." + NEXT + call("weather", '{"city":"Paris"}') + CALL,
         FINAL + "Take an umbrella." + END,
     )
-    with served(script) as server:
+    with in_thread(script) as server:
         found = node("ai_sdk.mjs", provider, task, server.url)
         assert found["calls"] == [{"city": "Paris"}]
         assert found["text"].endswith("Take an umbrella.")
@@ -76,7 +76,7 @@ def test_a_tool_runs_and_the_answer_follows(provider: str, task: str) -> None:
 
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_objects(provider: str) -> None:
-    with served(in_rounds(PERSON)) as server:
+    with in_thread(in_rounds(PERSON)) as server:
         assert node("ai_sdk.mjs", provider, "object", server.url) == {"object": {"name": "Ada", "age": 36}}
 
 
@@ -131,7 +131,7 @@ def test_the_ai_sdk_reads_every_recorded_answer(exchanges: list[Any], provider: 
 
 @pytest.mark.parametrize("client", ["chat", "responses", "messages"])
 def test_the_typescript_sdks(client: str) -> None:
-    with served(in_rounds(ANSWER)) as server:
+    with in_thread(in_rounds(ANSWER)) as server:
         found = node("sdks.mjs", client, server.url)
     assert (found["streamed"], found["body"]) == ("Forty-two.", "Forty-two.")
     if client == "messages":
@@ -140,8 +140,8 @@ def test_the_typescript_sdks(client: str) -> None:
 
 def test_the_typescript_sdks_tools() -> None:
     script = in_rounds(call("weather", '{"city":"Paris"}') + CALL, FINAL + "Take an umbrella." + END)
-    with served(script) as server:
+    with in_thread(script) as server:
         assert node("sdks.mjs", "chattools", server.url) == {"body": "Take an umbrella."}
         assert "It rains in Paris." in server.prompts()[1]
-    with served(in_rounds(call("weather", '{"city":"Paris"}') + CALL)) as server:
+    with in_thread(in_rounds(call("weather", '{"city":"Paris"}') + CALL)) as server:
         assert node("sdks.mjs", "messagestools", server.url) == {"input": {"city": "Paris"}}

@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from chorale.config import ToolConfig
-from tests.support.client_server import Served, served
-from tests.support.ports import free_port
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, call, in_rounds
-from tests.support.tools.sdk_server import SERVER
+from tests.support.server import Server, in_thread
 
 agents = pytest.importorskip("agents")
 import openai  # noqa: E402
@@ -35,13 +27,13 @@ def _quiet() -> None:
     agents.set_tracing_disabled(True)  # it would send traces to OpenAI
 
 
-def model(server: Served, kind: str) -> tuple[Any, openai.AsyncOpenAI]:
+def model(server: Server, kind: str) -> tuple[Any, openai.AsyncOpenAI]:
     client = openai.AsyncOpenAI(base_url=server.url, api_key="unused", max_retries=0, timeout=30)
     made = getattr(agents, MODELS[kind])
     return made(model="demo", openai_client=client), client
 
 
-def run(server: Served, kind: str, work: Any) -> Any:
+def run(server: Server, kind: str, work: Any) -> Any:
     async def main() -> Any:
         made, client = model(server, kind)
         async with client:
@@ -65,7 +57,7 @@ def test_a_tool_is_called_and_its_result_reaches_the_answer(kind: str) -> None:
         ANALYSIS + "I need the weather." + NEXT + call("get_weather", '{"city":"Paris"}') + CALL,
         FINAL + "Take an umbrella." + END,
     )
-    with served(script) as server:
+    with in_thread(script) as server:
 
         async def work(made: Any) -> Any:
             agent = agents.Agent(name="Clerk", instructions="Be brief.", model=made, tools=[get_weather])
@@ -81,7 +73,7 @@ def test_a_tool_is_called_and_its_result_reaches_the_answer(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_streamed(kind: str) -> None:
     script = in_rounds(call("get_weather", '{"city":"Oslo"}') + CALL, FINAL + "Wet, I fear." + END)
-    with served(script) as server:
+    with in_thread(script) as server:
 
         async def work(made: Any) -> tuple[str, str]:
             agent = agents.Agent(name="Clerk", model=made, tools=[get_weather])
@@ -94,27 +86,26 @@ def test_streamed(kind: str) -> None:
         assert run(server, kind, work) == ("Wet, I fear.", "Wet, I fear.")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_handoff(kind: str) -> None:
+def test_handoff() -> None:
     script = in_rounds(call("transfer_to_spanish_agent", "{}") + CALL, FINAL + "Hola." + END)
-    with served(script) as server:
+    with in_thread(script) as server:
 
         async def work(made: Any) -> Any:
             spanish = agents.Agent(name="Spanish agent", instructions="Answer in Spanish.", model=made)
             triage = agents.Agent(name="Triage", model=made, handoffs=[spanish])
             return await agents.Runner.run(triage, "Hola, como estas?")
 
-        result = run(server, kind, work)
+        result = run(server, "responses", work)
         assert result.final_output == "Hola."
         assert result.last_agent.name == "Spanish agent"
         assert "Answer in Spanish." in server.prompts()[1]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["responses", "chat"])
 @pytest.mark.parametrize("choice", ["required", "get_weather"])
 def test_forced_tool_choice(kind: str, choice: str) -> None:
     script = in_rounds(call("get_weather", '{"city":"Rome"}') + CALL, FINAL + "Done." + END)
-    with served(script) as server:
+    with in_thread(script) as server:
 
         async def work(made: Any) -> Any:
             settings = agents.ModelSettings(tool_choice=choice)
@@ -134,7 +125,7 @@ def test_structured_output(kind: str) -> None:
         name: str
         age: int
 
-    with served(in_rounds(FINAL + '{"name":"Ada","age":36}' + END)) as server:
+    with in_thread(in_rounds(FINAL + '{"name":"Ada","age":36}' + END)) as server:
 
         async def work(made: Any) -> Any:
             agent = agents.Agent(name="Clerk", model=made, output_type=Person)
@@ -144,10 +135,9 @@ def test_structured_output(kind: str) -> None:
         assert server.client.requests[0].sampling.grammar is not None
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_session_remembers(kind: str) -> None:
+def test_a_session_remembers() -> None:
     script = in_rounds(FINAL + "Nice to meet you." + END, FINAL + "Ada." + END)
-    with served(script) as server:
+    with in_thread(script) as server:
 
         async def work(made: Any) -> Any:
             agent, session = agents.Agent(name="Clerk", model=made), agents.SQLiteSession("one")
@@ -156,14 +146,14 @@ def test_a_session_remembers(kind: str) -> None:
             session.close()
             return found
 
-        assert run(server, kind, work).final_output == "Ada."
+        assert run(server, "responses", work).final_output == "Ada."
         assert "I am Ada." in server.prompts()[1]
         assert "Nice to meet you." in server.prompts()[1]
 
 
 def test_previous_response_id_carries_the_turn() -> None:
     script = in_rounds(FINAL + "Noted." + END, FINAL + "Seven." + END)
-    with served(script) as server:
+    with in_thread(script) as server:
 
         async def work(made: Any) -> Any:
             agent = agents.Agent(name="Clerk", model=made)
@@ -172,45 +162,3 @@ def test_previous_response_id_carries_the_turn() -> None:
 
         assert run(server, "responses", work).final_output == "Seven."
         assert "Remember seven." in server.prompts()[1]
-
-
-@pytest.fixture(scope="module")
-def mcp_server() -> Iterator[str]:
-    """A server written with the official SDK."""
-    pytest.importorskip("mcp")
-    port = free_port()
-    command = [sys.executable, str(SERVER), "streamable-http", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    for _ in range(200):
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                break
-        time.sleep(0.1)
-    yield f"http://127.0.0.1:{port}/mcp"
-    process.terminate()
-    process.wait(10)
-
-
-def test_hosted_mcp_tool(mcp_server: str) -> None:
-    """The server, not the framework, talks to the MCP server."""
-    script = in_rounds(
-        "<|channel|>commentary to=sample.add <|constrain|>json<|message|>" + '{"a":2,"b":40}' + CALL,
-        FINAL + "42." + END,
-    )
-    with served(script, ToolConfig(allow_private_hosts=True)) as server:
-
-        async def work(made: Any) -> Any:
-            tool = agents.HostedMCPTool(
-                tool_config={
-                    "type": "mcp", "server_label": "sample", "server_url": mcp_server,
-                    "require_approval": "never",
-                }
-            )  # fmt: skip
-            agent = agents.Agent(name="Clerk", model=made, tools=[tool])
-            return await agents.Runner.run(agent, "2 + 40?")
-
-        result = run(server, "responses", work)
-        assert result.final_output == "42."
-        kinds = [item.raw_item.type for item in result.new_items if hasattr(item.raw_item, "type")]
-        assert "mcp_call" in kinds
-        assert "42" in server.prompts()[1].split("sample.add")[-1]

@@ -15,9 +15,8 @@ import pytest
 from pydantic import BaseModel
 
 from chorale.testing.scripted_client import ScriptedClient
-from tests.support.client_server import Served, served
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, call, in_rounds, playing
-from tests.support.server import VOCAB
+from tests.support.server import VOCAB, Server, in_thread
 
 END, CALL = "<|return|>", "<|call|>"
 HELLO = ANALYSIS + "Say hi." + NEXT + FINAL + "Hi there!" + END
@@ -42,9 +41,9 @@ PERSON = FINAL + '{"name":"Ada","age":36}' + END
 
 
 @contextlib.contextmanager
-def sdk(*rounds: str, client: ScriptedClient | None = None) -> Iterator[tuple[openai.OpenAI, Served]]:
+def sdk(*rounds: str, client: ScriptedClient | None = None) -> Iterator[tuple[openai.OpenAI, Server]]:
     with (
-        served(client or in_rounds(*rounds)) as server,
+        in_thread(client or in_rounds(*rounds), names=("demo",)) as server,
         openai.OpenAI(base_url=server.url, api_key="unused", max_retries=0, timeout=20) as found,
     ):
         yield found, server
@@ -247,7 +246,7 @@ def test_completions() -> None:
 
 
 def test_the_asynchronous_client() -> None:
-    async def work(server: Served) -> None:
+    async def work(server: Server) -> None:
         async with openai.AsyncOpenAI(base_url=server.url, api_key="unused", max_retries=0) as client:
             ask: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "hello"}]}
             answers = await asyncio.gather(
@@ -263,7 +262,7 @@ def test_the_asynchronous_client() -> None:
             assert raw.headers["x-request-id"]
             assert raw.parse().output_text == "Hi there!"
 
-    with served(playing(HELLO)) as server:
+    with in_thread(playing(HELLO)) as server:
         asyncio.run(work(server))
 
 

@@ -15,8 +15,8 @@ from chorale.api.http.stream import EventStream
 from chorale.api.http.turns import Turns
 from chorale.engine.types import GenerateRequest
 from chorale.testing.scripted_client import Script, ScriptedClient
-from tests.support.app import Running, connect, full_server
-from tests.support.server import VOCAB
+from tests.support.raw_http import connect
+from tests.support.server import VOCAB, Server, served
 
 TEXT = "The tide turned before dawn, and the harbour lights went out. " * 40
 TOKENS = (200005, 17196, 200008, *VOCAB.encode(TEXT), 200002)
@@ -26,7 +26,7 @@ def play(request: GenerateRequest, index: int) -> Script:
     return Script(TOKENS)
 
 
-async def ask(server: Running, pause: float = 0.0, **fields: Any) -> bytes:
+async def ask(server: Server, pause: float = 0.0, **fields: Any) -> bytes:
     """The body of a stream, read to the end of the connection after ``pause`` seconds."""
     reader, writer = await connect(server.port)
     body = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": True, **fields}).encode()
@@ -64,7 +64,7 @@ def test_the_events_are_those_of_the_generators(
         write(self, batch)
 
     async def main() -> list[list[dict[str, Any]]]:
-        async with full_server(ScriptedClient(play)) as server:
+        async with served(ScriptedClient(play), listens=True) as server:
             first = events(await ask(server, **fields))
             monkeypatch.setattr(EventStream, "is_open", False)
             return [first, events(await ask(server, **fields))]
@@ -78,7 +78,7 @@ def test_the_events_are_those_of_the_generators(
 def test_a_reader_that_pauses_gets_everything() -> None:
     async def main() -> None:
         tokens = (*TOKENS[:3], *VOCAB.encode(TEXT * 20), 200002)
-        async with full_server(ScriptedClient(lambda request, index: Script(tokens))) as server:
+        async with served(ScriptedClient(lambda request, index: Script(tokens)), listens=True) as server:
             found = events(await ask(server, pause=1.0))
             text = "".join(each["choices"][0]["delta"].get("content", "") for each in found)
             assert text == TEXT * 20
@@ -96,7 +96,7 @@ def test_a_fault_ends_its_own_stream_alone(monkeypatch: pytest.MonkeyPatch) -> N
         return feed(self, batch)
 
     async def main() -> None:
-        async with full_server(ScriptedClient(play)) as server:
+        async with served(ScriptedClient(play), listens=True) as server:
             broken = asyncio.create_task(ask(server))
             while not faulty:
                 await asyncio.sleep(0)

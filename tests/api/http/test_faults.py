@@ -12,7 +12,9 @@ import pytest
 from chorale.errors import EngineDeadError
 from chorale.testing.scripted_client import ScriptedClient
 from tests.support import PATIENCE
-from tests.support.app import Running, call, connect, full_server, read_answer, scripted
+from tests.support.raw_http import call, connect, read_answer
+from tests.support.scripted import scripted
+from tests.support.server import Server, with_server
 
 TEXT = [200005, 17196, 200008, 13225, 11, 1495]  # <|channel|>final<|message|>Hello, ...
 CHAT = "/v1/chat/completions"
@@ -20,13 +22,9 @@ ASK = {"messages": [{"role": "user", "content": "Hi"}]}
 
 
 def served(
-    test: Callable[[Running, ScriptedClient], Awaitable[None]], client: ScriptedClient, **config: Any
+    test: Callable[[Server, ScriptedClient], Awaitable[None]], client: ScriptedClient, **config: Any
 ) -> None:
-    async def main() -> None:
-        async with full_server(client, **config) as server:
-            await test(server, client)
-
-    asyncio.run(main())
+    with_server(client, lambda server: test(server, client), listens=True, **config)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +52,7 @@ def served(
 def test_requests_that_cannot_be(
     path: str, data: Any, status: int, code: str | None, param: str | None
 ) -> None:
-    async def test(server: Running, client: ScriptedClient) -> None:
+    async def test(server: Server, client: ScriptedClient) -> None:
         answer = await call(server.port, "POST", path, data)
         assert answer.status == status, answer.body[:300]
         assert code is None or answer.code == code
@@ -78,7 +76,7 @@ def test_requests_that_cannot_be(
     ],
 )
 def test_bodies_that_cannot_be(path: str, body: bytes, code: str) -> None:
-    async def test(server: Running, client: ScriptedClient) -> None:
+    async def test(server: Server, client: ScriptedClient) -> None:
         answer = await call(server.port, "POST", path, body=body)
         assert (answer.status, answer.code) == (400, code)
 
@@ -88,7 +86,7 @@ def test_bodies_that_cannot_be(path: str, body: bytes, code: str) -> None:
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_full_queue_is_429_before_anything_is_streamed(path: str, stream: bool) -> None:
-    async def test(server: Running, client: ScriptedClient) -> None:
+    async def test(server: Server, client: ScriptedClient) -> None:
         data = {**(ASK if path == CHAT else {}), "stream": stream}
         data |= {} if path == CHAT else {"prompt" if "completions" in path else "input": "a"}
         answer = await call(server.port, "POST", path, data)
@@ -101,7 +99,7 @@ def test_a_full_queue_is_429_before_anything_is_streamed(path: str, stream: bool
 
 
 def test_a_death_in_mid_stream_is_told() -> None:
-    async def test(server: Running, client: ScriptedClient) -> None:
+    async def test(server: Server, client: ScriptedClient) -> None:
         answer = await call(server.port, "POST", CHAT, {**ASK, "stream": True})
         assert answer.status == 200
         events = [line for line in answer.body.decode().split("\n\n") if line]
@@ -114,7 +112,7 @@ def test_a_death_in_mid_stream_is_told() -> None:
 
 
 def test_what_is_cut_at_the_end_of_the_drain_is_told() -> None:
-    async def test(server: Running, client: ScriptedClient) -> None:
+    async def test(server: Server, client: ScriptedClient) -> None:
         body = json.dumps({**ASK, "stream": True}).encode()
         head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         reader, writer = await connect(server.port)

@@ -14,8 +14,8 @@ import pytest
 import uvloop
 
 from chorale.api.http.owner import hash_key
-from tests.support.app import call, connect, full_server, read_answer
-from tests.support.server import VOCAB
+from tests.support.raw_http import call, connect, read_answer
+from tests.support.server import VOCAB, served
 from tests.support.worst_input import Cost, flood, watched
 
 SECONDS = 1.0
@@ -28,7 +28,7 @@ def flooded(first: bytes, repeated: bytes, *, reads: bool = True, connections: i
 
     async def main() -> Cost:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(connections + 8))
-        async with full_server(keys=[hash_key("k")], access_log=False) as server:
+        async with served(keys=[hash_key("k")], access_log=False, listens=True) as server:
             async with watched() as cost:
                 piece = repeated * (PIECE // len(repeated))
                 every = [itertools.chain([first], itertools.repeat(piece)) for _ in range(connections)]
@@ -140,7 +140,7 @@ def posted(path: bytes, kind: bytes, body: bytes, **config: str) -> Cost:
     VOCAB.encode("first use")  # loads the tokenizer, as a server does before it is ready
 
     async def main() -> Cost:
-        async with full_server(access_log=False, **config) as server:
+        async with served(access_log=False, **config, listens=True) as server:
             head = b"POST %s HTTP/1.1\r\nhost: localhost\r\ncontent-type: %s\r\n" % (path, kind)
             reader, writer = await connect(server.port)
             async with watched() as cost:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -10,7 +9,8 @@ import pytest
 
 from chorale.api.app import all_routes
 from chorale.api.http.owner import hash_key
-from tests.support.app import Running, call, full_server
+from tests.support.raw_http import call
+from tests.support.server import Server, with_server
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 FORM = (
@@ -34,17 +34,13 @@ OWN: list[dict[str, str]] = [
 ]
 
 
-def served(test: Callable[[Running], Awaitable[None]], **config: Any) -> None:
-    async def main() -> None:
-        async with full_server(**config) as server:
-            await asyncio.wait_for(test(server), 60)
-
-    asyncio.run(main())
+def served(test: Callable[[Server], Awaitable[None]], **config: Any) -> None:
+    with_server(None, test, listens=True, **config)
 
 
 @pytest.mark.parametrize("headers", FOREIGN, ids=str)
 def test_a_foreign_page_can_call_no_endpoint_that_changes_something(headers: dict[str, str]) -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         routes = [(path, method) for path, method in every_route(server) if method in ("POST", "DELETE")]
         assert len(routes) > 20
         for path, method in routes:
@@ -58,7 +54,7 @@ def test_a_foreign_page_can_call_no_endpoint_that_changes_something(headers: dic
     served(test)
 
 
-def every_route(server: Running) -> list[tuple[str, str]]:
+def every_route(server: Server) -> list[tuple[str, str]]:
     routes: list[Any] = all_routes(server.state)
     found = [(route.path, method) for route in routes for method in getattr(route, "methods", None) or ()]
     return [(path.replace("{", "").replace("}", "").replace(":path", ""), method) for path, method in found]
@@ -66,7 +62,7 @@ def every_route(server: Running) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("headers", FOREIGN, ids=str)
 def test_a_foreign_page_can_upload_nothing(headers: dict[str, str], tmp_path: Any) -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         form = {"content-type": "multipart/form-data; boundary=b"}
         answer = await call(server.port, "POST", "/v1/files", None, form | headers, FORM)
         assert (answer.status, answer.code) == (403, "origin_not_allowed")
@@ -78,14 +74,14 @@ def test_a_foreign_page_can_upload_nothing(headers: dict[str, str], tmp_path: An
 
 @pytest.mark.parametrize("headers", OWN, ids=str)
 def test_pages_of_the_server_and_clients_without_a_page_are_served(headers: dict[str, str]) -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         assert (await call(server.port, "POST", "/v1/chat/completions", CHAT, headers)).status == 200
 
     served(test)
 
 
 def test_reading_needs_no_origin() -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         for headers in FOREIGN:
             assert (await call(server.port, "GET", "/v1/models", None, headers)).status == 200
 
@@ -93,7 +89,7 @@ def test_reading_needs_no_origin() -> None:
 
 
 def test_an_allowed_origin_is_served() -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         for headers in FOREIGN[:2]:
             allowed = headers | {"sec-fetch-site": "cross-site", "origin": "https://app.example"}
             assert (await call(server.port, "POST", "/v1/chat/completions", CHAT, allowed)).status == 200
@@ -105,7 +101,7 @@ def test_an_allowed_origin_is_served() -> None:
 def test_a_key_is_proof_enough() -> None:
     """A page of another site does not have it, and browsers do not send it by themselves."""
 
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         sent = {"origin": "app://notes", "authorization": "Bearer k"}
         assert (await call(server.port, "POST", "/v1/chat/completions", CHAT, sent)).status == 200
 
@@ -116,7 +112,7 @@ def test_a_key_is_proof_enough() -> None:
 def test_the_unspecified_address_is_this_machine(host: str) -> None:
     """Benchmarks of guides are run with ``--host 0.0.0.0``."""
 
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         for path in ("/health", "/metrics", "/v1/models"):
             assert (await call(server.port, "GET", path, None, {"host": host})).status == 200
         assert (await call(server.port, "GET", "/health", None, {"host": "0.0.0.1"})).status == 400
@@ -125,7 +121,7 @@ def test_the_unspecified_address_is_this_machine(host: str) -> None:
 
 
 def test_the_headers_of_all_providers_hold_the_key() -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         for header in ("api-key", "x-api-key"):
             assert (await call(server.port, "GET", "/v1/models", None, {header: "k"})).status == 200
             assert (await call(server.port, "GET", "/v1/models", None, {header: "other"})).status == 401

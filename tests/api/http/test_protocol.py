@@ -13,20 +13,19 @@ from typing import Any
 import pytest
 import uvloop
 
-from tests.support.app import Probe, Running, call, connect, exchange, probe_server, read_answer
+from tests.support.raw_http import Probe, call, connect, exchange, read_answer
+from tests.support.server import Server, served, with_server
 
 HEAD = b"POST /echo HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 _ENCODED = "unsupported_content_encoding"
 
 
-def served(test: Callable[[Running, Probe], Awaitable[None]], **config: Any) -> None:
-    async def main() -> None:
-        probe = Probe()
-        handlers = {"/echo": probe.echo, "/slow": probe.slow, "/hang": probe.hang, "/fault": probe.fault}
-        async with probe_server(handlers, **config) as server:
-            await test(server, probe)
-
-    uvloop.run(main())
+def probed(test: Callable[[Server, Probe], Awaitable[None]], **config: Any) -> None:
+    probe = Probe()
+    handlers = {"/echo": probe.echo, "/slow": probe.slow, "/hang": probe.hang, "/fault": probe.fault}
+    with_server(
+        None, lambda server: test(server, probe), runner=uvloop.run, listens=True, handlers=handlers, **config
+    )
 
 
 def peak_bytes() -> int:
@@ -34,7 +33,7 @@ def peak_bytes() -> int:
 
 
 def test_a_60_mb_header_is_431_and_costs_no_memory() -> None:
-    async def test(server: Running, probe: Probe) -> None:
+    async def test(server: Server, probe: Probe) -> None:
         reader, writer = await connect(server.port)
         writer.transport.set_write_buffer_limits(high=0)
         before = peak_bytes()
@@ -55,7 +54,7 @@ def test_a_60_mb_header_is_431_and_costs_no_memory() -> None:
         assert answer.code == "headers_too_large"
         assert peak_bytes() - before < 8 * 2**20
 
-    served(test)
+    probed(test)
 
 
 @pytest.mark.parametrize(
@@ -69,23 +68,23 @@ def test_a_60_mb_header_is_431_and_costs_no_memory() -> None:
     ],
 )
 def test_header_limits(raw: bytes, status: int) -> None:
-    async def test(server: Running, probe: Probe) -> None:
+    async def test(server: Server, probe: Probe) -> None:
         answer = await exchange(server.port, HEAD + b"content-length: 2\r\n" + raw + b"{}")
         assert answer.status == status
 
-    served(test)
+    probed(test)
 
 
 def test_a_long_url_is_431() -> None:
-    async def test(server: Running, probe: Probe) -> None:
+    async def test(server: Server, probe: Probe) -> None:
         raw = b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n"
         assert (await exchange(server.port, raw)).status == 431
 
-    served(test)
+    probed(test)
 
 
 def test_pipelined_and_kept_alive_requests_are_each_counted_alone() -> None:
-    async def test(server: Running, probe: Probe) -> None:
+    async def test(server: Server, probe: Probe) -> None:
         one = HEAD + b"x-pad: " + b"p" * 40_000 + b"\r\ncontent-length: 2\r\n\r\n{}"
         reader, writer = await connect(server.port)
         writer.write(one * 5)
@@ -95,7 +94,7 @@ def test_pipelined_and_kept_alive_requests_are_each_counted_alone() -> None:
         assert (await asyncio.wait_for(read_answer(reader), 30)).status == 200
         writer.close()
 
-    served(test)
+    probed(test)
 
 
 OFFER = HEAD + b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAAP__\r\n"
@@ -112,7 +111,7 @@ OFFER = HEAD + b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-se
 def test_an_offer_of_another_protocol_is_passed_over(body: bytes, at_once: bool) -> None:
     """Java's HTTP client offers HTTP/2 with the first request of each connection, its body included."""
 
-    async def test(server: Running, probe: Probe) -> None:
+    async def test(server: Server, probe: Probe) -> None:
         reader, writer = await connect(server.port)
         everything = (OFFER + body) * 2 + HEAD + b'content-length: 7\r\n\r\n{"b":2}'
         pieces = [everything] if at_once else [bytes([byte]) for byte in everything]
@@ -124,13 +123,13 @@ def test_an_offer_of_another_protocol_is_passed_over(body: bytes, at_once: bool)
             assert (answer.status, answer.json) == (200, expected)
         writer.close()
 
-    served(test)
+    probed(test)
 
 
 def test_the_body_of_an_offer_is_no_request() -> None:
     """Nor is it once the head was a piece of its own."""
 
-    async def test(server: Running, probe: Probe) -> None:
+    async def test(server: Server, probe: Probe) -> None:
         reader, writer = await connect(server.port)
         hidden = b"GET /nowhere HTTP/1.1\r\nhost: localhost\r\n\r\n"
         writer.write(OFFER + b"content-length: %d\r\n\r\n" % len(hidden))
@@ -144,11 +143,11 @@ def test_the_body_of_an_offer_is_no_request() -> None:
         assert (await asyncio.wait_for(read_answer(reader), 30)).status == 200
         writer.close()
 
-    served(test)
+    probed(test)
 
 
 def test_dripped_headers_end_in_408() -> None:
-    async def test(server: Running, probe: Probe) -> None:
+    async def test(server: Server, probe: Probe) -> None:
         reader, writer = await connect(server.port)
         began = time.monotonic()
 
@@ -164,20 +163,20 @@ def test_dripped_headers_end_in_408() -> None:
         assert (answer.status, answer.code) == (408, "request_timeout")
         assert time.monotonic() - began > 0.4
 
-    served(test, header_timeout=0.5)
+    probed(test, header_timeout=0.5)
 
 
 def test_a_connection_that_says_nothing_is_closed() -> None:
-    async def test(server: Running, probe: Probe) -> None:
+    async def test(server: Server, probe: Probe) -> None:
         reader, writer = await connect(server.port)
         assert await asyncio.wait_for(reader.read(), 60) == b""
         writer.close()
 
-    served(test, header_timeout=0.3)
+    probed(test, header_timeout=0.3)
 
 
 def test_the_second_head_of_a_connection_has_the_same_time() -> None:
-    async def test(server: Running, probe: Probe) -> None:
+    async def test(server: Server, probe: Probe) -> None:
         reader, writer = await connect(server.port)
         writer.write(HEAD + b"content-length: 2\r\n\r\n{}")
         assert (await read_answer(reader)).status == 200
@@ -186,11 +185,11 @@ def test_the_second_head_of_a_connection_has_the_same_time() -> None:
         assert (await asyncio.wait_for(read_answer(reader), 60)).status == 408
         writer.close()
 
-    served(test, header_timeout=0.3)
+    probed(test, header_timeout=0.3)
 
 
 def test_slow_heads_do_not_slow_others() -> None:
-    async def test(server: Running, probe: Probe) -> None:
+    async def test(server: Server, probe: Probe) -> None:
         dripping = [await connect(server.port) for _ in range(200)]
         for _, writer in dripping:
             writer.write(b"GET /echo HTTP/1.1\r\nhost:")
@@ -198,7 +197,7 @@ def test_slow_heads_do_not_slow_others() -> None:
         for _, writer in dripping:
             writer.close()
 
-    served(test, header_timeout=600.0)
+    probed(test, header_timeout=600.0)
 
 
 @pytest.mark.parametrize(
@@ -239,26 +238,26 @@ def test_slow_heads_do_not_slow_others() -> None:
     ],
 )
 def test_raw_requests(raw: bytes, status: int, code: str) -> None:
-    async def test(server: Running, probe: Probe) -> None:
+    async def test(server: Server, probe: Probe) -> None:
         answer = await exchange(server.port, raw)
         assert (answer.status, answer.code) == (status, code)
         assert answer.json["error"].keys() == {"message", "type", "param", "code"}
         assert (await call(server.port, "POST", "/echo", {"still": "here"})).json == {"still": "here"}
 
-    served(test)
+    probed(test)
 
 
 def test_local_names_are_served() -> None:
-    async def test(server: Running, probe: Probe) -> None:
+    async def test(server: Server, probe: Probe) -> None:
         for host in ("localhost", f"localhost:{server.port}", "127.0.0.1", "[::1]:8000", "a.localhost"):
             assert (await call(server.port, "POST", "/echo", {}, {"host": host})).status == 200, host
 
-    served(test)
+    probed(test)
 
 
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_body_over_the_limit_is_413_even_while_it_is_being_sent(chunked: bool) -> None:
-    async def test(server: Running, probe: Probe) -> None:
+    async def test(server: Server, probe: Probe) -> None:
         reader, writer = await connect(server.port)
         framing = b"transfer-encoding: chunked\r\n" if chunked else b"content-length: 3000000\r\n"
         writer.write(HEAD + framing + b"\r\n")
@@ -271,11 +270,11 @@ def test_a_body_over_the_limit_is_413_even_while_it_is_being_sent(chunked: bool)
         assert (answer.status, answer.code) == (413, "payload_too_large")
         writer.close()
 
-    served(test, max_body_bytes=1_000_000)
+    probed(test, max_body_bytes=1_000_000)
 
 
 def test_a_dripped_body_is_408_and_an_idle_one_too() -> None:
-    async def test(server: Running, probe: Probe) -> None:
+    async def test(server: Server, probe: Probe) -> None:
         for drip in (True, False):
             reader, writer = await connect(server.port)
             writer.write(HEAD + b"content-length: 1000\r\n\r\n")
@@ -288,7 +287,7 @@ def test_a_dripped_body_is_408_and_an_idle_one_too() -> None:
             assert answer.headers["connection"] == "close"
             writer.close()
 
-    served(test, body_timeout=0.4)
+    probed(test, body_timeout=0.4)
 
 
 def test_a_client_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,7 +310,7 @@ def test_a_client_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch)
         async def handler(request: Any) -> Any:
             return EventStream(flood())
 
-        async with probe_server({"/flood": handler}) as server:
+        async with served(handlers={"/flood": handler}, listens=True) as server:
             _, writer = await connect(server.port, limit=1000)
             writer.write(b"GET /flood HTTP/1.1\r\nhost: localhost\r\n\r\n")
             await asyncio.wait_for(closed.wait(), 30)
@@ -351,7 +350,7 @@ END = b"0\r\n\r\n"
     ],
 )
 def test_what_chunks_carry_beside_their_data_is_bounded(chunks: list[bytes], status: int) -> None:
-    async def test(server: Running, probe: Probe) -> None:
+    async def test(server: Server, probe: Probe) -> None:
         for _ in range(2):
             answer = await exchange(server.port, chunked(*chunks))
             assert answer.status == status
@@ -369,7 +368,7 @@ def test_what_chunks_carry_beside_their_data_is_bounded(chunks: list[bytes], sta
                 break
         writer.close()
 
-    served(test)
+    probed(test)
 
 
 # --------------------------------------------------------------------------- several requests
@@ -388,7 +387,7 @@ def test_pipelined_requests_are_answered_in_order(piece: int, is_chunked: bool) 
     """However they are cut: at most one waits behind the one that runs, and the rest is not read."""
     number = 100 if is_chunked and piece < 1000 else (10 if is_chunked else 500)
 
-    async def test(server: Running, probe: Probe) -> None:
+    async def test(server: Server, probe: Probe) -> None:
         reader, writer = await connect(server.port)
         everything = b"".join(numbered(index, is_chunked) for index in range(number))
 
@@ -405,11 +404,11 @@ def test_pipelined_requests_are_answered_in_order(piece: int, is_chunked: bool) 
         await sending
         writer.close()
 
-    served(test)
+    probed(test)
 
 
 def test_requests_that_wait_for_a_slow_one_are_not_read() -> None:
-    async def test(server: Running, probe: Probe) -> None:
+    async def test(server: Server, probe: Probe) -> None:
         _, writer = await connect(server.port)
         writer.transport.set_write_buffer_limits(high=0)
         writer.write(b"GET /slow HTTP/1.1\r\nhost: localhost\r\n\r\n")
@@ -424,13 +423,13 @@ def test_requests_that_wait_for_a_slow_one_are_not_read() -> None:
         assert sent < 100  # the socket's buffers are full
         assert server.state.lifecycle.num_requests == 1
 
-    served(test)
+    probed(test)
 
 
 def test_many_requests_behind_a_chunked_body_are_refused() -> None:
     """The end of such a body is not known before the part is parsed."""
 
-    async def test(server: Running, probe: Probe) -> None:
+    async def test(server: Server, probe: Probe) -> None:
         reader, writer = await connect(server.port)
         rest = b"GET /nowhere HTTP/1.1\r\nhost: localhost\r\n\r\n"
         writer.write(chunked(b"2\r\n{}\r\n"))
@@ -440,12 +439,12 @@ def test_many_requests_behind_a_chunked_body_are_refused() -> None:
         assert answers.count(b"HTTP/1.1") <= 2
         assert (await call(server.port, "POST", "/echo", {})).status == 200
 
-    served(test)
+    probed(test)
 
 
 @pytest.mark.parametrize("path", [b"/hang", b"/echo"])
 def test_an_answer_to_http_1_0_is_not_chunked(path: bytes) -> None:
-    async def test(server: Running, probe: Probe) -> None:
+    async def test(server: Server, probe: Probe) -> None:
         reader, writer = await connect(server.port)
         raw = HEAD.replace(b"/echo", path).replace(b"HTTP/1.1", b"HTTP/1.0")
         writer.write(raw + b"content-length: 2\r\n\r\n{}")
@@ -461,7 +460,7 @@ def test_an_answer_to_http_1_0_is_not_chunked(path: bytes) -> None:
             assert answer.endswith(b"\r\n\r\n{}")
         writer.close()
 
-    served(test)
+    probed(test)
 
 
 @pytest.mark.parametrize("status", [429, 503])
@@ -473,7 +472,7 @@ def test_a_client_that_still_sends_sees_the_error(status: int) -> None:
             await anext(request.stream())
             raise QueueFullError("full") if status == 429 else EngineLoadingError("loading")
 
-        async with probe_server({"/refuse": refuse}, max_body_bytes=2**26) as server:
+        async with served(handlers={"/refuse": refuse}, max_body_bytes=2**26, listens=True) as server:
             reader, writer = await connect(server.port)
             writer.write(b"POST /refuse HTTP/1.1\r\nhost: localhost\r\ncontent-length: 30000000\r\n\r\n")
             for _ in range(30):

@@ -26,17 +26,8 @@ from chorale.config import ServerConfig
 from chorale.errors import ConfigError
 from chorale.processes import tune_garbage_collector
 from tests.support import PATIENCE
-from tests.support.app import (
-    Probe,
-    call,
-    close_connections,
-    connect,
-    full_server,
-    probe_app,
-    read_answer,
-    running,
-)
-from tests.support.server import make_state
+from tests.support.raw_http import Probe, call, close_connections, connect, read_answer
+from tests.support.server import listening, make_state, probe_app, served
 
 GET_HANG = b"POST /hang HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n"
 
@@ -87,7 +78,7 @@ def test_serving_on_a_unix_socket(sockets: Path) -> None:
     path = str(sockets / "s")
 
     async def main() -> None:
-        async with full_server(uds=path):
+        async with served(uds=path, listens=True):
             reader, writer = await asyncio.open_unix_connection(path)
             writer.write(b"GET /version HTTP/1.1\r\nhost: anything\r\n\r\n")
             assert (await read_answer(reader)).status == 200
@@ -101,7 +92,7 @@ def test_serving_on_a_unix_socket(sockets: Path) -> None:
 @pytest.mark.parametrize("root_path", ["/llm", "/llm/"])
 def test_a_proxy_may_keep_its_prefix_or_take_it_away(root_path: str) -> None:
     async def main() -> None:
-        async with full_server(root_path=root_path) as server:
+        async with served(root_path=root_path, listens=True) as server:
             for path, status in {
                 "/version": 200,
                 "/llm/version": 200,
@@ -122,7 +113,7 @@ def test_one_of_several_processes_leaves_the_unix_socket_to_the_others(sockets: 
     path = str(sockets / "s")
 
     async def main() -> None:
-        async with full_server(uds=path, api_server_count=2):
+        async with served(uds=path, api_server_count=2, listens=True):
             pass
         assert os.path.exists(path)
 
@@ -163,7 +154,7 @@ def test_tls(tmp_path: Path) -> None:
 
     async def main() -> None:
         context = ssl.create_default_context(cafile=certificate)
-        async with full_server(ssl_keyfile=key, ssl_certfile=certificate) as server:
+        async with served(ssl_keyfile=key, ssl_certfile=certificate, listens=True) as server:
             reader, writer = await asyncio.open_connection(
                 "127.0.0.1", server.port, ssl=context, server_hostname="localhost"
             )
@@ -178,7 +169,7 @@ def test_tls(tmp_path: Path) -> None:
                 assert '"response.created"' in str(await asyncio.wait_for(connection.recv(), PATIENCE))
 
         demanding = {"ssl_ca_certs": certificate, "ssl_cert_reqs": 2}
-        async with full_server(ssl_keyfile=key, ssl_certfile=certificate, **demanding) as server:
+        async with served(ssl_keyfile=key, ssl_certfile=certificate, **demanding, listens=True) as server:
             assert not await answers(server.port, context)
             context.load_cert_chain(certificate, key)
             assert await answers(server.port, context)
@@ -218,7 +209,7 @@ def test_drain_lets_running_requests_finish() -> None:
 
         async with (
             make_state(shutdown_timeout=120.0) as state,
-            running(probe_app(state, {"/slow": slow})) as server,  # type: ignore[dict-item]
+            listening(probe_app(state, {"/slow": slow})) as server,  # type: ignore[dict-item]
         ):
             waiting = asyncio.create_task(call(server.port, "POST", "/slow"))
             await asyncio.sleep(0.1)
@@ -240,7 +231,7 @@ def test_a_server_without_requests_ends_at_once() -> None:
     """Not at its next look, a second after the last; connections that are kept alive do not hold it."""
 
     async def main() -> float:
-        async with full_server() as server:
+        async with served(listens=True) as server:
             reader, writer = await connect(server.port)
             writer.write(b"GET /ping HTTP/1.1\r\nhost: localhost\r\n\r\n")
             assert (await read_answer(reader)).status == 200
@@ -254,7 +245,7 @@ def test_a_server_without_requests_ends_at_once() -> None:
 
 def test_during_the_grace_probes_say_so_and_requests_are_taken() -> None:
     async def main() -> None:
-        async with make_state() as state, running(create_app(state), drain_grace=1.0) as server:
+        async with make_state() as state, listening(create_app(state), drain_grace=1.0) as server:
             server.stop()
             await asyncio.sleep(0.1)
             assert (await call(server.port, "GET", "/health")).status == 200
@@ -272,7 +263,7 @@ def test_what_does_not_finish_in_time_is_cut(twice: bool) -> None:
         timeout = 60.0 if twice else 0.3
         async with (
             make_state(shutdown_timeout=timeout) as state,
-            running(probe_app(state, {"/hang": probe.hang})) as server,
+            listening(probe_app(state, {"/hang": probe.hang})) as server,
         ):
             reader, writer = await connect(server.port)
             writer.write(GET_HANG)
@@ -319,7 +310,7 @@ import gc
 from chorale.api.app import create_app
 from chorale.api.http.server import serve_app
 from chorale.api.listening import bind_sockets
-from tests.support.app import make_state
+from tests.support.server import make_state
 
 async def main():
     async with make_state() as state:

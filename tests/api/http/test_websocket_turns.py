@@ -12,7 +12,8 @@ import pytest
 import uvloop
 
 from chorale.api.http.websocket import WebSocketProtocol
-from tests.support.app import Running, call, exchange, full_server
+from tests.support.raw_http import call, exchange
+from tests.support.server import Server, with_server
 
 HANDSHAKE = (
     b"GET /v1/responses HTTP/1.1\r\nhost: localhost\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"
@@ -21,12 +22,8 @@ HANDSHAKE = (
 PING = b"\x89\x80\x00\x00\x00\x00"
 
 
-def served(test: Callable[[Running], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with full_server() as server:
-            await asyncio.wait_for(test(server), 60)
-
-    uvloop.run(main())
+def served(test: Callable[[Server], Awaitable[None]]) -> None:
+    with_server(None, test, runner=uvloop.run, listens=True)
 
 
 def opened(port: int, with_handshake: bytes = b"") -> socket:
@@ -66,7 +63,7 @@ def test_a_client_that_reads_again_is_heard_again(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(WebSocketProtocol, "open", spy)
 
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         with await asyncio.to_thread(opened, server.port) as connection:
             for is_held in (False, True):  # read by the protocol, or only by the kernel
                 protocols[0].pause_writing()
@@ -90,7 +87,7 @@ def test_frames_beyond_the_first_part_of_a_handshake_keep_their_order() -> None:
     text = b'{"type":"%s"}' % (b"a" * 60_000)
     large = b"\x81\xfe" + len(text).to_bytes(2, "big") + b"\x00" * 4 + text
 
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         def client() -> list[tuple[int, bytes]]:
             with opened(server.port, large + large + PING) as connection:
                 return [read_frame(connection) for _ in range(3)]
@@ -106,7 +103,7 @@ def test_frames_beyond_the_first_part_of_a_handshake_keep_their_order() -> None:
 def test_small_frames_without_end_are_1008(frame: bytes) -> None:
     begin = b"\x01\x80\x00\x00\x00\x00" if frame[0] == 0 else b""
 
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         def client() -> tuple[int, bytes]:
             with opened(server.port) as connection:
                 connection.sendall(begin + frame * 1_500)
@@ -122,7 +119,7 @@ def test_small_frames_without_end_are_1008(frame: bytes) -> None:
 
 
 def test_small_frames_at_a_client_s_pace_are_allowed() -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         def client() -> int:
             with opened(server.port) as connection:
                 connection.sendall(b"\x01\x80\x00\x00\x00\x00" + b"\x00\x80\x00\x00\x00\x00" * 500)
@@ -144,7 +141,7 @@ def test_small_frames_at_a_client_s_pace_are_allowed() -> None:
 def test_a_malformed_handshake_is_answered_without_a_traceback(
     header: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         answer = await exchange(server.port, HANDSHAKE % header)
         assert (answer.status, answer.code) == (400, "invalid_handshake")
         assert (await call(server.port, "GET", "/health")).status == 200

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from chorale.api.http.owner import hash_key
 from chorale.api.openapi import describe, operations
 from chorale.api.operator.docs import PATHS, load
-from tests.support.app import Running, call, full_server
 from tests.support.chromium import PATH, Page
+from tests.support.raw_http import call
 from tests.support.scripted import FINAL, playing
-from tests.support.threads import in_thread
+from tests.support.server import Server, in_thread, with_server
 
 browser = pytest.mark.skipif(PATH is None, reason="there is no Chromium on this machine")
 
@@ -44,8 +44,8 @@ def unfold(page: Page, operation: str, path: str, method: str) -> None:
 @pytest.mark.parametrize("prefix", ["", "/prefix"])
 def test_a_call_can_be_tried(page: Page, prefix: str) -> None:
     answer = playing(FINAL + "17 + 25 = 42<|return|>")
-    with in_thread(full_server(answer, root_path=prefix)) as port:
-        page.open(f"http://127.0.0.1:{port}{prefix}/docs")
+    with in_thread(answer, root_path=prefix) as server:
+        page.open(f"http://127.0.0.1:{server.port}{prefix}/docs")
         page.until("document.querySelector('.opblock')", 30)
         unfold(page, "#operations-Responses-postV1Responses", "/v1/responses", "post")
         shown = page.value("document.querySelector('textarea.body-param__text').value")
@@ -60,8 +60,8 @@ def test_a_call_can_be_tried(page: Page, prefix: str) -> None:
 
 @browser
 def test_a_key_can_be_given(page: Page) -> None:
-    with in_thread(full_server(playing(FINAL + "Hi<|return|>"), [hash_key("secret")])) as port:
-        page.open(f"http://127.0.0.1:{port}/docs")
+    with in_thread(playing(FINAL + "Hi<|return|>"), keys=[hash_key("secret")]) as server:
+        page.open(f"http://127.0.0.1:{server.port}/docs")
         page.until("document.querySelector('.authorize')", 30)
         page.click("button.authorize")
         page.until("document.querySelector('.auth-container input')")
@@ -81,23 +81,19 @@ def test_a_page_of_another_origin_opens_no_websocket(page: Page) -> None:
         "new Promise(resolve => { const socket = new WebSocket('ws://127.0.0.1:PORT/v1/responses');"
         " socket.onopen = () => resolve('open'); socket.onerror = () => resolve('refused'); })"
     )
-    with in_thread(full_server(playing(FINAL + "Hi<|return|>"))) as port:
+    with in_thread(playing(FINAL + "Hi<|return|>")) as server:
         for host, found in (("127.0.0.1", "open"), ("localhost", "refused")):
-            page.open(f"http://{host}:{port}/health")  # a page without a policy of its own
+            page.open(f"http://{host}:{server.port}/health")  # a page without a policy of its own
             page.until(f"location.hostname === '{host}' && document.readyState === 'complete'")
-            assert page.value(script.replace("PORT", str(port))) == found
+            assert page.value(script.replace("PORT", str(server.port))) == found
 
 
-def served(test: object, **config: object) -> None:
-    async def main() -> None:
-        async with full_server(**config) as server:  # type: ignore[arg-type]
-            await test(server)  # type: ignore[operator]
-
-    asyncio.run(main())
+def served(test: Callable[[Server], Awaitable[None]], client: Any = None, **config: Any) -> None:
+    with_server(client, test, listens=True, **config)
 
 
 def test_files_come_compressed_or_not_under_a_strict_policy() -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         for path in PATHS:
             plain = await call(server.port, "GET", path)
             packed = await call(server.port, "GET", path, None, {"accept-encoding": "br, gzip"})
@@ -122,7 +118,7 @@ def test_the_page_names_nothing_elsewhere() -> None:
 
 
 def test_it_is_off_where_it_is_unwanted() -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         for path in (*PATHS, "/openapi.json"):
             assert (await call(server.port, "GET", path)).status == 404
 
@@ -132,7 +128,7 @@ def test_it_is_off_where_it_is_unwanted() -> None:
 def test_examples_work_as_they_stand() -> None:
     """Each body that the page offers, sent as it is."""
 
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         described = describe("/", "demo")
         sent = 0
         made = (await call(server.port, "POST", "/v1/conversations", {})).json["id"]

@@ -19,7 +19,9 @@ from chorale.api.operator.metrics import Metrics
 from chorale.client.base import EngineInfo
 from chorale.engine.types import EngineStats, GenerateRequest, SamplingSpec, TokenChunk
 from chorale.errors import EngineDeadError, QueueFullError
-from tests.support.app import call, full_server, scripted
+from tests.support.raw_http import call
+from tests.support.scripted import scripted
+from tests.support.server import served
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -271,7 +273,7 @@ python_info python_gc_collections_total http_request_duration_highr_seconds_buck
 
 def test_names_that_dashboards_read() -> None:
     async def main() -> None:
-        async with full_server() as server:
+        async with served(listens=True) as server:
             await call(server.port, "GET", "/v1/models/none%0a")
             answer = await call(server.port, "GET", "/metrics")
             text = answer.body.decode()

@@ -15,11 +15,9 @@ from chorale.api.operator.page import DEMO_EXAMPLES, _template
 from chorale.config import ToolConfig
 from chorale.harmony.vocab import load_vocabulary
 from chorale.testing.scripted_client import ScriptedClient
-from tests.support.app import full_server
 from tests.support.chromium import PATH, Page
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, call, in_rounds, playing
-from tests.support.server import with_server
-from tests.support.threads import in_thread, tool_server
+from tests.support.server import in_thread, with_server
 
 browser = pytest.mark.skipif(PATH is None, reason="there is no Chromium on this machine")
 
@@ -36,8 +34,8 @@ def served(
     client: ScriptedClient, keys: tuple[bytes, ...] = (), tools: ToolConfig | None = None
 ) -> Iterator[str]:
     """The app in a thread of its own; yields its address."""
-    with in_thread(tool_server(client, tools) if tools else full_server(client, keys)) as port:
-        yield f"http://127.0.0.1:{port}/"
+    with in_thread(client, keys=keys, tools=tools) as server:
+        yield f"http://127.0.0.1:{server.port}/"
 
 
 def opened(page: Page, url: str) -> Page:

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from chorale.api.app import create_app
 from chorale.api.http.owner import hash_key
 from chorale.testing.scripted_client import Script, ScriptedClient
-from tests.support.app import call, create_app, full_server, running
-from tests.support.server import make_state
+from tests.support.raw_http import call
+from tests.support.server import listening, make_state, served
 
 USER = [{"role": "user", "content": "What is 17 + 25?"}]
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
@@ -51,7 +52,7 @@ def test_the_engine_gets_what_was_rendered(path: str) -> None:
                 seen.append(request)
             return Script((200005, 17196, 200008, 13225, 200002))
 
-        async with make_state(ScriptedClient(source)) as state, running(create_app(state)) as server:
+        async with make_state(ScriptedClient(source)) as state, listening(create_app(state)) as server:
             for body in CHATS if "chat" in path else COMPLETIONS:
                 answer = await call(server.port, "POST", f"{path}/render", body)
                 assert answer.status == 200, answer.body
@@ -94,7 +95,7 @@ def check_request(found: dict[str, Any], request: Any, body: dict[str, Any]) -> 
 )
 def test_errors_are_those_of_the_request_itself(path: str, body: dict[str, Any], status: int) -> None:
     async def main() -> None:
-        async with full_server(unknown_fields="refuse") as server:
+        async with served(unknown_fields="refuse", listens=True) as server:
             rendered = await call(server.port, "POST", f"/v1/{path}/render", body)
             itself = await call(server.port, "POST", f"/v1/{path}", body)
             assert (rendered.status, rendered.json["error"]) == (itself.status, itself.json["error"])
@@ -107,7 +108,7 @@ def test_only_post_and_only_with_a_key() -> None:
     async def main() -> None:
         async with make_state() as state:
             hashes = tuple(map(hash_key, ("one", "two")))
-            async with running(create_app(state, api_key_hashes=hashes)) as server:
+            async with listening(create_app(state, api_key_hashes=hashes)) as server:
                 path, body = "/v1/completions/render", {"prompt": "x"}
                 assert (await call(server.port, "POST", path, body)).status == 401
                 salts = []
@@ -118,7 +119,7 @@ def test_only_post_and_only_with_a_key() -> None:
                 assert salts[0] != salts[1]  # keys share no blocks, and hashes say so
                 metrics = (await call(server.port, "GET", "/metrics")).body.decode()
                 assert f'http_requests_total{{handler="{path}",method="POST",status="2xx"}} 2.0' in metrics
-        async with full_server() as server:
+        async with served(listens=True) as server:
             assert (await call(server.port, "GET", "/v1/completions/render")).status == 405
 
     asyncio.run(main())

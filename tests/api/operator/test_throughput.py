@@ -9,7 +9,8 @@ import pytest
 
 from chorale.api.operator.throughput import Throughput
 from chorale.engine.types import EngineStats, GenerateRequest
-from tests.support.app import full_server, scripted
+from tests.support.scripted import scripted
+from tests.support.server import served
 
 
 def test_numbers_of_one_interval() -> None:
@@ -62,7 +63,7 @@ def test_a_server_logs_it(disabled: bool, caplog: pytest.LogCaptureFixture) -> N
     async def main() -> None:
         client = scripted([1] * 5, hang=True)
         request = GenerateRequest(request_id="r", prompt_token_ids=[1, 2, 3])
-        async with full_server(client, log_stats_interval=0.1, disable_log_stats=disabled) as server:
+        async with served(client, log_stats_interval=0.1, disable_log_stats=disabled, listens=True) as server:
             generating = server.state.client.submit(request)
             await asyncio.sleep(0.5)
             await generating.aclose()

@@ -8,7 +8,8 @@ from typing import Any
 import jinja2
 import pytest
 
-from tests.support.app import Running, call, full_server
+from tests.support.raw_http import call
+from tests.support.server import Server, served
 
 
 def user(text: str) -> dict[str, str]:
@@ -39,7 +40,7 @@ def render(template: str, **values: Any) -> str:
     return environment.from_string(template).render(**values)
 
 
-async def info_of(server: Running) -> dict[str, Any]:
+async def info_of(server: Server) -> dict[str, Any]:
     answer = await call(server.port, "GET", "/tokenizer_info")
     assert answer.status == 200
     found: dict[str, Any] = answer.json
@@ -48,9 +49,9 @@ async def info_of(server: Running) -> dict[str, Any]:
 
 def test_it_is_there_only_where_it_is_wanted() -> None:
     async def main() -> None:
-        async with full_server() as server:
+        async with served(listens=True) as server:
             assert (await call(server.port, "GET", "/tokenizer_info")).status == 404
-        async with full_server(tokenizer_info=True) as server:
+        async with served(tokenizer_info=True, listens=True) as server:
             info = await info_of(server)
         assert info["tokenizer_class"] == "PreTrainedTokenizerFast"
         assert info["model_max_length"] == 131072
@@ -63,7 +64,7 @@ def test_what_lm_eval_does_with_it() -> None:
     """The calls of RemoteTokenizer: ids of its special tokens, there and back."""
 
     async def main() -> None:
-        async with full_server(tokenizer_info=True) as server:
+        async with served(tokenizer_info=True, listens=True) as server:
             info = await info_of(server)
             for name, token_id in (("bos_token", 199998), ("eos_token", 200002), ("pad_token", 199999)):
                 body = {"prompt": info[name], "add_special_tokens": False}
@@ -78,7 +79,7 @@ def test_what_lm_eval_does_with_it() -> None:
 @pytest.mark.parametrize("opens", [True, False])
 def test_the_template_renders_what_the_server_renders(opens: bool) -> None:
     async def main() -> None:
-        async with full_server(tokenizer_info=True, default_reasoning_effort="high") as server:
+        async with served(tokenizer_info=True, default_reasoning_effort="high", listens=True) as server:
             template = (await info_of(server))["chat_template"]
             for messages in CHATS:
                 body = {"messages": messages, "add_generation_prompt": opens}

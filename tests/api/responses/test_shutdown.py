@@ -11,9 +11,9 @@ from chorale.api.app import create_app
 from chorale.store.store import SqliteStore
 from chorale.testing.scripted_client import Script, ScriptedClient
 from tests.support import PATIENCE
-from tests.support.app import call, running
+from tests.support.raw_http import call
 from tests.support.responses import HELLO, tokens
-from tests.support.server import make_state, run
+from tests.support.server import listening, make_state, run
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_a_drain(tmp_path: Path, script: Script, hurry: bool, status: str) -> No
         client = ScriptedClient(lambda request, index: script)
         timeout = 60.0 if status == "completed" or hurry else 0.3
         async with make_state(client, response_store=store, shutdown_timeout=timeout) as state:
-            async with running(create_app(state)) as server:
+            async with listening(create_app(state)) as server:
                 made = await call(server.port, "POST", "/v1/responses", {"input": "x", "background": True})
                 assert made.json["status"] == "queued"
                 await asyncio.sleep(0.1)

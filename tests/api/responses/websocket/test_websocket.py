@@ -30,9 +30,10 @@ from chorale.errors import EngineError
 from chorale.testing.scripted_client import Script, ScriptedClient
 from chorale.turns.choice import runaway
 from tests.support import PATIENCE
-from tests.support.app import Running, call, connect, exchange, full_server, running
+from tests.support.raw_http import call, connect, exchange
 from tests.support.responses import ANSWER, CALL, HELLO, TOOL, tokens
-from tests.support.server import make_state
+from tests.support.server import Server, listening, make_state, with_server
+from tests.support.server import served as started
 
 ENDS = ("response.completed", "response.failed", "response.incomplete", "error")
 STRICT: TypeAdapter[Any] = TypeAdapter(ResponsesServerEvent)
@@ -48,17 +49,13 @@ def playing(text: str = HELLO, **options: Any) -> ScriptedClient:
 
 
 def served(
-    test: Callable[[Running], Awaitable[None]], client: ScriptedClient | None = None, **config: Any
+    test: Callable[[Server], Awaitable[None]], client: ScriptedClient | None = None, **config: Any
 ) -> None:
-    async def main() -> None:
-        async with full_server(client or playing(), **config) as server:
-            await asyncio.wait_for(test(server), PATIENCE)
-
-    uvloop.run(main())
+    with_server(client or playing(), test, runner=uvloop.run, listens=True, **config)
 
 
 @contextlib.asynccontextmanager
-async def opened(server: Running, **options: Any) -> AsyncIterator[ClientConnection]:
+async def opened(server: Server, **options: Any) -> AsyncIterator[ClientConnection]:
     async with websockets.connect(
         f"ws://127.0.0.1:{server.port}/v1/responses", max_size=None, **options
     ) as connection:
@@ -97,7 +94,7 @@ def without_ids(event: Event) -> str:
 @pytest.mark.parametrize("dialect", ["openai", "open-responses", "summary"])
 @pytest.mark.parametrize("text", [HELLO, CALL])
 def test_the_events_are_those_of_the_sse_stream(text: str, dialect: str) -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         header = {"x-responses-dialect": dialect}
         body = {"input": "Hi", "tools": [TOOL], "model": "demo", "store": False}
         sse = await call(server.port, "POST", "/v1/responses", body | {"stream": True}, header)
@@ -117,7 +114,7 @@ def test_the_events_are_those_of_the_sse_stream(text: str, dialect: str) -> None
 
 
 def test_lanes_of_the_sdk_run_side_by_side() -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         client = AsyncOpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none")
         limits = ResponsesWebSocketLimits(8, 128, 512, 2**24, 2**25, None)
         async with (
@@ -136,7 +133,7 @@ def test_lanes_of_the_sdk_run_side_by_side() -> None:
 
 
 def test_one_lane_answers_in_order() -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         async with opened(server) as connection:
             for number in range(4):
                 await send(connection, metadata={"number": str(number)})
@@ -153,7 +150,7 @@ def test_one_lane_answers_in_order() -> None:
 def test_a_response_that_is_not_stored_goes_on_where_it_was_made_only() -> None:
     client = playing()
 
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         async with opened(server) as connection:
             first = await ask(connection, store=False, input="What I said.")
             second = await ask(connection, store=False, previous_response_id=first["response"]["id"])
@@ -175,7 +172,7 @@ def test_a_response_that_is_not_stored_goes_on_where_it_was_made_only() -> None:
 
 
 def test_a_request_that_fails_takes_what_it_continued_with_it() -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         async with opened(server) as connection:
             first = await ask(connection, store=False)
             previous = first["response"]["id"]
@@ -189,7 +186,7 @@ def test_a_request_that_fails_takes_what_it_continued_with_it() -> None:
 
 
 def test_a_lane_may_fork_what_another_has_made() -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         async with opened(server) as connection:
             first = await ask(connection, store=False, stream_id="a")
             assert first["stream_id"] == "a"
@@ -205,7 +202,7 @@ def test_a_call_and_its_output_over_one_connection() -> None:
     texts = [CALL, ANSWER]
     client = ScriptedClient(lambda request, index: Script(tokens(texts[len(client.requests) - 1])))
 
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         async with opened(server) as connection:
             first = await ask(connection, store=False, tools=[TOOL])
             [made] = [item for item in first["response"]["output"] if item["type"] == "function_call"]
@@ -221,7 +218,7 @@ def test_a_call_and_its_output_over_one_connection() -> None:
 def test_a_stored_response_after_one_that_is_not_can_be_read_and_continued_over_http() -> None:
     client = playing()
 
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         async with opened(server) as connection:
             first = await ask(connection, store=False, input="What I said.")
             second = await ask(connection, store=True, previous_response_id=first["response"]["id"])
@@ -244,7 +241,7 @@ def test_a_stored_response_after_one_that_is_not_can_be_read_and_continued_over_
 def test_a_response_after_a_stored_one_that_is_not_stored_itself() -> None:
     client = playing()
 
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         async with opened(server) as connection:
             first = await ask(connection, store=True, input="What I said.")
             second = await ask(connection, store=False, previous_response_id=first["response"]["id"])
@@ -257,7 +254,7 @@ def test_a_response_after_a_stored_one_that_is_not_stored_itself() -> None:
 def test_a_warm_up_computes_the_prompt_and_can_be_continued() -> None:
     client = playing()
 
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         async with opened(server) as connection:
             await send(connection, store=False, generate=False, input="What I said.", tools=[TOOL])
             events = await until_end(connection)
@@ -281,7 +278,7 @@ def test_a_warm_up_computes_the_prompt_and_can_be_continued() -> None:
 
 
 def test_what_was_compacted_begins_a_new_chain() -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         said = [{"type": "message", "role": "user", "content": "The word is slate."}]
         compacted = await call(server.port, "POST", "/v1/responses/compact", {"model": "demo", "input": said})
         assert compacted.status == 200
@@ -319,7 +316,7 @@ def test_what_was_compacted_begins_a_new_chain() -> None:
 def test_a_bad_message_is_an_error_and_the_connection_goes_on(
     message: str | bytes, status: int, code: str
 ) -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         async with opened(server) as connection:
             await connection.send(message)
             [error] = await until_end(connection)
@@ -333,7 +330,7 @@ def test_a_full_queue_says_when_to_come_again() -> None:
     client = playing()
     client.max_in_flight = 0
 
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         async with opened(server) as connection:
             error = await ask(connection, stream_id="a")
             assert (error["status"], error["error"]["code"]) == (429, "rate_limit_exceeded")
@@ -351,7 +348,7 @@ def test_lanes_are_admitted_like_requests_of_their_own() -> None:
     )
     client.max_in_flight = 2
 
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         async with opened(server) as connection:
             for lane in ("a", "b", "c"):
                 await send(connection, stream_id=lane)
@@ -375,7 +372,7 @@ def test_reasoning_without_end_is_bounded() -> None:
     texts = ["<|channel|>analysis<|message|>" + thoughts, "So be it.<|return|>"]
     client = ScriptedClient(lambda request, index: Script(tokens(texts[min(len(client.requests), 2) - 1])))
 
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         async with opened(server) as connection:
             response = (await ask(connection))["response"]
             kinds = [item["type"] for item in response["output"]]
@@ -386,7 +383,7 @@ def test_reasoning_without_end_is_bounded() -> None:
 
 
 def test_a_response_that_fails_has_one_last_event() -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         async with opened(server) as connection:
             for _ in range(2):
                 events = [await ask(connection, store=False) for _ in range(1)]
@@ -404,7 +401,7 @@ def test_lanes_and_what_waits_are_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(lanes, "MAX_RUNNING", 2)
     client = playing(HELLO[:40], hang=True)
 
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         async with opened(server) as connection:
             for name in "abc":
                 await send(connection, stream_id=name)
@@ -430,7 +427,7 @@ def test_lanes_and_what_waits_are_bounded(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_keys() -> None:
     async def main() -> None:
-        async with full_server(playing(), [hash_key("secret")]) as server:
+        async with started(playing(), keys=[hash_key("secret")], listens=True) as server:
             for header in ({}, {"authorization": "Bearer wrong"}):
                 with pytest.raises(websockets.InvalidStatus) as refused:
                     async with opened(server, additional_headers=header):
@@ -463,7 +460,7 @@ def test_keys() -> None:
     ],
 )
 def test_handshakes(path: bytes, headers: bytes, status: int) -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         answer = await exchange(server.port, HANDSHAKE % (path, headers))
         assert answer.status == status
         if status != 101:
@@ -474,13 +471,13 @@ def test_handshakes(path: bytes, headers: bytes, status: int) -> None:
 
 
 def test_a_page_of_an_allowed_origin_and_the_wrong_host() -> None:
-    async def allowed(server: Running) -> None:
+    async def allowed(server: Server) -> None:
         raw = HANDSHAKE % (b"/v1/responses", b"origin: http://app.example\r\n")
         assert (await exchange(server.port, raw)).status == 101
         raw = HANDSHAKE % (b"/v1/responses", b"origin: http://evil.example\r\n")
         assert (await exchange(server.port, raw)).code == "origin_not_allowed"
 
-    async def local(server: Running) -> None:
+    async def local(server: Server) -> None:
         raw = (HANDSHAKE % (b"/v1/responses", b"")).replace(b"host: localhost", b"host: evil.example")
         assert (await exchange(server.port, raw)).code == "invalid_host"
 
@@ -489,7 +486,7 @@ def test_a_page_of_an_allowed_origin_and_the_wrong_host() -> None:
 
 
 def test_a_path_in_front_and_a_request_id() -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         raw = HANDSHAKE % (b"/prefix/v1/responses", b"x-request-id: mine\r\n")
         answer = await exchange(server.port, raw)
         assert answer.status == 101
@@ -499,7 +496,7 @@ def test_a_path_in_front_and_a_request_id() -> None:
 
 
 def test_without_an_upgrade_it_is_a_405_and_a_post_passes_the_offer_over() -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         assert (await call(server.port, "GET", "/v1/responses")).status == 405
         offer = {"connection": "upgrade", "upgrade": "websocket"}
         posted = await call(server.port, "POST", "/v1/responses", {"input": "Hi"}, offer)
@@ -509,7 +506,7 @@ def test_without_an_upgrade_it_is_a_405_and_a_post_passes_the_offer_over() -> No
 
 
 def test_frames_that_come_with_the_handshake_are_read() -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         text = b'{"type":"response.create","input":"Hi"}'
         frame = bytes([0x81, 0x80 | len(text), 0, 0, 0, 0]) + text
         reader, writer = await connect(server.port)
@@ -523,7 +520,7 @@ def test_frames_that_come_with_the_handshake_are_read() -> None:
 def test_too_many_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "MAX_CONNECTIONS", 1)
 
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         async with opened(server):
             answer = await exchange(server.port, HANDSHAKE % (b"/v1/responses", b""))
             assert answer.status == 429
@@ -538,7 +535,7 @@ def test_too_many_connections(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nothing_is_compressed() -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         async with opened(server) as connection:  # which offers permessage-deflate
             assert connection.protocol.extensions == []
 
@@ -557,7 +554,7 @@ def test_nothing_is_compressed() -> None:
     ],
 )
 def test_a_client_that_breaks_the_rules_is_told_why(frame: bytes, code: int) -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         answer = await asyncio.to_thread(answer_to, server.port, frame)
         opcode, size = answer[:2]
         assert opcode == 0x88
@@ -593,7 +590,7 @@ def answer_to(port: int, frame: bytes) -> bytes:
 def test_a_client_that_leaves_ends_its_generations() -> None:
     client = playing(HELLO[:40], hang=True)
 
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         async with opened(server) as connection:
             for name in "ab":
                 await send(connection, stream_id=name)
@@ -612,7 +609,7 @@ def test_a_client_that_leaves_ends_its_generations() -> None:
 
 
 def test_a_drain_lets_what_runs_end() -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         async with opened(server) as idle, opened(server) as connection:
             await send(connection)
             await send(connection)
@@ -635,7 +632,7 @@ def test_a_drain_lets_what_runs_end() -> None:
 
 
 def test_a_cut_ends_what_runs_with_an_event() -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         async with opened(server) as connection:
             await send(connection)
             assert json.loads(await connection.recv())["type"] == "response.created"
@@ -654,7 +651,7 @@ def test_a_connection_has_an_end() -> None:
             serve = partial(socket.serve, state, max_seconds=0.2)
             routes = authenticate_routes([WebSocketRoute("/v1/responses", serve)], ())
             app = HttpMiddleware(Router(routes, redirect_slashes=False, default=unknown_path), state, False)
-            async with running(app) as server, opened(server) as connection:
+            async with listening(app) as server, opened(server) as connection:
                 await send(connection)
                 events = await until_end(connection)
                 assert events[-1]["type"] == "response.completed"  # what runs may end
@@ -670,7 +667,7 @@ def test_silence_is_filled_with_pings_and_ended(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(websocket, "PING_SECONDS", 0.05)
     monkeypatch.setattr(websocket, "SILENCE_SECONDS", 0.5)
 
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         async with opened(server) as polite:
             reader, writer = await connect(server.port)  # which never answers
             writer.write(HANDSHAKE % (b"/v1/responses", b""))
@@ -687,7 +684,7 @@ def test_a_client_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(websocket, "WRITE_TIMEOUT_SECONDS", 0.3)
     client = playing("<|channel|>final<|message|>" + "word " * 20_000)
 
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         reader, writer = await connect(server.port, limit=1024)
         writer.write(HANDSHAKE % (b"/v1/responses", b""))
         await reader.readuntil(b"\r\n\r\n")
@@ -707,7 +704,7 @@ def test_a_client_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_a_connection_has_asked_is_counted() -> None:
-    async def test(server: Running) -> None:
+    async def test(server: Server) -> None:
         async with opened(server) as connection:
             await ask(connection)
             await ask(connection, n=2)

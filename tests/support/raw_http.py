@@ -1,87 +1,18 @@
-"""A served app on a loopback port, and clients that speak raw bytes to it."""
+"""Clients that speak raw bytes to a server, and handlers that show what happens to them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
-from starlette.routing import Route, Router
 
-from chorale.api.app import create_app
-from chorale.api.http.auth import authenticate_routes
-from chorale.api.http.middleware import HttpMiddleware, unknown_path
 from chorale.api.http.responses import EventStream, json_response, read_json, until_disconnect
-from chorale.api.http.server import serve_app
-from chorale.api.listening import Stop, bind_sockets
-from chorale.api.state import ServerState
-from chorale.engine.types import GenerateRequest
-from chorale.testing.scripted_client import Script, ScriptedClient
 from tests.support import PATIENCE
-from tests.support.server import make_state
-
-
-def scripted(
-    tokens: Sequence[int] = (200005, 17196, 200008, 13225, 200002), **options: Any
-) -> ScriptedClient:
-    def source(request: GenerateRequest, index: int) -> Script:
-        return Script(tokens, **options)
-
-    return ScriptedClient(source)
-
-
-def probe_app(state: ServerState, handlers: dict[str, Callable[[Request], Awaitable[Any]]]) -> HttpMiddleware:
-    """The shell around handlers of the test's own, each POST and GET."""
-    routes = [Route(path, handler, methods=["GET", "POST"]) for path, handler in handlers.items()]
-    return HttpMiddleware(
-        Router(authenticate_routes(routes, ()), redirect_slashes=False, default=unknown_path), state, False
-    )
-
-
-@dataclass
-class Running:
-    port: int
-    state: ServerState
-    stop: Stop
-    task: asyncio.Task[None]
-
-
-@contextlib.asynccontextmanager
-async def running(app: HttpMiddleware, *, drain_grace: float = 0.0) -> AsyncIterator[Running]:
-    config = app.state.config
-    sockets = bind_sockets(config)
-    port = 0 if config.uds else sockets[0].getsockname()[1]
-    stop, ready = Stop(), asyncio.Event()
-    task = asyncio.create_task(serve_app(app, config, sockets, ready.set, stop=stop, drain_grace=drain_grace))
-    await asyncio.wait_for(ready.wait(), 10)
-    try:
-        yield Running(port, app.state, stop, task)
-    finally:
-        await close_connections()
-        stop()
-        stop()
-        await asyncio.wait_for(task, PATIENCE)
-
-
-@contextlib.asynccontextmanager
-async def full_server(
-    client: ScriptedClient | None = None, keys: Sequence[bytes] = (), **config: Any
-) -> AsyncIterator[Running]:
-    """The whole app."""
-    async with make_state(client, **config) as state, running(create_app(state, keys)) as server:
-        yield server
-
-
-@contextlib.asynccontextmanager
-async def probe_server(
-    handlers: dict[str, Callable[[Request], Awaitable[Any]]], **config: Any
-) -> AsyncIterator[Running]:
-    async with make_state(**config) as state, running(probe_app(state, handlers)) as server:
-        yield server
 
 
 @dataclass
