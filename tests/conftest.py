@@ -22,10 +22,10 @@ from chorale.config import ToolConfig
 from chorale.folders import Folder
 from chorale.processes import collect_rarely, die_with_parent, tune_garbage_collector
 from tests.support import ROOT
-from tests.support.sockets import socket_folder
+from tests.support.serve.sockets import socket_folder
 
 RUN = "CHORALE_TEST_RUN"  # the process of the whole run, for its workers
-REAPER = ROOT / "tests" / "support" / "reaper.py"
+REAPER = ROOT / "tests" / "support" / "serve" / "reaper.py"
 reaper = pytest.StashKey[subprocess.Popen[bytes]]()
 
 
@@ -116,7 +116,7 @@ def sockets() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def postgres_url() -> Iterator[str]:
-    from tests.support.postgres import postgres
+    from tests.support.store.postgres import postgres
 
     with postgres() as url:
         yield url

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from chorale.folders import Folder
-from tests.support.reaper import started
+from tests.support.serve.reaper import started
 
 ROOT = Path(__file__).parents[1]
 SECONDS = 30.0  # after which nothing may be left

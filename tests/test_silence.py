@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from chorale.processes import Pulse, Silence, ThreadTimes, threads_of
-from tests.support.quota import cpu_quota, has_quotas
+from tests.support.serve.quota import cpu_quota, has_quotas
 
 SPIN = (sys.executable, "-c", "while True: pass")
 DEADLINE = 120.0  # seconds, on a busy machine

@@ -1,4 +1,4 @@
-"""The measuring of tests/support/worst_input.py sees each kind of excess, and no other."""
+"""The measuring of tests/support/fuzz/worst_input.py sees each kind of excess, and no other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.support.worst_input import check_linear, measure, watched
+from tests.support.fuzz.worst_input import check_linear, measure, watched
 
 CONTAINERS = b"[" + b"{}," * 5_000_000 + b"1]"
 

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.support.ports import free_port
-from tests.support.quota import cpu_quota
+from tests.support.serve.quota import cpu_quota
 
 Enter = Callable[[int], None]
 CHORALE = (sys.executable, "-m", "chorale")
@@ -102,7 +102,7 @@ def serve(options: argparse.Namespace, log: Path) -> dict[str, object]:
 
 def ray(options: argparse.Namespace, log: Path) -> dict[str, object]:
     """Each replica's processes (its own and its engine) share a quota from their first second on."""
-    from tests.support.ray_cluster import ray_cluster, reaped
+    from tests.support.serve.ray_cluster import ray_cluster, reaped
 
     with reaped(), ray_cluster(nodes=1, cpus=8) as cluster, contextlib.ExitStack() as stack:
         os.environ["RAY_ADDRESS"] = cluster.address

@@ -1,7 +1,7 @@
 """``chorale eval parity`` with real servers: planted faults are found and harmless changes are not blamed.
 
-A server's checkpoint is an ordinary folder with one thing wrong (``tests/support/faults.py``). The slow tests
-take half a minute each.
+A server has an ordinary checkpoint folder with one thing wrong (``tests/support/device/faults.py``). The slow
+tests take half a minute each.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from readings import recording
 
 from chorale.cli.main import main
 from chorale.demo import ensure_demo
-from tests.support.faults import (
+from tests.support.device.faults import (
     FAULTS,
     Fault,
     bias_dropped,
@@ -40,9 +40,9 @@ from tests.support.faults import (
     setting,
     sink_left_out,
 )
+from tests.support.grammar.structured import make_client
 from tests.support.runtime import VOCAB, write_checkpoint
 from tests.support.server import in_thread
-from tests.support.structured import make_client
 
 SIZES = ["--lengths", "200", "--texts", "5", "--tokens", "8", "--top-k", "2"]
 

@@ -14,14 +14,14 @@ from tests.support.local_client import LocalClient
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small random one."""
-    from tests.support.structured import write_checkpoint
+    from tests.support.grammar.structured import write_checkpoint
 
     return write_checkpoint(tmp_path_factory.mktemp("acceptance") / "random")
 
 
 @pytest.fixture(scope="session")
 def client(checkpoint: Path) -> Iterator[LocalClient]:
-    from tests.support.structured import make_client
+    from tests.support.grammar.structured import make_client
 
     made = make_client(checkpoint)
     yield made

@@ -1,6 +1,6 @@
 """Every field of every request model is read where it acts: none is declared, accepted and ignored.
 
-``tests/support/field_reads.py`` finds the reads. A property of the model passes on what it reads, once
+``tests/api/field_reads.py`` finds the reads. A property of the model passes on what it reads, once
 somebody reads the property.
 """
 
@@ -17,7 +17,7 @@ from pydantic import BaseModel
 import chorale.api
 from chorale.api.chat.request import ChatRequest
 from chorale.sampling_fields import CHOSEN_BY_MODEL
-from tests.support.field_reads import ROOT, is_read, strings, terminal, through_self, trees
+from tests.api.field_reads import ROOT, is_read, strings, terminal, through_self, trees
 
 # (model, field) -> why nothing reads it
 WITHOUT_EFFECT: dict[tuple[str, str], str] = {

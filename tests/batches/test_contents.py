@@ -20,7 +20,7 @@ from chorale.batches.contents import (
 )
 from chorale.errors import ConfigError
 from chorale.store.files import new_file_id
-from tests.support.s3 import bucket
+from tests.support.store.s3 import bucket
 
 
 async def pieces(*parts: bytes, error: Exception | None = None) -> AsyncIterator[bytes]:

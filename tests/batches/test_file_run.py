@@ -21,7 +21,7 @@ from chorale.batches.files import Destination, download, examine, lines_of
 from chorale.batches.journal import Header, Journal
 from chorale.batches.line import Answer, Line
 from chorale.errors import ChoraleError, ConfigError
-from tests.support.http_files import http_files
+from tests.support.tools.http_files import http_files
 
 
 def request(custom_id: str, **changes: Any) -> str:

@@ -17,7 +17,7 @@ from chorale.batches.line import (
     unanswered,
 )
 from chorale.errors import EngineDeadError
-from tests.support.worst_input import measure
+from tests.support.fuzz.worst_input import measure
 
 BODY = {"model": "demo", "prompt": "ü"}
 

@@ -21,8 +21,8 @@ from chorale.api.operator.metric_names import (
 from chorale.cli.options.flags import FLAGS
 from chorale.cli.options.settings import merge
 from chorale.errors import ConfigError
+from tests.deploy.files import load_script
 from tests.support import ROOT
-from tests.support.deploy import load_script
 
 PAGE = (ROOT / "docs" / "from-vllm.md").read_text("utf-8")
 

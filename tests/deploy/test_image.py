@@ -24,8 +24,8 @@ from packaging.requirements import Requirement
 from chorale.cli.commands import warm
 from chorale.cli.gpus import find_gpu
 from chorale.cli.options.settings import Settings, merge
+from tests.deploy.files import DEPLOY, DOCKERFILE, DRAIN_SLACK, KNOWN, exec_form, load_script, parsed
 from tests.support import ROOT
-from tests.support.deploy import DEPLOY, DOCKERFILE, DRAIN_SLACK, KNOWN, exec_form, load_script, parsed
 
 HOME = "/home/chorale"
 COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text("utf-8"))

@@ -11,8 +11,7 @@ import pytest
 import yaml
 
 from chorale.config import ServerConfig
-from tests.support import ROOT
-from tests.support.deploy import (
+from tests.deploy.files import (
     DEPLOY,
     DRAIN_SLACK,
     KNOWN,
@@ -23,6 +22,7 @@ from tests.support.deploy import (
     objects,
     pods,
 )
+from tests.support import ROOT
 
 OBJECTS, PODS = objects(), list(pods())
 HOME = "/home/chorale"

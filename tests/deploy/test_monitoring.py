@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.deploy import DEPLOY, load_script
+from tests.deploy.files import DEPLOY, load_script
+from tests.deploy.promql import filled_in, queries
 from tests.support.ports import free_port
-from tests.support.promql import filled_in, queries
 from tests.support.served import serving
 
 

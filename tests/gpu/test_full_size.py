@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.gpu.full_size import Scored, Text, check, engine, forced, parts, random_texts, score
 from tests.runtime.steps.test_decode_graphs import graph_engine
-from tests.support.full_size import Scored, Text, check, engine, forced, parts, random_texts, score
 from tests.support.runtime import VOCAB, write_checkpoint
 
 TEXTS = random_texts((1, 2, 17, 31, 33, 200), 6, VOCAB)

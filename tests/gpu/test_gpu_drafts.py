@@ -13,9 +13,9 @@ from chorale.engine.core import EngineCore
 from chorale.speculative.config import SpeculativeConfig
 from tests.gpu.test_gpu_engine import checkpoint  # noqa: F401  (a fixture)
 from tests.runtime.test_engine_properties import mixed_requests, tokens_of
-from tests.support.draft_worlds import check_equal
+from tests.support.device.draft_worlds import check_equal
+from tests.support.device.head_worlds import known_drafts
 from tests.support.engine.drafters import knowing
-from tests.support.head_worlds import known_drafts
 from tests.support.runtime import VOCAB, make_engine, random_prompt, request, run, with_drafter
 
 pytestmark = [

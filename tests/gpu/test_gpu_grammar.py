@@ -19,7 +19,7 @@ from chorale.harmony.vocab import START
 from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
 from chorale.serve.engine.build import build_engine
-from tests.support.schema_cases import BIAS, SCHEMAS, VOCAB, valid
+from tests.support.grammar.schema_cases import BIAS, SCHEMAS, VOCAB, valid
 
 pytestmark = [
     pytest.mark.gpu,

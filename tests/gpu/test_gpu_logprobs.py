@@ -30,7 +30,7 @@ import torch
 from chorale.engine.core import EngineCore
 from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import SHAPES, make_config
-from tests.support.full_size import Errors, Scored, check, engine, parts, random_texts, score, unrelated
+from tests.gpu.full_size import Errors, Scored, check, engine, parts, random_texts, score, unrelated
 
 pytestmark = [
     pytest.mark.gpu,

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.gpu.test_gpu_engine import checkpoint  # noqa: F401  (a fixture)
+from tests.support.device.soak import soak
 from tests.support.runtime import make_engine
-from tests.support.soak import soak
 
 pytestmark = [
     pytest.mark.gpu,

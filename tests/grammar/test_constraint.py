@@ -21,7 +21,7 @@ from chorale.grammar.matcher import check_constraint, compile_grammar, to_lark
 from chorale.harmony.vocab import load_vocabulary
 from chorale.testing.scripted_client import Script, ScriptedClient
 from chorale.turns.structured import constraint_of
-from tests.support.worst_input import check_linear
+from tests.support.fuzz.worst_input import check_linear
 
 
 def accepts(schema: dict[str, Any], text: str) -> bool:

@@ -33,7 +33,7 @@ from chorale.harmony.vocab import (
     VOCAB_SIZE,
     Vocabulary,
 )
-from tests.support.conversations import text
+from tests.harmony.conversations import text
 
 STREAMS = 100_000
 TOOLS = ("functions.f", "functions.get_weather", "browser.search", "python")

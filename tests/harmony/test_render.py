@@ -26,7 +26,7 @@ from chorale.harmony.render import (
     render_system,
 )
 from chorale.harmony.vocab import END, MESSAGE, NUM_RANKS, START, Vocabulary
-from tests.support.conversations import conversation
+from tests.harmony.conversations import conversation
 
 
 def test_pinned_prompt(vocab: Vocabulary) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from chorale.harmony.render import render_conversation
 from chorale.harmony.vocab import Vocabulary
-from tests.support.conversations import conversation, to_oracle
+from tests.harmony.conversations import conversation, to_oracle
 
 CASES = 5000
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from chorale.harmony.schema_ts import compact_json, schema_to_typescript
-from tests.support.conversations import schema, value
+from tests.harmony.conversations import schema, value
 
 
 def members(**properties: Any) -> dict[str, Any]:

@@ -21,8 +21,8 @@ from chorale.harmony import bpe
 from chorale.harmony import vocab as v
 from chorale.harmony.bpe import PIECE_PATTERN
 from chorale.harmony.vocab import TokenIdError, Vocabulary, VocabularyError
-from tests.support.conversations import WORDS
-from tests.support.worst_input import measure
+from tests.harmony.conversations import WORDS
+from tests.support.fuzz.worst_input import measure
 
 GOLDEN = {
     "<|channel|>analysis<|message|>": [200005, 35644, 200008],

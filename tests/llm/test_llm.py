@@ -35,7 +35,7 @@ from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
 from chorale.serve.engine import build
 from chorale.turns.prompt.effort import DEFAULT_EFFORT
-from tests.support.scripted_core import scripted_llm
+from tests.llm.scripted_core import scripted_llm
 
 torch.set_num_threads(1)
 SIZES: dict[str, Any] = {

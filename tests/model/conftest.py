@@ -15,7 +15,7 @@ from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config import ModelConfig
 from chorale.model.gpt_oss import GptOss
 from chorale.model.layouts import Layout
-from tests.support.model import MakeModel, load_model
+from tests.support.device.model import MakeModel, load_model
 
 torch.set_num_threads(1)
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from chorale.model.config_writer import make_config
-from tests.support.model import SMALL, MakeModel, largest_difference, load_model, prompt
-from tests.support.paged import PagedRunner, Sequence
+from tests.support.device.model import SMALL, MakeModel, largest_difference, load_model, prompt
+from tests.support.device.paged import PagedRunner, Sequence
 
 # Rows of a step differ from the same rows alone only by the rounding of matrix products whose kernel torch
 # picks by shape; at these sizes that is about 2e-6.

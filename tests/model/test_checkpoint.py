@@ -23,7 +23,7 @@ from chorale.model.config_writer import make_config
 from chorale.model.layouts import Layout, tensor_specs
 from chorale.model.safetensors_file import SafetensorsFile
 from chorale.model.weights import load_weights
-from tests.support.model import SMALL, load_model
+from tests.support.device.model import SMALL, load_model
 
 CONFIG = make_config(**{**SMALL, "layers": 2, "hidden": 32, "inter": 32, "vocab": 64})
 LAYER = "model.layers.1."

@@ -17,7 +17,7 @@ import pytest
 
 from chorale.errors import ConfigError
 from chorale.model.hub import resolve_head, resolve_model
-from tests.support.fake_hub import COMMIT, FakeHub
+from tests.model.fake_hub import COMMIT, FakeHub
 
 REPOSITORY = "someone/small-gpt-oss"
 WEIGHTS = bytes(range(256)) * 4096  # 1 MB

@@ -10,7 +10,7 @@ import threading
 import time
 from pathlib import Path
 
-from tests.support.fake_hub import FakeHub
+from tests.model.fake_hub import FakeHub
 
 REPOSITORY, WEIGHTS = "someone/small-gpt-oss", bytes(range(256)) * 4096
 FILES = {"config.json": b'{"model_type": "gpt_oss"}', "model.safetensors": WEIGHTS}

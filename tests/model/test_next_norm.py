@@ -10,8 +10,8 @@ import torch
 
 from chorale.kernels.reference import ops as reference
 from chorale.model.config_writer import make_config
-from tests.support.model import SMALL, MakeModel, prompt
-from tests.support.paged import PagedRunner
+from tests.support.device.model import SMALL, MakeModel, prompt
+from tests.support.device.paged import PagedRunner
 
 
 def test_a_layer_reads_what_the_one_before_has_normed(make_model: MakeModel) -> None:

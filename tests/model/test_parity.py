@@ -16,8 +16,8 @@ from chorale.model.config import ModelConfig, RopeConfig
 from chorale.model.config_writer import config_json, make_config
 from chorale.model.gpt_oss import GptOss
 from chorale.model.layouts import tensor_specs
-from tests.support.model import SMALL, MakeModel, largest_difference, prompt
-from tests.support.paged import PagedRunner
+from tests.support.device.model import SMALL, MakeModel, largest_difference, prompt
+from tests.support.device.paged import PagedRunner
 
 BOUND = 1e-3
 

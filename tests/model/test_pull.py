@@ -14,7 +14,7 @@ import pytest
 from chorale.errors import ConfigError
 from chorale.model.hub import check_family, find_folder, resolve_model
 from chorale.model.names import full_name
-from tests.support.fake_hub import COMMIT, FakeHub
+from tests.model.fake_hub import COMMIT, FakeHub
 
 REPOSITORY = "someone/tuned"
 WEIGHTS = bytes(range(256)) * 40_000  # 10 MB

@@ -23,8 +23,8 @@ from chorale.model.config_writer import make_config
 from chorale.model.weights import load_weights
 from chorale.runtime.hardware import Hardware
 from chorale.runtime.resolve import resolve
-from tests.support.model import SMALL, load_model, prompt
-from tests.support.paged import PagedRunner
+from tests.support.device.model import SMALL, load_model, prompt
+from tests.support.device.paged import PagedRunner
 
 CONFIG = make_config(**{**SMALL, "layers": 2, "experts": 5, "vocab": 512})
 SHARD = "model-00002-of-00003.safetensors"

@@ -21,7 +21,7 @@ from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
 from chorale.speculative.config import SpeculativeConfig
 from tests.parallel.test_shared_model import ODD
-from tests.support.draft_worlds import check_equal as check_nearly_equal
+from tests.support.device.draft_worlds import check_equal as check_nearly_equal
 from tests.support.engine.drafters import knowing
 from tests.support.engine.integrity import check_integrity
 from tests.support.runtime import Answer, make_engine, random_prompt, request, run, with_drafter

@@ -26,9 +26,9 @@ from chorale.model.safetensors_file import DTYPES
 from chorale.model.weights import load_weights, weight_shapes
 from chorale.parallel.communicator import Silent
 from chorale.parallel.rank import Rank
-from tests.support.model import largest_difference, load_model
-from tests.support.paged import PagedRunner
-from tests.support.ranks import load_shared, on_ranks, shares_of
+from tests.parallel.ranks import load_shared, on_ranks, shares_of
+from tests.support.device.model import largest_difference, load_model
+from tests.support.device.paged import PagedRunner
 
 torch.set_num_threads(1)
 

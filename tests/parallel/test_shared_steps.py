@@ -29,10 +29,10 @@ from chorale.runtime.hardware import Hardware
 from chorale.runtime.resolve import resolve
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
 from chorale.serve.engine.assemble import load_model
+from tests.parallel.ranks import Meeting, ThreadCommunicator, shares_of
 from tests.parallel.test_ranks import check_equal, common
 from tests.parallel.test_shared_model import ODD
 from tests.support.engine.drafters import knowing
-from tests.support.ranks import Meeting, ThreadCommunicator, shares_of
 from tests.support.runtime import make_engine, random_prompt, run, with_drafter
 
 torch.set_num_threads(1)

@@ -15,7 +15,7 @@ from tests.support import ROOT
 
 PROGRAM = """
 import time
-from tests.support.ray_cluster import ray_cluster
+from tests.support.serve.ray_cluster import ray_cluster
 with ray_cluster(2):
     print("up", flush=True)
     time.sleep(600)

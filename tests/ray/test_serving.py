@@ -19,8 +19,8 @@ import yaml
 
 from tests.support import ROOT
 from tests.support.ports import free_port
-from tests.support.postgres import postgres
-from tests.support.ray_cluster import ray_cluster
+from tests.support.serve.ray_cluster import ray_cluster
+from tests.support.store.postgres import postgres
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.filterwarnings("ignore")]
 SMALL = {"model": "demo", "device": "cpu", "max-num-seqs": 16, "max-model-len": 2048, "shutdown-timeout": 60}

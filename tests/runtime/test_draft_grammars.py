@@ -7,9 +7,9 @@ import pytest
 from chorale.engine.core import EngineCore
 from chorale.grammar import constraint
 from chorale.grammar.frames import raw_grammar
-from tests.support.draft_worlds import KINDS, Tally, check_world
+from tests.support.device.draft_worlds import KINDS, Tally, check_world
+from tests.support.grammar.structured import write_checkpoint
 from tests.support.runtime import make_engine
-from tests.support.structured import write_checkpoint
 
 REQUESTS, WORLDS = 8, 10  # of a world; of a test
 SCHEMA = {

@@ -11,7 +11,7 @@ import pytest
 from chorale.engine.core import EngineCore
 from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
-from tests.support.draft_worlds import KINDS, Tally, check_world
+from tests.support.device.draft_worlds import KINDS, Tally, check_world
 from tests.support.runtime import SIZES, make_engine
 
 REQUESTS, WORLDS = 20, 50  # of a world; of a test

@@ -9,7 +9,7 @@ import pytest
 
 from chorale.engine.types import GenerateRequest
 from tests.runtime.test_engine_properties import SAMPLINGS, mixed_requests
-from tests.support.draft_worlds import Answers, check_equal
+from tests.support.device.draft_worlds import Answers, check_equal
 from tests.support.engine.drafters import Nonsense, knowing
 from tests.support.runtime import VOCAB, make_engine, random_prompt, request, run
 

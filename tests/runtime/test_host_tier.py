@@ -26,8 +26,8 @@ from chorale.runtime.host_tier.sizes import check_host_memory
 from chorale.runtime.host_tier.transfers import PageTransfers
 from chorale.runtime.steps.mixed_graphs import dummy_plan
 from chorale.runtime.steps.results import empty_result
-from tests.support.head_worlds import drafting_of, head_engine
-from tests.support.order import Order, OrderedDevice
+from tests.runtime.order import Order, OrderedDevice
+from tests.support.device.head_worlds import drafting_of, head_engine
 from tests.support.runtime import CPU, Answer, make_engine, random_prompt, request, run
 
 NUM_BLOCKS, NUM_SLOTS = 40, 100

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.faults import environment
+from tests.support.device.faults import environment
 
 SETTINGS = ("demo", "--device", "cpu", "--kv-cache-memory-bytes", "33554432", "--max-num-seqs", "32")
 

@@ -23,7 +23,7 @@ from chorale.selfcheck.device.op_checks import check_ops
 from chorale.selfcheck.device.plain import EXACT, Group, attend, rms_norm, run_plain
 from chorale.selfcheck.device.plain_weights import decode
 from chorale.selfcheck.recorded import Position, Recording, Sequence
-from tests.support.paged import PagedRunner
+from tests.support.device.paged import PagedRunner
 from tests.support.runtime import SIZES, write_checkpoint
 from tests.support.selfcheck import CODE_FAULTS, engine_with, machine_of, record
 

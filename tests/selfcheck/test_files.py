@@ -16,7 +16,7 @@ from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
 from chorale.selfcheck.check import Failed, Skipped
 from chorale.selfcheck.device import answers, files
-from tests.support.faults import FAULTS, Array, Fault, plant
+from tests.support.device.faults import FAULTS, Array, Fault, plant
 from tests.support.runtime import SIZES
 from tests.support.selfcheck import machine_of
 

@@ -32,9 +32,9 @@ from chorale.serve.bootstrap import (
 from chorale.serve.engine_monitor import EngineMonitor, spawn
 from chorale.serve.watch import EnginePulse, RestartPolicy, WatchLimits
 from tests.support import PATIENCE
-from tests.support.quota import cpu_quota, has_quotas
 from tests.support.serve.fake_engine import Behaviour
 from tests.support.serve.harness import collect, expected, is_alive, request, rig, run, until
+from tests.support.serve.quota import cpu_quota, has_quotas
 
 QUICK = WatchLimits(heartbeat_timeout=3.0, dump_grace=0.05, kill_grace=1.0)
 

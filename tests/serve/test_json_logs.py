@@ -16,8 +16,8 @@ from typing import Any
 from chorale.serve.logs import EXPORTER, ExporterFilter, JsonFormatter
 from chorale.tracing.context import CURRENT, RequestContext
 from chorale.tracing.otel import is_installed
-from tests.support.collector import Collector
-from tests.support.spans import KeptTracer
+from tests.support.tracing.collector import Collector
+from tests.support.tracing.spans import KeptTracer
 
 HOSTILE = 'x\n{"level":"error"}\r\x1b[2J\x85\u2028\x00 \N{GRINNING FACE} é "quoted" \udc80'
 

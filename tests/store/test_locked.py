@@ -16,9 +16,9 @@ import pytest
 from chorale.store.access import Access, Bounds
 from chorale.store.postgres import _LOCK, connect
 from chorale.store.store import ResponseStore, SqliteStore, StoreError
-from tests.support.postgres import hung
 from tests.support.responses import serve
 from tests.support.server import run
+from tests.support.store.postgres import hung
 
 HELLO = "<|channel|>final<|message|>Hello.<|return|>"
 LOCK_SECONDS = 0.6

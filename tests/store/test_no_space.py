@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = ("-m", "tests.support.small_disk")
+SCRIPT = ("-m", "tests.support.store.small_disk")
 
 
 def _namespaces() -> bool:

@@ -423,7 +423,7 @@ def test_open_store(
 def test_killed_writers_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:
     """kill -9 of the writing process at a random moment, ten times on one file."""
     file, rng, acknowledged = tmp_path / "r.sqlite3", random.Random(7), set[str]()
-    script = "tests.support.store_writer"
+    script = "tests.support.store.store_writer"
     for run in range(10):
         with subprocess.Popen(
             [sys.executable, "-m", script, str(file), str(run)], stdout=subprocess.PIPE, text=True

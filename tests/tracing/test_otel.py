@@ -18,9 +18,9 @@ from chorale.cli.options.settings import merge
 from chorale.errors import ConfigError
 from chorale.serve.precheck import check_start
 from chorale.tracing import otel
-from tests.support.collector import Collector, Exported, decode
 from tests.support.scripted import FINAL, playing
 from tests.support.server import run, served
+from tests.support.tracing.collector import Collector, Exported, decode
 
 ANSWER = f"{FINAL}The sea is green.<|return|>"
 needs_package = pytest.mark.skipif(not otel.is_installed(), reason="needs the extra otel")

@@ -18,7 +18,7 @@ from tests.support.responses import MODEL
 from tests.support.scripted import FINAL, ids, in_rounds, playing
 from tests.support.scripted_tools import ScriptedService, result, tools_served
 from tests.support.server import Server, run, served
-from tests.support.spans import KeptTracer
+from tests.support.tracing.spans import KeptTracer
 
 ANSWER = f"{FINAL}The sea is green.<|return|>"
 CLIENT = "ab" * 16

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.support.faces import WAYS, WEATHER, ask
+from tests.support.grammar.schema_cases import BIAS, SCHEMAS, valid
 from tests.support.local_client import LocalClient
-from tests.support.schema_cases import BIAS, SCHEMAS, valid
 from tests.support.server import Server, with_server
 
 ON: dict[str, Any] = {

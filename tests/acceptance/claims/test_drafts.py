@@ -16,7 +16,7 @@ from chorale.engine.types import GenerateRequest, SamplingSpec
 from chorale.harmony.vocab import load_vocabulary
 from chorale.serve.engine.build import build_engine
 from chorale.speculative.config import SpeculativeConfig
-from tests.support.draft_worlds import check_equal
+from tests.support.device.draft_worlds import check_equal
 from tests.support.local_client import LocalClient
 from tests.support.runtime import run, with_drafter
 from tests.support.server import Server, with_server

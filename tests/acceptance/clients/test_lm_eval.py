@@ -17,7 +17,7 @@ import pytest
 
 from chorale import LLM, SamplingParams
 from chorale.harmony.vocab import load_vocabulary
-from tests.support.hf_tokenizer import write_tokenizer
+from tests.acceptance.clients.hf_tokenizer import write_tokenizer
 from tests.support.served import Served, serving
 
 PYTHON = os.environ.get("CHORALE_LM_EVAL_PYTHON")

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.hf_tokenizer import write_tokenizer
+from tests.acceptance.clients.hf_tokenizer import write_tokenizer
 from tests.support.served import Served, serving
 
 PYTHON = os.environ.get("CHORALE_VLLM_PYTHON")

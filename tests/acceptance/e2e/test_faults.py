@@ -18,7 +18,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.support.schema_cases import NASTY
+from tests.support.grammar.schema_cases import NASTY
 from tests.support.served import Served, serving
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")

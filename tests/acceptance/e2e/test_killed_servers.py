@@ -290,7 +290,7 @@ def test_nothing_acknowledged_is_lost_and_nothing_hangs(tmp_path: Path, num_kill
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_same_on_postgresql(tmp_path: Path) -> None:
-    from tests.support.postgres import postgres
+    from tests.support.store.postgres import postgres
 
     with postgres() as url:
         seen = asyncio.run(kill_again_and_again(tmp_path, 5, store=url))

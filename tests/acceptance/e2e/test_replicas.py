@@ -24,8 +24,8 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.kv_subscriber import Subscriber
 from tests.support.ports import free_port
+from tests.support.serve.kv_subscriber import Subscriber
 from tests.support.served import Served, serving
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")

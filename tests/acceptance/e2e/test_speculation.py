@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.promql import all_faults, queries
+from tests.deploy.promql import all_faults, queries
 from tests.support.served import Served, at_once, serving
 
 CONFIG = '{"method": "ngram", "num_speculative_tokens": 4}'

@@ -14,8 +14,8 @@ import pytest
 from chorale.config import ToolConfig
 from chorale.testing.scripted_client import Script, ScriptedClient
 from tests.support.faces import ask
+from tests.support.grammar.schema_cases import BIAS, obj
 from tests.support.local_client import LocalClient
-from tests.support.schema_cases import BIAS, obj
 from tests.support.server import VOCAB, Server, with_server
 
 # (face, fields): Responses at once, in the background and streamed; Chat both ways.

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from tests.support.grammar.schema_cases import BIAS, obj
+from tests.support.grammar.structured import response_to
 from tests.support.local_client import LocalClient
-from tests.support.schema_cases import BIAS, obj
 from tests.support.scripted_tools import ScriptedService
 from tests.support.server import served
-from tests.support.structured import response_to
 
 CODE = {"type": "code_interpreter", "container": {"type": "auto"}}
 WEB = {"type": "web_search"}

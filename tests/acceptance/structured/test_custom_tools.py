@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.grammar.schema_cases import BIAS
+from tests.support.grammar.structured import run
 from tests.support.local_client import LocalClient
-from tests.support.schema_cases import BIAS
-from tests.support.structured import run
 
 LARK = 'start: "*** Begin" LF line{1,2} "*** End"\nline: ("+" | "-") /[a-d]{1,4}/ LF\n%import common.LF\n'
 FORMATS: dict[str, tuple[dict[str, Any], str]] = {

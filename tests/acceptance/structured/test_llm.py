@@ -11,7 +11,7 @@ import pytest
 from chorale import LLM, SamplingParams
 from chorale.harmony.vocab import CALL, load_vocabulary
 from chorale.llm import StructuredOutputsParams
-from tests.support.schema_cases import BIAS, SCHEMAS, valid
+from tests.support.grammar.schema_cases import BIAS, SCHEMAS, valid
 
 LOGIT_BIAS = {int(token): bias for token, bias in BIAS.items()}
 

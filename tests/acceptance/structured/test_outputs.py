@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.grammar.schema_cases import BIAS, SCHEMAS, obj, valid
+from tests.support.grammar.structured import choose, response_to, run, text_of
 from tests.support.local_client import LocalClient
-from tests.support.schema_cases import BIAS, SCHEMAS, obj, valid
 from tests.support.server import VOCAB, Server
-from tests.support.structured import choose, response_to, run, text_of
 
 TOOL = {"name": "look_up", "description": "Look it up.", "parameters": obj(q={"enum": ["a", "b"]})}
 CHAT_TOOL = {"type": "function", "function": TOOL}

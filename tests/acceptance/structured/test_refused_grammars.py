@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from chorale.errors import RequestError
+from tests.support.grammar.schema_cases import BIAS, NASTY, nested, obj
+from tests.support.grammar.structured import run
 from tests.support.local_client import LocalClient
-from tests.support.schema_cases import BIAS, NASTY, nested, obj
 from tests.support.server import Server
-from tests.support.structured import run
 
 REFUSED: list[tuple[Any, str]] = [
     ({"not": {"type": "string"}}, "not"),

@@ -29,8 +29,8 @@ from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows, Masks
 from chorale.serve.engine.build import build_engine
 from tests.support.engine.drafters import Oracle
 from tests.support.engine.integrity import check_integrity
+from tests.support.grammar.schema_cases import BIAS, SCHEMAS, obj, valid
 from tests.support.runtime import with_drafter
-from tests.support.schema_cases import BIAS, SCHEMAS, obj, valid
 from tests.support.server import VOCAB
 
 CPU = CpuDevice(Hardware("cpu", "test", 2**34, 2**34))

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.grammar.schema_cases import BIAS, SCHEMAS, obj, valid
+from tests.support.grammar.structured import choose, response_to, run, text_of
 from tests.support.local_client import LocalClient
-from tests.support.schema_cases import BIAS, SCHEMAS, obj, valid
 from tests.support.server import Server
-from tests.support.structured import choose, response_to, run, text_of
 
 NUM_REQUESTS = 1000
 TOOL = {"name": "f", "parameters": obj(a={"type": "integer", "minimum": 0, "maximum": 9})}

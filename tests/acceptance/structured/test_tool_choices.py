@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.grammar.schema_cases import BIAS, obj, valid
+from tests.support.grammar.structured import choose, response_to, run
 from tests.support.local_client import LocalClient
-from tests.support.schema_cases import BIAS, obj, valid
 from tests.support.server import VOCAB, Server
-from tests.support.structured import choose, response_to, run
 
 SCHEMAS = {
     "get": obj(city={"type": "string", "maxLength": 8}, n={"type": "integer", "minimum": 0, "maximum": 9}),

@@ -1,6 +1,6 @@
 """Floods on one connection: the event loop stays free, work is linear, and memory is bounded.
 
-Each sends as fast as it can for a second. Limits and measuring: ``tests/support/worst_input.py``.
+Each sends as fast as it can for a second. Limits and measuring: ``tests/support/fuzz/worst_input.py``.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import pytest
 import uvloop
 
 from chorale.api.http.owner import hash_key
+from tests.support.fuzz.worst_input import Cost, flood, watched
 from tests.support.raw_http import call, connect, read_answer
 from tests.support.server import VOCAB, served
-from tests.support.worst_input import Cost, flood, watched
 
 SECONDS = 1.0
 PIECE = 2**18

@@ -14,9 +14,9 @@ import pytest
 from chorale.api.http.owner import hash_key
 from chorale.api.openapi import describe, operations
 from chorale.api.operator.docs import PATHS, load
-from tests.support.chromium import PATH, Page
 from tests.support.raw_http import call
 from tests.support.scripted import FINAL, playing
+from tests.support.serve.chromium import PATH, Page
 from tests.support.server import Server, in_thread, with_server
 
 browser = pytest.mark.skipif(PATH is None, reason="there is no Chromium on this machine")

@@ -15,8 +15,8 @@ from chorale.api.operator.page import DEMO_EXAMPLES, _template
 from chorale.config import ToolConfig
 from chorale.harmony.vocab import load_vocabulary
 from chorale.testing.scripted_client import ScriptedClient
-from tests.support.chromium import PATH, Page
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, call, in_rounds, playing
+from tests.support.serve.chromium import PATH, Page
 from tests.support.server import in_thread, with_server
 
 browser = pytest.mark.skipif(PATH is None, reason="there is no Chromium on this machine")

@@ -21,8 +21,8 @@ import pytest
 
 from chorale.cli.commands.run_batch import parser, read_options
 from chorale.cli.main import main
-from tests.support.http_files import HttpFiles, http_files
 from tests.support.ports import free_port
+from tests.support.tools.http_files import HttpFiles, http_files
 
 
 @pytest.fixture

@@ -25,8 +25,8 @@ from chorale.model.config import ModelConfig
 from chorale.model.config_writer import make_config
 from chorale.model.gpt_oss import GptOss
 from chorale.model.weights import load_weights
-from tests.support.model import SMALL, largest_difference, prompt
-from tests.support.paged import PagedRunner, Sequence
+from tests.support.device.model import SMALL, largest_difference, prompt
+from tests.support.device.paged import PagedRunner, Sequence
 
 SETS = ["amx", "avx512_vnni", "avx_vnni", "avx2", "neon_dotprod", "generic"]
 ODD = {**SMALL, "hidden": 96, "inter": 160, "heads": 6, "kv_heads": 2, "head_dim": 24, "experts": 5}

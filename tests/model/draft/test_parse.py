@@ -18,8 +18,8 @@ from chorale.model.draft.files import HeadFiles
 from chorale.model.draft.load import Target
 from chorale.model.draft.parse import check_size, read_head_config
 from chorale.runtime.memory import head_bytes, head_kv_bytes
+from tests.model.draft.draft_files import HeadFile, final_state, nvidia, specforge, speculators
 from tests.model.draft.test_styles import load, target_config
-from tests.support.draft_files import HeadFile, final_state, nvidia, specforge, speculators
 
 # ------------------------------------------------------------------ the other gpt-oss
 

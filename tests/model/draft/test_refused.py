@@ -15,9 +15,9 @@ import torch
 from chorale.errors import ConfigError
 from chorale.model.draft.load import Target
 from chorale.model.draft.parse import read_head_config
+from tests.model.draft import draft_files as files
+from tests.model.draft.draft_files import HeadFile, eagle31, final_state, nvidia, specforge, speculators
 from tests.model.draft.test_styles import TARGET, load, target_config
-from tests.support import draft_files as files
-from tests.support.draft_files import HeadFile, eagle31, final_state, nvidia, specforge, speculators
 
 
 def complaint(file: HeadFile, folder: Path, target: Target = TARGET) -> str:

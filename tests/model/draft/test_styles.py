@@ -19,8 +19,8 @@ from chorale.model.draft.head import DraftHead
 from chorale.model.draft.load import Target, load_head
 from chorale.model.draft.random_head import random_head
 from chorale.model.draft.rope import head_rope_table
-from tests.support import draft_files as files
-from tests.support.draft_files import STYLES, HeadFile, forward, states_of
+from tests.model.draft import draft_files as files
+from tests.model.draft.draft_files import STYLES, HeadFile, forward, states_of
 
 LENGTH, BLOCK = 37, 8
 

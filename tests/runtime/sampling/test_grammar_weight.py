@@ -12,7 +12,7 @@ from chorale.grammar.frames import Call, Frames, turn_grammar
 from chorale.harmony.vocab import VOCAB_SIZE
 from chorale.runtime.sampling import grammar
 
-SCRIPT = "tests.support.grammar_weight"
+SCRIPT = "tests.runtime.sampling.grammar_weight"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -15,8 +15,8 @@ from chorale.kernels.reference.noise import gumbel_noise, row_keys, token_steps,
 from chorale.runtime.device import CpuDevice
 from chorale.runtime.sampling.row_state import RowSamplingState
 from chorale.runtime.sampling.sampler import FORBIDDEN, NO_TOKEN, RESERVED_IDS, Sampler
+from tests.runtime.sampling.slow_sampler import Case, noise, probabilities, sample
 from tests.support.runtime import CPU, row_start, sampling_batch
-from tests.support.slow_sampler import Case, noise, probabilities, sample
 
 V = 97  # no multiple of any vector width
 UNDECIDED = 1e-4  # nearer than this, float32 may differ from float64

@@ -56,9 +56,9 @@ from chorale.runtime.warmup.captures import capture_first, draft_preparations, p
 from chorale.runtime.worker import Worker
 from chorale.serve.engine.assemble import load_model
 from tests.runtime.test_engine_properties import SAMPLINGS, mixed_requests, tokens_of
+from tests.support.device.soak import soak
 from tests.support.engine.drafters import knowing
 from tests.support.runtime import Answer, make_engine, random_prompt, request, row_start, run, with_drafter
-from tests.support.soak import soak
 
 DEVICE = CpuDevice(Hardware("cpu", "stand-in", 2**34, 2**34), can_capture=True, overlap=True)
 

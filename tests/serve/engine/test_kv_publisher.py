@@ -23,8 +23,8 @@ from chorale.llm.engine import OfflineEngine
 from chorale.serve.engine.kv_publisher import KvEventPublisher
 from chorale.serve.engine.kv_sockets import is_bound
 from tests.support.engine.simulation import EOS, VOCAB, Life
-from tests.support.kv_subscriber import Subscriber
 from tests.support.ports import free_port
+from tests.support.serve.kv_subscriber import Subscriber
 
 LIMITS = EngineLimits(
     num_blocks=300, block_size=4, max_num_seqs=16, max_num_batched_tokens=256, max_model_len=200,

@@ -1,4 +1,4 @@
-"""Found first on PYTHONPATH by processes that are to have a fault (``tests.support.faults.environment``).
+"""First on PYTHONPATH of processes that are to have a fault (``tests.support.device.faults.environment``).
 
 Python imports this module when it starts. The fault is put in when the module that it is in is imported, so
 that nothing is imported earlier than without it.

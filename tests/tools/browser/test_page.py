@@ -10,8 +10,8 @@ from chorale.tools.browser.html import html_page, markdown_page, page_of
 from chorale.tools.browser.page import WIDTH, Page, display, find, link_mark, plain, wrap
 from chorale.tools.errors import ToolError
 from chorale.tools.net.fetch import Fetched
+from tests.support.fuzz.worst_input import measure
 from tests.support.tools.drive import count_words
-from tests.support.worst_input import measure
 
 ARTICLE = b"""<!doctype html><html><head><title> Otters &amp; rivers </title><style>x{}</style></head><body>
 <nav><a href="/">Home</a></nav><h1>Otters</h1><p>Sea otters <b>hold hands</b> when they sleep.

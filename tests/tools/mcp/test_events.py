@@ -9,7 +9,7 @@ import pytest
 
 from chorale.tools.mcp.events import MAX_LINES, Event, EventReader
 from chorale.tools.mcp.wire import MAX_VALUES, McpError, decode
-from tests.support.worst_input import measure, watched
+from tests.support.fuzz.worst_input import measure, watched
 
 STREAM = b"\xef\xbb\xbfevent: note\r\ndata: one\r\ndata:two\n: comment\n\nevent: empty\n\ndata: last\n\n"
 

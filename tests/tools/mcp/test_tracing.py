@@ -14,7 +14,7 @@ from chorale.tools.mcp.client import CallOutcome, McpClient, McpLimits
 from chorale.tools.mcp.transport import StreamableHttp
 from chorale.tools.mcp.wire import VERSIONS, Message, encode, success
 from chorale.tracing.context import CURRENT, RequestContext, within
-from tests.support.spans import KeptTracer
+from tests.support.tracing.spans import KeptTracer
 
 
 async def streamed(message: Message) -> AsyncIterator[bytes]:

@@ -29,7 +29,7 @@ HANGS = Script(tokens(HELLO)[:8], hang=True)
 def crash(path: Path, *texts: str) -> list[str]:
     """A server begins a background response for each text, and is killed. Their ids."""
     done = subprocess.run(
-        [sys.executable, "-m", "tests.support.crashing_writer", path, *texts],
+        [sys.executable, "-m", "tests.support.store.crashing_writer", path, *texts],
         stdout=subprocess.PIPE,
         text=True,
         timeout=60,

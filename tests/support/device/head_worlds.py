@@ -27,7 +27,14 @@ from chorale.runtime.hardware import Hardware
 from chorale.runtime.resolve import resolve
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
 from chorale.serve.engine.assemble import load_model
-from tests.support.draft_worlds import Answers, World, check_equal, live, random_limits, random_requests
+from tests.support.device.draft_worlds import (
+    Answers,
+    World,
+    check_equal,
+    live,
+    random_limits,
+    random_requests,
+)
 from tests.support.engine.drafters import restless
 from tests.support.runtime import run, with_drafter
 

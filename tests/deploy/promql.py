@@ -11,7 +11,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from chorale.api.operator.metric_names import COUNTERS
-from tests.support.deploy import DEPLOY, objects
+from tests.deploy.files import DEPLOY, objects
 
 GIVEN = {
     "instance",

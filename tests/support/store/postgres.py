@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.sockets import socket_folder
+from tests.support.serve.sockets import socket_folder
 
 
 def _tool(name: str) -> str | None:

@@ -11,7 +11,7 @@ import pytest
 
 from chorale.api.limits import Size
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "limits.md").read_text("utf-8")
 TABLE = PAGE.split("<!-- entry points -->")[1].split("<!-- /entry points -->")[0]
 ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in TABLE.strip().splitlines()[2:]]

@@ -1,6 +1,6 @@
 """Run as a program inside a mount namespace: a server's store and files on a small disk that is full.
 
-unshare -Urm python -m tests.support.small_disk new|crash|ro|upload|killed|batch FOLDER
+unshare -Urm python -m tests.support.store.small_disk new|crash|ro|upload|killed|batch FOLDER
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ def fill(folder: Path) -> None:
 
 async def full_after_a_crash(folder: Path) -> None:
     """A file with a response of a dead process in it, then the disk fills up."""
-    subprocess.run([sys.executable, "-m", "tests.support.crashing_writer", folder / "r.sqlite3"], check=False)
+    subprocess.run(
+        [sys.executable, "-m", "tests.support.store.crashing_writer", folder / "r.sqlite3"], check=False
+    )
     fill(folder)
     await check_not_storing(folder, "ballast")
 
