@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import chorale
 
@@ -20,6 +21,16 @@ ROOT = Path(chorale.__file__).parent
 @cache
 def trees() -> dict[Path, ast.Module]:
     return {path: ast.parse(path.read_text("utf-8")) for path in sorted(ROOT.rglob("*.py"))}
+
+
+@cache
+def nodes() -> dict[type[ast.AST], list[tuple[Path, Any]]]:
+    """Every node by its type: one walk takes seconds."""
+    found: dict[type[ast.AST], list[tuple[Path, Any]]] = defaultdict(list)
+    for path, tree in trees().items():
+        for node in ast.walk(tree):
+            found[type(node)].append((path, node))
+    return found
 
 
 def names_in(annotation: ast.AST | None) -> Iterator[str]:
@@ -36,29 +47,26 @@ def holders() -> dict[str, frozenset[tuple[Path | None, str]]]:
     """Class -> what is annotated with it: (file, name) of a variable, (None, name) of a field."""
     found: dict[str, set[tuple[Path | None, str]]] = defaultdict(set)
     returning: dict[str, set[str]] = defaultdict(set)  # function -> the classes that it returns
-    for path, tree in trees().items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.arg):
-                for name in names_in(node.annotation):
-                    found[name].add((path, node.arg))
-            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name | ast.Attribute):
-                for name in names_in(node.annotation):
-                    found[name].add((None, terminal(node.target)))
-            elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                returning[node.name].update(names_in(node.returns))
-                for name in names_in(node.returns):
-                    found[name].add((None, node.name))  # a property
+    for path, node in nodes()[ast.arg]:
+        for name in names_in(node.annotation):
+            found[name].add((path, node.arg))
+    for _, node in nodes()[ast.AnnAssign]:
+        for name in names_in(node.annotation):
+            found[name].add((None, terminal(node.target)))
+    for _, node in nodes()[ast.FunctionDef] + nodes()[ast.AsyncFunctionDef]:
+        returning[node.name].update(names_in(node.returns))
+        for name in names_in(node.returns):
+            found[name].add((None, node.name))  # a property
     fields: dict[str, set[str]] = defaultdict(set)  # field -> the classes that it holds
     for name, places in found.items():
         for path, holder in places:
             if path is None:
                 fields[holder].add(name)
-    for path, tree in trees().items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                for part in map(terminal, ast.walk(node.value)):
-                    for name in {part, *returning.get(part, ()), *fields.get(part, ())}:
-                        found[name].add((path, node.targets[0].id))
+    for path, node in nodes()[ast.Assign]:
+        if isinstance(node.targets[0], ast.Name):
+            for part in set(map(terminal, ast.walk(node.value))):
+                for name in {part, *returning.get(part, ()), *fields.get(part, ())}:
+                    found[name].add((path, node.targets[0].id))
     return {name: frozenset(places) for name, places in found.items()}
 
 
@@ -72,14 +80,12 @@ def terminal(node: ast.AST) -> str:
 def declared() -> dict[str, frozenset[str]]:
     """Class -> the names that its body declares; classes of ``chorale`` by their bare names."""
     found: dict[str, set[str]] = defaultdict(set)
-    for tree in trees().values():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef):
-                for part in node.body:
-                    if isinstance(part, ast.AnnAssign):
-                        found[node.name].add(terminal(part.target))
-                    elif isinstance(part, ast.FunctionDef):
-                        found[node.name].add(part.name)
+    for _, node in nodes()[ast.ClassDef]:
+        for part in node.body:
+            if isinstance(part, ast.AnnAssign):
+                found[node.name].add(terminal(part.target))
+            elif isinstance(part, ast.FunctionDef):
+                found[node.name].add(part.name)
     return {name: frozenset(fields) for name, fields in found.items()}
 
 
@@ -87,10 +93,9 @@ def declared() -> dict[str, frozenset[str]]:
 def loads() -> dict[str, frozenset[tuple[Path, str]]]:
     """Attribute -> (file, name of what it is loaded from), ``self`` left out."""
     found: dict[str, set[tuple[Path, str]]] = defaultdict(set)
-    for path, tree in trees().items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
-                found[node.attr].add((path, terminal(node.value)))
+    for path, node in nodes()[ast.Attribute]:
+        if isinstance(node.ctx, ast.Load):
+            found[node.attr].add((path, terminal(node.value)))
     return {name: frozenset(places) for name, places in found.items()}
 
 
@@ -114,7 +119,7 @@ def is_read(owner: type, name: str, *, except_in: tuple[str, ...] = ()) -> bool:
 
 @cache
 def protocols() -> frozenset[str]:
-    classes = (n for tree in trees().values() for n in ast.walk(tree) if isinstance(n, ast.ClassDef))
+    classes = (node for _, node in nodes()[ast.ClassDef])
     return frozenset(n.name for n in classes if any("Protocol" in ast.dump(base) for base in n.bases))
 
 
@@ -122,9 +127,8 @@ def protocols() -> frozenset[str]:
 def through_self() -> dict[str, dict[str, frozenset[str]]]:
     """Class -> method or property -> what it loads from ``self``."""
     found: dict[str, dict[str, frozenset[str]]] = defaultdict(dict)
-    for owner in (node for tree in trees().values() for node in ast.walk(tree)):
-        if isinstance(owner, ast.ClassDef):
-            for part in (part for part in owner.body if isinstance(part, ast.FunctionDef)):
-                used = (node for node in ast.walk(part) if isinstance(node, ast.Attribute))
-                found[owner.name][part.name] = frozenset(n.attr for n in used if terminal(n.value) == "self")
+    for _, owner in nodes()[ast.ClassDef]:
+        for part in (part for part in owner.body if isinstance(part, ast.FunctionDef)):
+            used = (node for node in ast.walk(part) if isinstance(node, ast.Attribute))
+            found[owner.name][part.name] = frozenset(n.attr for n in used if terminal(n.value) == "self")
     return found
