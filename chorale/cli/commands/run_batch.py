@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from chorale.errors import ConfigError
 
 if TYPE_CHECKING:
     from chorale.batches.file_run import FileRun
+    from chorale.batches.files import Destination
     from chorale.cli.batch_screen import LineProgress
 
 CONCURRENCY = 256  # requests in flight at --base-url
@@ -81,11 +82,63 @@ def run(arguments: list[str]) -> int:
         return 0
     given, settings = read_options(made, arguments, os.environ)
     _check(given, settings)
+    from chorale.batches.files import Destination
     from chorale.cli.commands.serve import configure_logging
 
     configure_logging(settings.server)
-    with opened(given, settings) as batch:
-        return batch.to_the_end()
+    destination = Destination.of(given.output_file, given.output_tmp_dir)
+    with _local(given.input_file, destination.journal.parent) as path:
+        return _run(given, settings, path, destination)
+
+
+@contextlib.contextmanager
+def _local(name: str, folder: Path) -> Iterator[Path]:
+    """Yields the path of the input, which is downloaded into ``folder`` for as long as it is needed."""
+    from chorale.batches.files import download, is_url
+
+    if not is_url(name):
+        yield Path(name)
+        return
+    with tempfile.TemporaryDirectory(dir=folder) as made:
+        path = Path(made, "input.jsonl")
+        download(name, path)
+        yield path
+
+
+def _run(given: argparse.Namespace, settings: Settings, path: Path, destination: Destination) -> int:
+    """Sends the lines and delivers the output. The journal is removed then, or if it has no record."""
+    from chorale.batches.file_run import FileRun
+    from chorale.batches.files import examine
+    from chorale.batches.journal import Header, Journal
+    from chorale.cli.batch_screen import LineProgress, summary
+
+    source = examine(path)
+    target = base_of(given.base_url) if given.base_url else settings.engine.model
+    header = Header(input_sha256=source.sha256, num_lines=source.num_lines, target=target)
+    journal = Journal(destination.journal, header, restart=given.restart)
+    delivered = False
+    try:
+        batch = FileRun(source, journal, max_bytes=settings.server.max_body_bytes + 65536)
+        progress = LineProgress(source.num_requests, batch.before, batch.now, quiet=given.quiet)
+        batch.on_record = progress.update
+        if batch.before.num_lines:
+            say(f"resumed: {batch.before.num_lines} lines are done")
+        try:
+            code = (_at_engine if given.base_url is None else _at_url)(given, settings, batch, progress)
+        finally:
+            seconds = progress.close()
+        if not batch.complete:
+            if done := batch.before.num_lines + batch.now.num_lines:
+                say(f"not finished: {done} lines are done; the same command sends the others")
+            return code or INTERRUPTED
+        destination.deliver(journal)
+        delivered = True
+    finally:
+        journal.close(remove=delivered or journal.num_done == 0)
+    for line in (*summary(batch.before, batch.now, seconds), f"output: {given.output_file}"):
+        say(line)
+    before, now = batch.before, batch.now
+    return 1 if before.num_failed + now.num_failed and not before.num_ok + now.num_ok else 0
 
 
 def read_options(
@@ -129,89 +182,55 @@ def _offline(settings: Settings) -> Settings:
     )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Batch:
-    """One run of the command, with its files open."""
+# --------------------------------------------------------------------------- senders
 
-    given: argparse.Namespace
-    settings: Settings
-    file_run: FileRun
-    progress: LineProgress
-    deliver: Callable[[], None]
 
-    def to_the_end(self) -> int:
-        """Returns the exit code."""
-        run = self.file_run
-        code = 0
-        if run.before.num_lines:
-            say(f"resumed: {run.before.num_lines} lines are done")
-        try:
-            if self.given.base_url is not None:
-                asyncio.run(self._at_url())
-            else:
-                code = self._at_engine()
-        finally:
-            seconds = self.progress.close()
-        if not run.complete:
-            done = run.before.num_lines + run.now.num_lines
-            if done:
-                say(f"not finished: {done} lines are done; the same command sends the others")
-            return code or INTERRUPTED
-        self.deliver()
-        from chorale.cli.batch_screen import summary
+def _at_url(given: argparse.Namespace, settings: Settings, batch: FileRun, progress: LineProgress) -> int:
+    key = next(iter(settings.api_keys), None) or os.environ.get("OPENAI_API_KEY")
+    asyncio.run(_send(base_of(given.base_url), key, given.max_concurrency or CONCURRENCY, batch, progress))
+    return 0
 
-        for line in summary(run.before, run.now, seconds):
-            say(line)
-        say(f"output: {self.given.output_file}")
-        num_ok, num_failed = run.before.num_ok + run.now.num_ok, run.before.num_failed + run.now.num_failed
-        return 1 if num_failed and not num_ok else 0
 
-    # ------------------------------------------------------------------ senders
+async def _send(url: str, key: str | None, concurrency: int, batch: FileRun, progress: LineProgress) -> None:
+    import httpx2
 
-    async def _at_url(self) -> None:
-        import httpx2
+    from chorale.batches.execute import UrlSender
 
-        from chorale.batches.execute import UrlSender
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, batch.stop)
+    async with httpx2.AsyncClient(
+        base_url=url,
+        headers={"authorization": f"Bearer {key.strip()}"} if key else {},
+        timeout=httpx2.Timeout(30.0, read=None),
+        limits=httpx2.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
+    ) as client:
+        await _check_server(client)
+        progress.start()
+        await batch.run(UrlSender(client), concurrency)
 
-        key = next(iter(self.settings.api_keys), None) or os.environ.get("OPENAI_API_KEY")
-        concurrency = self.given.max_concurrency or CONCURRENCY
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self.file_run.stop)
-        async with httpx2.AsyncClient(
-            base_url=base_of(self.given.base_url),
-            headers={"authorization": f"Bearer {key.strip()}"} if key else {},
-            timeout=httpx2.Timeout(30.0, read=None),
-            limits=httpx2.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
-        ) as client:
-            await _check_server(client)
-            self.progress.start()
-            await self.file_run.run(UrlSender(client), concurrency)
 
-    def _at_engine(self) -> int:
-        from chorale.api.listening import bind_sockets
-        from chorale.cli.batch_job import BatchJob
-        from chorale.cli.batch_screen import EngineScreen
-        from chorale.cli.commands.serve import check_model
-        from chorale.cli.options.speculation import check_served
-        from chorale.serve import supervisor
-        from chorale.serve.precheck import check_start
+def _at_engine(given: argparse.Namespace, settings: Settings, batch: FileRun, progress: LineProgress) -> int:
+    from chorale.api.listening import bind_sockets
+    from chorale.cli.batch_job import BatchJob
+    from chorale.cli.batch_screen import EngineScreen
+    from chorale.cli.commands.serve import check_model
+    from chorale.cli.options.speculation import check_served
+    from chorale.serve import supervisor
+    from chorale.serve.precheck import check_start
 
-        engine, server = self.settings.engine, self.settings.server
-        check_served(engine, self.settings.values)
-        check_model(self.settings)
-        check_start(engine, server)
-        for notice in self.settings.notices:
-            say(f"note: {notice}")
-        sockets = bind_sockets(server) if self.given.enable_metrics else []
-        screen = EngineScreen(self.settings, sys.stderr)
-        job = BatchJob(self.file_run, self.progress, server, sockets, self.given.max_concurrency)
-        code = supervisor.run(
-            engine, server, on_status=screen.on_status, on_stopping=screen.on_stopping, job=job
-        )
-        if job.failure is not None:
-            raise job.failure
-        return code
+    engine, server = settings.engine, settings.server
+    check_served(engine, settings.values)
+    check_model(settings)
+    check_start(engine, server)
+    for notice in settings.notices:
+        say(f"note: {notice}")
+    sockets = bind_sockets(server) if given.enable_metrics else []
+    screen = EngineScreen(settings, sys.stderr)
+    job = BatchJob(batch, progress, server, sockets, given.max_concurrency)
+    code = supervisor.run(engine, server, on_status=screen.on_status, on_stopping=screen.on_stopping, job=job)
+    if job.failure is not None:
+        raise job.failure
+    return code
 
 
 def base_of(url: str) -> str:
@@ -233,41 +252,6 @@ async def _check_server(client: Any) -> None:
         raise ConfigError(
             f"{client.base_url} refuses the key (HTTP {response.status_code}): set CHORALE_API_KEY"
         )
-
-
-@contextlib.contextmanager
-def opened(given: argparse.Namespace, settings: Settings) -> Iterator[Batch]:
-    """Opens input, journal and progress; removes the journal once the output is delivered."""
-    from chorale.batches.file_run import FileRun
-    from chorale.batches.files import Destination, download, examine, is_url
-    from chorale.batches.journal import Header, Journal
-    from chorale.cli.batch_screen import LineProgress
-
-    destination = Destination.of(given.output_file, given.output_tmp_dir)
-    with contextlib.ExitStack() as stack:
-        path = Path(given.input_file)
-        if is_url(given.input_file):
-            folder = stack.enter_context(tempfile.TemporaryDirectory(dir=destination.journal.parent))
-            path = Path(folder, "input.jsonl")
-            download(given.input_file, path)
-        source = examine(path)
-        target = base_of(given.base_url) if given.base_url else settings.engine.model
-        header = Header(input_sha256=source.sha256, num_lines=source.num_lines, target=target)
-        journal = Journal(destination.journal, header, restart=given.restart)
-        delivered = False
-
-        def deliver() -> None:
-            nonlocal delivered
-            destination.deliver(journal)
-            delivered = True
-
-        try:
-            file_run = FileRun(source, journal, max_bytes=settings.server.max_body_bytes + 65536)
-            progress = LineProgress(source.num_requests, file_run.before, file_run.now, quiet=given.quiet)
-            file_run.on_record = progress.update
-            yield Batch(given, settings, file_run, progress, deliver)
-        finally:
-            journal.close(remove=delivered or journal.num_done == 0)
 
 
 def say(line: str) -> None:
