@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -37,6 +38,20 @@ def crash(path: Path, *texts: str) -> list[str]:
     )
     assert done.returncode == -9
     return done.stdout.split()
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of a killed server's store, and the id of its one response."""
+    folder = tmp_path_factory.mktemp("killed")
+    (made,) = crash(folder / "r.sqlite3")
+    return folder, made
+
+
+@pytest.fixture
+def crashed(killed: tuple[Path, str], tmp_path: Path) -> tuple[Path, str]:
+    """A copy of that store, and the id."""
+    return shutil.copytree(killed[0], tmp_path / "copy") / "r.sqlite3", killed[1]
 
 
 @contextlib.asynccontextmanager
@@ -91,10 +106,9 @@ def test_after_a_crash_they_are_queued_and_another_server_ends_them(tmp_path: Pa
     run(scenario)
 
 
-def test_one_that_was_begun_often_enough_fails(tmp_path: Path) -> None:
+def test_one_that_was_begun_often_enough_fails(crashed: tuple[Path, str]) -> None:
     """A response that takes its server down must not do so for ever."""
-    path = tmp_path / "r.sqlite3"
-    (made,) = crash(path)
+    path, made = crashed
 
     async def scenario() -> None:
         for attempt in range(1, MAX_ATTEMPTS + 1):
@@ -206,9 +220,8 @@ def test_one_that_waits_can_be_ended_and_frees_its_conversation(tmp_path: Path, 
     run(scenario)
 
 
-def test_a_server_of_another_model_or_without_an_engine_takes_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "r.sqlite3"
-    (made,) = crash(path)
+def test_a_server_of_another_model_or_without_an_engine_takes_nothing(crashed: tuple[Path, str]) -> None:
+    path, made = crashed
 
     async def scenario() -> None:
         store = SqliteStore(str(path))
@@ -224,9 +237,8 @@ def test_a_server_of_another_model_or_without_an_engine_takes_nothing(tmp_path: 
     run(scenario)
 
 
-def test_a_full_engine_leaves_it_waiting_and_counts_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "r.sqlite3"
-    crash(path)
+def test_a_full_engine_leaves_it_waiting_and_counts_nothing(crashed: tuple[Path, str]) -> None:
+    path, _ = crashed
 
     async def scenario() -> None:
         store = SqliteStore(str(path))
