@@ -157,7 +157,6 @@ def test_the_servers_own_limit_of_logprobs() -> None:
         ):
             assert response.status_code == 400
             assert response.json()["error"]["param"] == param
-            assert "at most 3 (--max-logprobs)" in response.json()["error"]["message"]
         assert (await server.complete(logprobs=3)).status_code == 200
 
     client = playing(RAW)

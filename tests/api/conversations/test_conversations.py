@@ -235,8 +235,6 @@ def test_an_output_without_its_call_is_a_400_of_every_response_over_it() -> None
             made = await server.sdk.conversations.create(items=[alone])  # type: ignore[list-item]
             status, body = await server.post(input="go on", conversation=made.id)
             assert (status, body["error"]["param"]) == (400, "input")
-            told = "No tool call found for function call output with call_id call_zzz."
-            assert body["error"]["message"] == told
             items = await server.sdk.conversations.items.list(made.id)
             await server.sdk.conversations.items.delete(items.data[0].id or "", conversation_id=made.id)
             assert (await server.post(input="go on", conversation=made.id))[0] == 200

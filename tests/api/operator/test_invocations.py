@@ -33,4 +33,3 @@ def test_the_body_chooses(body: dict[str, Any], kind: str) -> None:
 def test_a_body_for_no_endpoint_or_for_two(body: dict[str, Any]) -> None:
     response = invoke(body)
     assert response.status_code == 400
-    assert "messages (chat)" in response.json()["error"]["message"]

@@ -58,7 +58,7 @@ def test_however_many_items_no_more_than_the_budget_is_unpacked(
 ) -> None:
     meter = Meter()
     monkeypatch.setattr(encrypted_content, "zlib", meter)
-    with pytest.raises(RequestError, match="4 MiB together") as caught:
+    with pytest.raises(RequestError) as caught:
         parse_items([item(kind)] * count)
     assert caught.value.param == "input[1].encrypted_content"
     assert caught.value.code == "string_above_max_length"
@@ -77,8 +77,9 @@ def test_the_budget_is_exact() -> None:
     assert unseal(seal("é"), "x", budget) == "é"
     assert budget.left == 1
     assert unseal(seal("b"), "x", budget) == "b"
-    with pytest.raises(RequestError, match="together"):
+    with pytest.raises(RequestError) as caught:
         unseal(seal("c"), "x", budget)
+    assert caught.value.code == "string_above_max_length"
     assert unseal(seal(""), "x", budget) == ""
 
 
@@ -86,8 +87,9 @@ def test_a_sealed_text_that_is_too_long_to_be_one_is_not_even_decoded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(encrypted_content.base64, "b64decode", None)
-    with pytest.raises(RequestError, match="together"):
+    with pytest.raises(RequestError) as caught:
         unseal("chorale1." + "A" * 8_000_000, "x")
+    assert caught.value.code == "string_above_max_length"
 
 
 def test_a_text_of_the_whole_budget_that_does_not_compress_is_read() -> None:
