@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from chorale.version import __version__
 
 if TYPE_CHECKING:
-    from chorale.config import EngineConfig
+    from chorale.config.engine import EngineConfig
     from chorale.llm import LLM, SamplingParams
 
 __all__ = ["LLM", "EngineConfig", "SamplingParams", "__version__"]
@@ -23,7 +23,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(llm, name)
     if name == "EngineConfig":
-        from chorale.config import EngineConfig
+        from chorale.config.engine import EngineConfig
 
         return EngineConfig
     raise AttributeError(f"module 'chorale' has no attribute {name!r}")

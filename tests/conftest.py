@@ -18,9 +18,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 
-from chorale.config import ToolConfig
-from chorale.folders import Folder
-from chorale.processes import collect_rarely, die_with_parent, tune_garbage_collector
+from chorale.config.engine import ToolConfig
+from chorale.machine.folders import Folder
+from chorale.machine.processes import collect_rarely, die_with_parent, tune_garbage_collector
 from tests.support import ROOT
 from tests.support.serve.sockets import socket_folder
 

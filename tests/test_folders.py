@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from chorale.folders import PREFIX, Folder, folder_for_sockets, sweep
+from chorale.machine.folders import PREFIX, Folder, folder_for_sockets, sweep
 
 HOLD = (
-    "import sys; from chorale.folders import Folder; f = Folder(sys.argv[1]); (f.path / 'engine').touch(); "
+    "import sys; from chorale.machine.folders import Folder; "
+    "f = Folder(sys.argv[1]); (f.path / 'engine').touch(); "
 )
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there are no locks on folders")
 

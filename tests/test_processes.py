@@ -11,14 +11,14 @@ import sys
 CHILD = """
 import os, sys, time
 sys.platform = "another"
-from chorale.processes import die_with_parent
+from chorale.machine.processes import die_with_parent
 die_with_parent(int(sys.argv[1]))
 print(os.getpid(), flush=True)
 time.sleep(600)  # the main thread hangs
 """
 PARENT = """
 import os, subprocess, sys, time
-from chorale.processes import die_with_parent
+from chorale.machine.processes import die_with_parent
 die_with_parent(int(sys.argv[1]))
 subprocess.Popen([sys.executable, "-c", sys.argv[2], str(os.getpid())])
 time.sleep(600)

@@ -14,6 +14,7 @@ import torch
 
 from chorale import LLM, SamplingParams
 from chorale.client.base import EngineInfo
+from chorale.config.sampling_fields import GENERATION, SAMPLING_FIELDS, Range
 from chorale.engine.admission import Admission
 from chorale.engine.bounds import sampling_fault
 from chorale.engine.core import EngineCore
@@ -22,7 +23,6 @@ from chorale.errors import ModelConfigError
 from chorale.model.config import _read_sampling
 from chorale.runtime.sampling.row_state import RowSamplingState
 from chorale.runtime.sampling.sampler import Sampler
-from chorale.sampling_fields import GENERATION, SAMPLING_FIELDS, Range
 from chorale.serve.engine import build
 from chorale.testing.fake_executor import FakeExecutor
 from chorale.turns.compaction import sampling_of_pass

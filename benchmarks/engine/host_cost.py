@@ -109,14 +109,14 @@ def measure_runtime(rows: int, prompt: int, steps: int) -> list[float]:
     """As ``measure`` at depth 1, with the runtime's worker and a device whose graphs do nothing."""
     import torch
 
-    from chorale.config import EngineConfig
+    from chorale.config.engine import EngineConfig
     from chorale.kernels.reference.ops import REFERENCE_OPS
+    from chorale.machine.hardware import Hardware
     from chorale.model.checkpoint_writer import write_random_checkpoint
     from chorale.model.config import ModelConfig
     from chorale.model.config_writer import make_config
     from chorale.runtime.assembly import allocate_kv, make_executor
     from chorale.runtime.device import CpuDevice
-    from chorale.runtime.hardware import Hardware
     from chorale.runtime.resolve import resolve
     from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
     from chorale.serve.engine.assemble import load_model

@@ -26,7 +26,7 @@ from chorale.client import wire
 from chorale.client.base import EngineInfo
 from chorale.client.in_flight import InFlightRequests
 from chorale.client.remote import RemoteClient
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
 from chorale.engine.types import EngineStats, GenerateRequest, SamplingSpec, StepOutputs, TokenChunk
 from chorale.serve.bootstrap import EngineStart, make_directory, read_start
 from chorale.serve.engine.process import Progress, run_engine_process

@@ -39,8 +39,8 @@ from chorale.kernels.triton.dense.norm import Norm, add_norm
 from chorale.kernels.triton.moe.router import pack_router, route
 from chorale.kernels.triton.reduce.memory import Layout
 from chorale.kernels.triton.reduce.reducer import SymmetricReducer
+from chorale.machine.processes import die_with_parent
 from chorale.parallel.peer_memory import PeerMemory, symmetric_memory
-from chorale.processes import die_with_parent
 
 H, EPS, CALLS = 2880, 1e-5, 100
 ROWS = (1, 8, 64, 256, 1024, 4096)

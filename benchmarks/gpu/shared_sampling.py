@@ -32,10 +32,10 @@ from chorale.kernels.triton.sampling.sample import sample
 from chorale.kernels.triton.sampling.shared_sample import SharedSample
 from chorale.kernels.triton.sampling.shared_thresholds import shared_thresholds
 from chorale.kernels.triton.sampling.thresholds import thresholds
+from chorale.machine.processes import die_with_parent
 from chorale.parallel.distributed import Nccl
 from chorale.parallel.rank import Rank
 from chorale.parallel.shares import CHUNK, Share, cut
-from chorale.processes import die_with_parent
 
 V, H, MOST = 201088, 2880, 256
 Filter = tuple[float, float, float]  # top_k, top_p, min_p

@@ -36,7 +36,7 @@ from chorale.api.operator.metrics import Metrics
 from chorale.api.state import ServerState
 from chorale.client.base import EngineInfo, EngineStatus
 from chorale.client.stream import RequestStream
-from chorale.config import ServerConfig
+from chorale.config.engine import ServerConfig
 from chorale.engine.types import ChunkTimings, EngineStats, GenerateRequest, TokenChunk
 from chorale.harmony.vocab import load_vocabulary
 from chorale.store.store import open_store

@@ -23,7 +23,7 @@ from chorale.api.responses import routes
 from chorale.api.responses.items.objects import ResponseBuilder
 from chorale.api.responses.translate import Translator
 from chorale.api.state import ServerState
-from chorale.config import ServerConfig
+from chorale.config.engine import ServerConfig
 from chorale.harmony.vocab import Vocabulary, load_vocabulary
 from chorale.ids import new_id
 from chorale.store.protocol import StoredItem, StoredResponse

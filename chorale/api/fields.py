@@ -17,7 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from chorale.api import limits
 from chorale.api.http.body import Model, parse_model
-from chorale.config import ServerConfig
+from chorale.config.engine import ServerConfig
 from chorale.errors import RequestError
 from chorale.tracing.ignored import unknown_field
 

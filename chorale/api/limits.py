@@ -2,7 +2,7 @@
 
 The request models, the OpenAPI description, ``docs/api.md`` and the boundary tests all use ``LIMITS`` (single
 values) and ``SIZES`` (counts and lengths). Every numeric field is listed here.
-Sampling numbers come from ``chorale/sampling_fields.py``.
+Sampling numbers come from ``chorale/config/sampling_fields.py``.
 
 Use in a request model::
 
@@ -24,9 +24,7 @@ from annotated_types import MaxLen
 from pydantic import AfterValidator, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError, core_schema
 
-from chorale.errors import RequestError
-from chorale.harmony.json_shape import LARGEST
-from chorale.sampling_fields import (
+from chorale.config.sampling_fields import (
     INT32_MAX,
     INT64_MAX,
     MAX_LOGPROBS,
@@ -34,6 +32,8 @@ from chorale.sampling_fields import (
     VOCAB_SIZE,
     Number,
 )
+from chorale.errors import RequestError
+from chorale.harmony.json_shape import LARGEST
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def _integer(low: int, high: int, doc: str, default: str = "none") -> Limit:
     return Limit("integer", low, high, doc, default)
 
 
-# Those of ``chorale/sampling_fields.py``: a number that a request samples by has its range there.
+# Those of ``chorale/config/sampling_fields.py``: a number that a request samples by has its range there.
 _SAMPLING = {
     name: Limit(
         field.type,

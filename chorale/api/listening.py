@@ -13,7 +13,7 @@ import socket
 import stat
 from pathlib import Path
 
-from chorale.config import ServerConfig
+from chorale.config.engine import ServerConfig
 from chorale.errors import ConfigError
 
 BACKLOG = 2048

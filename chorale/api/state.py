@@ -9,7 +9,7 @@ from chorale.api.background import Background
 from chorale.api.http.owner import owner_name
 from chorale.client.base import EngineClient
 from chorale.client.shares import Shares
-from chorale.config import ServerConfig
+from chorale.config.engine import ServerConfig
 from chorale.engine.types import NOBODY, Owner
 from chorale.errors import NotFoundError
 from chorale.grammar.checker import GrammarChecker

@@ -15,7 +15,7 @@ import httpx2
 
 from chorale.batches.journal import Journal
 from chorale.errors import ChoraleError, ConfigError
-from chorale.folders import whole_file
+from chorale.machine.folders import whole_file
 
 _ATTEMPTS = 5
 _DELAY = 2.0  # seconds before the second attempt, doubled each time

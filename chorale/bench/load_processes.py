@@ -20,7 +20,7 @@ from typing import Any
 from chorale.bench.connection import Target
 from chorale.bench.load import Load, LoadRequest, Outcome, Pace, to_json
 from chorale.errors import ChoraleError
-from chorale.processes import die_with_parent
+from chorale.machine.processes import die_with_parent
 
 
 def run_load(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from chorale.errors import ConfigError
-from chorale.folders import write_whole
+from chorale.machine.folders import write_whole
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --soft: #6b7280; --line: #d7dbe0; --fill: #2f6fde;

@@ -17,7 +17,7 @@ from typing import Any
 import httpx2
 
 from chorale.errors import ChoraleError
-from chorale.folders import Folder
+from chorale.machine.folders import Folder
 
 _PROMPT = {"prompt": "The first token", "max_tokens": 1, "temperature": 0}
 

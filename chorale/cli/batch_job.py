@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from chorale.api.http.server import listening
 from chorale.batches.execute import AppSender
-from chorale.config import ServerConfig
+from chorale.config.engine import ServerConfig
 from chorale.errors import ChoraleError, NotFoundError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from chorale.processes import die_with_parent
+from chorale.machine.processes import die_with_parent
 
 
 def command(arguments: Sequence[str]) -> list[str]:

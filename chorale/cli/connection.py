@@ -20,7 +20,7 @@ import httpx2
 from chorale.cli import bound
 from chorale.cli.ending import signals_as_exceptions
 from chorale.errors import ChoraleError, ConfigError
-from chorale.folders import folder_for_sockets
+from chorale.machine.folders import folder_for_sockets
 
 DEFAULT_URL = "http://localhost:8000/v1"
 

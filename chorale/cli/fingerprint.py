@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from chorale.cli import machine
-from chorale.runtime.hardware import cpu_count, total_memory
+from chorale.machine.hardware import cpu_count, total_memory
 from chorale.version import __version__
 
 

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from chorale.cli.gpus import MODELS, GpuModel, hardware_of
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
 from chorale.errors import ConfigError
+from chorale.machine.hardware import Hardware
 from chorale.model.config import ModelConfig
 from chorale.parallel.shares import VALID_SIZES
-from chorale.runtime.hardware import Hardware
 from chorale.runtime.memory import gib, token_bytes, weight_bytes
 from chorale.runtime.resolve import Resolved, check_model, resolve, share_of_first
 

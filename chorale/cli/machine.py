@@ -8,7 +8,7 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
-from chorale.runtime import nvidia_smi
+from chorale.machine import nvidia_smi
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from chorale.cli.error import print_error
 from chorale.errors import ChoraleError, ConfigError
-from chorale.processes import collect_rarely
+from chorale.machine.processes import collect_rarely
 from chorale.version import __version__
 
 # command -> ("module" or "module:function", one line of help). The function maps arguments to an exit code.

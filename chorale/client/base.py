@@ -15,8 +15,8 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from chorale.config.sampling_fields import MAX_LOGPROBS
 from chorale.engine.types import NOBODY, EngineStats, GenerateRequest, Owner, TokenChunk
-from chorale.sampling_fields import MAX_LOGPROBS
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):

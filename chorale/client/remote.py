@@ -44,7 +44,7 @@ from chorale.client.wire import (
 )
 from chorale.engine.types import NOBODY, EngineStats, GenerateRequest, Owner
 from chorale.errors import EngineDeadError, EngineLoadingError, RequestTimeoutError
-from chorale.processes import HEARTBEAT_TIMEOUT, Silence
+from chorale.machine.processes import HEARTBEAT_TIMEOUT, Silence
 
 MIN_RETRY_AFTER = 1.0  # seconds
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from chorale.config.sampling_fields import SAMPLING_FIELDS
 from chorale.engine.types import SamplingSpec
-from chorale.sampling_fields import SAMPLING_FIELDS
 
 _BIAS = SAMPLING_FIELDS["logit_bias"].engine
 _RANGES = {name: field.engine for name, field in SAMPLING_FIELDS.items() if not field.each}

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from chorale.config.sampling_fields import MAX_CHOICES
 from chorale.engine.admission import Admission
 from chorale.engine.drafts.drafter import Drafter
 from chorale.engine.drafts.head import HeadDrafter
@@ -36,7 +37,6 @@ from chorale.engine.types import (
     TokenChunk,
 )
 from chorale.errors import ConfigError, EngineError
-from chorale.sampling_fields import MAX_CHOICES
 
 
 class EngineCore:

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Final
 
 from chorale.errors import ContextLengthError
-from chorale.folders import write_whole
 from chorale.harmony.bpe import PIECE_PATTERN, LinearEncoder
+from chorale.machine.folders import write_whole
 
 VOCAB_SIZE: Final = 201088
 NUM_RANKS: Final = 199998  # ordinary tokens: ids below this

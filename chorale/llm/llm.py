@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from chorale.client.base import EngineInfo
-from chorale.config import MOST_ENGINES, EngineConfig
+from chorale.config.engine import MOST_ENGINES, EngineConfig
+from chorale.config.kv_events import KvEventsConfig, read_kv_events
+from chorale.config.sampling_fields import GENERATION, SAMPLING_FIELDS
+from chorale.config.speculative import SpeculativeConfig
 from chorale.engine.types import TokenChunk
 from chorale.errors import ConfigError
 from chorale.harmony.vocab import load_vocabulary
-from chorale.kv_events import KvEventsConfig, read_kv_events
 from chorale.llm.batch import Batch, Order
 from chorale.llm.engine import OfflineEngine
 from chorale.llm.outputs import RequestOutput
@@ -32,8 +34,6 @@ from chorale.llm.prompts import (
     render_chat,
 )
 from chorale.llm.turns import make_turn
-from chorale.sampling_fields import GENERATION, SAMPLING_FIELDS
-from chorale.speculative.config import SpeculativeConfig
 from chorale.speculative.read import read_speculative
 from chorale.turns.choice.choice import Choice
 from chorale.turns.choice.raw_choice import RawChoice

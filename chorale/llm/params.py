@@ -11,10 +11,10 @@ from numbers import Integral, Real
 from typing import Any
 
 from chorale.client.base import EngineInfo
+from chorale.config.sampling_fields import GENERATION, SAMPLING_FIELDS
 from chorale.errors import RequestError
 from chorale.grammar.constraint import Constraint
 from chorale.grammar.matcher import check_constraint
-from chorale.sampling_fields import GENERATION, SAMPLING_FIELDS
 from chorale.turns.structured import constraint_of
 
 _REFUSED = {

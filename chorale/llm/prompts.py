@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from chorale.client.base import EngineInfo
-from chorale.config import ServerConfig
+from chorale.config.engine import ServerConfig
 from chorale.errors import ContextLengthError
 from chorale.harmony.messages import Conversation, ToolDescription
 from chorale.harmony.render import render_conversation

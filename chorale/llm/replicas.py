@@ -22,7 +22,7 @@ from chorale.client.base import EngineInfo
 from chorale.client.remote import ClientLimits
 from chorale.client.replicas import ReplicaClient
 from chorale.client.stream import RequestStream
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
 from chorale.engine.types import SEED_BITS, EngineStats, GenerateRequest, TokenChunk
 from chorale.errors import ConfigError, EngineDeadError
 from chorale.llm.engine import Take, quiet_collector

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from chorale.config.sampling_fields import GENERATION, SAMPLING_FIELDS
 from chorale.errors import ModelConfigError
 from chorale.model.config_fields import Fields, read_json_object
 from chorale.model.quantization import read_quantization
 from chorale.parallel.shares import Share
-from chorale.sampling_fields import GENERATION, SAMPLING_FIELDS
 
 FULL, WINDOW = 0, 1  # the values of engine.types.CacheGroup, which this package must not import
 MXFP4_GROUP = 32  # weights that share one scale

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from chorale.config.sampling_fields import Range
 from chorale.errors import ConfigError, ModelConfigError
-from chorale.sampling_fields import Range
 
 MAX_CONFIG_BYTES = 4 * 2**20  # the published ones have about 2 KB
 MAX_COUNT = 2**31 - 1

@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from chorale.config.model_names import PUBLISHED, full_name
 from chorale.demo import ensure_demo
 from chorale.demo.head import ensure_demo_head
 from chorale.errors import ConfigError
-from chorale.model.names import PUBLISHED, full_name
 
 Progress = Callable[[str, float, str], None]
 

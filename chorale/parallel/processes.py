@@ -19,11 +19,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from chorale.errors import ChoraleError, ConfigError, EngineError, GpuError
+from chorale.machine.processes import HEARTBEAT_TIMEOUT, Pulse
 from chorale.parallel.channel import Channel
 from chorale.parallel.communicator import CommunicationError
 from chorale.parallel.rank_state import Loss, RankState, first_loss
 from chorale.parallel.wire import Opened, Stop, decode_from_rank, encode
-from chorale.processes import HEARTBEAT_TIMEOUT, Pulse
 
 logger = logging.getLogger(__name__)
 LOOK_SECONDS = 0.1  # between two looks at the processes

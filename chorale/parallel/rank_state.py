@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from chorale.errors import ConfigError, EngineError, GpuError
+from chorale.machine.processes import LOADING_TIMEOUT, Pulse
 from chorale.parallel.channel import Channel
 from chorale.parallel.wire import Beat, Failed, FromRank, Opened, Ready
-from chorale.processes import LOADING_TIMEOUT, Pulse
 
 # Of a rank's own part of one step: enqueuing on a GPU, computing on a CPU. Less than the engine monitor's
 # limits for a whole step, which name no rank (``watch.WatchLimits.step_limit``).

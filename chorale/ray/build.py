@@ -12,7 +12,7 @@ from chorale.api.http.owner import hash_key
 from chorale.cli.options.parse import read_mapping
 from chorale.cli.options.settings import Settings, merge_values
 from chorale.cli.options.values import Setting
-from chorale.config import EngineConfig, ServerConfig
+from chorale.config.engine import EngineConfig, ServerConfig
 from chorale.errors import ConfigError
 from chorale.ray.version import import_serve
 from chorale.serve.bootstrap import ApiStart

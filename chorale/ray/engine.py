@@ -19,7 +19,7 @@ from ray.experimental import internal_kv
 
 from chorale.api.operator.metrics import Metrics
 from chorale.client.remote import RemoteClient
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
 from chorale.ray.export import export_forever
 from chorale.ray.holds import HoldDesk
 from chorale.serve.bootstrap import configured_secret

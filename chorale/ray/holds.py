@@ -17,7 +17,7 @@ import msgspec
 import zmq
 
 from chorale.client import curve
-from chorale.processes import HEARTBEAT_TIMEOUT, Silence
+from chorale.machine.processes import HEARTBEAT_TIMEOUT, Silence
 
 logger = logging.getLogger(__name__)
 PING = 0.25

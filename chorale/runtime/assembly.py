@@ -7,10 +7,10 @@ import math
 import numpy as np
 import torch
 
+from chorale.config.cache_dtype import E4M3
 from chorale.model.config import ModelConfig
 from chorale.model.gpt_oss import GptOss
 from chorale.parallel.rank import Rank
-from chorale.runtime.cache_dtype import E4M3
 from chorale.runtime.device import Device
 from chorale.runtime.drafts.setup import DraftSetup, make_drafting
 from chorale.runtime.executor import LocalExecutor

@@ -18,16 +18,16 @@ import numpy.typing as npt
 import torch
 
 from chorale.errors import ConfigError
-from chorale.runtime.gpu_faults import explained
-from chorale.runtime.hardware import (
+from chorale.machine.hardware import (
     Hardware,
     available_memory,
     check_gpus,
     check_no_instances,
     cpu_count,
 )
+from chorale.machine.platforms import CUDA, NPU, Platform, find_platform
+from chorale.runtime.gpu_faults import explained
 from chorale.runtime.memory import SMALL_PARAMETERS
-from chorale.runtime.platforms import CUDA, NPU, Platform, find_platform
 from chorale.runtime.streams import CudaEvent, CudaStream, Event, HostEvent, HostStream, Stream
 
 GPU_SAMPLE_ROWS = 64  # rows that the sampler takes at once on a GPU

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
 from chorale.engine.types import CacheGroup
 from chorale.errors import ConfigError
+from chorale.machine import nvidia_smi
+from chorale.machine.hardware import Hardware
+from chorale.machine.platforms import PLATFORMS
 from chorale.parallel.shares import VALID_SIZES
-from chorale.runtime import nvidia_smi
-from chorale.runtime.hardware import Hardware
 from chorale.runtime.memory import DRIVER_BYTES, GIB, KvGeometry, gib
-from chorale.runtime.platforms import PLATFORMS
 
 CPU_SHARE = 0.25  # of the memory left after the weights: a CPU host has other work
 CPU_MOST = 16 * GIB

@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from chorale.config import EngineConfig
+from chorale.config.cache_dtype import E4M3
+from chorale.config.engine import EngineConfig
 from chorale.model.config import MXFP4_GROUP, ModelConfig
 from chorale.model.draft.config import MLP_TOKENS, HeadConfig, tensor_shapes
-from chorale.runtime.cache_dtype import E4M3
 
 GIB = 2**30
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, E4M3: 1}

@@ -8,15 +8,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from chorale.config import EngineConfig, check_least
+from chorale.config.cache_dtype import E4M3, cache_dtype
+from chorale.config.engine import EngineConfig, check_least
+from chorale.config.sampling_fields import MAX_LOGPROBS
+from chorale.config.speculative import check_ranks_of_head
 from chorale.engine.types import EngineLimits
 from chorale.errors import ConfigError
 from chorale.harmony.vocab import VOCAB_SIZE
+from chorale.machine.hardware import Hardware
+from chorale.machine.platforms import PLATFORMS
 from chorale.model.config import ModelConfig
 from chorale.parallel.shares import check_size, cuts_by_expert, shares_of
-from chorale.runtime.cache_dtype import E4M3, cache_dtype
 from chorale.runtime.drafts.memory import DraftMemory, draft_memory
-from chorale.runtime.hardware import Hardware
 from chorale.runtime.host_tier.sizes import GPU_LEAST_HIT, HostTierSizes, host_tier_sizes
 from chorale.runtime.kv_pool import PoolRequest, check_one_fits, check_rows, size_pool, who_holds
 from chorale.runtime.memory import (
@@ -31,7 +34,6 @@ from chorale.runtime.memory import (
     rank_bytes,
     weight_bytes,
 )
-from chorale.runtime.platforms import PLATFORMS
 from chorale.runtime.steps.graph_sizes import (
     MIXED_ROWS,
     MIXED_TOKENS,
@@ -40,8 +42,6 @@ from chorale.runtime.steps.graph_sizes import (
     context_sizes,
     row_sizes,
 )
-from chorale.sampling_fields import MAX_LOGPROBS
-from chorale.speculative.config import check_ranks_of_head
 
 # Seconds that prompts may add to a step of running streams. No stream is to wait 0.5 s for another's prompt,
 # and on a busy CPU steps take several times what was expected.

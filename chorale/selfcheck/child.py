@@ -13,7 +13,7 @@ from typing import IO
 
 import msgspec
 
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
 from chorale.selfcheck.check import Check, Outcome
 from chorale.selfcheck.device.process import Begins, Ends, Order
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx2
 
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
 from chorale.errors import ChoraleError
 from chorale.selfcheck.check import Check, Failed, Found, Outcome, Place, Skipped
 from chorale.selfcheck.child import device_outcomes

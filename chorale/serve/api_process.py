@@ -14,7 +14,7 @@ import sys
 
 from chorale.api.listening import Stop
 from chorale.errors import ChoraleError, ConfigError
-from chorale.processes import collect_rarely, settle_signals
+from chorale.machine.processes import collect_rarely, settle_signals
 from chorale.serve.bootstrap import (
     EXIT_CONFIG,
     EXIT_FAILED,

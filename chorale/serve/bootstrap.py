@@ -19,11 +19,11 @@ import msgspec
 
 from chorale.client.curve import TcpSocket
 from chorale.client.wire import DECODE_ERRORS, EngineAddress, local_address
-from chorale.config import EngineConfig, ServerConfig
+from chorale.config.engine import EngineConfig, ServerConfig
 from chorale.engine.kv_cache.hashing import shared_secret
 from chorale.errors import ConfigError
-from chorale.folders import Folder, folder_for_sockets, write_whole
-from chorale.processes import HEARTBEAT_TIMEOUT, die_with_parent
+from chorale.machine.folders import Folder, folder_for_sockets, write_whole
+from chorale.machine.processes import HEARTBEAT_TIMEOUT, die_with_parent
 from chorale.serve.logs import LogOptions
 
 # Exit codes; from sysexits.h where it defines one.

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from chorale.client.curve import TcpSocket, new_keys
 from chorale.client.wire import EngineAddress
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
 from chorale.serve.bootstrap import EngineStart, EngineTcp, Failure, loop_factory, make_directory
 from chorale.serve.engine_monitor import ENGINE_COMMAND, EngineMonitor
 from chorale.serve.logs import LogOptions

@@ -20,7 +20,7 @@ import zmq
 from chorale.client import curve
 from chorale.client.base import EngineInfo, EngineStatus
 from chorale.client.wire import DECODE_ERRORS, Heartbeat, decode_heartbeat
-from chorale.runtime.platforms import CUDA, find_platform
+from chorale.machine.platforms import CUDA, find_platform
 from chorale.serve.bootstrap import (
     EXIT_CONFIG,
     EXIT_FAILED,

@@ -21,7 +21,7 @@ from chorale.api.state import ServerState
 from chorale.client.base import EngineClient
 from chorale.client.remote import RemoteClient
 from chorale.client.replicas import ReplicaClient
-from chorale.config import ServerConfig
+from chorale.config.engine import ServerConfig
 from chorale.errors import ConfigError
 from chorale.harmony.vocab import Vocabulary, VocabularyError, load_vocabulary
 from chorale.serve.bootstrap import ApiStart

@@ -20,7 +20,7 @@ from chorale.api.listening import Stop
 from chorale.client.remote import RemoteClient
 from chorale.client.replicas import ReplicaClient
 from chorale.errors import ChoraleError, ConfigError
-from chorale.processes import LOADING_TIMEOUT, Silence
+from chorale.machine.processes import LOADING_TIMEOUT, Silence
 from chorale.serve.bootstrap import EXIT_CONFIG, ApiStart
 from chorale.serve.engine_monitor import WATCH_INTERVAL, end, spawn
 from chorale.serve.watch import RestartPolicy, WatchLimits

@@ -21,10 +21,10 @@ from pathlib import Path
 import msgspec
 
 from chorale.api.listening import Stop, bind_sockets, stop_signals
-from chorale.config import EngineConfig, ServerConfig
+from chorale.config.engine import EngineConfig, ServerConfig
 from chorale.errors import ChoraleError, ConfigError
-from chorale.processes import settle_signals
-from chorale.runtime.devices import replica_environments
+from chorale.machine.devices import replica_environments
+from chorale.machine.processes import settle_signals
 from chorale.serve.bootstrap import (
     EXIT_CONFIG,
     EXIT_FAILED,

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from chorale.client.wire import Heartbeat
-from chorale.processes import LOADING_TIMEOUT, Pulse
+from chorale.machine.processes import LOADING_TIMEOUT, Pulse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

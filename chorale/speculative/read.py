@@ -12,8 +12,8 @@ from dataclasses import fields, replace
 from itertools import pairwise
 from typing import Any, cast
 
+from chorale.config.speculative import METHODS, MOST_DRAFT_TOKENS, USUAL_NGRAM, Method, SpeculativeConfig
 from chorale.errors import ConfigError
-from chorale.speculative.config import METHODS, MOST_DRAFT_TOKENS, USUAL_NGRAM, Method, SpeculativeConfig
 from chorale.speculative.keys import EXACT, IDLE, NAMED, REFUSED, REFUSED_METHODS
 
 _SYNONYMS = {"eagle": "eagle3", "[ngram]": "ngram", "ngram_gpu": "ngram"}

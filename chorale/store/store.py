@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from chorale.config import ServerConfig
+from chorale.config.engine import ServerConfig
 from chorale.store.access import Access, Bounds
 from chorale.store.background import BackgroundResponses, count_live, expire
 from chorale.store.batches import Batches

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
-from chorale.config import BrowserOption, PythonOption, ToolConfig
+from chorale.config.engine import BrowserOption, PythonOption, ToolConfig
 from chorale.errors import ConfigError
 from chorale.tools.browser.backends import SERVICES, HttpSearch, SearchBackend
 from chorale.tools.browser.offline import load_folder

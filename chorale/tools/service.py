@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from chorale.config import ToolConfig
+from chorale.config.engine import ToolConfig
 from chorale.errors import ConfigError
 from chorale.tools.box import Box, SystemTool
 from chorale.tools.browser.backends import SearchBackend

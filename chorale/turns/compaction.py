@@ -10,13 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from chorale.client.base import EngineInfo
+from chorale.config.sampling_fields import IN_SUMMARY
 from chorale.engine.types import SamplingSpec
 from chorale.grammar.frames import Frames, turn_grammar
 from chorale.harmony.messages import Message
 from chorale.harmony.render import ASSISTANT, render_message
 from chorale.harmony.vocab import START, Vocabulary
 from chorale.ids import new_id
-from chorale.sampling_fields import IN_SUMMARY
 from chorale.turns.choice.emitter import Emitter
 from chorale.turns.choice.item import OpenItem
 from chorale.turns.choice.needs import Compact, NextRound

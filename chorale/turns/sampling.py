@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from chorale.client.base import EngineInfo
+from chorale.config.sampling_fields import CHOSEN_BY_MODEL, SAMPLING_FIELDS
 from chorale.engine.types import SamplingSpec
 from chorale.errors import ContextLengthError, RequestError
 from chorale.harmony.text import encode_words
 from chorale.harmony.vocab import Vocabulary
-from chorale.sampling_fields import CHOSEN_BY_MODEL, SAMPLING_FIELDS
 
 _SEED_MASK = 2**62 - 1
 _MAX_NAMED = 20  # wrong entries in one error

@@ -13,8 +13,8 @@ from chorale.bench.drafts import SYNTHETIC, DraftCounts
 from chorale.bench.metrics import block, summarise
 from chorale.cli.bench.offline import _conclude, described
 from chorale.client.base import EngineInfo
+from chorale.config.speculative import SpeculativeConfig
 from chorale.engine.types import EngineStats
-from chorale.speculative.config import SpeculativeConfig
 
 INFO = EngineInfo(model="m", max_model_len=1, max_num_seqs=1, num_speculative_tokens=3)
 BEFORE = EngineStats(

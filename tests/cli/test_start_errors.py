@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from chorale.cli.main import main
-from chorale.config import EngineConfig, ServerConfig
+from chorale.config.engine import EngineConfig, ServerConfig
 from chorale.errors import ConfigError
-from chorale.runtime import hardware, platforms
+from chorale.machine import hardware, platforms
 from chorale.serve import precheck, supervisor
 
 CASES = [

@@ -6,9 +6,9 @@ from dataclasses import asdict
 
 import pytest
 
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
+from chorale.machine.hardware import Hardware
 from chorale.model.config_writer import SHAPES, make_config
-from chorale.runtime.hardware import Hardware
 from chorale.runtime.resolve import resolve
 from tests.support.engine.recording import Engine
 

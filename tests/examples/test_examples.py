@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from chorale.processes import die_with_parent
+from chorale.machine.processes import die_with_parent
 from tests.support.served import Served, free_port
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
 from chorale.engine.core import EngineCore
 from chorale.engine.types import GenerateRequest, SamplingSpec, StepPlan, TokenLogprobs
 from chorale.runtime.executor import LocalExecutor

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 import torch
 
+from chorale.config.speculative import SpeculativeConfig
 from chorale.engine.core import EngineCore
-from chorale.speculative.config import SpeculativeConfig
 from tests.gpu.test_gpu_engine import checkpoint  # noqa: F401  (a fixture)
 from tests.runtime.test_engine_properties import mixed_requests, tokens_of
 from tests.support.device.draft_worlds import check_equal

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
 from chorale.engine.core import EngineCore
 from chorale.engine.types import GenerateRequest, SamplingSpec
 from chorale.grammar.constraint import json_schema

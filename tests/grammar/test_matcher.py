@@ -8,7 +8,7 @@ import sys
 import pytest
 
 ENGINE = """
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
 from chorale.serve.engine.build import build_engine
 
 core, _ = build_engine(EngineConfig(model="demo", num_threads=1, max_model_len=512))
@@ -16,7 +16,7 @@ core, _ = build_engine(EngineConfig(model="demo", num_threads=1, max_model_len=5
 HTTP = """
 import asyncio
 from chorale.api.state import ServerState
-from chorale.config import ServerConfig
+from chorale.config.engine import ServerConfig
 from chorale.serve.bootstrap import ApiStart
 from chorale.serve.http import make_client, opened_app
 

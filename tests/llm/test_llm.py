@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from chorale import LLM, SamplingParams
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
 from chorale.engine.types import TokenChunk, choice_seed
 from chorale.errors import ChoraleError, ConfigError, ContextLengthError, EngineDeadError, EngineError
 from chorale.harmony.messages import Conversation, DeveloperContent, Message, SystemContent

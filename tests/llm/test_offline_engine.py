@@ -17,7 +17,7 @@ from chorale.engine.types import EngineLimits, GenerateRequest, SamplingSpec, St
 from chorale.errors import EngineDeadError, EngineError
 from chorale.llm import engine as module
 from chorale.llm.engine import OfflineEngine
-from chorale.processes import tune_garbage_collector
+from chorale.machine.processes import tune_garbage_collector
 from chorale.testing.fake_executor import FakeExecutor
 
 LIMITS = EngineLimits(

@@ -18,9 +18,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
 from chorale.kernels.ops import StepSizes
 from chorale.kernels.triton.shared_ops import shared_ops
+from chorale.machine.hardware import Hardware
 from chorale.model.config_writer import make_config
 from chorale.parallel import distributed
 from chorale.parallel.communicator import Silent
@@ -28,7 +29,6 @@ from chorale.parallel.distributed import GroupCommunicator, Nccl, ends_within, s
 from chorale.parallel.peer_memory import PeerMemory, simulated_memory
 from chorale.parallel.rank import Rank
 from chorale.parallel.shares import make_shares
-from chorale.runtime.hardware import Hardware
 from chorale.runtime.resolve import resolve
 from chorale.serve.engine.assemble import ops_over_peers
 from chorale.serve.engine.ranks import Place, exchange_of, note_slow_exchange
@@ -55,7 +55,7 @@ from pathlib import Path
 import torch
 from chorale.parallel.communicator import CommunicationError
 from chorale.parallel.distributed import Gloo
-from chorale.processes import die_with_parent
+from chorale.machine.processes import die_with_parent
 parent = os.getpid()
 if os.fork() == 0:
     die_with_parent(parent)

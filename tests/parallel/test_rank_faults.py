@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
 from chorale.engine.core import EngineCore
 from chorale.errors import ChoraleError, ConfigError, EngineError, GpuError
 from chorale.model.checkpoint_writer import write_random_checkpoint
@@ -337,7 +337,7 @@ def test_a_command_that_does_not_exist() -> None:
 
 LONE = """
 import sys, time
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
 from chorale.parallel.executor import RankedExecutor
 from chorale.serve.engine.build import build_engine
 options = {"tensor_parallel_size": 2, "num_threads": 1, "max_model_len": 128}

@@ -10,12 +10,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
+from chorale.machine.hardware import Hardware
 from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
 from chorale.parallel.wire import Opened
 from chorale.runtime.device import CpuDevice
-from chorale.runtime.hardware import Hardware
 from chorale.runtime.resolve import Resolved, resolve
 from chorale.serve.engine import assemble
 from chorale.serve.engine.build import build_engine

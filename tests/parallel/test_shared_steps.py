@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
 from chorale.engine.core import EngineCore
 from chorale.engine.types import StepHandle, StepPlan, StepResult
 from chorale.kernels import select_ops
+from chorale.machine.hardware import Hardware
 from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import make_config
@@ -25,7 +26,6 @@ from chorale.parallel.wire import WorkerCall
 from chorale.runtime.assembly import allocate_kv, make_executor
 from chorale.runtime.device import CpuDevice
 from chorale.runtime.executor import LocalExecutor
-from chorale.runtime.hardware import Hardware
 from chorale.runtime.resolve import resolve
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
 from chorale.serve.engine.assemble import load_model

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
 from chorale.errors import ConfigError
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import SHAPES, make_config

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from chorale.cli.options.settings import merge
+from chorale.config.cache_dtype import cache_dtype
 from chorale.errors import ConfigError
-from chorale.runtime.cache_dtype import cache_dtype
 from tests.support.runtime import make_engine, random_prompt, request, run
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from chorale.errors import ConfigError, EngineError, GpuError, RequestError
+from chorale.machine import platforms
 from chorale.parallel.communicator import CommunicationError
-from chorale.runtime import platforms
 from chorale.runtime.device import CudaDevice, open_device, place_of
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.gpu_faults import explain, explained

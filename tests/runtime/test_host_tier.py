@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
 from chorale.engine.core import EngineCore
 from chorale.engine.types import GenerateRequest, HostLoad, IntArray, StepPlan, Transfers
 from chorale.errors import ConfigError

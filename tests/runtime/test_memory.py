@@ -11,18 +11,19 @@ from typing import Any
 import pytest
 import torch
 
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
 from chorale.engine.kv_cache.cache import HybridCache
 from chorale.errors import ConfigError
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.reduce.memory import Layout as ExchangeLayout
+from chorale.machine import nvidia_smi
+from chorale.machine.hardware import Hardware
+from chorale.machine.nvidia_smi import GpuUser
 from chorale.model.checkpoint import Checkpoint
 from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import make_config
 from chorale.model.layouts import Layout
-from chorale.runtime import nvidia_smi
-from chorale.runtime.hardware import Hardware
 from chorale.runtime.memory import (
     DRIVER_BYTES,
     GIB,
@@ -32,7 +33,6 @@ from chorale.runtime.memory import (
     rank_bytes,
     weight_bytes,
 )
-from chorale.runtime.nvidia_smi import GpuUser
 from chorale.runtime.resolve import Resolved, resolve
 
 

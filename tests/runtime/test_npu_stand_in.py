@@ -16,10 +16,10 @@ import pytest
 from torch.utils import backend_registration
 
 from chorale.cli.main import main
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
 from chorale.errors import ConfigError
+from chorale.machine.hardware import Hardware
 from chorale.model.config_writer import SHAPES, make_config
-from chorale.runtime.hardware import Hardware
 from chorale.runtime.memory import weight_bytes
 from chorale.runtime.resolve import resolve
 

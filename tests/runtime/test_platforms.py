@@ -9,13 +9,13 @@ import pytest
 
 from chorale.cli.commands import doctor
 from chorale.cli.main import main
-from chorale.config import EngineConfig, ServerConfig
+from chorale.config.engine import EngineConfig, ServerConfig
 from chorale.errors import ConfigError
+from chorale.machine import platforms
+from chorale.machine.devices import replica_environments
+from chorale.machine.hardware import Hardware, Kind
+from chorale.machine.platforms import CUDA, NPU, ROCM, find_platform
 from chorale.model.config_writer import SHAPES, make_config
-from chorale.runtime import platforms
-from chorale.runtime.devices import replica_environments
-from chorale.runtime.hardware import Hardware, Kind
-from chorale.runtime.platforms import CUDA, NPU, ROCM, find_platform
 from chorale.runtime.resolve import resolve
 from chorale.serve.precheck import check_device
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from chorale.cli.main import main
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
 from chorale.errors import ConfigError
 from chorale.selfcheck import child
 from chorale.selfcheck.check import Check, Failed, Found, Outcome, Skipped
@@ -126,7 +126,7 @@ def test_nothing_is_left_when_the_command_is_killed(tmp_path: Path) -> None:
 
 PARENT = """
 import asyncio
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
 from chorale.selfcheck import child
 from chorale.selfcheck.table import CHECKS
 kernels = next(check for check in CHECKS if check.name == "sampling")

@@ -19,7 +19,7 @@ import zmq
 
 from chorale.client.base import EngineInfo, EngineStatus
 from chorale.client.wire import Heartbeat, encode, heartbeat_address
-from chorale.config import EngineConfig, ServerConfig
+from chorale.config.engine import EngineConfig, ServerConfig
 from chorale.errors import EngineDeadError
 from chorale.serve.bootstrap import (
     EXIT_CONFIG,

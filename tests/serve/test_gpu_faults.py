@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from chorale.runtime.platforms import NPU
+from chorale.machine.platforms import NPU
 from chorale.serve import engine_monitor
 from chorale.serve.bootstrap import EXIT_CONFIG, EXIT_FAILED
 from chorale.serve.watch import RestartPolicy, WatchLimits

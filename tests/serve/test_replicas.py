@@ -16,10 +16,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from chorale.client.base import EngineInfo, EngineStatus
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
 from chorale.errors import ConfigError
-from chorale.runtime import devices, platforms
-from chorale.runtime.devices import replica_environments, share, visible_ids
+from chorale.machine import devices, platforms
+from chorale.machine.devices import replica_environments, share, visible_ids
 from chorale.serve import precheck
 from chorale.serve.bootstrap import EngineStart
 from chorale.serve.engine_monitor import spawn

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from chorale.config import EngineConfig, ServerConfig
+from chorale.config.engine import EngineConfig, ServerConfig
 from chorale.errors import ConfigError
 from chorale.serve import supervisor
 from tests.support import PATIENCE

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
+from chorale.config.speculative import SpeculativeConfig, check_ranks_of_head
 from chorale.engine.types import EngineLimits
 from chorale.errors import ConfigError
-from chorale.speculative.config import SpeculativeConfig, check_ranks_of_head
 from chorale.speculative.read import read_speculative
 
 FLAG = "--speculative-config"

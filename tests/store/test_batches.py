@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from chorale.config import ServerConfig
+from chorale.config.engine import ServerConfig
 from chorale.errors import QueueFullError
 from chorale.ids import new_id
 from chorale.store.batch_rows import BatchNotFoundError, Result, StoredBatch, Tokens

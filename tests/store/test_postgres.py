@@ -131,7 +131,7 @@ def test_the_driver_is_needed_only_for_its_url() -> None:
     code = (
         "import sys; sys.modules['psycopg'] = None\n"
         "from chorale.store.store import open_store\n"
-        "from chorale.config import ServerConfig\n"
+        "from chorale.config.engine import ServerConfig\n"
         "open_store(ServerConfig(response_store=':memory:'))\n"
         "try: open_store(ServerConfig(response_store='postgresql:///x'))\n"
         "except Exception as error: print(type(error).__name__, error)\n"

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from chorale.api.responses.background.recovery import recovery
-from chorale.config import ServerConfig
+from chorale.config.engine import ServerConfig
 from chorale.errors import ConfigError, ContextLengthError
 from chorale.ids import new_id
 from chorale.store import store as store_module

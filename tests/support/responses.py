@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from chorale.api.responses.background.recovery import recovery
 from chorale.client.base import EngineClient, EngineInfo
-from chorale.config import ServerConfig
+from chorale.config.engine import ServerConfig
 from chorale.engine.types import GenerateRequest
 from chorale.store.store import ResponseStore, SqliteStore
 from chorale.testing.scripted_client import Script, ScriptedClient

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
 from chorale.engine.core import EngineCore
 from chorale.engine.drafts.drafter import Drafter
 from chorale.engine.drafts.head import HeadDrafter
 from chorale.engine.types import GenerateRequest, RowStart, SamplingSpec, TokenChunk, TokenLogprobs
+from chorale.machine.hardware import Hardware
 from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import make_config
 from chorale.runtime.device import CpuDevice
-from chorale.runtime.hardware import Hardware
 from chorale.runtime.sampling.row_state import RowSamplingState
 from chorale.runtime.steps.batch import SamplingBatch
 from chorale.serve.engine.build import build_engine

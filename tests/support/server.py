@@ -30,7 +30,7 @@ from chorale.api.listening import Stop, bind_sockets
 from chorale.api.operator.metrics import Metrics
 from chorale.api.state import ServerState
 from chorale.client.base import EngineClient
-from chorale.config import ServerConfig, ToolConfig
+from chorale.config.engine import ServerConfig, ToolConfig
 from chorale.harmony.vocab import load_vocabulary
 from chorale.store.store import ResponseStore, open_store
 from chorale.testing.scripted_client import Script, ScriptedClient

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import chorale.tools.service as service_module
-from chorale.config import ToolConfig
+from chorale.config.engine import ToolConfig
 from chorale.errors import ConfigError
 from chorale.tools.contract import (
     CodeInterpreterRequest,

@@ -9,7 +9,7 @@ from chorale.batches.contents import Contents, open_contents
 from chorale.batches.runner import BatchRunner
 from chorale.batches.work import BatchLimits
 from chorale.client.shares import Shares
-from chorale.config import ServerConfig
+from chorale.config.engine import ServerConfig
 from chorale.errors import ConfigError
 from chorale.store.files import Quota
 from chorale.store.sqlite import MEMORY

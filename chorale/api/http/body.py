@@ -21,7 +21,7 @@ from starlette.requests import Request
 
 from chorale.api.http.offload import beside
 from chorale.api.limits import SIZES
-from chorale.config import ServerConfig
+from chorale.config.engine import ServerConfig
 from chorale.errors import RequestError, UnsupportedMediaTypeError
 from chorale.harmony.json_shape import LARGEST, shape_of
 from chorale.tracing.ignored import unknown_field

@@ -23,7 +23,7 @@ from chorale.api.http.responses import error_response
 from chorale.api.http.stream import CYCLE
 from chorale.api.http.turns import Turns
 from chorale.api.http.websocket import WRITE_TIMEOUT_SECONDS, WebSocketProtocol
-from chorale.config import ServerConfig
+from chorale.config.engine import ServerConfig
 from chorale.errors import ChoraleError, HeadersTooLargeError, RequestError, RequestTimeoutError
 
 # Seconds for which a refused client's data is read and dropped, so that it sees the response and not a reset.

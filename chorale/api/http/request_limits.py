@@ -16,7 +16,7 @@ import time
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from chorale.api.http.responses import error_response
-from chorale.config import ServerConfig
+from chorale.config.engine import ServerConfig
 from chorale.errors import (
     ExpectationError,
     PayloadTooLargeError,

@@ -28,7 +28,7 @@ from chorale.api.http.request_limits import LocalHosts, is_loopback
 from chorale.api.http.tls import check_tls
 from chorale.api.listening import BACKLOG, Stop, bind_sockets, stop_signals
 from chorale.api.operator.throughput import log_throughput
-from chorale.config import ServerConfig
+from chorale.config.engine import ServerConfig
 
 if TYPE_CHECKING:
     from chorale.api.http.middleware import HttpMiddleware

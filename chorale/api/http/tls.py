@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import ssl
 
-from chorale.config import ServerConfig
+from chorale.config.engine import ServerConfig
 from chorale.errors import ConfigError
 
 

@@ -25,7 +25,7 @@ from websockets.server import ServerProtocol
 
 from chorale.api.http.responses import error_response
 from chorale.api.http.turns import Turns
-from chorale.config import ServerConfig
+from chorale.config.engine import ServerConfig
 from chorale.errors import ChoraleError, RequestError, UpgradeRequiredError
 
 logger = logging.getLogger(__name__)

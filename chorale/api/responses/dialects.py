@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 from starlette.requests import Request
 
-from chorale.config import ServerConfig
+from chorale.config.engine import ServerConfig
 from chorale.errors import RequestError
 
 Dialect = Literal["openai", "open-responses", "summary"]

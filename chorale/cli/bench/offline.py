@@ -18,11 +18,11 @@ from chorale.cli.options.parse import flag_names
 from chorale.cli.options.settings import merge
 from chorale.cli.parser import Parser, whole_names
 from chorale.client.base import EngineInfo
-from chorale.config import check_least
+from chorale.config.engine import check_least
+from chorale.config.speculative import SpeculativeConfig
 from chorale.errors import ConfigError
-from chorale.folders import write_whole
+from chorale.machine.folders import write_whole
 from chorale.model.config_writer import SHAPES
-from chorale.speculative.config import SpeculativeConfig
 
 
 def run(name: str, arguments: list[str]) -> int:

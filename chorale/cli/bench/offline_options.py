@@ -7,8 +7,8 @@ from pathlib import Path
 
 from chorale.cli.parser import Parser
 from chorale.errors import ConfigError
+from chorale.machine.hardware import cpu_count
 from chorale.model.config_writer import SHAPES
-from chorale.runtime.hardware import cpu_count
 
 OTHERS = "Also takes MODEL and all options of chorale serve."
 

@@ -23,12 +23,12 @@ from chorale.cli.bench.pace import add_pace, goals_of, pace_of, ramp_words
 from chorale.cli.connection import api_url
 from chorale.cli.fingerprint import fingerprint
 from chorale.cli.parser import Parser
-from chorale.config import check_least
+from chorale.config.engine import check_least
+from chorale.config.sampling_fields import CHOSEN_BY_MODEL, SAMPLING_FIELDS
 from chorale.errors import ChoraleError, ConfigError
-from chorale.folders import write_whole
 from chorale.harmony.vocab import load_vocabulary
-from chorale.runtime.hardware import cpu_count
-from chorale.sampling_fields import CHOSEN_BY_MODEL, SAMPLING_FIELDS
+from chorale.machine.folders import write_whole
+from chorale.machine.hardware import cpu_count
 
 BACKENDS = {
     "openai": "/v1/completions",

@@ -16,7 +16,7 @@ from chorale.cli.error import print_error
 from chorale.cli.parser import Parser
 from chorale.cli.terminal import Answer, Printer, show_chat
 from chorale.errors import ChoraleError
-from chorale.folders import write_whole
+from chorale.machine.folders import write_whole
 
 HELP = "/reset clears the conversation, /save FILE, /effort low|medium|high, /quit; Ctrl-C stops an answer"
 

@@ -6,7 +6,7 @@ import os
 import platform
 
 from chorale.cli import machine
-from chorale.runtime.hardware import available_memory, cpu_count, total_memory
+from chorale.machine.hardware import available_memory, cpu_count, total_memory
 from chorale.runtime.memory import gib
 from chorale.version import __version__
 

@@ -19,13 +19,13 @@ from chorale.cli import machine
 from chorale.errors import ChoraleError, install_hint
 from chorale.kernels.cpu.build import BuildError, compiler
 from chorale.kernels.cpu.library import library
+from chorale.machine import links, nvidia_smi
+from chorale.machine.devices import VISIBLE, visible_ids
+from chorale.machine.hardware import available_memory, cpu_count, total_memory
+from chorale.machine.platforms import find_platform
 from chorale.parallel.shares import VALID_SIZES
 from chorale.ray import version as ray_version
-from chorale.runtime import links, nvidia_smi
-from chorale.runtime.devices import VISIBLE, visible_ids
-from chorale.runtime.hardware import available_memory, cpu_count, total_memory
 from chorale.runtime.memory import gib
-from chorale.runtime.platforms import find_platform
 from chorale.tools.python.presence import check_daemon
 from chorale.tools.python.sandbox import SandboxMissing
 from chorale.tools.python.wasm import module as interpreter

@@ -13,13 +13,13 @@ from chorale.cli.gpu_plan import ENOUGH, SHORT, recommended, remedy, table, ways
 from chorale.cli.gpus import MODELS, GpuModel, find_gpus, hardware_of, is_gpu
 from chorale.cli.options.help import wants_help
 from chorale.cli.options.settings import Settings, merge
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
+from chorale.config.model_names import full_name
 from chorale.errors import ConfigError
 from chorale.kernels.cpu.library import library
+from chorale.machine.hardware import Hardware, available_memory, check_gpus, cpu_count, total_memory
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import SHAPES, make_config
-from chorale.model.names import full_name
-from chorale.runtime.hardware import Hardware, available_memory, check_gpus, cpu_count, total_memory
 from chorale.runtime.memory import gib, token_bytes, weight_bytes
 from chorale.runtime.resolve import Resolved, cpu_precision, resolve, share_of_first
 

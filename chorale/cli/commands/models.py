@@ -13,10 +13,10 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from chorale.cli import machine
 from chorale.cli.parser import Parser
+from chorale.config.model_names import full_name
 from chorale.errors import ChoraleError, ConfigError
 from chorale.model.cache import CachedModel, cached_models
 from chorale.model.hub import DEMO, check_family, find_folder, missing_bytes, resolve_model
-from chorale.model.names import full_name
 
 _STEP = 0.1  # share of a download between two printed lines, without a terminal
 

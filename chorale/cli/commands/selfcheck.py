@@ -19,11 +19,11 @@ from chorale.cli.options.parse import flag_names
 from chorale.cli.options.settings import Settings, merge
 from chorale.cli.parser import Parser, whole_names
 from chorale.errors import ConfigError
-from chorale.folders import Folder, write_whole
+from chorale.machine.folders import Folder, write_whole
+from chorale.machine.platforms import find_platform
 from chorale.model.config import ModelConfig
 from chorale.model.hub import resolve_model
 from chorale.runtime.memory import SMALL_PARAMETERS
-from chorale.runtime.platforms import find_platform
 from chorale.selfcheck.check import Check, Outcome
 from chorale.selfcheck.report import line, summary, to_json
 from chorale.selfcheck.run import Plan, run_checks

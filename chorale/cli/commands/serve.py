@@ -12,10 +12,10 @@ from chorale.cli.banner import Screen
 from chorale.cli.options.help import flag_help, help_topic
 from chorale.cli.options.settings import OPEN_ADDRESSES, Settings, merge
 from chorale.cli.options.speculation import check_served
-from chorale.config import ServerConfig, ToolConfig
+from chorale.config.engine import ServerConfig, ToolConfig
+from chorale.config.model_names import full_name
 from chorale.errors import ChoraleError, ConfigError
 from chorale.model.hub import DEMO, check_family, find_folder
-from chorale.model.names import full_name
 from chorale.serve import logs, supervisor
 from chorale.serve.bootstrap import EXIT_CONFIG, EXIT_FAILED
 from chorale.serve.precheck import check_start

@@ -19,7 +19,7 @@ from chorale.cli.options.parse import read_arguments
 from chorale.cli.options.settings import OPEN_ADDRESSES
 from chorale.cli.options.values import Setting
 from chorale.cli.words import nearest, subcommand
-from chorale.config import ToolConfig
+from chorale.config.engine import ToolConfig
 from chorale.errors import ConfigError
 
 USAGE = """\

@@ -10,7 +10,7 @@ from chorale.cli.commands.fit import find_config, take_gpus
 from chorale.cli.gpus import MODELS, find_gpu, hardware_of, kind_of
 from chorale.cli.options.help import wants_help
 from chorale.cli.options.settings import merge
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
 from chorale.errors import ConfigError, install_hint
 from chorale.model.config import ModelConfig
 
@@ -64,7 +64,7 @@ def why_nothing(engine: EngineConfig, model: ModelConfig, names: list[str]) -> s
     if names:
         gpu = find_gpu(names[0])
         return None if kind_of(gpu) != "npu" else f"{gpu.name} runs plain torch ops, without kernels"
-    from chorale.runtime.hardware import why_no_cuda
+    from chorale.machine.hardware import why_no_cuda
 
     if engine.model == "demo" and (why := why_no_cuda()) is not None:
         return f"{why}, so the demo model runs on the CPU (--gpu NAME compiles for a GPU that is not here)"

@@ -1,5 +1,4 @@
-"""Builds the frozen configs of ``chorale/config.py`` from flag values, and checks rules that span several
-flags.
+"""Builds the frozen configs of ``chorale/config`` from flag values, and checks rules that span several flags.
 
 Raises ``ConfigError`` for combinations that are invalid on every machine and with every model.
 """
@@ -18,13 +17,13 @@ from chorale.cli.options.kv_events import kv_events_fields
 from chorale.cli.options.replicas import replica_fields
 from chorale.cli.options.speculation import speculative_fields
 from chorale.cli.options.values import RANK, Setting, check_bounds
-from chorale.config import EngineConfig, ServerConfig, ToolConfig
+from chorale.config.cache_dtype import cache_dtype
+from chorale.config.engine import EngineConfig, ServerConfig, ToolConfig
+from chorale.config.model_names import full_name
+from chorale.config.sampling_fields import GENERATION, SAMPLING_FIELDS
 from chorale.errors import ConfigError
 from chorale.model.hub import DEMO
-from chorale.model.names import full_name
-from chorale.runtime.cache_dtype import cache_dtype
 from chorale.runtime.resolve import check_ranks, check_sizes
-from chorale.sampling_fields import GENERATION, SAMPLING_FIELDS
 
 # Keys of --compilation-config that separate flags also set.
 _TWICE = {

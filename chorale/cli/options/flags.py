@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from chorale.cli.options.values import MOST, Flag
 from chorale.cli.options.vllm_flags import DEVICES, KNOWN_FLAGS
-from chorale.config import MOST_ENGINES
-from chorale.speculative.config import MOST_DRAFT_TOKENS
+from chorale.config.engine import MOST_ENGINES
+from chorale.config.speculative import MOST_DRAFT_TOKENS
 
 # fmt: off
 MODEL_FLAGS = (

@@ -15,7 +15,7 @@ from chorale.cli.options.flags import ENGINE_FLAGS, MODEL_FLAGS, SERVER_FLAGS, T
 from chorale.cli.options.values import Flag
 from chorale.cli.options.vllm_flags import KNOWN_FLAGS
 from chorale.cli.words import nearest
-from chorale.config import EngineConfig, ServerConfig, ToolConfig
+from chorale.config.engine import EngineConfig, ServerConfig, ToolConfig
 from chorale.errors import ConfigError
 
 WIDEST, COLUMN = 100, 38

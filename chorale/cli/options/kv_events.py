@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from chorale.cli.options.values import Setting
-from chorale.kv_events import KvEventsConfig, read_kv_events
+from chorale.config.kv_events import KvEventsConfig, read_kv_events
 
 _FLAG = "--kv-events-config"
 

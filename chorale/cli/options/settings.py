@@ -19,7 +19,7 @@ from chorale.cli.options.kv_events import kv_events_notice
 from chorale.cli.options.parse import read_arguments, read_config_file
 from chorale.cli.options.values import Setting, check_bounds, read_value
 from chorale.cli.options.vllm_flags import KNOWN_ENVIRONMENT, KNOWN_FAMILIES, OTHER_VENDORS, SILENT_FAMILIES
-from chorale.config import EngineConfig, ServerConfig
+from chorale.config.engine import EngineConfig, ServerConfig
 from chorale.errors import ConfigError
 
 # Hosts that mean "all interfaces". Never a default.

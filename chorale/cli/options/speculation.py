@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from chorale.cli.options.values import RANK, Setting
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
+from chorale.config.speculative import SpeculativeConfig
 from chorale.errors import ConfigError
-from chorale.speculative.config import SpeculativeConfig
 from chorale.speculative.read import read_speculative
 
 _FLAG = "--speculative-config"

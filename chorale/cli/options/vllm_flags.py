@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from chorale.cli.options.values import Effect, Flag, Kind
-from chorale.config import NO_STAGES
+from chorale.config.engine import NO_STAGES
 
 
 def _flags(

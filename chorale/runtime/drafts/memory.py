@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from chorale.config.speculative import SpeculativeConfig
 from chorale.model.config import ModelConfig
 from chorale.model.config_fields import read_json_object
 from chorale.model.draft.config import HeadConfig, published_head
 from chorale.model.draft.parse import read_head_config
 from chorale.model.hub import find_folder
 from chorale.runtime.memory import gib, head_activation_bytes, head_bytes, head_kv_bytes
-from chorale.speculative.config import SpeculativeConfig
 
 
 @dataclass(frozen=True, slots=True)

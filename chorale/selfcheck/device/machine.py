@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
 from chorale.kernels import select_ops
 from chorale.kernels.ops import Ops
 from chorale.model.checkpoint import Checkpoint

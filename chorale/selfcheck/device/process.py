@@ -17,9 +17,9 @@ from typing import Any, TextIO
 
 import msgspec
 
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
 from chorale.errors import ChoraleError
-from chorale.processes import die_with_parent, settle_signals
+from chorale.machine.processes import die_with_parent, settle_signals
 from chorale.selfcheck.check import Failed, Found, Outcome, Skipped
 
 

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
 from chorale.kernels import select_ops
 from chorale.kernels.cpu.library import library
 from chorale.kernels.ops import Ops, Precision, StepSizes

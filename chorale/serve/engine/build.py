@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chorale.client.base import EngineInfo
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
 from chorale.engine.core import EngineCore
 from chorale.engine.types import GrammarService
 from chorale.errors import ChoraleError
 from chorale.kernels.triton.precompile.pool import CompilePool
+from chorale.machine.hardware import available_memory
 from chorale.model.config import ModelConfig
 from chorale.model.hub import resolve_model
 from chorale.parallel.executor import RankedExecutor
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.gpu_faults import explained
-from chorale.runtime.hardware import available_memory
 from chorale.runtime.host_tier.sizes import check_host_memory
 from chorale.runtime.memory import weight_bytes
 from chorale.runtime.progress import Progress

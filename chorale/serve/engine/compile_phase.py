@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
 from chorale.kernels.ops import Ops
 from chorale.kernels.triton.precompile import pool as pools
+from chorale.machine.hardware import cpu_count
 from chorale.model.gpt_oss import GptOss
 from chorale.parallel.rank import Rank
 from chorale.runtime.assembly import allocate_kv, make_executor
 from chorale.runtime.device import Device
 from chorale.runtime.drafts.setup import DraftSetup
-from chorale.runtime.hardware import cpu_count
 from chorale.runtime.progress import Progress
 from chorale.runtime.resolve import Resolved
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows

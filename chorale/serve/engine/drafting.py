@@ -7,7 +7,8 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
+from chorale.config.speculative import MOST_DRAFT_TOKENS, SpeculativeConfig
 from chorale.engine.drafts.drafter import Drafter
 from chorale.engine.drafts.head import HeadDrafter
 from chorale.engine.drafts.ngram import NgramDrafter
@@ -27,7 +28,6 @@ from chorale.runtime.drafts.setup import DraftSetup
 from chorale.runtime.progress import Progress
 from chorale.runtime.resolve import Resolved
 from chorale.runtime.steps.graph_sizes import MOST_DRAFTING_ROWS
-from chorale.speculative.config import MOST_DRAFT_TOKENS, SpeculativeConfig
 
 CACHED_TOKENS = 65_536  # of answers that ended, for each cache_salt
 

@@ -19,7 +19,7 @@ from chorale.client.base import EngineInfo
 from chorale.client.curve import TcpSocket
 from chorale.client.wire import Heartbeat, encode, heartbeat_address
 from chorale.engine.types import EngineStats
-from chorale.processes import HEARTBEAT_TIMEOUT
+from chorale.machine.processes import HEARTBEAT_TIMEOUT
 
 NUM_STEPS_REMEMBERED = 1024
 MIN_GAP = 0.02  # least seconds between heartbeats

@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
+from chorale.config.kv_events import Encoding
 from chorale.engine.kv_cache.events import BlocksRemoved, BlocksStored, KvEvent, event_hash
 from chorale.engine.types import CacheGroup
-from chorale.kv_events import Encoding
 
 _KINDS = {CacheGroup.FULL: "full_attention", CacheGroup.WINDOW: "sliding_window"}
 

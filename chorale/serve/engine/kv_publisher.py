@@ -18,9 +18,9 @@ from typing import Protocol
 
 import zmq
 
+from chorale.config.kv_events import KvEventsConfig
 from chorale.engine.kv_cache.events import BlocksStored, IndexCleared, KvEvent
 from chorale.engine.types import EngineLimits
-from chorale.kv_events import KvEventsConfig
 from chorale.serve.engine.kv_encoding import BatchEncoder
 from chorale.serve.engine.kv_mirror import EventMirror
 from chorale.serve.engine.kv_sockets import open_publisher, open_replay

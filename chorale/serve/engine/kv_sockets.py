@@ -10,8 +10,8 @@ import socket
 
 import zmq
 
+from chorale.config.kv_events import KvEventsConfig, endpoint_of
 from chorale.errors import ConfigError
-from chorale.kv_events import KvEventsConfig, endpoint_of
 
 _HOST = re.compile(r"tcp://\[?(?P<host>.*?)\]?:(?P<port>\d+)")
 _ANY = ("*", "0.0.0.0", "::")

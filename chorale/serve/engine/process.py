@@ -25,13 +25,13 @@ import msgspec
 
 from chorale.client.base import Core, EngineInfo
 from chorale.client.wire import Abort, CheckGrammar, FollowBlocks, Submit, ToEngine, Unregister
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
 from chorale.engine.pending_grammars import PATIENCE
 from chorale.engine.types import BlockChanges, EngineStats, GenerateRequest, PrefixIndexState
 from chorale.errors import ChoraleError, ConfigError, GpuError
 from chorale.kernels.triton.precompile import pool
-from chorale.processes import collect_rarely, settle_signals, tune_garbage_collector
-from chorale.runtime.hardware import cpu_count
+from chorale.machine.hardware import cpu_count
+from chorale.machine.processes import collect_rarely, settle_signals, tune_garbage_collector
 from chorale.runtime.progress import Progress
 from chorale.serve.bootstrap import (
     EXIT_CONFIG,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 
-from chorale.processes import collect_rarely
+from chorale.machine.processes import collect_rarely
 
 
 def main() -> int:

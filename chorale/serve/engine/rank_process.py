@@ -22,6 +22,7 @@ from pathlib import Path
 
 from chorale.engine.types import SamplingSpec, StepResult
 from chorale.errors import ChoraleError, ConfigError, GpuError
+from chorale.machine.processes import settle_signals, tune_garbage_collector
 from chorale.model.config import ModelConfig
 from chorale.parallel.channel import Channel
 from chorale.parallel.communicator import ALONE, CommunicationError, Communicator
@@ -39,7 +40,6 @@ from chorale.parallel.wire import (
     encode,
     unpack_plan,
 )
-from chorale.processes import settle_signals, tune_garbage_collector
 from chorale.runtime.device import Device
 from chorale.runtime.gpu_faults import explained
 from chorale.runtime.sampling.grammar import GrammarCache

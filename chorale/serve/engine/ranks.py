@@ -12,10 +12,13 @@ from pathlib import Path
 
 import msgspec
 
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
 from chorale.engine.types import GrammarService
 from chorale.errors import ChoraleError, EngineError
-from chorale.folders import Folder, folder_for_sockets
+from chorale.machine.folders import Folder, folder_for_sockets
+from chorale.machine.hardware import Hardware
+from chorale.machine.links import LinkFinder
+from chorale.machine.platforms import PLATFORMS
 from chorale.model.config import ModelConfig
 from chorale.parallel.communicator import Communicator
 from chorale.parallel.distributed import connect
@@ -27,10 +30,7 @@ from chorale.parallel.wire import Machine, Opened, encode
 from chorale.runtime.device import Device
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.gpu_faults import explain
-from chorale.runtime.hardware import Hardware
-from chorale.runtime.links import LinkFinder
 from chorale.runtime.memory import gib
-from chorale.runtime.platforms import PLATFORMS
 from chorale.runtime.resolve import Resolved
 from chorale.serve.bootstrap import SECRET_VARIABLES, TOOL_KEY_VARIABLES
 from chorale.serve.logs import LogOptions, inherited_options

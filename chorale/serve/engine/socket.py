@@ -33,7 +33,7 @@ from chorale.engine.types import (
     StepOutputs,
     TokenChunk,
 )
-from chorale.processes import Silence
+from chorale.machine.processes import Silence
 
 logger = logging.getLogger(__name__)
 FAILURE_LINGER_MS = 500

@@ -8,9 +8,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
 from chorale.errors import ChoraleError, ConfigError
 from chorale.kernels.triton.precompile import pool
+from chorale.machine.hardware import Hardware, cpu_count, why_no_cuda
 from chorale.model.config import ModelConfig
 from chorale.model.gpt_oss import GptOss
 from chorale.model.weights import weight_shapes
@@ -19,7 +20,6 @@ from chorale.parallel.rank import Rank
 from chorale.parallel.shares import shares_of
 from chorale.runtime.assembly import DTYPES
 from chorale.runtime.device import open_device
-from chorale.runtime.hardware import Hardware, cpu_count, why_no_cuda
 from chorale.runtime.progress import Progress
 from chorale.runtime.resolve import resolve
 from chorale.runtime.sampling.grammar import GrammarCache

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 import uvicorn
 
-from chorale.config import ToolConfig
+from chorale.config.engine import ToolConfig
 from chorale.errors import ConfigError
 from chorale.harmony.vocab import load_vocabulary
 from chorale.tools.mcp.app import create_app

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from chorale.config import ServerConfig
+from chorale.config.engine import ServerConfig
 from chorale.errors import ContextLengthError, RequestError, invalid
 from chorale.harmony.messages import (
     DEFAULT_IDENTITY,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import cast, get_args
 from weakref import WeakKeyDictionary
 
-from chorale.config import PythonOption, ToolConfig
+from chorale.config.engine import PythonOption, ToolConfig
 from chorale.errors import ConfigError
 from chorale.tools.options import Found, choose_sandbox
 from chorale.tools.python.sandbox import Sandbox, SandboxMissing

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from chorale.config import ToolConfig
+from chorale.config.engine import ToolConfig
 from chorale.testing.scripted_client import Script, ScriptedClient
 from tests.support.ports import free_port
 from tests.support.scripted import ids

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from chorale import LLM, SamplingParams
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
 from chorale.harmony.vocab import CALL
 from chorale.llm import RequestOutput
 from chorale.serve.engine.build import build_engine

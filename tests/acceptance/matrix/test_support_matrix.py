@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from chorale.config import ToolConfig
+from chorale.config.engine import ToolConfig
 from chorale.testing.scripted_client import Script, ScriptedClient
 from tests.support.faces import ask
 from tests.support.grammar.schema_cases import BIAS, obj

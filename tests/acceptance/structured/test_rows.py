@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
 from chorale.engine.core import EngineCore
 from chorale.engine.sequence import Sequence
 from chorale.engine.types import GenerateRequest, RowStart, SamplingSpec, TokenChunk
@@ -23,8 +23,8 @@ from chorale.harmony.render import ASSISTANT
 from chorale.harmony.vocab import NUM_RANKS, RETURN, START
 from chorale.kernels.ops import Allowed
 from chorale.kernels.reference.sampling import ReferenceSampler
+from chorale.machine.hardware import Hardware
 from chorale.runtime.device import CpuDevice
-from chorale.runtime.hardware import Hardware
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows, Masks
 from chorale.serve.engine.build import build_engine
 from tests.support.engine.drafters import Oracle

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from chorale.api.http.owner import hash_key
-from chorale.config import ServerConfig
+from chorale.config.engine import ServerConfig
 from chorale.errors import EngineDeadError
 from chorale.store.protocol import StoreError
 from chorale.store.store import SqliteStore

@@ -322,7 +322,7 @@ def test_a_client_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch)
 def test_the_protocol_is_uvicorns_own() -> None:
     """uvicorn must run the subclass, and be able to make it."""
     from chorale.api.http.protocol import limited_protocol
-    from chorale.config import ServerConfig
+    from chorale.config.engine import ServerConfig
 
     assert limited_protocol(ServerConfig()).__mro__[2].__module__ == "uvicorn.protocols.http.httptools_impl"
     assert "httptools" in sys.modules

@@ -10,7 +10,7 @@ import pytest
 
 from chorale.api.http import request_limits
 from chorale.api.http.request_limits import LimitedBody
-from chorale.config import ServerConfig
+from chorale.config.engine import ServerConfig
 from chorale.errors import RequestTimeoutError
 
 SCOPE: dict[str, Any] = {"type": "http", "method": "POST", "path": "/v1/files"}

@@ -22,9 +22,9 @@ import websockets
 from chorale.api.app import create_app
 from chorale.api.http.server import _Server, _tuned_collector
 from chorale.api.listening import bind_sockets
-from chorale.config import ServerConfig
+from chorale.config.engine import ServerConfig
 from chorale.errors import ConfigError
-from chorale.processes import tune_garbage_collector
+from chorale.machine.processes import tune_garbage_collector
 from tests.support import PATIENCE
 from tests.support.raw_http import Probe, call, close_connections, connect, read_answer
 from tests.support.server import listening, make_state, probe_app, served

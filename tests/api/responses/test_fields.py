@@ -15,7 +15,7 @@ from chorale.api.responses.request import (
     parse_request,
 )
 from chorale.api.responses.tools import read_tools
-from chorale.config import ServerConfig
+from chorale.config.engine import ServerConfig
 from chorale.errors import RequestError
 from tests.support.responses import CALL, HELLO, MODEL, TOOL, serve, tokens
 from tests.support.server import run

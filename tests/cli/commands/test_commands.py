@@ -20,7 +20,7 @@ from chorale.cli.bench import BENCHES
 from chorale.cli.connection import api_url
 from chorale.cli.main import COMMANDS, main
 from chorale.cli.terminal import Printer, printable, show_chat
-from chorale.folders import sweep
+from chorale.machine.folders import sweep
 from chorale.version import __version__
 
 

@@ -9,12 +9,12 @@ import pytest
 from chorale.cli.commands.fit import take_gpus
 from chorale.cli.gpus import MODELS, find_gpu, find_gpus, hardware_of
 from chorale.cli.main import main
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
 from chorale.errors import ConfigError
 from chorale.kernels.cpu.library import library
+from chorale.machine.hardware import check_gpus
+from chorale.machine.links import name_links, read_links
 from chorale.model.config_writer import SHAPES, make_config
-from chorale.runtime.hardware import check_gpus
-from chorale.runtime.links import name_links, read_links
 from chorale.runtime.memory import gib
 from chorale.runtime.resolve import resolve
 

@@ -6,7 +6,7 @@ import pytest
 
 from chorale.cli.main import main
 from chorale.cli.options.settings import merge
-from chorale.config import ToolConfig
+from chorale.config.engine import ToolConfig
 
 
 def tools(*arguments: str) -> ToolConfig:

@@ -12,7 +12,7 @@ import pytest
 from chorale.cli.options.flags import FLAGS
 from chorale.cli.options.settings import merge
 from chorale.cli.options.values import MOST, NUMBERS, Flag, Kind
-from chorale.config import EngineConfig, ServerConfig, ToolConfig
+from chorale.config.engine import EngineConfig, ServerConfig, ToolConfig
 from chorale.errors import ConfigError
 from chorale.runtime.resolve import check_sizes
 from tests.api.field_reads import is_read

@@ -12,7 +12,7 @@ from chorale.cli.commands.config import render
 from chorale.cli.options.flags import FLAGS
 from chorale.cli.options.settings import Setting, merge
 from chorale.cli.options.values import parse_size
-from chorale.config import EngineConfig, ServerConfig, ToolConfig
+from chorale.config.engine import EngineConfig, ServerConfig, ToolConfig
 from chorale.errors import ConfigError
 
 # Public recipes, as their users have them on disk.

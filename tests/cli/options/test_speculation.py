@@ -8,8 +8,8 @@ import pytest
 
 from chorale.cli.options.settings import Settings, merge
 from chorale.cli.options.speculation import check_served
+from chorale.config.speculative import SpeculativeConfig
 from chorale.errors import ConfigError
-from chorale.speculative.config import SpeculativeConfig
 
 JSON = '{"method": "ngram", "num_speculative_tokens": 4}'
 

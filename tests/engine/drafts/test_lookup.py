@@ -7,13 +7,13 @@ import random
 import numpy as np
 import pytest
 
+from chorale.config.speculative import SpeculativeConfig
 from chorale.engine.drafts.lookup import TokenBuffer, follow_longest
 from chorale.engine.drafts.ngram import NgramDrafter
 from chorale.engine.drafts.suffix import RecentAnswers, SuffixDrafter
 from chorale.engine.sequence import RequestState, Sequence
 from chorale.engine.types import GenerateRequest
 from chorale.serve.engine.drafting import make_drafter
-from chorale.speculative.config import SpeculativeConfig
 
 
 def sequence(prompt: list[int], output: list[int] | None = None, salt: str = "") -> Sequence:

@@ -24,8 +24,8 @@ from chorale.kernels.reference.noise import row_keys
 from chorale.kernels.reference.sampling import ReferenceSampler
 from chorale.kernels.triton.sampling.decode_inputs import decode_inputs
 from chorale.kernels.triton.sampling.sample import make_sampler, sample
+from chorale.machine.hardware import Hardware
 from chorale.runtime.device import CpuDevice, open_device
-from chorale.runtime.hardware import Hardware
 from chorale.runtime.sampling.grammar import Masks
 from chorale.runtime.sampling.row_state import RowSamplingState
 from chorale.runtime.sampling.sampler import Sampler

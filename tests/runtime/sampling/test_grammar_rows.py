@@ -10,8 +10,8 @@ import pytest
 
 from chorale.engine.types import RowStart, SamplingSpec
 from chorale.grammar.matcher import MASK_WORDS
+from chorale.machine.hardware import Hardware
 from chorale.runtime.device import CpuDevice
-from chorale.runtime.hardware import Hardware
 from chorale.runtime.sampling.grammar import GrammarRows
 
 CPU = CpuDevice(Hardware("cpu", "test", 2**34, 2**34))

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
 from chorale.engine.core import EngineCore
 from chorale.engine.types import EngineLimits, SamplingSpec, StepPlan
 from chorale.errors import ConfigError
@@ -24,6 +24,7 @@ from chorale.harmony.render import ASSISTANT
 from chorale.harmony.vocab import START
 from chorale.kernels.ops import EARLY_STOPS
 from chorale.kernels.reference.ops import REFERENCE_OPS
+from chorale.machine.hardware import Hardware
 from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import make_config
@@ -31,7 +32,6 @@ from chorale.parallel.wire import WorkerCall
 from chorale.runtime.assembly import allocate_kv, make_executor
 from chorale.runtime.device import CpuDevice
 from chorale.runtime.executor import LocalExecutor
-from chorale.runtime.hardware import Hardware
 from chorale.runtime.resolve import resolve
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
 from chorale.runtime.sampling.row_state import RowSamplingState

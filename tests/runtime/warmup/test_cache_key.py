@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
 from chorale.kernels.reference.ops import REFERENCE_OPS
 from chorale.model.config import ModelConfig
 from chorale.model.gpt_oss import GptOss

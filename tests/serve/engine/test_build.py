@@ -9,12 +9,12 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
 from chorale.errors import ConfigError
 from chorale.kernels.cpu.library import library
+from chorale.machine.hardware import available_memory
 from chorale.model.config import ModelConfig
 from chorale.runtime.device import default_threads, open_device
-from chorale.runtime.hardware import available_memory
 from chorale.serve.engine.build import build_engine
 from tests.support.engine.integrity import check_integrity
 from tests.support.runtime import make_engine, random_prompt, request, run

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
 from chorale.kernels.reference.ops import REFERENCE_OPS
+from chorale.machine.hardware import Hardware
 from chorale.model.config import ModelConfig
 from chorale.runtime.device import CpuDevice
-from chorale.runtime.hardware import Hardware
 from chorale.runtime.resolve import resolve
 from chorale.runtime.sampling.grammar import GrammarCache
 from chorale.runtime.warmup.captures import preparations

@@ -15,10 +15,10 @@ import pytest
 import zmq
 
 from chorale.client.base import EngineInfo
+from chorale.config.kv_events import KvEventsConfig, endpoint_of
 from chorale.engine.kv_cache.events import event_hash
 from chorale.engine.types import CacheGroup, EngineLimits, GenerateRequest, SamplingSpec
 from chorale.errors import ConfigError
-from chorale.kv_events import KvEventsConfig, endpoint_of
 from chorale.llm.engine import OfflineEngine
 from chorale.serve.engine.kv_publisher import KvEventPublisher
 from chorale.serve.engine.kv_sockets import is_bound

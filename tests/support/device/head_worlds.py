@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
 from chorale.engine.core import EngineCore
 from chorale.engine.drafts.head import HeadDrafter
 from chorale.engine.types import GenerateRequest, RowStart, choice_seed
 from chorale.kernels.reference.ops import REFERENCE_OPS
+from chorale.machine.hardware import Hardware
 from chorale.model.config import ModelConfig
 from chorale.model.draft.config import small_head
 from chorale.model.draft.random_head import random_head
@@ -23,7 +24,6 @@ from chorale.runtime.drafts.drafting import Drafting
 from chorale.runtime.drafts.head_runner import ReadTokens
 from chorale.runtime.drafts.setup import DraftSetup
 from chorale.runtime.executor import LocalExecutor
-from chorale.runtime.hardware import Hardware
 from chorale.runtime.resolve import resolve
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
 from chorale.serve.engine.assemble import load_model

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx2
 
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
 from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
 from chorale.serve.engine.build import build_engine

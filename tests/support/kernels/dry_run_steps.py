@@ -26,7 +26,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
 from chorale.kernels.ops import Ops
 from chorale.kernels.triton import launch, shared_ops
 from chorale.kernels.triton.dense import linear, qkv
@@ -36,6 +36,7 @@ from chorale.kernels.triton.ops import TRITON_OPS
 from chorale.kernels.triton.precompile.compiler import Precompiler
 from chorale.kernels.triton.precompile.pool import CompilePool
 from chorale.kernels.triton.precompile.target import TargetDriver
+from chorale.machine.hardware import Hardware
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import SHAPES, make_config
 from chorale.model.gpt_oss import GptOss, LayerWeights, QkvWeights, RouterWeights, Weights
@@ -46,7 +47,6 @@ from chorale.parallel.shares import make_shares
 from chorale.runtime.assembly import allocate_kv, make_executor
 from chorale.runtime.device import CpuDevice
 from chorale.runtime.executor import LocalExecutor
-from chorale.runtime.hardware import Hardware
 from chorale.runtime.resolve import Resolved, resolve
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows, Masks, allow_all_masks
 from chorale.runtime.steps.graph_sizes import MIXED_ROWS, MIXED_TOKENS

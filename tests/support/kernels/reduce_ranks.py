@@ -39,9 +39,9 @@ from chorale.kernels.triton.reduce import one_shot, two_shot
 from chorale.kernels.triton.reduce import ops as reduce_ops
 from chorale.kernels.triton.reduce.memory import Layout
 from chorale.kernels.triton.reduce.reducer import SymmetricReducer
+from chorale.machine.processes import die_with_parent
 from chorale.parallel.peer_memory import PeerMemory
 from chorale.parallel.shares import cut
-from chorale.processes import die_with_parent
 from tests.support.kernels.interpreter import find_builtins_once
 
 H, EPS = 96, 1e-5  # twelve lanes of eight columns, so that some of 16 are outside

@@ -37,11 +37,11 @@ from chorale.kernels.triton.sampling.shared_sample import SharedSample
 from chorale.kernels.triton.sampling.shared_thresholds import ROUNDS, shared_thresholds
 from chorale.kernels.triton.sampling.thresholds import thresholds
 from chorale.kernels.triton.shared_ops import gather_few
+from chorale.machine.processes import die_with_parent
 from chorale.parallel.distributed import Gloo
 from chorale.parallel.peer_memory import PeerMemory
 from chorale.parallel.rank import Rank
 from chorale.parallel.shares import CHUNK, Share, cut
-from chorale.processes import die_with_parent
 from chorale.runtime.sampling.logprobs import gather_logprobs, shared_logprobs
 from tests.support.kernels.interpreter import find_builtins_once
 from tests.support.kernels.reduce_ranks import SECONDS, yield_between_polls

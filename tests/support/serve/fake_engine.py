@@ -16,7 +16,7 @@ from functools import partial
 import msgspec
 
 from chorale.client.base import EngineInfo
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
 from chorale.engine.core import EngineCore
 from chorale.engine.types import EngineLimits, StepHandle, StepPlan, StepResult
 from chorale.errors import ConfigError

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from chorale.folders import Folder
+from chorale.machine.folders import Folder
 from tests.support import ROOT
 
 REAPER = ROOT / "tests" / "support" / "reaper.py"

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from chorale.client.replicas import ReplicaClient
+from chorale.config.kv_events import KvEventsConfig
 from chorale.engine.types import GenerateRequest
-from chorale.kv_events import KvEventsConfig
 from chorale.serve.bootstrap import EngineStart, make_directory
 from chorale.serve.engine_monitor import EngineMonitor
 from chorale.serve.supervisor import replicate

@@ -14,7 +14,7 @@ import msgspec
 
 from chorale.api.http.owner import hash_key
 from chorale.client.base import EngineInfo, EngineStatus
-from chorale.config import ServerConfig
+from chorale.config.engine import ServerConfig
 from chorale.serve import supervisor
 from chorale.serve.logs import LogOptions, configure_logging
 from chorale.serve.watch import WatchLimits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 
-from chorale.folders import Folder, folder_for_sockets
+from chorale.machine.folders import Folder, folder_for_sockets
 
 
 def socket_folder() -> Folder:

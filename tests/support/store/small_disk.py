@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx2
 
-from chorale.config import ServerConfig
+from chorale.config.engine import ServerConfig
 from chorale.store.files import new_file_id
 from chorale.store.store import open_store
 from tests.api.batches.test_flow import batched, ended, line, upload

@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx2
 import pytest
 
-from chorale.config import ToolConfig
+from chorale.config.engine import ToolConfig
 from chorale.tools.mcp.app import create_app
 from chorale.tools.mcp.server import ToolServer
 from chorale.tools.service import start_tools

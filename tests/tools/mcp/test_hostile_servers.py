@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chorale.config import ToolConfig
+from chorale.config.engine import ToolConfig
 from chorale.errors import ConfigError
 from chorale.tools.contract import McpProgress, McpRequest, RequestTools, ToolCall, ToolResult
 from chorale.tools.mcp.client import McpClient, McpLimits

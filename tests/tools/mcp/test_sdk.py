@@ -21,7 +21,7 @@ import uvicorn
 from mcp import ClientSession
 from mcp.client.streamable_http import streamable_http_client
 
-from chorale.config import ToolConfig
+from chorale.config.engine import ToolConfig
 from chorale.harmony.messages import ToolNamespace
 from chorale.tools.contract import (
     CodeInterpreterRequest,

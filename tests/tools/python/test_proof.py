@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from chorale.config import ToolConfig
+from chorale.config.engine import ToolConfig
 from chorale.tools.python import launch_bubblewrap, sandbox
 from chorale.tools.python.launch import GUEST, SandboxLaunch, SandboxLimits, guest_limits
 from chorale.tools.python.proof import prove

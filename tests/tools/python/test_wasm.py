@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chorale.config import ToolConfig
+from chorale.config.engine import ToolConfig
 from chorale.tools.contract import CodeOutput, PythonDetail, ToolCall, ToolResult
 from chorale.tools.python.launch import NOBODY, SandboxLimits
 from chorale.tools.python.sandbox import Sandbox, SandboxMissing

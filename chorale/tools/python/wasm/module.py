@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from chorale.errors import install_hint
-from chorale.folders import write_whole
+from chorale.machine.folders import write_whole
 
 SHA256 = "e5dc5a398b07b54ea8fdb503bf68fb583d533f10ec3f930963e02b9505f7a763"
 PYTHON = "3.12"

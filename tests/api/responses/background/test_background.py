@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from chorale.api.background import STOPPED
-from chorale.config import ServerConfig
+from chorale.config.engine import ServerConfig
 from chorale.errors import EngineDeadError
 from chorale.store.store import SqliteStore
 from chorale.testing.scripted_client import Script

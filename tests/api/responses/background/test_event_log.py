@@ -183,7 +183,7 @@ async def ended_log(server: Any, response_id: str) -> tuple[Any, list[LogEvent]]
 def test_a_resumed_response_is_shown_as_it_was_created(tmp_path: Path) -> None:
     """Another server may have other defaults; what the client was shown stays."""
     from chorale.api.responses.background.resume import Resumer
-    from chorale.config import ServerConfig
+    from chorale.config.engine import ServerConfig
 
     async def scenario() -> None:
         place = str(tmp_path / "r.sqlite3")

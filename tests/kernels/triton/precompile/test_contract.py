@@ -24,7 +24,7 @@ import triton
 from triton.runtime import _async_compile
 from triton.runtime.jit import JITFunction
 
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
 from chorale.kernels.reference.ops import REFERENCE_OPS
 from chorale.kernels.triton.precompile import contract, make_precompiler
 from chorale.kernels.triton.precompile.contract import ContractError, check

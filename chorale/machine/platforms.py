@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from chorale.runtime.hardware import Kind, gpu_count, is_rocm_build, why_no_cuda
+from chorale.machine.hardware import Kind, gpu_count, is_rocm_build, why_no_cuda
 
 _DEV = Path("/dev")
 _KFD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")  # of AMD's driver: CPUs and GPUs

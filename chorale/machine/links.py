@@ -6,7 +6,7 @@ import re
 import threading
 from collections.abc import Collection, Sequence
 
-from chorale.runtime import nvidia_smi
+from chorale.machine import nvidia_smi
 
 
 def links(uuids: Sequence[str] = ()) -> list[str]:

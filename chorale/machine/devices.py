@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
 from chorale.errors import ConfigError
+from chorale.machine.hardware import check_no_instances
+from chorale.machine.platforms import CUDA, find_platform
 from chorale.parallel.shares import VALID_SIZES
-from chorale.runtime.hardware import check_no_instances
-from chorale.runtime.platforms import CUDA, find_platform
 
 VISIBLE = CUDA.variables[0]
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from chorale.config.kv_events import KvEventsConfig
+from chorale.config.speculative import SpeculativeConfig
 from chorale.errors import ConfigError
-from chorale.kv_events import KvEventsConfig
-from chorale.speculative.config import SpeculativeConfig
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 NO_STAGES = (
