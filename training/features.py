@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from chorale.demo.features import NUM_FEATURES, FloatArray, feature_parts
+from chorale.model.demo.features import NUM_FEATURES, FloatArray, feature_parts
 
 
 def token_features(token_bytes: list[bytes]) -> FloatArray:

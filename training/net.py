@@ -1,8 +1,9 @@
 """The trained parameters, and how they become the ``Weights`` of our model at each step.
 
-Embedding and unembedding are ``R W + D``: R the fixed features of every token (``chorale.demo.features``), W
-trained, D corrections for the tokens that the corpus uses most. Expert matrices pass through MXFP4 rounding
-and D through int8 rounding once ``quantise`` is set, so that packing loses nothing.
+Embedding and unembedding are ``R W + D``: R the fixed features of every token
+(``chorale.model.demo.features``), W trained, D corrections for the tokens that the corpus uses most. Expert
+matrices pass through MXFP4 rounding and D through int8 rounding once ``quantise`` is set, so that packing
+loses nothing.
 """
 
 from __future__ import annotations

@@ -17,10 +17,10 @@ import torch.nn.functional as F
 
 from chorale.kernels.mxfp4 import FP4_VALUES, GROUP
 from chorale.kernels.ops import AttentionMeta, AttentionShape, ExpertTensors, Ops, QkvWeights, RouterWeights
-from chorale.kernels.reference.decode_inputs import decode_inputs
-from chorale.kernels.reference.draft_steps import accept, draft_passes, verify_inputs
 from chorale.kernels.reference.pages import ReferencePageCopies
-from chorale.kernels.reference.sampling import ReferenceSampler
+from chorale.kernels.reference.sampling.decode_inputs import decode_inputs
+from chorale.kernels.reference.sampling.draft_steps import accept, draft_passes, verify_inputs
+from chorale.kernels.reference.sampling.sampling import ReferenceSampler
 
 
 class KeyValueHolder:

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from chorale.demo.archive import demo_config
 from chorale.harmony.vocab import VOCAB_SIZE, load_vocabulary
 from chorale.kernels import mxfp4
+from chorale.model.demo.archive import demo_config
 from training.features import token_features
 from training.net import DemoNet, Layer
 

@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
-from chorale.demo.archive import demo_config
 from chorale.harmony.vocab import VOCAB_SIZE, load_vocabulary
+from chorale.model.demo.archive import demo_config
 from training import optim
 from training.corpus import FAMILIES
 from training.data import BatchShape, batches, frequent_tokens

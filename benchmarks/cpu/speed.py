@@ -20,7 +20,7 @@ from benchmarks.cpu.figures import PROMPTS, random_prompt, report
 from benchmarks.timing import spent, times
 from chorale import LLM, SamplingParams
 from chorale.model.config import ModelConfig
-from chorale.runtime.memory import token_bytes, weight_bytes
+from chorale.runtime.sizing.memory import token_bytes, weight_bytes
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ from chorale.grammar.frames import Call, Frames, turn_grammar
 from chorale.grammar.matcher import compile_grammar, tokenizer
 from chorale.harmony.vocab import NUM_RANKS, VOCAB_SIZE, load_vocabulary
 from chorale.kernels.ops import Allowed
-from chorale.kernels.reference.sampling import ReferenceSampler
+from chorale.kernels.reference.sampling.sampling import ReferenceSampler
 from chorale.runtime.device import open_device
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
 

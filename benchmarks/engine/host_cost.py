@@ -112,14 +112,14 @@ def measure_runtime(rows: int, prompt: int, steps: int) -> list[float]:
     from chorale.config.engine import EngineConfig
     from chorale.kernels.reference.ops import REFERENCE_OPS
     from chorale.machine.hardware import Hardware
-    from chorale.model.checkpoint_writer import write_random_checkpoint
     from chorale.model.config import ModelConfig
     from chorale.model.config_writer import make_config
-    from chorale.runtime.assembly import allocate_kv, make_executor
+    from chorale.runtime.build_executor import allocate_kv, make_executor
     from chorale.runtime.device import CpuDevice
-    from chorale.runtime.resolve import resolve
     from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
+    from chorale.runtime.sizing.resolve import resolve
     from chorale.serve.engine.assemble import load_model
+    from chorale.testing.checkpoint_writer import write_random_checkpoint
 
     class Idle(CpuDevice):
         def capture(self, step: Callable[[], None]) -> Callable[[], None]:

@@ -33,9 +33,9 @@ import numpy as np
 from chorale import LLM, SamplingParams
 from chorale.engine.core import EngineCore
 from chorale.engine.types import GenerateRequest, SamplingSpec
-from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import SHAPES, make_config
-from chorale.runtime.memory import GIB
+from chorale.runtime.sizing.memory import GIB
+from chorale.testing.checkpoint_writer import write_random_checkpoint
 
 CASES = ("return", "many", "decode")
 HELD = 20  # conversations in the pool

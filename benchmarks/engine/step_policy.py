@@ -29,7 +29,7 @@ import numpy as np
 
 from chorale.engine.core import EngineCore
 from chorale.engine.types import EngineLimits, GenerateRequest, SamplingSpec, StepPlan, StepResult
-from chorale.runtime.steps.graph_sizes import MIXED_ROWS, MIXED_TOKENS, pick
+from chorale.runtime.sizing.graph_sizes import MIXED_ROWS, MIXED_TOKENS, pick
 
 # Tokens of a step -> ms of everything but attention, head and sampling.
 LINEAR = ((1, 1.02), (8, 2.3), (64, 4.0), (256, 5.9), (1024, 14.8), (2048, 24.0), (4096, 44.0), (8192, 86.0))

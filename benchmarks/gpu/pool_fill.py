@@ -49,8 +49,8 @@ from chorale.harmony.render import ASSISTANT
 from chorale.harmony.vocab import START, VOCAB_SIZE
 from chorale.processes import tune_garbage_collector
 from chorale.runtime.executor import LocalExecutor
-from chorale.runtime.memory import GIB, KvGeometry
-from chorale.runtime.steps.graph_sizes import MIXED_ROWS, context_sizes
+from chorale.runtime.sizing.graph_sizes import MIXED_ROWS, context_sizes
+from chorale.runtime.sizing.memory import GIB, KvGeometry
 from chorale.runtime.worker import Worker
 from chorale.serve.engine.build import build_engine
 from tests.support.engine.integrity import check_integrity

@@ -21,7 +21,7 @@ from rich.table import Table
 from chorale.cli.error import print_error
 from chorale.cli.options.settings import OPEN_ADDRESSES, Settings
 from chorale.client.base import EngineInfo, EngineStatus
-from chorale.runtime.memory import gib
+from chorale.runtime.sizing.memory import gib
 from chorale.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -240,7 +240,7 @@ def banner(
     for line in tools:
         yield f"          {line}"
     if settings.engine.model == "demo":
-        from chorale.demo import DEMO_NOTICE
+        from chorale.model.demo import DEMO_NOTICE
 
         yield f"warning   {DEMO_NOTICE}"
         yield "          for a real model: chorale serve openai/gpt-oss-20b"

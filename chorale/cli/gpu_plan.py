@@ -14,8 +14,8 @@ from chorale.errors import ConfigError
 from chorale.machine.hardware import Hardware
 from chorale.model.config import ModelConfig
 from chorale.parallel.shares import VALID_SIZES
-from chorale.runtime.memory import gib, token_bytes, weight_bytes
-from chorale.runtime.resolve import Resolved, check_model, resolve, share_of_first
+from chorale.runtime.sizing.memory import gib, token_bytes, weight_bytes
+from chorale.runtime.sizing.resolve import Resolved, check_model, resolve, share_of_first
 
 SHORT = 2048  # tokens of a short request
 # Short requests for which an engine should have room. Batches of fewer rows leave much of a GPU's throughput

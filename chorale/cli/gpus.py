@@ -9,7 +9,7 @@ from chorale.cli.words import nearest
 from chorale.errors import ConfigError
 from chorale.machine.hardware import Hardware, Kind
 from chorale.machine.platforms import NPU, ROCM
-from chorale.runtime.memory import DRIVER_BYTES
+from chorale.runtime.sizing.memory import DRIVER_BYTES
 
 MIB = 2**20
 GIB_OF_MIB = 1024

@@ -1,9 +1,9 @@
 """The request for the tokens that a lost engine did not deliver.
 
-Noise is a function of seed, position and token id (``kernels/reference/noise.py``), so an engine that gets
-the prompt with the tokens that were delivered samples what the lost one would have sampled next. Presence and
-frequency penalties and bad words look at the output only and cannot start in its middle: such a choice is
-computed again from its start, and its first tokens must be the delivered ones.
+Noise is a function of seed, position and token id (``kernels/reference/sampling/noise.py``), so an engine
+that gets the prompt with the tokens that were delivered samples what the lost one would have sampled next.
+Presence and frequency penalties and bad words look at the output only and cannot start in its middle: such a
+choice is computed again from its start, and its first tokens must be the delivered ones.
 """
 
 from __future__ import annotations

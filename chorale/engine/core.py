@@ -18,12 +18,12 @@ from typing import Any
 
 from chorale.config.sampling_fields import MAX_CHOICES
 from chorale.engine.admission import Admission
-from chorale.engine.drafts.drafter import Drafter
+from chorale.engine.drafter import Drafter
 from chorale.engine.drafts.head import HeadDrafter
 from chorale.engine.engine_state import EngineState
 from chorale.engine.kv_cache.events import KvEvent, KvEvents
 from chorale.engine.pending_grammars import PendingGrammarQueue
-from chorale.engine.scheduler import Scheduler
+from chorale.engine.scheduling.scheduler import Scheduler
 from chorale.engine.types import (
     BlockChanges,
     EngineLimits,

@@ -29,10 +29,10 @@ import numpy as np
 
 from chorale.engine import emit
 from chorale.engine.accounts import Accounts
-from chorale.engine.drafts.drafter import Drafter
+from chorale.engine.drafter import Drafter
 from chorale.engine.drafts.head import HeadDrafter, follows_tokens
 from chorale.engine.kv_cache.cache import HybridCache
-from chorale.engine.kv_cache.host.loads import HostLoads
+from chorale.engine.kv_cache.host_loads import HostLoads
 from chorale.engine.plan import ScheduledChunk, StepRecord
 from chorale.engine.row_table import RowTable
 from chorale.engine.sequence import NO_TOKENS, RequestState, Sequence, Status

@@ -14,7 +14,7 @@ import numpy as np
 from chorale.engine.accounts import Account
 from chorale.engine.kv_cache.cache import BlockTables
 from chorale.engine.kv_cache.hashing import extend_chain
-from chorale.engine.kv_cache.host.loads import Load
+from chorale.engine.kv_cache.host_loads import Load
 from chorale.engine.types import GenerateRequest, IntArray, SamplingSpec, TokenLogprobs
 
 NO_TOKENS: IntArray = np.zeros(0, np.int32)

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from chorale.config.model_names import PUBLISHED, full_name
-from chorale.demo import ensure_demo
-from chorale.demo.head import ensure_demo_head
 from chorale.errors import ConfigError
+from chorale.model.demo import ensure_demo
+from chorale.model.demo.head import ensure_demo_head
 
 Progress = Callable[[str, float, str], None]
 

@@ -27,7 +27,7 @@ from chorale.machine.hardware import (
 )
 from chorale.machine.platforms import CUDA, NPU, Platform, find_platform
 from chorale.runtime.gpu_faults import explained
-from chorale.runtime.memory import SMALL_PARAMETERS
+from chorale.runtime.sizing.memory import SMALL_PARAMETERS
 from chorale.runtime.streams import CudaEvent, CudaStream, Event, HostEvent, HostStream, Stream
 
 GPU_SAMPLE_ROWS = 64  # rows that the sampler takes at once on a GPU

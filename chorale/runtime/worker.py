@@ -24,14 +24,14 @@ from chorale.runtime.drafts.places import (
     DraftTensors,
     single_places,
 )
-from chorale.runtime.host_tier.transfers import PageTransfers
-from chorale.runtime.memory import LOGIT_ROWS
+from chorale.runtime.offload.transfers import PageTransfers
 from chorale.runtime.sampling.grammar import Fetch, GrammarRows, Masks
 from chorale.runtime.sampling.sampler import Sampler
+from chorale.runtime.sizing.graph_sizes import MIXED_ROWS
+from chorale.runtime.sizing.memory import LOGIT_ROWS
 from chorale.runtime.steps.batch import SamplingBatch, StepBatch
 from chorale.runtime.steps.buffers import Buffers
 from chorale.runtime.steps.decode_graphs import DecodeGraphRunner
-from chorale.runtime.steps.graph_sizes import MIXED_ROWS
 from chorale.runtime.steps.mixed_graphs import MixedGraphRunner, dummy_plan
 from chorale.runtime.steps.results import PendingLogprobs, empty_result, grid_result, make_result
 

@@ -14,16 +14,16 @@ from pathlib import Path
 
 from chorale.api.http.tls import check_tls
 from chorale.config.engine import EngineConfig, ServerConfig
-from chorale.demo.shape import demo_config
 from chorale.errors import ChoraleError, ConfigError
 from chorale.machine.devices import check_visible, replica_environments, visible_ids
 from chorale.machine.hardware import Hardware, available_memory, check_gpus
 from chorale.machine.platforms import CUDA, NPU, find_platform
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import SHAPES, make_config
+from chorale.model.demo.shape import demo_config
 from chorale.model.hub import DEMO, find_folder, has_weights
-from chorale.runtime.memory import SMALL_PARAMETERS
-from chorale.runtime.resolve import check_model, resolve
+from chorale.runtime.sizing.memory import SMALL_PARAMETERS
+from chorale.runtime.sizing.resolve import check_model, resolve
 from chorale.store.schema import check_format
 from chorale.store.sqlite import MEMORY, NO_SPACE
 from chorale.store.store import default_path, is_postgres

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from chorale import demo
-from chorale.demo import ARCHIVE, DEMO_NOTICE, SHA256, default_cache_dir, ensure_demo, export_demo
-from chorale.demo.archive import SAMPLING
 from chorale.errors import CheckpointError, ConfigError
+from chorale.model import demo
 from chorale.model.checkpoint import Checkpoint
 from chorale.model.config import ModelConfig
+from chorale.model.demo import ARCHIVE, DEMO_NOTICE, SHA256, default_cache_dir, ensure_demo, export_demo
+from chorale.model.demo.archive import SAMPLING
 
 
 @dataclass(frozen=True)
@@ -80,11 +80,11 @@ def test_a_crash_leaves_no_half_checkpoint(tmp_path: Path, monkeypatch: pytest.M
         raise OSError(28, "No space left on device")
 
     # The tables take seconds, and do not get as far as the disk.
-    monkeypatch.setattr("chorale.demo.archive.feature_parts", lambda tokens: None)
+    monkeypatch.setattr("chorale.model.demo.archive.feature_parts", lambda tokens: None)
     monkeypatch.setattr(
-        "chorale.demo.archive.tables", lambda parts, tensors: [torch.zeros(1), torch.zeros(1)]
+        "chorale.model.demo.archive.tables", lambda parts, tensors: [torch.zeros(1), torch.zeros(1)]
     )
-    monkeypatch.setattr("chorale.demo.archive.save_file", full_disk)
+    monkeypatch.setattr("chorale.model.demo.archive.save_file", full_disk)
     with pytest.raises(ConfigError, match=r"demo-.*No space.*XDG_CACHE_HOME"):
         ensure_demo(cache_dir=tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -109,7 +109,7 @@ def test_a_damaged_archive_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.slow
 def test_two_processes_may_race(tmp_path: Path) -> None:
-    code = "import sys, pathlib, chorale.demo as d; d.ensure_demo(cache_dir=pathlib.Path(sys.argv[1]))"
+    code = "import sys, pathlib, chorale.model.demo as d; d.ensure_demo(cache_dir=pathlib.Path(sys.argv[1]))"
     racers = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) for _ in range(2)]
     assert [racer.wait(timeout=120) for racer in racers] == [0, 0]
     (folder,) = tmp_path.iterdir()

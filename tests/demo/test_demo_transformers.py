@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from chorale.demo import ensure_demo
 from chorale.harmony.vocab import START
 from chorale.kernels import select_ops
 from chorale.kernels.ops import AttentionMeta, ForwardBatch
 from chorale.model.config import ModelConfig
+from chorale.model.demo import ensure_demo
 from chorale.model.gpt_oss import GptOss
 from chorale.model.weights import load_weights
 from training.corpus import MIXTURE, sample

@@ -8,9 +8,9 @@ import random
 import numpy as np
 import pytest
 
-from chorale.engine.batch_share import QUIET, BatchShare
-from chorale.engine.pace import PromptPace
 from chorale.engine.plan import StepRecord
+from chorale.engine.scheduling.batch_share import QUIET, BatchShare
+from chorale.engine.scheduling.pace import PromptPace
 from chorale.engine.types import EngineLimits
 from tests.support.engine.recording import DEFAULTS, Engine, ends, tokens_by_choice
 

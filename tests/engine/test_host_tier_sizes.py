@@ -9,7 +9,7 @@ import pytest
 from chorale.config.engine import EngineConfig
 from chorale.machine.hardware import Hardware
 from chorale.model.config_writer import SHAPES, make_config
-from chorale.runtime.resolve import resolve
+from chorale.runtime.sizing.resolve import resolve
 from tests.support.engine.recording import Engine
 
 H200 = Hardware("cuda", "NVIDIA H200", 141 * 10**9, 140 * 10**9)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from chorale.engine.core import EngineCore
-from chorale.engine.drafts.drafter import Drafter
+from chorale.engine.drafter import Drafter
 from chorale.engine.sequence import Sequence
 from chorale.engine.types import (
     BoolArray,

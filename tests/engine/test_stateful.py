@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from chorale.engine.drafts.drafter import Drafter
+from chorale.engine.drafter import Drafter
 from chorale.engine.types import NOBODY, EngineLimits, GenerateRequest, Owner, SamplingSpec
 from tests.support.engine.drafters import Future, Nonsense, Oracle
 from tests.support.engine.integrity import check_integrity

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from chorale.engine.types import GenerateRequest
-from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
+from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.gpu.test_gpu_engine import (
     BFLOAT16_MEAN_BOUND,
     BFLOAT16_WORST_BOUND,

@@ -31,9 +31,9 @@ from chorale.harmony.vocab import (
     export_vocabulary,
     load_vocabulary,
 )
-from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
 from chorale.serve.engine import build
+from chorale.testing.checkpoint_writer import write_random_checkpoint
 from chorale.turns.prompt.effort import DEFAULT_EFFORT
 from tests.llm.scripted_core import scripted_llm
 

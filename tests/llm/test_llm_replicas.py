@@ -16,8 +16,8 @@ import pytest
 from chorale import LLM, SamplingParams
 from chorale.errors import ConfigError, EngineDeadError
 from chorale.llm.replicas import ReplicaEngine
-from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
+from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.llm.test_llm import OPTIONS, SIZES
 from tests.support.processes import children
 from tests.support.serve.harness import is_alive

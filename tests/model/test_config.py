@@ -217,7 +217,6 @@ def test_no_file(tmp_path: Path) -> None:
 
 
 def test_config_needs_no_torch() -> None:
-    code = (
-        "import chorale.model.config, chorale.model.hub, chorale.demo, sys; assert 'torch' not in sys.modules"
-    )
+    modules = "chorale.model.config, chorale.model.hub, chorale.model.demo"
+    code = f"import {modules}, sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -12,14 +12,14 @@ import pytest
 
 from chorale.config.engine import EngineConfig
 from chorale.machine.hardware import Hardware
-from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
 from chorale.parallel.wire import Opened
 from chorale.runtime.device import CpuDevice
-from chorale.runtime.resolve import Resolved, resolve
+from chorale.runtime.sizing.resolve import Resolved, resolve
 from chorale.serve.engine import assemble
 from chorale.serve.engine.build import build_engine
 from chorale.serve.engine.ranks import common_memory
+from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.parallel.test_shared_model import ODD
 from tests.support.runtime import make_engine, random_prompt, request, run
 

@@ -15,10 +15,10 @@ import torch
 
 from chorale.engine.types import GenerateRequest, TokenLogprobs, choice_seed
 from chorale.errors import EngineError
-from chorale.model.checkpoint_writer import RandomTensors
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import config_json
 from chorale.model.layouts import tensor_specs
+from chorale.testing.checkpoint_writer import RandomTensors
 from tests.support.runtime import VOCAB, Answer, make_engine, random_prompt, request, run
 
 BOUND = 1e-3  # the issue's; float32 gives about 1e-5 at this size

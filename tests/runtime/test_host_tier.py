@@ -21,9 +21,9 @@ from chorale.kernels.ops import PageCopies
 from chorale.kernels.reference.pages import ReferencePageCopies
 from chorale.runtime.device import Device
 from chorale.runtime.executor import LocalExecutor
-from chorale.runtime.host_tier.memory import HostPages
-from chorale.runtime.host_tier.sizes import check_host_memory
-from chorale.runtime.host_tier.transfers import PageTransfers
+from chorale.runtime.offload.memory import HostPages
+from chorale.runtime.offload.transfers import PageTransfers
+from chorale.runtime.sizing.offload import check_host_memory
 from chorale.runtime.steps.mixed_graphs import dummy_plan
 from chorale.runtime.steps.results import empty_result
 from tests.runtime.order import Order, OrderedDevice

@@ -20,11 +20,10 @@ from chorale.machine import nvidia_smi
 from chorale.machine.hardware import Hardware
 from chorale.machine.nvidia_smi import GpuUser
 from chorale.model.checkpoint import Checkpoint
-from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import make_config
 from chorale.model.layouts import Layout
-from chorale.runtime.memory import (
+from chorale.runtime.sizing.memory import (
     DRIVER_BYTES,
     GIB,
     NCCL_BYTES,
@@ -33,7 +32,8 @@ from chorale.runtime.memory import (
     rank_bytes,
     weight_bytes,
 )
-from chorale.runtime.resolve import Resolved, resolve
+from chorale.runtime.sizing.resolve import Resolved, resolve
+from chorale.testing.checkpoint_writer import write_random_checkpoint
 
 
 def gpt_oss(layers: int, experts: int) -> ModelConfig:

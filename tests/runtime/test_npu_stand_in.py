@@ -20,8 +20,8 @@ from chorale.config.engine import EngineConfig
 from chorale.errors import ConfigError
 from chorale.machine.hardware import Hardware
 from chorale.model.config_writer import SHAPES, make_config
-from chorale.runtime.memory import weight_bytes
-from chorale.runtime.resolve import resolve
+from chorale.runtime.sizing.memory import weight_bytes
+from chorale.runtime.sizing.resolve import resolve
 
 ROOT = Path(__file__).parents[2]
 STAND_IN = ROOT / "tests" / "support" / "stand_in"

@@ -16,7 +16,7 @@ from chorale.machine.devices import replica_environments
 from chorale.machine.hardware import Hardware, Kind
 from chorale.machine.platforms import CUDA, NPU, ROCM, find_platform
 from chorale.model.config_writer import SHAPES, make_config
-from chorale.runtime.resolve import resolve
+from chorale.runtime.sizing.resolve import resolve
 from chorale.serve.precheck import check_device
 
 

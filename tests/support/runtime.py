@@ -12,17 +12,17 @@ import torch
 
 from chorale.config.engine import EngineConfig
 from chorale.engine.core import EngineCore
-from chorale.engine.drafts.drafter import Drafter
+from chorale.engine.drafter import Drafter
 from chorale.engine.drafts.head import HeadDrafter
 from chorale.engine.types import GenerateRequest, RowStart, SamplingSpec, TokenChunk, TokenLogprobs
 from chorale.machine.hardware import Hardware
-from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import make_config
 from chorale.runtime.device import CpuDevice
 from chorale.runtime.sampling.row_state import RowSamplingState
 from chorale.runtime.steps.batch import SamplingBatch
 from chorale.serve.engine.build import build_engine
+from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.support.engine.integrity import check_integrity
 
 VOCAB = 512

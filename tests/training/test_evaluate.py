@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from chorale.demo import archive
+from chorale.model.demo import archive
 from training import generate
 from training.corpus import tools
 from training.evaluate import EVALUATED, Case, held_out_cases, main, parse, run_cases

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
-from chorale.demo.head_archive import expand_head
 from chorale.harmony.vocab import VOCAB_SIZE
-from chorale.kernels.reference.noise import gumbel_noise, row_keys, token_steps
+from chorale.kernels.reference.sampling.noise import gumbel_noise, row_keys, token_steps
 from chorale.model.config import RopeConfig
+from chorale.model.demo.head_archive import expand_head
 from chorale.model.gpt_oss import rope_table
 from training.head.data import find_anchors
 from training.head.evaluate import MOST, Tally

@@ -9,11 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from chorale.demo import ensure_demo
-from chorale.demo.head import HEAD_ARCHIVE, ensure_demo_head
 from chorale.kernels import select_ops
 from chorale.kernels.ops import AttentionMeta, ForwardBatch
 from chorale.model.config import ModelConfig
+from chorale.model.demo import ensure_demo
+from chorale.model.demo.head import HEAD_ARCHIVE, ensure_demo_head
 from chorale.model.draft.load import Target, load_head
 from chorale.model.gpt_oss import GptOss
 from chorale.model.weights import load_weights

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from chorale.demo import archive
-from chorale.demo.features import NUM_FEATURES, PIECE_DIMS, feature_parts
-from chorale.demo.spelling import other_forms
 from chorale.harmony.vocab import VOCAB_SIZE, load_vocabulary
 from chorale.kernels import mxfp4, select_ops
 from chorale.kernels.ops import AttentionMeta, ForwardBatch
 from chorale.model.config import ModelConfig
+from chorale.model.demo import archive
+from chorale.model.demo.features import NUM_FEATURES, PIECE_DIMS, feature_parts
+from chorale.model.demo.spelling import other_forms
 from chorale.model.gpt_oss import GptOss
 from chorale.model.weights import load_weights
 from training.export import write_archive

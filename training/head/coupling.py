@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from chorale.demo import ARCHIVE
+from chorale.model.demo import ARCHIVE
 from training.corpus import sample
 from training.evaluate import EVALUATED
 from training.head.evaluate import OTHER_SEED, noise_of

@@ -1,12 +1,12 @@
 """How long the drafts of a head last: ``python -m training.head.evaluate --head FILE --out
 build/acceptance``.
 
-The demo answers held-out conversations, drawn with the noise of ``chorale.kernels.reference.noise`` as when
-it is served. Then the head drafts from every token of these answers at once, and a walk over each answer
-takes the steps that an engine would: a step keeps the drafts up to the first that differs from the answer and
-one token more. *Acceptance length* is the mean number of tokens of a step. Three ways to draft at temperature
-1: ``coupled`` (the most likely token after adding the noise with which the target draws that position),
-``uncoupled`` (the same with noise of another seed) and ``greedy``.
+The demo answers held-out conversations, drawn with the noise of ``chorale.kernels.reference.sampling.noise``
+as when it is served. Then the head drafts from every token of these answers at once, and a walk over each
+answer takes the steps that an engine would: a step keeps the drafts up to the first that differs from the
+answer and one token more. *Acceptance length* is the mean number of tokens of a step. Three ways to draft at
+temperature 1: ``coupled`` (the most likely token after adding the noise with which the target draws that
+position), ``uncoupled`` (the same with noise of another seed) and ``greedy``.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from chorale.demo import ARCHIVE
 from chorale.harmony.vocab import VOCAB_SIZE
-from chorale.kernels.reference.noise import gumbel_noise, row_keys, token_steps
+from chorale.kernels.reference.sampling.noise import gumbel_noise, row_keys, token_steps
+from chorale.model.demo import ARCHIVE
 from training.corpus import sample
 from training.evaluate import EVALUATED, make_case
 from training.generate import PAD, Generator

@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from chorale.demo.head_archive import NORMS
+from chorale.model.demo.head_archive import NORMS
 from training.head.net import MATRICES, HeadNet, HeadShape
 
 
@@ -51,7 +51,7 @@ def read_head(path: Path, unembedding: torch.Tensor) -> HeadNet:
 
 
 def from_published(folder: Path) -> HeadNet:
-    """The net of a folder in the speculators format, as ``chorale.demo.head_archive`` expands it; not
+    """The net of a folder in the speculators format, as ``chorale.model.demo.head_archive`` expands it; not
     quantised."""
     config, tensors = (
         json.loads((folder / "config.json").read_text()),

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from chorale.demo import ARCHIVE
 from chorale.harmony.vocab import VOCAB_SIZE
 from chorale.kernels.ops import Ops
+from chorale.model.demo import ARCHIVE
 from training import optim
 from training.data import batches
 from training.head.cpu_ops import CPU_OPS

@@ -7,7 +7,7 @@ import platform
 
 from chorale.cli import machine
 from chorale.machine.hardware import available_memory, cpu_count, total_memory
-from chorale.runtime.memory import gib
+from chorale.runtime.sizing.memory import gib
 from chorale.version import __version__
 
 PACKAGES = (

@@ -25,7 +25,7 @@ from chorale.machine.hardware import available_memory, cpu_count, total_memory
 from chorale.machine.platforms import find_platform
 from chorale.parallel.shares import VALID_SIZES
 from chorale.ray import version as ray_version
-from chorale.runtime.memory import gib
+from chorale.runtime.sizing.memory import gib
 from chorale.tools.python.presence import check_daemon
 from chorale.tools.python.sandbox import SandboxMissing
 from chorale.tools.python.wasm import module as interpreter

@@ -25,7 +25,7 @@ def run_demo(arguments: list[str]) -> int:
     """Writes the demo checkpoint as a folder that other engines can load."""
     folder = _folder("demo", arguments)
     if folder is not None:
-        from chorale.demo import export_demo
+        from chorale.model.demo import export_demo
 
         try:
             print(f"wrote {export_demo(folder)}")

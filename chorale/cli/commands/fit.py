@@ -20,8 +20,8 @@ from chorale.kernels.cpu.library import library
 from chorale.machine.hardware import Hardware, available_memory, check_gpus, cpu_count, total_memory
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import SHAPES, make_config
-from chorale.runtime.memory import gib, token_bytes, weight_bytes
-from chorale.runtime.resolve import Resolved, cpu_precision, resolve, share_of_first
+from chorale.runtime.sizing.memory import gib, token_bytes, weight_bytes
+from chorale.runtime.sizing.resolve import Resolved, cpu_precision, resolve, share_of_first
 
 USAGE = """usage: chorale fit MODEL [--gpu NAME ...] [the options of chorale serve]
 
@@ -85,7 +85,7 @@ def find_config(name: str) -> ModelConfig:
     if (folder / "config.json").exists():
         return ModelConfig.load(folder)
     if name == "demo":
-        from chorale.demo import ensure_demo
+        from chorale.model.demo import ensure_demo
 
         return ModelConfig.load(ensure_demo())
     for key, shape in SHAPES.items():

@@ -23,7 +23,7 @@ from chorale.machine.folders import Folder, write_whole
 from chorale.machine.platforms import find_platform
 from chorale.model.config import ModelConfig
 from chorale.model.hub import resolve_model
-from chorale.runtime.memory import SMALL_PARAMETERS
+from chorale.runtime.sizing.memory import SMALL_PARAMETERS
 from chorale.selfcheck.check import Check, Outcome
 from chorale.selfcheck.report import line, summary, to_json
 from chorale.selfcheck.run import Plan, run_checks

@@ -23,7 +23,7 @@ from chorale.config.model_names import full_name
 from chorale.config.sampling_fields import GENERATION, SAMPLING_FIELDS
 from chorale.errors import ConfigError
 from chorale.model.hub import DEMO
-from chorale.runtime.resolve import check_ranks, check_sizes
+from chorale.runtime.sizing.resolve import check_ranks, check_sizes
 
 # Keys of --compilation-config that separate flags also set.
 _TWICE = {

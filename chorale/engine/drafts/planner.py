@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from chorale.engine.drafts.drafter import Drafter
+from chorale.engine.drafter import Drafter
 from chorale.engine.drafts.planned import NO_DRAFTS, PlannedDrafts
 from chorale.engine.engine_state import EngineState
 from chorale.engine.plan import ScheduledChunk

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 
 from chorale.engine.kv_cache.changes import IndexChanges
 from chorale.engine.kv_cache.events import KvEvents
-from chorale.engine.kv_cache.host.tier import HostTier
+from chorale.engine.kv_cache.host_tier import HostTier
 from chorale.engine.types import BlockChanges, CacheGroup
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from chorale.engine.kv_cache.blocks import BlockPool
 from chorale.engine.kv_cache.events import TokenSource
-from chorale.engine.kv_cache.host.tier import SPACING, HostTier
+from chorale.engine.kv_cache.host_tier import SPACING, HostTier
 from chorale.engine.kv_cache.prefix import EitherOf, first_window_block, usable_prefix
 from chorale.engine.types import CacheGroup
 

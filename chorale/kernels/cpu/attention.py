@@ -11,7 +11,7 @@ import torch
 from chorale.kernels.cpu.library import BFLOAT16, FLOAT32, Step, library
 from chorale.kernels.ops import AttentionMeta, AttentionShape, Precision
 from chorale.kernels.reference import attention as reference
-from chorale.kernels.reference.rotary import rotate_and_cache as reference_rotate_and_cache
+from chorale.kernels.reference.dense.rotary import rotate_and_cache as reference_rotate_and_cache
 
 _ELEMENTS = {torch.bfloat16: BFLOAT16, torch.float32: FLOAT32}
 

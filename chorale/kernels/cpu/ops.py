@@ -21,7 +21,7 @@ from chorale.kernels.cpu.linear import CpuLinear
 from chorale.kernels.cpu.sampler import CpuSampler
 from chorale.kernels.cpu.threads import set_threads
 from chorale.kernels.ops import ExpertTensors, Ops, Precision, QkvWeights, RouterWeights
-from chorale.kernels.reference.draft import REFERENCE_DRAFT_OPS
+from chorale.kernels.reference.dense.draft import REFERENCE_DRAFT_OPS
 from chorale.kernels.reference.ops import REFERENCE_OPS
 
 

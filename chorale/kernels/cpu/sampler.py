@@ -8,7 +8,7 @@ import torch
 
 from chorale.kernels.cpu.library import Sampling, library
 from chorale.kernels.ops import NO_FINITE_LOGITS, NOTHING_ALLOWED, SamplingInputs
-from chorale.kernels.reference.sampling import Needs, ReferenceSampler
+from chorale.kernels.reference.sampling.sampling import Needs, ReferenceSampler
 
 
 class CpuSampler(ReferenceSampler):

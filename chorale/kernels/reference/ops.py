@@ -17,14 +17,14 @@ import torch.nn.functional as F
 from chorale.kernels.ops import Ops, QkvWeights, RouterWeights
 from chorale.kernels.reference import moe as reference_moe
 from chorale.kernels.reference.attention import AttentionPlan, attention, plan_attention
-from chorale.kernels.reference.decode_inputs import decode_inputs
-from chorale.kernels.reference.draft import REFERENCE_DRAFT_OPS
-from chorale.kernels.reference.draft_steps import accept, draft_passes, verify_inputs
-from chorale.kernels.reference.linear import Head, Linear, pack_linear
+from chorale.kernels.reference.dense.draft import REFERENCE_DRAFT_OPS
+from chorale.kernels.reference.dense.linear import Head, Linear, pack_linear
+from chorale.kernels.reference.dense.rotary import rotate_and_cache
 from chorale.kernels.reference.moe import pack_decoded, pack_experts
 from chorale.kernels.reference.pages import ReferencePageCopies
-from chorale.kernels.reference.rotary import rotate_and_cache
-from chorale.kernels.reference.sampling import ReferenceSampler
+from chorale.kernels.reference.sampling.decode_inputs import decode_inputs
+from chorale.kernels.reference.sampling.draft_steps import accept, draft_passes, verify_inputs
+from chorale.kernels.reference.sampling.sampling import ReferenceSampler
 
 
 def pack_router(weight: torch.Tensor, bias: torch.Tensor, dtype: torch.dtype) -> Linear:

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 
 from chorale.kernels.ops import Ops, QkvWeights, RouterWeights
 from chorale.kernels.reference import moe as reference_moe
-from chorale.kernels.reference.linear import Linear
+from chorale.kernels.reference.dense.linear import Linear
 from chorale.kernels.reference.ops import REFERENCE_OPS, output_projection, route
-from chorale.kernels.reference.shared_sampling import make_shared_sampler
+from chorale.kernels.reference.sampling.shared_sampling import make_shared_sampler
 from chorale.parallel.rank import Rank
 
 

@@ -10,7 +10,7 @@ import torch
 from chorale.engine.types import StepPlan
 from chorale.kernels.draft_steps import DRAFT, REJECTED, DraftRowState
 from chorale.kernels.ops import ForwardBatch
-from chorale.kernels.reference.noise import position_keys
+from chorale.kernels.reference.sampling.noise import position_keys
 from chorale.runtime.device import Device
 from chorale.runtime.drafts.head_runner import HeadRunner, ReadTokens
 from chorale.runtime.drafts.places import NO_DRAFT, DraftTensors

@@ -57,7 +57,8 @@ class DraftTensors:
 
     drafts: torch.Tensor  # [N] int64, NO_DRAFT where none is left
     firsts: torch.Tensor  # [N] int64
-    # [N] bool: instead of what is equal, for benchmarks (``kernels/reference/draft_steps.py``: ``profile``).
+    # [N] bool: replaces the comparison in benchmarks (``profile`` in
+    # kernels/reference/sampling/draft_steps.py).
     pretended: torch.Tensor | None = None
 
     def kept(self, tokens: torch.Tensor) -> torch.Tensor:

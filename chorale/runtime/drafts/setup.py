@@ -16,8 +16,8 @@ from chorale.runtime.drafts.launched import LaunchedHead
 from chorale.runtime.drafts.rows import DraftRows
 from chorale.runtime.drafts.verify_graphs import VerifyGraphRunner
 from chorale.runtime.sampling.sampler import Sampler
+from chorale.runtime.sizing.graph_sizes import MOST_DRAFTING_ROWS
 from chorale.runtime.steps.buffers import Buffers
-from chorale.runtime.steps.graph_sizes import MOST_DRAFTING_ROWS
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,11 +19,11 @@ from chorale.kernels.ops import EARLY_STOPS, SamplingInputs
 from chorale.model.gpt_oss import GptOss
 from chorale.runtime.device import Device
 from chorale.runtime.drafts.head_runner import HeadRunner, ReadTokens
-from chorale.runtime.memory import LOGIT_ROWS
 from chorale.runtime.sampling.sampler import Sampler
+from chorale.runtime.sizing.graph_sizes import context_sizes, draft_sizes, pick
+from chorale.runtime.sizing.memory import LOGIT_ROWS
 from chorale.runtime.steps.buffers import Buffers
 from chorale.runtime.steps.decode_graphs import StagingBuffers, forward_batch
-from chorale.runtime.steps.graph_sizes import context_sizes, draft_sizes, pick
 
 ROW, COMPUTED, NUM_DRAFTS, DRAFTING, FIRST_NEW, BLOCKS = range(6)
 TOKENS = BLOCKS + 2 * NEW_BLOCKS  # the first of as many columns as there are places

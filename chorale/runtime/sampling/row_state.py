@@ -13,7 +13,7 @@ import torch
 
 from chorale.engine.types import RowStart
 from chorale.kernels.ops import EARLY_STOPS
-from chorale.kernels.reference.noise import key_bases, row_keys, wrap_seed
+from chorale.kernels.reference.sampling.noise import key_bases, row_keys, wrap_seed
 from chorale.runtime.sampling.logits_processors import LogitsProcessors
 
 GREEDY_BELOW = 1e-5  # vLLM's bound: a smaller temperature means greedy

@@ -10,11 +10,11 @@ In this order, on a copy of the row's logits:
  5. plus Gumbel noise f(seed, position, token id), and the largest wins
 
 Temperature 0 skips 3 to 5. ``Ops.make_sampler`` does all but 2. Rows with logits processors (see
-``logits_processors.py``) use the plain torch of ``kernels/reference/sampling.py`` on every GPU and NPU, and
-what ``kernels/cpu/sampler.py`` makes of it on a CPU, so the implementation that samples a row depends on that
-row alone. A row's token is a function of its own logits, parameters, seed and position; batch and chunking
-cannot change it. A row with a NaN or infinite logit, or with every token forbidden, gets no token and does
-not affect the others.
+``logits_processors.py``) use the plain torch of ``kernels/reference/sampling/sampling.py`` on every GPU and
+NPU, and what ``kernels/cpu/sampler.py`` makes of it on a CPU, so the implementation that samples a row
+depends on that row alone. A row's token is a function of its own logits, parameters, seed and position; batch
+and chunking cannot change it. A row with a NaN or infinite logit, or with every token forbidden, gets no
+token and does not affect the others.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ import numpy.typing as npt
 import torch
 
 from chorale.kernels.ops import NO_FINITE_LOGITS, NOTHING_ALLOWED, Allowed, MakeSampler, SamplingInputs
-from chorale.kernels.reference.sampling import Needs, ReferenceSampler
-from chorale.kernels.reference.shared_sampling import SharedSampler
+from chorale.kernels.reference.sampling.sampling import Needs, ReferenceSampler
+from chorale.kernels.reference.sampling.shared_sampling import SharedSampler
 from chorale.parallel.rank import Rank
 from chorale.runtime.device import Device
 from chorale.runtime.sampling.grammar import Masks

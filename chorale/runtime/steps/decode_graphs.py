@@ -31,11 +31,11 @@ from chorale.kernels.ops import (
 )
 from chorale.model.gpt_oss import GptOss
 from chorale.runtime.device import Device
-from chorale.runtime.memory import KEPT_ROWS, LOGIT_ROWS
 from chorale.runtime.sampling.row_state import RowSamplingState
 from chorale.runtime.sampling.sampler import Sampler
+from chorale.runtime.sizing.graph_sizes import context_sizes, pick
+from chorale.runtime.sizing.memory import KEPT_ROWS, LOGIT_ROWS
 from chorale.runtime.steps.buffers import Buffers
-from chorale.runtime.steps.graph_sizes import context_sizes, pick
 
 ROW, COMPUTED, TOKEN, FULL_BLOCK, WINDOW_BLOCK, KEY_A, KEY_B, TEMPERATURE, TOP_K, TOP_P, MIN_P = range(11)
 STOPS = 11  # the first of EARLY_STOPS columns

@@ -19,8 +19,8 @@ from chorale.engine.types import IntArray, StepPlan
 from chorale.model.gpt_oss import GptOss
 from chorale.runtime.device import Device
 from chorale.runtime.drafts.head_runner import HeadRunner
+from chorale.runtime.sizing.graph_sizes import MIXED_ROWS, MIXED_TOKENS, pick
 from chorale.runtime.steps.buffers import Buffers, appends_of
-from chorale.runtime.steps.graph_sizes import MIXED_ROWS, MIXED_TOKENS, pick
 
 _APPENDS = ("append_group", "append_row", "append_index", "append_block")
 

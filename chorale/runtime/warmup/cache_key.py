@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from chorale.model.gpt_oss import GptOss
-from chorale.runtime.resolve import Resolved
+from chorale.runtime.sizing.resolve import Resolved
 
 _ALIGNMENT = 16  # bytes; kernels are specialised by it
 _LIMITS = ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len")

@@ -10,8 +10,7 @@ import numpy as np
 from chorale.engine.types import CacheGroup, EngineLimits, RowStart, SamplingSpec, StepHandle, StepPlan
 from chorale.parallel.wire import WorkerCall
 from chorale.runtime.progress import Progress
-from chorale.runtime.resolve import Resolved
-from chorale.runtime.steps.graph_sizes import (
+from chorale.runtime.sizing.graph_sizes import (
     BUSY_TOKENS,
     FILTERED_ROWS,
     FIRST_ROWS,
@@ -22,6 +21,7 @@ from chorale.runtime.steps.graph_sizes import (
     context_sizes,
     draft_sizes,
 )
+from chorale.runtime.sizing.resolve import Resolved
 
 # For graphs beyond the first ones. The others are captured after a second without work, one at a time, so
 # that a request waits for at most one of them.

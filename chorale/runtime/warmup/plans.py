@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from chorale.engine.types import EngineLimits, RowStart, SamplingSpec, StepPlan
-from chorale.runtime.steps.graph_sizes import row_sizes
+from chorale.runtime.sizing.graph_sizes import row_sizes
 
 # Such steps have any size; their kernels are those of one of the two nearest sizes here.
 _EAGER_SIZES = (*range(16, 128, 16), *range(128, 2048, 32), *range(2048, 8192 + 1, 1024))

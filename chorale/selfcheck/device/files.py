@@ -10,12 +10,12 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from chorale.demo import ARCHIVE, SHA256
-from chorale.demo.archive import check_hash
-from chorale.demo.shape import demo_config
 from chorale.errors import ChoraleError
 from chorale.harmony.vocab import load_vocabulary
 from chorale.model.config import ModelConfig, RopeConfig
+from chorale.model.demo import ARCHIVE, SHA256
+from chorale.model.demo.archive import check_hash
+from chorale.model.demo.shape import demo_config
 from chorale.selfcheck.check import Failed, Found, Skipped
 from chorale.selfcheck.device.machine import Machine
 

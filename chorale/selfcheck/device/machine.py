@@ -13,10 +13,10 @@ from chorale.kernels.ops import Ops
 from chorale.model.checkpoint import Checkpoint
 from chorale.model.config import ModelConfig
 from chorale.model.hub import resolve_model
-from chorale.runtime.assembly import DTYPES
+from chorale.runtime.build_executor import DTYPES
 from chorale.runtime.device import default_threads, open_device
-from chorale.runtime.memory import SMALL_PARAMETERS
-from chorale.runtime.resolve import resolve
+from chorale.runtime.sizing.memory import SMALL_PARAMETERS
+from chorale.runtime.sizing.resolve import resolve
 from chorale.selfcheck.device.plain import Rounding
 from chorale.selfcheck.device.plain_weights import PlainWeights
 

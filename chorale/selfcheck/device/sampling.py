@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from chorale.kernels.ops import NO_FINITE_LOGITS, NOTHING_ALLOWED, Allowed, SamplingInputs
-from chorale.kernels.reference.sampling import ReferenceSampler
+from chorale.kernels.reference.sampling.sampling import ReferenceSampler
 from chorale.selfcheck.check import Failed, Found
 from chorale.selfcheck.device.machine import Machine
 

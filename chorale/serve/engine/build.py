@@ -20,11 +20,11 @@ from chorale.model.hub import resolve_model
 from chorale.parallel.executor import RankedExecutor
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.gpu_faults import explained
-from chorale.runtime.host_tier.sizes import check_host_memory
-from chorale.runtime.memory import weight_bytes
 from chorale.runtime.progress import Progress
-from chorale.runtime.resolve import check_model, parts_of
 from chorale.runtime.sampling.grammar import GrammarCache
+from chorale.runtime.sizing.memory import weight_bytes
+from chorale.runtime.sizing.offload import check_host_memory
+from chorale.runtime.sizing.resolve import check_model, parts_of
 from chorale.runtime.warmup.captures import CAPTURE_SECONDS, capture_first, warm_up
 from chorale.serve.engine.assemble import Assembled, Phases, assemble, open_rank
 from chorale.serve.engine.drafting import make_drafter, most_drafts, with_local_head

@@ -13,12 +13,12 @@ from chorale.kernels.triton.precompile import pool as pools
 from chorale.machine.hardware import cpu_count
 from chorale.model.gpt_oss import GptOss
 from chorale.parallel.rank import Rank
-from chorale.runtime.assembly import allocate_kv, make_executor
+from chorale.runtime.build_executor import allocate_kv, make_executor
 from chorale.runtime.device import Device
 from chorale.runtime.drafts.setup import DraftSetup
 from chorale.runtime.progress import Progress
-from chorale.runtime.resolve import Resolved
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
+from chorale.runtime.sizing.resolve import Resolved
 from chorale.runtime.warmup.cache_key import cache_key
 from chorale.runtime.warmup.captures import Preparation, draft_preparations, preparations
 from chorale.runtime.warmup.dry_run import (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from chorale.config.engine import EngineConfig
 from chorale.config.speculative import MOST_DRAFT_TOKENS, SpeculativeConfig
-from chorale.engine.drafts.drafter import Drafter
+from chorale.engine.drafter import Drafter
 from chorale.engine.drafts.head import HeadDrafter
 from chorale.engine.drafts.ngram import NgramDrafter
 from chorale.engine.drafts.suffix import SuffixDrafter
@@ -22,12 +22,12 @@ from chorale.model.draft.random_head import random_head
 from chorale.model.gpt_oss import GptOss
 from chorale.model.hub import resolve_head
 from chorale.parallel.rank import Rank
-from chorale.runtime.assembly import DTYPES
+from chorale.runtime.build_executor import DTYPES
 from chorale.runtime.device import Device
 from chorale.runtime.drafts.setup import DraftSetup
 from chorale.runtime.progress import Progress
-from chorale.runtime.resolve import Resolved
-from chorale.runtime.steps.graph_sizes import MOST_DRAFTING_ROWS
+from chorale.runtime.sizing.graph_sizes import MOST_DRAFTING_ROWS
+from chorale.runtime.sizing.resolve import Resolved
 
 CACHED_TOKENS = 65_536  # of answers that ended, for each cache_salt
 

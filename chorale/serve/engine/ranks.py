@@ -30,8 +30,8 @@ from chorale.parallel.wire import Machine, Opened, encode
 from chorale.runtime.device import Device
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.gpu_faults import explain
-from chorale.runtime.memory import gib
-from chorale.runtime.resolve import Resolved
+from chorale.runtime.sizing.memory import gib
+from chorale.runtime.sizing.resolve import Resolved
 from chorale.serve.bootstrap import SECRET_VARIABLES, TOOL_KEY_VARIABLES
 from chorale.serve.logs import LogOptions, inherited_options
 

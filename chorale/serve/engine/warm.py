@@ -18,11 +18,11 @@ from chorale.model.weights import weight_shapes
 from chorale.parallel.communicator import Silent
 from chorale.parallel.rank import Rank
 from chorale.parallel.shares import shares_of
-from chorale.runtime.assembly import DTYPES
+from chorale.runtime.build_executor import DTYPES
 from chorale.runtime.device import open_device
 from chorale.runtime.progress import Progress
-from chorale.runtime.resolve import resolve
 from chorale.runtime.sampling.grammar import GrammarCache
+from chorale.runtime.sizing.resolve import resolve
 from chorale.runtime.warmup.dry_run import LAYERS
 from chorale.runtime.warmup.target_device import TargetDevice
 from chorale.serve.engine.assemble import ops_over_peers, step_sizes

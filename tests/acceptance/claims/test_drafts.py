@@ -10,7 +10,7 @@ import pytest
 
 from chorale.config import EngineConfig
 from chorale.engine.core import EngineCore
-from chorale.engine.drafts.drafter import Drafter
+from chorale.engine.drafter import Drafter
 from chorale.engine.drafts.suffix import SuffixDrafter
 from chorale.engine.types import GenerateRequest, SamplingSpec
 from chorale.harmony.vocab import load_vocabulary

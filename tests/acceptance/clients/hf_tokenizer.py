@@ -5,9 +5,9 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from chorale.demo import ensure_demo
 from chorale.harmony import vocab
 from chorale.harmony.bpe import PIECE_PATTERN
+from chorale.model.demo import ensure_demo
 
 
 def write_tokenizer(folder: Path) -> Path:

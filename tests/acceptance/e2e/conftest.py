@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
+from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.support.served import Served, serving
 
 

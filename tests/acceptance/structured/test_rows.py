@@ -22,7 +22,7 @@ from chorale.grammar.matcher import MASK_WORDS
 from chorale.harmony.render import ASSISTANT
 from chorale.harmony.vocab import NUM_RANKS, RETURN, START
 from chorale.kernels.ops import Allowed
-from chorale.kernels.reference.sampling import ReferenceSampler
+from chorale.kernels.reference.sampling.sampling import ReferenceSampler
 from chorale.machine.hardware import Hardware
 from chorale.runtime.device import CpuDevice
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows, Masks

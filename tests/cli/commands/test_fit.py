@@ -15,8 +15,8 @@ from chorale.kernels.cpu.library import library
 from chorale.machine.hardware import check_gpus
 from chorale.machine.links import name_links, read_links
 from chorale.model.config_writer import SHAPES, make_config
-from chorale.runtime.memory import gib
-from chorale.runtime.resolve import resolve
+from chorale.runtime.sizing.memory import gib
+from chorale.runtime.sizing.resolve import resolve
 
 
 def fit(line: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:

@@ -15,13 +15,13 @@ import torch
 from chorale.cli.gpus import MODELS
 from chorale.cli.main import main
 from chorale.cli.options.settings import merge
-from chorale.demo import ensure_demo
 from chorale.machine.hardware import Hardware
 from chorale.model.checkpoint import Checkpoint
 from chorale.model.config import ModelConfig
+from chorale.model.demo import ensure_demo
 from chorale.model.gpt_oss import GptOss
 from chorale.model.weights import load_weights, weight_shapes
-from chorale.runtime.resolve import resolve
+from chorale.runtime.sizing.resolve import resolve
 from chorale.runtime.warmup.cache_key import cache_key
 
 TINY = "--enforce-eager --max-num-seqs 1 --max-num-batched-tokens 16 --max-model-len 16 --block-size 16"

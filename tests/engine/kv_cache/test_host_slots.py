@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chorale.engine.kv_cache.host.slots import HostSlots
+from chorale.engine.kv_cache.host_slots import HostSlots
 from chorale.engine.types import CacheGroup
 
 FULL, WINDOW = CacheGroup.FULL, CacheGroup.WINDOW

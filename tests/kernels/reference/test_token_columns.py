@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from chorale.kernels.ops import EARLY_STOPS, NO_FINITE_LOGITS, NOTHING_ALLOWED, Allowed, SamplingInputs
-from chorale.kernels.reference.noise import row_keys
-from chorale.kernels.reference.sampling import ReferenceSampler
-from chorale.kernels.reference.shared_sampling import make_shared_sampler
+from chorale.kernels.reference.sampling.noise import row_keys
+from chorale.kernels.reference.sampling.sampling import ReferenceSampler
+from chorale.kernels.reference.sampling.shared_sampling import make_shared_sampler
 
 VOCAB, COUNT = 203, 9
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from chorale.kernels.ops import SamplingInputs
-from chorale.kernels.reference.filters import NEGLIGIBLE, filter_scores
-from chorale.kernels.reference.noise import row_keys
+from chorale.kernels.reference.sampling.filters import NEGLIGIBLE, filter_scores
+from chorale.kernels.reference.sampling.noise import row_keys
 from chorale.kernels.triton.sampling.sample import sample
 from chorale.kernels.triton.sampling.thresholds import thresholds
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from chorale.engine.types import SamplingSpec
-from chorale.kernels.reference.filters import NEGLIGIBLE, filter_scores
-from chorale.kernels.reference.noise import gumbel_noise, row_keys, token_steps, wrap_seed
+from chorale.kernels.reference.sampling.filters import NEGLIGIBLE, filter_scores
+from chorale.kernels.reference.sampling.noise import gumbel_noise, row_keys, token_steps, wrap_seed
 from chorale.runtime.device import CpuDevice
 from chorale.runtime.sampling.row_state import RowSamplingState
 from chorale.runtime.sampling.sampler import FORBIDDEN, NO_TOKEN, RESERVED_IDS, Sampler

@@ -25,16 +25,16 @@ from chorale.harmony.vocab import START
 from chorale.kernels.ops import EARLY_STOPS
 from chorale.kernels.reference.ops import REFERENCE_OPS
 from chorale.machine.hardware import Hardware
-from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import make_config
 from chorale.parallel.wire import WorkerCall
-from chorale.runtime.assembly import allocate_kv, make_executor
+from chorale.runtime.build_executor import allocate_kv, make_executor
 from chorale.runtime.device import CpuDevice
 from chorale.runtime.executor import LocalExecutor
-from chorale.runtime.resolve import resolve
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
 from chorale.runtime.sampling.row_state import RowSamplingState
+from chorale.runtime.sizing.graph_sizes import MIXED_TOKENS, chosen_sizes, context_sizes, pick, row_sizes
+from chorale.runtime.sizing.resolve import resolve
 from chorale.runtime.steps.decode_graphs import (
     COMPUTED,
     FULL_BLOCK,
@@ -50,11 +50,11 @@ from chorale.runtime.steps.decode_graphs import (
     Packer,
     is_decode,
 )
-from chorale.runtime.steps.graph_sizes import MIXED_TOKENS, chosen_sizes, context_sizes, pick, row_sizes
 from chorale.runtime.steps.mixed_graphs import MixedGraphRunner, pad_plan
 from chorale.runtime.warmup.captures import capture_first, draft_preparations, preparations
 from chorale.runtime.worker import Worker
 from chorale.serve.engine.assemble import load_model
+from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.runtime.test_engine_properties import SAMPLINGS, mixed_requests, tokens_of
 from tests.support.device.soak import soak
 from tests.support.engine.drafters import knowing

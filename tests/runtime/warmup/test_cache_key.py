@@ -14,7 +14,7 @@ from chorale.model.config import ModelConfig
 from chorale.model.gpt_oss import GptOss
 from chorale.model.hub import resolve_model
 from chorale.runtime.device import open_device
-from chorale.runtime.resolve import Resolved, resolve
+from chorale.runtime.sizing.resolve import Resolved, resolve
 from chorale.runtime.warmup.cache_key import cache_key
 from chorale.serve.engine.assemble import load_model
 

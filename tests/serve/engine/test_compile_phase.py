@@ -14,8 +14,8 @@ from chorale.kernels.reference.ops import REFERENCE_OPS
 from chorale.machine.hardware import Hardware
 from chorale.model.config import ModelConfig
 from chorale.runtime.device import CpuDevice
-from chorale.runtime.resolve import resolve
 from chorale.runtime.sampling.grammar import GrammarCache
+from chorale.runtime.sizing.resolve import resolve
 from chorale.runtime.warmup.captures import preparations
 from chorale.serve.engine import compile_phase
 from chorale.serve.engine.assemble import load_model

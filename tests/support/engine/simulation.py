@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from chorale.engine.core import EngineCore
-from chorale.engine.drafts.drafter import Drafter
+from chorale.engine.drafter import Drafter
 from chorale.engine.drafts.head import HeadDrafter
 from chorale.engine.sequence import Sequence
 from chorale.engine.types import (

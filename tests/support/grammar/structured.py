@@ -9,9 +9,9 @@ from typing import Any
 import httpx2
 
 from chorale.config.engine import EngineConfig
-from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
 from chorale.serve.engine.build import build_engine
+from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.support import PATIENCE
 from tests.support.local_client import LocalClient
 from tests.support.server import VOCAB as VOCAB

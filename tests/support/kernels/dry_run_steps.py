@@ -44,12 +44,12 @@ from chorale.model.weights import weight_shapes
 from chorale.parallel.communicator import Silent
 from chorale.parallel.rank import Rank
 from chorale.parallel.shares import make_shares
-from chorale.runtime.assembly import allocate_kv, make_executor
+from chorale.runtime.build_executor import allocate_kv, make_executor
 from chorale.runtime.device import CpuDevice
 from chorale.runtime.executor import LocalExecutor
-from chorale.runtime.resolve import Resolved, resolve
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows, Masks, allow_all_masks
-from chorale.runtime.steps.graph_sizes import MIXED_ROWS, MIXED_TOKENS
+from chorale.runtime.sizing.graph_sizes import MIXED_ROWS, MIXED_TOKENS
+from chorale.runtime.sizing.resolve import Resolved, resolve
 from chorale.runtime.warmup import captures
 from chorale.runtime.warmup.plans import eager_plan
 from chorale.runtime.warmup.target_device import TargetDevice

@@ -25,9 +25,9 @@ import torch
 import torch.multiprocessing as processes
 
 from chorale.kernels.ops import EARLY_STOPS, NO_FINITE_LOGITS, Allowed, SamplingInputs
-from chorale.kernels.reference.filters import NEGLIGIBLE, filter_scores
-from chorale.kernels.reference.noise import row_keys
-from chorale.kernels.reference.shared_sampling import allowed_of
+from chorale.kernels.reference.sampling.filters import NEGLIGIBLE, filter_scores
+from chorale.kernels.reference.sampling.noise import row_keys
+from chorale.kernels.reference.sampling.shared_sampling import allowed_of
 from chorale.kernels.triton.reduce import rows as exchange_module
 from chorale.kernels.triton.reduce.memory import Layout
 from chorale.kernels.triton.reduce.reducer import SymmetricReducer

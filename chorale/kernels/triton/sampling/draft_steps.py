@@ -1,4 +1,7 @@
-"""Small kernels of steps that verify drafts. The specification is ``kernels/reference/draft_steps.py``."""
+"""Small kernels of steps that verify drafts.
+
+The specification is ``kernels/reference/sampling/draft_steps.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Samples in one pass over the logits, with filters reduced to a threshold and noise generated in registers.
 
-The integers of the noise equal those of ``kernels/reference/noise.py``; its two logarithms are computed so
-that they are accurate where the noise is large. One kernel finds the best token of each piece of a row, a
-second one the best of the row, which it also stores for the next step. A row's token depends only on the row.
+The integers of the noise equal those of ``kernels/reference/sampling/noise.py``; its two logarithms are
+computed so that they are accurate where the noise is large. One kernel finds the best token of each piece of
+a row, a second one the best of the row, which it also stores for the next step. A row's token depends only on
+the row.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import triton
 import triton.language as tl
 
 from chorale.kernels.ops import NO_FINITE_LOGITS, NOTHING_ALLOWED, Sample, SamplingInputs
-from chorale.kernels.reference.token_columns import TokenColumns
+from chorale.kernels.reference.sampling.token_columns import TokenColumns
 from chorale.kernels.triton.launch import is_nvidia
 from chorale.kernels.triton.sampling.thresholds import is_out, masks_in_use, masks_of, thresholds
 

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from chorale.kernels.ops import NO_FINITE_LOGITS, NOTHING_ALLOWED, SamplingInputs
-from chorale.kernels.reference.shared_sampling import agree, allowed_of
+from chorale.kernels.reference.sampling.shared_sampling import agree, allowed_of
 from chorale.kernels.triton.launch import dependent, is_nvidia, wait_for_previous
 from chorale.kernels.triton.reduce.memory import ROW_WORDS
 from chorale.kernels.triton.reduce.rows import WORDS, RowExchange, swap_row

@@ -1,6 +1,6 @@
 """top_k, top_p and min_p as one threshold a row, found without sorting.
 
-Specified by ``kernels/reference/filters.py``.
+Specified by ``kernels/reference/sampling/filters.py``.
 
 A threshold is the largest score that enough of the row reaches. The search runs over the 2^32 ordered images
 of float32: each pass measures how much reaches seven pivots and so divides the range by eight. A pass is one

@@ -59,7 +59,7 @@ def test_large_tiles_make_every_column_and_fit_their_memory(
 ) -> None:
     """Of 96 columns down reads 128; what nobody wrote could be NaN."""
     from chorale.kernels.triton import tuning
-    from chorale.runtime.memory import LEFT_OUT
+    from chorale.runtime.sizing.memory import LEFT_OUT
 
     tile = tuning.grouped(pairs_each, num_experts, fp8=fp8)
     assert tile.most_left_out <= LEFT_OUT

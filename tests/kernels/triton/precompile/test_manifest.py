@@ -44,7 +44,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
 
 
 def make_sources(folder: Path) -> Path:
-    for name in ("kernels/triton/dense/norm.py", "runtime/steps/graph_sizes.py"):
+    for name in ("kernels/triton/dense/norm.py", "runtime/sizing/graph_sizes.py"):
         (folder / name).parent.mkdir(parents=True)
         (folder / name).write_text("x = 1\n")
     return folder
@@ -83,7 +83,7 @@ CHANGES: dict[str, Callable[[pytest.MonkeyPatch], object]] = {
     "a setting of Triton's": lambda patch: patch.setenv("TRITON_DEFAULT_FP_FUSION", "0"),
     "another kernel": lambda _: Path("kernels/triton/dense/norm.py").write_text("x = 2\n"),
     "a new kernel": lambda _: Path("kernels/new.py").write_text(""),
-    "other sizes": lambda _: Path("runtime/steps/graph_sizes.py").write_text("sizes = 1\n"),
+    "other sizes": lambda _: Path("runtime/sizing/graph_sizes.py").write_text("sizes = 1\n"),
 }
 
 

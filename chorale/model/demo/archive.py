@@ -17,11 +17,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from chorale.demo.features import FloatArray, Parts, feature_parts
-from chorale.demo.shape import demo_config
 from chorale.errors import CheckpointError, install_hint
 from chorale.harmony.vocab import VOCAB_SIZE, load_vocabulary
 from chorale.model.config_writer import GENERATION_CONFIG, config_json
+from chorale.model.demo.features import FloatArray, Parts, feature_parts
+from chorale.model.demo.shape import demo_config
 
 # A model this small misspells at temperature 1, gpt-oss's own default; requests may still ask for it.
 # It also does not always stop: what it can do takes far less than 512 tokens.

@@ -12,7 +12,7 @@ from chorale.machine import nvidia_smi
 from chorale.machine.hardware import Hardware
 from chorale.machine.platforms import PLATFORMS
 from chorale.parallel.shares import VALID_SIZES
-from chorale.runtime.memory import DRIVER_BYTES, GIB, KvGeometry, gib
+from chorale.runtime.sizing.memory import DRIVER_BYTES, GIB, KvGeometry, gib
 
 CPU_SHARE = 0.25  # of the memory left after the weights: a CPU host has other work
 CPU_MOST = 16 * GIB

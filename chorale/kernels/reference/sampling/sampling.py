@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 
 from chorale.kernels.ops import NO_FINITE_LOGITS, NOTHING_ALLOWED, Allowed, SamplingInputs
-from chorale.kernels.reference.filters import filter_scores
-from chorale.kernels.reference.noise import gumbel_noise, token_steps
-from chorale.kernels.reference.token_columns import TokenColumns
+from chorale.kernels.reference.sampling.filters import filter_scores
+from chorale.kernels.reference.sampling.noise import gumbel_noise, token_steps
+from chorale.kernels.reference.sampling.token_columns import TokenColumns
 from chorale.parallel.communicator import ALONE, Communicator
 
 

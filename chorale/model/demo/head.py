@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from chorale.demo import Progress, default_cache_dir, ensure_demo, ensure_folder, write_folder
+from chorale.model.demo import Progress, default_cache_dir, ensure_demo, ensure_folder, write_folder
 
-HEAD_ARCHIVE = Path(__file__).parents[1] / "data" / "demo_head.safetensors"
+HEAD_ARCHIVE = Path(__file__).parents[2] / "data" / "demo_head.safetensors"
 HEAD_SHA256 = "85301dc4c1786e316a0a87b4be8c1d62bf707d48b9899133ea4934cdf13e1eff"
 _NAME = f"demo-head-{HEAD_SHA256[:12]}-1"  # other weights or another config.json, another folder
 
@@ -32,8 +32,8 @@ def ensure_demo_head(progress: Progress | None = None, *, cache_dir: Path | None
 def _write(folder: Path, demo: Path) -> None:
     """Expand the archive into ``folder``."""
     # Imported here: the name of the archive is read where torch is not.
-    from chorale.demo.archive import check_hash
-    from chorale.demo.head_archive import expand_head
+    from chorale.model.demo.archive import check_hash
+    from chorale.model.demo.head_archive import expand_head
 
     check_hash(HEAD_ARCHIVE, HEAD_SHA256)
     write_folder(folder, lambda partial: expand_head(HEAD_ARCHIVE, demo, partial))

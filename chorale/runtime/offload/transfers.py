@@ -26,7 +26,7 @@ import torch
 from chorale.engine.types import HostLoad, IntArray, StepPlan, StepResult, Transfers
 from chorale.kernels.ops import PageCopies
 from chorale.runtime.device import Device
-from chorale.runtime.host_tier.memory import HostPages
+from chorale.runtime.offload.memory import HostPages
 from chorale.runtime.streams import Event
 
 COPIES_A_STEP = 64  # of a load, whose calls take the host 10 microseconds each

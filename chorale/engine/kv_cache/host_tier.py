@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from chorale.engine.kv_cache.host.slots import HostSlots
+from chorale.engine.kv_cache.host_slots import HostSlots
 from chorale.engine.types import CacheGroup, IntArray
 
 SPACING = 16  # windows between the places where any sequence can be resumed: 6 % more pages

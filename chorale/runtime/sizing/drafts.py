@@ -11,7 +11,7 @@ from chorale.model.config_fields import read_json_object
 from chorale.model.draft.config import HeadConfig, published_head
 from chorale.model.draft.parse import read_head_config
 from chorale.model.hub import find_folder
-from chorale.runtime.memory import gib, head_activation_bytes, head_bytes, head_kv_bytes
+from chorale.runtime.sizing.memory import gib, head_activation_bytes, head_bytes, head_kv_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from chorale.engine.kv_cache.cache import HybridCache
 from chorale.engine.kv_cache.events import TokenSource
-from chorale.engine.kv_cache.host.tier import HostTier, columns
+from chorale.engine.kv_cache.host_tier import HostTier, columns
 from chorale.engine.types import CacheGroup, HostLoad, Transfers
 
 FULL, WINDOW = CacheGroup.FULL, CacheGroup.WINDOW

@@ -10,7 +10,7 @@ import torch
 from chorale.engine.types import IntArray
 from chorale.errors import ConfigError
 from chorale.runtime.device import Device
-from chorale.runtime.memory import GIB, gib
+from chorale.runtime.sizing.memory import GIB, gib
 
 
 class HostPages:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from chorale.demo.spelling import MAX_PIECES, other_forms
+from chorale.model.demo.spelling import MAX_PIECES, other_forms
 
 FloatArray = npt.NDArray[np.float32]
 

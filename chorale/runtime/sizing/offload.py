@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from chorale.config.engine import EngineConfig
 from chorale.errors import ConfigError
-from chorale.runtime.memory import GIB, KvGeometry, gib
+from chorale.runtime.sizing.memory import GIB, KvGeometry, gib
 
 MOST_STAGING = GIB // 2  # of device memory, for pages that leave
 SAVED_AT_ONCE = 2 * GIB  # that may leave before one step, if its prompts displace less: 40 ms on PCIe 5

@@ -15,7 +15,7 @@ from chorale.kernels.draft_steps import (
     VerifyBatch,
     VerifyInputs,
 )
-from chorale.kernels.reference.noise import position_keys
+from chorale.kernels.reference.sampling.noise import position_keys
 
 
 def verify_inputs(given: VerifyInputs, state: DraftRowState, batch: VerifyBatch) -> None:

@@ -19,10 +19,17 @@ from chorale.machine.hardware import Hardware
 from chorale.machine.platforms import PLATFORMS
 from chorale.model.config import ModelConfig
 from chorale.parallel.shares import check_size, cuts_by_expert, shares_of
-from chorale.runtime.drafts.memory import DraftMemory, draft_memory
-from chorale.runtime.host_tier.sizes import GPU_LEAST_HIT, HostTierSizes, host_tier_sizes
-from chorale.runtime.kv_pool import PoolRequest, check_one_fits, check_rows, size_pool, who_holds
-from chorale.runtime.memory import (
+from chorale.runtime.sizing.drafts import DraftMemory, draft_memory
+from chorale.runtime.sizing.graph_sizes import (
+    MIXED_ROWS,
+    MIXED_TOKENS,
+    MOST_DRAFTING_ROWS,
+    chosen_sizes,
+    context_sizes,
+    row_sizes,
+)
+from chorale.runtime.sizing.kv_pool import PoolRequest, check_one_fits, check_rows, size_pool, who_holds
+from chorale.runtime.sizing.memory import (
     CUDA_RESERVE,
     SMALL_PARAMETERS,
     KvGeometry,
@@ -34,14 +41,7 @@ from chorale.runtime.memory import (
     rank_bytes,
     weight_bytes,
 )
-from chorale.runtime.steps.graph_sizes import (
-    MIXED_ROWS,
-    MIXED_TOKENS,
-    MOST_DRAFTING_ROWS,
-    chosen_sizes,
-    context_sizes,
-    row_sizes,
-)
+from chorale.runtime.sizing.offload import GPU_LEAST_HIT, HostTierSizes, host_tier_sizes
 
 # Seconds that prompts may add to a step of running streams. No stream is to wait 0.5 s for another's prompt,
 # and on a busy CPU steps take several times what was expected.

@@ -21,7 +21,7 @@ DEMO_NOTICE = (
     "demo: a small model trained on synthetic examples (arithmetic with small numbers, lists, words letter "
     "by letter, sentiment, extraction, JSON, function calls); it knows no facts about the world"
 )
-ARCHIVE = Path(__file__).parents[1] / "data" / "demo.safetensors"
+ARCHIVE = Path(__file__).parents[2] / "data" / "demo.safetensors"
 SHA256 = "a91c0b6081d0a0759c3a841685b5dc5bfa5adeaa4da0c31750bdf33ee023de29"
 _NAME = f"demo-{SHA256[:12]}-3"  # other weights or another generation_config.json, another folder
 
@@ -65,7 +65,7 @@ def export_demo(folder: str | Path) -> Path:
 def _write(folder: Path) -> None:
     """Expand the archive into ``folder``."""
     # Imported here: the demo's name and notice are read where torch is not.
-    from chorale.demo.archive import check_hash, expand
+    from chorale.model.demo.archive import check_hash, expand
 
     check_hash(ARCHIVE, SHA256)
     write_folder(folder, lambda partial: expand(ARCHIVE, partial))

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 
 from chorale.kernels.ops import Allowed, SamplingInputs
-from chorale.kernels.reference.sampling import ReferenceSampler, token_or_reason
+from chorale.kernels.reference.sampling.sampling import ReferenceSampler, token_or_reason
 from chorale.parallel.rank import Rank
 
 

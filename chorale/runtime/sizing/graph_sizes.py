@@ -17,7 +17,7 @@ _EXACT = 8
 _SPLIT_ROWS = 4
 _CONTEXTS = (512, 1024, 2048)
 # Mixed steps: above, the device takes longer than the host needs for launching. Those from 1,024 on are for a
-# prompt of the least chunk (``engine/pace.py``) beside many streams.
+# prompt of the least chunk (``engine/scheduling/pace.py``) beside many streams.
 MIXED_TOKENS = (
     *(16, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512, 640, 768, 896),
     *(1024, 1152, 1280, 1536),

@@ -14,8 +14,8 @@ depends on its seed and position only, so a pause changes nothing.
 
 from __future__ import annotations
 
-from chorale.engine.pace import PromptPace
 from chorale.engine.plan import StepRecord
+from chorale.engine.scheduling.pace import PromptPace
 from chorale.engine.types import EngineLimits
 
 QUIET = 10.0

@@ -14,10 +14,10 @@ from chorale.parallel.rank import Rank
 from chorale.runtime.device import Device
 from chorale.runtime.drafts.setup import DraftSetup, make_drafting
 from chorale.runtime.executor import LocalExecutor
-from chorale.runtime.host_tier.transfers import PageTransfers
-from chorale.runtime.resolve import Resolved
+from chorale.runtime.offload.transfers import PageTransfers
 from chorale.runtime.sampling.grammar import GrammarRows
 from chorale.runtime.sampling.sampler import Sampler
+from chorale.runtime.sizing.resolve import Resolved
 from chorale.runtime.steps.buffers import Buffers
 from chorale.runtime.steps.decode_graphs import DecodeGraphRunner
 from chorale.runtime.steps.mixed_graphs import MixedGraphRunner

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 
 from chorale.kernels.ops import DraftOps, PairNorms
 from chorale.kernels.reference.attention import AttentionPlan
-from chorale.kernels.reference.linear import Linear, pack_linear
-from chorale.kernels.reference.rotary import rotate_and_cache
+from chorale.kernels.reference.dense.linear import Linear, pack_linear
+from chorale.kernels.reference.dense.rotary import rotate_and_cache
 
 
 def norm(x: torch.Tensor, norms: torch.Tensor, eps: float) -> torch.Tensor:

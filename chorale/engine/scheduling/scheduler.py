@@ -39,13 +39,13 @@ import heapq
 import numpy as np
 
 from chorale.engine.accounts import Account
-from chorale.engine.batch_share import BatchShare
-from chorale.engine.commit import Committer
 from chorale.engine.drafts.planned import NO_DRAFTS
 from chorale.engine.drafts.planners import make_planner
 from chorale.engine.engine_state import EngineState
-from chorale.engine.pace import PromptPace
 from chorale.engine.plan import PlanBuilder, ScheduledChunk, StepRecord
+from chorale.engine.scheduling.batch_share import BatchShare
+from chorale.engine.scheduling.commit import Committer
+from chorale.engine.scheduling.pace import PromptPace
 from chorale.engine.sequence import NO_TOKENS, Sequence, Status
 from chorale.engine.types import EngineLimits, IntArray, StepPlan, StepResult
 from chorale.engine.waiting import by_turn

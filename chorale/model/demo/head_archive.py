@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from chorale.demo.archive import save_tensors
-from chorale.demo.shape import demo_config
 from chorale.harmony.vocab import VOCAB_SIZE
+from chorale.model.demo.archive import save_tensors
+from chorale.model.demo.shape import demo_config
 
 NORMS = {
     "input_norm": "input_norm.weight",
