@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from chorale.token_usage import TokenUsage, usage_of
+from chorale.requests.usage import TokenUsage, usage_of
 
 
 @pytest.mark.parametrize(

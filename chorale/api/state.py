@@ -14,7 +14,7 @@ from chorale.engine.types import NOBODY, Owner
 from chorale.errors import NotFoundError
 from chorale.grammar.checker import GrammarChecker
 from chorale.store.sqlite import MEMORY
-from chorale.turns.tools.open_built_in import ToolHost
+from chorale.turns.built_in.open import ToolHost
 
 if TYPE_CHECKING:
     from chorale.api.batches.service import BatchService

@@ -17,7 +17,7 @@ from chorale.batches.files import Source, lines_of
 from chorale.batches.journal import Journal
 from chorale.batches.line import MAX_LINE_BYTES, Line, LineError, parse_line, refused
 from chorale.errors import ChoraleError
-from chorale.token_usage import TokenUsage, usage_of
+from chorale.requests.usage import TokenUsage, usage_of
 
 _TURN = 64  # lines that are read before other tasks get a turn
 

@@ -22,12 +22,12 @@ from chorale.batches.input import inspect, split_lines
 from chorale.batches.line import LARGE, Fault, Line, Record, parse_line
 from chorale.batches.slots import Slots
 from chorale.errors import ChoraleError
+from chorale.requests.usage import usage_of
 from chorale.store.batch_rows import Result, StoredBatch, Tokens
 from chorale.store.batches import MAX_ATTEMPTS
 from chorale.store.files import StoredFile, new_file_id
 from chorale.store.protocol import StoreError
 from chorale.store.store import ResponseStore
-from chorale.token_usage import usage_of
 
 logger = logging.getLogger(__name__)
 

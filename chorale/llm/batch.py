@@ -14,9 +14,9 @@ from chorale.llm.outputs import CompletionOutput, RequestOutput, completion_outp
 from chorale.llm.params import SamplingParams
 from chorale.llm.prompts import Prompt
 from chorale.turns.choice.choice import Choice
-from chorale.turns.choice.needs import Ended, Need, NextRound
 from chorale.turns.choice.raw_choice import RawChoice
 from chorale.turns.events import Fold
+from chorale.turns.needs import Ended, Need, NextRound
 from chorale.turns.request import TurnRequest
 
 # The result of a step: a further generation, or a choice (request id, index) that needs no more tokens.

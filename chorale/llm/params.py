@@ -15,7 +15,7 @@ from chorale.config.sampling_fields import GENERATION, SAMPLING_FIELDS
 from chorale.errors import RequestError
 from chorale.grammar.constraint import Constraint
 from chorale.grammar.matcher import check_constraint
-from chorale.turns.structured import constraint_of
+from chorale.requests.formats import constraint_of
 
 _REFUSED = {
     "guided_decoding": "its name is structured_outputs",

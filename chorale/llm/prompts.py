@@ -12,10 +12,10 @@ from chorale.errors import ContextLengthError
 from chorale.harmony.messages import Conversation, ToolDescription
 from chorale.harmony.render import render_conversation
 from chorale.harmony.vocab import Vocabulary
-from chorale.turns.prompt.effort import DEFAULT_EFFORT, reasoning_effort
-from chorale.turns.prompt.encode import check_distinct, prompt_head
-from chorale.turns.prompt.openai_messages import split_instructions, take_efforts, to_harmony
-from chorale.turns.tools.functions import Function
+from chorale.requests.effort import DEFAULT_EFFORT, reasoning_effort
+from chorale.requests.messages import split_instructions, take_efforts, to_harmony
+from chorale.requests.prompt import check_distinct, prompt_head
+from chorale.turns.functions import Function
 
 ChatMessages = Sequence[Mapping[str, Any]]
 OnePrompt = str | Mapping[str, Any] | Sequence[int]

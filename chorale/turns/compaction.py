@@ -19,8 +19,8 @@ from chorale.harmony.vocab import START, Vocabulary
 from chorale.ids import new_id
 from chorale.turns.choice.emitter import Emitter
 from chorale.turns.choice.item import OpenItem
-from chorale.turns.choice.needs import Compact, NextRound
 from chorale.turns.events import ItemDelta, ItemOpened, Usage
+from chorale.turns.needs import Compact, NextRound
 
 REQUEST = (
     "Summarize this conversation so that it can be continued from your summary alone. Keep what was asked"

@@ -20,11 +20,11 @@ from chorale.grammar.checker import GrammarChecker
 from chorale.grammar.constraint import Constraint
 from chorale.grammar.frames import MAX_GRAMMAR_BYTES
 from chorale.harmony.vocab import Vocabulary
-from chorale.turns.choice.needs import Compact, NextRound
+from chorale.turns.built_in.turn_tools import ApprovedCall, TurnTools
 from chorale.turns.compaction import Compaction
+from chorale.turns.needs import Compact, NextRound
 from chorale.turns.rules import FREE, TurnRules
 from chorale.turns.sampling import SamplingChoices, resolve_sampling
-from chorale.turns.tools.turn_tools import ApprovedCall, TurnTools
 
 NEVER = 1 << 30  # tokens; turns that are not streamed are read once, at the end
 

@@ -14,8 +14,8 @@ from chorale.errors import RequestError
 from chorale.grammar.constraint import Constraint, json_object, json_schema
 from chorale.grammar.frames import Call, Frames, raw_grammar, turn_grammar
 from chorale.harmony.messages import ResponseFormat
-from chorale.turns.tools.functions import CallForm, Function
-from chorale.turns.tools.tool_choice import AUTO, ToolChoice
+from chorale.requests.tool_choice import AUTO, ToolChoice
+from chorale.turns.functions import CallForm, Function
 
 # If an answer is required, a quarter of the tokens, at most this many, is reserved: a turn that ends
 # within its reasoning would have no answer at all.

@@ -26,14 +26,14 @@ from chorale.errors import ChoraleError, EngineError, QueueFullError
 from chorale.harmony.vocab import Vocabulary
 from chorale.tools.contract import ToolResult
 from chorale.tracing.context import within
+from chorale.turns.built_in.run_call import render_result, room_for_result, run_call
 from chorale.turns.choice.choice import Choice
-from chorale.turns.choice.needs import CallTool, Compact, Ended, Need, NextRound
 from chorale.turns.choice.raw_choice import RawChoice
 from chorale.turns.compaction import sampling_of_pass
 from chorale.turns.events import Fold, OutputEvent, end_error
 from chorale.turns.merge import Sources
+from chorale.turns.needs import CallTool, Compact, Ended, Need, NextRound
 from chorale.turns.request import TurnRequest
-from chorale.turns.tools.run_call import render_result, room_for_result, run_call
 
 ChoiceEvents = tuple[int, list[OutputEvent]]
 Batches = AsyncGenerator[list[ChoiceEvents]]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
-from chorale.token_usage import TokenUsage
+from chorale.requests.usage import TokenUsage
 
 Effort = Literal["low", "medium", "high"]
 EFFORTS: tuple[Effort, ...] = ("low", "medium", "high")

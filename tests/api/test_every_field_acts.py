@@ -33,7 +33,7 @@ WITHOUT_EFFECT: dict[tuple[str, str], str] = {
 }
 # Fields that ``getattr`` reads: where, and the string that names them there.
 BY_NAME = {
-    **{f"guided_{way}": ("turns/structured.py", way) for way in ("json", "regex", "choice", "grammar")},
+    **{f"guided_{way}": ("requests/formats.py", way) for way in ("json", "regex", "choice", "grammar")},
     "function_call": ("api/chat/prepare.py", "function_call"),
 }
 

@@ -8,8 +8,8 @@ from chorale.grammar import constraint as make
 from chorale.grammar.frames import Call, Frames, turn_grammar
 from chorale.grammar.matcher import compile_grammar
 from chorale.harmony.vocab import load_vocabulary
+from chorale.requests.tool_choice import ToolChoice
 from chorale.turns.rules import BuiltInTool, TurnRules
-from chorale.turns.tools.tool_choice import ToolChoice
 
 VOCAB = load_vocabulary()
 QUERY = make.json_schema(

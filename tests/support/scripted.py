@@ -17,10 +17,10 @@ from chorale.engine.types import GenerateRequest, SamplingSpec, TokenChunk, Toke
 from chorale.harmony.messages import ToolDescription
 from chorale.testing.scripted_client import Script, ScriptedClient
 from chorale.turns.events import Fold, OutputEvent
+from chorale.turns.functions import Function
 from chorale.turns.request import TurnRequest
 from chorale.turns.rules import TurnRules
 from chorale.turns.run import run_turns
-from chorale.turns.tools.functions import Function
 from tests.support.server import VOCAB
 
 ANALYSIS = "<|channel|>analysis<|message|>"

@@ -16,26 +16,26 @@ from chorale.errors import invalid, unsupported
 from chorale.harmony.messages import Conversation
 from chorale.harmony.render import ASSISTANT, render_conversation
 from chorale.harmony.vocab import END, START, Vocabulary
-from chorale.tools.contract import ToolBox
-from chorale.turns.prompt.effort import reasoning_effort
-from chorale.turns.prompt.encode import at, check_distinct, open_message, prompt_head
-from chorale.turns.prompt.openai_messages import (
+from chorale.requests.built_in_tools import BuiltInRequest, read_built_in
+from chorale.requests.client_tools import custom_tool
+from chorale.requests.effort import reasoning_effort
+from chorale.requests.formats import read_answer
+from chorale.requests.messages import (
     content_text,
     reasoning_text,
     split_instructions,
     take_efforts,
     to_harmony,
 )
+from chorale.requests.prompt import at, check_distinct, open_message, prompt_head
+from chorale.requests.tool_choice import read_tool_choice
+from chorale.tools.contract import ToolBox
+from chorale.turns.built_in.availability import check_available
+from chorale.turns.built_in.open import close_tools, open_tools
+from chorale.turns.built_in.turn_tools import TurnTools
+from chorale.turns.functions import Function
 from chorale.turns.request import TurnRequest, check_grammar, turn_request
 from chorale.turns.rules import TurnRules
-from chorale.turns.structured import read_answer
-from chorale.turns.tools.availability import check_available
-from chorale.turns.tools.built_in_fields import BuiltInRequest, read_built_in
-from chorale.turns.tools.client_tools import custom_tool
-from chorale.turns.tools.functions import Function
-from chorale.turns.tools.open_built_in import close_tools, open_tools
-from chorale.turns.tools.tool_choice import read_tool_choice
-from chorale.turns.tools.turn_tools import TurnTools
 
 
 async def prepare(state: ServerState, chat: ChatRequest, owner: bytes) -> TurnRequest:

@@ -10,7 +10,7 @@ from pydantic import Field
 from chorale.api import fields, limits
 from chorale.api.fields import Metadata, Refusal, StreamedFields
 from chorale.errors import invalid, unsupported
-from chorale.turns.structured import check_keys
+from chorale.requests.formats import check_keys
 
 _STORED = ("metadata", "store")  # harmless if nothing is stored
 HARMLESS: dict[str, str] = {name: why for name, why in fields.HARMLESS.items() if name not in _STORED} | {

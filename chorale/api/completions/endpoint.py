@@ -30,13 +30,13 @@ from chorale.api.operator.models import check_model
 from chorale.api.state import ServerState
 from chorale.api.usage import closing_fields
 from chorale.errors import ChoraleError
+from chorale.requests.formats import read_answer
 from chorale.tracing.context import name_response
 from chorale.turns.events import Fold, PromptScored, end_error
 from chorale.turns.merge import Sources
 from chorale.turns.request import TurnRequest, check_grammar, turn_request
 from chorale.turns.rules import TurnRules
 from chorale.turns.run import ChoiceEvents, run_raw
-from chorale.turns.structured import read_answer
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from chorale.api.fields import Refusal, StreamedFields
 from chorale.api.http.offload import beside, is_heavy
 from chorale.errors import RequestError, invalid, unsupported
 from chorale.harmony.vocab import Vocabulary
-from chorale.turns.prompt.encode import at
+from chorale.requests.prompt import at
 
 HARMLESS: dict[str, str] = fields.HARMLESS | {"add_special_tokens": "this tokenizer adds none"}
 

@@ -16,7 +16,7 @@ from chorale.api.reasoning_tokens import ReasoningReader
 from chorale.errors import invalid, unsupported_content
 from chorale.harmony.messages import FUNCTIONS, DeveloperContent, Message, function_call, tool_result
 from chorale.harmony.vocab import Vocabulary
-from chorale.turns.prompt.encode import tool_name
+from chorale.requests.prompt import tool_name
 
 Block = Mapping[str, Any]
 _ROLES = ("user", "assistant", "system")

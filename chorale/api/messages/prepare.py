@@ -15,11 +15,11 @@ from chorale.api.state import ServerState
 from chorale.errors import invalid, unsupported
 from chorale.harmony.messages import Conversation, Message
 from chorale.harmony.render import render_conversation
-from chorale.turns.prompt.effort import reasoning_effort, take_effort
-from chorale.turns.prompt.encode import at, open_message, prompt_head
+from chorale.requests.effort import reasoning_effort, take_effort
+from chorale.requests.formats import read_format
+from chorale.requests.prompt import at, open_message, prompt_head
 from chorale.turns.request import TurnRequest, check_grammar, turn_request
 from chorale.turns.rules import TurnRules
-from chorale.turns.structured import read_format
 
 # Maps Anthropic's thinking budgets to the model's efforts.
 _LOW_BUDGET, _HIGH_BUDGET = 2048, 16384

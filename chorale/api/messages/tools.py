@@ -13,9 +13,9 @@ from typing import Any
 from chorale.api.messages.request import AnthropicToolChoice
 from chorale.errors import invalid, unsupported
 from chorale.grammar import constraint as make
-from chorale.turns.prompt.encode import check_distinct
-from chorale.turns.tools.functions import Function
-from chorale.turns.tools.tool_choice import ToolChoice, read_tool_choice
+from chorale.requests.prompt import check_distinct
+from chorale.requests.tool_choice import ToolChoice, read_tool_choice
+from chorale.turns.functions import Function
 
 _TEXT = {"type": "string"}
 _NUMBER = {"type": "integer"}

@@ -20,8 +20,8 @@ from chorale.api.completions.request import CompletionRequest, parse_completion
 from chorale.api.http.responses import large_response, read_as
 from chorale.api.operator.models import check_model
 from chorale.api.state import ServerState
+from chorale.turns.built_in.open import close_tools
 from chorale.turns.request import TurnRequest
-from chorale.turns.tools.open_built_in import close_tools
 
 _HEAVY_TOKENS = 8 * 1024
 # The numbers of vLLM's ``sampling_params`` that ``SamplingSpec`` has under the same names.

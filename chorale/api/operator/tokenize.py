@@ -20,8 +20,8 @@ from chorale.api.operator.models import check_model
 from chorale.api.state import ServerState
 from chorale.errors import invalid
 from chorale.harmony.vocab import Vocabulary
-from chorale.turns.prompt.encode import at
-from chorale.turns.tools.open_built_in import close_tools
+from chorale.requests.prompt import at
+from chorale.turns.built_in.open import close_tools
 
 _HEAVY_TOKENS = 8 * 1024  # longer lists are decoded in a thread: a million tokens take half a second
 

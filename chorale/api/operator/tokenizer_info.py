@@ -20,7 +20,7 @@ from chorale.api.state import ServerState
 from chorale.harmony.messages import Conversation
 from chorale.harmony.render import render_conversation
 from chorale.harmony.vocab import SPECIAL_NAMES
-from chorale.turns.prompt.encode import system_message
+from chorale.requests.prompt import system_message
 
 _START = "<|start|>assistant"  # the generation prompt
 

@@ -30,19 +30,19 @@ from chorale.errors import invalid
 from chorale.harmony.messages import ReasoningEffort
 from chorale.harmony.render import DropAnalysis
 from chorale.ids import new_id
+from chorale.requests.built_in_tools import BuiltInRequest, read_built_in
+from chorale.requests.effort import reasoning_effort
+from chorale.requests.formats import read_answer
+from chorale.requests.prompt import prompt_head
 from chorale.store.protocol import StoredItem
 from chorale.tools.contract import ToolBox
+from chorale.turns.built_in.availability import check_available
+from chorale.turns.built_in.open import close_tools, open_tools
+from chorale.turns.built_in.turn_tools import ApprovedCall, TurnTools
 from chorale.turns.compaction import Compaction
 from chorale.turns.compaction import reserve as room_for_summary
-from chorale.turns.prompt.effort import reasoning_effort
-from chorale.turns.prompt.encode import prompt_head
 from chorale.turns.request import TurnRequest, check_grammar, turn_request
 from chorale.turns.rules import TurnRules
-from chorale.turns.structured import read_answer
-from chorale.turns.tools.availability import check_available
-from chorale.turns.tools.built_in_fields import BuiltInRequest, read_built_in
-from chorale.turns.tools.open_built_in import close_tools, open_tools
-from chorale.turns.tools.turn_tools import ApprovedCall, TurnTools
 
 _RESERVE = 4096  # tokens for the answer when old items are dropped and there is no requested limit
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from chorale.api import fields, limits
 from chorale.api.fields import Metadata, Refusal, StreamOptions, StructuredFields, parse
 from chorale.errors import RequestError
-from chorale.turns.prompt.effort import reasoning_effort
+from chorale.requests.effort import reasoning_effort
 
 Include = Literal[
     "file_search_call.results",

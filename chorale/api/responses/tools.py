@@ -1,7 +1,7 @@
 """The ``tools`` and ``tool_choice`` of a request: their form for the model and in responses.
 
 Functions are honoured, flat or in Chat's nested shape, and so are the kinds that a client runs
-(``chorale.turns.tools.client_tools``). Every other type is a built-in tool, or not served.
+(``chorale.requests.client_tools``). Every other type is a built-in tool, or not served.
 
 The input may also declare tools (``tool_search_output``, ``additional_tools``): the model sees them at that
 place and may call them afterwards.
@@ -15,9 +15,8 @@ from typing import Any
 
 from chorale.errors import invalid
 from chorale.harmony.messages import ToolDescription
-from chorale.turns.prompt.encode import check_distinct
-from chorale.turns.tools.built_in_fields import without_secrets
-from chorale.turns.tools.client_tools import (
+from chorale.requests.built_in_tools import without_secrets
+from chorale.requests.client_tools import (
     custom_tool,
     fixed_tool,
     in_namespace,
@@ -25,8 +24,9 @@ from chorale.turns.tools.client_tools import (
     prompt_name,
     tool_search,
 )
-from chorale.turns.tools.functions import Function
-from chorale.turns.tools.tool_choice import ToolChoice, read_tool_choice
+from chorale.requests.prompt import check_distinct
+from chorale.requests.tool_choice import ToolChoice, read_tool_choice
+from chorale.turns.functions import Function
 
 _FUNCTION_KEYS = ("name", "description", "parameters", "strict")
 _CLIENT_TYPES = frozenset(

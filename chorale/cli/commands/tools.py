@@ -84,7 +84,7 @@ def check(config: ToolConfig) -> int:
 
 def serve(name: str, config: ToolConfig, host: str, port: int) -> int:
     """Serves one tool until interrupted."""
-    from chorale.tools.mcp.run import serve_tool
+    from chorale.tools.mcp_server.run import serve_tool
 
     key = os.environ.get("CHORALE_TOOLS_API_KEY") or None
     if host in OPEN_ADDRESSES and key is None:

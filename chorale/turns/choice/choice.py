@@ -18,13 +18,13 @@ from chorale.tools.contract import Progress, ToolResult
 from chorale.turns.choice.emitter import Emitter
 from chorale.turns.choice.item import OpenItem, Token
 from chorale.turns.choice.items import ItemWriter
-from chorale.turns.choice.needs import ENDED, CallTool, Compact, Ended, Need, NextRound
 from chorale.turns.choice.reader import Read, RoundReader
 from chorale.turns.choice.rounds import Rounds
+from chorale.turns.choice.tool_use import ToolUse
 from chorale.turns.compaction import Compactor
 from chorale.turns.events import EndReason, ItemStatus, ToolProgressed, Usage, chunk_error
+from chorale.turns.needs import ENDED, CallTool, Compact, Ended, Need, NextRound
 from chorale.turns.request import TurnRequest
-from chorale.turns.tools.use import ToolUse
 
 
 class Choice:

@@ -12,10 +12,10 @@ from chorale.turns.choice.emitter import Emitter
 from chorale.turns.choice.item import OpenItem
 from chorale.turns.choice.partial_json import InputReader
 from chorale.turns.choice.stops import StopFilter
+from chorale.turns.choice.tool_use import ToolUse
 from chorale.turns.events import BUILTIN_ITEMS, CLIENT_CALLS, ItemKind, ItemOpened, ItemStatus, Phase
+from chorale.turns.functions import FUNCTION_PREFIX
 from chorale.turns.request import TurnRequest
-from chorale.turns.tools.functions import FUNCTION_PREFIX
-from chorale.turns.tools.use import ToolUse
 
 _ID_PREFIX: dict[ItemKind, str] = {
     "reasoning": "rs",

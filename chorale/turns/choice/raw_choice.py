@@ -15,9 +15,9 @@ from chorale.harmony.vocab import NUM_RANKS, Vocabulary
 from chorale.ids import new_id
 from chorale.turns.choice.emitter import Emitter
 from chorale.turns.choice.item import OpenItem, Token
-from chorale.turns.choice.needs import ENDED, Ended
 from chorale.turns.choice.stops import StopFilter
 from chorale.turns.events import EndReason, ItemOpened, PromptScored, chunk_error
+from chorale.turns.needs import ENDED, Ended
 from chorale.turns.request import TurnRequest
 
 _MANY = 16  # from this many tokens on, a chunk is cheaper to decode at once

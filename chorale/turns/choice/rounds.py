@@ -5,10 +5,10 @@ from __future__ import annotations
 from chorale.harmony.render import ASSISTANT, FINAL
 from chorale.harmony.vocab import CHANNEL, END, MESSAGE, START
 from chorale.turns.choice.emitter import Emitter
-from chorale.turns.choice.needs import NextRound
 from chorale.turns.choice.reader import RoundReader
+from chorale.turns.choice.tool_use import ToolUse
+from chorale.turns.needs import NextRound
 from chorale.turns.request import TurnRequest
-from chorale.turns.tools.use import ToolUse
 
 
 class Rounds:

@@ -210,6 +210,6 @@ def test_a_verdict_is_remembered(client: LocalClient, monkeypatch: pytest.Monkey
 
 
 def _constraints(form: dict[str, Any]) -> list[Any]:
-    from chorale.turns.structured import read_format
+    from chorale.requests.formats import read_format
 
     return [read_format(form, "text.format").constraint]

@@ -6,8 +6,8 @@ import httpx2
 import pytest
 
 from chorale.config.engine import ToolConfig
-from chorale.tools.mcp.app import create_app
-from chorale.tools.mcp.server import ToolServer
+from chorale.tools.mcp_server.app import create_app
+from chorale.tools.mcp_server.server import ToolServer
 from chorale.tools.service import start_tools
 from tests.support.tools.drive import count_words, run
 

@@ -34,8 +34,8 @@ from chorale.tools.contract import (
     RequestTools,
     WebSearchRequest,
 )
-from chorale.tools.mcp.app import create_app
-from chorale.tools.mcp.server import ServerName, ToolServer
+from chorale.tools.mcp_server.app import create_app
+from chorale.tools.mcp_server.server import ServerName, ToolServer
 from chorale.tools.service import BuiltinToolService, start_tools
 from tests.support.tools.drive import count_words, drive, run
 from tests.support.tools.sdk_server import SERVER, sdk_server

@@ -9,8 +9,8 @@ import pytest
 
 from chorale.api.responses.items.input import item_text, parse_items
 from chorale.errors import RequestError
-from chorale.turns.prompt.files import inline_file
-from chorale.turns.prompt.openai_messages import to_harmony
+from chorale.requests.files import inline_file
+from chorale.requests.messages import to_harmony
 
 TEXT = base64.b64encode("Grüße, 漢字".encode()).decode()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from chorale.turns.tools.built_in_fields import read_mcp
+from chorale.requests.built_in_tools import read_mcp
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ import msgspec
 
 from chorale.harmony.json_text import MAX_CALL_DEPTH, read_object
 from chorale.harmony.messages import FUNCTIONS, Message, function_call, tool_result
+from chorale.requests.client_tools import prompt_name
 from chorale.store.protocol import Item, present
 from chorale.turns.events import CLIENT_CALLS, ItemOpened
-from chorale.turns.tools.client_tools import prompt_name
 
 # Items that contain the output of a call and follow it.
 OUTPUTS = frozenset(

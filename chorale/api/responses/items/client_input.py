@@ -10,8 +10,8 @@ import msgspec
 from chorale.api.responses.items.fields import read_id, read_parts, read_status, read_string
 from chorale.api.responses.tools import shown_tool
 from chorale.errors import invalid, unsupported
+from chorale.requests.prompt import TOOL_NAME
 from chorale.store.protocol import Item, present
-from chorale.turns.prompt.encode import TOOL_NAME
 
 _OPERATIONS = ("create_file", "update_file", "delete_file")
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from chorale.errors import RequestError, invalid, unsupported_content
 from chorale.ids import new_id
+from chorale.requests.files import inline_file
 from chorale.store.protocol import ITEM_ID
-from chorale.turns.prompt.files import inline_file
 
 TEXT_PARTS = frozenset({"input_text", "output_text", "text"})
 

@@ -16,6 +16,7 @@ from chorale.api.responses.request import ResponsesRequest
 from chorale.api.usage import metrics_object
 from chorale.errors import ChoraleError, EngineError, QueueFullError, RequestError
 from chorale.harmony.vocab import Vocabulary
+from chorale.requests.formats import DEFAULT_NAME
 from chorale.store.protocol import RENDERING, TOOL_STATE, Item, StoredItem, StoredResponse
 from chorale.tools.contract import UrlCitation
 from chorale.turns.events import (
@@ -28,7 +29,6 @@ from chorale.turns.events import (
     TurnEnded,
     Usage,
 )
-from chorale.turns.structured import DEFAULT_NAME
 
 TEXTS = CLIENT_CALLS | {"compaction"}  # kinds without content parts
 Status = str  # "in_progress" and the item statuses of chorale.turns.events

@@ -35,10 +35,10 @@ from chorale.harmony.messages import (
 )
 from chorale.harmony.render import DropAnalysis, kept_messages, render_conversation, render_message
 from chorale.harmony.vocab import Vocabulary
+from chorale.requests.effort import take_effort
+from chorale.requests.prompt import at
 from chorale.store.protocol import Item, StoredItem
 from chorale.turns.events import CLIENT_CALLS
-from chorale.turns.prompt.effort import take_effort
-from chorale.turns.prompt.encode import at
 
 Group = list[Message]  # messages that are kept or dropped together
 

@@ -11,8 +11,8 @@ import uvicorn
 from chorale.config.engine import ToolConfig
 from chorale.errors import ConfigError
 from chorale.harmony.vocab import load_vocabulary
-from chorale.tools.mcp.app import create_app
-from chorale.tools.mcp.server import ServerName, ToolServer
+from chorale.tools.mcp_server.app import create_app
+from chorale.tools.mcp_server.server import ServerName, ToolServer
 from chorale.tools.service import start_tools
 
 

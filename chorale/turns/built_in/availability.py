@@ -11,9 +11,9 @@ import logging
 from dataclasses import replace
 
 from chorale.errors import RequestError
+from chorale.requests.built_in_tools import BuiltInRequest
 from chorale.tools.contract import ToolBox, ToolService
 from chorale.turns.rules import TurnRules
-from chorale.turns.tools.built_in_fields import BuiltInRequest
 
 logger = logging.getLogger(__name__)
 

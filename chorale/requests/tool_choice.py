@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from chorale.errors import invalid, unsupported
-from chorale.turns.tools.built_in_fields import BUILT_IN_NAMES, own_label
-from chorale.turns.tools.functions import Function
+from chorale.requests.built_in_tools import BUILT_IN_NAMES, own_label
+from chorale.turns.functions import Function
 
 Mode = Literal["auto", "none", "required"]
 _MODES: dict[str, Mode] = {"auto": "auto", "none": "none", "required": "required"}

@@ -13,9 +13,9 @@ from chorale.harmony.messages import MessageStart
 from chorale.harmony.vocab import CALL
 from chorale.ids import new_id
 from chorale.tools.contract import CitationStream, McpDetail, ToolCall, ToolIdentity, ToolKind, ToolResult
+from chorale.turns.built_in.turn_tools import ApprovedCall, TurnTools
 from chorale.turns.choice.emitter import Emitter
 from chorale.turns.choice.item import OpenItem, WrittenCall
-from chorale.turns.choice.needs import CallTool
 from chorale.turns.choice.runaway import CallWatch
 from chorale.turns.events import (
     ItemClosed,
@@ -26,9 +26,9 @@ from chorale.turns.events import (
     ToolOutcome,
     ToolStarted,
 )
+from chorale.turns.functions import FUNCTION_PREFIX
+from chorale.turns.needs import CallTool
 from chorale.turns.rules import TurnRules
-from chorale.turns.tools.functions import FUNCTION_PREFIX
-from chorale.turns.tools.turn_tools import ApprovedCall, TurnTools
 
 MAX_CALLS = 128  # per turn, regardless of the request: unattended loops must end
 MAX_UNKNOWN = 3  # calls to tools that do not exist, answered with an error; then the answer is forced

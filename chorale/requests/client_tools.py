@@ -16,8 +16,8 @@ from chorale.errors import invalid
 from chorale.grammar import constraint as make
 from chorale.grammar.constraint import Constraint
 from chorale.harmony.messages import FUNCTIONS, ToolDescription
-from chorale.turns.prompt.encode import function_tool, tool_name
-from chorale.turns.tools.functions import CallForm, Function
+from chorale.requests.prompt import function_tool, tool_name
+from chorale.turns.functions import CallForm, Function
 
 _STRINGS = {"type": "array", "items": {"type": "string"}, "minItems": 1}
 _INPUT = {

@@ -26,9 +26,9 @@ from chorale.harmony.messages import (
     function_call,
     tool_result,
 )
-from chorale.turns.prompt.effort import take_effort
-from chorale.turns.prompt.encode import AUTHOR_NAME, tool_name
-from chorale.turns.prompt.files import inline_file
+from chorale.requests.effort import take_effort
+from chorale.requests.files import inline_file
+from chorale.requests.prompt import AUTHOR_NAME, tool_name
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text"})

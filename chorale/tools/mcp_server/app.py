@@ -20,8 +20,8 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from chorale.tools.errors import ToolError
-from chorale.tools.mcp.server import ToolServer
 from chorale.tools.mcp.wire import INVALID_REQUEST, PARSE_ERROR, Message, decode, encode, failure
+from chorale.tools.mcp_server.server import ToolServer
 
 _MAX_BODY = 2 * 2**20
 _LOCAL = ("localhost", "127.0.0.1", "::1", "[::1]")

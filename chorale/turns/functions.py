@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from chorale.grammar.constraint import Constraint
 from chorale.harmony.messages import FUNCTIONS, ToolDescription
+from chorale.requests.prompt import function_tool
 from chorale.turns.events import ItemKind
-from chorale.turns.prompt.encode import function_tool
 
 FUNCTION_PREFIX: Final = f"{FUNCTIONS}."
 

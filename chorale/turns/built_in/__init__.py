@@ -1,0 +1,1 @@
+"""Built-in tools within a turn: available, opened, called."""

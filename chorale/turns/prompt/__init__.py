@@ -1,1 +1,0 @@
-"""From messages to prompt tokens."""
