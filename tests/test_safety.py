@@ -85,10 +85,10 @@ OTHER_MACHINES = {
     "cli/options/flags.py": ("tcp://",),  # an example
     "api/http/request_limits.py": ('"0.0.0.0"', '"::"'),  # names in a client's Host header
     "kv_events.py": ("tcp://",),
-    "serve/engine/kv_sockets.py": ("tcp://", '"0.0.0.0"', '"::"'),
+    "serve/engine/kv_events/sockets.py": ("tcp://", '"0.0.0.0"', '"::"'),
     "client/curve.py": ("tcp://",),
-    "serve/engine_host.py": ("tcp://",),
-    "ray/holds.py": ("tcp://",),
+    "serve/fleet/engine_host.py": ("tcp://",),
+    "serve/fleet/holds.py": ("tcp://",),
 }
 
 

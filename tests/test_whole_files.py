@@ -52,7 +52,7 @@ PROGRAMS = {
 def test_an_error_names_the_file(name: str, tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path\n"
-        "from chorale.batches.journal import Header, Journal\n"
+        "from chorale.jobs.journal import Header, Journal\n"
         "from chorale.errors import ChoraleError\n"
         "from chorale_evals.journal import Journal as Log\n"
         "from chorale.folders import write_whole\n"

@@ -31,7 +31,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from chorale.api.app import create_app
-from chorale.api.http.server import Stop, bind_sockets, serve_app
 from chorale.api.operator.metrics import Metrics
 from chorale.api.state import ServerState
 from chorale.client.base import EngineInfo, EngineStatus
@@ -39,6 +38,7 @@ from chorale.client.stream import RequestStream
 from chorale.config.engine import ServerConfig
 from chorale.engine.types import ChunkTimings, EngineStats, GenerateRequest, TokenChunk
 from chorale.harmony.vocab import load_vocabulary
+from chorale.serve.http.server import Stop, bind_sockets, serve_app
 from chorale.store.store import open_store
 
 TEXT = "The tide turned before dawn, and the harbour lights went out one after another; nobody spoke. "

@@ -159,7 +159,7 @@ def stop(options: argparse.Namespace, log: Path) -> dict[str, object]:
     for name, module, more in (
         ("engine", "chorale.serve.engine.process", ()),
         ("rank", "chorale.serve.engine.rank_entry", ("--tensor-parallel-size", "2")),
-        ("api", "chorale.serve.api_process", ("--api-server-count", "2")),
+        ("api", "chorale.serve.http.api_process", ("--api-server-count", "2")),
     ):
         with server(log, *more) as (url, pid):
             wait_ready(url)

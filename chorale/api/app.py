@@ -14,8 +14,8 @@ from chorale.api.http.auth import authenticate_routes
 from chorale.api.http.middleware import HttpMiddleware, Layer, Routes
 from chorale.api.http.owner import CALLER
 from chorale.api.operator import docs, health, invocations, models, page, render, tokenize, tokenizer_info
-from chorale.api.operator.metered_client import MeteredClient
 from chorale.api.state import ServerState
+from chorale.api.telemetry.metered_client import MeteredClient
 from chorale.tracing.ignored import HEADER
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from chorale.api.background import Background
 from chorale.api.http.owner import owner_name
 from chorale.client.base import EngineClient
 from chorale.client.shares import Shares
@@ -13,13 +12,14 @@ from chorale.config.engine import ServerConfig
 from chorale.engine.types import NOBODY, Owner
 from chorale.errors import NotFoundError
 from chorale.grammar.checker import GrammarChecker
-from chorale.store.sqlite import MEMORY
+from chorale.jobs.background import Background
+from chorale.store.database.sqlite import MEMORY
 from chorale.turns.built_in.open import ToolHost
 
 if TYPE_CHECKING:
-    from chorale.api.batches.service import BatchService
     from chorale.api.operator.metrics import Metrics
     from chorale.harmony.vocab import Vocabulary
+    from chorale.jobs.service import BatchService
     from chorale.store.store import ResponseStore
     from chorale.tools.contract import ToolService
     from chorale.tracing.context import Tracer

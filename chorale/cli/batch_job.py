@@ -6,17 +6,17 @@ import contextlib
 import socket
 from typing import TYPE_CHECKING
 
-from chorale.api.http.server import listening
-from chorale.batches.execute import AppSender
 from chorale.config.engine import ServerConfig
 from chorale.errors import ChoraleError, NotFoundError
+from chorale.jobs.execute import AppSender
+from chorale.serve.http.server import listening
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from chorale.api.http.middleware import HttpMiddleware
-    from chorale.batches.file_run import FileRun
     from chorale.cli.batch_screen import LineProgress
+    from chorale.jobs.run_file import FileRun
 
 OPEN = ("/metrics", "/health")
 

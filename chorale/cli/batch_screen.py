@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.progress import TimeRemainingColumn as Remaining
 
-from chorale.batches.file_run import Tally
 from chorale.cli.banner import Screen
 from chorale.client.base import EngineInfo
+from chorale.jobs.run_file import Tally
 
 LINE_SECONDS = 10.0  # between two lines of progress without a terminal
 _BAR_SECONDS = 0.1

@@ -273,7 +273,7 @@ def _open(config: EngineConfig, count: int) -> OfflineEngine | ReplicaEngine:
         return ReplicaEngine(config, count)
     from chorale.serve.bootstrap import configured_secret
     from chorale.serve.engine.build import build_engine  # imports torch
-    from chorale.serve.engine.kv_publisher import open_kv_events
+    from chorale.serve.engine.kv_events.publisher import open_kv_events
 
     publisher = open_kv_events(config.kv_events_config)
     try:

@@ -12,7 +12,6 @@ import os
 import sqlite3
 from pathlib import Path
 
-from chorale.api.http.tls import check_tls
 from chorale.config.engine import EngineConfig, ServerConfig
 from chorale.errors import ChoraleError, ConfigError
 from chorale.machine.devices import check_visible, replica_environments, visible_ids
@@ -24,8 +23,9 @@ from chorale.model.demo.shape import demo_config
 from chorale.model.hub import DEMO, find_folder, has_weights
 from chorale.runtime.sizing.memory import SMALL_PARAMETERS
 from chorale.runtime.sizing.resolve import check_model, resolve
-from chorale.store.schema import check_format
-from chorale.store.sqlite import MEMORY, NO_SPACE
+from chorale.serve.http.tls import check_tls
+from chorale.store.database.schema import check_format
+from chorale.store.database.sqlite import MEMORY, NO_SPACE
 from chorale.store.store import default_path, is_postgres
 from chorale.tracing.otel import check_endpoint, is_disabled
 
@@ -45,7 +45,7 @@ def check_start(engine: EngineConfig, server: ServerConfig) -> None:
         _check_sizes(engine, model)
     check_store(server.response_store)
     if server.batch_storage is not None:
-        from chorale.api.batches.service import check_place  # many modules, for those who need it
+        from chorale.jobs.service import check_place  # many modules, for those who need it
 
         check_place(server)
 
@@ -106,7 +106,7 @@ def check_store(place: str | None) -> None:
         return
     try:
         if is_postgres(place):
-            from chorale.store.postgres import connect
+            from chorale.store.database.postgres import connect
 
             connect(place, False).close()
         else:

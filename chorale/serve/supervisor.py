@@ -37,8 +37,8 @@ from chorale.serve.bootstrap import (
 )
 from chorale.serve.engine_monitor import ENGINE_COMMAND, EngineMonitor, OnStatus
 from chorale.serve.given_up import report_given_up
-from chorale.serve.http_frontend import CUT_GRACE, make_frontend, share
-from chorale.serve.job import Job, JobFrontend
+from chorale.serve.http.frontend import CUT_GRACE, make_frontend, share
+from chorale.serve.http.job import Job, JobFrontend
 from chorale.serve.logs import LogOptions, share_lock
 from chorale.serve.replica_status import ReplicaStatuses
 from chorale.serve.watch import WatchLimits

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from chorale.store.connection_thread import LOCK_SECONDS, ConnectionThread, Refusal
-from chorale.store.database import Database
+from chorale.store.database.connection_thread import LOCK_SECONDS, ConnectionThread, Refusal
+from chorale.store.database.sql import Database
 from chorale.store.responses import totals
 
 Result = TypeVar("Result")

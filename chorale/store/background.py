@@ -15,7 +15,7 @@ from chorale.store import repeats, servers
 from chorale.store.access import Access
 from chorale.store.batch_rows import release_batches
 from chorale.store.conversation_rows import finish_lease, free_all
-from chorale.store.database import Database
+from chorale.store.database.sql import Database
 from chorale.store.files import end_uploads
 from chorale.store.protocol import RESPONSE_ID, Claimed, EventChunk, EventPage, Lease, Recover, StoredResponse
 from chorale.store.responses import (

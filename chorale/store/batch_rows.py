@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from chorale.errors import NotFoundError
-from chorale.store.database import Database
+from chorale.store.database.sql import Database
 from chorale.store.responses import to_json
 from chorale.store.servers import WAITING
 

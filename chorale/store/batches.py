@@ -4,7 +4,7 @@ A batch waits for a server, which claims it and works on it until it has ended, 
 server continues. Every write of the working server requires ``server_id`` in its WHERE clause, so a server
 that was taken for dead cannot add anything any more. The record of a line is a row of ``batch_results``: it
 is durable with the counts of the batch in the same transaction, and exists once. When a batch ends, its
-records become files (``chorale.batches.runner``), and the rows are deleted.
+records become files (``chorale.jobs.runner``), and the rows are deleted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from chorale.store.batch_rows import (
     owned_batch,
     release_batches,
 )
-from chorale.store.database import Database
+from chorale.store.database.sql import Database
 from chorale.store.files import StoredFile, find_file, finish_upload, sizes
 from chorale.store.responses import to_json
 from chorale.store.servers import WAITING, register

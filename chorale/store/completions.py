@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from chorale.store.access import Access
-from chorale.store.database import Database
+from chorale.store.database.sql import Database
 from chorale.store.protocol import CompletionFilter, StoredCompletion, StoredResponse
 from chorale.store.responses import delete_response, find_response, insert_response, to_json
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from chorale.errors import RequestError
 from chorale.ids import new_id
-from chorale.store.database import Database
+from chorale.store.database.sql import Database
 from chorale.store.protocol import (
     KEPT,
     LIVE,

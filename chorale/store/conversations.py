@@ -8,7 +8,7 @@ from functools import partial
 from chorale.ids import new_id
 from chorale.store import conversation_rows
 from chorale.store.access import Access
-from chorale.store.database import Database
+from chorale.store.database.sql import Database
 from chorale.store.protocol import CONVERSATION_ID, Conversation, ItemPage, Lease, StoredItem
 from chorale.store.responses import load_conversation, no_conversation
 from chorale.store.servers import register

@@ -1,4 +1,4 @@
-"""Files: the rows of files, whose contents are kept elsewhere (``chorale.batches.contents``).
+"""Files: the rows of files, whose contents are kept elsewhere (``chorale.jobs.contents``).
 
 A row is older than its content, and outlives it: ``uploading`` while a server process writes the content,
 ``ready``, then ``gone`` until the content is deleted. So no content is ever without a row. The row of an
@@ -16,7 +16,7 @@ from typing import Any
 
 from chorale.errors import ConflictError, NotFoundError, PayloadTooLargeError, QueueFullError
 from chorale.store.access import Access
-from chorale.store.database import Database
+from chorale.store.database.sql import Database
 from chorale.store.protocol import StoreError
 from chorale.store.servers import register
 

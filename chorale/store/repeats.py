@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import secrets
 
-from chorale.store.database import Database
+from chorale.store.database.sql import Database
 from chorale.store.protocol import Claimed, Lease
 from chorale.store.responses import COLUMNS, ROW_BYTES, load, to_json
 from chorale.store.servers import WAITING

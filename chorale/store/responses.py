@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from chorale.errors import ContextLengthError, RequestError
-from chorale.store.database import Database
+from chorale.store.database.sql import Database
 from chorale.store.protocol import (
     LIVE,
     TOOL_STATE,

@@ -5,7 +5,7 @@ A server is registered before it owns anything. ``background`` has its heartbeat
 
 from __future__ import annotations
 
-from chorale.store.database import Database
+from chorale.store.database.sql import Database
 
 WAITING = "waiting"  # the ``server_id`` of what waits for a server
 # Tables with a column ``server_id``, besides the responses.

@@ -21,10 +21,11 @@ from chorale.store.access import Access, Bounds
 from chorale.store.background import BackgroundResponses, count_live, expire
 from chorale.store.batches import Batches
 from chorale.store.completions import Completions
-from chorale.store.connection_thread import LOCK_SECONDS
 from chorale.store.conversation_rows import finish_lease
 from chorale.store.conversations import Conversations
-from chorale.store.database import Database
+from chorale.store.database.connection_thread import LOCK_SECONDS
+from chorale.store.database.sql import Database
+from chorale.store.database.sqlite import MEMORY, connect, is_read_only, prepare_file, share_file
 from chorale.store.files import Files
 from chorale.store.protocol import (
     ITEM_ID,
@@ -51,7 +52,6 @@ from chorale.store.responses import (
     totals,
 )
 from chorale.store.servers import all_servers
-from chorale.store.sqlite import MEMORY, connect, is_read_only, prepare_file, share_file
 
 __all__ = [
     "Bounds", "ResponseStore", "SqliteStore", "StoreError", "StoredItem", "StoredResponse", "open_store",
@@ -80,7 +80,7 @@ def open_store(config: ServerConfig, recover: Recover = without_output) -> Respo
     )
     place = config.response_store
     if place is not None and is_postgres(place):
-        from chorale.store.postgres import connect as connect_postgres
+        from chorale.store.database.postgres import connect as connect_postgres
 
         return ResponseStore(Access(partial(connect_postgres, place), bounds), recover)
     if place is not None:

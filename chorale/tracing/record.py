@@ -41,7 +41,7 @@ class Round:
 
 @dataclass(slots=True)
 class RequestRecord:
-    """Written by the streams of its rounds (``api/operator/traced_stream.py``) and the ends of its choices.
+    """Written by the streams of its rounds (``api/telemetry/traced_stream.py``) and the ends of its choices.
 
     ``arrival``: ``time.time()`` of the first round's request.
     """

@@ -597,7 +597,7 @@ def test_a_page_of_an_allowed_origin_can_read_errors_too() -> None:
 
 def test_the_http_process_imports_no_torch() -> None:
     code = (
-        "import sys, chorale.api.app, chorale.api.http.server; "
+        "import sys, chorale.api.app, chorale.serve.http.server; "
         "heavy = {'torch', 'transformers', 'safetensors', 'openai', 'fastapi'} & set(sys.modules); "
         "sys.exit(f'imported: {heavy}' if heavy else 0)"
     )

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from chorale.batches.contents import (
+from chorale.errors import ConfigError
+from chorale.jobs.contents import (
     PIECE,
     Contents,
     ContentsError,
@@ -18,7 +19,6 @@ from chorale.batches.contents import (
     ObjectContents,
     open_contents,
 )
-from chorale.errors import ConfigError
 from chorale.store.files import new_file_id
 from tests.support.store.s3 import bucket
 

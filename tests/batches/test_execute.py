@@ -13,7 +13,9 @@ import pytest
 
 from chorale.api.http.auth import OWNER
 from chorale.api.http.owner import hash_key
-from chorale.batches.execute import (
+from chorale.engine.types import GenerateRequest
+from chorale.errors import EngineDeadError, QueueFullError
+from chorale.jobs.execute import (
     AppSender,
     NoAnswerError,
     Retries,
@@ -22,9 +24,7 @@ from chorale.batches.execute import (
     execute_all,
     one_line,
 )
-from chorale.batches.line import Answer, Line
-from chorale.engine.types import GenerateRequest
-from chorale.errors import EngineDeadError, QueueFullError
+from chorale.jobs.line import Answer, Line
 from chorale.testing.scripted_client import Script, ScriptedClient
 from tests.support.server import run, served
 

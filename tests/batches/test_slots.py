@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from chorale.batches.slots import Slots
+from chorale.jobs.slots import Slots
 
 
 def test_waiters_take_turns_within_both_bounds() -> None:

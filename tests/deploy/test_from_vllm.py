@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from chorale.api.operator import metrics, optional_metrics
-from chorale.api.operator.metric_names import (
+from chorale.api.telemetry.metric_names import (
     ACCEPTED_PER_POSITION,
     COUNTERS,
     DRAFT_COUNTERS,

@@ -18,7 +18,7 @@ import asyncio
 from chorale.api.state import ServerState
 from chorale.config.engine import ServerConfig
 from chorale.serve.bootstrap import ApiStart
-from chorale.serve.http import make_client, opened_app
+from chorale.serve.http.app import make_client, opened_app
 
 async def main():
     server = ServerConfig(response_store=":memory:")

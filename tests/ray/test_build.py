@@ -28,7 +28,7 @@ def needs_ray() -> None:
 
 def deployments(args: dict[str, Any]) -> tuple[Any, Any]:
     """The front's and the engine's deployment."""
-    from chorale.ray import app
+    from chorale.serve.fleet import app
 
     front = app(args)._bound_deployment
     return front, front.init_args[0]._bound_deployment
@@ -47,7 +47,7 @@ def test_an_engine_has_its_gpus_in_one_bundle_on_one_node() -> None:
     assert replica.placement_group_strategy == "STRICT_PACK"
     assert (replica.ray_actor_options["num_gpus"], replica.ray_actor_options["num_cpus"]) == (2.0, 2.0)
     assert config.graceful_shutdown_timeout_s == 40
-    assert config.request_router_config.request_router_class == "chorale.ray.router.PrefixRouter"
+    assert config.request_router_config.request_router_class == "chorale.serve.fleet.router.PrefixRouter"
     start = front.init_args[1]
     assert (start.server.api_server_count, start.server.max_background_responses) == (1, 50)
     assert front._replica_config.ray_actor_options.get("num_gpus", 0) == 0
@@ -91,21 +91,20 @@ def test_wrong_arguments_are_errors_that_name_them(args: dict[str, Any], message
 def test_the_example_files_are_what_ray_and_chorale_accept(path: Path) -> None:
     from ray.serve.schema import ServeDeploySchema
 
-    from chorale.ray import app
+    from chorale.serve.fleet import app
 
     config = ServeDeploySchema.model_validate(yaml.safe_load(path.read_text("utf-8")))
     assert str(config.proxy_location.value) == "EveryNode"
     (application,) = config.applications
-    assert application.import_path == "chorale.ray:app"
+    assert application.import_path == "chorale.serve.fleet:app"
     front = app(application.args)._bound_deployment
     named = {front.name, front.init_args[0]._bound_deployment.name}
     assert {each.name for each in application.deployments} <= named
 
 
 def test_importing_chorale_or_the_package_imports_no_ray() -> None:
-    code = (
-        "import sys, chorale, chorale.ray, chorale.ray.version, chorale.cli.main; print('ray' in sys.modules)"
-    )
+    code = "import sys, chorale, chorale.serve.fleet, chorale.serve.fleet.version, chorale.cli.main; "
+    code += "print('ray' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "False\n"
 
@@ -142,8 +141,8 @@ def routes(ranked: list[str] | None, asked: str = "asked", **kwargs: Any) -> lis
     from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID
     from ray.serve._private.request_router.common import PendingRequest
 
-    from chorale.ray.assigner import ASSIGNERS
-    from chorale.ray.router import PrefixRouter
+    from chorale.serve.fleet.assigner import ASSIGNERS
+    from chorale.serve.fleet.router import PrefixRouter
 
     async def scene() -> list[list[str]]:
         deployment = DeploymentID("Engine", "app")
@@ -195,7 +194,7 @@ def test_the_random_policy_and_an_unknown_one() -> None:
 
 def test_metrics_get_rays_names_and_only_changed_values_are_set() -> None:
     from chorale.api.operator.metrics import Metrics
-    from chorale.ray.export import RayExport
+    from chorale.serve.fleet.export import RayExport
 
     made: dict[str, Any] = {}
 

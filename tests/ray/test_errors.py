@@ -10,7 +10,7 @@ import pytest
 from chorale.cli.commands import serve as command
 from chorale.cli.options.settings import merge
 from chorale.errors import ConfigError, install_hint
-from chorale.ray import cluster, version
+from chorale.serve.fleet import cluster, version
 
 
 def node(address: str, **resources: float) -> dict[str, Any]:

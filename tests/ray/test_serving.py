@@ -58,7 +58,7 @@ class Served:
     def deploy(self, wait: bool = True, **more: Any) -> None:
         from ray import serve
 
-        from chorale.ray import app
+        from chorale.serve.fleet import app
 
         args = SMALL | {"data-parallel-size": 2, "api-server-count": 2, "response-store": self._store, **more}
         serve._run(app(args), name="chorale", route_prefix="/", _blocking=wait)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from chorale.api.background import Background
-from chorale.api.responses.background.event_log import LogEvent, TurnBegan, join, pack, read_chunk
+from chorale.api.responses.event_log import LogEvent, TurnBegan, join, pack, read_chunk
+from chorale.jobs.background import Background
 from chorale.store.protocol import RESTARTED, EventChunk, StoredItem, StoredResponse
 from chorale.store.store import Bounds, ResponseStore, SqliteStore
 from chorale.testing.scripted_client import Script

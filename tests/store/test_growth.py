@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from chorale.store.database.sqlite import SqliteDatabase
 from chorale.store.files import FileFilter, Quota, StoredFile, new_file_id
-from chorale.store.sqlite import SqliteDatabase
 from chorale.store.store import ResponseStore, SqliteStore
 from tests.store.test_batches import batch_of, place, result  # noqa: F401
 from tests.store.test_store import make

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from chorale.store.access import Access, Bounds
-from chorale.store.postgres import _LOCK, connect
+from chorale.store.database.postgres import _LOCK, connect
 from chorale.store.store import ResponseStore, SqliteStore, StoreError
 from tests.support.responses import serve
 from tests.support.server import run

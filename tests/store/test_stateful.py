@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from chorale.api.responses.background.event_log import TurnBegan, TurnFailed
+from chorale.api.responses.event_log import TurnBegan, TurnFailed
 from chorale.ids import new_id
 from chorale.store.protocol import ConversationLockedError, Lease, StoredItem, StoredResponse, StoreError
 from chorale.store.store import SqliteStore

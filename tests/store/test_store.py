@@ -22,9 +22,9 @@ from chorale.errors import ConfigError, ContextLengthError
 from chorale.ids import new_id
 from chorale.store import store as store_module
 from chorale.store.access import EVICT_ROWS
-from chorale.store.database import Database
+from chorale.store.database.schema import VERSION
+from chorale.store.database.sql import Database
 from chorale.store.protocol import PreviousResponseNotFoundError, StoredItem, StoredResponse, StoreError
-from chorale.store.schema import VERSION
 from chorale.store.store import Bounds, ResponseStore, SqliteStore, open_store
 from tests.support.responses import VOCAB
 

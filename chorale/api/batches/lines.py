@@ -9,16 +9,16 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from chorale.api import chat, completions, responses
-from chorale.api.batches.service import BatchService
 from chorale.api.http.auth import OWNER, authenticate_routes, request_id
 from chorale.api.http.responses import error_response
-from chorale.api.operator.metered_client import MeteredClient
 from chorale.api.state import Lifecycle, ServerState
-from chorale.batches.execute import AppSender
-from chorale.batches.line import ENDPOINTS
-from chorale.batches.runner import BatchRunner, Engine
+from chorale.api.telemetry.metered_client import MeteredClient
 from chorale.client.admission import total_capacity
 from chorale.errors import ChoraleError
+from chorale.jobs.execute import AppSender
+from chorale.jobs.line import ENDPOINTS
+from chorale.jobs.runner import BatchRunner, Engine
+from chorale.jobs.service import BatchService
 from chorale.tracing import ignored
 from chorale.tracing.context import CURRENT, IgnoredFields, RequestContext
 

@@ -17,7 +17,6 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from chorale.api.batches.service import BatchService
 from chorale.api.files.form import Form, FormData, boundary_of
 from chorale.api.files.request import KNOWN_PURPOSES, PURPOSES, read_form
 from chorale.api.http.request_limits import UPLOAD_PATH
@@ -25,8 +24,9 @@ from chorale.api.http.responses import json_response
 from chorale.api.responses.by_id import owner_of
 from chorale.api.responses.pages import check_names, page_object, read_number
 from chorale.api.state import ServerState
-from chorale.batches.contents import ContentsError
 from chorale.errors import QueueFullError, invalid
+from chorale.jobs.contents import ContentsError
+from chorale.jobs.service import BatchService
 from chorale.store.files import FileFilter, StoredFile, new_file_id
 from chorale.store.protocol import StoreError
 

@@ -27,8 +27,10 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from chorale.api.operator.engine_record import EngineRecord
-from chorale.api.operator.metric_names import (
+from chorale.api.operator.optional_metrics import collect_drafts, collect_host_tier
+from chorale.api.operator.rank_metrics import collect_ranks
+from chorale.api.telemetry.engine_record import EngineRecord
+from chorale.api.telemetry.metric_names import (
     BY_SERVER,
     COUNTERS,
     ENGINE_COUNTERS,
@@ -36,9 +38,7 @@ from chorale.api.operator.metric_names import (
     SLEEP_STATES,
     is_http,
 )
-from chorale.api.operator.metric_types import ENGINE_LABELS, Histogram, Labels, Series, total
-from chorale.api.operator.optional_metrics import collect_drafts, collect_host_tier
-from chorale.api.operator.rank_metrics import collect_ranks
+from chorale.api.telemetry.metric_types import ENGINE_LABELS, Histogram, Labels, Series, total
 from chorale.client.base import EngineClient
 from chorale.engine.types import EngineStats
 

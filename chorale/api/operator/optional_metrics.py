@@ -8,9 +8,9 @@ from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from chorale.api.operator.engine_record import EngineRecord
-from chorale.api.operator.metric_names import ACCEPTED_PER_POSITION, DRAFT_COUNTERS, HOST_COUNTERS
-from chorale.api.operator.metric_types import ENGINE_LABELS
+from chorale.api.telemetry.engine_record import EngineRecord
+from chorale.api.telemetry.metric_names import ACCEPTED_PER_POSITION, DRAFT_COUNTERS, HOST_COUNTERS
+from chorale.api.telemetry.metric_types import ENGINE_LABELS
 from chorale.engine.types import EngineStats
 
 Rows = Sequence[tuple[list[str], EngineRecord, EngineStats]]  # an engine's labels, its record and its stats

@@ -7,7 +7,7 @@ from typing import Any
 
 from prometheus_client.core import GaugeMetricFamily
 
-from chorale.api.operator.metric_types import ENGINE_LABELS
+from chorale.api.telemetry.metric_types import ENGINE_LABELS
 from chorale.client.base import EngineInfo
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from chorale.api.http.sse import Frame
 from chorale.api.logprobs import LogprobsWriter
-from chorale.api.responses.background.event_log import LogEvent, TurnBegan, TurnFailed
+from chorale.api.responses.event_log import LogEvent, TurnBegan, TurnFailed
 from chorale.api.responses.items.objects import (
     ResponseBuilder,
     base_object,

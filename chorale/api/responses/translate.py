@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from chorale.api.http.sse import Frame, encode
-from chorale.api.responses.background.event_log import LogEvent, TurnBegan, TurnFailed
 from chorale.api.responses.dialects import Dialect, Event, translate_event, with_summary
+from chorale.api.responses.event_log import LogEvent, TurnBegan, TurnFailed
 from chorale.api.responses.items.built_in_events import DELTAS, BuiltInEvents
 from chorale.api.responses.items.objects import (
     TEXTS,

@@ -24,8 +24,8 @@ from chorale.machine.devices import VISIBLE, visible_ids
 from chorale.machine.hardware import available_memory, cpu_count, total_memory
 from chorale.machine.platforms import find_platform
 from chorale.parallel.shares import VALID_SIZES
-from chorale.ray import version as ray_version
 from chorale.runtime.sizing.memory import gib
+from chorale.serve.fleet import version as ray_version
 from chorale.tools.python.presence import check_daemon
 from chorale.tools.python.sandbox import SandboxMissing
 from chorale.tools.python.wasm import module as interpreter

@@ -68,7 +68,7 @@ def _serve(settings: Settings) -> int:
 
 def on_ray(settings: Settings) -> int:
     """Serves on a Ray cluster, whose machines have the model, the GPUs and the tools."""
-    from chorale.ray import command
+    from chorale.serve.fleet import command
 
     configure_logging(settings.server)
     notices = [*settings.notices, *warnings(settings)]

@@ -45,7 +45,7 @@ from chorale.serve.bootstrap import (
     write_failure,
 )
 from chorale.serve.engine.heartbeat import HeartbeatThread
-from chorale.serve.engine.kv_publisher import KvEventPublisher, RecordingCore, open_kv_events
+from chorale.serve.engine.kv_events.publisher import KvEventPublisher, RecordingCore, open_kv_events
 from chorale.serve.engine.loop import run_engine_loop
 from chorale.serve.engine.socket import EngineServerSocket
 from chorale.serve.logs import configure_logging

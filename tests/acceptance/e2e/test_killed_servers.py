@@ -28,7 +28,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from chorale.api.background import STOPPED
+from chorale.jobs.background import STOPPED
 from chorale.store.protocol import RESTARTED
 from tests.support.ports import free_port
 

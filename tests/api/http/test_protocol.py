@@ -291,8 +291,8 @@ def test_a_dripped_body_is_408_and_an_idle_one_too() -> None:
 
 
 def test_a_client_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    from chorale.api.http import protocol
     from chorale.api.http.responses import EventStream
+    from chorale.serve.http import protocol
 
     monkeypatch.setattr(protocol, "WRITE_TIMEOUT_SECONDS", 0.5)
 
@@ -321,8 +321,8 @@ def test_a_client_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_protocol_is_uvicorns_own() -> None:
     """uvicorn must run the subclass, and be able to make it."""
-    from chorale.api.http.protocol import limited_protocol
     from chorale.config.engine import ServerConfig
+    from chorale.serve.http.protocol import limited_protocol
 
     assert limited_protocol(ServerConfig()).__mro__[2].__module__ == "uvicorn.protocols.http.httptools_impl"
     assert "httptools" in sys.modules

@@ -20,11 +20,11 @@ import uvicorn
 import websockets
 
 from chorale.api.app import create_app
-from chorale.api.http.server import _Server, _tuned_collector
 from chorale.api.listening import bind_sockets
 from chorale.config.engine import ServerConfig
 from chorale.errors import ConfigError
 from chorale.machine.processes import tune_garbage_collector
+from chorale.serve.http.server import _Server, _tuned_collector
 from tests.support import PATIENCE
 from tests.support.raw_http import Probe, call, close_connections, connect, read_answer
 from tests.support.server import listening, make_state, probe_app, served
@@ -308,7 +308,7 @@ SERVE = """
 import asyncio
 import gc
 from chorale.api.app import create_app
-from chorale.api.http.server import serve_app
+from chorale.serve.http.server import serve_app
 from chorale.api.listening import bind_sockets
 from tests.support.server import make_state
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chorale.api.operator.draft_log import DraftLog
+from chorale.api.telemetry.draft_log import DraftLog
 from chorale.engine.types import EngineStats
 
 

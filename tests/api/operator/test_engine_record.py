@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from chorale.api.operator.engine_record import EngineRecord
+from chorale.api.telemetry.engine_record import EngineRecord
 from chorale.client.base import EngineInfo, EngineStatus
 from chorale.engine.types import EngineStats
 

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from chorale.api.operator.throughput import Throughput
+from chorale.api.telemetry.throughput import Throughput
 from chorale.engine.types import EngineStats, GenerateRequest
 from tests.support.scripted import scripted
 from tests.support.server import served

@@ -10,8 +10,8 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from chorale.api.responses.background.event_log import join, pack, read_chunk
 from chorale.api.responses.background.recovery import recovery
+from chorale.api.responses.event_log import join, pack, read_chunk
 from chorale.api.responses.items.objects import ResponseBuilder
 from chorale.api.responses.translate import Translator
 from chorale.errors import ChoraleError, ContextLengthError, EngineDeadError, EngineError, QueueFullError

@@ -20,8 +20,8 @@ from chorale.engine.kv_cache.events import event_hash
 from chorale.engine.types import CacheGroup, EngineLimits, GenerateRequest, SamplingSpec
 from chorale.errors import ConfigError
 from chorale.llm.engine import OfflineEngine
-from chorale.serve.engine.kv_publisher import KvEventPublisher
-from chorale.serve.engine.kv_sockets import is_bound
+from chorale.serve.engine.kv_events.publisher import KvEventPublisher
+from chorale.serve.engine.kv_events.sockets import is_bound
 from tests.support.engine.simulation import EOS, VOCAB, Life
 from tests.support.ports import free_port
 from tests.support.serve.kv_subscriber import Subscriber

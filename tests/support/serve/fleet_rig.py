@@ -11,7 +11,7 @@ from typing import Any
 
 from chorale.client.fleet import FleetClient
 from chorale.client.members import Ticket
-from chorale.serve.engine_host import EngineHost
+from chorale.serve.fleet.engine_host import EngineHost
 from tests.support.serve.fake_engine import Behaviour
 from tests.support.serve.harness import FAKE_ENGINE, until
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 from chorale.api.http.sse import Frame
-from chorale.api.responses.background.event_log import read_chunk
+from chorale.api.responses.event_log import read_chunk
 from chorale.api.responses.items.objects import ResponseBuilder
 from chorale.api.responses.translate import RenderOptions, Translator
 from chorale.api.state import ServerState

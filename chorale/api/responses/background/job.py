@@ -12,9 +12,9 @@ import contextlib
 import logging
 from collections.abc import Iterable
 
-from chorale.api.operator.request_trace import begin_background, end_background
-from chorale.api.responses.background.event_log import LogEvent, join, pack
+from chorale.api.responses.event_log import LogEvent, join, pack
 from chorale.api.responses.run import Run
+from chorale.api.telemetry.request_trace import begin_background, end_background
 from chorale.errors import ChoraleError
 from chorale.store.protocol import EventChunk, StoreError
 from chorale.store.store import ResponseStore

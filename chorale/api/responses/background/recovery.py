@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from chorale.api.responses.background.event_log import join, pack, read_chunk
+from chorale.api.responses.event_log import join, pack, read_chunk
 from chorale.api.responses.items.objects import ResponseBuilder, close_items
 from chorale.harmony.vocab import Vocabulary
 from chorale.store.protocol import RESTARTED, Recover, StoredItem, StoredResponse

@@ -9,9 +9,9 @@ from typing import Any
 import openai
 import pytest
 
-from chorale.api.background import STOPPED
 from chorale.config.engine import ServerConfig
 from chorale.errors import EngineDeadError
+from chorale.jobs.background import STOPPED
 from chorale.store.store import SqliteStore
 from chorale.testing.scripted_client import Script
 from tests.support.responses import CALL, HELLO, MODEL, TOOL, fold_events, serve, tokens

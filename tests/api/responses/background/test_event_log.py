@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from chorale.api.http.sse import frame
-from chorale.api.responses.background.event_log import (
+from chorale.api.responses.background.follow import follow
+from chorale.api.responses.background.recovery import recovery
+from chorale.api.responses.event_log import (
     _CLASSES,
     LogEvent,
     TurnBegan,
@@ -21,8 +23,6 @@ from chorale.api.responses.background.event_log import (
     pack,
     read_chunk,
 )
-from chorale.api.responses.background.follow import follow
-from chorale.api.responses.background.recovery import recovery
 from chorale.api.responses.items.objects import ResponseBuilder
 from chorale.api.responses.translate import RenderOptions, Translator
 from chorale.engine.types import TokenLogprobs

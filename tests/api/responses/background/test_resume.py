@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from chorale.api.background import Background
 from chorale.api.responses.background.resume import Resumer, packed_request
+from chorale.jobs.background import Background
 from chorale.store.protocol import RESTARTED
 from chorale.store.repeats import MAX_ATTEMPTS
 from chorale.store.servers import WAITING
@@ -261,7 +261,7 @@ def test_requests_with_secrets_are_not_kept() -> None:
 
 def test_one_server_claims_a_waiting_response_on_postgresql(database: str) -> None:
     from chorale.store.access import Access, Bounds
-    from chorale.store.postgres import connect
+    from chorale.store.database.postgres import connect
     from chorale.store.store import ResponseStore
 
     async def scenario() -> None:

@@ -1,0 +1,1 @@
+"""Metrics, periodic log lines and spans of the HTTP process."""

@@ -1,0 +1,106 @@
+"""EngineRecord: what one process counts of one engine, beyond the engine's own statistics."""
+
+from __future__ import annotations
+
+import contextlib
+
+from chorale.api.telemetry.metric_names import ENGINE_FIELDS, HISTOGRAMS
+from chorale.api.telemetry.metric_types import Series
+from chorale.client.base import EngineInfo, EngineView
+from chorale.client.summary import add_columns
+from chorale.engine.types import EngineStats
+from chorale.errors import ChoraleError
+
+
+class EngineRecord:
+    """The series of the requests that an engine served, and its counters over restarts."""
+
+    def __init__(self, labels: dict[str, str]) -> None:
+        self.labels = labels
+        self.series = Series()
+        self.histograms = {
+            name: self.series.histogram(name, bounds)
+            for name, (_, bounds, more) in HISTOGRAMS.items()
+            if not more
+        }
+        self.num_restarts = 0
+        self._step_tokens = self.histograms["vllm:iteration_tokens_total"]
+        self._engine: EngineView | None = None
+        self._engine_id = ""
+        self._has_begun_again = False  # for an engine whose id is not known yet
+        self._last_stats = EngineStats()
+        self._before_restarts: dict[str, float] = dict.fromkeys(ENGINE_FIELDS, 0)
+        self._accepted_before: tuple[int, ...] = ()
+
+    def watch(self, engine: EngineView) -> None:
+        self._engine = engine
+
+    @property
+    def info(self) -> EngineInfo | None:
+        """None until the engine was ready once."""
+        with contextlib.suppress(ChoraleError):
+            return self._engine.info if self._engine is not None else None
+        return None
+
+    @property
+    def has_drafts(self) -> bool:
+        """Returns whether the engine does speculative decoding."""
+        return self.info is not None and self.info.num_speculative_tokens > 0
+
+    @property
+    def has_host_tier(self) -> bool:
+        """Returns whether KV pages go to host memory."""
+        return self.info is not None and self.info.num_host_pages > 0
+
+    def pid(self) -> int:
+        """Returns the engine's process id, or an invalid one if there is no separate engine process."""
+        info = self.info
+        return (info.pid if info is not None else 0) or -1
+
+    def observe(self, stats: EngineStats) -> None:
+        """Updates from the engine's counters. Returns at once if there was no step since the last call."""
+        last = self._last_stats
+        if stats.num_steps == last.num_steps:
+            return
+        if stats.num_steps < last.num_steps:  # a new engine process counts from zero
+            self._begin_again()
+            self._has_begun_again = True
+        self._last_stats = stats
+        self._step_tokens.observe(stats.last_step_tokens)
+
+    def _begin_again(self) -> None:
+        """Keeps what the engine has counted: the next one has counts of its own."""
+        last, self._last_stats = self._last_stats, EngineStats()
+        for field in self._before_restarts:
+            self._before_restarts[field] += getattr(last, field)
+        self._accepted_before = add_columns([self._accepted_before, last.accepted_per_position])
+
+    def current_stats(self) -> EngineStats:
+        """Returns the newest statistics, which are observed too, and notices a restart.
+
+        Called at each scrape and, with several API processes, once a second: each has to know what the engine
+        had counted before it was restarted.
+        """
+        if self._engine is None:
+            return self._last_stats
+        info = self.info
+        if info is not None:
+            if self._engine_id and info.engine_id != self._engine_id:
+                self.num_restarts += 1
+                if not self._has_begun_again:  # its counts are already above the last engine's
+                    self._begin_again()
+                self._has_begun_again = False
+            self._engine_id = info.engine_id
+        stats = self._engine.stats
+        self.observe(stats)
+        return stats
+
+    def totals(self, stats: EngineStats) -> dict[str, float]:
+        """Returns the engine's counters since the server's start, by field."""
+        return {field: self._before_restarts[field] + getattr(stats, field) for field in ENGINE_FIELDS}
+
+    def accepted_per_position(self, stats: EngineStats) -> tuple[int, ...]:
+        """Returns since the server's start how many drafts had their token at each position accepted, for
+        every position that a draft may have."""
+        positions = (0,) * (self.info.num_speculative_tokens if self.info is not None else 0)
+        return add_columns([self._accepted_before, stats.accepted_per_position, positions])

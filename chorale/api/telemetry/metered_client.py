@@ -1,0 +1,229 @@
+"""MeteredClient: an engine client for the endpoints that counts every request and token.
+
+Counting in the client makes it complete and identical for all endpoints.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from chorale.api.operator.metrics import Metrics
+from chorale.api.telemetry.engine_record import EngineRecord
+from chorale.api.telemetry.traced_stream import TracedStream
+from chorale.client.base import EngineClient, EngineInfo, EngineStatus, EngineView, TokenStream
+from chorale.engine.types import NOBODY, ChunkTimings, EngineStats, GenerateRequest, Owner, TokenChunk
+from chorale.errors import ChoraleError, QueueFullError
+from chorale.tracing.context import recording
+
+
+class MeteredClient:
+    """Wraps an ``EngineClient``. ``owner`` returns the owner of the current request."""
+
+    __slots__ = ("_client", "_is_batch", "_metrics", "_owner")
+
+    def __init__(
+        self, client: EngineClient, metrics: Metrics, owner: Callable[[], Owner] = lambda: NOBODY
+    ) -> None:
+        self._client, self._metrics, self._owner = client, metrics, owner
+        self._is_batch = False
+
+    def of_batches(self) -> MeteredClient:
+        """Returns a client whose requests yield to all others."""
+        made = MeteredClient(self._client, self._metrics, self._owner)
+        made._is_batch = True
+        return made
+
+    @property
+    def engines(self) -> Sequence[EngineView]:
+        return self._client.engines
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._client.info
+
+    @property
+    def status(self) -> EngineStatus:
+        return self._client.status
+
+    @property
+    def stats(self) -> EngineStats:
+        return self._client.stats
+
+    @property
+    def num_in_flight(self) -> int:
+        return self._client.num_in_flight
+
+    def reserve(self, num_choices: Mapping[str, int], owner: Owner = NOBODY) -> None:
+        with self._counting_rejections():
+            self._client.reserve(num_choices, self._owner())
+
+    def release(self, request_ids: Iterable[str]) -> None:
+        self._client.release(request_ids)
+
+    @contextlib.contextmanager
+    def _counting_rejections(self) -> Iterator[None]:
+        try:
+            yield
+        except QueueFullError:
+            self._metrics.series.count("chorale:queue_rejections")
+            raise
+
+    def submit(self, request: GenerateRequest) -> TokenStream:
+        request = msgspec.structs.replace(request, owner=self._owner(), is_batch=self._is_batch)
+        with self._counting_rejections():
+            stream = self._client.submit(request)
+        if request.is_batch:  # its latencies would hide those that people wait for
+            return stream
+        metered = MeteredStream(stream, request, self._client, self._metrics)
+        traced = recording()
+        return metered if traced is None else TracedStream(metered, request, traced)
+
+    async def check_grammar(self, grammar: str) -> str | None:
+        return await self._client.check_grammar(grammar)
+
+    def abort(self, request_id: str) -> None:
+        self._client.abort(request_id)
+
+    async def close(self) -> None:
+        await self._client.close()
+
+
+class MeteredStream:
+    """Wraps a ``TokenStream``. Per-choice lists are indexed by choice."""
+
+    __slots__ = (
+        "_arrival", "_client", "_first", "_itl", "_last", "_max_tokens", "_metrics", "_num_computed",
+        "_num_prompt", "_num_tokens", "_open", "_record", "_stream", "_view",
+    )  # fmt: skip
+
+    def __init__(
+        self, stream: TokenStream, request: GenerateRequest, client: EngineClient, metrics: Metrics
+    ) -> None:
+        n = request.sampling.n
+        self._stream, self._client, self._metrics = stream, client, metrics
+        self._arrival = request.arrival_time or time.time()
+        self._first, self._last, self._num_tokens = [0.0] * n, [0.0] * n, [0] * n
+        self._open = set(range(n))
+        # Prompt tokens without the cached ones; None until the prompt has been computed.
+        self._num_computed: int | None = None
+        self._num_prompt, self._max_tokens = len(request.prompt_token_ids), request.sampling.max_tokens
+        self._record: EngineRecord | None = None  # of the engine that serves it, once that is known
+
+    def _begin(self) -> EngineRecord:
+        """Counts the request for its engine, which is known at the first chunks and at every end."""
+        engine = self._stream.engine
+        self._record = record = self._metrics.record(engine)
+        self._view = self._client.engines[engine]
+        observe = record.histograms
+        self._itl = observe["vllm:inter_token_latency_seconds"]
+        observe["vllm:request_prompt_tokens"].observe(self._num_prompt)
+        observe["vllm:request_params_n"].observe(len(self._num_tokens))
+        if self._max_tokens is not None:
+            observe["vllm:request_params_max_tokens"].observe(self._max_tokens)
+        return record
+
+    @property
+    def engine(self) -> int:
+        return self._stream.engine
+
+    def __aiter__(self) -> MeteredStream:
+        return self
+
+    async def __anext__(self) -> list[TokenChunk]:
+        try:
+            chunks = await self._stream.__anext__()
+        except ChoraleError:
+            self._end_all("error", "engine")
+            raise
+        now = time.time()
+        record = self._record or self._begin()
+        for chunk in chunks:
+            self._observe(chunk, now, record)
+        record.observe(self._view.stats)
+        return chunks
+
+    async def aclose(self) -> None:
+        if self._open:
+            # Closed early: the request was cancelled (the client disconnected), or a stop string matched.
+            leaving = isinstance(sys.exception(), GeneratorExit | asyncio.CancelledError)
+            self._end_all("abort" if leaving else "stop", "disconnect" if leaving else None)
+        await self._stream.aclose()
+
+    def read_directly(self, read: Callable[[TokenChunk], bool]) -> None:
+        def metered(chunk: TokenChunk) -> bool:
+            record = self._record
+            if record is None or not read(chunk):
+                return False
+            self._observe(chunk, time.time(), record)
+            record.observe(self._view.stats)
+            return True
+
+        self._stream.read_directly(metered)
+
+    def drop(self, index: int) -> None:
+        """Ends a choice early because of its text, for example at a stop string."""
+        if index in self._open:
+            self._end(index, "stop", None)
+        self._stream.drop(index)
+
+    def _observe(self, chunk: TokenChunk, now: float, record: EngineRecord) -> None:
+        index = chunk.index
+        if count := len(chunk.token_ids):
+            if self._num_tokens[index]:
+                # Tokens of an accepted draft come together: each counts as its share of the time.
+                self._itl.observe((now - self._last[index]) / count, count)
+            else:
+                self._first[index] = now
+                record.histograms["vllm:time_to_first_token_seconds"].observe(now - self._arrival)
+                if self._num_computed is None:
+                    self._num_computed = self._num_prompt - chunk.num_cached_tokens
+            self._num_tokens[index] += count
+            self._last[index] = now
+        if chunk.num_cached_tokens and index == 0:  # choices share one prompt, which is counted once
+            record.series.count("vllm:prompt_tokens_cached", (), chunk.num_cached_tokens)
+        if chunk.finish_reason is not None and index in self._open:
+            self._end(index, chunk.finish_reason, "engine" if chunk.finish_reason == "abort" else None)
+            if chunk.timings is not None:
+                _observe_timings(chunk.timings, record)
+
+    def _end_all(self, reason: str, abort: str | None) -> None:
+        for index in sorted(self._open):
+            self._end(index, reason, abort)
+
+    def _end(self, index: int, reason: str, abort: str | None) -> None:
+        self._open.discard(index)
+        record = self._record or self._begin()
+        series, observe = record.series, record.histograms
+        series.count("vllm:request_success", (reason,))
+        if abort is not None:
+            series.count("chorale:aborts", (abort,))
+        num_tokens = self._num_tokens[index]
+        observe["vllm:request_generation_tokens"].observe(num_tokens)
+        if not self._open:
+            observe["vllm:request_max_num_generation_tokens"].observe(max(self._num_tokens))
+            if self._num_computed is not None:
+                observe["vllm:request_prefill_kv_computed_tokens"].observe(self._num_computed)
+        observe["vllm:e2e_request_latency_seconds"].observe(time.time() - self._arrival)
+        if num_tokens > 1:
+            per_token = (self._last[index] - self._first[index]) / (num_tokens - 1)
+            observe["vllm:request_time_per_output_token_seconds"].observe(per_token)
+
+
+def _observe_timings(timings: ChunkTimings, record: EngineRecord) -> None:
+    if not timings.first_scheduled:
+        return  # aborted in the queue
+    observe = record.histograms
+    spans = {
+        "queue": timings.first_scheduled - timings.arrival,
+        "prefill": timings.first_token - timings.first_scheduled,
+        "decode": timings.last_token - timings.first_token,
+        "inference": timings.last_token - timings.first_scheduled,
+    }
+    for name, seconds in spans.items():
+        observe[f"vllm:request_{name}_time_seconds"].observe(max(0.0, seconds))

@@ -1,0 +1,134 @@
+"""The names, descriptions, labels and buckets of all metrics. Names with the prefix vllm: are vLLM's."""
+
+from __future__ import annotations
+
+from chorale.api.telemetry.metric_types import Labels
+
+Bounds = tuple[float, ...]
+
+
+def _bounds(text: str) -> Bounds:
+    return tuple(map(float, text.split()))
+
+
+_LATENCY = _bounds("0.3 0.5 0.8 1 1.5 2 2.5 5 10 15 20 30 40 50 60 120 240 480 960 1920 7680")
+_PER_TOKEN = _bounds("0.01 0.025 0.05 0.075 0.1 0.15 0.2 0.3 0.4 0.5 0.75 1 2.5 5 7.5 10 20 40 80")
+_FIRST = _bounds(
+    "0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1 2.5 5 7.5 10 20 40 80 160 640 2560"
+)
+_LENGTHS = _bounds("1 2 5 10 20 50 100 200 500 1e3 2e3 5e3 1e4 2e4 5e4 1e5 2e5")
+_STEP = _bounds("1 8 16 32 64 128 256 512 1024 2048 4096 8192 16384")
+_HTTP = _bounds("0.005 0.01 0.025 0.05 0.1 0.25 0.5 1 2.5 5 10 30 60 120 300")
+# The buckets of prometheus-fastapi-instrumentator, which vLLM uses.
+_HTTP_FINE = _bounds("0.01 0.025 0.05 0.075 0.1 0.25 0.5 0.75 1 1.5 2 2.5 3 3.5 4 4.5 5 7.5 10 30 60")
+
+# fmt: off
+HISTOGRAMS: dict[str, tuple[str, Bounds, Labels]] = {
+    "vllm:time_to_first_token_seconds": ("Seconds from arrival to the first token", _FIRST, ()),
+    "vllm:inter_token_latency_seconds": ("Seconds between two tokens of a choice", _PER_TOKEN, ()),
+    "vllm:request_time_per_output_token_seconds":
+        ("Mean seconds per output token after the first", _PER_TOKEN, ()),
+    "vllm:e2e_request_latency_seconds": ("Seconds from arrival to the end of the request", _LATENCY, ()),
+    "vllm:request_queue_time_seconds": ("Seconds from arrival to the first engine step", _LATENCY, ()),
+    "vllm:request_prefill_time_seconds":
+        ("Seconds from the first engine step to the first token", _LATENCY, ()),
+    "vllm:request_decode_time_seconds": ("Seconds from the first to the last token", _LATENCY, ()),
+    "vllm:request_inference_time_seconds":
+        ("Seconds from the first engine step to the last token", _LATENCY, ()),
+    "vllm:request_prompt_tokens": ("Prompt tokens of a request", _LENGTHS, ()),
+    "vllm:request_prefill_kv_computed_tokens":
+        ("Prompt tokens of a request that were computed, without cached ones", _LENGTHS, ()),
+    "vllm:request_generation_tokens": ("Output tokens of a choice", _LENGTHS, ()),
+    "vllm:request_max_num_generation_tokens": ("Output tokens of a request's longest choice", _LENGTHS, ()),
+    "vllm:request_params_n": ("Requested number of choices", _bounds("1 2 5 10 20"), ()),
+    "vllm:request_params_max_tokens": ("Requested max_tokens", _LENGTHS, ()),
+    "vllm:iteration_tokens_total": ("Tokens computed in one engine step", _STEP, ()),
+    "http_request_duration_seconds":
+        ("Seconds until the last byte of the response was sent", _HTTP, ("handler", "method")),
+    "http_request_duration_highr_seconds":
+        ("Seconds until the last byte of the response was sent, for all requests, in finer buckets",
+         _HTTP_FINE, ()),
+}
+# fmt: on
+
+COUNTERS: dict[str, tuple[str, Labels]] = {
+    "vllm:prompt_tokens_cached": ("Prompt tokens served from the prefix cache", ()),
+    "vllm:request_success": ("Choices that finished", ("finished_reason",)),
+    "chorale:queue_rejections": ("Requests refused because the queue was full", ()),
+    "chorale:aborts": ("Choices that were aborted", ("reason",)),
+    "chorale:tool_calls": ("Calls of built-in tools", ("tool", "status")),
+    "chorale:harmony_repairs": ("Malformed harmony output that was repaired", ("kind",)),
+    "chorale:response_store_failures": ("Responses that could not be stored", ()),
+    "chorale:batch_lines": ("Lines of batches that were answered", ("status",)),
+    "http_requests": ("HTTP requests", ("handler", "method", "status")),
+}
+
+# Counted of the server, not of an engine: they have one series, that of engine 0.
+BY_SERVER = (
+    "chorale:queue_rejections", "chorale:tool_calls", "chorale:harmony_repairs",
+    "chorale:response_store_failures", "chorale:batch_lines",
+)  # fmt: skip
+
+# Metric name -> field of ``EngineStats``.
+ENGINE_COUNTERS: dict[str, tuple[str, str]] = {
+    "vllm:prompt_tokens": ("prompt_tokens", "Prompt tokens, including cached ones"),
+    "vllm:prompt_tokens_recomputed": (
+        "recomputed_prompt_tokens",
+        "Cached prompt tokens that were recomputed because the last token's logits are needed",
+    ),
+    "vllm:generation_tokens": ("generation_tokens", "Tokens sampled"),
+    "vllm:prefix_cache_queries": ("prefix_cache_queries", "Tokens looked up in the prefix cache"),
+    "vllm:prefix_cache_hits": ("prefix_cache_hits", "Tokens found in the prefix cache"),
+    "vllm:num_preemptions": ("num_preemptions", "Sequences that were preempted and recomputed"),
+    "vllm:corrupted_requests": (
+        "num_corrupted",
+        "Sequences that were ended because their logits were not finite",
+    ),
+    "chorale:engine_steps": ("num_steps", "Engine steps"),
+    "chorale:kv_event_batches": ("kv_event_batches", "Batches of KV events, including dropped ones"),
+    "chorale:kv_event_batches_dropped": (
+        "kv_event_batches_dropped",
+        "Batches of KV events that were dropped because too many were waiting to be sent",
+    ),
+}
+# The same, of engines with speculative decoding.
+DRAFT_COUNTERS: dict[str, tuple[str, str]] = {
+    "vllm:spec_decode_num_drafts": ("num_drafts", "Drafts that steps verified"),
+    "vllm:spec_decode_num_draft_tokens": ("num_draft_tokens", "Tokens of these drafts"),
+    "vllm:spec_decode_num_accepted_tokens": (
+        "num_accepted_tokens",
+        "Draft tokens that equal the sampled ones, as do all before them",
+    ),
+}
+# The same, of engines with a tier of host memory.
+HOST_COUNTERS: dict[str, tuple[str, str]] = {
+    "vllm:external_prefix_cache_queries": (
+        "host_cache_queries",
+        "Prompt tokens looked up in host memory, because the prefix cache of the device lacks them",
+    ),
+    "vllm:external_prefix_cache_hits": ("host_cache_hits", "Prompt tokens found in host memory"),
+    "vllm:kv_offload_store_bytes": ("host_bytes_saved", "Bytes of KV pages that went to host memory"),
+    "vllm:kv_offload_load_bytes": ("host_bytes_loaded", "Bytes of KV pages that came back"),
+    "vllm:kv_offload_load_time": (
+        "host_load_seconds",
+        "Seconds from the begin of each load until the scheduler knew its end",
+    ),
+    "vllm:kv_offload_stores_skipped": (
+        "host_pages_dropped",
+        "KV pages that left the device without a copy, because too many left at once",
+    ),
+    "chorale:host_kv_loads": ("num_host_loads", "Loads from host memory"),
+}
+ACCEPTED_PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
+# Fields of ``EngineStats`` that only increase during an engine's life.
+ENGINE_FIELDS = (
+    *(field for field, _ in (*ENGINE_COUNTERS.values(), *DRAFT_COUNTERS.values(), *HOST_COUNTERS.values())),
+    "cached_prompt_tokens",
+    "host_prompt_tokens",
+)
+SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")  # vLLM's states; this engine is always awake
+
+
+def is_http(name: str) -> bool:
+    """Returns whether a metric is about HTTP and therefore has no engine labels."""
+    return name.startswith("http_")

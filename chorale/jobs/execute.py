@@ -1,0 +1,262 @@
+"""Sends lines: to an ASGI app in this process, or to a server; many at a time, each on its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import httpx2
+import msgspec
+
+from chorale.errors import ChoraleError
+from chorale.ids import new_id
+from chorale.jobs.line import Answer, Line, Record, unanswered
+from chorale.tracing.ignored import HEADER
+
+logger = logging.getLogger(__name__)
+
+Scope = dict[str, Any]
+Message = dict[str, Any]
+App = Callable[[Any, Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]], Awaitable[None]]
+Place = TypeVar("Place")
+
+# Statuses that say nothing about the request: the queue is full, the engine is loading or was restarted.
+BUSY = frozenset({429, 502, 503, 504})
+
+
+class NoAnswerError(ChoraleError, code="no_answer"):
+    """A request got no answer: the connection failed, or the app ended it without one."""
+
+
+class Sender(Protocol):
+    """Sends one request. Cancelling the call aborts the request."""
+
+    async def __call__(self, line: Line) -> Answer:
+        """Returns the response, of whatever status. Raises ``NoAnswerError``."""
+        ...
+
+
+class AppSender:
+    """Calls an ASGI app without a socket.
+
+    ``headers`` are sent with each request. ``scope`` is added to each scope: the server's batches state the
+    owner there (``chorale.api.http.auth.OWNER``), since a key itself is never stored.
+    """
+
+    def __init__(self, app: App, headers: Mapping[str, str] = {}, scope: Mapping[str, Any] = {}) -> None:
+        self._app = app
+        self._headers = [
+            (b"host", b"localhost"),
+            (b"content-type", b"application/json"),
+            *((name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()),
+        ]
+        self._extra = dict(scope)
+
+    async def __call__(self, line: Line) -> Answer:
+        exchange = _Exchange(line.body)
+        request_id = new_id("req")
+        await self._app(self._scope(line, request_id), exchange.receive, exchange.send)
+        return exchange.answer(request_id)
+
+    def _scope(self, line: Line, request_id: str) -> Scope:
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.4"},
+            "http_version": "1.1",
+            "method": "POST",
+            "scheme": "http",
+            "path": line.url,
+            "raw_path": line.url.encode("ascii"),
+            "query_string": b"",
+            "root_path": "",
+            "headers": [
+                *self._headers,
+                (b"content-length", b"%d" % len(line.body)),
+                (b"x-request-id", request_id.encode("ascii")),
+            ],
+            "client": None,
+            "server": None,
+            "state": {},
+            **self._extra,
+        }
+
+
+class _Exchange:
+    """``receive`` and ``send`` of one request. The client never disconnects; a caller cancels instead."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body: bytes | None = body
+        self._status = 0
+        self._retry_after: float | None = None
+        self._ignored = ""
+        self._pieces: list[bytes] = []
+        self._complete = False
+
+    async def receive(self) -> Message:
+        if self._body is not None:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+        await asyncio.Event().wait()
+        raise AssertionError("unreachable")
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            headers = dict(message.get("headers", ()))
+            self._retry_after = _seconds(headers.get(b"retry-after", b"").decode("latin-1"))
+            self._ignored = headers.get(HEADER.encode(), b"").decode("latin-1")
+        elif message["type"] == "http.response.body":
+            self._pieces.append(message.get("body", b""))
+            self._complete = not message.get("more_body", False)
+
+    def answer(self, request_id: str) -> Answer:
+        if not self._complete:
+            raise NoAnswerError("the server ended the request without a complete answer")
+        return Answer(self._status, request_id, b"".join(self._pieces), self._retry_after, self._ignored)
+
+
+class UrlSender:
+    """Posts to a server. ``client`` has its base URL, without ``/v1``, and the headers."""
+
+    def __init__(self, client: httpx2.AsyncClient) -> None:
+        self._client = client
+
+    async def __call__(self, line: Line) -> Answer:
+        try:
+            response = await self._client.post(
+                line.url, content=line.body, headers={"content-type": "application/json"}
+            )
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            raise NoAnswerError(
+                f"no answer from {self._client.base_url} ({type(error).__name__}: {error})"
+            ) from error
+        return Answer(
+            response.status_code,
+            response.headers.get("x-request-id") or new_id("req"),
+            one_line(response.content),
+            _seconds(response.headers.get("retry-after", "")),
+            response.headers.get(HEADER, ""),
+        )
+
+
+def one_line(body: bytes) -> bytes:
+    """Returns JSON without line ends; a body that is not JSON becomes a JSON string."""
+    try:
+        return msgspec.json.format(body, indent=-1) if b"\n" in body else _valid(body)
+    except (ValueError, msgspec.MsgspecError, RecursionError):
+        return msgspec.json.encode(body.decode("utf-8", "replace"))
+
+
+def _valid(body: bytes) -> bytes:
+    msgspec.json.decode(body, type=msgspec.Raw)
+    return body
+
+
+def _seconds(text: str) -> float | None:
+    try:
+        return min(max(float(text), 0.0), 600.0)
+    except ValueError:
+        return None
+
+
+# --------------------------------------------------------------------------- many lines
+
+
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """The times at which a request without an answer, or with one of ``BUSY``, is sent again. Seconds.
+
+    An engine that is restarted loads its weights again, so ``patience`` is minutes. ``attempts``: at most so
+    many, for a sender that is patient itself.
+    """
+
+    attempts: int | None = None
+    patience: float = 900.0
+    first_delay: float = 0.25  # doubled each time
+    longest_delay: float = 15.0
+
+    def delay(self, attempt: int, asked: float | None) -> float:
+        """Returns the time before the next attempt; ``asked``: the server's Retry-After."""
+        doubled = min(self.first_delay * 2.0 ** min(attempt, 16), self.longest_delay)
+        return max(asked or 0.0, doubled * random.uniform(0.5, 1.0))
+
+
+PATIENT = Retries()
+
+
+async def execute(line: Line, send: Sender, retries: Retries = PATIENT) -> Record:
+    """Returns the record of a line. Only cancellation is raised."""
+    deadline, attempt = time.monotonic() + retries.patience, 0
+    while True:
+        asked = None
+        try:
+            answer = await send(line)
+        except NoAnswerError as error:
+            record = unanswered(line, error)
+        except Exception as error:
+            logger.exception("line %r failed", line.custom_id[:200])
+            return unanswered(line, NoAnswerError(f"internal error ({type(error).__name__})"))
+        else:
+            record, asked = Record(line.custom_id, answer), answer.retry_after
+            if answer.status not in BUSY:
+                return record
+        delay = retries.delay(attempt, asked)
+        if attempt + 1 == retries.attempts or time.monotonic() + delay > deadline:
+            return record
+        await asyncio.sleep(delay)
+        attempt += 1
+
+
+async def execute_all(
+    lines: AsyncIterable[tuple[Place, Line]],
+    send: Sender,
+    *,
+    concurrency: int,
+    retries: Retries = PATIENT,
+) -> AsyncGenerator[tuple[Place, Record]]:
+    """Yields the record of each line as soon as it is there, with the place that came with the line.
+
+    ``lines`` is read only as far as lines are being sent. Closing the generator aborts all requests.
+    """
+    records: asyncio.Queue[tuple[Place, Record] | None] = asyncio.Queue(concurrency)
+    source = aiter(lines)
+    turn = asyncio.Lock()
+    workers = [asyncio.create_task(_work(source, turn, send, retries, records)) for _ in range(concurrency)]
+    ending = asyncio.create_task(_announce_end(workers, records))
+    try:
+        while (found := await records.get()) is not None:
+            yield found
+        await asyncio.gather(*workers)  # raises what reading the lines raised
+    finally:
+        for task in (*workers, ending):
+            task.cancel()
+        await asyncio.gather(*workers, ending, return_exceptions=True)
+
+
+async def _work(
+    source: AsyncIterator[tuple[Place, Line]],
+    turn: asyncio.Lock,
+    send: Sender,
+    retries: Retries,
+    records: asyncio.Queue[tuple[Place, Record] | None],
+) -> None:
+    while True:
+        async with turn:  # an async generator allows one reader at a time
+            try:
+                place, line = await anext(source)
+            except StopAsyncIteration:
+                return
+        await records.put((place, await execute(line, send, retries)))
+
+
+async def _announce_end(
+    workers: list[asyncio.Task[None]], records: asyncio.Queue[tuple[Place, Record] | None]
+) -> None:
+    """Puts None once all workers have ended. If reading fails, lines in flight are still finished."""
+    await asyncio.wait(workers)
+    await records.put(None)

@@ -1,0 +1,188 @@
+"""Input and output of a batch that a process runs: local files, or URLs (GET the input, PUT the output)."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx2
+
+from chorale.errors import ChoraleError, ConfigError
+from chorale.jobs.journal import Journal
+from chorale.machine.folders import whole_file
+
+_ATTEMPTS = 5
+_DELAY = 2.0  # seconds before the second attempt, doubled each time
+_PIECE = 2**20
+MAX_DOWNLOAD = 4 * 2**30  # bytes of an input
+_MARK = b"\xef\xbb\xbf"  # some editors put it before the first line
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """An input on this machine. ``num_lines`` includes blank lines, ``num_requests`` does not."""
+
+    path: Path
+    sha256: str
+    num_lines: int
+    num_requests: int
+
+
+def is_url(name: str) -> bool:
+    return urlsplit(name).scheme in ("http", "https")
+
+
+def shown(name: str) -> str:
+    """Returns a file's name, or a URL without its query and user, which may hold a secret."""
+    if not is_url(name):
+        return name
+    parts = urlsplit(name)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def examine(path: Path) -> Source:
+    """Reads an input once. Raises ``ConfigError`` if there is no such file."""
+    digest, num_lines, num_requests = hashlib.sha256(), 0, 0
+    begun = filled = False
+    try:
+        with path.open("rb") as file:
+            while piece := file.readline(_PIECE):  # a long line comes in pieces
+                digest.update(piece)
+                num_lines += not begun
+                num_requests += not filled and bool(piece.strip())
+                begun = not piece.endswith(b"\n")
+                filled = begun and (filled or bool(piece.strip()))
+    except OSError as error:
+        raise ConfigError(f"--input-file {path}: {error.strerror}") from None
+    return Source(path, digest.hexdigest(), num_lines, num_requests)
+
+
+def lines_of(path: Path, max_bytes: int) -> Iterator[tuple[int, bytes]]:
+    """Yields the number and the content of each line that is not blank.
+
+    A line above ``max_bytes`` is cut one byte after them.
+    """
+    with path.open("rb") as file:
+        number = 0
+        while raw := file.readline(max_bytes + 2):
+            number += 1
+            rest = raw
+            while rest and not rest.endswith(b"\n"):
+                rest = file.readline(_PIECE)
+            content = (raw.removeprefix(_MARK) if number == 1 else raw).rstrip(b"\r\n")
+            if content.strip():
+                yield number, content
+
+
+def download(url: str, path: Path) -> None:
+    """Writes what GET ``url`` returns to ``path``. Raises ``ChoraleError``."""
+
+    def once() -> None:
+        with httpx2.stream("GET", url, follow_redirects=True, timeout=_timeout()) as response:
+            _check(response, f"the input {shown(url)}")
+            with path.open("wb") as file:
+                for piece in response.iter_bytes(_PIECE):
+                    if file.tell() + len(piece) > MAX_DOWNLOAD:
+                        raise _RefusedError(f"the input {shown(url)}: larger than {MAX_DOWNLOAD} bytes")
+                    file.write(piece)
+
+    _with_retries(once, f"the input {shown(url)}")
+
+
+def upload(path: Path, url: str) -> None:
+    """PUTs a file. Raises ``ChoraleError``."""
+
+    def once() -> None:
+        size = str(path.stat().st_size)
+        with path.open("rb") as file:
+            headers = {"content-length": size, "content-type": "application/jsonl"}
+            pieces = iter(lambda: file.read(_PIECE), b"")
+            response = httpx2.put(url, content=pieces, headers=headers, timeout=_timeout())
+        _check(response, f"the output {shown(url)}")
+
+    _with_retries(once, f"the output {shown(url)}")
+
+
+def _timeout() -> httpx2.Timeout:
+    return httpx2.Timeout(30.0, read=600.0, write=600.0)
+
+
+class _RefusedError(ChoraleError):
+    """An answer that another attempt would get, too."""
+
+
+def _check(response: httpx2.Response, what: str) -> None:
+    status = response.status_code
+    if 200 <= status < 300:
+        return
+    message = f"{what}: the server responded with HTTP {status}"
+    raise ChoraleError(message) if status >= 500 or status in (408, 429) else _RefusedError(message)
+
+
+def _with_retries(once: Callable[[], None], what: str) -> None:
+    for attempt in range(_ATTEMPTS):
+        try:
+            return once()
+        except _RefusedError:
+            raise
+        except (httpx2.HTTPError, httpx2.InvalidURL, ChoraleError) as error:
+            if attempt + 1 == _ATTEMPTS:
+                message = error.message if isinstance(error, ChoraleError) else f"{what}: {error}"
+                raise ChoraleError(f"{message} ({_ATTEMPTS} attempts)") from None
+        time.sleep(_DELAY * 2**attempt)
+    raise AssertionError("unreachable")
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """The place of an output, and of its journal until the output is whole."""
+
+    name: str
+    journal: Path
+
+    @classmethod
+    def of(cls, name: str, temporary: Path | None) -> Destination:
+        """The journal of a local file lies beside it; that of a URL or a pipe in ``temporary``, or in the
+        current folder. Raises ``ConfigError`` for a place where nothing can be written.
+        """
+        path = Path(name)
+        local = not is_url(name) and (path.is_file() or not path.exists())
+        if not is_url(name) and path.is_dir():
+            raise ConfigError(f"--output-file {name}: is a folder")
+        folder = path.parent if local else (temporary or Path())
+        if not folder.is_dir() or not os.access(folder, os.W_OK):
+            raise ConfigError(f"{folder}: not a folder that can be written to")
+        if local:
+            return cls(name, path.with_name(path.name + ".journal"))
+        label = hashlib.sha256(shown(name).encode()).hexdigest()[:16]
+        return cls(name, folder / f"run-batch-{label}.journal")
+
+    def deliver(self, journal: Journal) -> None:
+        """Writes the output as a whole; a local file appears only once it is complete."""
+        if not is_url(self.name):
+            with whole_file(Path(self.name)) as file:
+                journal.write_to(file)
+            _sync_folder(Path(self.name).parent)
+            return
+        made = self.journal.with_name(self.journal.name.removesuffix(".journal") + ".new")
+        try:
+            with made.open("wb") as file:
+                journal.write_to(file)
+            upload(made, self.name)
+        finally:
+            made.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,185 @@
+"""BatchRunner: the batches of this server process, and the housekeeping of files.
+
+Beats, the expiry of dead servers and the id of this server are those of background responses
+(``chorale.jobs.background``): the store puts the batches of a dead server back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from chorale.errors import ChoraleError
+from chorale.jobs.contents import Contents
+from chorale.jobs.execute import Sender
+from chorale.jobs.sender import PatientSender
+from chorale.jobs.slots import Slots
+from chorale.jobs.work import BatchLimits, BatchWork, LostError
+from chorale.store.store import ResponseStore
+
+logger = logging.getLogger(__name__)
+
+AT_ONCE = 8  # batches that one process works on; others wait
+MAX_LINES_BYTES = 256 * 2**20  # of lines that are being sent
+_READY_SECONDS = 0.2
+_SWEEP_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """The engine, as the runner sees it. ``concurrency``: lines that may be sent at once; 0: none now."""
+
+    served_model: str
+    is_ready: Callable[[], bool]
+    concurrency: Callable[[], int]
+
+
+class BatchRunner:
+    """One per server process. ``watch`` runs as a task all the time; ``close`` ends it.
+
+    ``sender(owner)`` sends lines as that owner. ``counted``: see ``BatchWork``.
+    """
+
+    def __init__(
+        self,
+        store: ResponseStore,
+        contents: Contents,
+        server_id: str,
+        engine: Engine,
+        limits: BatchLimits,
+        *,
+        sender: Callable[[bytes], Sender],
+        counted: Callable[[int, int], None] = lambda completed, failed: None,
+        beat_seconds: float = 2.0,
+    ) -> None:
+        self._store, self._contents, self._server_id = store, contents, server_id
+        self._engine, self._limits, self._sender, self._counted = engine, limits, sender, counted
+        self._beat_seconds = beat_seconds
+        self._slots = Slots(engine.concurrency, MAX_LINES_BYTES)
+        self._works: dict[str, BatchWork] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._woken = asyncio.Event()
+        self._leaving = False
+        self._problem = ""  # the last logged error of the store
+        self._swept = -_SWEEP_SECONDS
+
+    @property
+    def num_running(self) -> int:
+        return len(self._works)
+
+    def wake(self) -> None:
+        """Looks at the store now: a batch was created or cancelled by this process."""
+        self._woken.set()
+
+    async def watch(self) -> None:
+        """Claims batches and follows what other processes change, until cancelled."""
+        while True:
+            try:
+                await self._look()
+                self._problem = ""
+            except ChoraleError as error:
+                if error.message != self._problem:  # logged once
+                    logger.warning("batches: %s", error)
+                self._problem = error.message
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._beat_seconds):
+                    await self._woken.wait()
+            self._woken.clear()
+
+    async def _look(self) -> None:
+        self._slots.look()
+        for work in list(self._works.values()):
+            await work.look()
+        now = asyncio.get_running_loop().time()
+        if now - self._swept >= _SWEEP_SECONDS:
+            self._swept = now
+            await self.sweep()
+        while not self._leaving and len(self._works) < AT_ONCE and self._engine.concurrency() > 0:
+            if not await self._claim():
+                return
+
+    async def _claim(self) -> bool:
+        rows, model = self._store.batches, self._engine.served_model
+        if not await rows.any_waiting(model):
+            return False
+        batch_id = await rows.claim(self._server_id, model)
+        batch = None if batch_id is None else await rows.owned(batch_id, self._server_id)
+        if batch is None:
+            return False
+        if self._leaving:  # meanwhile; ``close`` puts it back
+            return False
+        work = self._works[batch.id] = BatchWork(
+            batch,
+            self._store,
+            self._contents,
+            self._server_id,
+            sender=PatientSender(self._sender(batch.owner), self._ready),
+            slots=self._slots,
+            concurrency=max(1, self._engine.concurrency()),
+            limits=self._limits,
+            counted=self._counted,
+        )
+        self._tasks[batch.id] = asyncio.create_task(self._run(work))
+        return True
+
+    async def _run(self, work: BatchWork) -> None:
+        """Works on a batch. A fault of this program fails the batch, which would not end otherwise."""
+        try:
+            await work.run()
+        except LostError:
+            logger.warning("%s is another server's now, or was deleted", work.id)
+        except Exception:
+            logger.exception("%s", work.id)
+            await self._give_up(work)
+        finally:
+            del self._works[work.id], self._tasks[work.id]
+            self._swept = -_SWEEP_SECONDS
+            self._woken.set()
+
+    async def _give_up(self, work: BatchWork) -> None:
+        fault = {"code": "server_error", "line": None, "message": "internal error", "param": None}
+        with contextlib.suppress(ChoraleError):
+            await self._store.batches.end(work.id, self._server_id, "failed", faults=[fault])
+
+    async def _ready(self) -> None:
+        while not self._engine.is_ready():
+            await asyncio.sleep(_READY_SECONDS)
+
+    async def sweep(self) -> None:
+        """Deletes contents of files that are gone, records of ended batches, and old batches."""
+        if gone := await self._store.files.sweep():
+            for file_id in gone:
+                await self._contents.delete(file_id)
+            await self._store.files.forget(gone)
+        if await self._store.batches.sweep(self._limits.ttl) or gone:
+            self._swept = -_SWEEP_SECONDS  # there may be more
+            self._woken.set()
+
+    # ------------------------------------------------------------------ the end of the process
+
+    def leave(self) -> None:
+        """Sends no further lines. Those in flight may still be answered."""
+        self._leaving = True
+        for work in self._works.values():
+            work.leave()
+        self._slots.end()
+
+    async def drain(self) -> None:
+        """Waits until the lines in flight have been answered."""
+        while self._tasks:
+            await asyncio.wait(self._tasks.values())
+
+    async def close(self) -> None:
+        """Aborts the lines in flight and puts the batches back. Never raises. Idempotent."""
+        self._leaving = True
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        try:
+            await self._store.batches.release(self._server_id)
+        except ChoraleError as error:
+            logger.warning("batches could not be left to other servers: %s", error)

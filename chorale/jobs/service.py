@@ -1,0 +1,86 @@
+"""BatchService: what the endpoints of files and batches share in a server process."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+from chorale.client.shares import Shares
+from chorale.config.engine import ServerConfig
+from chorale.errors import ConfigError
+from chorale.jobs.contents import Contents, open_contents
+from chorale.jobs.runner import BatchRunner
+from chorale.jobs.work import BatchLimits
+from chorale.store.database.sqlite import MEMORY
+from chorale.store.files import Quota
+from chorale.store.store import ResponseStore
+
+logger = logging.getLogger(__name__)
+
+
+_NO_STORE = "--batch-storage needs a store that lasts: name a file with --response-store"
+NONE = "none"  # --batch-storage none
+
+
+@dataclass(slots=True)
+class BatchService:
+    """``runner`` is set while the server runs (``chorale.api.batches.lines``)."""
+
+    contents: Contents
+    quota: Quota
+    limits: BatchLimits
+    uploads: Shares = field(default_factory=Shares)  # in progress
+    runner: BatchRunner | None = None
+
+    def wake(self) -> None:
+        """Makes the runner look at the store now."""
+        if self.runner is not None:
+            self.runner.wake()
+
+
+def open_service(config: ServerConfig, store: ResponseStore) -> BatchService | None:
+    """Opens the storage; returns None if there is none. Blocks.
+
+    Raises ``ConfigError`` if the storage that the operator named cannot be used.
+    """
+    place = _place(config, store)
+    if place is None:
+        return None
+    try:
+        contents = open_contents(place)
+    except ConfigError as error:
+        if config.batch_storage is not None:
+            raise
+        logger.warning("files and batches are off: %s", error)
+        return None
+    quota = Quota(
+        config.batch_max_file_bytes,
+        config.batch_max_files,
+        config.batch_max_bytes,
+        config.batch_max_total_bytes,
+    )
+    limits = BatchLimits(config.batch_max_lines, config.max_body_bytes, config.batch_ttl)
+    return BatchService(contents, quota, limits)
+
+
+def check_place(config: ServerConfig) -> None:
+    """Tries the storage that the operator named. Raises ``ConfigError``. Blocks."""
+    if config.batch_storage not in (None, NONE):
+        if config.response_store == MEMORY:
+            raise ConfigError(_NO_STORE)
+        open_contents(config.batch_storage)
+
+
+def _place(config: ServerConfig, store: ResponseStore) -> str | None:
+    if config.batch_storage == NONE:
+        return None
+    if store.path == MEMORY:
+        if config.batch_storage is not None:
+            raise ConfigError(_NO_STORE)
+        return None
+    if config.batch_storage is not None:
+        return config.batch_storage
+    if store.path is None:
+        logger.info("files and batches are off: --batch-storage names no place that all servers share")
+        return None
+    return f"{store.path}.files"

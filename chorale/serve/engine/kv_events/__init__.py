@@ -1,0 +1,1 @@
+"""Publishes additions to and removals from the prefix index."""

@@ -1,0 +1,235 @@
+"""KvEventPublisher: sends KV events to subscribers from a thread of the engine process.
+
+The engine's thread only appends a batch to a queue. If the queue is full, the oldest batch is dropped: its
+number is missing from the sequence, and the batch after it starts with ``AllBlocksCleared``, so that
+subscribers that do not look at the numbers hold no blocks that are gone. A subscriber that reads too slowly
+loses batches in the same way (``hwm``), without a trace here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections import deque
+from typing import Protocol
+
+import zmq
+
+from chorale.config.kv_events import KvEventsConfig
+from chorale.engine.kv_cache.events import BlocksStored, IndexCleared, KvEvent
+from chorale.engine.types import EngineLimits
+from chorale.serve.engine.kv_events.encoding import BatchEncoder
+from chorale.serve.engine.kv_events.mirror import EventMirror
+from chorale.serve.engine.kv_events.sockets import open_publisher, open_replay
+
+logger = logging.getLogger(__name__)
+END = (-1).to_bytes(8, "big", signed=True)  # number of the message that ends a replay
+SNAPSHOT = 2**64 - 2  # asked for instead of a number: the whole index
+REPLAY_BYTES = 256 * 2**20  # most bytes of batches that are kept for replays
+_WARN_SECONDS = 60.0  # between two lines about dropped batches
+_SHUTDOWN_SECONDS = 1.0
+_SLICE, _PAUSE = 64, 0.0005  # batches of a replay between two pauses, and their seconds
+
+
+class RecordingCore(Protocol):
+    """A core that records KV events: ``engine.core.EngineCore``."""
+
+    limits: EngineLimits
+
+    def record_kv_events(self, *, both_groups: bool) -> None: ...
+
+    def take_kv_events(self) -> list[KvEvent]: ...
+
+
+def open_kv_events(config: KvEventsConfig | None, replica: int = 0) -> KvEventPublisher | None:
+    """Returns an engine's publisher, or None if events are off. Raises ``ConfigError``."""
+    return KvEventPublisher(config, replica) if config is not None and config.is_on else None
+
+
+class KvEventPublisher:
+    """The publisher of one engine. All methods are for the engine's thread; another thread owns the sockets
+    from ``start`` on."""
+
+    def __init__(self, config: KvEventsConfig, replica: int = 0) -> None:
+        """Opens the sockets. Raises ``ConfigError`` if an address is taken or cannot be used."""
+        self._config, self._replica = config, replica
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        try:
+            self._publisher = open_publisher(self._context, config, replica)
+            self._router = open_replay(self._context, config, replica)
+        except BaseException:
+            self._context.destroy(0)
+            raise
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_write, False)
+        os.set_blocking(self._wake_read, False)
+        self._pending: deque[tuple[int, float, list[KvEvent]]] = deque()
+        self._is_awake = False  # the thread will look at ``_pending`` again
+        self._is_closing = False
+        self.num_batches = 0  # also the next number of the sequence
+        self.num_dropped = 0
+        self._thread: threading.Thread | None = None
+        # The thread's own:
+        self._topic = self._config.topic.encode()
+        self._next = 0  # number of the batch that should come next
+        self._is_empty = True  # no block was ever reported as stored
+        self._kept: deque[tuple[int, bytes]] = deque()  # for replays
+        self._kept_bytes = 0
+        self._mirror: EventMirror | None = None  # for snapshots
+        self._unreported = 0
+        self._warned_at = -_WARN_SECONDS
+
+    def start(self, core: RecordingCore) -> None:
+        """Let ``core`` record events, and start publishing.
+
+        The first batch clears what subscribers know of an earlier engine.
+        """
+        self._core, limits = core, core.limits
+        core.record_kv_events(both_groups=self._config.groups == "all")
+        if self._router is not None:
+            self._mirror = EventMirror(limits.block_size)
+        self._encoder = BatchEncoder(
+            self._config.encoding, self._replica, limits.block_size, limits.sliding_window
+        )
+        self._publish([IndexCleared()])
+        self._thread = threading.Thread(target=self._run, name="kv-events", daemon=True)
+        self._thread.start()
+
+    def collect(self) -> None:
+        """Publish what the core recorded since the last call. Never blocks."""
+        self._publish(self._core.take_kv_events())
+
+    def _publish(self, events: list[KvEvent]) -> None:
+        if not events:
+            return
+        if len(self._pending) >= self._config.max_queue_size:
+            with contextlib.suppress(IndexError):  # the thread took it
+                self._pending.popleft()
+                self.num_dropped += 1
+        self._pending.append((self.num_batches, time.time(), events))
+        self.num_batches += 1
+        if not self._is_awake:
+            self._wake()
+
+    def _wake(self) -> None:
+        self._is_awake = True
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake_write, b"\0")
+
+    def close(self) -> None:
+        """Publish what is queued and that all blocks are gone, and close the sockets."""
+        if self._thread is not None:
+            self._publish([IndexCleared()])
+            self._is_closing = True
+            self._wake()
+            self._thread.join(_SHUTDOWN_SECONDS)
+            if self._thread.is_alive():
+                return  # the process ends soon
+        self._publisher.close()
+        if self._router is not None:
+            self._router.close()
+        self._context.term()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    # ------------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._wake_read, zmq.POLLIN)
+        poller.register(self._publisher, zmq.POLLIN)
+        if self._router is not None:
+            poller.register(self._router, zmq.POLLIN)
+        while not (self._is_closing and not self._pending):
+            try:
+                ready = dict(poller.poll())
+                if self._publisher in ready:
+                    self._read_subscriptions()
+                if self._wake_read in ready:
+                    os.read(self._wake_read, 4096)
+                    self._is_awake = False  # before the queue is read
+                    self._send_pending()
+                if self._router is not None and self._router in ready:
+                    self._replay(self._router)
+            except Exception:
+                logger.exception("the publisher of KV events failed; it continues")
+                time.sleep(0.1)
+
+    def _read_subscriptions(self) -> None:
+        """While no block was stored, repeat for new subscribers that there is none: they may know those of an
+        earlier engine."""
+        is_new = False
+        with contextlib.suppress(zmq.Again):
+            while True:
+                is_new |= self._publisher.recv(zmq.NOBLOCK)[:1] == b"\1"
+        if is_new and self._is_empty and self._kept:
+            self._send(*self._kept[-1])
+
+    def _send_pending(self) -> None:
+        while self._pending:
+            number, seconds, events = self._pending.popleft()
+            if number != self._next:
+                self._note_dropped(number - self._next)
+                events = [IndexCleared(), *events]
+            self._next = number + 1
+            self._is_empty &= not any(isinstance(event, BlocksStored) for event in events)
+            if self._mirror is not None:
+                self._mirror.apply(events)
+            payload = self._encoder.encode(seconds, events)
+            self._keep(number, payload)
+            self._send(number, payload)
+
+    def _send(self, number: int, payload: bytes) -> None:
+        self._publisher.send_multipart([self._topic, number.to_bytes(8, "big"), payload], zmq.NOBLOCK)
+
+    def _keep(self, number: int, payload: bytes) -> None:
+        self._kept.append((number, payload))
+        self._kept_bytes += len(payload)
+        while len(self._kept) > self._config.buffer_steps or (
+            self._kept_bytes > REPLAY_BYTES and len(self._kept) > 1
+        ):
+            self._kept_bytes -= len(self._kept.popleft()[1])
+
+    def _note_dropped(self, count: int) -> None:
+        self._unreported += count
+        if time.monotonic() - self._warned_at >= _WARN_SECONDS:
+            logger.warning(
+                "%d batches of KV events were dropped, because max_queue_size (%d) were waiting; subscribers "
+                "start again with an empty index",
+                self._unreported,
+                self._config.max_queue_size,
+            )
+            self._unreported, self._warned_at = 0, time.monotonic()
+
+    # ------------------------------------------------------------------ replays
+
+    def _replay(self, router: zmq.Socket[bytes]) -> None:
+        """Answer one request: the kept batches from a number on, or a snapshot, then ``END``."""
+        client, *rest = router.recv_multipart()
+        delimiter, start = rest[:-1], rest[-1] if rest else b""
+        if len(start) != 8 or delimiter not in ([], [b""]):
+            logger.warning("a replay request without 8 bytes of a sequence number was ignored")
+            return
+        first = int.from_bytes(start, "big")
+        batches = self._snapshot() if first == SNAPSHOT else [each for each in self._kept if each[0] >= first]
+        head = [client, *delimiter]
+        try:
+            for place, (number, payload) in enumerate(batches, 1):
+                router.send_multipart([*head, number.to_bytes(8, "big"), payload], zmq.NOBLOCK)
+                if place % _SLICE == 0:  # new batches, and the interpreter lock for the engine's thread
+                    self._send_pending()
+                    time.sleep(_PAUSE)
+            router.send_multipart([*head, END, b""], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            logger.warning("a replay of KV events was given up: %s", error)
+
+    def _snapshot(self) -> list[tuple[int, bytes]]:
+        """Returns the index as it is after the last batch, whose number all parts have."""
+        parts, now = list[tuple[int, bytes]](), time.time()
+        for events in () if self._mirror is None else self._mirror.snapshot():
+            parts.append((self._next - 1, self._encoder.encode(now, events)))
+            time.sleep(_PAUSE)  # leaves the interpreter lock to the engine's thread
+        return parts

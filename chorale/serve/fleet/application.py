@@ -1,0 +1,133 @@
+"""The application of Ray Serve: two deployments, from the options of ``chorale serve``."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from chorale.api.http.owner import hash_key
+from chorale.cli.options.parse import read_mapping
+from chorale.cli.options.settings import Settings, merge_values
+from chorale.cli.options.values import Setting
+from chorale.config.engine import EngineConfig, ServerConfig
+from chorale.errors import ConfigError
+from chorale.serve.bootstrap import ApiStart
+from chorale.serve.fleet.version import import_serve
+from chorale.serve.logs import LogOptions
+
+if TYPE_CHECKING:
+    from ray.serve import Application
+
+ROUTER = "chorale.serve.fleet.router.PrefixRouter"
+# Chorale refuses what is too much, with 429 and a time to wait; Ray's own limits only have to be above that.
+MOST_REQUESTS = 16384
+DRAIN_SLACK = 10.0  # seconds beyond --shutdown-timeout
+RESOURCES = {"cuda": "GPU", "rocm": "GPU", "npu": "NPU"}  # Ray's names of accelerators
+
+
+def application_of(args: Mapping[str, Any]) -> Application:
+    """Builds the application from ``args`` of a ``serve.config``. Raises ``ConfigError``."""
+    values = {name: Setting(value, "file") for name, value in read_mapping(args, "args").items()}
+    values.setdefault("data-parallel-backend", Setting("ray", "file"))
+    return application(merge_values(values, os.environ))
+
+
+def application(settings: Settings) -> Application:
+    """Builds the application. Raises ``ConfigError`` for options that have no meaning under Ray."""
+    serve = import_serve()
+    from chorale.serve.fleet.engine import Engine
+    from chorale.serve.fleet.front import Front
+
+    engine, server = settings.engine, settings.server
+    check_options(engine, server)
+    fronts = server.api_server_count
+    resources = resources_of(engine)
+    name = (server.served_model_names or (engine.model,))[0]
+    engines = serve.deployment(
+        Engine,
+        num_replicas=server.data_parallel_size,
+        ray_actor_options=actor_options(resources),
+        placement_group_bundles=[resources],
+        placement_group_strategy="STRICT_PACK",
+        max_ongoing_requests=MOST_REQUESTS,
+        graceful_shutdown_timeout_s=server.shutdown_timeout + DRAIN_SLACK,
+        graceful_shutdown_wait_loop_s=0.5,
+        health_check_period_s=2.0,
+        health_check_timeout_s=30.0,
+        max_constructor_retry_count=3,
+        request_router_config={"request_router_class": ROUTER},
+        logging_config={"enable_access_log": False},  # of calls of ``hold``: fronts log the requests
+    )
+    front = serve.deployment(
+        serve.ingress()(Front),
+        name="Front",
+        num_replicas=fronts,
+        ray_actor_options={"num_cpus": 1},
+        max_surge_percent=100,  # an update starts the new fronts before it stops the old ones
+        max_ongoing_requests=MOST_REQUESTS,
+        graceful_shutdown_timeout_s=server.shutdown_timeout + DRAIN_SLACK,
+        graceful_shutdown_wait_loop_s=0.5,
+    )
+    start = api_start(engine, server, [hash_key(key) for key in settings.api_keys], fronts)
+    made: Application = front.bind(
+        engines.bind(engine, name, LogOptions(server.log_level, server.log_format)), start
+    )
+    return made
+
+
+def api_start(
+    engine: EngineConfig, server: ServerConfig, key_hashes: Sequence[bytes], fronts: int
+) -> ApiStart:
+    """Returns a front's configuration. It is one of several, and has its share of background responses."""
+    share = max(1, server.max_background_responses // fronts)
+    own = dataclasses.replace(server, api_server_count=1, max_background_responses=share)
+    return ApiStart(
+        directory="",
+        server=own,
+        model=engine.model,
+        api_key_hashes=tuple(key_hashes),
+        socket_fds=(),
+        parent_pid=0,
+        log=LogOptions(server.log_level, server.log_format),
+    )
+
+
+def check_options(engine: EngineConfig, server: ServerConfig) -> None:
+    """Raises ``ConfigError`` for options of an HTTP server that Ray's proxies replace."""
+    for field in ("uds", "ssl_keyfile", "ssl_certfile"):
+        if getattr(server, field) is not None:
+            raise ConfigError(
+                f"--{field.replace('_', '-')} has no meaning under Ray, whose proxies listen "
+                "(http_options of serve.config)"
+            )
+
+
+def resources_of(engine: EngineConfig) -> dict[str, float]:
+    """Returns what a replica needs, in Ray's terms: its GPUs, and a core for each process.
+
+    With ``device`` "auto" it needs GPUs unless the cluster has none now.
+    """
+    ranks = engine.tensor_parallel_size
+    kind = RESOURCES.get(engine.device)
+    if kind is None and engine.device == "auto":
+        kind = next((each for each in ("GPU", "NPU") if cluster_has(each)), None)
+    return {"CPU": float(ranks), kind: float(ranks)} if kind is not None else {"CPU": float(ranks)}
+
+
+def cluster_has(kind: str) -> bool:
+    import ray
+
+    return bool(ray.is_initialized()) and math.floor(ray.cluster_resources().get(kind, 0)) > 0
+
+
+def actor_options(resources: Mapping[str, float]) -> dict[str, Any]:
+    """Returns the same for the replica's actor, which takes its whole bundle."""
+    others = {name: amount for name, amount in resources.items() if name not in ("CPU", "GPU")}
+    return {
+        "num_cpus": resources["CPU"],
+        "num_gpus": resources.get("GPU", 0),
+        **({"resources": others} if others else {}),
+    }

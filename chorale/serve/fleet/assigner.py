@@ -1,0 +1,127 @@
+"""RayAssigner: lets Ray Serve decide which replica takes a request, and tells it when the request ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from ray.serve.handle import DeploymentHandle
+
+from chorale.client.fleet import FleetClient
+from chorale.client.members import Ticket
+from chorale.client.wire import EngineAddress
+from chorale.errors import EngineDeadError
+from chorale.serve.fleet.holds import HoldEnds
+
+logger = logging.getLogger(__name__)
+
+
+class _Call:
+    """A call of ``Engine.hold``. ``replica`` is set once a replica has accepted it."""
+
+    __slots__ = ("replica", "response", "task", "ticket")
+
+    def __init__(self, ticket: Ticket) -> None:
+        self.ticket = ticket
+        self.replica: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.response: Any = None
+        self.task: asyncio.Task[None] | None = None
+
+
+class RayAssigner:
+    """An ``Assigner``; everything happens on the event loop of its handle's router. ``fleet`` is set once."""
+
+    fleet: FleetClient
+
+    def __init__(self, handle: DeploymentHandle) -> None:
+        self._handle = handle
+        self._ends = HoldEnds()
+        self._calls: dict[str, _Call] = {}
+
+    def start(self) -> None:
+        self._ends.start()
+
+    async def close(self) -> None:
+        for call in self._calls.values():
+            call.response.cancel()
+        tasks = [call.task for call in self._calls.values() if call.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._ends.close()
+
+    # ------------------------------------------------------------------ Assigner
+
+    async def assign(self, ticket: Ticket) -> str:
+        call = self._calls[ticket.name] = _Call(ticket)
+        # In a context of its own: Ray identifies calls by the HTTP request of the context, which may make
+        # several at once.
+        contextvars.Context().run(self._send, call)
+        try:
+            return await call.replica
+        except BaseException:
+            self._calls.pop(ticket.name, None)
+            call.response.cancel()
+            self._ends.ended_anywhere(ticket.name)  # where Ray was sending it is not known
+            raise
+
+    def ended(self, ticket: Ticket) -> None:
+        call = self._calls.pop(ticket.name, None)
+        if call is not None and call.replica.done() and not call.replica.cancelled():
+            self._ends.ended(call.replica.result(), ticket.name)
+
+    def _send(self, call: _Call) -> None:
+        call.response = self._handle.hold.remote(call.ticket.name, self._ends.front)
+        call.task = asyncio.get_running_loop().create_task(self._follow(call))
+
+    async def _follow(self, call: _Call) -> None:
+        try:
+            await call.response
+        except asyncio.CancelledError:
+            return
+        except Exception as error:  # the replica died: its connection's end moves the request
+            logger.debug("the call for %s ended: %r", call.ticket.name, error)
+            message = f"Ray could not assign the request ({type(error).__name__})"
+        else:
+            message = "the engine ended the call"
+        if not call.replica.done():
+            call.replica.set_exception(EngineDeadError(message, retry_after=1.0))
+
+    # ------------------------------------------------------------------ the router's side
+
+    def ticket(self, name: str) -> Ticket | None:
+        call = self._calls.get(name)
+        return call.ticket if call is not None else None
+
+    def routed(self, name: str, replica: str) -> None:
+        """Called when a replica has accepted a call."""
+        call = self._calls.get(name)
+        if call is None:  # its request has ended meanwhile
+            self._ends.ended(replica, name)
+        elif not call.replica.done():
+            call.replica.set_result(replica)
+
+    def replicas(self, found: Mapping[str, Mapping[str, Any]]) -> None:
+        """Called with what ``Engine.record_replica_metadata`` says of each replica that takes requests."""
+        known = {name: facts for name, facts in found.items() if "engine" in facts}
+        for name, facts in known.items():
+            self._ends.connect(name, facts["holds"], facts["public_key"])
+        self.fleet.set_members(
+            {
+                name: EngineAddress(facts["engine"], facts["beats"], facts["public_key"])
+                for name, facts in known.items()
+            }
+        )
+        busy = {call.replica.result() for call in self._calls.values() if _is_routed(call)}
+        self._ends.keep({*known, *busy})
+
+
+# The assigners of this process by application and deployment. Ray makes the routers, which look here.
+ASSIGNERS: dict[tuple[str, str], RayAssigner] = {}
+
+
+def _is_routed(call: _Call) -> bool:
+    return call.replica.done() and not call.replica.cancelled() and call.replica.exception() is None

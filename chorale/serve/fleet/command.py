@@ -1,0 +1,97 @@
+"""``chorale serve --data-parallel-backend ray``: deploys the application, and deletes it when stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from chorale.cli.options.settings import Settings
+from chorale.errors import ConfigError
+from chorale.serve.fleet import cluster, version
+from chorale.serve.fleet.application import application, resources_of
+
+APPLICATION = "chorale"
+LOOK = 1.0  # seconds between two looks at the state
+EXIT_OK, EXIT_FAILED = 0, 1
+
+
+def run(settings: Settings, say: Callable[[str], None], notices: Sequence[str] = ()) -> int:
+    """Serves until a signal. Returns the exit code; raises ``ConfigError``. Main thread only."""
+    serve = version.import_serve()
+    warning = version.check(version.installed())
+    for line in [*notices, *([warning] if warning else [])]:
+        say(f"note: {line}")
+    cluster.connect()
+    server = settings.server
+    cluster.check_room(resources_of(settings.engine), server.data_parallel_size, cluster.nodes())
+    target = application(settings)
+    was_running = is_running(serve)
+    if was_running and APPLICATION in serve.status().applications:
+        raise ConfigError(
+            f"an application {APPLICATION!r} runs on this cluster: update it with 'serve deploy', or "
+            f"delete it with 'serve delete {APPLICATION}'"
+        )
+    serve.start(
+        proxy_location="EveryNode",
+        http_options={"host": server.host, "port": server.port, "root_path": server.root_path},
+    )
+    if was_running:
+        say("note: Ray Serve was running: the address and the port of its proxies stay as they are")
+    stop = Stop()
+    say(f"deploying on Ray: {server.data_parallel_size} engines; 'serve status' shows the progress")
+    try:
+        with stop.caught():
+            return _watch(serve, target, stop, say, f"http://{server.host}:{server.port}")
+    finally:
+        say("stopping: replicas finish running requests")
+        with contextlib.suppress(KeyboardInterrupt):
+            serve.delete(APPLICATION)
+        if not was_running:
+            serve.shutdown()
+
+
+def _watch(serve: Any, target: Any, stop: Stop, say: Callable[[str], None], url: str) -> int:
+    """Waits for a signal, or for the end of the application, and reports changes of its state."""
+    serve._run(target, name=APPLICATION, route_prefix="/", _blocking=False)
+    last = ""
+    while not stop.asked.wait(LOOK):
+        found = serve.status().applications.get(APPLICATION)
+        state = found.status.name if found is not None else "DELETED"
+        if state != last:
+            last = state
+            say(f"ready at {url} (a proxy on every node)" if state == "RUNNING" else f"{state.lower()}")
+        if found is None:
+            return EXIT_FAILED
+        if state == "DEPLOY_FAILED":
+            say(found.message)
+            return EXIT_FAILED
+    return EXIT_OK
+
+
+def is_running(serve: Any) -> bool:
+    """Returns whether Ray Serve runs on the cluster already."""
+    return bool(serve.status().proxies)
+
+
+class Stop:
+    """The stop signals: the first asks for the drain, the second ends this process at once."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+
+    @contextlib.contextmanager
+    def caught(self) -> Iterator[None]:
+        before = {number: signal.signal(number, self._signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _signal(self, number: int, frame: object) -> None:
+        if self.asked.is_set():
+            raise KeyboardInterrupt
+        self.asked.set()

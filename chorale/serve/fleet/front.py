@@ -1,0 +1,84 @@
+"""Front: the deployment that speaks HTTP. A replica has Chorale's whole app, without an engine or torch."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from ray.serve.handle import DeploymentHandle
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from chorale.api.http.middleware import HttpMiddleware
+from chorale.client.fleet import FleetClient
+from chorale.serve.bootstrap import ApiStart
+from chorale.serve.fleet.assigner import ASSIGNERS, RayAssigner
+from chorale.serve.fleet.export import export_forever
+from chorale.serve.http.app import opened_app
+from chorale.serve.http.server import attended
+from chorale.serve.logs import configure_logging
+
+
+class Front:
+    """Ray creates it, hands it requests that a proxy received, drains and destroys it."""
+
+    async def __init__(  # type: ignore[misc]  # Ray awaits it
+        self, engine: DeploymentHandle, start: ApiStart
+    ) -> None:
+        configure_logging(start.log, "front")
+        self._start, self._engine = start, engine
+        self._stack = contextlib.AsyncExitStack()
+
+    async def __serve_build_asgi_app__(self) -> ASGIApp:
+        try:
+            return _WithLifespan(await self._open())
+        except BaseException:
+            await self._stack.aclose()
+            raise
+
+    async def _open(self) -> HttpMiddleware:
+        handle, server = self._engine, self._start.server
+        assigner = RayAssigner(handle)
+        client = assigner.fleet = FleetClient(
+            assigner,
+            max_queued_requests=server.max_queued_requests,
+            patience=server.ray_assign_timeout,
+            most_moves=server.ray_max_moves,
+        )
+        ASSIGNERS[handle.app_name, handle.deployment_name] = assigner
+        assigner.start()
+        client.start()
+        self._stack.push_async_callback(assigner.close)
+        self._stack.push_async_callback(client.close)
+        # The router runs on this event loop, with the fleet, and not in a thread of Ray.
+        handle._init(_run_router_in_separate_loop=False)
+        app = await self._stack.enter_async_context(opened_app(client, self._start))
+        await self._stack.enter_async_context(attended(app, server))
+        exporter = asyncio.get_running_loop().create_task(export_forever(app.state.metrics.collect_requests))
+        self._stack.callback(exporter.cancel)
+        return app
+
+    async def check_health(self) -> None:
+        """Answers if the event loop runs, which is all that a front can lack."""
+
+    async def __del__(self) -> None:
+        """Ends what requests have left. Ray calls it once no request is left, or draining took too long."""
+        stack = getattr(self, "_stack", None)
+        if stack is not None:
+            await stack.aclose()
+
+
+class _WithLifespan:
+    """Answers the lifespan messages, which Ray demands of an app: ``Front`` opens and closes it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan":
+            await self._app(scope, receive, send)
+            return
+        while True:
+            message = await receive()
+            await send({"type": f"{message['type']}.complete"})
+            if message["type"] == "lifespan.shutdown":
+                return

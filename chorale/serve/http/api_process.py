@@ -1,0 +1,70 @@
+"""One of several HTTP processes in front of one engine; all accept on the same inherited sockets.
+
+Started by the supervisor as ``python -m chorale.serve.http.api_process``, with an ``ApiStart`` on stdin.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+
+from chorale.api.listening import Stop
+from chorale.errors import ChoraleError, ConfigError
+from chorale.machine.processes import collect_rarely, settle_signals
+from chorale.serve.bootstrap import (
+    EXIT_CONFIG,
+    EXIT_FAILED,
+    EXIT_OK,
+    ApiStart,
+    inherited_sockets,
+    loop_factory,
+    read_start,
+)
+from chorale.serve.http.app import make_client, serve_http
+from chorale.serve.logs import configure_logging
+
+logger = logging.getLogger(__name__)
+BEAT_SECONDS = 0.5
+
+
+async def serve(start: ApiStart) -> None:
+    """Serves until SIGTERM, then drains."""
+    client = make_client(start)
+    client.start()
+    beating = asyncio.ensure_future(_beat(start.beats))
+    try:
+        await serve_http(client, start, inherited_sockets(start.socket_fds), Stop())
+    finally:
+        beating.cancel()
+        await client.close()
+
+
+async def _beat(descriptor: int) -> None:
+    """Tells the supervisor that this event loop runs."""
+    os.set_blocking(descriptor, False)
+    while True:
+        with contextlib.suppress(BlockingIOError):  # the supervisor was stopped, and the pipe is full
+            os.write(descriptor, b".")
+        await asyncio.sleep(BEAT_SECONDS)
+
+
+def main() -> int:
+    collect_rarely()
+    start = read_start(sys.stdin.buffer, ApiStart)
+    configure_logging(start.log, f"api-{start.process}")
+    settle_signals((signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))  # the supervisor handles a terminal's
+    try:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            runner.run(serve(start))
+    except ChoraleError as error:
+        logger.error("%s", error)
+        return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
+    return EXIT_OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

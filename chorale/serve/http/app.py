@@ -1,0 +1,102 @@
+"""Serves the app for an engine client, in an API process or under the supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from chorale.api.app import create_app
+from chorale.api.http.middleware import HttpMiddleware
+from chorale.api.listening import Stop
+from chorale.api.operator.metrics import Metrics
+from chorale.api.responses.background.recovery import recovery
+from chorale.api.state import ServerState
+from chorale.client.base import EngineClient
+from chorale.client.remote import RemoteClient
+from chorale.client.replicas import ReplicaClient
+from chorale.config.engine import ServerConfig
+from chorale.errors import ConfigError
+from chorale.harmony.vocab import Vocabulary, VocabularyError, load_vocabulary
+from chorale.jobs.service import open_service
+from chorale.serve.bootstrap import ApiStart
+from chorale.serve.http.server import serve_app
+from chorale.store.store import ResponseStore, StoreError, open_store
+from chorale.tools.contract import ToolService
+from chorale.tools.service import start_tools
+from chorale.tracing.otel import open_tracer
+
+logger = logging.getLogger(__name__)
+
+
+def make_client(start: ApiStart) -> RemoteClient | ReplicaClient:
+    """Returns a client with this process's share of the queue."""
+    queued, count = start.server.max_queued_requests, start.server.api_server_count
+    if not start.engine_directories:
+        return RemoteClient(start.directory, max_queued_requests=queued, num_api_processes=count)
+    return ReplicaClient(
+        start.engine_directories, max_queued_requests=queued, num_api_processes=count, turn=start.process
+    )
+
+
+async def serve_http(client: EngineClient, start: ApiStart, sockets: list[socket.socket], stop: Stop) -> None:
+    """Serves until ``stop``, a signal, or a failure, then drains. The caller closes ``client``."""
+    async with opened_app(client, start) as app:
+        await serve_app(app, start.server, sockets, stop=stop)
+
+
+@contextlib.asynccontextmanager
+async def opened_app(client: EngineClient, start: ApiStart) -> AsyncIterator[HttpMiddleware]:
+    """Yields the app with its tools and its store. Raises ``ConfigError`` if one of them cannot be opened."""
+    try:
+        vocab = await asyncio.to_thread(_load_vocabulary)
+    except VocabularyError as fault:
+        raise ConfigError(str(fault)) from fault
+    tools = await start_tools(start.server.tools, os.environ, lambda text: len(vocab.encode(text)))
+    for name, reason in tools.missing.items():
+        logger.warning("the tool %s is not available: %s", name, reason)
+    state = await asyncio.to_thread(_make_state, client, start, vocab, tools)  # opens the store
+    try:
+        yield create_app(state, start.api_key_hashes)
+    finally:
+        await tools.aclose()
+        await state.store.close()
+        if state.tracer is not None:
+            await asyncio.to_thread(state.tracer.close)
+
+
+def _load_vocabulary() -> Vocabulary:
+    """Returns the vocabulary, and builds what would hold the interpreter's lock when first used."""
+    vocab = load_vocabulary()
+    vocab.encode("")
+    return vocab
+
+
+def _make_state(client: EngineClient, start: ApiStart, vocab: Vocabulary, tools: ToolService) -> ServerState:
+    names = start.server.served_model_names or (start.model,)
+    log_stats = not start.server.disable_log_stats
+    share = Path(start.directory) if start.server.api_server_count > 1 else None
+    store = _open_store(start.server, vocab)
+    return ServerState(
+        client=client,
+        config=start.server,
+        vocab=vocab,
+        tools=tools,
+        metrics=Metrics(names[0], process=start.process, share=share, log_stats=log_stats),
+        store=store,
+        batches=open_service(start.server, store),
+        model_names=names,
+        tracer=open_tracer(start.server.otlp_traces_endpoint, f"api-{start.process}"),
+    )
+
+
+def _open_store(config: ServerConfig, vocab: Vocabulary) -> ResponseStore:
+    """Opens the store. Raises ``ConfigError``: at start-up the operator must fix it."""
+    try:
+        return open_store(config, recovery(vocab))
+    except StoreError as error:
+        raise ConfigError(str(error)) from error

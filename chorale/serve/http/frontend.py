@@ -1,0 +1,168 @@
+"""The HTTP side under the supervisor: in its own process, or in several children on the same socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import logging
+import os
+import socket
+import sys
+import time
+from asyncio.subprocess import Process
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from chorale.api.listening import Stop
+from chorale.client.remote import RemoteClient
+from chorale.client.replicas import ReplicaClient
+from chorale.errors import ChoraleError, ConfigError
+from chorale.machine.processes import LOADING_TIMEOUT, Silence
+from chorale.serve.bootstrap import EXIT_CONFIG, ApiStart
+from chorale.serve.engine_monitor import WATCH_INTERVAL, end, spawn
+from chorale.serve.watch import RestartPolicy, WatchLimits
+
+logger = logging.getLogger(__name__)
+API_COMMAND = (sys.executable, "-m", "chorale.serve.http.api_process")
+SETTLED = 10.0  # seconds after which an API process counts as having been ready
+CUT_GRACE = 5.0  # seconds that an API process has to cut running requests
+
+
+class HttpFrontend(Protocol):
+    """``run`` serves until drained, and raises what made it fail."""
+
+    async def run(self) -> None: ...
+
+    def drain(self) -> None:
+        """First call: lets running requests finish. Second call: cuts them."""
+        ...
+
+    def fail(self, message: str) -> None:
+        """Reports that no engine will be started again."""
+        ...
+
+
+class InProcessFrontend:
+    """The HTTP server on the supervisor's event loop. It handles signals itself, through ``stop``."""
+
+    def __init__(self, start: ApiStart, sockets: list[socket.socket], stop: Stop) -> None:
+        self._start, self._sockets, self._stop = start, sockets, stop
+        self._client: RemoteClient | ReplicaClient | None = None
+
+    async def run(self) -> None:
+        # Imported here, so that the engine process starts meanwhile.
+        http = await asyncio.to_thread(importlib.import_module, "chorale.serve.http.app")
+        self._client = client = http.make_client(self._start)
+        client.start()
+        try:
+            await http.serve_http(client, self._start, self._sockets, self._stop)
+        finally:
+            await client.close()
+
+    def drain(self) -> None:
+        """Does nothing: the supervisor and the server share ``stop``."""
+
+    def fail(self, message: str) -> None:
+        if self._client is not None:
+            self._client.mark_failed(message)
+
+
+class MultiProcessFrontend:
+    """N API processes. Each connects to the engine itself; one that exits is restarted."""
+
+    def __init__(self, start: ApiStart, *, limits: WatchLimits, command: Sequence[str] = API_COMMAND) -> None:
+        self._start, self._command = start, tuple(command)
+        self._restart_policy = RestartPolicy(limits)
+        self._num_drains = 0
+        self._processes: dict[int, Process] = {}
+
+    async def run(self) -> None:
+        count = self._start.server.api_server_count
+        workers = [asyncio.ensure_future(self._keep(index)) for index in range(count)]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+            await asyncio.gather(*(end(process, CUT_GRACE) for process in self._processes.values()))
+
+    async def _keep(self, index: int) -> None:
+        while not self._num_drains:
+            started = time.monotonic()
+            code, hung = await self._run_once(index)
+            if self._num_drains:
+                return
+            if code == EXIT_CONFIG:  # it has logged the reason; a restart would fail again
+                raise ConfigError("an API process cannot run with this configuration")
+            now = time.monotonic()
+            delay = self._restart_policy.add(now, was_ready=now - started > SETTLED, is_hang=hung)
+            if delay is None:
+                raise ChoraleError("the API processes crashed too often")
+            await asyncio.sleep(delay)
+
+    async def _run_once(self, index: int) -> tuple[int, bool]:
+        """Runs one process. Returns its exit code, and whether it was killed because it hung."""
+        ours, theirs = os.pipe()
+        os.set_blocking(ours, False)
+        try:
+            start = msgspec.structs.replace(self._start, process=index, beats=theirs)
+            process = await spawn(self._command, start, pass_fds=(*start.socket_fds, theirs))
+            self._processes[index] = process
+            if self._num_drains:  # asked to drain while it was being started
+                self._terminate(process)
+            watching = asyncio.ensure_future(self._kill_if_it_hangs(process, ours))
+            try:
+                code = await process.wait()
+            finally:
+                watching.cancel()
+            del self._processes[index]
+            if not self._num_drains:
+                logger.error("API process %d ended with code %d", process.pid, code)
+            return code, watching.done()
+        finally:
+            os.close(ours)
+            os.close(theirs)
+
+    async def _kill_if_it_hangs(self, process: Process, beats: int) -> None:
+        timeout = self._start.heartbeat_timeout * self._restart_policy.growth(time.monotonic())
+        silence, limit = Silence(process.pid, time.monotonic()), LOADING_TIMEOUT
+        while not silence.exceeds(time.monotonic(), limit):
+            await asyncio.sleep(WATCH_INTERVAL)
+            with contextlib.suppress(BlockingIOError):
+                os.read(beats, 4096)
+                silence.hear(time.monotonic())
+                limit = timeout
+        logger.error("API process %d hangs (silent for %.1f s): killing it", process.pid, silence.seconds)
+        process.kill()
+
+    def drain(self) -> None:
+        self._num_drains += 1
+        for process in self._processes.values():
+            self._terminate(process)
+
+    def fail(self, message: str) -> None:
+        """Does nothing: the processes notice the engine's end themselves and are about to be stopped."""
+
+    @staticmethod
+    def _terminate(process: Process) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()
+
+
+def make_frontend(
+    start: ApiStart, sockets: list[socket.socket], limits: WatchLimits, stop: Stop
+) -> HttpFrontend:
+    if start.server.api_server_count == 1:
+        return InProcessFrontend(start, sockets, stop)
+    return MultiProcessFrontend(start, limits=limits)
+
+
+def share(sockets: list[socket.socket]) -> tuple[int, ...]:
+    """Makes the sockets inheritable and returns their descriptors."""
+    for listener in sockets:
+        os.set_inheritable(listener.fileno(), True)
+    return tuple(listener.fileno() for listener in sockets)

@@ -1,0 +1,69 @@
+"""JobFrontend: in place of the HTTP server, a job that uses the app in this process, without a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from typing import TYPE_CHECKING, Protocol
+
+from chorale.client.remote import RemoteClient
+from chorale.client.replicas import ReplicaClient
+from chorale.errors import EngineLoadingError
+from chorale.serve.bootstrap import ApiStart
+
+if TYPE_CHECKING:
+    from chorale.api.http.middleware import HttpMiddleware
+    from chorale.api.listening import Stop
+
+_LOOK_SECONDS = 0.05  # between two looks at the engine while it loads
+
+
+class Job(Protocol):
+    """Work on the app. ``run`` is called once the engine is ready; its end ends the engine."""
+
+    async def run(self, app: HttpMiddleware) -> None: ...
+
+    def stop(self) -> None:
+        """First call: lets running requests finish. Second call: cuts them."""
+        ...
+
+
+class JobFrontend:
+    """The supervisor's ``HttpFrontend`` for a job."""
+
+    def __init__(self, start: ApiStart, stop: Stop, job: Job) -> None:
+        self._start, self._stop, self._job = start, stop, job
+        self._client: RemoteClient | ReplicaClient | None = None
+        self._draining = False
+
+    async def run(self) -> None:
+        # Imported here, so that the engine process starts meanwhile.
+        http = await asyncio.to_thread(importlib.import_module, "chorale.serve.http.app")
+        server = await asyncio.to_thread(importlib.import_module, "chorale.serve.http.server")
+        self._client = client = http.make_client(self._start)
+        client.start()
+        try:
+            async with http.opened_app(client, self._start) as app, server.attended(app, self._start.server):
+                if await self._ready(client):
+                    await self._job.run(app)
+        finally:
+            await client.close()
+        self._stop()
+
+    async def _ready(self, client: RemoteClient | ReplicaClient) -> bool:
+        """Returns whether the engine is ready; False if the job has to end before."""
+        while not self._draining:
+            try:
+                _ = client.info
+                return True
+            except EngineLoadingError:
+                await asyncio.sleep(_LOOK_SECONDS)
+        return False
+
+    def drain(self) -> None:
+        self._draining = True
+        self._job.stop()
+
+    def fail(self, message: str) -> None:
+        if self._client is not None:
+            self._client.mark_failed(message)

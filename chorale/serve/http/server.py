@@ -1,0 +1,337 @@
+"""Runs an app as a listening server and shuts it down gracefully.
+
+On SIGTERM (or another of ``stop_signals``): /ready returns 503 (``Lifecycle.draining``) while requests are
+accepted for ``drain_grace`` more seconds; then the listener closes; running requests get ``shutdown_timeout``
+seconds; then the engine's client is closed, which ends each remaining stream with an error event; two seconds
+later the connections are closed. A second signal skips the waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import socket
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from chorale.api.http.request_limits import LocalHosts, is_loopback
+from chorale.api.listening import BACKLOG, Stop, bind_sockets, stop_signals
+from chorale.api.telemetry.throughput import log_throughput
+from chorale.config.engine import ServerConfig
+from chorale.serve.http.protocol import limited_protocol
+from chorale.serve.http.tls import check_tls
+
+if TYPE_CHECKING:
+    from chorale.api.http.middleware import HttpMiddleware
+    from chorale.jobs.runner import BatchRunner
+
+logger = logging.getLogger(__name__)
+
+KEEP_ALIVE_SECONDS = 60
+_GRACE_SECONDS = 5.0
+_CUT_SECONDS = 2.0  # time to write the terminal events of cancelled streams
+_SHARE_SECONDS = 1.0
+_TICK_SECONDS = 1.0  # between two dates of answers
+_LOOK_SECONDS = 0.01  # between two looks at the connections of a server that ends
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server without its signal handling, which ``stop_signals`` replaces.
+
+    uvicorn's own looks ten times a second whether it should end, and then waits 0.1 s for connections.
+    """
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._ending = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    def end(self) -> None:
+        """Closes the listener and idle connections; ``serve`` returns once the others have ended."""
+        self.should_exit = True
+        self._ending.set()
+
+    async def main_loop(self) -> None:
+        while not await self.on_tick(0):  # sets the date of the headers
+            await _wait(self._ending, _TICK_SECONDS)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        for listener in sockets or []:
+            listener.close()
+        state, asked = self.server_state, set[object]()
+        # One look at least: what was accepted just before the listener closed becomes a connection after it.
+        while not self.force_exit:
+            for connection in state.connections - asked:
+                connection.shutdown()
+                asked.add(connection)
+            await asyncio.sleep(_LOOK_SECONDS)
+            if not state.connections and not state.tasks:
+                return
+        # The servers' ``wait_closed`` would wait for these without end (asyncio's, from Python 3.12 on).
+        for connection in list(state.connections):
+            connection.transport.abort()
+        await asyncio.sleep(0)  # then they have heard of it
+
+
+def _uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
+    password_env = config.ssl_keyfile_password_env
+    return uvicorn.Config(
+        app,
+        http=limited_protocol(config),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        ssl_keyfile=config.ssl_keyfile,
+        ssl_certfile=config.ssl_certfile,
+        ssl_ca_certs=config.ssl_ca_certs,
+        ssl_cert_reqs=config.ssl_cert_reqs,
+        ssl_keyfile_password=os.environ.get(password_env) if password_env else None,
+    )
+
+
+def _local_only(app: HttpMiddleware, config: ServerConfig) -> ASGIApp:
+    """Adds the check of Host names to a server without keys that only this machine can reach."""
+    behind_proxy = bool(config.root_path) or bool(config.allowed_origins)
+    if config.uds is None and is_loopback(config.host) and not app.has_keys and not behind_proxy:
+        return LocalHosts(app, config.host)
+    return app
+
+
+async def serve_app(
+    app: HttpMiddleware,
+    config: ServerConfig,
+    sockets: Sequence[socket.socket] | None = None,
+    on_ready: Callable[[], None] | None = None,
+    *,
+    stop: Stop | None = None,
+    drain_grace: float | None = None,
+) -> None:
+    """Serves until a signal (or ``stop``), then drains.
+
+    ``on_ready`` is called once connections are accepted. ``drain_grace`` None: 5 s if a load balancer may be
+    in front, 0 on a loopback address or a unix socket.
+    """
+    stop = stop or Stop()
+    check_tls(config)
+    made = _uvicorn_config(_local_only(app, config), config)
+    server = _Server(made)
+    listening = list(sockets) if sockets is not None else bind_sockets(config)
+    if drain_grace is None:
+        drain_grace = 0.0 if config.uds is not None or is_loopback(config.host) else _GRACE_SECONDS
+    background, store = app.state.background, app.state.store
+    with _signals(stop), _tuned_collector(), _quick_switching():
+        serving = asyncio.create_task(server.serve(sockets=listening))
+        helpers = [
+            asyncio.create_task(_announce(server, on_ready)),
+            asyncio.create_task(_drain(app, server, config.shutdown_timeout, drain_grace, stop)),
+            *_attendants(app, config),
+        ]
+        try:
+            await serving
+            await _finish_background(app, config.shutdown_timeout, stop)
+        finally:
+            await _close_batches(app)
+            await background.close(store)
+            for helper in helpers:
+                helper.cancel()
+            await asyncio.gather(*helpers, return_exceptions=True)
+            if (
+                config.api_server_count == 1
+            ):  # otherwise other processes use it, and the supervisor removes it
+                _remove_socket(config)
+
+
+@contextlib.asynccontextmanager
+async def listening(
+    app: ASGIApp, config: ServerConfig, sockets: Sequence[socket.socket]
+) -> AsyncIterator[None]:
+    """Serves an app beside the work of the body, without drain or signals."""
+    server = _Server(_uvicorn_config(app, config))
+    serving = asyncio.create_task(server.serve(sockets=list(sockets)))
+    try:
+        yield
+    finally:
+        server.force_exit = True
+        server.end()
+        await asyncio.gather(serving, return_exceptions=True)
+
+
+def _attendants(app: HttpMiddleware, config: ServerConfig) -> list[asyncio.Task[None]]:
+    """Starts what runs beside the requests until it is cancelled."""
+    # Imported here: the supervisor imports this module before it starts the engine, and these import the API.
+    from chorale.api.batches.lines import make_runner
+    from chorale.api.responses.background.resume import Resumer
+
+    background, store = app.state.background, app.state.store
+    found = [
+        asyncio.create_task(_share_metrics(app)),
+        asyncio.create_task(background.watch(store, Resumer(app.state))),
+    ]
+    if (service := app.state.batches) is not None:
+        found.append(asyncio.create_task(make_runner(app.state, service).watch()))
+    if (
+        not config.disable_log_stats and app.state.metrics.process == 0
+    ):  # one process logs for all: each sees the whole engine
+        found.append(asyncio.create_task(log_throughput(app.state.client, config.log_stats_interval)))
+    return found
+
+
+@contextlib.asynccontextmanager
+async def attended(app: HttpMiddleware, config: ServerConfig) -> AsyncIterator[None]:
+    """Serves the app under another program's HTTP server, which listens, drains and stops.
+
+    At the end, background responses that still run go back to the store, where another process finds them.
+    """
+    background, store = app.state.background, app.state.store
+    with _tuned_collector(), _quick_switching():
+        attendants = _attendants(app, config)
+        try:
+            yield
+        finally:
+            app.state.lifecycle.draining = True
+            await _close_batches(app)
+            await background.put_back(store)
+            await background.close(store)
+            for task in attendants:
+                task.cancel()
+            await asyncio.gather(*attendants, return_exceptions=True)
+
+
+def _remove_socket(config: ServerConfig) -> None:
+    if config.uds is not None:
+        Path(config.uds).unlink(missing_ok=True)
+
+
+async def _announce(server: uvicorn.Server, on_ready: Callable[[], None] | None) -> None:
+    while not server.started:
+        await asyncio.sleep(0.01)
+    if on_ready is not None:
+        on_ready()
+
+
+async def _drain(app: HttpMiddleware, server: _Server, timeout: float, grace: float, stop: Stop) -> None:
+    await stop.asked.wait()
+    app.state.lifecycle.draining = True
+    if (runner := _runner(app)) is not None:
+        runner.leave()
+    if app.state.lifecycle.num_requests:
+        logger.info("draining: %d requests are running", app.state.lifecycle.num_requests)
+    await _wait(stop.hurry, grace)
+    server.end()
+    await _wait(stop.hurry, timeout)
+    if app.state.lifecycle.num_requests:
+        logger.warning("cancelling %d requests", app.state.lifecycle.num_requests)
+    await app.state.background.put_back(app.state.store)
+    await _close_batches(app)
+    await app.state.client.close()  # ends every stream with an error event
+    await asyncio.sleep(_CUT_SECONDS)
+    server.force_exit = True
+
+
+async def _finish_background(app: HttpMiddleware, timeout: float, stop: Stop) -> None:
+    """Waits for background responses and lines of batches, as long as for requests with a connection."""
+    num_jobs, runner = app.state.background.num_jobs, _runner(app)
+    running = [app.state.background.drain()] if num_jobs else []
+    if runner is not None and runner.num_running:
+        running.append(runner.drain())
+    if not running:
+        return
+    logger.info("draining: %d background responses and the lines of batches are running", num_jobs)
+    draining = asyncio.gather(*running)
+    hurry = asyncio.create_task(stop.hurry.wait())
+    await asyncio.wait((draining, hurry), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    draining.cancel()
+    hurry.cancel()
+    await asyncio.gather(draining, hurry, return_exceptions=True)
+
+
+def _runner(app: HttpMiddleware) -> BatchRunner | None:
+    return app.state.batches.runner if app.state.batches is not None else None
+
+
+async def _close_batches(app: HttpMiddleware) -> None:
+    """Leaves the batches to other servers, or the next start of this one."""
+    if (runner := _runner(app)) is not None:
+        await runner.close()
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), seconds)
+
+
+async def _share_metrics(app: HttpMiddleware) -> None:
+    while True:
+        try:
+            app.state.metrics.save()
+        except OSError as error:  # a full disk: scrapes of other processes show older numbers
+            logger.warning("the metrics could not be shared: %s", error)
+        await asyncio.sleep(_SHARE_SECONDS)
+
+
+@contextlib.contextmanager
+def _quick_switching() -> Iterator[None]:
+    """Sets the thread switch interval to 1 ms while serving.
+
+    With the default of 5 ms, a thread that parses a large body would slow all streams to 200 events a second.
+    """
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(0.001)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+@contextlib.contextmanager
+def _tuned_collector() -> Iterator[None]:
+    """Makes the garbage collector run less often while serving, and exempts existing objects.
+
+    Every engine step wakes all streams, so the default threshold (700 objects) triggers several useless
+    collections per step: 3 of 25 us a token at 512 streams (benchmarks/serving/http_host_cost.py).
+    """
+    before, is_frozen = gc.get_threshold(), gc.get_freeze_count() > 0
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 100)  # requests leave cycles: 50,000 objects hold the loop for 30 to 70 ms
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        if not is_frozen:
+            gc.unfreeze()
+
+
+@contextlib.contextmanager
+def _signals(stop: Stop) -> Iterator[None]:
+    """Connects ``stop_signals`` to ``stop``. Only the main thread can handle signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    names = stop_signals()
+    for name in names:
+        loop.add_signal_handler(name, stop)
+    try:
+        yield
+    finally:
+        for name in names:
+            loop.remove_signal_handler(name)

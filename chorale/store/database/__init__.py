@@ -1,0 +1,1 @@
+"""SQLite and PostgreSQL: connections, the schema, and the SQL that both share."""

@@ -1,0 +1,197 @@
+"""PostgreSQL for the response store of several servers: one URL, a separate schema, psycopg 3.
+
+The tables of ``schema`` are in the schema ``chorale``. A write transaction holds one advisory lock, so writes
+are serial as in SQLite: the same statements are correct on both, without deadlocks or retries, and the
+waiting writes of a server share one commit.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import select
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from chorale.errors import ConfigError, install_hint
+from chorale.store.database.connection_thread import LOCK_SECONDS
+from chorale.store.database.schema import TRIGGERS, create
+from chorale.store.protocol import StoreError
+
+if TYPE_CHECKING:
+    pass
+
+
+_LOCK = 0x63686F72616C65  # the writers' advisory lock: "chorale" in ASCII
+_LOCK_NOT_AVAILABLE = "55P03"
+_LEAST_SECONDS = 1.0  # for which a late job waits for an answer
+_CREATE_SECONDS = 30.0  # in which the tables are created; other servers may be doing it
+_QUOTED = re.compile("[\"'].*[\"']")
+_TYPES = {
+    "SERIAL": "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
+    "INT": "BIGINT",
+    "FLOAT": "DOUBLE PRECISION",
+    "BYTES": "BYTEA",
+}
+_TRIGGER = """
+CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {statements} RETURN NULL; END $$;
+CREATE TRIGGER {name} AFTER {event} ON {table} FOR EACH ROW EXECUTE FUNCTION {name}();
+"""
+
+
+@functools.cache  # a few dozen statements
+def _placeholders(sql: str) -> str:
+    return sql.replace("?", "%s")
+
+
+@functools.cache
+def _limited() -> Any:
+    """Returns a class of connections that wait for the database server until ``until``, and then are closed.
+
+    The limits of PostgreSQL itself (``statement_timeout``) do not act when its processes hang.
+    """
+    import psycopg
+    from psycopg.waiting import Ready, Wait
+
+    class Limited(psycopg.Connection[Any]):
+        until = 0.0  # of time.monotonic()
+
+        def wait(self, gen: Any, *_: Any, **__: Any) -> Any:
+            try:
+                wanted = next(gen)
+                while True:
+                    poll = select.poll()
+                    writes = select.POLLOUT if wanted & Wait.W else 0
+                    poll.register(self.pgconn.socket, writes | (select.POLLIN if wanted & Wait.R else 0))
+                    left = max(_LEAST_SECONDS, self.until - time.monotonic())
+                    if not (found := poll.poll(left * 1000)):
+                        self.pgconn.finish()
+                        raise psycopg.OperationalError("the database server did not answer in time")
+                    event = found[0][1]  # an error is for the reader
+                    ready = (event & ~select.POLLOUT and Ready.R) | (event & select.POLLOUT and Ready.W)
+                    wanted = gen.send(Ready(ready))
+            except StopIteration as stop:
+                return stop.value
+
+    return Limited
+
+
+class PostgresDatabase:
+    """A ``Database`` on one psycopg connection. ``conninfo`` is libpq's, usually a URL."""
+
+    def __init__(self, conninfo: str) -> None:
+        import psycopg
+
+        self._connection = _limited().connect(
+            conninfo,
+            autocommit=True,
+            connect_timeout=2,  # the least that psycopg allows
+            tcp_user_timeout=10_000,  # ms, for a server that has vanished
+            application_name="chorale",
+        )
+        self.errors: type[Exception] = psycopg.Error
+        self._wait_for(LOCK_SECONDS)
+        # A server that vanished during a write must not block the others for long.
+        self._connection.execute("SET idle_in_transaction_session_timeout = '60s'")
+        self._connection.execute("SET lock_timeout = '30s'")
+        self._connection.execute("SET statement_timeout = '60s'")
+
+    @property
+    def broken(self) -> bool:
+        return bool(self._connection.closed)
+
+    def execute(self, sql: str, parameters: Sequence[Any] = (), /) -> Any:
+        return self._connection.execute(_placeholders(sql), parameters or None)
+
+    def executemany(self, sql: str, rows: Iterable[Sequence[Any]], /) -> Any:
+        cursor = self._connection.cursor()
+        cursor.executemany(_placeholders(sql), rows)
+        return cursor
+
+    def columns(self, table: str) -> set[str]:
+        rows = self.execute(
+            "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(?) AND attnum > 0"
+            " AND NOT attisdropped",
+            (f"chorale.{table}",),
+        )
+        return {row[0] for row in rows.fetchall()}
+
+    def is_busy(self, error: Exception) -> bool:
+        return getattr(error, "sqlstate", None) == _LOCK_NOT_AVAILABLE
+
+    def _wait_for(self, seconds: float) -> None:
+        self._connection.until = time.monotonic() + seconds
+
+    def begin(self, writes: bool, seconds: float) -> None:
+        self._wait_for(seconds)
+        self._connection.execute("BEGIN" if writes else "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        # Applies to every lock of the transaction, also on rows and tables; 0 would mean no limit. Shorter
+        # than the limit of this side, which would close the connection.
+        self._connection.execute(f"SET LOCAL lock_timeout = {max(1, int(seconds * 900))}")
+        if writes:
+            self._connection.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
+
+    def commit(self) -> None:
+        self._connection.commit()
+
+    def rollback(self) -> None:
+        self._connection.rollback()
+
+    def give_back(self, num_evicted: int) -> bool:
+        """Does nothing: PostgreSQL's autovacuum returns the space."""
+        return False
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def connect(conninfo: str, creating: bool) -> PostgresDatabase:
+    """Opens a connection; creates the tables if ``creating``.
+
+    Raises ``StoreError`` while the database cannot be reached, ``ConfigError`` if psycopg is missing or the
+    tables have another format.
+    """
+    try:
+        import psycopg
+    except ImportError:
+        raise ConfigError(
+            f"--response-store postgresql://... needs psycopg: {install_hint('postgres')}"
+        ) from None
+    try:
+        database = PostgresDatabase(conninfo)
+        if creating:
+            _create(database)
+        database.execute("SET search_path TO chorale")
+    except psycopg.Error as error:
+        raise StoreError(f"cannot open the response store: {_without_secrets(error)}") from error
+    return database
+
+
+def _create(database: PostgresDatabase) -> None:
+    database.begin(writes=True, seconds=_CREATE_SECONDS)
+    database.execute("CREATE SCHEMA IF NOT EXISTS chorale")
+    database.execute("SET LOCAL search_path TO chorale")
+    try:
+        if create(database, _TYPES, ""):
+            for number, ((event, table), statements) in enumerate(TRIGGERS.items()):
+                database.execute(
+                    _TRIGGER.format(name=f"{table}_{number}", event=event, table=table, statements=statements)
+                )
+    except ConfigError:
+        database.rollback()
+        database.close()
+        raise
+    database.commit()
+
+
+def _without_secrets(error: Exception) -> str:
+    """Returns libpq's message in one line.
+
+    That of a database server contains host and user. Others quote parts of the URL, which may be the
+    password.
+    """
+    message = " ".join(str(error).split())
+    if "connection to server" not in message:
+        message = _QUOTED.sub("...", message)
+    return message[:500]
