@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from chorale.folders import write_whole
+from chorale.machine.folders import write_whole
 
 MOST = 50_000  # bytes of a file
 
@@ -55,7 +55,7 @@ def test_an_error_names_the_file(name: str, tmp_path: Path) -> None:
         "from chorale.jobs.journal import Header, Journal\n"
         "from chorale.errors import ChoraleError\n"
         "from chorale_evals.journal import Journal as Log\n"
-        "from chorale.folders import write_whole\n"
+        "from chorale.machine.folders import write_whole\n"
         "from chorale_evals.record import Record\n"
         "RECORD = Record('t', 'low', 's', 1, 'answered', 1.0, 'x' * 9000)\n"
         "folder = Path(sys.argv[1])\n"
@@ -72,7 +72,7 @@ def test_a_file_is_replaced_whole_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("old")
     (tmp_path / "link").symlink_to("file")
     code = (
-        "import sys; from pathlib import Path; from chorale.folders import write_whole\n"
+        "import sys; from pathlib import Path; from chorale.machine.folders import write_whole\n"
         "write_whole(Path(sys.argv[1]), 'x' * 100_000)"
     )
     assert limited("-B", "-c", code, str(tmp_path / "link")).returncode != 0

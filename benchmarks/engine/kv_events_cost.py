@@ -20,10 +20,10 @@ from collections.abc import Callable
 from typing import Literal
 
 from benchmarks.engine.host_cost import Done, NullExecutor
+from chorale.config.kv_events import KvEventsConfig
 from chorale.engine.core import EngineCore
 from chorale.engine.types import EngineLimits, GenerateRequest, SamplingSpec, StepPlan
-from chorale.kv_events import KvEventsConfig
-from chorale.serve.engine.kv_publisher import KvEventPublisher
+from chorale.serve.engine.kv_events.publisher import KvEventPublisher
 
 Mode = Literal["off", "full", "all"]
 SUBSCRIBER = """

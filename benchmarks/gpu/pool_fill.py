@@ -40,14 +40,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
 from chorale.engine.core import EngineCore
 from chorale.engine.types import GenerateRequest, SamplingSpec, StepHandle, StepPlan, StepResult
 from chorale.grammar.constraint import json_schema
 from chorale.grammar.frames import Frames, turn_grammar
 from chorale.harmony.render import ASSISTANT
 from chorale.harmony.vocab import START, VOCAB_SIZE
-from chorale.processes import tune_garbage_collector
+from chorale.machine.processes import tune_garbage_collector
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.sizing.graph_sizes import MIXED_ROWS, context_sizes
 from chorale.runtime.sizing.memory import GIB, KvGeometry

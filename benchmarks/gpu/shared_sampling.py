@@ -25,7 +25,7 @@ import torch.multiprocessing as processes
 
 from chorale.bench.gpu_time import captured
 from chorale.kernels.ops import SamplingInputs
-from chorale.kernels.reference.noise import row_keys
+from chorale.kernels.reference.sampling.noise import row_keys
 from chorale.kernels.triton.reduce.memory import Layout
 from chorale.kernels.triton.reduce.reducer import SymmetricReducer
 from chorale.kernels.triton.sampling.sample import sample

@@ -33,14 +33,14 @@ import numpy as np
 import torch
 
 from benchmarks.gpu.pool_fill import capture_everything
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
 from chorale.engine.core import EngineCore
 from chorale.engine.types import GenerateRequest, SamplingSpec, TokenChunk
 from chorale.grammar.constraint import json_schema
 from chorale.grammar.frames import Frames, turn_grammar
 from chorale.harmony.render import ASSISTANT
 from chorale.harmony.vocab import END, RETURN, START, VOCAB_SIZE, load_vocabulary
-from chorale.processes import tune_garbage_collector
+from chorale.machine.processes import tune_garbage_collector
 from chorale.runtime.executor import LocalExecutor
 from chorale.serve.engine.build import build_engine
 from tests.support.engine.integrity import check_integrity

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from chorale.errors import ConfigError
-from chorale.folders import whole_file
+from chorale.machine.folders import whole_file
 from chorale_evals.tables import SUFFIXES, read_table
 
 MAX_BYTES = 512 * 1024 * 1024

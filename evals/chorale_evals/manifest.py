@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from chorale.folders import write_whole
+from chorale.machine.folders import write_whole
 from chorale.version import __version__
 from chorale_evals.errors import JournalError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
-from chorale.token_usage import TokenUsage
+from chorale.requests.usage import TokenUsage
 from chorale_evals.task import Outcome
 
 Status = Literal["answered", "refused", "failed"]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from chorale.token_usage import TokenUsage
+from chorale.requests.usage import TokenUsage
 from chorale_evals.errors import UnansweredError
 from chorale_evals.server import Server
 from chorale_evals.task import Message, Reply

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from chorale.token_usage import TokenUsage
+from chorale.requests.usage import TokenUsage
 from chorale_evals.record import Key, Record
 from chorale_evals.runner import Plan
 from chorale_evals.statistics import Interval, clustered

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from chorale.token_usage import usage_of
+from chorale.requests.usage import usage_of
 from chorale_evals.task import Message, Reply, ToolCall
 
 Api = Literal["chat", "responses"]

@@ -9,7 +9,7 @@ import pytest
 from chorale_evals.session import RecordingSession
 from chorale_evals.wire import WIRES, read_chat, read_responses
 
-from chorale.token_usage import TokenUsage
+from chorale.requests.usage import TokenUsage
 
 TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
 FIELDS = {

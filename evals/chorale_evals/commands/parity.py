@@ -19,7 +19,7 @@ import httpx2
 from chorale.cli.connection import Connection, connect
 from chorale.cli.parser import Parser
 from chorale.errors import ConfigError
-from chorale.folders import write_whole
+from chorale.machine.folders import write_whole
 from chorale_evals.commands.progress import duration
 from chorale_evals.parity.differences import compare
 from chorale_evals.parity.measure import Plan, measure, new_plan, plan_of

@@ -10,7 +10,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from chorale.token_usage import TokenUsage
+from chorale.requests.usage import TokenUsage
 from chorale_evals.record import Record
 from chorale_evals.summary import Tally, cost
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from chorale.cli.connection import api_url, private_server
 from chorale.cli.ending import signals_as_exceptions
 from chorale.errors import ChoraleError, ConfigError
-from chorale.folders import write_whole
-from chorale.token_usage import TokenUsage
+from chorale.machine.folders import write_whole
+from chorale.requests.usage import TokenUsage
 from chorale_evals.commands import options
 from chorale_evals.commands.progress import Display
 from chorale_evals.commands.table import lines

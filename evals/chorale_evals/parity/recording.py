@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from chorale.errors import ConfigError
-from chorale.folders import write_whole
+from chorale.machine.folders import write_whole
 from chorale_evals.parity.texts import Text
 
 Floats = npt.NDArray[np.float32]

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from chorale.folders import whole_file
+from chorale.machine.folders import whole_file
 from chorale_evals.errors import JournalError
 from chorale_evals.journal import NAME as JOURNAL
 from chorale_evals.journal import locate

@@ -22,8 +22,8 @@ from chorale.kernels.draft_steps import (
     VerifyInputs,
 )
 from chorale.kernels.ops import EARLY_STOPS
-from chorale.kernels.reference.sampling import draft_steps as reference
 from chorale.kernels.reference.sampling.noise import key_bases, position_keys, row_keys
+from chorale.kernels.reference.sampling.sampling import draft_steps as reference
 from chorale.kernels.triton.sampling import draft_steps as ours
 
 assert torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
