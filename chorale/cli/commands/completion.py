@@ -17,8 +17,8 @@ from chorale.cli.options.help import wants_help
 from chorale.cli.options.values import Flag
 from chorale.cli.parser import Parser
 from chorale.cli.words import subcommand
+from chorale.config.model_names import SIZES
 from chorale.errors import ConfigError
-from chorale.model.names import SIZES
 
 SHELLS = ("bash", "zsh", "fish")
 USAGE = """usage: chorale completion {bash,zsh,fish}
