@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from chorale.folders import Folder
+from chorale.machine.folders import Folder
 from tests.support.serve.reaper import started
 
 ROOT = Path(__file__).parents[1]

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from chorale.processes import Pulse, Silence, ThreadTimes, threads_of
+from chorale.machine.processes import Pulse, Silence, ThreadTimes, threads_of
 from tests.support.serve.quota import cpu_quota, has_quotas
 
 SPIN = (sys.executable, "-c", "while True: pass")

@@ -28,7 +28,7 @@ from chorale_evals.parity.verdict import judge
 from readings import recording
 
 from chorale.cli.main import main
-from chorale.demo import ensure_demo
+from chorale.model.demo import ensure_demo
 from tests.support.device.faults import (
     FAULTS,
     Fault,

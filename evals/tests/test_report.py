@@ -13,7 +13,7 @@ from chorale_evals.record import Record
 from chorale_evals.report.page import write_report
 
 from chorale.cli.main import main
-from chorale.token_usage import TokenUsage
+from chorale.requests.usage import TokenUsage
 from tests.support.serve.chromium import PATH, Page
 
 HOSTILE = (

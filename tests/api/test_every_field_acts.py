@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 import chorale.api
 from chorale.api.chat.request import ChatRequest
-from chorale.sampling_fields import CHOSEN_BY_MODEL
+from chorale.config.sampling_fields import CHOSEN_BY_MODEL
 from tests.api.field_reads import ROOT, is_read, strings, terminal, through_self, trees
 
 # (model, field) -> why nothing reads it

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from chorale.config import ServerConfig
+from chorale.config.engine import ServerConfig
 from tests.support.scripted import FINAL, playing
 from tests.support.server import Server, with_server
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from chorale.batches import files
-from chorale.batches.execute import NoAnswerError, Retries
-from chorale.batches.file_run import FileRun, ServerGoneError
-from chorale.batches.files import Destination, download, examine, lines_of
-from chorale.batches.journal import Header, Journal
-from chorale.batches.line import Answer, Line
 from chorale.errors import ChoraleError, ConfigError
+from chorale.jobs import files
+from chorale.jobs.execute import NoAnswerError, Retries
+from chorale.jobs.files import Destination, download, examine, lines_of
+from chorale.jobs.journal import Header, Journal
+from chorale.jobs.line import Answer, Line
+from chorale.jobs.run_file import FileRun, ServerGoneError
 from tests.support.tools.http_files import http_files
 
 

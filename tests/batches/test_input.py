@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from chorale.batches.input import MAX_FAULTS, LineTooLongError, inspect, split_lines
+from chorale.jobs.input import MAX_FAULTS, LineTooLongError, inspect, split_lines
 from tests.support.fuzz.worst_input import Cost, watched
 
 ENDPOINT = "/v1/completions"

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from chorale.batches.line import (
+from chorale.errors import EngineDeadError
+from chorale.jobs.line import (
     MAX_CUSTOM_ID,
     Answer,
     LineError,
@@ -16,7 +17,6 @@ from chorale.batches.line import (
     refused,
     unanswered,
 )
-from chorale.errors import EngineDeadError
 from tests.support.fuzz.worst_input import measure
 
 BODY = {"model": "demo", "prompt": "ü"}

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from chorale.api.operator.metric_names import COUNTERS
+from chorale.api.telemetry.metric_names import COUNTERS
 from tests.deploy.files import DEPLOY, objects
 
 GIVEN = {

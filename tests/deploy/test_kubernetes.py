@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from chorale.config import ServerConfig
+from chorale.config.engine import ServerConfig
 from tests.deploy.files import (
     DEPLOY,
     DRAIN_SLACK,

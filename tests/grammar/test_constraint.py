@@ -19,8 +19,8 @@ from chorale.grammar.constraint import MAX_BYTES, MAX_DEPTH, check_size, json_ob
 from chorale.grammar.frames import raw_grammar
 from chorale.grammar.matcher import check_constraint, compile_grammar, to_lark
 from chorale.harmony.vocab import load_vocabulary
+from chorale.requests.formats import constraint_of
 from chorale.testing.scripted_client import Script, ScriptedClient
-from chorale.turns.structured import constraint_of
 from tests.support.fuzz.worst_input import check_linear
 
 

@@ -32,9 +32,9 @@ from chorale.harmony.vocab import (
     load_vocabulary,
 )
 from chorale.model.config_writer import make_config
+from chorale.requests.effort import DEFAULT_EFFORT
 from chorale.serve.engine import build
 from chorale.testing.checkpoint_writer import write_random_checkpoint
-from chorale.turns.prompt.effort import DEFAULT_EFFORT
 from tests.llm.scripted_core import scripted_llm
 
 torch.set_num_threads(1)

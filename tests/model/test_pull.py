@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from chorale.config.model_names import full_name
 from chorale.errors import ConfigError
 from chorale.model.hub import check_family, find_folder, resolve_model
-from chorale.model.names import full_name
 from tests.model.fake_hub import COMMIT, FakeHub
 
 REPOSITORY = "someone/tuned"

@@ -18,17 +18,17 @@ from chorale.engine.core import EngineCore
 from chorale.engine.types import StepHandle, StepPlan, StepResult
 from chorale.kernels import select_ops
 from chorale.machine.hardware import Hardware
-from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import make_config
 from chorale.parallel.rank import Rank
 from chorale.parallel.wire import WorkerCall
-from chorale.runtime.assembly import allocate_kv, make_executor
+from chorale.runtime.build_executor import allocate_kv, make_executor
 from chorale.runtime.device import CpuDevice
 from chorale.runtime.executor import LocalExecutor
-from chorale.runtime.resolve import resolve
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
+from chorale.runtime.sizing.resolve import resolve
 from chorale.serve.engine.assemble import load_model
+from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.parallel.ranks import Meeting, ThreadCommunicator, shares_of
 from tests.parallel.test_ranks import check_equal, common
 from tests.parallel.test_shared_model import ODD

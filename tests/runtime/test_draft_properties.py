@@ -9,8 +9,8 @@ from __future__ import annotations
 import pytest
 
 from chorale.engine.core import EngineCore
-from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
+from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.support.device.draft_worlds import KINDS, Tally, check_world
 from tests.support.runtime import SIZES, make_engine
 

@@ -11,7 +11,6 @@ import torch
 
 from chorale.kernels import mxfp4
 from chorale.kernels.reference.ops import REFERENCE_OPS
-from chorale.model.checkpoint_writer import write_random_checkpoint
 from chorale.model.config_writer import make_config
 from chorale.model.gpt_oss import GptOss
 from chorale.model.weights import load_weights
@@ -23,6 +22,7 @@ from chorale.selfcheck.device.op_checks import check_ops
 from chorale.selfcheck.device.plain import EXACT, Group, attend, rms_norm, run_plain
 from chorale.selfcheck.device.plain_weights import decode
 from chorale.selfcheck.recorded import Position, Recording, Sequence
+from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.support.device.paged import PagedRunner
 from tests.support.runtime import SIZES, write_checkpoint
 from tests.support.selfcheck import CODE_FAULTS, engine_with, machine_of, record

@@ -22,16 +22,16 @@ from starlette.routing import Route, Router
 
 from chorale.api.app import create_app
 from chorale.api.batches.lines import make_runner
-from chorale.api.batches.service import open_service
 from chorale.api.http.auth import authenticate_routes
 from chorale.api.http.middleware import HttpMiddleware, unknown_path
-from chorale.api.http.server import serve_app
 from chorale.api.listening import Stop, bind_sockets
 from chorale.api.operator.metrics import Metrics
 from chorale.api.state import ServerState
 from chorale.client.base import EngineClient
 from chorale.config.engine import ServerConfig, ToolConfig
 from chorale.harmony.vocab import load_vocabulary
+from chorale.jobs.service import open_service
+from chorale.serve.http.server import serve_app
 from chorale.store.store import ResponseStore, open_store
 from chorale.testing.scripted_client import Script, ScriptedClient
 from chorale.tools.contract import ToolService

@@ -21,9 +21,9 @@ from chorale.cli.parser import Parser, whole_names
 from chorale.errors import ConfigError
 
 if TYPE_CHECKING:
-    from chorale.batches.file_run import FileRun
-    from chorale.batches.files import Destination
     from chorale.cli.batch_screen import LineProgress
+    from chorale.jobs.files import Destination
+    from chorale.jobs.run_file import FileRun
 
 CONCURRENCY = 256  # requests in flight at --base-url
 INTERRUPTED = 130
@@ -82,8 +82,8 @@ def run(arguments: list[str]) -> int:
         return 0
     given, settings = read_options(made, arguments, os.environ)
     _check(given, settings)
-    from chorale.batches.files import Destination
     from chorale.cli.commands.serve import configure_logging
+    from chorale.jobs.files import Destination
 
     configure_logging(settings.server)
     destination = Destination.of(given.output_file, given.output_tmp_dir)
@@ -94,7 +94,7 @@ def run(arguments: list[str]) -> int:
 @contextlib.contextmanager
 def _local(name: str, folder: Path) -> Iterator[Path]:
     """Yields the path of the input, which is downloaded into ``folder`` for as long as it is needed."""
-    from chorale.batches.files import download, is_url
+    from chorale.jobs.files import download, is_url
 
     if not is_url(name):
         yield Path(name)
@@ -107,10 +107,10 @@ def _local(name: str, folder: Path) -> Iterator[Path]:
 
 def _run(given: argparse.Namespace, settings: Settings, path: Path, destination: Destination) -> int:
     """Sends the lines and delivers the output. The journal is removed then, or if it has no record."""
-    from chorale.batches.file_run import FileRun
-    from chorale.batches.files import examine
-    from chorale.batches.journal import Header, Journal
     from chorale.cli.batch_screen import LineProgress, summary
+    from chorale.jobs.files import examine
+    from chorale.jobs.journal import Header, Journal
+    from chorale.jobs.run_file import FileRun
 
     source = examine(path)
     target = base_of(given.base_url) if given.base_url else settings.engine.model
@@ -194,7 +194,7 @@ def _at_url(given: argparse.Namespace, settings: Settings, batch: FileRun, progr
 async def _send(url: str, key: str | None, concurrency: int, batch: FileRun, progress: LineProgress) -> None:
     import httpx2
 
-    from chorale.batches.execute import UrlSender
+    from chorale.jobs.execute import UrlSender
 
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, batch.stop)

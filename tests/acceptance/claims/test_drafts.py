@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from chorale.config import EngineConfig
+from chorale.config.engine import EngineConfig
+from chorale.config.speculative import SpeculativeConfig
 from chorale.engine.core import EngineCore
 from chorale.engine.drafter import Drafter
 from chorale.engine.drafts.suffix import SuffixDrafter
 from chorale.engine.types import GenerateRequest, SamplingSpec
 from chorale.harmony.vocab import load_vocabulary
 from chorale.serve.engine.build import build_engine
-from chorale.speculative.config import SpeculativeConfig
 from tests.support.device.draft_worlds import check_equal
 from tests.support.local_client import LocalClient
 from tests.support.runtime import run, with_drafter

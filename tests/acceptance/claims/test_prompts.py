@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-import chorale.turns.prompt.encode as prompt_module
+import chorale.requests.prompt as prompt_module
 from chorale.harmony.vocab import NUM_RANKS
 from tests.support.faces import FACES, WEATHER, Call, ask, send
 from tests.support.scripted import FINAL, call, playing

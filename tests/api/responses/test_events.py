@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from chorale.config import ServerConfig
+from chorale.config.engine import ServerConfig
 from chorale.errors import EngineDeadError
 from chorale.testing.scripted_client import Script
 from tests.support.responses import CALL, HELLO, TOOL, fold_events, serve, tokens, without_ids

@@ -14,7 +14,7 @@ from chorale.cli.options.settings import merge
 from chorale.cli.options.values import MOST, NUMBERS, Flag, Kind
 from chorale.config.engine import EngineConfig, ServerConfig, ToolConfig
 from chorale.errors import ConfigError
-from chorale.runtime.resolve import check_sizes
+from chorale.runtime.sizing.resolve import check_sizes
 from tests.api.field_reads import is_read
 
 NUMERIC = [flag for flag in FLAGS.values() if flag.kind in NUMBERS and flag.target is not None]

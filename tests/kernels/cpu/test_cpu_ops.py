@@ -17,14 +17,14 @@ from chorale.kernels.cpu.linear import CpuLinear
 from chorale.kernels.cpu.ops import cpu_ops
 from chorale.kernels.cpu.sampler import CpuSampler
 from chorale.kernels.ops import NO_FINITE_LOGITS, NOTHING_ALLOWED, Allowed, SamplingInputs
-from chorale.kernels.reference.noise import row_keys
 from chorale.kernels.reference.ops import REFERENCE_OPS
-from chorale.kernels.reference.sampling import Needs, ReferenceSampler
-from chorale.model.checkpoint_writer import write_random_checkpoint
+from chorale.kernels.reference.sampling.noise import row_keys
+from chorale.kernels.reference.sampling.sampling import Needs, ReferenceSampler
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import make_config
 from chorale.model.gpt_oss import GptOss
 from chorale.model.weights import load_weights
+from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.support.device.model import SMALL, largest_difference, prompt
 from tests.support.device.paged import PagedRunner, Sequence
 

@@ -17,7 +17,7 @@ from chorale.model.draft.config import Llama3Rope
 from chorale.model.draft.files import HeadFiles
 from chorale.model.draft.load import Target
 from chorale.model.draft.parse import check_size, read_head_config
-from chorale.runtime.memory import head_bytes, head_kv_bytes
+from chorale.runtime.sizing.memory import head_bytes, head_kv_bytes
 from tests.model.draft.draft_files import HeadFile, final_state, nvidia, specforge, speculators
 from tests.model.draft.test_styles import load, target_config
 

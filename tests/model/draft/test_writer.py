@@ -14,7 +14,7 @@ from chorale.model.draft.head import DraftHead
 from chorale.model.draft.load import Target, load_head
 from chorale.model.draft.pack import weight_shapes
 from chorale.model.draft.random_head import random_head
-from chorale.model.draft.writer import STYLES, Style, write_random_head
+from chorale.testing.draft_writer import STYLES, Style, write_random_head
 from tests.model.draft import draft_files as files
 from tests.model.draft.test_styles import run, target_config
 
