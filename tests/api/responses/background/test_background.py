@@ -180,7 +180,7 @@ def test_what_cannot_be_cancelled_or_resumed() -> None:
                 assert answer.status_code == 400, query
             answer = await server.http.get(f"/v1/responses/{body['id']}?stream=true&starting_after=-1")
             error = answer.json()["error"]
-            assert (error["param"], error["code"]) == ("starting_after", "below_min_value")
+            assert (error["param"], error["code"]) == ("starting_after", "invalid_value")
             status, refused = await server.post(input="x", background=True, store=False)
             assert (status, refused["error"]["param"]) == (400, "background")
 
