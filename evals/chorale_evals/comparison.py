@@ -11,26 +11,17 @@ from chorale_evals.statistics import Z95, Interval, mcnemar
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """A sample in both runs: the mean scores of its repeats."""
-
-    sample: str
-    first: float
-    second: float
-
-
-@dataclass(frozen=True, slots=True)
 class Paired:
     """The comparison of two runs at one task and effort.
 
-    ``difference``: second minus first, in its interval. ``p_value``: exact McNemar if each sample was asked
-    once and scored 0 or 1, else the sign test over the samples that differ, which is the same arithmetic.
-    ``alone``: samples in one run only, left out.
+    ``pairs``: by sample, the mean scores of its repeats in both runs. ``difference``: second minus first.
+    ``p_value``: exact McNemar if each sample was asked once and scored 0 or 1, else the sign test over the
+    samples that differ, which is the same arithmetic. ``alone``: samples in one run only, left out.
     """
 
     task: str
     effort: str
-    pairs: tuple[Pair, ...]
+    pairs: dict[str, tuple[float, float]]
     difference: Interval
     better: int
     worse: int
@@ -38,16 +29,13 @@ class Paired:
     alone: int
 
     @property
-    def first(self) -> float:
-        return sum(pair.first for pair in self.pairs) / len(self.pairs)
+    def means(self) -> tuple[float, float]:
+        first, second = zip(*self.pairs.values(), strict=True)
+        return sum(first) / len(first), sum(second) / len(second)
 
     @property
-    def second(self) -> float:
-        return sum(pair.second for pair in self.pairs) / len(self.pairs)
-
-    @property
-    def differing(self) -> list[Pair]:
-        return [pair for pair in self.pairs if pair.first != pair.second]
+    def differing(self) -> dict[str, tuple[float, float]]:
+        return {sample: pair for sample, pair in self.pairs.items() if pair[0] != pair[1]}
 
 
 def paired(first: Mapping[Key, Record], second: Mapping[Key, Record]) -> list[Paired]:
@@ -73,8 +61,8 @@ def _means(records: Iterable[Record]) -> dict[tuple[str, str], dict[str, float]]
 
 
 def _compare(task: str, effort: str, first: dict[str, float], second: dict[str, float]) -> Paired:
-    pairs = tuple(Pair(sample, value, second[sample]) for sample, value in first.items() if sample in second)
-    changes = [pair.second - pair.first for pair in pairs]
+    pairs = {sample: (value, second[sample]) for sample, value in first.items() if sample in second}
+    changes = [after - before for before, after in pairs.values()]
     better, worse = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
     alone = len(first.keys() ^ second.keys())
     return Paired(task, effort, pairs, _interval(changes), better, worse, mcnemar(better, worse), alone)

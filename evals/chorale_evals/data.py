@@ -1,40 +1,41 @@
 """The rows of a published data set, from ``--data DIR``, from the hub or from the web.
 
-The package holds no published question: files are read where their authors keep them, at pinned revisions,
-and checked by SHA-256 where it is known. ``DIR`` may hold a file under its path in the repository, under its
-bare name, or under the short name of the source with any of the endings in ``SUFFIXES``. No torch.
+The package holds no published question: files are read where their authors keep them, from the hub at pinned
+revisions, and checked by SHA-256 where it is known. ``DIR`` has a file under its bare name. No torch.
 """
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import Any
+
+import httpx2
 
 from chorale.errors import ConfigError
 from chorale.machine.folders import whole_file
-from chorale_evals.tables import SUFFIXES, read_table
 
 MAX_BYTES = 512 * 1024 * 1024
 SAMPLE = "sample"  # the value of --data that names the rows of our own making in this package
+_MAX_FIELD = 1 << 20  # characters of a CSV field; the module's own limit is 131,072
 
 Row = dict[str, Any]
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """A file of a data set repository on the hub. ``name`` is its short name in a folder, such as "test"."""
+    """A file of a data set repository on the hub."""
 
     repository: str
     path: str
-    name: str
-    revision: str = "main"
+    revision: str
     sha256: str | None = None
 
 
@@ -42,37 +43,29 @@ class HubFile:
 class WebFile:
     """A file at a URL, for data that is not on the hub, or gated there."""
 
-    url: str
-    name: str
+    path: str
     sha256: str | None = None
-
-    @property
-    def path(self) -> str:
-        """The last part of the URL."""
-        return PurePosixPath(self.url).name
 
 
 Source = HubFile | WebFile
 
 
-def load_rows(
-    source: Source | Sequence[Source], folder: Path | None = None, *, columns: Iterable[str] = ()
-) -> list[Row]:
-    """Returns the rows of ``source``; of a sequence, those of the first source that can be read.
+def load_rows(sources: Sequence[Source], folder: Path | None, columns: Iterable[str]) -> list[Row]:
+    """Returns the rows of the first source that can be read; with ``folder``, of a file in it only.
 
-    With ``folder``, only files in it are read. Raises ``ConfigError`` if no source can be read, if a file is
-    not what was published, or if a row lacks one of ``columns``.
+    Raises ``ConfigError`` if there is none, if a file is not what was published, or if a row lacks a column.
     """
-    sources = [source] if isinstance(source, HubFile | WebFile) else list(source)
-    if folder is not None:
-        return _read(_in_folder(sources, folder), tuple(columns))
-    return _first(sources, lambda path: _read(path, tuple(columns)))
-
-
-def load_file(source: Source | Sequence[Source], folder: Path | None = None) -> Path:
-    """Returns the path of ``source``, found as ``load_rows`` finds it."""
-    sources = [source] if isinstance(source, HubFile | WebFile) else list(source)
-    return _in_folder(sources, folder) if folder is not None else _first(sources, lambda path: path)
+    faults = []
+    for source in sources:
+        try:
+            path = _in_folder(source, folder) if folder else _fetched(source)
+            _check(path, None if folder else source.sha256)
+            return _read(path, tuple(columns))
+        except ConfigError as fault:
+            faults.append(fault.message)
+            if folder and (folder / _name(source)).exists():
+                break
+    raise ConfigError("; ".join(faults) + ("" if folder else ". With the files in a folder, use --data DIR"))
 
 
 def digest(rows: Sequence[Row]) -> str:
@@ -97,63 +90,35 @@ def text_id(*parts: object) -> str:
 
 
 def data_folder(task: str, given: str | Path | None) -> Path | None:
-    """Returns the folder that ``--data`` names for ``task``; None stands for the hub.
+    """Returns the folder that ``--data`` names for ``task``; None stands for the hub and the web.
 
     "sample" is the folder of the packaged sample. A subfolder that has the task's name takes precedence.
     """
     if given is None:
         return None
-    if str(given) == SAMPLE:
-        folder = Path(str(files("chorale_evals") / "samples" / task))
-        if not folder.is_dir():
-            raise ConfigError(f"there is no packaged sample of {task}")
-        return folder
-    folder = Path(given).expanduser()
+    folder = (
+        Path(str(files("chorale_evals") / "samples")) if str(given) == SAMPLE else Path(given).expanduser()
+    )
     if not folder.is_dir():
         raise ConfigError(f"--data {given}: no such folder")
     return folder / task if (folder / task).is_dir() else folder
 
 
-def _read(path: Path, columns: tuple[str, ...]) -> list[Row]:
-    rows = read_table(path)
-    if not rows:
-        raise ConfigError(f"{path} has no rows")
-    _check_columns(rows, columns, path)
-    return rows
+def _name(source: Source) -> str:
+    return PurePosixPath(source.path).name
 
 
-def _check_columns(rows: Sequence[Row], columns: tuple[str, ...], path: Path) -> None:
-    for number, row in enumerate(rows, 1):
-        missing = [column for column in columns if row.get(column) is None]
-        if missing:
-            has = ", ".join(sorted(map(str, row))[:12])
-            raise ConfigError(f"{path}: row {number} has no column {missing[0]!r} (it has {has})")
+def _in_folder(source: Source, folder: Path) -> Path:
+    path = folder / _name(source)
+    if not path.is_file():
+        raise ConfigError(f"{folder} has no file {path.name}")
+    return path
 
 
-def _in_folder(sources: Sequence[Source], folder: Path) -> Path:
-    tried: list[str] = []
-    for source in sources:
-        bare = PurePosixPath(source.path).name
-        for name in (source.path, bare, *(source.name + suffix for suffix in SUFFIXES)):
-            if name not in tried:
-                tried.append(name)
-            if (folder / name).is_file():
-                _check_size((folder / name).stat().st_size, folder / name)
-                return folder / name
-    raise ConfigError(f"{folder} has none of these files: {', '.join(tried)}")
-
-
-def _first(sources: Sequence[Source], use: Callable[[Path], _T]) -> _T:
-    """Returns ``use(path)`` of the first source for which nothing fails."""
-    faults = []
-    for source in sources:
-        try:
-            path = _from_hub(source) if isinstance(source, HubFile) else _from_web(source)
-            _check_digest(path, source.sha256)
-            return use(path)
-        except ConfigError as fault:
-            faults.append(fault.message)
-    raise ConfigError("; ".join(faults) + ". With the files in a folder, use --data DIR")
+def _check(path: Path, sha256: str | None) -> None:
+    _check_size(path.stat().st_size, path)
+    if sha256 is not None and (found := hashlib.sha256(path.read_bytes()).hexdigest()) != sha256:
+        raise ConfigError(f"{path} is not the published file: its SHA-256 is {found}, not {sha256}")
 
 
 def _check_size(size: int, where: object) -> None:
@@ -161,69 +126,66 @@ def _check_size(size: int, where: object) -> None:
         raise ConfigError(f"{where} has {size:,} bytes; at most {MAX_BYTES:,} are read")
 
 
-def _check_digest(path: Path, sha256: str | None) -> None:
-    _check_size(path.stat().st_size, path)
-    if sha256 is None:
-        return
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != sha256:
-        raise ConfigError(f"{path} is not the published file: its SHA-256 is {found}, not {sha256}")
+def _read(path: Path, columns: tuple[str, ...]) -> list[Row]:
+    """Reads a CSV file or JSON lines, by the ending."""
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+        if path.suffix == ".csv":
+            csv.field_size_limit(_MAX_FIELD)
+            rows = list(csv.DictReader(io.StringIO(text, newline="")))
+        else:
+            rows = [json.loads(line) for line in text.split("\n") if line.strip()]
+    except (OSError, ValueError, csv.Error) as fault:
+        raise ConfigError(f"{path} cannot be read: {fault}") from fault
+    if not rows:
+        raise ConfigError(f"{path} has no rows")
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict) or None in row:
+            raise ConfigError(f"{path}: row {number} is not an object of the columns")
+        if missing := [column for column in columns if row.get(column) is None]:
+            has = ", ".join(sorted(map(str, row))[:12])
+            raise ConfigError(f"{path}: row {number} has no column {missing[0]!r} (it has {has})")
+    return rows
+
+
+def _fetched(source: Source) -> Path:
+    return _from_hub(source) if isinstance(source, HubFile) else _from_web(source)
 
 
 def _from_hub(source: HubFile) -> Path:
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import errors, hf_hub_download
 
-    where = f"{source.path} of the data set {source.repository}"
+    page = f"https://huggingface.co/datasets/{source.repository}"
     try:
         return Path(
             hf_hub_download(source.repository, source.path, repo_type="dataset", revision=source.revision)
         )
-    except Exception as fault:
-        raise ConfigError(f"{where}: {_explain(fault, source)}") from fault
-
-
-def _explain(fault: Exception, source: HubFile) -> str:
-    """Returns one line about a hub error; the hub's own messages have many."""
-    from huggingface_hub import errors
-
-    page = f"https://huggingface.co/datasets/{source.repository}"
-    if isinstance(fault, errors.GatedRepoError):
-        return f"the data set is gated; accept its terms at {page} and set HF_TOKEN"
-    if isinstance(fault, errors.RevisionNotFoundError):
-        return f"the hub has no revision {source.revision}"
-    if isinstance(fault, errors.RepositoryNotFoundError | errors.RemoteEntryNotFoundError):
-        return f"not on the hub ({page})"
-    if isinstance(fault, FileNotFoundError):  # the hub's LocalEntryNotFoundError is one
-        return "the hub cannot be reached (no network, or HF_HUB_OFFLINE is set)"
-    return f"download failed ({str(fault).splitlines()[0] if str(fault) else type(fault).__name__})"
+    except errors.GatedRepoError as fault:
+        raise ConfigError(f"the data set is gated; accept its terms at {page} and set HF_TOKEN") from fault
+    except Exception as fault:  # the hub's errors have many lines, and many types
+        said = str(fault).partition("\n")[0] or type(fault).__name__
+        raise ConfigError(f"{source.path} of {page} cannot be had ({said})") from fault
 
 
 def _from_web(source: WebFile) -> Path:
     """The file in our cache, downloaded if it is not there."""
-    import httpx2
-
-    digest = hashlib.sha256(source.url.encode()).hexdigest()[:16]
-    path = _cache() / f"{digest}-{source.path}"
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    name = f"{hashlib.sha256(source.path.encode()).hexdigest()[:16]}-{_name(source)}"
+    path = home / "chorale" / "evaluation" / name
     if path.is_file():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with (
-            httpx2.stream("GET", source.url, timeout=30.0, follow_redirects=True) as response,
+            httpx2.stream("GET", source.path, timeout=30.0, follow_redirects=True) as response,
             whole_file(path) as file,
         ):
             response.raise_for_status()
             size = 0
             for chunk in response.iter_bytes():
                 size += len(chunk)
-                _check_size(size, source.url)
+                _check_size(size, source.path)
                 file.write(chunk)
     except (httpx2.HTTPError, OSError) as fault:
-        raise ConfigError(f"{source.url} cannot be read ({fault})") from fault
+        raise ConfigError(f"{source.path} cannot be read ({fault})") from fault
     return path
-
-
-def _cache() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "chorale" / "evaluation"

@@ -12,9 +12,11 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
+
+import msgspec
 
 from chorale_evals.errors import JournalError
 from chorale_evals.record import Key, Record
@@ -23,12 +25,9 @@ NAME = "journal.jsonl"
 _SYNC_SECONDS = 1.0
 
 
-def read_journal(folder: Path, *, whole: bool = True) -> dict[Key, Record]:
-    """Returns the last record of each key, without an unfinished last line. Raises ``JournalError``.
-
-    ``whole``: with questions and exchanges, which are most of a journal.
-    """
-    return {record.key: record if whole else record.light() for _, record in _records(folder / NAME)}
+def read_journal(folder: Path) -> dict[Key, Record]:
+    """Returns the last record of each key, without its question and exchanges. Raises ``JournalError``."""
+    return {record.key: record.light() for _, record in _records(folder / NAME)}
 
 
 def locate(folder: Path) -> dict[Key, int]:
@@ -36,28 +35,26 @@ def locate(folder: Path) -> dict[Key, int]:
     return {record.key: place for place, record in _records(folder / NAME)}
 
 
+def decode(line: bytes) -> Record:
+    """Raises ``ValueError``. Not by msgspec alone: a text of the model may have half a surrogate pair."""
+    return msgspec.convert(json.loads(line), Record)
+
+
 def _records(path: Path) -> Iterator[tuple[int, Record]]:
     """Yields each record and the byte at which it begins, without an unfinished last line."""
-    try:
-        file = path.open("rb")
-    except FileNotFoundError:
-        raise JournalError(f"{path.parent}: there is no run here ({NAME} is missing)") from None
-    with file:
-        yield from _lines(file, path)
-
-
-def _lines(file: BinaryIO, path: Path) -> Iterator[tuple[int, Record]]:
+    if not path.exists():
+        raise JournalError(f"{path.parent}: there is no run here ({NAME} is missing)")
     place = 0
-    for number, line in enumerate(file, 1):
-        if not line.endswith(b"\n"):
-            return
-        try:
-            yield place, Record.from_json(json.loads(line))
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                yield place, decode(line)
+            except ValueError as error:
+                told = f"not a record ({error}); remove the line, and its sample is asked again"
+                raise JournalError(f"{path}, line {number}: {told}") from None
             place += len(line)
-        except (ValueError, TypeError) as error:
-            raise JournalError(
-                f"{path}, line {number}: {error}; remove the line, and its sample is asked again"
-            ) from None
 
 
 class Journal:
@@ -80,23 +77,22 @@ class Journal:
 
     def read(self) -> dict[Key, Record]:
         """Removes an unfinished last line and returns the records. Called before the first ``append``."""
-        size = self._file.seek(0, os.SEEK_END)
-        end = _end_of_lines(self._file, size)
-        if end < size:
-            self._file.truncate(end)
-        return read_journal(self.folder, whole=False)
+        self._file.seek(0)
+        end = sum(len(line) for line in self._file if line.endswith(b"\n"))
+        self._file.truncate(end)
+        return read_journal(self.folder)
 
     def append(self, record: Record) -> None:
-        line = json.dumps(record.to_json(), ensure_ascii=False, separators=(",", ":"))
+        line = json.dumps(asdict(record), ensure_ascii=False, separators=(",", ":"))
         try:
             self._file.write(line.encode("utf-8", "surrogatepass") + b"\n")
             self._file.flush()
         except OSError as error:
             raise JournalError(f"{self.folder / NAME}: {error.strerror}; the same command goes on") from None
         if time.monotonic() - self._synced > _SYNC_SECONDS:
-            self.sync()
+            self._sync()
 
-    def sync(self) -> None:
+    def _sync(self) -> None:
         os.fsync(self._file.fileno())
         self._synced = time.monotonic()
 
@@ -106,18 +102,5 @@ class Journal:
     def __exit__(
         self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
     ) -> None:
-        self.sync()
+        self._sync()
         self._file.close()
-
-
-def _end_of_lines(file: BinaryIO, size: int) -> int:
-    """Returns the position after the last line feed."""
-    place = size
-    while place > 0:
-        start = max(0, place - 2**16)
-        file.seek(start)
-        found = file.read(place - start).rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
-        place = start
-    return 0

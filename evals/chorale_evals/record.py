@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from chorale.requests.usage import TokenUsage
-from chorale_evals.task import Outcome
 
 Status = Literal["answered", "refused", "failed"]
 
@@ -52,28 +51,6 @@ class Record:
     def is_scored(self) -> bool:
         return self.status != "failed"
 
-    @property
-    def is_cut(self) -> bool:
-        return self.finish == "length"
-
-    @property
-    def outcome(self) -> Outcome:
-        return Outcome(self.score, self.answer, self.detail)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     def light(self) -> Record:
         """Returns the record without the question and the exchanges."""
         return replace(self, question=None, target=None, exchanges=[])
-
-    @classmethod
-    def from_json(cls, value: Any) -> Record:
-        """Raises ``ValueError`` for a value that is not a record."""
-        try:
-            record = cls(**(value | {"usage": TokenUsage(**value["usage"])}))
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"not a record ({error})") from None
-        if not isinstance(record.repeat, int) or not isinstance(record.score, (int, float)):
-            raise ValueError("not a record")
-        return record

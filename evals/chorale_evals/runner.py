@@ -27,7 +27,6 @@ class Part:
     """A task at all efforts of a run."""
 
     task: Task
-    samples: Sequence[Sample]
     repeats: int
 
 
@@ -60,11 +59,11 @@ class Plan:
         for part in self.parts:
             for effort in self.efforts:
                 for repeat in range(part.repeats):
-                    for sample in part.samples:
+                    for sample in part.task.samples:
                         yield Job(part, effort, sample, repeat)
 
     def fields_of(self, job: Job) -> dict[str, Any]:
-        fields = {"temperature": 1.0} | dict(getattr(job.part.task, "defaults", {})) | dict(self.fields or {})
+        fields = {"temperature": 1.0} | dict(job.part.task.defaults) | dict(self.fields or {})
         if job.effort != "default":
             fields["reasoning_effort"] = job.effort
         if self.seed is not None:

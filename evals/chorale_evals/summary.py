@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from chorale.requests.usage import TokenUsage
-from chorale_evals.record import Key, Record
+from chorale_evals.record import Record
 from chorale_evals.runner import Plan
 from chorale_evals.statistics import Interval, clustered
-from chorale_evals.task import Breakdown, Scored
+from chorale_evals.task import Breakdown, Outcome, Scored
 
 
 @dataclass(slots=True)
@@ -25,7 +25,6 @@ class Tally:
     metric: str = "accuracy"
     scores: dict[str, list[float]] = field(default_factory=dict)  # by sample
     num_done: int = 0  # records, failed ones included
-    num_scored: int = 0
     num_cut: int = 0
     num_refused: int = 0
     num_failed: int = 0
@@ -42,81 +41,69 @@ class Tally:
         self.num_failed += record.status == "failed"
         if not record.is_scored:
             return
-        self.num_scored += 1
-        self.num_cut += record.is_cut
+        self.num_cut += record.finish == "length"
         self.scores.setdefault(record.sample, []).append(record.score)
         if record.fingerprint:
             self.fingerprints.add(record.fingerprint)
 
     @property
+    def num_scored(self) -> int:
+        return self.num_done - self.num_failed
+
+    @property
     def mean(self) -> float | None:
         """The running score, None before the first."""
-        total = sum(map(sum, self.scores.values()))
-        return total / self.num_scored if self.num_scored else None
+        return sum(map(sum, self.scores.values())) / self.num_scored if self.num_scored else None
 
     @property
     def interval(self) -> Interval:
         return clustered(list(self.scores.values()))
 
     def to_json(self) -> dict[str, Any]:
-        interval = self.interval
-        return {
-            "task": self.task,
-            "effort": self.effort,
-            "metric": self.metric,
-            "samples": self.samples,
-            "repeats": self.repeats,
-            "score": self.mean,
-            "low": interval.low,
-            "high": interval.high,
-            "scored": self.num_scored,
-            "cut": self.num_cut,
-            "refused": self.num_refused,
-            "failed": self.num_failed,
-            "missing": self.total - self.num_done,
-            "input_tokens": self.usage.input,
-            "cached_tokens": self.usage.cached,
-            "output_tokens": self.usage.output,
-            "reasoning_tokens": self.usage.reasoning,
-            "seconds": round(self.seconds, 3),
+        interval, usage = self.interval, self.usage
+        same = {name: getattr(self, name) for name in ("task", "effort", "metric", "samples", "repeats")}
+        counts = {name: getattr(self, f"num_{name}") for name in ("scored", "cut", "refused", "failed")}
+        return same | counts | {
+            "score": self.mean, "low": interval.low, "high": interval.high,
+            "missing": self.total - self.num_done, "seconds": round(self.seconds, 3),
+            "input_tokens": usage.input, "cached_tokens": usage.cached,
+            "output_tokens": usage.output, "reasoning_tokens": usage.reasoning,
             "fingerprints": sorted(self.fingerprints),
             "breakdowns": [[one.name, one.score, one.count] for one in self.breakdowns],
-        }
+        }  # fmt: skip
 
 
 def tallies(plan: Plan) -> dict[tuple[str, str], Tally]:
-    """Returns an empty tally for each task and effort, in the order of the plan."""
-    return {
-        (part.task.name, effort): Tally(
-            part.task.name, effort, len(part.samples) * part.repeats, len(part.samples), part.repeats,
-            getattr(part.task, "metric", "accuracy"),
-        )
-        for part in plan.parts
-        for effort in plan.efforts
-    }  # fmt: skip
-
-
-def summarise(plan: Plan, records: Iterable[Record]) -> list[Tally]:
-    """Returns the tallies of the plan's keys, with breakdowns."""
-    wanted: Collection[Key] = {job.key for job in plan.jobs()}
-    found = tallies(plan)
-    by_tally: dict[tuple[str, str], list[Record]] = {}
-    for record in records:
-        if record.key in wanted:
-            found[record.task, record.effort].add(record)
-            by_tally.setdefault((record.task, record.effort), []).append(record)
+    """Returns empty tallies by (task, effort)."""
+    found = {}
     for part in plan.parts:
-        samples = {sample.id: sample for sample in part.samples}
+        name, number = part.task.name, len(part.task.samples)
         for effort in plan.efforts:
-            mine = by_tally.get((part.task.name, effort), [])
-            scored = [Scored(samples[r.sample], r.repeat, r.outcome) for r in mine if r.is_scored]
-            found[part.task.name, effort].breakdowns = _breakdowns(part.task, scored)
+            total = number * part.repeats
+            found[name, effort] = Tally(name, effort, total, number, part.repeats, part.task.metric)
+    return found
+
+
+def summarise(plan: Plan, records: Collection[Record]) -> list[Tally]:
+    """Returns the rows of a plan. Records of samples that it does not ask for are left out."""
+    found, wanted = tallies(plan), {job.key for job in plan.jobs()}
+    records = [record for record in records if record.key in wanted]
+    for record in records:
+        found[record.task, record.effort].add(record)
+    for part in plan.parts:
+        samples = {sample.id: sample for sample in part.task.samples}
+        for effort in plan.efforts:
+            scored = [
+                Scored(samples[one.sample], one.repeat, Outcome(one.score, one.answer, one.detail))
+                for one in records
+                if (one.task, one.effort) == (part.task.name, effort) and one.is_scored
+            ]
+            found[part.task.name, effort].breakdowns = part.task.breakdowns(scored) if scored else []
     return list(found.values())
 
 
-def _breakdowns(task: Any, scored: Sequence[Scored]) -> list[Breakdown]:
-    function = getattr(task, "breakdowns", None)
-    return list(function(scored)) if function is not None and scored else []
+def total_usage(given: Iterable[Tally]) -> TokenUsage:
+    return sum((tally.usage for tally in given), start=TokenUsage())
 
 
 def cost(usage: TokenUsage, price_input: float | None, price_output: float | None) -> float | None:

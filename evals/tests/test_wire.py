@@ -45,65 +45,49 @@ class Posts:
         return self.answer
 
 
-def two_turns(api: Any, answer: dict[str, Any]) -> tuple[Posts, RecordingSession]:
+HISTORY = [
+    {"role": "system", "content": "s"},
+    {"role": "user", "content": "u"},
+    {"role": "assistant", "content": None, "reasoning": "hm", "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "c1", "content": "ok"},
+]
+
+
+def asked(api: Any, answer: dict[str, Any]) -> tuple[dict[str, Any], RecordingSession]:
+    """Returns the body of a request and its session."""
     posts = Posts(answer)
     session = RecordingSession(posts, WIRES[api], "m", FIELDS)  # type: ignore[arg-type]
-
-    async def talk() -> None:
-        messages: list[dict[str, Any]] = [
-            {"role": "system", "content": "s"},
-            {"role": "user", "content": "u"},
-        ]
-        reply = await session.ask(messages, tools=[TOOL])
-        messages += [reply.message, {"role": "tool", "tool_call_id": "c1", "content": "ok"}]
-        await session.ask(messages, tools=[TOOL], max_tokens=5)
-
-    asyncio.run(talk())
-    return posts, session
+    asyncio.run(session.ask(HISTORY, tools=[TOOL], max_tokens=5))
+    return posts.bodies[0], session
 
 
-def test_chat() -> None:
-    posts, session = two_turns("chat", CHAT)
-    first, second = posts.bodies
-    assert first == {
-        "model": "m", "messages": second["messages"][:2], "tools": [TOOL],
-        **{name: value for name, value in FIELDS.items() if value is not None},
-    }  # fmt: skip
-    assert second["messages"][2] == {
-        "role": "assistant", "content": None, "reasoning": "hm", "tool_calls": [CALL],
-    }  # fmt: skip
-    assert second["max_tokens"] == 5
-    assert session.usage == TokenUsage(8, 6, 4)
+def test_chat_sends_messages_and_fields_as_they_are() -> None:
+    body, session = asked("chat", CHAT)
+    fields = {name: value for name, value in FIELDS.items() if value is not None} | {"max_tokens": 5}
+    assert body == {"model": "m", "messages": HISTORY, "tools": [TOOL], **fields}
+    assert session.usage == TokenUsage(4, 3, 2)
     assert session.fingerprint == "fp_1"
 
 
-def test_responses() -> None:
-    posts, session = two_turns("responses", RESPONSE)
-    first, second = posts.bodies
-    assert first == {
-        "model": "m", "store": False, "temperature": 0.5, "max_output_tokens": 9,
+def test_responses_has_items_and_its_own_names_of_fields() -> None:
+    body, session = asked("responses", RESPONSE)
+    assert body == {
+        "model": "m", "store": False, "temperature": 0.5, "max_output_tokens": 5,
         "reasoning": {"effort": "low"}, "tool_choice": {"type": "function", "name": "f"},
         "text": {"format": {"type": "json_schema", "name": "n", "schema": {}}},
         "tools": [{"type": "function", "name": "f", "description": "d", "parameters": {"type": "object"}}],
-        "input": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}],
+        "input": [
+            {"role": "system", "content": "s"}, {"role": "user", "content": "u"},
+            {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+            {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c1", "output": "ok"},
+        ],
     }  # fmt: skip
-    assert second["input"][2:] == [
-        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
-        {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
-        {"type": "function_call_output", "call_id": "c1", "output": "ok"},
-    ]
-    assert session.usage == TokenUsage(8, 6, 4)
+    assert session.usage == TokenUsage(4, 3, 2)
     assert session.finish_reason == "tool_calls"
-
-
-@pytest.mark.parametrize(("api", "answer"), [("chat", CHAT), ("responses", RESPONSE)])
-def test_the_journal_repeats_nothing(api: str, answer: dict[str, Any]) -> None:
-    _, session = two_turns(api, answer)
-    first, second = session.exchanges
-    assert (first["kept"], len(first["messages"]), first["tools"]) == (0, 2, [TOOL])
-    assert (second["kept"], len(second["messages"]), second["fields"]) == (2, 2, {"max_tokens": 5})
-    assert "tools" not in second
-    assert list(first["reply"]["tool_calls"]) == [{"id": "c1", "name": "f", "arguments": "{}"}]
+    [exchange] = session.exchanges
+    assert (exchange["messages"], exchange["fields"]["max_tokens"]) == (HISTORY, 5)
+    assert list(exchange["reply"]["tool_calls"]) == [{"id": "c1", "name": "f", "arguments": "{}"}]
 
 
 @pytest.mark.parametrize(

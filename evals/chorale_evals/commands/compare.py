@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 
 from chorale.cli.parser import Parser
@@ -12,9 +13,10 @@ from chorale.errors import ChoraleError
 from chorale_evals.commands.table import grid
 from chorale_evals.comparison import Paired, paired
 from chorale_evals.journal import read_journal
-from chorale_evals.manifest import Manifest, read_manifest
+from chorale_evals.manifest import differences, read_manifest
 
 _SHOWN = 20
+_HEAD = ["task", "effort", "n", "A", "B", "B - A", "95 % interval", "better", "worse", "p"]
 
 
 def parser() -> Parser:
@@ -35,72 +37,38 @@ def parser() -> Parser:
 
 def run(arguments: list[str]) -> int:
     given = parser().read(arguments)
-    manifests = [read_manifest(folder) for folder in (given.first, given.second)]
-    found = paired(read_journal(given.first, whole=False), read_journal(given.second, whole=False))
+    found = paired(read_journal(given.first), read_journal(given.second))
     if not found:
         raise ChoraleError("the runs have no sample in common (the same task and effort)")
     if given.json:
-        print(json.dumps([_json(one) for one in found], ensure_ascii=False))
+        print(json.dumps([asdict(one) for one in found], ensure_ascii=False))
         return 0
-    for line in differences(manifests):
-        print(line)
-    print("\n".join(table(found)))
-    for one in found:
-        print("\n".join(samples(one, None if given.all else _SHOWN)))
+    manifests = read_manifest(given.first), read_manifest(given.second)
+    if manifests[0] and manifests[1]:
+        for name, one, other in differences(*manifests):  # type: ignore[arg-type]
+            print(f"{name}: A {'-' if one is None else one}, B {'-' if other is None else other}")
+    print("\n".join(grid([_HEAD, *map(_row, found)])))
+    for each in found:
+        print("\n".join(_samples(each, None if given.all else _SHOWN)))
     return 0
 
 
-def differences(manifests: Sequence[Manifest | None]) -> list[str]:
-    """Returns a line per difference of the settings, and of the versions of a task."""
-    first, second = manifests
-    if first is None or second is None:
-        return []
-    both = [name for name in first.tasks if name in second.tasks]
-    values = [
-        {name: one.settings.get(name) for name in {**first.settings, **second.settings}}
-        | {f"version of {name}": one.tasks[name].version for name in both}
-        | {f"data of {name}": one.tasks[name].data_revision for name in both}
-        for one in (first, second)
-    ]
-    return [
-        f"{name}: A {value if value is not None else '-'}, B {other if other is not None else '-'}"
-        for (name, value), other in zip(values[0].items(), values[1].values(), strict=True)
-        if value != other
-    ]
+def _row(one: Paired) -> list[str]:
+    change, (first, second) = one.difference, one.means
+    interval = f"{100 * change.low:+.1f} to {100 * change.high:+.1f}"
+    scores = [f"{100 * first:.1f}", f"{100 * second:.1f}", f"{100 * change.mean:+.1f}", interval]
+    counts = [str(one.better), str(one.worse), f"{one.p_value:.2g}"]
+    return [one.task, one.effort, str(len(one.pairs)), *scores, *counts]
 
 
-def table(found: Sequence[Paired]) -> list[str]:
-    rows = [["task", "effort", "n", "A", "B", "B - A", "95 % interval", "better", "worse", "p"]]
-    for one in found:
-        change = one.difference
-        interval = f"{100 * change.low:+.1f} to {100 * change.high:+.1f}"
-        rows.append(
-            [
-                one.task, one.effort, str(len(one.pairs)), f"{100 * one.first:.1f}",
-                f"{100 * one.second:.1f}", f"{100 * change.mean:+.1f}", interval,
-                str(one.better), str(one.worse), f"{one.p_value:.2g}",
-            ]
-        )  # fmt: skip
-    return grid(rows)
-
-
-def samples(one: Paired, most: int | None) -> list[str]:
-    """Returns a line per sample that differs, and a verdict."""
-    where = f"{one.task} {one.effort}"
+def _samples(one: Paired, most: int | None) -> Iterator[str]:
+    """Yields a verdict, and a line per sample that differs."""
     said = "differ" if one.p_value < 0.05 else "do not differ significantly"
-    shown = ["", f"{where}: the runs {said} (p {one.p_value:.2g}, exact McNemar)"]
+    yield ""
+    yield f"{one.task} {one.effort}: the runs {said} (p {one.p_value:.2g}, exact McNemar)"
     if one.alone:
-        shown.append(f"{one.alone} samples are in one run only and left out")
-    differing = one.differing[:most]
-    shown += [f"  {pair.sample}: {pair.first:g} -> {pair.second:g}" for pair in differing]
-    if len(differing) < len(one.differing):
-        shown.append(f"  and {len(one.differing) - len(differing)} more (--all)")
-    return shown
-
-
-def _json(one: Paired) -> dict[str, object]:
-    return {
-        "task": one.task, "effort": one.effort, "samples": len(one.pairs), "first": one.first,
-        "second": one.second, "difference": asdict(one.difference), "better": one.better, "worse": one.worse,
-        "p_value": one.p_value, "alone": one.alone, "differing": [asdict(pair) for pair in one.differing],
-    }  # fmt: skip
+        yield f"{one.alone} samples are in one run only and left out"
+    for sample, (first, second) in islice(one.differing.items(), most):
+        yield f"  {sample}: {first:g} -> {second:g}"
+    if most is not None and len(one.differing) > most:
+        yield f"  and {len(one.differing) - most} more (--all)"

@@ -10,9 +10,8 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from chorale.requests.usage import TokenUsage
 from chorale_evals.record import Record
-from chorale_evals.summary import Tally, cost
+from chorale_evals.summary import Tally, cost, total_usage
 
 _LINE_SECONDS, _BAR_SECONDS = 15.0, 0.2
 
@@ -24,36 +23,26 @@ class Display:
         self, tallies: Mapping[tuple[str, str], Tally], prices: tuple[float | None, float | None]
     ) -> None:
         self._tallies, self._prices = tallies, prices
-        self._rows: dict[tuple[str, str], TaskID] = {}
         self._bars: Progress | None = None
-        self._all = TaskID(0)  # the row of the whole run
+        self._rows: dict[tuple[str, str], TaskID] = {}
         self._began = self._shown = time.monotonic()
         self._num_new = 0
-        self._out_before = sum(tally.usage.output for tally in tallies.values())
-        self._pause = _BAR_SECONDS if sys.stderr.isatty() else _LINE_SECONDS  # between two updates
+        self._out_before = total_usage(tallies.values()).output
         if sys.stderr.isatty():
-            self._bars = Progress(
-                TextColumn("{task.fields[name]}"),
-                BarColumn(bar_width=20),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[state]}"),
-                TimeRemainingColumn(elapsed_when_finished=True),
-                console=Console(stderr=True),
-                refresh_per_second=4,
-                speed_estimate_period=120,
-            )
+            columns = (TextColumn("{task.fields[name]}"), BarColumn(bar_width=20), MofNCompleteColumn())
+            left = TimeRemainingColumn(elapsed_when_finished=True)
+            state = TextColumn("{task.fields[state]}")
+            self._bars = Progress(*columns, state, left, console=Console(stderr=True), refresh_per_second=4)
+        self._pause = _BAR_SECONDS if self._bars else _LINE_SECONDS  # between two updates
 
     def __enter__(self) -> Display:
         if self._bars is not None:
-            total, done = (
-                sum(getattr(tally, name) for tally in self._tallies.values())
-                for name in ("total", "num_done")
-            )
-            self._all = self._bars.add_task("", total=total, completed=done, name="all", state="")
+            for key, tally in self._tallies.items():
+                name = f"{tally.task} {tally.effort}"
+                self._rows[key] = self._bars.add_task(
+                    "", total=tally.total, completed=tally.num_done, name=name, state=""
+                )
             self._bars.start()
-        for key, tally in self._tallies.items():
-            if tally.num_done:
-                self._show(key)
         return self
 
     def __exit__(
@@ -65,58 +54,38 @@ class Display:
     def add(self, record: Record) -> None:
         """Counts a new record and shows it."""
         key = (record.task, record.effort)
-        self._tallies[key].add(record)
-        self._num_new += 1
         tally, now = self._tallies[key], time.monotonic()
+        tally.add(record)
+        self._num_new += 1
         if now - self._shown < self._pause and tally.num_done < tally.total:
             return
         self._shown = now
+        state = ", ".join([*_state(tally), *self._spent(now)])
         if self._bars is not None:
-            self._show(key)
-        else:
-            print(self._line(tally), file=sys.stderr, flush=True)
-
-    def _show(self, key: tuple[str, str]) -> None:
-        if self._bars is None:
+            self._bars.update(self._rows[key], completed=tally.num_done, state=state)
             return
-        tally = self._tallies[key]
-        if key not in self._rows:
-            name = f"{tally.task} {tally.effort}"
-            self._rows[key] = self._bars.add_task(
-                "", total=tally.total, completed=tally.num_done, name=name, state=""
-            )
-        self._bars.update(self._rows[key], completed=tally.num_done, state=self._state(tally))
-        done = sum(each.num_done for each in self._tallies.values())
-        self._bars.update(self._all, completed=done, state=self._spent())
-
-    def _state(self, tally: Tally) -> str:
-        """Returns the running score and troubles."""
-        parts = []
-        if tally.mean is not None:
-            interval = tally.interval
-            parts.append(f"{100 * tally.mean:.1f} % ({100 * interval.low:.0f}-{100 * interval.high:.0f})")
-        troubles = (("cut", tally.num_cut), ("refused", tally.num_refused), ("failed", tally.num_failed))
-        parts += [f"{count} {what}" for what, count in troubles if count]
-        return ", ".join(parts)
-
-    def _spent(self) -> str:
-        """Returns the speed, tokens and cost of the whole run."""
-        usage = sum((each.usage for each in self._tallies.values()), start=TokenUsage())
-        parts = [f"{short(self._speed())} tok/s", f"{short(usage.output)} tokens"]
-        if (price := cost(usage, *self._prices)) is not None:
-            parts.append(f"{price:.2f} spent")
-        return ", ".join(parts)
-
-    def _speed(self) -> float:
-        made = sum(tally.usage.output for tally in self._tallies.values()) - self._out_before
-        return made / max(time.monotonic() - self._began, 1e-3)
-
-    def _line(self, tally: Tally) -> str:
         left = sum(each.total - each.num_done for each in self._tallies.values())
-        seconds = (time.monotonic() - self._began) / max(self._num_new, 1) * left
-        rest = f", about {duration(seconds)} left" if left else ""
+        rest = f", about {duration((now - self._began) / self._num_new * left)} left" if left else ""
         done = f"{tally.task} {tally.effort}: {tally.num_done}/{tally.total}"
-        return f"{done}, {self._state(tally)}, {self._spent()}{rest}"
+        print(f"{done}, {state}{rest}", file=sys.stderr, flush=True)
+
+    def _spent(self, now: float) -> list[str]:
+        """Returns the speed, tokens and cost of the whole run."""
+        usage = total_usage(self._tallies.values())
+        speed = (usage.output - self._out_before) / max(now - self._began, 1e-3)
+        price = cost(usage, *self._prices)
+        parts = [f"{short(speed)} tok/s", f"{short(usage.output)} tokens"]
+        return parts if price is None else [*parts, f"{price:.2f} spent"]
+
+
+def _state(tally: Tally) -> list[str]:
+    """Returns the running score and troubles."""
+    parts = []
+    if tally.mean is not None:
+        interval = tally.interval
+        parts.append(f"{100 * tally.mean:.1f} % ({100 * interval.low:.0f}-{100 * interval.high:.0f})")
+    troubles = (("cut", tally.num_cut), ("refused", tally.num_refused), ("failed", tally.num_failed))
+    return parts + [f"{count} {what}" for what, count in troubles if count]
 
 
 def short(value: float) -> str:

@@ -13,7 +13,6 @@ from chorale.cli.connection import api_url, private_server
 from chorale.cli.ending import signals_as_exceptions
 from chorale.errors import ChoraleError, ConfigError
 from chorale.machine.folders import write_whole
-from chorale.requests.usage import TokenUsage
 from chorale_evals.commands import options
 from chorale_evals.commands.progress import Display
 from chorale_evals.commands.table import lines
@@ -24,8 +23,8 @@ from chorale_evals.record import Key, Record
 from chorale_evals.report.page import write_report
 from chorale_evals.runner import Part, Plan, Runner
 from chorale_evals.server import Endpoint, Patience, Server, open_server
-from chorale_evals.summary import Tally, cost, summarise, tallies
-from chorale_evals.task import BaseTask, Sample
+from chorale_evals.summary import Tally, cost, summarise, tallies, total_usage
+from chorale_evals.task import Sample
 from chorale_evals.tasks import make_task
 
 
@@ -50,9 +49,8 @@ def make_parts(given: argparse.Namespace) -> list[Part]:
     parts = []
     for name in given.tasks:
         task = make_task(name, data=given.data, limit=given.limit, seed=given.seed or 0)
-        samples = task.samples()
-        check_ids(task.name, samples)
-        parts.append(Part(task, samples, given.repeats or task.default_repeats))
+        check_ids(task.name, task.samples)
+        parts.append(Part(task, given.repeats or task.default_repeats))
     names = [part.task.name for part in parts]
     if len(set(names)) < len(names):
         raise ConfigError("two of the files have the same name; rename one")
@@ -92,8 +90,7 @@ async def _run(given: argparse.Namespace, parts: list[Part], journal: Journal, e
             raise JournalError(f"{given.out} holds a journal without run.json")
         (before.continued_by(manifest) if before else manifest).write(given.out)
         for part in parts:
-            if isinstance(part.task, BaseTask):
-                await part.task.prepare()
+            await part.task.prepare()
         await _ask(plan, server, journal, records, given)
     results = summarise(plan, records.values())
     return _finish(given, plan, results)
@@ -113,13 +110,11 @@ async def _entry(server: Server, name: str | None) -> dict[str, object]:
 
 
 def _manifest(given: argparse.Namespace, plan: Plan, entry: dict[str, object]) -> Manifest:
-    tasks = {
-        part.task.name: TaskInfo(
-            part.task.version, str(getattr(part.task, "data_revision", "")), len(part.samples),
-            getattr(part.task, "metric", "accuracy"), getattr(part.task, "notes", ""),
+    tasks = {}
+    for task in (part.task for part in plan.parts):
+        tasks[task.name] = TaskInfo(
+            task.version, task.data_revision, len(task.samples), task.metric, task.notes
         )
-        for part in plan.parts
-    }  # fmt: skip
     settings = {"model": plan.model, "api": plan.api, "seed": plan.seed, **options.fields(given)}
     prices = {"input": given.price_input, "output": given.price_output}
     return Manifest(settings, entry, tasks, tuple(plan.efforts), given.base_url or "", prices=prices)
@@ -147,8 +142,7 @@ async def _ask(
 
 def _finish(given: argparse.Namespace, plan: Plan, results: list[Tally]) -> int:
     """Writes the summary and the report, and prints the table. Returns 1 if an answer is missing."""
-    usage = sum((tally.usage for tally in results), start=TokenUsage())
-    price = cost(usage, given.price_input, given.price_output)
+    price = cost(total_usage(results), given.price_input, given.price_output)
     summary = {"model": plan.model, "cost": price, "results": [tally.to_json() for tally in results]}
     write_whole(given.out / "summary.json", json.dumps(summary, indent=1))
     write_report(given.out)

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
+import contextlib
 import json
 from typing import Any
 
-from chorale.errors import ConfigError
+import jsonschema  # type: ignore[import-untyped]
+import referencing
+
+from chorale_evals.graders import verdict
 from chorale_evals.graders.regex import SECONDS, compiled
 from chorale_evals.graders.text import MAX_CHARS, fences
-from chorale_evals.graders.verdict import Verdict
+from chorale_evals.task import Outcome
 
 _ABSENT: Any = object()
 
 
-def require() -> None:
-    """Raises ``ConfigError`` if the package that validates is missing."""
-    if importlib.util.find_spec("jsonschema") is None:
-        raise ConfigError("the grader json_schema needs the package jsonschema: pip install jsonschema")
-
-
 def check_schema(schema: Any) -> None:
     """Raises ``ValueError`` for an invalid schema, or one that refers to another document."""
-    require()
-    import jsonschema  # type: ignore[import-untyped]
-
     try:
         jsonschema.Draft202012Validator.check_schema(schema)
     except jsonschema.SchemaError as error:
@@ -41,62 +35,45 @@ def _refers_outside(value: Any) -> bool:
     return isinstance(value, list) and any(map(_refers_outside, value))
 
 
-def grade(text: str, target: Any, *, equals: Any = _ABSENT, strict: bool = False) -> Verdict:
+def grade(text: str, target: Any, *, equals: Any = _ABSENT, strict: bool = False) -> Outcome:
     """Validates against the schema ``target``, then compares with ``equals`` if it is given.
 
     ``strict``: the whole answer must be JSON. Otherwise, JSON may be in one fence or surrounded by prose.
     """
+    source = text[: MAX_CHARS * 10].strip()
     try:
-        value, source = _parsed(text[: MAX_CHARS * 10].strip(), strict)
-    except (ValueError, RecursionError) as error:
-        return Verdict(False, None, f"not JSON: {error}"[:500])
-    read = source[:2000]
-    try:
+        value = strictly(source) if strict else _value(source)
         problem = _problem(value, target)
+    except ValueError as error:
+        return verdict(False, None, f"not JSON: {error}"[:500])
+    except RecursionError:
+        return verdict(False, None, "too deep")
     except TimeoutError:
         problem = "a pattern of the schema took too long"
-    except RecursionError:
-        problem = "too deep"
     if problem:
-        return Verdict(False, read, f"invalid: {problem}"[:500])
+        return verdict(False, source[:2000], f"invalid: {problem}"[:500])
     if equals is not _ABSENT and not same(value, equals):
-        return Verdict(False, read, "valid, but differs from the expected value", {"expected": equals})
-    return Verdict(True, read, "valid" if equals is _ABSENT else "valid and equal")
+        return verdict(False, source[:2000], "valid, but differs from the expected value")
+    return verdict(True, source[:2000], "valid" if equals is _ABSENT else "valid and equal")
 
 
-def _parsed(text: str, strict: bool) -> tuple[Any, str]:
-    """Returns the value and its source. Raises ``ValueError``."""
+def _value(text: str) -> Any:
+    """Returns the whole text as JSON, else its only fence, else what its outer braces or brackets enclose."""
     try:
-        return strictly(text), text
+        return strictly(text)
     except ValueError:
-        if strict:
-            raise
-        return _only([content for _, content in fences(text)] or _enclosed(text))
-
-
-def _only(sources: list[str]) -> tuple[Any, str]:
-    """Returns the only one that is JSON. Raises ``ValueError``."""
+        blocks = [content for _, content in fences(text)]
     found = []
-    for source in sources:
-        try:
-            found.append((strictly(source), source.strip()))
-        except ValueError as error:
-            if len(sources) == 1:
-                raise ValueError(str(error)) from None
-    if len(found) != 1:
+    for block in blocks:
+        with contextlib.suppress(ValueError):
+            found.append(strictly(block))
+    if len(found) == 1:
+        return found[0]
+    starts = [place for place in map(text.find, "{[") if place >= 0]
+    if blocks or not starts:
         raise ValueError("more than one value" if found else "no value")
-    return found[0]
-
-
-def _enclosed(text: str) -> list[str]:
-    """Returns what is in the outer braces of prose, or in its outer brackets if these enclose the braces."""
-    spans = [
-        (start, end)
-        for opening, closing in ("{}", "[]")
-        if 0 <= (start := text.find(opening)) < (end := text.rfind(closing) + 1)
-    ]
-    outer = [one for one in spans if not any(a <= one[0] and one[1] <= b and (a, b) != one for a, b in spans)]
-    return [text[start:end] for start, end in outer[:1]]
+    start = min(starts)
+    return strictly(text[start : text.rfind("}" if text[start] == "{" else "]") + 1])
 
 
 def strictly(text: str) -> Any:
@@ -117,16 +94,13 @@ def _refuse(name: str) -> Any:
 
 def _problem(value: Any, schema: Any) -> str | None:
     """Returns the first problem, None if the value is valid."""
-    import jsonschema
-    import referencing
 
     def pattern(_: Any, wanted: str, instance: Any, __: Any) -> Any:
         if isinstance(instance, str) and not compiled(wanted).search(instance, timeout=SECONDS):
             yield jsonschema.ValidationError(f"{instance[:80]!r} does not match {wanted!r}")
 
     kind = jsonschema.validators.extend(jsonschema.Draft202012Validator, {"pattern": pattern})
-    validator = kind(schema, registry=referencing.Registry())
-    for error in validator.iter_errors(value):
+    for error in kind(schema, registry=referencing.Registry()).iter_errors(value):
         return f"{error.json_path}: {error.message}"
     return None
 

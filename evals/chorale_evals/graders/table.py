@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chorale_evals.graders import choice, exact, number, regex, schema, unit_test
-from chorale_evals.graders.text import bare, plain
 
 
 @dataclass(frozen=True, slots=True)
 class Grader:
-    """``grade(text, answer, **options)`` returns a ``Verdict``, or an awaitable of one.
+    """``grade(text, answer, **options)`` returns an ``Outcome``, or an awaitable of one.
 
     ``check(answer, options)`` raises ``ValueError`` for an answer that cannot be graded with.
     ``options``: the accepted names with their types.
@@ -51,7 +50,7 @@ def _choice(answer: Any, options: Mapping[str, Any]) -> None:
     if not all(isinstance(one, str) for one in choices):
         raise ValueError("choices must be strings")
     letters = choice.LETTERS[: len(choices)] if choices else choice.LETTERS
-    letter = bare(plain(answer)).strip("()").upper()
+    letter = choice.letter_of(answer)
     if len(letter) != 1 or letter not in letters or len(choices) > len(choice.LETTERS):
         raise ValueError(f"the answer must be one of the letters {letters[0]} to {letters[-1]}")
 

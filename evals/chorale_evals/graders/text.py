@@ -6,22 +6,15 @@ All patterns have bounded repetitions and run over bounded text, so no answer ca
 from __future__ import annotations
 
 import re
-import unicodedata
 
 MAX_CHARS = 100_000  # of an answer, its end; what comes before is not read
-_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
-_SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
-_SUBSCRIPT_RUN = re.compile("[₀₁₂₃₄₅₆₇₈₉]{1,20}")
-_SUPERSCRIPT_RUN = re.compile("[⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]{1,20}")
-_VULGAR = re.compile("[¼-¾⅐-⅞]")
-_PLAIN = {
-    **dict.fromkeys("−﹣－‒–‐‑", "-"),
-    **dict.fromkeys("“”„‟«»", '"'),
-    **dict.fromkeys("‘’‚‛", "'"),
-    **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u00ad", ""),
-    "⁄": "/", "∕": "/", "—": " — ",
-}  # fmt: skip
-_PLAIN_TABLE = str.maketrans(_PLAIN)
+_PLAIN = str.maketrans(
+    dict.fromkeys("−﹣－‒–‐‑", "-")
+    | dict.fromkeys("“”„‟«»", '"')
+    | dict.fromkeys("‘’‚‛", "'")
+    | dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u00ad", "")
+    | dict.fromkeys("\u00a0\u2009\u202f", " ")
+)
 # The end of a label: "is", a colon, "=", or a line end. "answers" is no label, nor "answer to the question".
 _LABEL = re.compile(
     r"(?:\b(?:answer|ans|solution)\b[*_\"')\]}]{0,4}[ \t]{0,4}"
@@ -29,55 +22,32 @@ _LABEL = re.compile(
     r"[*_\"':= \t]{0,8}",
     re.IGNORECASE | re.MULTILINE,
 )
-_WRAPPERS = (("**", "**"), ("__", "__"), ("```", "```"), ("`", "`"), ("$$", "$$"), ("$", "$"), ('"', '"'),
-             ("'", "'"), ("*", "*"), ("_", "_"), ("\\(", "\\)"), ("\\[", "\\]"))  # fmt: skip
-_MARK = re.compile(r"[ \t]{0,3}(`{3,20}|~{3,20})([^`]{0,200})$")
+_PAIRS = ("**", "__", "```", "`", "$$", "$", '"', "'", "*", "_")
+_WRAPPERS = [*((mark, mark) for mark in _PAIRS), ("\\(", "\\)"), ("\\[", "\\]")]
 _COMMAND = re.compile(
     r"\\(?:boxed|fbox|text|textbf|mathrm|mathbf|mathit|textit|mbox)\s{0,3}\{([^{}]{0,300})\}"
 )
-
-
-def tail(text: str) -> str:
-    return text[-MAX_CHARS:]
+_FENCE = re.compile(r"[ \t]{0,3}(`{3,20}|~{3,20})([^`]{0,200})$")
 
 
 def plain(text: str) -> str:
-    """Returns the text in compatibility form, with ASCII digits, quotes and minus signs."""
-    text = _SUPERSCRIPT_RUN.sub(lambda run: "^" + run.group().translate(_SUPERSCRIPTS), text)
-    text = _SUBSCRIPT_RUN.sub(lambda run: "_{" + run.group().translate(_SUBSCRIPTS) + "}", text)
-    text = _VULGAR.sub(lambda one: " " + one.group() + " ", text)
-    text = unicodedata.normalize("NFKC", text.translate(_PLAIN_TABLE)).translate(_PLAIN_TABLE)
-    if text.isascii():
-        return text
-    return "".join(_digit(char) for char in text)
-
-
-def _digit(char: str) -> str:
-    if char.isascii() or not char.isdecimal():
-        return char
-    return str(unicodedata.decimal(char))
+    """Returns the end of a text, with ASCII quotes, minus signs and spaces."""
+    return text[-MAX_CHARS:].translate(_PLAIN)
 
 
 def boxed(text: str) -> str | None:
     """Returns the content of the last complete ``\\boxed{...}``."""
     end = len(text)
     for _ in range(50):
-        start = max(text.rfind("\\boxed", 0, end), text.rfind("\\fbox", 0, end))
+        start = text.rfind("\\boxed{", 0, end)
         if start < 0:
             break
-        opening = text.find("{", start, start + 12)
-        if opening >= 0 and (content := _balanced(text, opening)) is not None:
-            return content
+        opening, depth = start + 6, 0
+        for place in range(opening, min(len(text), opening + 4000)):
+            depth += (text[place] == "{") - (text[place] == "}")
+            if depth == 0:
+                return text[opening + 1 : place]
         end = start
-    return None
-
-
-def _balanced(text: str, opening: int) -> str | None:
-    depth = 0
-    for place in range(opening, min(len(text), opening + 4000)):
-        depth += (text[place] == "{") - (text[place] == "}")
-        if depth == 0:
-            return text[opening + 1 : place]
     return None
 
 
@@ -86,10 +56,8 @@ def labelled(text: str) -> str | None:
     found = None
     for found in _LABEL.finditer(text):  # noqa: B007 (the last match)
         pass
-    if found is None:
-        return None
-    rest = text[found.end() :].lstrip("\n \t")
-    return rest.partition("\n\n")[0][:2000] if rest else None
+    rest = text[found.end() :].lstrip("\n \t") if found else ""
+    return rest.partition("\n\n")[0][:2000] or None
 
 
 def bare(text: str) -> str:
@@ -113,7 +81,7 @@ def fences(text: str) -> list[tuple[str, str]]:
     opened: tuple[str, str] | None = None
     lines: list[str] = []
     for line in text.splitlines():
-        mark = _MARK.match(line)
+        mark = _FENCE.match(line)
         if opened is None:
             if mark:
                 opened, lines = (mark[1], mark[2].strip().partition(" ")[0].lower()), []

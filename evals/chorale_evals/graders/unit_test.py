@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+from chorale_evals.graders import verdict
 from chorale_evals.graders.sandbox import Ran, run_program
 from chorale_evals.graders.text import fences
-from chorale_evals.graders.verdict import Verdict
+from chorale_evals.task import Outcome
 
-_PYTHON = ("python", "py", "python3", "")
+_PYTHON = ("python", "py", "python3")
 
 
 def program(text: str) -> str:
@@ -17,21 +18,21 @@ def program(text: str) -> str:
     Blocks that are marked as another language (a shell session, output) are left out.
     """
     blocks = fences(text)
-    python = [code for language, code in blocks if language in _PYTHON]
-    named = [code for language, code in blocks if language in _PYTHON[:3]]
-    return "\n".join(named or python) if blocks else text
+    named = [code for language, code in blocks if language in _PYTHON]
+    unnamed = [code for language, code in blocks if not language]
+    return "\n".join(named or unnamed) if blocks else text
 
 
 async def grade(
-    text: str,
-    target: str,
-    *,
-    seconds: float = 10.0,
+    text: str, target: str, *, seconds: float = 10.0,
     run: Callable[[str, float], Awaitable[Ran]] = run_program,
-) -> Verdict:
+) -> Outcome:  # fmt: skip
     """Runs the program, then ``target`` in the same interpreter: it passes if no statement raises."""
     code = program(text)
     if not code.strip():
-        return Verdict(False, None, "no program")
+        return verdict(False, None, "no program")
     ran = await run(f"{code}\n\n{target}\n", seconds)
-    return Verdict(ran.passed, code[:4000], ran.reason, {"output": ran.output[-2000:]} if ran.output else {})
+    outcome = verdict(ran.passed, code[:4000], ran.reason)
+    if ran.output:
+        outcome.detail["output"] = ran.output[-2000:]
+    return outcome

@@ -8,14 +8,17 @@ larger ones.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 from chorale.harmony.vocab import load_vocabulary
 
 VERSION = 1  # of the texts: other texts, another number
 _SIXTY_FOUR = (1 << 64) - 1
+_LISTS: dict[str, list[str]] = json.loads(Path(__file__).with_name("words.json").read_text("utf-8"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,96 +75,23 @@ def _encode(part: str) -> tuple[int, ...]:
     return tuple(load_vocabulary().encode_with_special(part))
 
 
-_SUBJECTS = (
-    *("The harbour master", "A retired teacher", "The night train", "Her younger brother", "The committee"),
-    *("A flock of starlings", "The old mill", "Our neighbour", "The second engineer", "A letter from Lisbon"),
-    *(
-        "The bakery on the corner",
-        "An unexpected visitor",
-        "The river",
-        "The orchestra",
-        "Nobody in the village",
-    ),
-)
-_VERBS = (
-    *(
-        "waited for",
-        "had forgotten",
-        "carried",
-        "described",
-        "was looking at",
-        "had repaired",
-        "could not find",
-    ),
-    *("listened to", "crossed", "painted", "remembered", "argued about", "sold", "returned to"),
-)
-_OBJECTS = (
-    *(
-        "the wooden bridge",
-        "a map of the islands",
-        "the last ferry",
-        "three boxes of apples",
-        "the broken clock",
-    ),
-    *(
-        "a story about the war",
-        "the northern road",
-        "its own reflection",
-        "the price of bread",
-        "an empty hall",
-    ),
-    *("the garden behind the church", "the results of the experiment", "a photograph of the harbour"),
-)
-_ENDS = (
-    *("before the rain began.", "while the others slept.", "because nothing else remained to be done."),
-    *("as it had every autumn.", "without saying a word.", "and then went home by the same road."),
-    *(
-        "until the lamps were lit.",
-        "although the doctor had advised against it.",
-        "for the third time that week.",
-    ),
-)
-_JOINS = (
-    "",
-    "",
-    "",
-    "However, ",
-    "Later that year, ",
-    "In the meantime, ",
-    "As far as anyone knew, ",
-    "\n\n",
-)
-
-
 def _prose(draw: Draw) -> Iterator[str]:
     while True:
-        join = draw.one(_JOINS)
-        subject = draw.one(_SUBJECTS)
+        join = draw.one(_LISTS["joins"])
+        subject = draw.one(_LISTS["subjects"])
         if join.strip():
             subject = subject[0].lower() + subject[1:]
-        yield f"{join}{subject} {draw.one(_VERBS)} {draw.one(_OBJECTS)} {draw.one(_ENDS)} "
-
-
-_NOUNS = (
-    "total",
-    "price",
-    "node",
-    "buffer",
-    "index",
-    "weight",
-    "queue",
-    "label",
-    "offset",
-    "result",
-    "row",
-    "user",
-)
-_ACTIONS = ("read", "update", "merge", "count", "find", "split", "check", "load", "close", "sort")
+        verb, thing, end = (draw.one(_LISTS[name]) for name in ("verbs", "objects", "ends"))
+        yield f"{join}{subject} {verb} {thing} {end} "
 
 
 def _code(draw: Draw) -> Iterator[str]:
     while True:
-        action, noun, other = draw.one(_ACTIONS), draw.one(_NOUNS), draw.one(_NOUNS)
+        action, noun, other = (
+            draw.one(_LISTS["actions"]),
+            draw.one(_LISTS["nouns"]),
+            draw.one(_LISTS["nouns"]),
+        )
         limit = draw.below(500)
         yield (
             f"def {action}_{noun}({noun}s: list[int], {other}: int = {limit}) -> int:\n"
@@ -186,22 +116,6 @@ def _numbers(draw: Draw) -> Iterator[str]:
         day += 1
 
 
-_QUESTIONS = (
-    *("What is {a} + {b}?", "Sort these numbers: {b}, {a}, {c}.", "Spell the word '{w}' letter by letter."),
-    *(
-        "Write the number {a} in words.",
-        "Is {a} larger than {b}? Answer yes or no.",
-        "Repeat '{w}' {n} times.",
-    ),
-    *("Give a JSON object with the fields name and age for {w}, who is {n} years old.",),
-)
-_ANSWERS = (
-    *("The answer is {s}.", "Let me work it out: {a} and {b} make {s}.", "{w}, {w}, and once more {w}."),
-    *('{{"name": "{w}", "age": {n}}}', "Yes, because {a} is not {b}.", "In order: {a}, {b}, {c}."),
-)
-_WORDS = ("lantern", "harbour", "violin", "Marta", "Oskar", "window", "garden", "bridge", "silver", "cloud")
-
-
 def _conversation(draw: Draw) -> Iterator[str]:
     yield "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n"
     yield "Knowledge cutoff: 2024-06\n\nReasoning: low\n\n# Valid channels: analysis, commentary, final. "
@@ -209,8 +123,11 @@ def _conversation(draw: Draw) -> Iterator[str]:
     while True:
         a, b = draw.below(100), draw.below(100)
         values = {"a": a, "b": b, "c": draw.below(100), "s": a + b, "n": 2 + draw.below(80)}
-        filled = {**values, "w": draw.one(_WORDS)}
-        question, answer = draw.one(_QUESTIONS).format(**filled), draw.one(_ANSWERS).format(**filled)
+        filled = {**values, "w": draw.one(_LISTS["words"])}
+        question, answer = (
+            draw.one(_LISTS["questions"]).format(**filled),
+            draw.one(_LISTS["answers"]).format(**filled),
+        )
         yield f"<|start|>user<|message|>{question}<|end|>"
         yield f"<|start|>assistant<|channel|>analysis<|message|>The user asks: {question} {answer}<|end|>"
         yield f"<|start|>assistant<|channel|>final<|message|>{answer}<|end|>"

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, TextIO
 from chorale.machine.folders import whole_file
 from chorale_evals.errors import JournalError
 from chorale_evals.journal import NAME as JOURNAL
-from chorale_evals.journal import locate
+from chorale_evals.journal import decode, locate
 from chorale_evals.manifest import read_manifest
 from chorale_evals.record import Key, Record
 
@@ -57,7 +57,7 @@ def _write(page: TextIO, journal: BinaryIO, places: dict[Key, int], head: dict[s
     index: list[list[Any]] = []
     for number, chunk in enumerate(_chunks(journal, places)):
         index += [[*_entry(record), number, place] for place, record in enumerate(chunk)]
-        page.write(_block(f"chunk-{number}", [record.to_json() for record in chunk]))
+        page.write(_block(f"chunk-{number}", [asdict(record) for record in chunk]))
     page.write(_block("head", head))
     page.write(_block("index", index))
     page.write(after.replace("{script}", script))
@@ -73,7 +73,7 @@ def _chunks(journal: BinaryIO, places: dict[Key, int]) -> Iterator[list[Record]]
         if chunk and size + len(line) > _CHUNK_BYTES:
             yield chunk
             chunk, size = [], 0
-        chunk.append(Record.from_json(json.loads(line)))
+        chunk.append(decode(line))
         size += len(line)
     if chunk:
         yield chunk
@@ -84,7 +84,8 @@ def _entry(record: Record) -> list[Any]:
     target = record.target if isinstance(record.target, str) else json.dumps(record.target)
     return [
         record.task, record.effort, record.sample, record.repeat, record.group, record.status, record.score,
-        int(record.is_cut), (record.answer or "")[:_EXCERPT], target[:_EXCERPT], record.usage.output,
+        int(record.finish == "length"), (record.answer or "")[:_EXCERPT], target[:_EXCERPT],
+        record.usage.output,
     ]  # fmt: skip
 
 

@@ -11,15 +11,14 @@ from pathlib import Path
 
 from chorale.errors import ConfigError
 from chorale_evals.data import HubFile, data_folder, digest, load_rows, text_id, unique
-from chorale_evals.task import Message, Outcome, Sample
+from chorale_evals.task import Outcome, Sample
 from chorale_evals.tasks.patterns import compiled, everything
-from chorale_evals.tasks.question import QuestionTask, user
+from chorale_evals.tasks.question import QuestionTask
 
 _REVISION = "a6ad95f611d72cf628a80b58bd0432ef6638f958"
-SOURCES = tuple(
-    HubFile("opencompass/AIME2025", f"{name}.jsonl", name, _REVISION)
-    for name in ("aime2025-I", "aime2025-II")
-)
+SOURCES = [
+    [HubFile("opencompass/AIME2025", f"{name}.jsonl", _REVISION)] for name in ("aime2025-I", "aime2025-II")
+]
 _TEMPLATE = """
 {question}
 Please reason step by step, and put your final answer within \\boxed{{}}.
@@ -46,9 +45,8 @@ class Aime25(QuestionTask):
     version = "gpt_oss.evals 0.0.9"
     default_repeats = 8
 
-    def messages(self, sample: Sample, repeat: int) -> list[Message]:
-        """Returns the question in its template."""
-        return [user(_TEMPLATE.format(question=sample.question))]
+    def prompt(self, sample: Sample, repeat: int) -> str:
+        return _TEMPLATE.format(question=sample.question)
 
     def grade(self, sample: Sample, repeat: int, text: str) -> Outcome:
         """Compares integers."""
@@ -63,13 +61,13 @@ class Aime25(QuestionTask):
 def aime25(*, data: Path | None = None, limit: int | None = None, seed: int = 0) -> Aime25:
     """Makes the task."""
     folder = data_folder(Aime25.name, data)
-    rows = [row for source in SOURCES for row in load_rows(source, folder, columns=("question", "answer"))]
+    rows = [row for source in SOURCES for row in load_rows(source, folder, ("question", "answer"))]
     names = unique(text_id(row["question"]) for row in rows)
     samples = [
         Sample(id=name, question=row["question"], target=_integer(row["answer"]))
         for name, row in zip(names, rows, strict=True)
     ]
-    return Aime25(samples, limit=limit, seed=seed, data_revision=digest(rows))
+    return Aime25(samples, limit, seed, digest(rows))
 
 
 def _integer(answer: object) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,42 +13,38 @@ from chorale_evals.errors import DataError
 from chorale_evals.graders.sandbox import run_program
 from chorale_evals.graders.schema import strictly
 from chorale_evals.graders.table import GRADERS
-from chorale_evals.graders.verdict import Verdict
-from chorale_evals.task import BaseTask, Message, Outcome, Reply, Sample, Session, take
+from chorale_evals.task import Message, Outcome, Reply, Sample, Session, Task
 
-VERSION = "1"
 _FIELDS = {"id", "prompt", "answer", "grader", "group", "request"}
 _OURS = {"model", "messages", "stream", "n"}  # fields of a request that a line cannot set
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _MAX_BYTES = 2**30
 
 
-class FileTask(BaseTask):
+class FileTask(Task):
     """The lines of a file. Lines without an id get a hash of their prompt, answer and grader."""
+
+    version = "1"
 
     def __init__(self, path: Path, limit: int | None, seed: int) -> None:
         data = _read(path)
+        revision = f"sha256:{hashlib.sha256(data).hexdigest()[:16]}"
+        super().__init__(list(_samples(data, path)), limit, seed, revision)
         self.name = f"file:{path.name}"
-        self.version = VERSION
-        self.data_revision = f"sha256:{hashlib.sha256(data).hexdigest()[:16]}"
-        self._samples = take(list(_samples(data, path)), limit, seed)
-
-    def samples(self) -> Sequence[Sample]:
-        return self._samples
 
     async def prepare(self) -> None:
-        if any(sample.question["grader"]["type"] == "unit_test" for sample in self._samples):
+        if any(sample.question["grader"]["type"] == "unit_test" for sample in self.samples):
             await run_program("pass")
 
     async def run(self, sample: Sample, repeat: int, session: Session) -> Outcome:
         question = sample.question
         reply = await session.ask(question["messages"], **question.get("request", {}))
         options = dict(question["grader"])
-        verdict = GRADERS[options.pop("type")].grade(_graded(reply), sample.target, **options)
-        if inspect.isawaitable(verdict):
-            verdict = await verdict
-        assert isinstance(verdict, Verdict)
-        return verdict.outcome
+        outcome = GRADERS[options.pop("type")].grade(_graded(reply), sample.target, **options)
+        if inspect.isawaitable(outcome):
+            outcome = await outcome
+        assert isinstance(outcome, Outcome)
+        return outcome
 
 
 def _graded(reply: Reply) -> str:

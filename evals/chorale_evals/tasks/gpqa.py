@@ -9,22 +9,15 @@ import random
 from pathlib import Path
 
 from chorale_evals.data import HubFile, WebFile, data_folder, digest, load_rows, text_id, unique
-from chorale_evals.task import Message, Outcome, Sample
+from chorale_evals.task import Outcome, Sample
 from chorale_evals.tasks.abcd import extract_abcd
-from chorale_evals.tasks.question import QuestionTask, user
+from chorale_evals.tasks.question import QuestionTask
 
 _SHA256 = "41d1213cd7a4998605a26c2798500652572007161b3a92817ba46b35befcd305"
 # The copy that gpt_oss.evals reads is not gated, and its order of rows decides the order of the choices.
 SOURCES = (
-    WebFile(
-        "https://openaipublic.blob.core.windows.net/simple-evals/gpqa_diamond.csv", "gpqa_diamond", _SHA256
-    ),
-    HubFile(
-        "Idavidrein/gpqa",
-        "gpqa_diamond.csv",
-        "gpqa_diamond",
-        "633f5ee89ab8ad4522a9f850766b73f62147ffdd",
-    ),
+    WebFile("https://openaipublic.blob.core.windows.net/simple-evals/gpqa_diamond.csv", _SHA256),
+    HubFile("Idavidrein/gpqa", "gpqa_diamond.csv", "633f5ee89ab8ad4522a9f850766b73f62147ffdd"),
 )
 _TEMPLATE = """
 {Question}
@@ -46,8 +39,8 @@ class Gpqa(QuestionTask):
     version = "gpt_oss.evals 0.0.9"
     default_repeats = 8
 
-    def __init__(self, samples: list[Sample], *, limit: int | None, seed: int, data_revision: str) -> None:
-        super().__init__(samples, limit=limit, seed=seed, data_revision=data_revision)
+    def __init__(self, samples: list[Sample], limit: int | None, seed: int, data_revision: str) -> None:
+        super().__init__(samples, limit, seed, data_revision)
         self._places = {sample.id: place for place, sample in enumerate(samples)}
         self._orders = _Orders()
 
@@ -55,11 +48,11 @@ class Gpqa(QuestionTask):
         """Returns the permutation that ``gpt_oss.evals`` draws for this repeat of the whole data set."""
         return self._orders[repeat * len(self._places) + self._places[sample.id]]
 
-    def messages(self, sample: Sample, repeat: int) -> list[Message]:
+    def prompt(self, sample: Sample, repeat: int) -> str:
         """Returns the question with its choices in the order of this repeat."""
         choices = self._choices(sample, repeat)
         filled = {"Question": sample.question["question"], **dict(zip("ABCD", choices, strict=True))}
-        return [user(_TEMPLATE.format(**filled))]
+        return _TEMPLATE.format(**filled)
 
     def grade(self, sample: Sample, repeat: int, text: str) -> Outcome:
         """Compares letters."""
@@ -86,7 +79,7 @@ class _Orders:
 
 def diamond(*, data: Path | None = None, limit: int | None = None, seed: int = 0) -> Gpqa:
     """Makes the task."""
-    rows = load_rows(SOURCES, data_folder(Gpqa.name, data), columns=("Question", *_CHOICES))
+    rows = load_rows(SOURCES, data_folder(Gpqa.name, data), ("Question", *_CHOICES))
     names = unique(str(row.get("Record ID") or text_id(row["Question"])) for row in rows)
     samples = [
         Sample(
@@ -97,4 +90,4 @@ def diamond(*, data: Path | None = None, limit: int | None = None, seed: int = 0
         )
         for name, row in zip(names, rows, strict=True)
     ]
-    return Gpqa(samples, limit=limit, seed=seed, data_revision=digest(rows))
+    return Gpqa(samples, limit, seed, digest(rows))
