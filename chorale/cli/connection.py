@@ -123,7 +123,7 @@ def client_of(socket: Path) -> httpx2.Client:
     return httpx2.Client(transport=transport, base_url="http://localhost/v1", timeout=_timeout())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PrivateProcess:
     """A server that is starting: its process, the socket it will listen on, and the file of its output."""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from chorale.errors import ChoraleError
+
 Verdict = Literal["ok", "failed", "skipped"]
 Place = Literal["files", "device", "server", "after"]
 
@@ -54,3 +56,18 @@ class Failed(Exception):
 
 class Skipped(Exception):
     """A check proves nothing here, for the reason given."""
+
+
+def outcome_of(name: str, error: Exception, seconds: float) -> Outcome:
+    """Returns the outcome of a check that raised ``error``, whatever it is: the next check still runs."""
+    while isinstance(error, ExceptionGroup):  # of concurrent requests
+        error = error.exceptions[0]
+    match error:
+        case Failed():
+            return Outcome(name, "failed", error.detail, seconds, error.facts)
+        case Skipped():
+            return Outcome(name, "skipped", str(error), seconds)
+        case ChoraleError():
+            return Outcome(name, "failed", error.message, seconds)
+    lines = str(error).strip().splitlines()
+    return Outcome(name, "failed", f"{type(error).__name__}: {lines[0] if lines else ''}"[:400], seconds)

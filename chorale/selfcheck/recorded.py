@@ -1,14 +1,12 @@
-"""Log-probabilities that a running engine gave, to be compared once it has ended. Torch-free."""
+"""Log-probabilities and tokens that a running engine gave, to be compared once it has ended. Torch-free."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import msgspec
 
 
 class Position(msgspec.Struct, frozen=True):
-    """Log-probabilities of some tokens at ``index``, given the tokens before it."""
+    """Log-probabilities of some tokens at ``index``, given the tokens before it; first that of its own."""
 
     index: int
     token_ids: list[int]
@@ -16,7 +14,7 @@ class Position(msgspec.Struct, frozen=True):
 
 
 class Sequence(msgspec.Struct, frozen=True):
-    """``tokens``: the prompt's ``num_prompt``, then those that the engine generated."""
+    """``tokens``: the prompt's ``num_prompt``, then those that the engine chose greedily."""
 
     name: str
     tokens: list[int]
@@ -24,14 +22,15 @@ class Sequence(msgspec.Struct, frozen=True):
     positions: list[Position]
 
 
-class Recording(msgspec.Struct, frozen=True):
-    sequences: list[Sequence]
+class Draw(msgspec.Struct, frozen=True):
+    """Tokens that were drawn by a seed. ``top_k``: 0 if all tokens could be."""
+
+    temperature: float
+    seed: int
+    top_k: int
+    positions: list[Position]
 
 
-def write_recording(path: Path, recording: Recording) -> None:
-    path.write_bytes(msgspec.json.encode(recording))
-
-
-def read_recording(path: Path) -> Recording:
-    """Raises ``OSError`` if there is none."""
-    return msgspec.json.decode(path.read_bytes(), type=Recording)
+class Recording(msgspec.Struct):
+    sequences: list[Sequence] = []
+    draws: list[Draw] = []

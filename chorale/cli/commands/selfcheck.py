@@ -19,7 +19,7 @@ from chorale.cli.options.parse import flag_names
 from chorale.cli.options.settings import Settings, merge
 from chorale.cli.parser import Parser, whole_names
 from chorale.errors import ConfigError
-from chorale.machine.folders import Folder, write_whole
+from chorale.machine.folders import write_whole
 from chorale.machine.platforms import find_platform
 from chorale.model.config import ModelConfig
 from chorale.model.hub import resolve_model
@@ -27,7 +27,7 @@ from chorale.runtime.sizing.memory import SMALL_PARAMETERS
 from chorale.selfcheck.check import Check, Outcome
 from chorale.selfcheck.report import line, summary, to_json
 from chorale.selfcheck.run import Plan, run_checks
-from chorale.selfcheck.serving.context import Context
+from chorale.selfcheck.serving.server import Context
 from chorale.selfcheck.table import CHECKS, select
 from chorale.version import __version__
 
@@ -37,7 +37,6 @@ _PRIVATE = (
     *("--response-store", ":memory:", "--no-disable-log-stats", "--shutdown-timeout", "0"),
     *("--max-logprobs", "20"),
 )
-_ROWS = {"cpu": 16, "accelerator": 1024}  # least values of --max-num-seqs where it is not given
 
 
 def parser() -> Parser:
@@ -72,8 +71,8 @@ def run(arguments: list[str]) -> int:
         print(f"note: {notice}", file=sys.stderr)
     begin = time.perf_counter()
     screen = _Screen(to_stderr=given.json == "-")
-    with signals_as_exceptions(), Folder() as folder:
-        plan = _plan(given, rest, settings, chosen, folder)
+    with signals_as_exceptions():
+        plan = _plan(given, rest, settings, chosen)
         screen.say(f"chorale {__version__} selfcheck: {settings.engine.model}, {len(chosen)} checks")
         outcomes = asyncio.run(run_checks(plan, screen.show))
     seconds = time.perf_counter() - begin
@@ -84,9 +83,7 @@ def run(arguments: list[str]) -> int:
     return 1 if any(each.verdict == "failed" for each in outcomes) else 0
 
 
-def _plan(
-    given: argparse.Namespace, rest: list[str], settings: Settings, chosen: tuple[Check, ...], folder: Path
-) -> Plan:
+def _plan(given: argparse.Namespace, rest: list[str], settings: Settings, chosen: tuple[Check, ...]) -> Plan:
     engine, server = settings.engine, settings.server
     model = ModelConfig.load(
         resolve_model(engine.model, revision=engine.revision, download_dir=engine.download_dir)
@@ -101,15 +98,11 @@ def _plan(
     return Plan(
         checks=chosen,
         config=engine,
-        quick=given.quick,
-        folder=folder,
         start_server=lambda: private_process(private),
         context=Context(
             quick=given.quick,
             is_slow=not has_accelerator and not is_small,
             has_accelerator=has_accelerator,
-            is_small=is_small,
-            max_num_seqs=engine.max_num_seqs or _ROWS["accelerator" if has_accelerator else "cpu"],
         ),
         api_key=settings.api_keys[0] if settings.api_keys else None,
         tls=server.ssl_certfile is not None,

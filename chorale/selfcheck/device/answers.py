@@ -1,64 +1,62 @@
-"""Known answers: log-probabilities of the demo that were computed when it was shipped."""
+"""Known answers: log-probabilities of the demo that ``transformers`` computed in float32.
+
+All other checks of numbers compare the engine with its own model on the reference ops. This one ties that
+model to another implementation, on the demo, whichever checkpoint is checked. ``scripts/known_answers.py``
+writes the file.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from chorale.harmony.vocab import load_vocabulary
+from chorale.errors import ChoraleError
+from chorale.model.demo import ensure_demo
 from chorale.selfcheck.check import Failed, Found, Skipped
-from chorale.selfcheck.device.files import changed_tensors, is_demo
+from chorale.selfcheck.device.files import is_demo
 from chorale.selfcheck.device.machine import Machine
-from chorale.selfcheck.device.plain import EXACT, Group, rms_norm, run_plain
+from chorale.selfcheck.device.reference import Reference
 
-SHIPPED = Path(__file__).with_name("demo_answers.json")
-TEXTS = (
-    "<|start|>user<|message|>What is 17 + 25?<|end|>"
-    "<|start|>assistant<|channel|>final<|message|>17 + 25 = 42",
-    '<|start|>user<|message|>Spell "garden".<|end|><|start|>assistant<|channel|>final<|message|>g-a-r-d-e-n',
-    "The numbers from one to ten are one, two, three, four, five, six, seven, eight, nine, ten.",
-)
-# The vocabulary's tables are computed when the demo is expanded, and may differ by a last bit of bfloat16.
-_MEAN, _WORST = 0.003, 0.03
+STORED = Path(__file__).with_name("demo_answers.json")
+# Of the embedding. The small one has squares of the size of the norm's epsilon, which 1 does not show.
+SCALES = (1.0, 2.0**-8)
+LAST = 60  # tokens of each text that are compared
+# In float32 the answers agree to 1e-5. But the vocabulary's tables are computed when the demo is expanded,
+# and may differ by a last bit of bfloat16: in 1 of 1,000 numbers, that is 0.0004 on average.
+_MEAN, _WORST = 0.001, 0.03
 
 
-def compute(machine: Machine) -> list[list[float]]:
-    """Returns the log-probability of each token of ``TEXTS`` from the second on, by plain float32."""
-    vocab, source = load_vocabulary(), machine.plain
-    tokens = [vocab.encode_with_special(text) for text in TEXTS]
-    with torch.inference_mode():
-        group = Group([source.embedded(ids) for ids in tokens], (EXACT,))
-        x = run_plain(machine.model, source.layers(), group)[0]
-        norm, head = source.read(None, "final_norm").float(), source.read(None, "head")
-        found = []
-        for own, ids in zip(x.split([len(each) for each in tokens]), tokens, strict=True):
-            normed = rms_norm(own[:-1], norm, machine.model.rms_norm_eps)
-            logits = torch.cat([normed @ part.float().t() for part in head.split(16384)], 1)
-            chosen = logits.log_softmax(-1).gather(1, torch.tensor(ids[1:], device=x.device).unsqueeze(1))
-            found.append(chosen.squeeze(1).tolist())
-    return found
+def compute(machine: Machine, texts: list[list[int]], scale: float) -> torch.Tensor:
+    """Returns the log-probabilities of the last tokens of each text."""
+    reference, head = Reference(machine), machine.read("head")
+    lengths = [len(ids) for ids in texts]
+    embedded = torch.cat([reference.embedded(ids) for ids in texts])
+    found = []
+    for x, ids in zip(reference.run(embedded * scale, lengths).split(lengths), texts, strict=True):
+        last = min(LAST, len(ids) - 1)
+        chosen = torch.tensor(ids[-last:]).unsqueeze(1)
+        found.append(reference.logprobs(x[-last - 1 : -1], head).gather(1, chosen).squeeze(1))
+    return torch.cat(found)
 
 
 def check_answers(machine: Machine) -> Found:
-    """Raises ``Skipped`` for other models than the demo: no known answers of those are shipped."""
-    if not is_demo(machine.model):
-        raise Skipped("known answers are shipped for the demo only; see checksums")
-    changed, count = changed_tensors(machine)
-    if 2 * len(changed) > count:
-        raise Skipped("a model of the demo's sizes with other weights")
-    return compare(compute(machine), json.loads(SHIPPED.read_text("ascii")))
-
-
-def compare(found: Sequence[Sequence[float]], shipped: Sequence[Sequence[float]]) -> Found:
-    """Raises ``Failed`` if log-probabilities differ by more than the last bit of a table explains."""
-    pairs = [
-        pair for own, theirs in zip(found, shipped, strict=True) for pair in zip(own, theirs, strict=True)
-    ]
-    apart = torch.tensor([abs(one - other) for one, other in pairs])
-    mean, worst = float(apart.mean()), float(apart.max())
-    if not (mean <= _MEAN and worst <= _WORST):
-        raise Failed(f"log-probabilities are off by {mean:.2g} on average and {worst:.2g} at most")
-    return Found(f"{len(apart)} log-probabilities are the shipped ones, off by {worst:.1g} at most")
+    """Runs the demo, expanded in its usual folder, if the checkpoint is another."""
+    if not is_demo(machine):
+        try:
+            machine = machine.of(ensure_demo())
+        except (ChoraleError, OSError) as error:
+            raise Skipped(f"the demo cannot be expanded: {error}") from None
+    stored, worst = json.loads(STORED.read_text("ascii")), 0.0
+    for scale, expected in zip(SCALES, stored["logprobs"], strict=True):
+        apart = (compute(machine, stored["texts"], scale) - torch.tensor(expected)).abs()
+        mean, most = float(apart.mean()), float(apart.max())
+        worst = max(worst, most)
+        if not (mean <= _MEAN and most <= _WORST):
+            limits = f"limits {_MEAN:g} and {_WORST:g}, embeddings times {scale:g}"
+            raise Failed(
+                f"log-probabilities are off by {mean:.2g} on average and {most:.2g} at most ({limits})"
+            )
+    count = sum(map(len, stored["logprobs"]))
+    return Found(f"{count} log-probabilities are those of transformers, off by {worst:.1g} at most")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -17,8 +17,6 @@ from chorale.runtime.build_executor import DTYPES
 from chorale.runtime.device import default_threads, open_device
 from chorale.runtime.sizing.memory import SMALL_PARAMETERS
 from chorale.runtime.sizing.resolve import resolve
-from chorale.selfcheck.device.plain import Rounding
-from chorale.selfcheck.device.plain_weights import PlainWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,25 +36,27 @@ class Machine:
     quick: bool = False
 
     @property
-    def plain(self) -> PlainWeights:
-        return PlainWeights(self.checkpoint, self.model, self.device)
-
-    @property
     def is_slow(self) -> bool:
         """Returns whether a few thousand tokens take minutes: a full-size model without an accelerator."""
         return self.device.type == "cpu" and self.model.num_parameters > SMALL_PARAMETERS
+
+    @property
+    def is_exact(self) -> bool:
+        return self.dtype == self.kv_dtype == torch.float32 and not self.fp8_activations
 
     @property
     def query_dtype(self) -> torch.dtype:
         """Type of the queries that attention takes: the reference ops compute it in float32."""
         return torch.float32 if self.ops.name == "reference" else self.dtype
 
-    @property
-    def rounding(self) -> Rounding:
-        """The roundings of an engine with these types."""
-        products = None if self.dtype == torch.float32 else self.dtype
-        kv = None if self.kv_dtype == torch.float32 else self.kv_dtype
-        return Rounding(products, kv, torch.float8_e4m3fn if self.fp8_activations else None)
+    def read(self, role: str) -> torch.Tensor:
+        """Returns a tensor that belongs to no layer, in the file's type."""
+        return self.checkpoint.read(None, role).to(self.device)
+
+    def of(self, folder: Path) -> Machine:
+        """Returns the same machine with another checkpoint."""
+        model = ModelConfig.load(folder)
+        return replace(self, folder=folder, model=model, checkpoint=Checkpoint(folder, model))
 
 
 def open_machine(config: EngineConfig, *, quick: bool = False) -> Machine:
@@ -65,8 +65,7 @@ def open_machine(config: EngineConfig, *, quick: bool = False) -> Machine:
     model = ModelConfig.load(folder)
     device = open_device(config.device, config.num_threads or default_threads(model.num_parameters))
     torch.set_float32_matmul_precision("highest")
-    name = str(device.torch_device)
-    ops = select_ops(config.ops, name, dense_experts=model.dense_experts)
+    ops = select_ops(config.ops, str(device.torch_device), dense_experts=model.dense_experts)
     resolved = resolve(config, model, device.hardware, supports_fp8_kv=ops.supports_fp8_kv)
     return Machine(
         folder=folder,

@@ -1,223 +1,272 @@
-"""The ops that the engine would use against plain float32 arithmetic, in every layer of this checkpoint.
+"""The ops that the engine would use against the reference ops in float32, in every layer of this checkpoint.
 
-Each op gets the exact inputs of its layer, so errors do not add up, and a wrong one is named with its layer.
-The forms are those of an engine's steps: a prompt, the end of a prompt, and decoding rows of several counts,
-for which back ends have different kernels. Experts are chosen twice: as the router would, and evenly, so that
-each one is used.
+The engine's model runs one layer at a time on ``_Pair``, which computes each op by both and goes on with the
+reference's result. So errors do not add up, and a wrong op is named with its layer. The forms are those of an
+engine's steps: a prompt, the end of a prompt, and decoding rows of several counts, for which back ends have
+different kernels. Experts are chosen twice, by the router and evenly, so that each one is used. Norms also
+get rows whose squares are as small as their epsilon, and attention a long context.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
-from chorale.kernels.ops import Ops
-from chorale.model.gpt_oss import GptOss, LayerWeights, Weights
+from chorale.kernels.ops import AttentionShape, ForwardBatch, Ops
+from chorale.kernels.reference.ops import rms_norm
 from chorale.model.weights import packed_layers
-from chorale.selfcheck.check import Found
-from chorale.selfcheck.device.errors import BFLOAT16_EXPERTS, E4M3_CACHE, E4M3_EXPERTS, ErrorTable, limit_of
+from chorale.selfcheck.check import Failed, Found
 from chorale.selfcheck.device.machine import Machine
-from chorale.selfcheck.device.plain import Attended, PlainModel, attend, choose, experts, rms_norm, rotations
-from chorale.selfcheck.device.plain_weights import PlainLayer
-from chorale.selfcheck.device.steps import PagedSequence, Step
+from chorale.selfcheck.device.reference import Reference
+from chorale.selfcheck.device.steps import PagedSequences
 
 _TOKENS, _FEW_TOKENS = 384, 160  # above the window, so that it matters
 _ROWS, _FEW_ROWS = (1, 2, 8, 17, 64), (1, 6)
 _HEAD_ROWS = (1, 8, 64)
+_LONG = (8192, 131_072)
 _TIE = 1e-3  # of router logits: which of two such experts is chosen is left to rounding
+_SMALL = ", small inputs"
+# Limits of a row's error: its norm over the row's. In float32 both sides sum the same terms in another order;
+# in bfloat16 a product of 2,880 terms is off by some 0.004, and a window that is one token too short by 0.09.
+_LIMITS = {torch.float32: 1e-4, torch.bfloat16: 0.02, torch.float16: 0.02, torch.float8_e4m3fn: 0.06}
+_BFLOAT16_EXPERTS = 0.04  # two products, and a sum in which experts may cancel each other
+_E4M3_EXPERTS = 0.1  # inputs of both products of an expert are e4m3
 
 
 def check_ops(machine: Machine) -> Found:
     """Raises ``Failed`` naming the ops, layers and steps that are wrong."""
-    table = ErrorTable()
     with torch.inference_mode():
-        checker = _Checker(machine, table)
-        checker.rope()
-        x = checker.embed()
-        for number, (plain, packed) in enumerate(zip(machine.plain.layers(), _packed(machine), strict=True)):
-            x = checker.layer(number, plain, packed, x)
-        checker.head(x)
-    table.check()
-    worst = max(table.worst.values(), key=lambda each: each.error / each.limit)
+        worst = _run(machine)
+    facts = {
+        op: {"error": each.error, "limit": each.limit, "where": each.where} for op, each in worst.items()
+    }
+    wrong = [
+        f"{op} is off by {each.error:.2g} (limit {each.limit:g}) at {each.where}, in {len(each.bad)} places"
+        for op, each in worst.items()
+        if each.bad
+    ]
+    if wrong:
+        raise Failed("; ".join(wrong), facts)
+    nearest = max(worst.values(), key=lambda each: each.error / each.limit)
     detail = (
-        f"{machine.model.num_hidden_layers} layers, {len(table.worst)} results of {machine.ops.name} ops, "
-        f"each within its limit; nearest to it: {worst.error:.2g} of {worst.limit:g} at {worst.where}"
+        f"{machine.model.num_hidden_layers} layers, {len(worst)} results of {machine.ops.name} ops, each"
+        f" within its limit; nearest to it: {nearest.error:.2g} of {nearest.limit:g} at {nearest.where}"
     )
-    return Found(detail, table.facts)
+    return Found(detail, facts)
 
 
-def _packed(machine: Machine) -> Iterator[LayerWeights]:
-    return packed_layers(
+@dataclass(slots=True)
+class _Worst:
+    """The worst error of one op, and where it was."""
+
+    limit: float
+    error: float = -1.0
+    where: str = ""
+    bad: set[str] = field(default_factory=set)  # layers above the limit
+
+
+class _Pair:
+    """Ops of which each compares the engine's result with the reference's, and returns the latter.
+
+    ``where``: the layer and the step that run, for messages. Packed weights and plans are pairs.
+    """
+
+    def __init__(self, machine: Machine, exact: Ops, exact_kv: torch.Tensor) -> None:
+        self.worst: dict[str, _Worst] = {}
+        self.where = ""
+        self._own, self._exact, self._exact_kv = machine.ops, exact, exact_kv
+        self._dtype, self._num_experts = machine.dtype, machine.model.num_local_experts
+        self._limit = _LIMITS[machine.dtype]
+        self._kv_limit = max(self._limit, _LIMITS[machine.kv_dtype])
+        self._expert_limit = self._limit if machine.dtype == torch.float32 else _BFLOAT16_EXPERTS
+        if machine.fp8_activations:
+            self._expert_limit = _E4M3_EXPERTS
+        self.ops = replace(
+            machine.ops,
+            plan_attention=lambda meta, *given: (*self._both("plan_attention", meta, *given), meta.slots),
+            embed=exact.embed,
+            qkv_rope_cache=self._qkv,
+            attention=self._attention,
+            project_and_route=self._route,
+            moe=self._moe,
+            pack_linear=self._pack_linear,
+            pack_router=lambda *given: self._both("pack_router", *given),
+            pack_experts=self._pack_experts,
+        )
+
+    def compare(
+        self, op: str, found: torch.Tensor, exact: torch.Tensor, limit: float, what: str = ""
+    ) -> None:
+        found, exact = found.float().flatten(1), exact.float().flatten(1)
+        norms = exact.norm(dim=1)
+        floor = 0.05 * norms.square().mean().sqrt()  # rows that happen to be nearly zero
+        errors = (found - exact).norm(dim=1) / norms.maximum(floor).clamp(min=1e-30)
+        self._note(op, float(errors.nan_to_num(math.inf, math.inf).max()), limit, what)
+
+    def _note(self, op: str, error: float, limit: float, what: str = "") -> None:
+        worst = self.worst.setdefault(op, _Worst(limit))
+        if error > worst.error:
+            worst.error, worst.where = error, self.where + what
+        if not error <= limit:
+            worst.bad.add(self.where.split(",", 1)[0])
+
+    def _both(self, name: str, *given: Any) -> tuple[Any, Any]:
+        return getattr(self._own, name)(*given), getattr(self._exact, name)(*given)
+
+    def _pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Any:
+        exact = self._exact.pack_linear(weight.float(), None if bias is None else bias.float())
+        return self._own.pack_linear(weight, bias), exact
+
+    def _pack_experts(self, tensors: Any) -> Any:
+        exact = replace(tensors, dtype=torch.float32, fp8_activations=False)
+        return self._own.pack_experts(tensors), self._exact.pack_experts(exact)
+
+    def _qkv(
+        self, x: Any, _: Any, weights: Any, eps: float, rope: Any, plans: Any, group: int, kv: Any
+    ) -> Any:
+        own, exact = (replace(weights, linear=linear) for linear in weights.linear)
+        self._following = own
+        for what, given in ((_SMALL, small(x, eps)), ("", x)):
+            q = self._own.qkv_rope_cache(given.clone(), None, own, eps, rope, plans[0], group, kv)
+            right = self._exact.qkv_rope_cache(given, None, exact, eps, rope, plans[1], group, self._exact_kv)
+            self.compare("qkv_rope_cache: q", q, right, self._limit, what)
+            pairs = zip(_read(kv, plans[2][group]), _read(self._exact_kv, plans[2][group]), strict=True)
+            for name, (found, written) in zip("kv", pairs, strict=True):
+                self.compare(f"qkv_rope_cache: {name}", found, written, self._kv_limit, what)
+        most = torch.finfo(kv.dtype).max
+        kv.copy_(self._exact_kv.to(self._dtype).clamp(-most, most))
+        return right.to(q.dtype)
+
+    def _attention(self, q: Any, kv: Any, sinks: Any, plans: Any, group: int) -> torch.Tensor:
+        found = self._own.attention(q.clone(), kv, sinks, plans[0], group)
+        exact = self._exact.attention(q.float(), kv, sinks, plans[1], group)
+        self.compare("attention", found, exact, self._limit)
+        return exact.to(self._dtype)
+
+    def _route(self, attended: Any, linear: Any, x: Any, weights: Any, eps: float) -> Any:
+        own, exact = (replace(weights, linear=each) for each in weights.linear)
+        # Nothing but the bias is added to rows that it makes small.
+        nothing = torch.zeros_like(attended)
+        rows = small(x, eps) - linear[1](nothing.float())
+        for what, given, added in ((_SMALL, rows, nothing), ("", x, attended)):
+            found, normed, ids, gates = self._own.project_and_route(added, linear[0], given.clone(), own, eps)
+            right = rms_norm(found, weights.norm, eps)
+            self.compare("project_and_route: norm", normed, right, self._limit, what)
+        self.compare("project_and_route: x", found - x, linear[1](attended.float()), self._limit)
+        logits = exact.linear(right)
+        chosen = logits.gather(1, ids)
+        # 0: the best ones were chosen, each once.
+        short = float((logits.topk(weights.top_k, -1).values[:, -1:] - chosen).clamp(min=0).max())
+        if ids.shape[1] != weights.top_k or bool((ids.sort(-1).values.diff(dim=-1) == 0).any()):
+            short = math.inf
+        self._note("project_and_route: choice", short, _TIE * max(1.0, float(logits.abs().max())))
+        self.compare("project_and_route: gates", gates, torch.softmax(chosen, -1), 5 * _TIE)
+        return self._exact.project_and_route(attended.float(), linear[1], x, exact, eps)
+
+    def _moe(self, normed: Any, ids: Any, gates: Any, experts: Any, x: Any, _: Any, eps: float) -> Any:
+        following, even = self._following, _even_choice(ids, self._num_experts)
+        for what, chosen, some, given in (
+            (_SMALL, ids, torch.zeros_like(gates), small(x, eps)),
+            (", experts chosen evenly", even, gates, x),
+            ("", ids, gates, x),
+        ):
+            rounded = normed.to(self._dtype)
+            exact, _ = self._exact.moe(
+                rounded.float(), chosen, some, experts[1], torch.zeros_like(x), None, eps
+            )
+            found, ahead = self._own.moe(rounded, chosen, some, experts[0], given.clone(), following, eps)
+            if what != _SMALL:
+                self.compare("moe", found - x, exact, self._expert_limit, what)
+            if ahead is not None:
+                self.compare("moe: norm", ahead, rms_norm(found, following.norm, eps), self._limit, what)
+        return x + exact, None
+
+    def head(self, machine: Machine, x: torch.Tensor) -> None:
+        head, norm, eps = machine.read("head"), machine.read("final_norm").float(), machine.model.rms_norm_eps
+        packed = self._own.pack_head(head.to(machine.dtype))
+        for rows in _HEAD_ROWS[: 2 if machine.is_slow else None]:
+            index = torch.arange(rows, device=x.device) * (len(x) // rows)
+            for what, given in (("", x), (_SMALL, small(x, eps))):
+                found = self._own.lm_head(given.clone(), index, norm, packed, eps)
+                normed = rms_norm(given[index], norm, eps)
+                exact = torch.cat([normed @ part.float().t() for part in head.split(8192)], 1)
+                self.compare("lm_head", found, exact, self._limit, what)
+
+
+def _run(machine: Machine) -> dict[str, _Worst]:
+    config, reference = machine.model, Reference(machine)
+    few = machine.is_slow or machine.quick
+    length = min(_FEW_TOKENS if few else _TOKENS, machine.max_model_len)
+    sequence = PagedSequences([length], machine.block_size, machine.device)
+    kv, exact_kv = (sequence.pool(config, dtype) for dtype in (machine.kv_dtype, torch.float32))
+    pair = _Pair(machine, reference.ops, exact_kv)
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(0, min(199_000, config.vocab_size), (length,), generator=generator)
+    x = reference.embedded(ids.tolist())
+    pair.where = "the embedding"
+    pair.compare("embed", machine.ops.embed(machine.read("embedding"), ids.to(machine.device)), x, 1e-6)
+    edges = [length - 1, config.sliding_window - 1, config.sliding_window, 0, config.sliding_window + 1, 1]
+    places = [place for place in dict.fromkeys([*edges, *range(length)]) if 0 <= place < length]
+    decodes = [sequence.decodes(sorted(places[:count])) for count in (_FEW_ROWS if few else _ROWS)]
+    steps = [sequence.whole(), sequence.end(max(1, length // 3)), *decodes]
+    layers = packed_layers(
         machine.folder,
-        machine.model,
-        machine.ops,
+        config,
+        pair.ops,
         device=machine.device,
         dtype=machine.dtype,
         fp8_activations=machine.fp8_activations,
     )
+    for number, layer in enumerate(layers):
+        model, after = reference.one_layer(number, layer, x, length, pair.ops), []
+        for step in steps:
+            pair.where = f"layer {number} ({config.layer_types[number].partition('_')[0]}), {step.name}"
+            after.append(model.hidden(ForwardBatch(step.tokens, step.tokens[:0], step.meta), [kv]))
+        x = after[0]
+    pair.where = "the output"
+    pair.head(machine, x)
+    lengths = [length for length in _LONG if length <= machine.max_model_len]
+    for length in lengths[: 1 if machine.quick or machine.device.type == "cpu" else None]:
+        _long_attention(machine, pair, model.shape, length)
+    return pair.worst
 
 
-@dataclass(frozen=True, slots=True)
-class _Exact:
-    """The results of plain arithmetic for all tokens of the sequence in one layer."""
-
-    x: torch.Tensor  # [T, H], into the layer
-    half: Attended
-    k: torch.Tensor  # [T, Nkv, D], as the cache's type holds it
-    v: torch.Tensor
-    attended: torch.Tensor  # [T, Nq * D], from q, k and v as the ops get them
-    normed: torch.Tensor  # [T, H], into the experts
-    ids: torch.Tensor  # [2 T, K]: the router's choice of each token, then an even one
-    gates: torch.Tensor  # [2 T, K]
-    mixed: torch.Tensor  # [2 T, H]: what the experts add
-
-
-class _Checker:
-    def __init__(self, machine: Machine, table: ErrorTable) -> None:
-        self._machine, self._table = machine, table
-        self._ops: Ops = machine.ops
-        self._config = config = machine.model
-        few = machine.is_slow or machine.quick
-        length = min(_FEW_TOKENS if few else _TOKENS, machine.max_model_len)
-        generator = torch.Generator().manual_seed(1)
-        self._ids = torch.randint(0, min(199_000, config.vocab_size), (length,), generator=generator)
-        self._sequence = PagedSequence(length, machine.block_size, machine.device)
-        self._steps = self._make_steps(length, _FEW_ROWS if few else _ROWS)
-        self._plain = PlainModel(config, [length], machine.device)
-        source = machine.plain
-        self._embedding = source.read(None, "embedding")
-        self._norm = source.read(None, "final_norm").float()
-        weights = Weights(self._embedding, (), self._norm, None, 0)
-        model = GptOss(config, weights, self._ops, length)  # for its rotary table and attention's sizes
-        self._rope, self._shape = model.rope, model.shape
-        self._kv = self._sequence.pool(config.num_key_value_heads, config.head_dim, machine.kv_dtype)
-        self._stream_dtype = torch.float32
-        self._limit = limit_of(machine.dtype)
-        is_e4m3 = machine.kv_dtype == torch.float8_e4m3fn
-        self._kv_limit = E4M3_CACHE if is_e4m3 else max(self._limit, limit_of(machine.kv_dtype))
-        self._expert_limit = self._limit if machine.dtype == torch.float32 else BFLOAT16_EXPERTS
-        if machine.fp8_activations:
-            self._expert_limit = E4M3_EXPERTS
-
-    def _make_steps(self, length: int, rows: tuple[int, ...]) -> list[Step]:
-        sequence, window = self._sequence, self._config.sliding_window
-        edges = [length - 1, window - 1, window, 0, window + 1, 1, length // 2]
-        places = [place for place in dict.fromkeys(edges) if 0 <= place < length]
-        places += [place for place in range(length) if place not in places]
-        steps = [sequence.decodes(sorted(places[:count])) for count in rows if count <= length]
-        return [sequence.prompt(), sequence.prompt(length // 3), *steps]
-
-    def rope(self) -> None:
-        """The rotary table at positions up to the longest sequence's last."""
-        config, longest = self._config, self._machine.max_model_len
-        table = GptOss(config, Weights(torch.empty(0), (), self._norm, None, 0), self._ops, longest).rope
-        places = torch.unique(torch.linspace(0, longest - 1, 4096).long())
-        exact = torch.cat(rotations(config.rope, config.head_dim, places), -1).squeeze(1)
-        self._table.add("rotary table", "any layer", table[places], exact, 1e-5)
-
-    def embed(self) -> torch.Tensor:
-        ids = self._ids.to(self._machine.device)
-        exact, found = self._embedding[ids].float(), self._ops.embed(self._embedding, ids)
-        self._stream_dtype = found.dtype
-        self._table.add("embed", "the embedding", found, exact, 1e-6)
-        return exact
-
-    def layer(self, number: int, plain: PlainLayer, packed: LayerWeights, x: torch.Tensor) -> torch.Tensor:
-        """Checks the ops of one layer; returns the exact x after it."""
-        kind = "window" if self._plain.window(number) is not None else "full"
-        exact, group = self._exact(number, plain, x), self._config.kv_tensor_of(number)[0]
-        for step in self._steps:
-            where = f"layer {number} ({kind}), {step.name}"
-            self._attention(where, step, group, packed, exact)
-            self._router(where, step, plain, packed, exact)
-            self._experts(where, step, packed, exact)
-        return exact.half.x + exact.mixed[: len(x)]
-
-    def _exact(self, number: int, plain: PlainLayer, x: torch.Tensor) -> _Exact:
-        config, rounding = self._config, self._machine.rounding
-        half = self._plain.attention(number, plain, x)
-        k, v, q = rounding.cached(half.k), rounding.cached(half.v), rounding.product(half.q)
-        attended = attend(q, k, v, plain.sinks, self._plain.window(number))
-        normed = rms_norm(half.x, plain.expert_norm, config.rms_norm_eps)
-        ids, gates = choose(normed, plain, config.num_experts_per_tok)
-        even = _even_choice(len(x), config.num_local_experts, config.num_experts_per_tok, number)
-        ids = torch.cat((ids, even.to(ids.device)))
-        gates = torch.cat((gates, gates.flip(0)))
-        mixed = experts(torch.cat((normed, normed)), ids, gates, plain, config)
-        return _Exact(x, half, k, v, attended, normed, ids, gates, mixed)
-
-    def _attention(self, where: str, step: Step, group: int, packed: LayerWeights, exact: _Exact) -> None:
-        ops, table, sequence, some = self._ops, self._table, self._sequence, step.tokens
-        plan = ops.plan_attention(step.meta, self._shape, self._machine.block_size)
-        x, rope = self._stream(exact.x[some]), self._rope[some]
-        q = ops.qkv_rope_cache(x, None, packed.qkv, self._config.rms_norm_eps, rope, plan, group, self._kv)
-        table.add("qkv_rope_cache: q", where, q, exact.half.q[some], self._limit)
-        k, v = sequence.read(self._kv, group, some)
-        table.add("qkv_rope_cache: k", where, k, exact.half.k[some], self._kv_limit)
-        table.add("qkv_rope_cache: v", where, v, exact.half.v[some], self._kv_limit)
-        sequence.write(self._kv, group, exact.k, exact.v)
-        attended = ops.attention(exact.half.q[some].to(q.dtype), self._kv, packed.sinks, plan, group)
-        table.add("attention", where, attended, exact.attended[some], self._limit)
-
-    def _router(self, where: str, step: Step, plain: PlainLayer, packed: LayerWeights, exact: _Exact) -> None:
-        table, some, eps = self._table, step.tokens, self._config.rms_norm_eps
-        attended = exact.half.attended[some].to(self._machine.dtype)
-        x = self._stream(exact.x[some])
-        found, normed, ids, gates = self._ops.project_and_route(
-            attended, packed.output, x, packed.router, eps
-        )
-        added = found.float() - exact.x[some]
-        table.add("project_and_route: x", where, added, exact.half.x[some] - exact.x[some], self._limit)
-        own = rms_norm(found.float(), plain.expert_norm, eps)
-        table.add("project_and_route: norm", where, normed, own, self._limit)
-        logits = own @ plain.router_weight.t() + plain.router_bias
-        least = logits.topk(ids.shape[1], -1).values[:, -1:]
-        chosen = logits.gather(1, ids)
-        short = float((least - chosen).clamp(min=0).max())  # 0: the best ones were chosen
-        twice = float((ids.sort(-1).values.diff(dim=-1) == 0).any())
-        tie = _TIE * max(1.0, float(logits.abs().max()))
-        table.note("project_and_route: choice", where, max(short, twice * tie * 2), tie)
-        table.add("project_and_route: gates", where, gates, torch.softmax(chosen, -1), 5 * _TIE)
-
-    def _experts(self, where: str, step: Step, packed: LayerWeights, exact: _Exact) -> None:
-        total = len(exact.x)
-        for what, rows in (("", step.tokens), (", experts chosen evenly", step.tokens + total)):
-            some, x = rows % total, self._stream(exact.half.x[step.tokens])
-            normed = exact.normed[some].to(self._machine.dtype)
-            ids, gates = exact.ids[rows], exact.gates[rows]
-            eps = self._config.rms_norm_eps
-            found, ahead = self._ops.moe(normed, ids, gates, packed.experts, x, packed.qkv, eps)
-            added = found.float() - exact.half.x[some]
-            self._table.add("moe", where + what, added, exact.mixed[rows], self._expert_limit)
-            if ahead is not None:
-                own = rms_norm(found.float(), packed.qkv.norm, eps)
-                self._table.add("moe: norm", where + what, ahead, own, self._limit)
-
-    def head(self, x: torch.Tensor) -> None:
-        head, machine = machine_head(self._machine), self._machine
-        packed, eps = self._ops.pack_head(head.to(machine.dtype)), self._config.rms_norm_eps
-        for rows in _HEAD_ROWS[: 2 if machine.is_slow else None]:
-            index = torch.arange(rows, device=x.device) * (len(x) // rows)
-            found = self._ops.lm_head(self._stream(x), index, self._norm, packed, eps)
-            normed = rms_norm(x[index], self._norm, eps)
-            exact = torch.cat([normed @ part.float().t() for part in head.split(8192)], 1)
-            self._table.add("lm_head", f"the output, {rows} rows", found, exact, self._limit)
-
-    def _stream(self, x: torch.Tensor) -> torch.Tensor:
-        """A copy of x, which ops may overwrite, in their type of the residual stream."""
-        return x.to(self._stream_dtype, copy=True)
+def _long_attention(machine: Machine, pair: _Pair, shape: AttentionShape, length: int) -> None:
+    """Attention over a context whose keys are random, and whose queries look at few of them."""
+    sequence = PagedSequences([length], machine.block_size, machine.device)
+    generator = torch.Generator(machine.device).manual_seed(length)
+    kv = sequence.pool(machine.model, torch.float32).normal_(generator=generator)
+    kv = kv.to(machine.dtype).to(machine.kv_dtype)
+    sinks = torch.linspace(-2.0, 12.0, shape.num_heads, device=machine.device)
+    for step in (sequence.decodes([length // 2, length - 1]), sequence.end(48)):
+        plan = pair.ops.plan_attention(step.meta, shape, machine.block_size)
+        size = len(step.tokens), shape.num_heads, shape.head_dim
+        q = (4 * torch.randn(size, device=machine.device, generator=generator)).to(machine.query_dtype)
+        for group, kind in enumerate(("full", "sliding")):
+            pair.where = f"{length:,} tokens ({kind}), {step.name}"
+            pair.ops.attention(q, kv, sinks, plan, group)
 
 
-def machine_head(machine: Machine) -> torch.Tensor:
-    return machine.plain.read(None, "head")
+def small(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """x with a mean square of ``eps``."""
+    return x * (math.sqrt(eps) / x.pow(2).mean().sqrt())
 
 
-def _even_choice(tokens: int, num_experts: int, top_k: int, seed: int) -> torch.Tensor:
-    """[tokens, K]: every expert equally often, in a random order."""
-    generator = torch.Generator().manual_seed(seed)
+def _read(kv: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """[2, T, Nkv, D] float32: k and v of some slots."""
+    # torch cannot index e4m3.
+    octets = kv.view(torch.uint8) if kv.dtype.itemsize == 1 else kv
+    found = octets[slots // kv.shape[3], :, :, slots % kv.shape[3]].contiguous()
+    return found.view(kv.dtype).float().transpose(0, 1)
+
+
+def _even_choice(ids: torch.Tensor, num_experts: int) -> torch.Tensor:
+    """[T, K]: every expert equally often, in a random order."""
+    (tokens, top_k), generator = ids.shape, torch.Generator().manual_seed(0)
     whole = num_experts - num_experts % top_k
     rounds = -(-tokens * top_k // whole)
     orders = [torch.randperm(num_experts, generator=generator)[:whole] for _ in range(rounds)]
-    return torch.cat(orders)[: tokens * top_k].view(tokens, top_k)
+    return torch.cat(orders)[: tokens * top_k].view(tokens, top_k).to(ids.device)

@@ -1,82 +1,72 @@
-"""Steps over one sequence in a paged cache: whole, in chunks, or some of its tokens as decoding rows."""
+"""Steps over sequences in a paged cache: all of them, the end of the last, or tokens as decoding rows."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
 from chorale.kernels.ops import AttentionMeta
+from chorale.model.config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """``tokens``: places in the sequence of the step's tokens. ``name``: for messages."""
+    """``tokens`` count over all sequences, one after the other. ``name``: for messages."""
 
     name: str
     tokens: torch.Tensor  # [T] int64
     meta: AttentionMeta
 
 
-class PagedSequence:
-    """Block tables of one sequence, shuffled, and others for each cache group."""
+class PagedSequences:
+    """The blocks are shuffled, and each cache group has its own."""
 
-    def __init__(self, length: int, block_size: int, device: torch.device, seed: int = 0) -> None:
-        self.length, self.block_size, self.device = length, block_size, device
-        width = -(-length // block_size)
-        self.num_blocks = 2 * width
-        ids = torch.randperm(self.num_blocks, generator=torch.Generator().manual_seed(seed))
-        self._tables = ids.int().view(2, 1, width).to(device)
-        positions = torch.arange(length, device=device)
-        blocks = self._tables[:, 0].long().index_select(1, positions // block_size)
-        self.slots = blocks * block_size + positions % block_size  # [2, length]
+    def __init__(self, lengths: Sequence[int], block_size: int, device: torch.device) -> None:
+        self._lengths, self._block_size, self._device = list(lengths), block_size, device
+        counts = [-(-length // block_size) for length in lengths]
+        self._num_blocks = 2 * sum(counts)
+        ids = torch.randperm(self._num_blocks, generator=torch.Generator().manual_seed(0)).int().view(2, -1)
+        tables = torch.zeros(2, len(counts), max(counts), dtype=torch.int32)
+        for row, (end, count) in enumerate(zip(accumulate(counts), counts, strict=True)):
+            tables[:, row, :count] = ids[:, end - count : end]
+        self._tables = tables.to(device)
+        self._rows = torch.arange(len(counts)).repeat_interleave(torch.tensor(lengths)).to(device)
+        self._positions = torch.cat([torch.arange(length) for length in lengths]).to(device)
+        blocks = self._tables[:, self._rows, self._positions // block_size].long()
+        self._slots = blocks * block_size + self._positions % block_size  # [2, all tokens]
 
-    def pool(self, kv_heads: int, head_dim: int, dtype: torch.dtype) -> torch.Tensor:
+    def pool(self, config: ModelConfig, dtype: torch.dtype) -> torch.Tensor:
         """An empty KV tensor."""
-        shape = (self.num_blocks, 2, kv_heads, self.block_size, head_dim)
-        return torch.zeros(shape, dtype=dtype, device=self.device)
+        shape = (self._num_blocks, 2, config.num_key_value_heads, self._block_size, config.head_dim)
+        return torch.zeros(shape, dtype=dtype, device=self._device)
 
-    def write(self, kv: torch.Tensor, group: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Writes k and v [length, Nkv, D], whose values the pool's type can hold."""
-        block, offset = self.slots[group] // self.block_size, self.slots[group] % self.block_size
-        values = torch.stack((k, v), 1).to(kv.dtype)
-        if kv.dtype == torch.float8_e4m3fn:  # torch has no indexing of it
-            values, kv = values.view(torch.uint8), kv.view(torch.uint8)
-        kv[block, :, :, offset] = values
+    def whole(self) -> Step:
+        tokens = torch.arange(sum(self._lengths), device=self._device)
+        return self._step(f"prompt of {len(tokens)} tokens", tokens, self._lengths)
 
-    def read(self, kv: torch.Tensor, group: int, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns k and v of some tokens, [T, Nkv, D] float32."""
-        slots = self.slots[group][tokens]
-        octets = kv.view(torch.uint8) if kv.dtype == torch.float8_e4m3fn else kv
-        found = octets[slots // self.block_size, :, :, slots % self.block_size].contiguous()
-        found = found.view(kv.dtype).float()
-        return found[:, 0], found[:, 1]
-
-    def prompt(self, new: int | None = None) -> Step:
-        """The last ``new`` tokens of the sequence (default: all) as one row."""
-        new = new or self.length
-        tokens = torch.arange(self.length - new, self.length, device=self.device)
-        what = "prompt" if new == self.length else f"chunk after {self.length - new}"
-        return self._step(f"{what} of {new} tokens", tokens, [new])
+    def end(self, new: int) -> Step:
+        total = sum(self._lengths)
+        tokens = torch.arange(total - new, total, device=self._device)
+        return self._step(f"chunk of {new} tokens", tokens, [new])
 
     def decodes(self, places: Sequence[int]) -> Step:
-        """Tokens at ``places`` as rows of one new token each."""
-        tokens = torch.tensor(places, device=self.device)
+        tokens = torch.tensor(places, device=self._device)
         return self._step(f"{len(places)} decoding rows", tokens, [1] * len(places))
 
     def _step(self, name: str, tokens: torch.Tensor, counts: list[int]) -> Step:
-        ends = torch.tensor(counts, device=self.device).cumsum(0)
-        contexts = tokens[ends - 1] + 1
-        rows = len(counts)
-        tables = tuple(table.expand(rows, -1).contiguous() for table in self._tables)
-        slots = self.slots[:, tokens]
+        ends = torch.tensor(counts, device=self._device).cumsum(0)
+        last = tokens[ends - 1]
+        contexts = self._positions[last] + 1
+        tables, slots = self._tables[:, self._rows[last]], self._slots[:, tokens]
         meta = AttentionMeta(
-            positions=tokens,
+            positions=self._positions[tokens],
             query_start=torch.cat((ends.new_zeros(1), ends)).int(),
             context_lens=contexts.int(),
             block_tables=(tables[0], tables[1]),
-            slots=(slots[0].contiguous(), slots[1].contiguous()),
+            slots=(slots[0], slots[1]),
             max_query_len=max(counts),
             max_context_len=int(contexts.max()),
         )

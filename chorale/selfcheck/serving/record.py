@@ -1,4 +1,4 @@
-"""Log-probabilities of the running engine: recorded for the comparison, and what they say of the weights."""
+"""Log-probabilities and seeded tokens of the running engine, recorded for the checks that follow it."""
 
 from __future__ import annotations
 
@@ -8,48 +8,55 @@ import random
 from typing import Any
 
 from chorale.harmony.vocab import load_vocabulary
-from chorale.selfcheck.check import Failed, Found, Skipped
-from chorale.selfcheck.recorded import Position, Sequence
-from chorale.selfcheck.serving.context import Context
-from chorale.selfcheck.serving.server import Server
-from chorale.selfcheck.serving.texts import CODE, ENGLISH, FILLER, NEEDLE, QUESTION
+from chorale.selfcheck.check import Failed, Found
+from chorale.selfcheck.recorded import Draw, Position, Sequence
+from chorale.selfcheck.serving.server import Context, Server
+from chorale.selfcheck.serving.texts import ENGLISH
 
 _WORDS = 199_000  # ordinary tokens
 _TOP = 4  # alternatives at each position
-_LONG = (8192, 131072)  # tokens; those that the engine's limits allow
-NEEDLE_LENGTHS = (1024, 8192, 65536, 131072)
+_LONG = (8192, 32_768)  # tokens; those that the engine's limits allow
+_TEMPERATURES = (0.5, 1.0, 2.0)
+_DRAWN_TOP = 20  # alternatives of a drawn token
 
 
 async def check_record(server: Server, context: Context) -> Found:
-    """Scores fixed texts and lets the engine go on with others, alone and together, greedily."""
-    vocab = load_vocabulary()
-    english = await _scored(server, "English", vocab.encode(ENGLISH), 0)
-    own = [position.logprobs[0] for position in english.positions]
-    context.perplexity = math.exp(-sum(own) / len(own))
-    sequences = [english, await _scored(server, "one row alone", _random(1, 150), 24)]
+    """Scores fixed texts and lets the engine go on with others, alone and together."""
+    english = load_vocabulary().encode(ENGLISH)
+    sequences = [
+        await _scored(server, "English", english, 0),
+        await _scored(server, "one row alone", _random(1, 150), 24),
+    ]
+    own = [position.logprobs[0] for position in sequences[0].positions]
+    perplexity = math.exp(-sum(own) / len(own))
     few = context.is_slow or context.quick
     async with asyncio.TaskGroup() as group:  # rows of unequal length, in the same steps
         jobs = [
             group.create_task(_scored(server, f"row {row} of several", _random(100 + row, 18 + 5 * row), 16))
             for row in range(4 if few else 16)
         ]
+        draws = [
+            group.create_task(_drawn(server, temperature, seed, top_k))
+            for temperature in _TEMPERATURES
+            for seed, top_k in ((11, 0), (12, _DRAWN_TOP), (2**40 + 13, _DRAWN_TOP))
+        ]
     sequences += [job.result() for job in jobs]
     if not context.is_slow:
-        repeated = (vocab.encode(ENGLISH) * 20)[: 700 if context.quick else 3500]
-        sequences.append(await _fitting(server, "English, repeated", repeated, 8))
+        repeated = (english * 20)[: min(700 if context.quick else 3500, server.max_model_len - 8)]
+        sequences.append(await _scored(server, "English, repeated", repeated, 8))
     for length in () if few else _LONG if context.has_accelerator else _LONG[:1]:
         if length <= min(server.max_model_len, server.kv_tokens):
             tokens = _random(length, length - 16)
-            name = f"{length} tokens"
-            sequences.append(await _scored(server, name, tokens, 16, prompt_logprobs=False))
-    context.sequences = sequences
+            sequences.append(await _scored(server, f"{length} tokens", tokens, 16, scores_prompt=False))
+    context.recording.sequences = sequences
+    context.recording.draws = [draw.result() for draw in draws]
     count = sum(len(each.positions) for each in sequences)
-    kind = "trained" if context.is_trained else "random, or of a small model"
+    drawn = sum(len(each.positions) for each in context.recording.draws)
     detail = (
-        f"{count} positions of {len(sequences)} sequences; perplexity of English {context.perplexity:,.0f}: "
-        f"weights are {kind}"
+        f"{count} positions of {len(sequences)} sequences and {drawn} drawn tokens; perplexity of English"
+        f" {perplexity:,.0f}: random weights have some 200,000"
     )
-    return Found(detail, {"perplexity": context.perplexity, "positions": count})
+    return Found(detail, {"perplexity": perplexity, "positions": count, "drawn": drawn})
 
 
 def _random(seed: int, length: int) -> list[int]:
@@ -57,77 +64,59 @@ def _random(seed: int, length: int) -> list[int]:
     return [generator.randrange(_WORDS) for _ in range(length)]
 
 
-async def _fitting(server: Server, name: str, tokens: list[int], more: int) -> Sequence:
-    return await _scored(server, name, tokens[: server.max_model_len - more], more)
-
-
 async def _scored(
-    server: Server, name: str, tokens: list[int], more: int, *, prompt_logprobs: bool = True
+    server: Server, name: str, tokens: list[int], more: int, *, scores_prompt: bool = True
 ) -> Sequence:
     """Scores ``tokens`` from the second on, and ``more`` that the engine chooses greedily."""
-    fields: dict[str, Any] = {"prompt_logprobs": _TOP} if prompt_logprobs else {}
-    choice = await server.complete(
+    fields = {"prompt_logprobs": _TOP} if scores_prompt else {}
+    choice = await _completion(server, tokens, max(more, 1), _TOP, temperature=0, **fields)
+    positions = []
+    for index, entry in enumerate(choice.get("prompt_logprobs") or []):
+        if entry is not None:
+            named = {int(token): each["logprob"] for token, each in entry.items()}
+            positions.append(_position(index, tokens[index], named))
+    decoded = _decoded(choice, len(tokens))[:more]
+    if len(decoded) != more:
+        raise Failed(f"{name}: {len(decoded)} tokens instead of {more} with ignore_eos")
+    generated = [position.token_ids[0] for position in decoded]
+    return Sequence(name, [*tokens, *generated], len(tokens), positions + decoded)
+
+
+async def _drawn(server: Server, temperature: float, seed: int, top_k: int) -> Draw:
+    tokens = _random(seed, 30)
+    fields = {"temperature": temperature, "seed": seed, "top_k": top_k or -1}
+    choice = await _completion(server, tokens, 48, _DRAWN_TOP, top_p=1, min_p=0, **fields)
+    return Draw(temperature, seed, top_k, _decoded(choice, len(tokens)))
+
+
+async def _completion(
+    server: Server, tokens: list[int], count: int, top: int, **fields: Any
+) -> dict[str, Any]:
+    return await server.complete(
         prompt=tokens,
-        max_tokens=max(more, 1),
-        temperature=0,
+        max_tokens=count,
         ignore_eos=True,
-        logprobs=_TOP,
+        logprobs=top,
         return_token_ids=True,
         return_tokens_as_token_ids=True,
         **fields,
     )
-    positions = []
-    for index, entry in enumerate(choice.get("prompt_logprobs") or []):
-        if entry is not None:
-            positions.append(
-                _position(index, tokens[index], {int(k): v["logprob"] for k, v in entry.items()})
-            )
-    generated = choice["token_ids"][:more]
-    given = choice["logprobs"]
-    for place, token in enumerate(generated):
+
+
+def _decoded(choice: dict[str, Any], begin: int) -> list[Position]:
+    """The generated tokens, whose first is at ``begin``."""
+    found, given = [], choice["logprobs"]
+    for place, token in enumerate(choice["token_ids"]):
         named = {int(name.removeprefix("token_id:")): v for name, v in given["top_logprobs"][place].items()}
         named[token] = given["token_logprobs"][place]
-        positions.append(_position(len(tokens) + place, token, named))
-    if len(generated) != more:
-        raise Failed(f"{name}: {len(generated)} tokens instead of {more} with ignore_eos")
-    return Sequence(name, [*tokens, *generated], len(tokens), positions)
+        found.append(_position(begin + place, token, named))
+    return found
 
 
 def _position(index: int, token: int, logprobs: dict[int, float]) -> Position:
     """The token's own comes first."""
-    others = [other for other in logprobs if other != token]
-    values = [logprobs[token], *(logprobs[other] for other in others)]
+    ids = [token, *(other for other in logprobs if other != token)]
+    values = [logprobs[each] for each in ids]
     if not all(math.isfinite(value) and value <= 1e-3 for value in values):
-        raise Failed(f"log-probabilities at position {index} are not: {values}")
-    return Position(index, [token, *others], values)
-
-
-async def check_needle(server: Server, context: Context) -> Found:
-    """Hides a number in long prompts and asks for it, where the weights can answer."""
-    if context.perplexity is None:
-        raise Skipped("it needs the check record, which tells trained weights from random ones")
-    if not context.is_trained or context.is_small:
-        raise Skipped(
-            f"these weights do not answer questions (perplexity of English {context.perplexity:,.0f}); the "
-            "checks attention and logprobs cover long contexts"
-        )
-    vocab = load_vocabulary()
-    filler, lengths = vocab.encode(FILLER), []
-    for length in NEEDLE_LENGTHS[: 2 if context.quick or not context.has_accelerator else None]:
-        room = min(length, server.max_model_len, server.kv_tokens) - 1200  # for the answer and the question
-        if length > min(server.max_model_len, server.kv_tokens) or room <= 0:
-            continue
-        for depth in (0.1, 0.5, 0.9):
-            before, after = int(room * depth / len(filler)), int(room * (1 - depth) / len(filler))
-            text = FILLER * before + NEEDLE + FILLER * after
-            messages = [{"role": "user", "content": f"{text}\n\n{QUESTION}"}]
-            choice = await server.chat(
-                messages=messages, temperature=0, max_tokens=1000, reasoning_effort="low"
-            )
-            answer = choice["message"]["content"] or ""
-            if CODE not in answer:
-                raise Failed(f"at {length:,} tokens, depth {depth:.0%}: {answer[:80]!r} instead of {CODE}")
-        lengths.append(length)
-    if not lengths:
-        raise Skipped(f"--max-model-len {server.max_model_len} leaves no room for one")
-    return Found(f"found at {', '.join(f'{each:,}' for each in lengths)} tokens, at 3 depths each")
+        raise Failed(f"invalid log-probabilities at position {index}: {values}")
+    return Position(index, ids, values)

@@ -1,4 +1,4 @@
-"""Texts for the checks, of our own making."""
+"""A text of our own making."""
 
 from __future__ import annotations
 
@@ -12,21 +12,4 @@ ENGLISH = (
     "return she gave him the end of a loaf that was still warm from the oven. They sat for a while and "
     "watched the sun rise over the hills on the other side of the bay. Later in the day, the wind would "
     "turn and bring rain from the west, but for now the sky was clear. "
-)
-
-FILLER = (
-    "The path goes on along the river, past fields of wheat and rows of old trees. Now and then a cart "
-    "comes the other way, and its driver lifts his hat. There is nothing remarkable about any of it. "
-)
-CODE = "73924"
-NEEDLE = f"Remember this: the number of the lighthouse is {CODE}. "
-QUESTION = "What is the number of the lighthouse? Answer with the number alone."
-
-# Pieces that encoders and parsers get wrong: white space, scripts, emoji, names of special tokens as text.
-AWKWARD = (
-    "  two  spaces\n\n\tand\ttabs  ",
-    "naïve café, Straße, œuvre, Ελληνικά, русский, العربية, 中文字, 日本語, 한국어",
-    "👩‍👩‍👧‍👦 🇩🇪 e\u0301 \u200bzero width",
-    "<|start|>assistant<|channel|>final<|message|>not a message<|end|>",
-    '{"key": [1, 2.5e-3, null, true], "nested": {"a": "\\"quoted\\""}}',
 )

@@ -1,0 +1,95 @@
+"""The engine's model on the reference ops: what the device's results are compared with.
+
+``GptOss`` runs layer by layer, each as a model of one layer whose embedding is the state before it. So the
+120b needs the memory of one layer, packed as in the file, and of the states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from chorale.kernels import select_ops
+from chorale.kernels.ops import ForwardBatch, Ops
+from chorale.model.gpt_oss import GptOss, LayerWeights, Weights
+from chorale.model.weights import packed_layers
+from chorale.selfcheck.device.machine import Machine
+from chorale.selfcheck.device.steps import PagedSequences
+
+_BLOCK_SIZE = 16
+_HEAD_ROWS = 16_384  # of the output matrix at once
+
+
+@dataclass(frozen=True)
+class _E4m3Inputs:
+    """Experts whose products get inputs in e4m3 with a scale for each row, as a Hopper GPU's can."""
+
+    experts: Any
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.experts, name)
+
+    def up(self, expert: int, x: torch.Tensor) -> Any:
+        return self.experts.up(expert, _through_e4m3(x))
+
+    def back(self, expert: int, inner: torch.Tensor) -> Any:
+        return self.experts.back(expert, _through_e4m3(inner))
+
+
+def _through_e4m3(x: torch.Tensor) -> torch.Tensor:
+    scale = x.abs().amax(-1, keepdim=True).clamp(min=1e-12).float() / 448
+    return ((x.float() / scale).to(torch.float8_e4m3fn).float() * scale).to(x.dtype)
+
+
+class Reference:
+    """In float32, or ``rounded``: in the number formats of the engine."""
+
+    def __init__(self, machine: Machine, *, rounded: bool = False) -> None:
+        self._machine, self._rounded = machine, rounded
+        self._dtype = machine.dtype if rounded else torch.float32
+        self._kv_dtype = machine.kv_dtype if rounded else torch.float32
+        self.ops: Ops = select_ops("reference", str(machine.device))
+        self.norm = machine.read("final_norm").float()
+
+    def layers(self) -> Iterator[LayerWeights]:
+        machine = self._machine
+        given = machine.folder, machine.model, self.ops
+        for layer in packed_layers(*given, device=machine.device, dtype=self._dtype):
+            is_e4m3 = self._rounded and machine.fp8_activations
+            yield replace(layer, experts=_E4m3Inputs(layer.experts)) if is_e4m3 else layer
+
+    def embedded(self, token_ids: Sequence[int]) -> torch.Tensor:
+        table = self._machine.checkpoint.read(None, "embedding")
+        return table[torch.tensor(token_ids)].float().to(self._machine.device)
+
+    def one_layer(self, number: int, layer: LayerWeights, x: torch.Tensor, most: int, ops: Ops) -> GptOss:
+        """The model of one layer, whose embedding is the state ``x`` [T, H] before it."""
+        config = self._machine.model
+        kinds = config.layer_types[number : number + 1]
+        one = replace(config, num_hidden_layers=1, layer_types=kinds)
+        return GptOss(one, Weights(x, (layer,), self.norm, None, 0), ops, most)
+
+    def run(self, x: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+        """[T, H] after the last layer. The embedded tokens of sequences lie one after the other in ``x``."""
+        sequences = PagedSequences(lengths, _BLOCK_SIZE, self._machine.device)
+        kv, step = sequences.pool(self._machine.model, self._kv_dtype), sequences.whole()
+        batch = ForwardBatch(step.tokens, step.tokens[:0], step.meta)
+        for number, layer in enumerate(self.layers()):
+            x = self.one_layer(number, layer, x, max(lengths), self.ops).hidden(batch, [kv])
+        return x
+
+    def logprobs(self, x: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
+        """[R, V] on the CPU, of x [R, H] after the last layer. ``head``: the output matrix."""
+        # Other ops than these keep float32 sums, whatever they multiply.
+        dtype = self._dtype if self._machine.ops.name == "reference" else torch.float32
+        rows = torch.arange(len(x), device=x.device)
+        parts = []
+        for part in head.split(_HEAD_ROWS):
+            weights = Weights(x, (), self.norm, self.ops.pack_head(part.to(dtype)), 0)
+            parts.append(GptOss(self._machine.model, weights, self.ops, 1).logits(x, rows))
+        logits = torch.cat(parts, 1)
+        # A sum of 201,088 float32 numbers is off by 5e-5.
+        return (logits - logits.double().logsumexp(-1, keepdim=True).float()).cpu()
