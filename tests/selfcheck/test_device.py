@@ -1,7 +1,8 @@
-"""The checks of the device: green on what is right, red on each planted fault, in code and in files."""
+"""The checks of the device: green on right code, red on each fault that is planted in it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,28 +10,33 @@ from typing import Any
 import pytest
 import torch
 
-from chorale.kernels import mxfp4
+from chorale.kernels.ops import AttentionMeta, AttentionShape
+from chorale.kernels.reference import attention, moe
+from chorale.kernels.reference import ops as reference_ops
 from chorale.kernels.reference.ops import REFERENCE_OPS
+from chorale.kernels.reference.sampling import sampling as reference_sampling
+from chorale.kernels.reference.sampling.sampling import ReferenceSampler
+from chorale.model import gpt_oss
 from chorale.model.config_writer import make_config
+from chorale.model.demo import ensure_demo
 from chorale.model.gpt_oss import GptOss
 from chorale.model.weights import load_weights
-from chorale.selfcheck.check import Failed, Skipped
-from chorale.selfcheck.device import logprobs, sampling
-from chorale.selfcheck.device.logprobs import check_logprobs
-from chorale.selfcheck.device.long_attention import check_long_attention
+from chorale.selfcheck.check import Failed
+from chorale.selfcheck.device import draws as draws_module
+from chorale.selfcheck.device.answers import check_answers
+from chorale.selfcheck.device.draws import check_draws
+from chorale.selfcheck.device.logprobs import check_logprobs, named_tokens
 from chorale.selfcheck.device.op_checks import check_ops
-from chorale.selfcheck.device.plain import EXACT, Group, attend, rms_norm, run_plain
-from chorale.selfcheck.device.plain_weights import decode
+from chorale.selfcheck.device.reference import Reference
 from chorale.selfcheck.recorded import Position, Recording, Sequence
 from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.support.device.paged import PagedRunner
 from tests.support.runtime import SIZES, write_checkpoint
-from tests.support.selfcheck import CODE_FAULTS, engine_with, machine_of, record
+from tests.support.selfcheck import CODE_FAULTS, draws, engine_with, machine_of, record
 
 WRONG_OP = {
     "sink_left_out": "attention is off",
     "window_one_less": "attention is off",
-    "no_concentration": "rotary table is off",
     "expert_scale": "moe is off",
     "half_swapped": "project_and_route: x is off",
     "stale_page": "attention is off",
@@ -48,16 +54,8 @@ def recording(folder: Path) -> Recording:
         return record(core)
 
 
-def test_decoding_equals_the_kernels(folder: Path) -> None:
-    blocks = torch.randint(0, 256, (7, 3, 16), dtype=torch.uint8)
-    scales = torch.randint(0, 255, (7, 3), dtype=torch.uint8)
-    assert torch.equal(decode(blocks, scales), mxfp4.dequantize(blocks, scales, torch.float32))
-    scales[2, 1] = 255
-    assert decode(blocks, scales).isnan().sum() == 32
-
-
 @pytest.mark.parametrize("layout", ["published", "dense", "reference", "quark"])
-def test_plain_model_equals_the_engines(layout: str, tmp_path: Path) -> None:
+def test_the_reference_layer_by_layer_equals_the_whole_model(layout: str, tmp_path: Path) -> None:
     """Odd sizes: 3 of 7 experts, 6 heads on 2, and a window that is no multiple of anything."""
     sizes = SIZES | {"layers": 2, "experts": 7, "hidden": 96, "inter": 32, "heads": 6, "sliding_window": 37}
     config = replace(make_config(**sizes), num_experts_per_tok=3)
@@ -65,12 +63,14 @@ def test_plain_model_equals_the_engines(layout: str, tmp_path: Path) -> None:
     machine = machine_of(tmp_path / "odd")
     assert machine.model.num_experts_per_tok == 3
     weights = load_weights(tmp_path / "odd", machine.model, REFERENCE_OPS, device="cpu", dtype=torch.float32)
-    tokens = torch.randint(0, config.vocab_size, (90,)).tolist()
-    expected = PagedRunner(GptOss(machine.model, weights, REFERENCE_OPS, 128)).run(tokens)
-    source = machine.plain
-    x = run_plain(machine.model, source.layers(), Group([source.embedded(tokens)], (EXACT,)))[0]
-    normed = rms_norm(x, source.read(None, "final_norm").float(), machine.model.rms_norm_eps)
-    found = normed @ source.read(None, "head").float().t()
+    lengths = (90, 1, 50)
+    tokens = [torch.randint(0, config.vocab_size, (length,)).tolist() for length in lengths]
+    runner = PagedRunner(GptOss(machine.model, weights, REFERENCE_OPS, 128))
+    expected = torch.cat([runner.run(ids) for ids in tokens]).log_softmax(-1)
+    reference = Reference(machine)
+    with torch.inference_mode():
+        x = reference.run(torch.cat([reference.embedded(ids) for ids in tokens]), lengths)
+        found = reference.logprobs(x, machine.read("head"))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -85,10 +85,9 @@ def test_plain_model_equals_the_engines(layout: str, tmp_path: Path) -> None:
 def test_right_ops_are_right(folder: Path, dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
     machine = machine_of(folder, dtype=dtype, kv_dtype=kv_dtype)
     assert "within its limit" in check_ops(machine).detail
-    assert "1,024 tokens" in check_long_attention(machine).detail
 
 
-@pytest.mark.parametrize("fault", CODE_FAULTS)
+@pytest.mark.parametrize("fault", WRONG_OP)
 def test_ops_with_a_fault_are_named(folder: Path, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ops = CODE_FAULTS[fault](monkeypatch)
     for dtype in (torch.float32, torch.bfloat16):
@@ -96,18 +95,75 @@ def test_ops_with_a_fault_are_named(folder: Path, fault: str, monkeypatch: pytes
             check_ops(machine_of(folder, ops, dtype=dtype, kv_dtype=dtype))
 
 
-@pytest.mark.parametrize("fault", ["no_sinks", "window_one_less", "stale_page"])
-def test_faults_of_attention_are_seen_by_the_needles(
-    folder: Path, fault: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def without_sinks(q: Any, kv: Any, sinks: Any, plan: Any, group: int) -> torch.Tensor:
-        return REFERENCE_OPS.attention(q, kv, sinks - 1e30, plan, group)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("op", "named"),
+    [("qkv_rope_cache", "qkv_rope_cache"), ("project_and_route", "norm"), ("lm_head", "lm_head")],
+)
+def test_ops_with_another_epsilon_are_named(folder: Path, op: str, named: str, dtype: torch.dtype) -> None:
+    right, place = getattr(REFERENCE_OPS, op), {"qkv_rope_cache": 3}.get(op, 4)
 
-    ops = replace(REFERENCE_OPS, attention=without_sinks)
-    if fault in CODE_FAULTS:
-        ops = CODE_FAULTS[fault](monkeypatch)
-    with pytest.raises(Failed, match="attention is off"):
-        check_long_attention(machine_of(folder, ops))
+    def wrong(*given: Any) -> Any:
+        return right(*given[:place], 10 * given[place], *given[place + 1 :])
+
+    ops = replace(REFERENCE_OPS, **{op: wrong})
+    with pytest.raises(Failed, match=rf"{named}.* is off .* small inputs"):
+        check_ops(machine_of(folder, ops, dtype=dtype, kv_dtype=dtype))
+
+
+def test_a_fault_of_long_contexts_is_named(folder: Path) -> None:
+    """Each context ends at 4,096 tokens."""
+
+    def plan(meta: AttentionMeta, shape: AttentionShape, block_size: int) -> Any:
+        short = replace(meta, context_lens=meta.context_lens.clamp(max=4096))
+        return REFERENCE_OPS.plan_attention(short, shape, block_size)
+
+    machine = machine_of(folder, replace(REFERENCE_OPS, plan_attention=plan), max_model_len=8192)
+    with pytest.raises(Failed, match=r"attention is off .* at 8,192 tokens"):
+        check_ops(machine)
+
+
+def _scaled(factor: float, *, field: int | None = None) -> Callable[[Any], Any]:
+    """A function's result, or one field of it, times ``factor``."""
+
+    def wrapper(right: Any) -> Any:
+        def wrong(*given: Any) -> Any:
+            found = right(*given)
+            if field is None:
+                return found * factor
+            return tuple(each * factor if place == field else each for place, each in enumerate(found))
+
+        return wrong
+
+    return wrapper
+
+
+# Faults in code that the engine and the reference share: (module, name, change).
+SHARED_FAULTS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
+    "norm epsilon times 10": (
+        reference_ops,
+        "rms_norm",
+        lambda right: lambda x, w, eps: right(x, w, 10 * eps),
+    ),
+    "swiglu without its limit": (
+        moe,
+        "swiglu",
+        lambda right: lambda both, limit, alpha: right(both, 1e9, alpha),
+    ),
+    "scores times 1.008": (attention, "_gather", _scaled(1.008, field=0)),
+    "gates times 1.02": (reference_ops, "route", _scaled(1.02, field=2)),
+    "logits times 1.001": (gpt_oss.GptOss, "logits", _scaled(1.001)),
+}
+
+
+@pytest.mark.parametrize("fault", SHARED_FAULTS)
+def test_faults_in_shared_code_are_seen_by_the_known_answers(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, name, change = SHARED_FAULTS[fault]
+    monkeypatch.setattr(module, name, change(getattr(module, name)))
+    with pytest.raises(Failed, match="off by"):
+        check_answers(machine_of(ensure_demo()))
 
 
 def test_log_probabilities_of_a_right_engine(folder: Path, recording: Recording) -> None:
@@ -120,16 +176,11 @@ def test_log_probabilities_of_a_right_engine(folder: Path, recording: Recording)
         check_logprobs(machine_of(folder), rounded)
 
 
-def test_rounding_is_measured_at_the_tokens_that_it_would_name(tmp_path: Path) -> None:
-    """So many layers of random weights that an engine's likeliest tokens are mostly its rounding's choice."""
-    config = make_config(**SIZES | {"layers": 96, "experts": 32, "hidden": 128, "inter": 128, "vocab": 5000})
-    folder = write_random_checkpoint(tmp_path / "deep", config)
-    with engine_with(folder, REFERENCE_OPS, dtype="bfloat16") as core:
-        rounded = record(core, (20, 60))
-    found = check_logprobs(machine_of(folder, dtype=torch.bfloat16, kv_dtype=torch.bfloat16), rounded)
-    every = found.facts["all"]
-    assert every["rounding"] > 0.8
-    assert every["mean"] == pytest.approx(every["rounding"], rel=0.2)
+def test_rounding_is_measured_at_the_tokens_that_it_would_name() -> None:
+    position = Position(7, [3, 0, 1], [-1.0, -2.0, -3.0])
+    rounded = torch.tensor([-9.0, -1.0, -2.0, -8.0, -3.0])
+    assert named_tokens(rounded, position, is_decoded=True) == [1, 2, 4]
+    assert named_tokens(rounded, position, is_decoded=False) == [3, 1, 2]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -158,36 +209,6 @@ def test_a_fault_of_one_sequence_is_seen(folder: Path, recording: Recording) -> 
         check_logprobs(machine_of(folder), Recording(sequences))
 
 
-def test_sequences_that_would_take_too_long_are_left_out(
-    folder: Path, recording: Recording, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    longest = max(len(sequence.tokens) for sequence in recording.sequences)
-    monkeypatch.setattr(logprobs, "_LONG", longest - 1)
-    count = sum(len(sequence.tokens) == longest for sequence in recording.sequences)
-    assert "left out" not in check_logprobs(machine_of(folder), recording).detail
-    monkeypatch.setattr(logprobs, "_LONG_SECONDS", 0.0)
-    found = check_logprobs(machine_of(folder), recording).detail
-    assert f"; {count} would take more than 0 s here and were left out" in found
-    monkeypatch.setattr(logprobs, "_LONG", 0)
-    with pytest.raises(Skipped, match="each recorded sequence"):
-        check_logprobs(machine_of(folder), recording)
-
-
-@pytest.mark.parametrize("window", [None, 5000, 100])
-def test_plain_attention_over_several_pieces_of_keys(window: int | None) -> None:
-    torch.manual_seed(1)
-    length = 2 * 4096 + 77
-    q, k, v = torch.randn(length, 2, 8), torch.randn(length, 1, 8), torch.randn(length, 1, 8)
-    sinks = torch.tensor([0.5, 3.0])
-    found = attend(q, k, v, sinks, window).view(length, 2, 8)
-    for place in (0, 99, 100, 4095, 4096, 5000, length - 1):
-        first = 0 if window is None else max(0, place - window + 1)
-        seen = slice(first, place + 1)
-        scores = (k[seen, 0].double() @ q[place].double().t() / 8**0.5).exp()  # [keys, 2]
-        exact = scores.t() @ v[seen, 0].double() / (scores.sum(0) + sinks.double().exp()).unsqueeze(1)
-        assert (found[place] - exact).abs().max() < 1e-5, place
-
-
 def test_not_a_number_is_seen(folder: Path) -> None:
     def lm_head(*given: object) -> torch.Tensor:
         logits = REFERENCE_OPS.lm_head(*given)  # type: ignore[arg-type]
@@ -198,15 +219,50 @@ def test_not_a_number_is_seen(folder: Path) -> None:
         check_ops(machine_of(folder, replace(REFERENCE_OPS, lm_head=lm_head)))
 
 
-def test_sampling(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "draws at temperature 1" in sampling.check_sampling(machine_of(folder)).detail
+def test_draws_are_those_that_the_noise_decides(folder: Path, recording: Recording) -> None:
+    with engine_with(folder, REFERENCE_OPS) as core:
+        found = check_draws(Recording(recording.sequences, draws(core)))
+    assert "40 greedy tokens are the likeliest, and 288 tokens drawn by seed" in found.detail
 
-    class SecondBest(sampling.ReferenceSampler):
-        def __call__(
-            self, logits: torch.Tensor, draws: object, last: torch.Tensor, out: torch.Tensor
-        ) -> None:
-            super().__call__(logits, draws, last, out)  # type: ignore[arg-type]
-            out[-1] = last[-1] = logits[-1].topk(2).indices[1]
 
-    with pytest.raises(Failed, match="greedy sampling, 1 rows"):
-        sampling.check_sampling(machine_of(folder, replace(REFERENCE_OPS, make_sampler=SecondBest)))
+def _temperature_twice(patch: pytest.MonkeyPatch) -> None:
+    right = ReferenceSampler.drawn
+
+    def drawn(self: Any, scores: Any, keys: Any, temperature: torch.Tensor, *others: Any) -> torch.Tensor:
+        return right(self, scores, keys, temperature**2, *others)
+
+    patch.setattr(ReferenceSampler, "drawn", drawn)
+
+
+def _no_top_k(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(reference_sampling, "filter_scores", lambda *given: None)
+
+
+def _no_noise(patch: pytest.MonkeyPatch) -> None:
+    """In the engine and in the check."""
+    for module in (reference_sampling, draws_module):
+        right = module.gumbel_noise
+        patch.setattr(module, "gumbel_noise", lambda *given, right=right: right(*given) * 0.0)
+
+
+def _second_best(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ReferenceSampler, "decide", lambda self, scores, logits: scores.topk(2, -1).indices[:, 1])
+
+
+@pytest.mark.parametrize(
+    ("plant", "words"),
+    [
+        (_temperature_twice, "at temperature 0.5"),
+        (_no_top_k, "with top_k 20"),
+        (_no_noise, "standard deviations"),
+        (_second_best, "greedy sampling chose"),
+    ],
+)
+def test_a_fault_of_sampling_is_seen(
+    plant: Callable[[pytest.MonkeyPatch], None], words: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with engine_with(folder, REFERENCE_OPS) as core:
+        plant(monkeypatch)
+        recorded = Recording(record(core, (12,)).sequences, draws(core))
+    with pytest.raises(Failed, match=words):
+        check_draws(recorded)

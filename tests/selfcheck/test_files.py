@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +23,7 @@ from tests.support.selfcheck import machine_of
 SEEN = {
     "expert_scale": (files.check_checksums, answers.check_answers),
     "sink_left_out": (files.check_checksums, answers.check_answers, files.check_values),
-    "window_one_less": (files.check_shapes,),
+    "window_one_less": (files.check_shapes, answers.check_answers),
     "no_concentration": (files.check_shapes, answers.check_answers),
     "half_swapped": (files.check_checksums, answers.check_answers),
     "rank_half_swapped": (files.check_checksums, answers.check_answers),
@@ -89,8 +88,10 @@ def test_values_that_cannot_be(
 def test_files_without_published_hashes_prove_nothing(small: Path) -> None:
     with pytest.raises(Skipped, match="no published hashes"):
         files.check_checksums(machine_of(small))
-    with pytest.raises(Skipped, match="demo only"):
-        answers.check_answers(machine_of(small))
+
+
+def test_the_demo_answers_for_other_checkpoints(small: Path) -> None:
+    assert "are those of transformers" in answers.check_answers(machine_of(small)).detail
 
 
 def as_hub_cache(source: Path, folder: Path) -> Path:
@@ -133,18 +134,6 @@ def test_hashes_of_a_download_folder(small: Path, tmp_path: Path) -> None:
             continue
         with pytest.raises(Failed, match=weights.name):
             files.check_checksums(machine_of(folder))
-
-
-def test_known_answers_may_differ_by_a_last_bit() -> None:
-    shipped = json.loads(answers.SHIPPED.read_text())
-    near = [[value + 0.001 for value in text] for text in shipped]
-    assert answers.compare(near, shipped).detail
-    near[1][3] += 0.1
-    with pytest.raises(Failed):
-        answers.compare(near, shipped)
-    near[1][3] = float("nan")
-    with pytest.raises(Failed):
-        answers.compare(near, shipped)
 
 
 def test_a_checkpoint_whose_layers_begin_otherwise(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from chorale.model import gpt_oss
 from chorale.model.checkpoint import Checkpoint
 from chorale.model.config import ModelConfig
 from chorale.selfcheck.device.machine import Machine
-from chorale.selfcheck.recorded import Position, Recording, Sequence
+from chorale.selfcheck.recorded import Draw, Position, Recording, Sequence
 from chorale.serve.engine import assemble
 from tests.support.runtime import make_engine
 
@@ -29,7 +29,13 @@ Patch = Callable[[pytest.MonkeyPatch], Ops]
 
 def machine_of(folder: Path, ops: Ops = REFERENCE_OPS, **fields: Any) -> Machine:
     model = ModelConfig.load(folder)
-    settings: dict[str, Any] = {"dtype": torch.float32, "kv_dtype": torch.float32, "quick": True} | fields
+    settings: dict[str, Any] = {
+        "dtype": torch.float32,
+        "kv_dtype": torch.float32,
+        "quick": True,
+        "max_model_len": 1024,
+        **fields,
+    }
     return Machine(
         folder=folder,
         model=model,
@@ -37,7 +43,6 @@ def machine_of(folder: Path, ops: Ops = REFERENCE_OPS, **fields: Any) -> Machine
         device=torch.device("cpu"),
         ops=ops,
         block_size=16,
-        max_model_len=1024,
         **settings,
     )
 
@@ -143,24 +148,52 @@ def engine_with(folder: Path, ops: Ops, **options: Any) -> Iterator[EngineCore]:
 def record(core: EngineCore, lengths: tuple[int, ...] = (12, 20, 28, 60, 200)) -> Recording:
     """What the check "record" gets from a server, from an engine in this process."""
     generator = np.random.default_rng(0)
-    found: dict[str, tuple[list[int], list[Any]]] = {}
-    for number, length in enumerate(lengths):
-        tokens = generator.integers(0, core.limits.vocab_size, length).tolist()
-        found[f"{number}"] = (tokens, [])
-        sampling = SamplingSpec(temperature=0.0, ignore_eos=True, max_tokens=8, logprobs=4, prompt_logprobs=4)
-        core.add_request(GenerateRequest(request_id=f"{number}", prompt_token_ids=tokens, sampling=sampling))
+    prompts = {
+        str(number): generator.integers(0, core.limits.vocab_size, n).tolist()
+        for number, n in enumerate(lengths)
+    }
+    sampling = SamplingSpec(temperature=0.0, ignore_eos=True, max_tokens=8, logprobs=4, prompt_logprobs=4)
+    found = _run(core, {name: (tokens, sampling) for name, tokens in prompts.items()})
+    sequences = []
+    for name, positions in found.items():
+        tokens = prompts[name]
+        generated = [each.token_ids[0] for each in positions if each.index >= len(tokens)]
+        sequences.append(Sequence(name, [*tokens, *generated], len(tokens), positions))
+    return Recording(sequences)
+
+
+def draws(core: EngineCore) -> list[Draw]:
+    """What "record" draws, likewise."""
+    asked = {
+        f"{temperature} {top_k}": (
+            [5, 6, 7],
+            SamplingSpec(
+                temperature=temperature, top_k=top_k, seed=11, ignore_eos=True, max_tokens=48, logprobs=20
+            ),
+        )
+        for temperature in (0.5, 1.0, 2.0)
+        for top_k in (0, 20)
+    }
+    found = _run(core, asked)
+    return [Draw(spec.temperature, 11, spec.top_k, found[name]) for name, (_, spec) in asked.items()]
+
+
+def _run(core: EngineCore, asked: dict[str, tuple[list[int], SamplingSpec]]) -> dict[str, list[Position]]:
+    """The positions that have log-probabilities."""
+    records: dict[str, list[Any]] = {name: [] for name in asked}
+    for name, (tokens, sampling) in asked.items():
+        core.add_request(GenerateRequest(request_id=name, prompt_token_ids=tokens, sampling=sampling))
     while core.has_work:
         for chunk in core.step():
             assert chunk.error is None, chunk.error
-            found[chunk.request_id][1].extend([*(chunk.prompt_logprobs or ()), *(chunk.logprobs or ())])
-    sequences = []
-    for name, (tokens, records) in found.items():
-        positions = []
-        for index, each in enumerate(records):
+            records[chunk.request_id] += [*(chunk.prompt_logprobs or ()), *(chunk.logprobs or ())]
+    found: dict[str, list[Position]] = {}
+    for name, (tokens, sampling) in asked.items():
+        begin = 0 if sampling.prompt_logprobs is not None else len(tokens)
+        found[name] = []
+        for index, each in enumerate(records[name], begin):
             if each is not None:
                 named = {each.token_id: each.logprob}  # its own comes first
                 named |= dict(zip(each.top_ids, each.top_logprobs, strict=True))
-                positions.append(Position(index, list(named), list(named.values())))
-        generated = [each.token_id for each in records[len(tokens) :]]
-        sequences.append(Sequence(name, [*tokens, *generated], len(tokens), positions))
-    return Recording(sequences)
+                found[name].append(Position(index, list(named), list(named.values())))
+    return found

@@ -14,8 +14,7 @@ import httpx2
 
 from chorale.selfcheck.check import Check, Outcome
 from chorale.selfcheck.run import run_one
-from chorale.selfcheck.serving.context import Context, ServerCheck
-from chorale.selfcheck.serving.server import Server
+from chorale.selfcheck.serving.server import Context, Server, ServerCheck
 
 Answer = Callable[[str, dict[str, Any]], Any]  # (path, body) -> the JSON of a response, or a response
 
@@ -41,13 +40,7 @@ def outcome(
         async with httpx2.AsyncClient(transport=httpx2.MockTransport(handle), base_url="http://s") as client:
             server = Server(Started(process, tmp_path, tmp_path / "log"), client)
             server.model, server.max_model_len, server.kv_tokens = "m", 4096, 65536
-            context = Context(
-                quick=True, is_slow=False, has_accelerator=False, is_small=True, max_num_seqs=64
-            )
+            context = Context(quick=True, is_slow=False, has_accelerator=False)
             return await run_one(Check("stops", "server", "", "", seconds), check, server, context)
 
     return asyncio.run(run())
-
-
-def metrics(**values: float) -> httpx2.Response:
-    return httpx2.Response(200, text="".join(f'vllm:{k}{{engine="0"}} {v}\n' for k, v in values.items()))

@@ -43,7 +43,7 @@ HOOKS = ROOT / "tests" / "support" / "faulty_engine"
 class Fault:
     """``config`` edits config.json; ``tensors`` edit tensors in place: uint8, or bfloat16 as float32.
 
-    ``engine``: the name of a fault in the engine's process instead.
+    ``engine``: the names of faults in the process instead, separated by commas.
     """
 
     about: str
@@ -150,6 +150,10 @@ FAULTS: dict[str, Fault] = {
     "rank_half_swapped": rank_half_swapped(),
     "bias_dropped": bias_dropped(),
     "stale_page": Fault("page 4 of each sequence's table is still page 3", engine="stale_page"),
+    "four_faults": Fault(
+        "the stale page, the norm's epsilon times 10, temperature applied twice, digits cut by two",
+        engine="stale_page,norm_epsilon,temperature_twice,digits_by_two",
+    ),
 }
 
 

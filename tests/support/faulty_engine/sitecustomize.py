@@ -70,8 +70,34 @@ def _stale_page(module: Any) -> None:
     module.select_ops = select
 
 
-_CHANGES = {"stale_page": ("chorale.kernels", _stale_page)}
+def _norm_epsilon(module: Any) -> None:
+    rms_norm = module.rms_norm
+    module.rms_norm = lambda x, weight, eps: rms_norm(x, weight, 10 * eps)
 
 
-if (_fault := os.environ.get("CHORALE_TEST_FAULT")) is not None:
+def _temperature_twice(module: Any) -> None:
+    """Where requests become rows of the engine."""
+    floats = module.RowSamplingState.floats
+
+    def squared(self: Any, rows: Any) -> Any:
+        found = floats(self, rows)
+        found[0] **= 2
+        return found
+
+    module.RowSamplingState.floats = squared
+
+
+def _digits_by_two(module: Any) -> None:
+    module.PIECE_PATTERN = module.PIECE_PATTERN.replace("{1,3}", "{1,2}")
+
+
+_CHANGES = {
+    "stale_page": ("chorale.kernels", _stale_page),
+    "norm_epsilon": ("chorale.kernels.reference.ops", _norm_epsilon),
+    "temperature_twice": ("chorale.runtime.sampling.row_state", _temperature_twice),
+    "digits_by_two": ("chorale.harmony.bpe", _digits_by_two),
+}
+
+
+for _fault in filter(None, os.environ.get("CHORALE_TEST_FAULT", "").split(",")):
     sys.meta_path.insert(0, _Finder(*_CHANGES[_fault]))
