@@ -12,7 +12,7 @@ import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
-from chorale.cli.options.settings import merge
+from chorale.config.options.settings import merge
 
 ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 

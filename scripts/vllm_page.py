@@ -6,7 +6,7 @@ import re
 import sys
 from pathlib import Path
 
-from chorale.cli.options.vllm_flags import KNOWN_FLAGS
+from chorale.config.options.vllm_flags import KNOWN_FLAGS
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "from-vllm.md"
 MARKS = re.compile(r"(?<=<!-- all -->\n).*?(?=<!-- /all -->)", re.DOTALL)

@@ -79,14 +79,14 @@ def test_the_check_itself_finds(code: str) -> None:
 
 
 # What the operator asks for: addresses to compare with, KV events, and Ray's engines, whose connections are
-# encrypted (``client/curve.py``).
+# encrypted (``client/wire/curve.py``).
 OTHER_MACHINES = {
-    "cli/options/settings.py": ('"0.0.0.0"', '"::"'),
-    "cli/options/flags.py": ("tcp://",),  # an example
+    "config/options/settings.py": ('"0.0.0.0"', '"::"'),
+    "config/options/flags.py": ("tcp://",),  # an example
     "api/http/request_limits.py": ('"0.0.0.0"', '"::"'),  # names in a client's Host header
     "kv_events.py": ("tcp://",),
     "serve/engine/kv_events/sockets.py": ("tcp://", '"0.0.0.0"', '"::"'),
-    "client/curve.py": ("tcp://",),
+    "client/wire/curve.py": ("tcp://",),
     "serve/fleet/engine_host.py": ("tcp://",),
     "serve/fleet/holds.py": ("tcp://",),
 }

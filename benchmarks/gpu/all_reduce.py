@@ -31,7 +31,6 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as processes
 
-from chorale.bench.gpu_time import captured
 from chorale.kernels.ops import RouterWeights
 from chorale.kernels.reference import reduce as reference
 from chorale.kernels.triton import tuning
@@ -40,6 +39,7 @@ from chorale.kernels.triton.moe.router import pack_router, route
 from chorale.kernels.triton.reduce.memory import Layout
 from chorale.kernels.triton.reduce.reducer import SymmetricReducer
 from chorale.machine.processes import die_with_parent
+from chorale.measure.bench.gpu_time import captured
 from chorale.parallel.peer_memory import PeerMemory, symmetric_memory
 
 H, EPS, CALLS = 2880, 1e-5, 100

@@ -23,7 +23,6 @@ import numpy as np
 import torch
 import torch.multiprocessing as processes
 
-from chorale.bench.gpu_time import captured
 from chorale.kernels.ops import SamplingInputs
 from chorale.kernels.reference.sampling.noise import row_keys
 from chorale.kernels.triton.reduce.memory import Layout
@@ -33,6 +32,7 @@ from chorale.kernels.triton.sampling.shared_sample import SharedSample
 from chorale.kernels.triton.sampling.shared_thresholds import shared_thresholds
 from chorale.kernels.triton.sampling.thresholds import thresholds
 from chorale.machine.processes import die_with_parent
+from chorale.measure.bench.gpu_time import captured
 from chorale.parallel.distributed import Nccl
 from chorale.parallel.rank import Rank
 from chorale.parallel.shares import CHUNK, Share, cut

@@ -18,25 +18,43 @@ from chorale.version import __version__
 
 # command -> ("module" or "module:function", one line of help). The function maps arguments to an exit code.
 COMMANDS = {
-    "serve": ("chorale.cli.commands.serve", "serve a model over the OpenAI API"),
-    "chat": ("chorale.cli.commands.chat", "talk to a model in the terminal"),
-    "run": ("chorale.cli.commands.chat", "the same as chat"),
-    "complete": ("chorale.cli.commands.complete", "continue raw text in the terminal"),
-    "run-batch": ("chorale.cli.commands.run_batch", "run a file of requests, on an engine or a server"),
-    "bench": ("chorale.cli.bench", "measure a server, the engine, start-up, kernels"),
-    "eval": ("chorale.cli.commands.eval", "score a model's answers to tasks, compare runs and servers"),
-    "pull": ("chorale.cli.commands.models:run_pull", "download a checkpoint, or resume a download"),
-    "list": ("chorale.cli.commands.models:run_list", "list the checkpoints on this machine"),
-    "fit": ("chorale.cli.commands.fit", "compute what fits on this machine or on a named GPU"),
-    "warm": ("chorale.cli.commands.warm", "compile a server's kernels for this machine or a named GPU"),
-    "doctor": ("chorale.cli.commands.doctor", "check this machine, with remedies for problems"),
-    "selfcheck": ("chorale.cli.commands.selfcheck", "check that this machine computes what the model says"),
-    "config": ("chorale.cli.commands.config", "show the merged configuration and where each value is from"),
-    "collect-env": ("chorale.cli.commands.collect_env", "print versions and hardware for a bug report"),
-    "tools": ("chorale.cli.commands.tools", "serve the built-in tools over MCP, or check them"),
-    "vocab": ("chorale.cli.commands.export:run_vocab", "export the vocabulary for other harmony tools"),
-    "completion": ("chorale.cli.commands.completion", "print a completion script for bash, zsh or fish"),
-    "demo": ("chorale.cli.commands.export:run_demo", "export the built-in demo model as a checkpoint"),
+    "serve": ("chorale.cli.commands.serve.serve", "serve a model over the OpenAI API"),
+    "chat": ("chorale.cli.commands.client.chat", "talk to a model in the terminal"),
+    "run": ("chorale.cli.commands.client.chat", "the same as chat"),
+    "complete": ("chorale.cli.commands.client.complete", "continue raw text in the terminal"),
+    "run-batch": ("chorale.cli.commands.serve.run_batch", "run a file of requests, on an engine or a server"),
+    "bench": ("chorale.cli.commands.measure.bench", "measure a server, the engine, start-up, kernels"),
+    "eval": (
+        "chorale.cli.commands.measure.eval",
+        "score a model's answers to tasks, compare runs and servers",
+    ),
+    "pull": ("chorale.cli.commands.models.models:run_pull", "download a checkpoint, or resume a download"),
+    "list": ("chorale.cli.commands.models.models:run_list", "list the checkpoints on this machine"),
+    "fit": ("chorale.cli.commands.machine.fit", "compute what fits on this machine or on a named GPU"),
+    "warm": (
+        "chorale.cli.commands.machine.warm",
+        "compile a server's kernels for this machine or a named GPU",
+    ),
+    "doctor": ("chorale.cli.commands.machine.doctor", "check this machine, with remedies for problems"),
+    "selfcheck": (
+        "chorale.cli.commands.measure.selfcheck",
+        "check that this machine computes what the model says",
+    ),
+    "config": (
+        "chorale.cli.commands.serve.config",
+        "show the merged configuration and where each value is from",
+    ),
+    "collect-env": (
+        "chorale.cli.commands.machine.collect_env",
+        "print versions and hardware for a bug report",
+    ),
+    "tools": ("chorale.cli.commands.serve.tools", "serve the built-in tools over MCP, or check them"),
+    "vocab": (
+        "chorale.cli.commands.models.export:run_vocab",
+        "export the vocabulary for other harmony tools",
+    ),
+    "completion": ("chorale.cli.completion", "print a completion script for bash, zsh or fish"),
+    "demo": ("chorale.cli.commands.models.export:run_demo", "export the built-in demo model as a checkpoint"),
 }
 
 
@@ -88,7 +106,7 @@ def _dispatch(command: str, rest: list[str]) -> int:
     if command.startswith("-"):
         return _fail(f"unknown option {command} (chorale --help lists the commands)", 2)
     if command not in COMMANDS:
-        from chorale.cli.words import subcommand
+        from chorale.config.options.suggestions import subcommand
 
         return _fail(subcommand(command, COMMANDS, "command", "chorale --help lists the commands").message, 2)
     if (why := unsupported(platform.system())) is not None:

@@ -20,12 +20,12 @@ from pathlib import Path
 
 from chorale.client.admission import Admission, total_capacity
 from chorale.client.base import EngineInfo, EngineStatus
-from chorale.client.engine_connection import EngineConnection
-from chorale.client.follower import Follower
 from chorale.client.in_flight import InFlightRequests
+from chorale.client.routing.follower import Follower
 from chorale.client.stream import ChunkSink, RequestStream
 from chorale.client.summary import without_gauges
-from chorale.client.wire import (
+from chorale.client.wire.connection import EngineConnection
+from chorale.client.wire.messages import (
     Abort,
     CheckGrammar,
     ClientExpired,

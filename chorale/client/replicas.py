@@ -17,11 +17,11 @@ from pathlib import Path
 import msgspec
 
 from chorale.client.base import EngineStatus
-from chorale.client.follower import Follower
-from chorale.client.many_engines import SLICE, ManyEngines
-from chorale.client.prefix_index import PrefixSearch
+from chorale.client.fleet.many_engines import SLICE, ManyEngines
 from chorale.client.remote import MIN_RETRY_AFTER, ClientLimits, RemoteClient
-from chorale.client.routing import choose, cost
+from chorale.client.routing.cost import choose, cost
+from chorale.client.routing.follower import Follower
+from chorale.client.routing.prefix_index import PrefixSearch
 from chorale.client.stream import RequestStream
 from chorale.client.summary import ORDER, add_stats, merge_status
 from chorale.engine.types import EngineStats, GenerateRequest, TokenChunk

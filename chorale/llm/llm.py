@@ -14,6 +14,7 @@ import msgspec
 from chorale.client.base import EngineInfo
 from chorale.config.engine import MOST_ENGINES, EngineConfig
 from chorale.config.kv_events import KvEventsConfig, read_kv_events
+from chorale.config.read_speculative import read_speculative
 from chorale.config.sampling_fields import GENERATION, SAMPLING_FIELDS
 from chorale.config.speculative import SpeculativeConfig
 from chorale.engine.types import TokenChunk
@@ -34,7 +35,6 @@ from chorale.llm.prompts import (
     render_chat,
 )
 from chorale.llm.turns import make_turn
-from chorale.speculative.read import read_speculative
 from chorale.turns.choice.choice import Choice
 from chorale.turns.choice.raw_choice import RawChoice
 from chorale.turns.request import TurnRequest

@@ -17,8 +17,8 @@ from typing import BinaryIO, Protocol, TypeVar
 
 import msgspec
 
-from chorale.client.curve import TcpSocket
-from chorale.client.wire import DECODE_ERRORS, EngineAddress, local_address
+from chorale.client.wire.curve import TcpSocket
+from chorale.client.wire.messages import DECODE_ERRORS, EngineAddress, local_address
 from chorale.config.engine import EngineConfig, ServerConfig
 from chorale.engine.kv_cache.hashing import shared_secret
 from chorale.errors import ConfigError

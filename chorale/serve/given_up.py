@@ -8,7 +8,7 @@ import os
 
 import zmq
 
-from chorale.client.wire import Heartbeat, encode, heartbeat_address
+from chorale.client.wire.messages import Heartbeat, encode, heartbeat_address
 from chorale.serve.bootstrap import EngineStart
 from chorale.serve.engine_monitor import EngineMonitor
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from chorale.client.wire import Heartbeat
+from chorale.client.wire.messages import Heartbeat
 from chorale.machine.processes import LOADING_TIMEOUT, Pulse
 
 

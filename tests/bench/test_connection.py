@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chorale.bench.connection import EventConnection, Target
-from chorale.bench.load import Load, LoadRequest, Outcome, Pace
-from chorale.bench.load_processes import run_load, share
+from chorale.measure.bench.connection import EventConnection, Target
+from chorale.measure.bench.load import Load, LoadRequest, Outcome, Pace
+from chorale.measure.bench.load_processes import run_load, share
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 EVENTS = [b'{"choices":[{"text":"a"}]}', b'{"choices":[{"text":"b\\n"}]}', b"[DONE]"]

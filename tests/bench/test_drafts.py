@@ -9,12 +9,12 @@ import msgspec
 import pytest
 
 from chorale.api.operator.metrics import Metrics
-from chorale.bench.drafts import SYNTHETIC, DraftCounts
-from chorale.bench.metrics import block, summarise
-from chorale.cli.bench.offline import _conclude, described
+from chorale.cli.commands.measure.bench_offline import _conclude, described
 from chorale.client.base import EngineInfo
 from chorale.config.speculative import SpeculativeConfig
 from chorale.engine.types import EngineStats
+from chorale.measure.bench.drafts import SYNTHETIC, DraftCounts
+from chorale.measure.bench.metrics import block, summarise
 
 INFO = EngineInfo(model="m", max_model_len=1, max_num_seqs=1, num_speculative_tokens=3)
 BEFORE = EngineStats(

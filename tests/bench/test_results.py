@@ -13,16 +13,16 @@ from typing import Literal
 import httpx2
 import pytest
 
-from chorale.bench.load import Outcome, Pace
-from chorale.bench.load_processes import share
-from chorale.bench.metrics import block, percentile, summarise, to_json
-from chorale.bench.prompts import RandomLengths, file_prompts, random_prompts, request_for
-from chorale.bench.report import _ticks, page, read, write_report
-from chorale.cli.bench.pace import goals_of
-from chorale.cli.bench.serve import check, make_requests, parser, write
+from chorale.cli.commands.measure.bench_pace import goals_of
+from chorale.cli.commands.measure.bench_serve import check, make_requests, parser, write
 from chorale.cli.main import main
 from chorale.errors import ConfigError
 from chorale.harmony.vocab import load_vocabulary
+from chorale.measure.bench.load import Outcome, Pace
+from chorale.measure.bench.load_processes import share
+from chorale.measure.bench.metrics import block, percentile, summarise, to_json
+from chorale.measure.bench.prompts import RandomLengths, file_prompts, random_prompts, request_for
+from chorale.measure.bench.report import _ticks, page, read, write_report
 from chorale.testing.scripted_client import Script, ScriptedClient
 from tests.support.server import in_thread
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from chorale.bench import startup
 from chorale.cli.main import main
+from chorale.measure.bench import startup
 from chorale.model.config_writer import make_config
 from chorale.testing.checkpoint_writer import write_random_checkpoint
 

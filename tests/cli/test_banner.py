@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from chorale.cli.banner import Screen
-from chorale.cli.options.settings import merge
+from chorale.cli.commands.serve.banner import Screen
 from chorale.client.base import EngineInfo, EngineStatus
+from chorale.config.options.settings import merge
 
 INFO = EngineInfo(
     model="openai/gpt-oss-20b", max_model_len=131072, max_num_seqs=64, num_kv_tokens=262144,

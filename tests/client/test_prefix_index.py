@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chorale.client.prefix_index import PrefixIndex, PrefixSearch
+from chorale.client.routing.prefix_index import PrefixIndex, PrefixSearch
 from chorale.engine.kv_cache.cache import BlockTables, HybridCache
 from chorale.engine.kv_cache.hashing import extend_chain, salted_root
 from chorale.engine.types import CacheGroup, GenerateRequest, PrefixIndexState, SamplingSpec
@@ -107,7 +107,7 @@ def test_nothing_is_hashed_beyond_the_first_block_that_nobody_has(monkeypatch: p
         sizes.append(len(tokens) // block_bytes)
         extend_chain(hashes, root, tokens, block_bytes)
 
-    monkeypatch.setattr("chorale.client.prefix_index.extend_chain", counted)
+    monkeypatch.setattr("chorale.client.routing.prefix_index.extend_chain", counted)
     index = index_of(HybridCache(60, BLOCK, WINDOW))
     assert search(asked([1] * 100_000), [index, index]) == [0, 0]
     assert sum(sizes) == 4
@@ -120,7 +120,7 @@ def test_equal_secrets_are_hashed_once(monkeypatch: pytest.MonkeyPatch) -> None:
         calls.append(root)
         extend_chain(hashes, root, tokens, block_bytes)
 
-    monkeypatch.setattr("chorale.client.prefix_index.extend_chain", counted)
+    monkeypatch.setattr("chorale.client.routing.prefix_index.extend_chain", counted)
     cache = HybridCache(60, BLOCK, WINDOW)
     search(asked([1] * 9), [index_of(cache), index_of(cache), index_of(cache, b"other")])
     assert calls == [salted_root(SECRET, ""), salted_root(b"other", "")]

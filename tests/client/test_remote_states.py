@@ -15,7 +15,7 @@ import zmq
 
 from chorale.client.base import EngineInfo, EngineStatus
 from chorale.client.remote import ClientLimits, RemoteClient
-from chorale.client.wire import (
+from chorale.client.wire.messages import (
     Abort,
     CheckGrammar,
     ClientExpired,

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from chorale.client.many_engines import SLICE
-from chorale.client.wire import ClientExpired
+from chorale.client.fleet.many_engines import SLICE
+from chorale.client.wire.messages import ClientExpired
 from chorale.engine.types import GenerateRequest, SamplingSpec
 from chorale.errors import ConflictError, EngineDeadError, QueueFullError, RequestError
 from tests.support.serve.fake_engine import Behaviour

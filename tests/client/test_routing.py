@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from chorale.client.routing import ROW_TOKENS, Load, choose, cost
+from chorale.client.routing.cost import ROW_TOKENS, Load, choose, cost
 
 
 def route(requests: int, prompt: int, cached: list[int], loads: list[Load]) -> list[int]:

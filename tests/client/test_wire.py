@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from chorale.client import wire
 from chorale.client.base import EngineInfo
+from chorale.client.wire import messages as wire
 from chorale.engine.types import (
     ChunkTimings,
     EngineStats,

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import jsonschema
 import yaml
 
-from chorale.cli.options.flags import FLAGS
-from chorale.cli.options.settings import Settings, merge
+from chorale.config.options.flags import FLAGS
+from chorale.config.options.settings import Settings, merge
 from tests.support import ROOT
 
 DEPLOY = ROOT / "deploy"

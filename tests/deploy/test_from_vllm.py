@@ -18,8 +18,8 @@ from chorale.api.telemetry.metric_names import (
     HISTOGRAMS,
     HOST_COUNTERS,
 )
-from chorale.cli.options.flags import FLAGS
-from chorale.cli.options.settings import merge
+from chorale.config.options.flags import FLAGS
+from chorale.config.options.settings import merge
 from chorale.errors import ConfigError
 from tests.deploy.files import load_script
 from tests.support import ROOT

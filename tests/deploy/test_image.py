@@ -21,9 +21,9 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from chorale.cli.commands import warm
-from chorale.cli.gpus import find_gpu
-from chorale.cli.options.settings import Settings, merge
+from chorale.cli.commands.machine import warm
+from chorale.config.options.settings import Settings, merge
+from chorale.machine.gpus import find_gpu
 from tests.deploy.files import DEPLOY, DOCKERFILE, DRAIN_SLACK, KNOWN, exec_form, load_script, parsed
 from tests.support import ROOT
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from chorale.cli.options.settings import merge
+from chorale.config.options.settings import merge
 from tests.support import ROOT
 
 RECIPES = ROOT / "examples" / "recipes"

@@ -154,7 +154,7 @@ def test_a_folder_wins_over_a_short_name(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_short_name_is_served_under_both() -> None:
-    from chorale.cli.options.settings import merge
+    from chorale.config.options.settings import merge
 
     assert merge(["gpt-oss-20b"], {}).server.served_model_names == ("gpt-oss-20b", "openai/gpt-oss-20b")
     assert merge(["gpt-oss-20b", "--served-model-name", "x"], {}).server.served_model_names == ("x",)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from chorale.client.members import Ticket
+from chorale.client.fleet.members import Ticket
 from chorale.engine.types import GenerateRequest
 from chorale.errors import ConfigError
 from tests.support import ROOT

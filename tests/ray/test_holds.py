@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from chorale.client.curve import new_keys
+from chorale.client.wire.curve import new_keys
 from chorale.serve.fleet.holds import EARLY, Ended, HoldDesk, HoldEnds
 from tests.support import PATIENCE
 from tests.support.serve.harness import run, until

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from chorale.cli.options.settings import merge
 from chorale.config.cache_dtype import cache_dtype
+from chorale.config.options.settings import merge
 from chorale.errors import ConfigError
 from tests.support.runtime import make_engine, random_prompt, request, run
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from chorale.cli.commands import doctor
+from chorale.cli.commands.machine import doctor
 from chorale.cli.main import main
 from chorale.config.engine import EngineConfig, ServerConfig
 from chorale.errors import ConfigError
@@ -72,7 +72,7 @@ def test_gpus_of_amd_are_shared_out(build: pytest.MonkeyPatch, tmp_path: Path) -
     build.setattr("importlib.metadata.version", lambda _: "2.13.0+rocm6.4")
     add_amd(tmp_path, 4)
     assert find_platform("auto") is ROCM
-    build.setattr("chorale.cli.machine.gpus", list)
+    build.setattr("chorale.machine.facts.gpus", list)
     [(level, _, detail)] = doctor.check_gpu()
     assert level == "WARN"
     assert detail.startswith("--device rocm, 4 found. Chorale has never run on an AMD GPU")

@@ -18,7 +18,7 @@ import pytest
 import zmq
 
 from chorale.client.base import EngineInfo, EngineStatus
-from chorale.client.wire import Heartbeat, encode, heartbeat_address
+from chorale.client.wire.messages import Heartbeat, encode, heartbeat_address
 from chorale.config.engine import EngineConfig, ServerConfig
 from chorale.errors import EngineDeadError
 from chorale.serve.bootstrap import (

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from chorale.config.engine import EngineConfig
+from chorale.config.read_speculative import read_speculative
 from chorale.config.speculative import SpeculativeConfig, check_ranks_of_head
 from chorale.engine.types import EngineLimits
 from chorale.errors import ConfigError
-from chorale.speculative.read import read_speculative
 
 FLAG = "--speculative-config"
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4}

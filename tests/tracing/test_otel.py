@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from chorale.cli.options.settings import merge
+from chorale.config.options.settings import merge
 from chorale.errors import ConfigError
 from chorale.serve.precheck import check_start
 from chorale.tracing import otel
@@ -154,7 +154,7 @@ def test_export_over_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_traces_are_off_by_default_and_import_nothing() -> None:
     code = (
         "import sys\n"
-        "import chorale.api.app, chorale.serve.http.app, chorale.serve.precheck, chorale.cli.commands.serve\n"
+        "import chorale.api.app, chorale.serve.http.app, chorale.serve.precheck, chorale.cli.commands.serve.serve\n"
         "from chorale.tracing.otel import open_tracer\n"
         "assert open_tracer(None, 'api-0') is None\n"
         "heavy = ('opentelemetry.sdk', 'opentelemetry.exporter')\n"
@@ -185,7 +185,7 @@ def test_without_the_package_the_flag_is_an_error_and_the_environment_is_not(
         check_start(settings.engine, settings.server)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://localhost:4318")
     assert otel.open_tracer(None, "api-0") is None
-    from chorale.cli.commands.serve import warnings
+    from chorale.cli.commands.serve.serve import warnings
 
     (notice,) = warnings(merge([], {}))
     assert notice.startswith("OTEL_EXPORTER_OTLP_ENDPOINT is set, but no traces are sent: ")

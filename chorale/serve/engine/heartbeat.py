@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import zmq
 
-from chorale.client import curve
 from chorale.client.base import EngineInfo
-from chorale.client.curve import TcpSocket
-from chorale.client.wire import Heartbeat, encode, heartbeat_address
+from chorale.client.wire import curve
+from chorale.client.wire.curve import TcpSocket
+from chorale.client.wire.messages import Heartbeat, encode, heartbeat_address
 from chorale.engine.types import EngineStats
 from chorale.machine.processes import HEARTBEAT_TIMEOUT
 

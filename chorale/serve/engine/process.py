@@ -24,7 +24,7 @@ from typing import Protocol
 import msgspec
 
 from chorale.client.base import Core, EngineInfo
-from chorale.client.wire import Abort, CheckGrammar, FollowBlocks, Submit, ToEngine, Unregister
+from chorale.client.wire.messages import Abort, CheckGrammar, FollowBlocks, Submit, ToEngine, Unregister
 from chorale.config.engine import EngineConfig
 from chorale.engine.pending_grammars import PATIENCE
 from chorale.engine.types import BlockChanges, EngineStats, GenerateRequest, PrefixIndexState

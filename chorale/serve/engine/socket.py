@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 
 import zmq
 
-from chorale.client import curve
-from chorale.client.curve import TcpSocket
-from chorale.client.wire import (
+from chorale.client.wire import curve
+from chorale.client.wire.curve import TcpSocket
+from chorale.client.wire.messages import (
     DECODE_ERRORS,
     ClientExpired,
     EngineFailed,

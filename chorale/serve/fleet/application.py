@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from chorale.api.http.owner import hash_key
-from chorale.cli.options.parse import read_mapping
-from chorale.cli.options.settings import Settings, merge_values
-from chorale.cli.options.values import Setting
 from chorale.config.engine import EngineConfig, ServerConfig
+from chorale.config.options.parse import read_mapping
+from chorale.config.options.settings import Settings, merge_values
+from chorale.config.options.values import Setting
 from chorale.errors import ConfigError
 from chorale.serve.bootstrap import ApiStart
 from chorale.serve.fleet.version import import_serve

@@ -10,9 +10,9 @@ from typing import Any
 
 from ray.serve.handle import DeploymentHandle
 
-from chorale.client.fleet import FleetClient
-from chorale.client.members import Ticket
-from chorale.client.wire import EngineAddress
+from chorale.client.fleet.fleet import FleetClient
+from chorale.client.fleet.members import Ticket
+from chorale.client.wire.messages import EngineAddress
 from chorale.errors import EngineDeadError
 from chorale.serve.fleet.holds import HoldEnds
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from chorale.cli.options.settings import Settings
+from chorale.config.options.settings import Settings
 from chorale.errors import ConfigError
 from chorale.serve.fleet import cluster, version
 from chorale.serve.fleet.application import application, resources_of

@@ -14,8 +14,8 @@ import socket
 import threading
 from collections.abc import Sequence
 
-from chorale.client.curve import TcpSocket, new_keys
-from chorale.client.wire import EngineAddress
+from chorale.client.wire.curve import TcpSocket, new_keys
+from chorale.client.wire.messages import EngineAddress
 from chorale.config.engine import EngineConfig
 from chorale.serve.bootstrap import EngineStart, EngineTcp, Failure, loop_factory, make_directory
 from chorale.serve.engine_monitor import ENGINE_COMMAND, EngineMonitor

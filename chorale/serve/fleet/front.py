@@ -9,7 +9,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from chorale.api.http.middleware import HttpMiddleware
-from chorale.client.fleet import FleetClient
+from chorale.client.fleet.fleet import FleetClient
 from chorale.serve.bootstrap import ApiStart
 from chorale.serve.fleet.assigner import ASSIGNERS, RayAssigner
 from chorale.serve.fleet.export import export_forever

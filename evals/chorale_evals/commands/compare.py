@@ -8,7 +8,7 @@ from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 
-from chorale.cli.parser import Parser
+from chorale.config.options.parser import Parser
 from chorale.errors import ChoraleError
 from chorale_evals.commands.table import grid
 from chorale_evals.comparison import Paired, paired

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from chorale.cli.parser import Parser
+from chorale.config.options.parser import Parser
 from chorale.errors import ConfigError
 from chorale_evals.task import EFFORTS
 from chorale_evals.tasks import FILE_PREFIX, TASKS

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import httpx2
 
-from chorale.cli.connection import Connection, connect
-from chorale.cli.parser import Parser
+from chorale.config.options.parser import Parser
 from chorale.errors import ConfigError
 from chorale.machine.folders import write_whole
+from chorale.serve.private_server import Connection, connect
 from chorale_evals.commands.progress import duration
 from chorale_evals.parity.differences import compare
 from chorale_evals.parity.measure import Plan, measure, new_plan, plan_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from chorale.cli.parser import Parser
+from chorale.config.options.parser import Parser
 from chorale_evals.report.page import write_report
 
 

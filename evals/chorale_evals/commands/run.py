@@ -9,10 +9,10 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 
-from chorale.cli.connection import api_url, private_server
-from chorale.cli.ending import signals_as_exceptions
 from chorale.errors import ChoraleError, ConfigError
 from chorale.machine.folders import write_whole
+from chorale.machine.signals import signals_as_exceptions
+from chorale.serve.private_server import api_url, private_server
 from chorale_evals.commands import options
 from chorale_evals.commands.progress import Display
 from chorale_evals.commands.table import lines

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from chorale.cli.options.settings import merge
+from chorale.config.options.settings import merge
 from tests.support.scripted import FINAL, playing
 from tests.support.server import Server, with_server
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from chorale.cli.commands import complete
-from chorale.cli.commands.chat import Session, parser
-from chorale.cli.connection import Connection
+from chorale.cli.commands.client import complete
+from chorale.cli.commands.client.chat import Session, parser
 from chorale.cli.main import main
+from chorale.serve.private_server import Connection
 
 
 class Stream(httpx2.SyncByteStream):

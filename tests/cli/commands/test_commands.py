@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from chorale.cli.bench import BENCHES
-from chorale.cli.connection import api_url
+from chorale.cli.commands.client.terminal import Printer, printable, show_chat
+from chorale.cli.commands.measure.bench import BENCHES
 from chorale.cli.main import COMMANDS, main
-from chorale.cli.terminal import Printer, printable, show_chat
 from chorale.machine.folders import sweep
+from chorale.serve.private_server import api_url
 from chorale.version import __version__
 
 
@@ -304,8 +304,8 @@ def test_config_show_changed_leaves_the_defaults_out(capsys: pytest.CaptureFixtu
 
 
 def test_doctor_says_what_several_gpus_are_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    from chorale.cli import machine
-    from chorale.cli.commands import doctor
+    from chorale.cli.commands.machine import doctor
+    from chorale.machine import facts as machine
 
     big, small = (machine.Gpu("H200", size * 2**30, size * 2**30, "570") for size in (140, 80))
     monkeypatch.setattr(machine, "gpus", lambda: [big, big, small])

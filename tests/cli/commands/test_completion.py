@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from chorale.cli.commands.completion import whole_parser
+from chorale.cli.completion import whole_parser
 from chorale.cli.main import COMMANDS, main
-from chorale.cli.options.flags import FLAGS
+from chorale.config.options.flags import FLAGS
 
 CASES = [
     ("chorale ser", {"serve"}, {"chat"}),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from chorale.cli.commands import doctor
+from chorale.cli.commands.machine import doctor
 from chorale.machine import links, nvidia_smi
 
 # What the tool prints for each query; it refuses queries with a field that it does not know.

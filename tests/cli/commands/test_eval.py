@@ -43,4 +43,4 @@ def test_nothing_else_of_the_server_imports_the_package() -> None:
         or (isinstance(node, ast.Import) and any(one.name.startswith("chorale_evals") for one in node.names))
         or (isinstance(node, ast.Constant) and node.value == "chorale_evals")
     ]
-    assert found == [Path("cli/commands/eval.py")]
+    assert found == [Path("cli/commands/measure/eval.py")]

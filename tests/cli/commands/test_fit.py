@@ -6,12 +6,12 @@ import re
 
 import pytest
 
-from chorale.cli.commands.fit import take_gpus
-from chorale.cli.gpus import MODELS, find_gpu, find_gpus, hardware_of
+from chorale.cli.commands.machine.fit import take_gpus
 from chorale.cli.main import main
 from chorale.config.engine import EngineConfig
 from chorale.errors import ConfigError
 from chorale.kernels.cpu.library import library
+from chorale.machine.gpus import MODELS, find_gpu, find_gpus, hardware_of
 from chorale.machine.hardware import check_gpus
 from chorale.machine.links import name_links, read_links
 from chorale.model.config_writer import SHAPES, make_config
@@ -94,7 +94,7 @@ def test_replicas_on_gpus_and_on_a_cpu(
     assert (one, code) == (0, 0)
     assert "engines   4, each on such a GPU (4 are needed); the figures below are for one" in shown
     assert [line for line in shown.splitlines() if not line.startswith("engines")] == alone.splitlines()
-    monkeypatch.setattr("chorale.cli.commands.fit.available_memory", lambda: 16 * 2**30)
+    monkeypatch.setattr("chorale.cli.commands.machine.fit.available_memory", lambda: 16 * 2**30)
     _, shared = fit("20b --device cpu -dp 2", capsys)
     assert "engines   2, which share the memory and the cores; the figures below are for one" in shared
     assert "does not fit" in shared  # 8 GiB each
@@ -276,8 +276,8 @@ def test_what_does_not_fit_names_a_remedy(
     for name in named:
         assert fit(f"120b --gpu {name}", capsys)[0] == 0
     assert "close other programs" not in line
-    monkeypatch.setattr("chorale.cli.commands.fit.total_memory", lambda: 64 * 2**30)
-    monkeypatch.setattr("chorale.cli.commands.fit.available_memory", lambda: 4 * 2**30)
+    monkeypatch.setattr("chorale.cli.commands.machine.fit.total_memory", lambda: 64 * 2**30)
+    monkeypatch.setattr("chorale.cli.commands.machine.fit.available_memory", lambda: 4 * 2**30)
     _, shown = fit("20b --device cpu", capsys)
     assert "close other programs: 64.00 GiB would be enough" in shown
 

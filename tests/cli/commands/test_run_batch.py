@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from chorale.cli.commands.run_batch import parser, read_options
+from chorale.cli.commands.serve.run_batch import parser, read_options
 from chorale.cli.main import main
 from tests.support.ports import free_port
 from tests.support.tools.http_files import HttpFiles, http_files

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from chorale.cli.main import main
-from chorale.cli.options.settings import merge
 from chorale.config.engine import ToolConfig
+from chorale.config.options.settings import merge
 
 
 def tools(*arguments: str) -> ToolConfig:

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from chorale.cli.gpus import MODELS
 from chorale.cli.main import main
-from chorale.cli.options.settings import merge
+from chorale.config.options.settings import merge
+from chorale.machine.gpus import MODELS
 from chorale.machine.hardware import Hardware
 from chorale.model.checkpoint import Checkpoint
 from chorale.model.config import ModelConfig

@@ -9,10 +9,10 @@ from typing import get_args
 
 import pytest
 
-from chorale.cli.options.flags import FLAGS
-from chorale.cli.options.settings import merge
-from chorale.cli.options.values import MOST, NUMBERS, Flag, Kind
 from chorale.config.engine import EngineConfig, ServerConfig, ToolConfig
+from chorale.config.options.flags import FLAGS
+from chorale.config.options.settings import merge
+from chorale.config.options.values import MOST, NUMBERS, Flag, Kind
 from chorale.errors import ConfigError
 from chorale.runtime.sizing.resolve import check_sizes
 from tests.api.field_reads import is_read

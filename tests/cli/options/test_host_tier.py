@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from chorale.cli.main import main
-from chorale.cli.options.settings import merge
+from chorale.config.options.settings import merge
 from chorale.errors import ConfigError
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from chorale.cli.options.settings import Settings, merge
 from chorale.config.kv_events import KvEventsConfig, endpoint_of, read_kv_events
+from chorale.config.options.settings import Settings, merge
 from chorale.errors import ConfigError
 from chorale.llm.llm import _config
 from chorale.serve.bootstrap import configured_secret

@@ -6,8 +6,8 @@ import argparse
 
 import pytest
 
-from chorale.cli.bench.serve import parser
-from chorale.cli.commands.chat import chat_parser
+from chorale.cli.commands.client.chat import chat_parser
+from chorale.cli.commands.measure.bench_serve import parser
 from chorale.cli.main import main
 from chorale.errors import ConfigError
 
@@ -44,7 +44,7 @@ def test_options_of_serve_may_be_abbreviated_in_bench() -> None:
 
 
 def main_error(line: str) -> None:
-    from chorale.cli import bench
+    from chorale.cli.commands.measure import bench
 
     command, *rest = line.split()
     assert command == "bench"

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from chorale.api.http.owner import hash_key, owner_name
-from chorale.cli.commands.config import render
-from chorale.cli.options.flags import FLAGS
-from chorale.cli.options.settings import Setting, merge
-from chorale.cli.options.values import parse_size
+from chorale.cli.commands.serve.config import render
 from chorale.config.engine import EngineConfig, ServerConfig, ToolConfig
+from chorale.config.options.flags import FLAGS
+from chorale.config.options.settings import Setting, merge
+from chorale.config.options.values import parse_size
 from chorale.errors import ConfigError
 
 # Public recipes, as their users have them on disk.

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from chorale.cli.options.settings import Settings, merge
-from chorale.cli.options.speculation import check_served
+from chorale.config.options.settings import Settings, merge
+from chorale.config.options.speculation import check_served
 from chorale.config.speculative import SpeculativeConfig
 from chorale.errors import ConfigError
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from chorale.cli.options.flags import FLAGS, SHORT_FLAGS
-from chorale.cli.options.settings import merge
-from chorale.cli.options.vllm_flags import KNOWN_FLAGS
+from chorale.config.options.flags import FLAGS, SHORT_FLAGS
+from chorale.config.options.settings import merge
+from chorale.config.options.vllm_flags import KNOWN_FLAGS
 from chorale.errors import ConfigError
 
 # (what follows "vllm serve", how many lines of notice)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chorale.client.prefix_index import PrefixIndex
+from chorale.client.routing.prefix_index import PrefixIndex
 from chorale.engine.kv_cache.blocks import BlockPool
 from chorale.engine.types import BlockChanges, CacheGroup, PrefixIndexState
 

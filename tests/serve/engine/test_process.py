@@ -15,7 +15,14 @@ import pytest
 import zmq
 
 from chorale.client.remote import RemoteClient
-from chorale.client.wire import Abort, StepMessage, Submit, decode_from_engine, encode, engine_address
+from chorale.client.wire.messages import (
+    Abort,
+    StepMessage,
+    Submit,
+    decode_from_engine,
+    encode,
+    engine_address,
+)
 from chorale.config.engine import EngineConfig
 from chorale.errors import ConfigError
 from chorale.serve.bootstrap import EXIT_OK, EngineStart, check_directory, make_directory

@@ -9,8 +9,8 @@ import signal
 from collections.abc import AsyncIterator
 from typing import Any
 
-from chorale.client.fleet import FleetClient
-from chorale.client.members import Ticket
+from chorale.client.fleet.fleet import FleetClient
+from chorale.client.fleet.members import Ticket
 from chorale.serve.fleet.engine_host import EngineHost
 from tests.support.serve.fake_engine import Behaviour
 from tests.support.serve.harness import FAKE_ENGINE, until

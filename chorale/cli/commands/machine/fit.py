@@ -1,0 +1,264 @@
+"""``chorale fit MODEL``: computes what fits on a machine, without downloading anything. Imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import textwrap
+from pathlib import Path
+from typing import Literal
+
+from chorale.cli.commands.machine.gpu_plan import ENOUGH, SHORT, recommended, remedy, table, ways, why_not
+from chorale.config.engine import EngineConfig
+from chorale.config.model_names import full_name
+from chorale.config.options.help import wants_help
+from chorale.config.options.settings import Settings, merge
+from chorale.errors import ConfigError
+from chorale.kernels.cpu.library import library
+from chorale.machine import facts as machine
+from chorale.machine.gpus import MODELS, GpuModel, find_gpus, hardware_of, is_gpu
+from chorale.machine.hardware import Hardware, available_memory, check_gpus, cpu_count, total_memory
+from chorale.model.config import ModelConfig
+from chorale.model.config_writer import SHAPES, make_config
+from chorale.runtime.sizing.memory import gib, token_bytes, weight_bytes
+from chorale.runtime.sizing.resolve import Resolved, cpu_precision, resolve, share_of_first
+
+USAGE = """usage: chorale fit MODEL [--gpu NAME ...] [the options of chorale serve]
+
+MODEL: gpt-oss-20b, gpt-oss-120b, or a folder. Nothing is downloaded.
+--gpu NAME computes for the named GPU instead of this machine's.
+--gpu 4xNAME compares the ways to use four: ranks (--tensor-parallel-size) and
+engines (--data-parallel-size), or only those that are given. NAME is one of:
+"""
+
+
+def run(arguments: list[str]) -> int:
+    if not arguments or wants_help(arguments):
+        print(USAGE + _wrapped(", ".join(model.name for model in MODELS)))
+        return 0
+    rest, names = take_gpus(arguments)
+    settings = merge(rest, os.environ)
+    model = find_config(settings.engine.model)
+    code = 0
+    for number, (count, hardware, gpu) in enumerate(find_hardware(settings, names)):
+        if number:
+            print()
+        if count is not None and gpu is not None:
+            code = max(code, compare(settings, model, count, gpu))
+        else:
+            code = max(code, report(settings, model, hardware, gpu))
+    return code
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 78, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+
+
+def take_gpus(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Splits off the names after ``--gpu``: ``--gpu h100 4xh200`` or ``--gpu h100,4xh200``.
+
+    Returns (rest, names).
+    """
+    others: list[str] = []
+    names: list[str] = []
+    rest = list(arguments)
+    while rest:
+        token = rest.pop(0)
+        if token not in ("--gpu", "--gpus") and not token.startswith(("--gpu=", "--gpus=")):
+            others.append(token)
+            continue
+        given = [token.partition("=")[2]] if "=" in token else []
+        while rest and not given and not rest[0].startswith("-"):
+            given.append(rest.pop(0))
+        while rest and "=" not in token and not rest[0].startswith("-") and is_gpu(rest[0]):
+            given.append(rest.pop(0))
+        found = [name.strip() for text in given for name in text.split(",") if name.strip()]
+        if not found:
+            raise ConfigError("--gpu needs the name of a GPU, for example --gpu h100")
+        names += found
+    return others, names
+
+
+def find_config(name: str) -> ModelConfig:
+    """Returns the model's configuration, by name or from a folder, without downloading."""
+    folder = Path(name).expanduser()
+    if (folder / "config.json").exists():
+        return ModelConfig.load(folder)
+    if name == "demo":
+        from chorale.model.demo import ensure_demo
+
+        return ModelConfig.load(ensure_demo())
+    for key, shape in SHAPES.items():
+        if full_name(name).rstrip("/").split("/")[-1] == f"gpt-oss-{key}":
+            return make_config(**shape)
+    raise ConfigError(f"{name!r} is neither a folder with a config.json nor gpt-oss-20b or gpt-oss-120b")
+
+
+def find_hardware(settings: Settings, names: list[str]) -> list[tuple[int | None, Hardware, GpuModel | None]]:
+    """Returns the named GPUs, or else this machine's, or else (or for ``--device cpu``) its CPU.
+
+    Before each: how many GPUs the name says, None if it says no number.
+    Of several ranks, each has such a GPU (with the least free memory of those that they take), or its part of
+    the CPU's memory.
+    """
+    ranks = settings.engine.tensor_parallel_size
+    if names:
+        if settings.engine.device == "cpu":
+            raise ConfigError("--gpu and --device cpu cannot be combined")
+        found: list[tuple[int | None, Hardware, GpuModel | None]]
+        found = [(count, hardware_of(model), model) for count, model in map(find_gpus, names)]
+        for _, hardware, _ in found:
+            if settings.engine.device not in ("auto", hardware.kind):
+                raise ConfigError(
+                    f"--gpu {hardware.name} and --device {settings.engine.device} cannot be combined: "
+                    f"it is for --device {hardware.kind}"
+                )
+        return found
+    if settings.engine.device in ("rocm", "npu"):
+        example = "mi300x" if settings.engine.device == "rocm" else "ascend-910b"
+        raise ConfigError(
+            f"--device {settings.engine.device}: fit reads only NVIDIA's driver; name the card, for example "
+            f"--gpu {example}"
+        )
+    gpus = [] if settings.engine.device == "cpu" else machine.gpus()
+    if gpus:
+        check_gpus(ranks, len(gpus))
+        gpu = min(gpus[:ranks], key=lambda each: each.free_bytes)
+        return [(None, Hardware("cuda", gpu.name, gpu.total_bytes, gpu.free_bytes), None)]
+    if settings.engine.device == "cuda":
+        raise ConfigError(
+            "--device cuda: nvidia-smi shows no GPU (--gpu NAME computes for another machine's)"
+        )
+    name = f"{machine.cpu_name()}, {cpu_count()} cores"
+    return [(None, Hardware("cpu", name, total_memory() // ranks, available_memory() // ranks), None)]
+
+
+def compare(settings: Settings, model: ModelConfig, count: int, gpu: GpuModel) -> int:
+    """Prints what each way to use several GPUs holds. Returns 0 if one fits, 1 if none does."""
+    engine, hardware = settings.engine, hardware_of(gpu)
+    ranks, engines = sizes_given(settings)
+    found = ways(engine, model, gpu, count, ranks=ranks, engines=engines)
+    best = recommended(found, engine.max_model_len or model.max_position_embeddings)
+    choice = f"{best[0].flags}: {best[1]}" if best is not None else "none: the model does not fit"
+    free, total = gib(hardware.free_bytes), gib(hardware.total_bytes)
+    print(f"recommended  {choice}")
+    print(f"model        {engine.model}: {model.num_parameters / 1e9:.2f} B parameters")
+    print(f"machine      {count} {gpu.name}, each {free} free of {total}")
+    print(f"assumed      idle GPUs, --gpu-memory-utilization {engine.gpu_memory_utilization:g}")
+    if gpu.state:
+        print(f"note         {gpu.state}")
+    print("\n".join(table(found, gpu, count)))
+    return 0 if best is not None else 1
+
+
+def sizes_given(settings: Settings) -> tuple[int | None, int | None]:
+    """Returns the numbers of ranks and engines, each None where the operator names none."""
+    given = settings.values.keys()
+    ranks = settings.engine.tensor_parallel_size if "tensor-parallel-size" in given else None
+    counts = given & {"data-parallel-size", "data-parallel-size-local"}
+    return ranks, settings.server.data_parallel_size if counts else None
+
+
+def report(settings: Settings, model: ModelConfig, hardware: Hardware, gpu: GpuModel | None = None) -> int:
+    """Prints the arithmetic. Returns the exit code: 0 if the model fits, 1 if not."""
+    print(f"model     {settings.engine.model}: {model.num_parameters / 1e9:.2f} B parameters")
+    ranks = settings.engine.tensor_parallel_size
+    each = f"{ranks} ranks, each: " if ranks > 1 else ""
+    print(f"machine   {each}{hardware.name}, {gib(hardware.free_bytes)} free of {gib(hardware.total_bytes)}")
+    if gpu is not None:
+        share = settings.engine.gpu_memory_utilization
+        print(f"assumed   an idle GPU, --gpu-memory-utilization {share:g}; figures may differ slightly")
+    replicas = settings.server.data_parallel_size
+    if replicas > 1:
+        show_replicas(hardware, replicas, ranks)
+        if hardware.kind == "cpu":
+            hardware = dataclasses.replace(hardware, free_bytes=hardware.free_bytes // replicas)
+    on_gpu = hardware.kind in ("cuda", "rocm")
+    decoded = hardware.decodes_experts
+    precision = precision_of_kernels(settings.engine, model) if hardware.kind == "cpu" else None
+    try:
+        resolved = resolve(
+            settings.engine, model, hardware, can_overlap=on_gpu, can_capture=on_gpu, precision=precision
+        )
+    except ConfigError as error:
+        weights = weight_bytes(
+            fitting_part(settings, model), "bfloat16", decoded=decoded, int8=precision == "int8"
+        )
+        print(f"weights   {gib(weights)}")
+        print(f"does not fit: {why_not(weights, hardware, error)}")
+        if weights > hardware.free_bytes and (found := remedy(settings.engine, model, weights, hardware)):
+            print(f"remedy    {found}")
+        return 1
+    part = fitting_part(settings, model)
+    show(part, resolved, decoded=decoded)
+    if gpu is not None:
+        show_gpu(part, resolved, gpu)
+    print("fits")
+    return 0
+
+
+def show_replicas(hardware: Hardware, replicas: int, ranks: int) -> None:
+    """Prints what the engines share. The figures after it are those of each."""
+    if hardware.kind != "cpu":
+        each = "such a GPU" if ranks == 1 else f"{ranks} such GPUs"
+        where = f"each on {each} ({replicas * ranks} are needed)"
+    else:
+        where = "which share the memory and the cores"
+    print(f"engines   {replicas}, {where}; the figures below are for one")
+
+
+def precision_of_kernels(config: EngineConfig, model: ModelConfig) -> Literal["int8", "exact"] | None:
+    """Returns how an engine of this machine's CPU would multiply, or None without the CPU kernels."""
+    has_kernels = config.ops in ("auto", "cpu") and config.tensor_parallel_size == 1
+    return cpu_precision(config, model) if has_kernels and library().functions is not None else None
+
+
+def fitting_part(settings: Settings, model: ModelConfig) -> ModelConfig:
+    """Returns what a rank has of the model, or the model if it cannot be cut."""
+    try:
+        return share_of_first(settings.engine, model)
+    except ConfigError:
+        return model
+
+
+def show(model: ModelConfig, resolved: Resolved, *, decoded: bool = False) -> None:
+    limits, geometry = resolved.limits, resolved.geometry
+    tokens = geometry.tokens_in(limits.num_blocks)
+    full = limits.num_blocks // geometry.blocks_for(limits.max_model_len)
+    short = limits.num_blocks // geometry.blocks_for(min(SHORT, limits.max_model_len))
+    weights = gib(weight_bytes(model, resolved.dtype, decoded=decoded, int8=resolved.int8))
+    is_packed = not (model.dense_experts or decoded)
+    rest = "in 8 bits" if resolved.int8 else resolved.dtype
+    kinds = f"{'experts packed in MXFP4, the rest ' if is_packed else ''}{rest}"
+    print(f"weights   {weights} ({kinds})")
+    if resolved.drafts is not None:
+        own = gib(limits.num_blocks * resolved.drafts.per_block)
+        print(f"drafts    {resolved.drafts}, {own} of the KV pool")
+    pool = gib(limits.num_blocks * geometry.bytes_per_block)
+    print(f"KV pool   {pool}: {tokens:,} tokens of context in {resolved.kv_dtype}")
+    if resolved.host_tier is not None:
+        beside = gib(resolved.host_tier.device_bytes)
+        print(
+            f"host KV   {resolved.host_tier} that leave the pool, each rank; {beside} of the GPU for copies"
+        )
+    print(f"requests  {full:,} at the full {limits.max_model_len:,} tokens, or {short:,} of 2,048 tokens")
+    if full < 2 and short < min(ENOUGH, limits.max_num_seqs):
+        halves = (
+            "--kv-cache-dtype fp8, which holds twice as much, or " if resolved.kv_dtype == "bfloat16" else ""
+        )
+        print(f"advice    for more requests at a time: {halves}a smaller --max-model-len, or another GPU")
+    for decision in resolved.decisions:
+        if decision.chosen:
+            print(f"          {decision}")
+    for note in resolved.notes:
+        print(f"note      {note}")
+
+
+def show_gpu(model: ModelConfig, resolved: Resolved, gpu: GpuModel) -> None:
+    if gpu.bandwidth is not None:
+        read = token_bytes(model, resolved.dtype)
+        most = gpu.bandwidth * 1e12 / read
+        speed = f"{gpu.bandwidth:g} TB/s"
+        print(f"bound     {most:,.0f} tokens/s for one stream: {gib(read)} of weights per token at {speed}")
+    if gpu.state and gpu.state not in resolved.notes:
+        print(f"note      {gpu.state}")

@@ -1,0 +1,196 @@
+"""The ways to use several GPUs of one kind for a model: ranks of an engine, and several engines.
+
+For ``chorale fit --gpu 4xh100``. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from chorale.config.engine import EngineConfig
+from chorale.errors import ConfigError
+from chorale.machine.gpus import MODELS, GpuModel, hardware_of
+from chorale.machine.hardware import Hardware
+from chorale.model.config import ModelConfig
+from chorale.parallel.shares import VALID_SIZES
+from chorale.runtime.sizing.memory import gib, token_bytes, weight_bytes
+from chorale.runtime.sizing.resolve import Resolved, check_model, resolve, share_of_first
+
+SHORT = 2048  # tokens of a short request
+# Short requests for which an engine should have room. Batches of fewer rows leave much of a GPU's throughput
+# unused: docs/parallel.md, "Speed of two ranks".
+ENOUGH = 256
+
+
+def flags(ranks: int, engines: int) -> str:
+    names = (("tensor-parallel-size", ranks), ("data-parallel-size", engines))
+    return " ".join(f"--{name} {number}" for name, number in names if number > 1) or "one engine"
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Engines of a number of ranks each. ``resolved``: None if they do not fit, and ``why_not`` says why."""
+
+    ranks: int
+    engines: int
+    part: ModelConfig  # what a rank has of the model
+    resolved: Resolved | None
+    why_not: str = ""
+
+    @property
+    def flags(self) -> str:
+        return flags(self.ranks, self.engines)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of context that an engine holds."""
+        return self.resolved.geometry.tokens_in(self.resolved.limits.num_blocks) if self.resolved else 0
+
+    @property
+    def longest(self) -> int:
+        return self.resolved.limits.max_model_len if self.resolved else 0
+
+    def requests(self, length: int) -> int:
+        """Returns how many requests of a length an engine has KV blocks for."""
+        if self.resolved is None:
+            return 0
+        blocks = self.resolved.geometry.blocks_for(min(length, self.longest))
+        return self.resolved.limits.num_blocks // blocks
+
+    def is_ample(self, length: int) -> bool:
+        """Returns whether an engine has room for requests of this length, and for ``ENOUGH`` short ones."""
+        if self.resolved is None:
+            return False
+        enough = min(ENOUGH, self.resolved.limits.max_num_seqs)
+        return self.longest >= length and self.requests(SHORT) >= enough
+
+
+def ways(
+    config: EngineConfig,
+    model: ModelConfig,
+    gpu: GpuModel,
+    count: int,
+    *,
+    ranks: int | None,
+    engines: int | None,
+) -> list[Way]:
+    """Returns the ways to use ``count`` GPUs, by number of ranks; ``ranks`` and ``engines`` restrict them.
+
+    Raises ``ConfigError`` if what was asked for needs more GPUs, or no machine can run it.
+    """
+    _check_count(gpu, count, ranks or 1, engines or 1)
+    check_model(replace(config, tensor_parallel_size=ranks or 1), model)
+    sizes = VALID_SIZES if ranks is None else (ranks,)
+    found = []
+    for size in sizes:
+        if size * (engines or 1) > count:
+            continue
+        own = replace(config, tensor_parallel_size=size)
+        try:
+            part = share_of_first(own, model)
+        except ConfigError:
+            continue  # the model does not allow this size
+        found.append(_way(own, model, part, hardware_of(gpu), engines or count // size))
+    return found
+
+
+def _check_count(gpu: GpuModel, count: int, ranks: int, engines: int) -> None:
+    if ranks * engines > count:
+        name = f"{count}x{gpu.name.lower()}"
+        raise ConfigError(f"--gpu {name}: {flags(ranks, engines)} needs {ranks * engines} GPUs, not {count}")
+
+
+def _way(
+    config: EngineConfig, model: ModelConfig, part: ModelConfig, hardware: Hardware, engines: int
+) -> Way:
+    ranks = config.tensor_parallel_size
+    has_graphs = hardware.kind != "npu"
+    try:
+        resolved = resolve(config, model, hardware, can_overlap=has_graphs, can_capture=has_graphs)
+    except ConfigError as error:
+        weights = weight_bytes(part, "bfloat16", decoded=hardware.decodes_experts)
+        return Way(ranks, engines, part, None, why_not(weights, hardware, error))
+    return Way(ranks, engines, part, resolved)
+
+
+def why_not(weights: int, hardware: Hardware, error: ConfigError) -> str:
+    """Returns why a model does not fit."""
+    if weights > hardware.free_bytes:
+        return f"the weights exceed the free memory by {gib(weights - hardware.free_bytes)}"
+    return error.message
+
+
+def remedy(config: EngineConfig, model: ModelConfig, weights: int, hardware: Hardware) -> str:
+    """Returns what to do where the weights exceed the free memory: close programs, or take another GPU."""
+    ways = []
+    if weights < hardware.total_bytes - hardware.total_bytes // 10:
+        ways.append(f"close other programs: {gib(hardware.total_bytes)} would be enough")
+    alone = replace(config, device="auto", tensor_parallel_size=1, enable_expert_parallel=None)
+    gpus = [(gpu.name, hardware_of(gpu)) for gpu in MODELS]
+    fitting = [
+        (each.total_bytes, name)
+        for name, each in gpus
+        if each.kind == "cuda" and _way(alone, model, model, each, 1).resolved is not None
+    ]
+    if fitting:
+        names = ", ".join(name for _, name in sorted(fitting)[:3])
+        ways.append(f"a GPU such as {names} holds it (chorale fit --gpu NAME)")
+    return "; or ".join(ways)
+
+
+def recommended(found: Sequence[Way], length: int) -> tuple[Way, str] | None:
+    """Returns the way to choose and the reason, or None if nothing fits. ``length``: of the longest requests.
+
+    As few ranks as an engine needs for its context: engines share nothing, so at full load their throughput
+    adds up, and that of ranks, which wait for each other in every layer, does not. With few requests it is
+    the other way round, but how many there will be is not known here (docs/parallel.md, "Which to choose").
+    """
+    fitting = [way for way in found if way.resolved is not None]
+    enough = min(ENOUGH, *(way.resolved.limits.max_num_seqs for way in fitting if way.resolved), ENOUGH)
+    ample = [way for way in fitting if way.is_ample(length)]
+    holds = f"{length:,} tokens and {enough} requests of {SHORT:,} tokens"
+    if ample:
+        way = min(ample, key=lambda each: each.ranks)
+        if len(found) == 1:
+            return way, f"it has room for {holds}"
+        fewest = "engines of one GPU have" if way.ranks == 1 else f"an engine needs {way.ranks} ranks to have"
+        return way, f"{fewest} room for {holds}; {WHY_ENGINES}"
+    if not fitting:
+        return None
+    if len(found) == 1:
+        return fitting[0], f"it fits, with less room than for {holds}"
+    way = max(fitting, key=lambda each: (each.longest, each.engines * each.requests(SHORT), -each.ranks))
+    return way, f"its engines hold most; none of these ways has room for {holds} in each engine"
+
+
+WHY_ENGINES = "engines give more at full load, ranks are faster while requests are few"
+HEADING = f"{'ranks':>5} {'engines':>7} {'weights a GPU':>13} {'context an engine':>18} {'longest':>8} " \
+    f"{'long':>6} {'of 2,048':>8} {'one stream':>11}"  # fmt: skip
+LEGEND = (
+    '"long" and "of 2,048": requests of the longest and of 2,048 tokens that all engines hold together;',
+    '"one stream": tokens/s at most, by the memory bandwidth of its GPUs',
+)
+
+
+def table(found: Sequence[Way], gpu: GpuModel, count: int) -> list[str]:
+    """Returns a heading, a line for each way, and what its words mean."""
+    rows = [_row(way, gpu) + _idle(count - way.ranks * way.engines) for way in found]
+    return [HEADING, *rows, *LEGEND]
+
+
+def _row(way: Way, gpu: GpuModel) -> str:
+    start = f"{way.ranks:>5} {way.engines:>7}"
+    if way.resolved is None:
+        return f"{start} does not fit: {way.why_not}"
+    dtype = way.resolved.dtype
+    most = "-"
+    if gpu.bandwidth is not None:
+        most = f"{gpu.bandwidth * 1e12 / token_bytes(way.part, dtype):,.0f}/s"
+    long, short = (f"{way.engines * way.requests(length):,}" for length in (way.longest, SHORT))
+    weights = gib(weight_bytes(way.part, dtype, decoded=hardware_of(gpu).decodes_experts))
+    return f"{start} {weights:>13} {way.tokens:>18,} {way.longest:>8,} {long:>6} {short:>8} {most:>11}"
+
+
+def _idle(count: int) -> str:
+    return f"  ({count} idle)" if count else ""

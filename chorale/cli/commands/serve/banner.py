@@ -1,0 +1,258 @@
+"""The output of ``chorale serve``: a live table during start-up, then a short banner; plain lines without a
+terminal.
+
+``Screen`` receives every status change from the supervisor's event loop, so its methods must not block. It
+records the phases with their durations and never holds a key.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from socket import socket
+from typing import TextIO
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from chorale.cli.error import print_error
+from chorale.client.base import EngineInfo, EngineStatus
+from chorale.config.options.settings import OPEN_ADDRESSES, Settings
+from chorale.runtime.sizing.memory import gib
+from chorale.version import __version__
+
+logger = logging.getLogger(__name__)
+
+PHASES = {
+    "download": "get the checkpoint",
+    "device": "open the device",
+    "load": "load weights",
+    "compile": "compile kernels",
+    "kv_pool": "allocate the KV pool",
+    "warm_up": "warm up",
+    "graphs": "capture graphs",
+}
+
+
+EXCHANGES = {
+    "peers": "ranks add their parts in Chorale's kernels, over each other's memory",
+    "nccl": "ranks add their parts through NCCL",
+    "rccl": "ranks add their parts through RCCL",
+    "hccl": "ranks add their parts through HCCL",
+    "gloo": "ranks add their parts on the CPU (gloo)",
+}
+
+
+@dataclass(slots=True)
+class Phase:
+    name: str
+    started: float
+    seconds: float | None = None
+    message: str = ""
+    progress: float | None = None
+
+
+class Screen:
+    """The terminal output of one server run, as callbacks of the supervisor."""
+
+    def __init__(self, settings: Settings, output: TextIO, tools: tuple[str, ...] = ()) -> None:
+        self._settings = settings
+        self._tools = tools
+        self._console = Console(file=output, highlight=False, soft_wrap=True)
+        self._logs = settings.server.log_format == "json"  # no line of another form
+        self._live: Live | None = None
+        self._phases: dict[str, Phase] = {}
+        self._started = time.perf_counter()
+        self._ready_once = False
+        self._failed = False
+        self._port = settings.server.port
+        self._notices: list[str] = []
+
+    def notice(self, text: str) -> None:
+        """Queues a line for the operator.
+
+        Shown once the server listens, so that a failed start prints one line.
+        """
+        self._notices.append(text)
+
+    @property
+    def _is_terminal(self) -> bool:
+        return self._console.is_terminal and not self._logs
+
+    def _say(self, line: str) -> None:
+        if not self._logs:
+            self._console.print(line, markup=False)
+        elif line:
+            logger.info("%s", line)
+
+    # ------------------------------------------------------------------ callbacks
+
+    def on_listening(self, sockets: list[socket]) -> None:
+        if self._port == 0 and self._settings.server.uds is None:
+            self._port = sockets[0].getsockname()[1]  # the port that the system chose for port 0
+        self._say(f"chorale {__version__}: {self._settings.engine.model}")
+        for text in self._notices:
+            self._say(f"note: {text}")
+        self._say(f"listening at {self._url()}; /health is 503 until the model is ready")
+
+    def on_status(self, status: EngineStatus, info: EngineInfo | None) -> None:
+        if status.state == "loading":
+            self._loading(status)
+        elif status.state == "ready" and info is not None:
+            self._ready(info)
+        elif status.state in ("dead", "failed"):
+            self._end_live()
+            self._failed = status.state == "failed"
+            if self._failed:
+                if self._logs:
+                    logger.critical("%s", status.message)
+                else:
+                    print_error(status.message)
+            else:
+                many = self._settings.server.data_parallel_size > 1
+                said = status.message if many else f"the engine died and is restarting: {status.message}"
+                self._say(said)
+
+    def on_stopping(self) -> None:
+        self._end_live()
+        if self._failed:
+            return  # an error message has been printed already
+        self._say("stopping: waiting for running requests (interrupt again to cancel them)")
+
+    # ------------------------------------------------------------------ loading
+
+    def _loading(self, status: EngineStatus) -> None:
+        if not status.phase:
+            return
+        now = time.perf_counter()
+        phase = self._phases.get(status.phase)
+        if phase is None:
+            self._finish_phase(now)
+            phase = self._phases[status.phase] = Phase(status.phase, now)
+        phase.progress = status.progress
+        phase.message = status.message or phase.message
+        if self._is_terminal:
+            if self._live is None:
+                self._live = Live(console=self._console, refresh_per_second=8, get_renderable=self._table)
+                self._live.start()
+            self._live.refresh()
+
+    def _finish_phase(self, now: float) -> None:
+        for phase in self._phases.values():
+            if phase.seconds is None:
+                phase.seconds = now - phase.started
+                if not self._is_terminal:
+                    self._say(f"{_label(phase.name)}: {phase.seconds:.1f} s {phase.message}".rstrip())
+
+    def _table(self) -> Table:
+        table = Table(box=None, pad_edge=False, show_header=False)
+        for phase in self._phases.values():
+            done = phase.seconds is not None
+            seconds = phase.seconds if phase.seconds is not None else time.perf_counter() - phase.started
+            share = "" if done or phase.progress is None else f"{phase.progress:.0%}"
+            table.add_row("✓" if done else "…", _label(phase.name), f"{seconds:5.1f} s", share, phase.message)
+        return table
+
+    def _end_live(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    # ------------------------------------------------------------------ ready
+
+    def _ready(self, info: EngineInfo) -> None:
+        self._finish_phase(time.perf_counter())
+        self._end_live()
+        self._phases = {}
+        if self._ready_once:
+            many = self._settings.server.data_parallel_size > 1
+            self._say("every engine is ready again" if many else "the engine is ready again")
+            return
+        self._ready_once = True
+        for line in self._banner(info, time.perf_counter() - self._started):
+            self._say(line)
+        self._say("Application startup complete.")  # the sign that guides and scripts of vLLM wait for
+
+    def _banner(self, info: EngineInfo, seconds: float) -> Iterable[str]:
+        """Returns the lines for a server that is ready for the first time."""
+        return banner(self._settings, info, self._url(), seconds, self._tools)
+
+    def _url(self) -> str:
+        server = self._settings.server
+        if server.uds is not None:
+            return f"unix:{server.uds}"
+        scheme = "https" if server.ssl_certfile else "http"
+        host = "localhost" if server.host in ("127.0.0.1", *OPEN_ADDRESSES) else server.host
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self._port}"
+
+
+def _label(name: str) -> str:
+    return PHASES.get(name, name.replace("_", " "))
+
+
+def banner(
+    settings: Settings, info: EngineInfo, url: str, seconds: float, tools: tuple[str, ...] = ()
+) -> Iterable[str]:
+    """Yields about a dozen lines: model, device, capacity, addresses, keys, tools and warnings."""
+    names = settings.server.served_model_names or (settings.engine.model,)
+    revision = f" at {info.revision}" if info.revision else ""
+    full = info.num_kv_tokens / max(info.max_model_len, 1)
+    yield ""
+    yield f"model     {', '.join(names)}{revision} ({info.parameters / 1e6:,.0f} M parameters, {info.dtype})"
+    replicas, ranks = settings.server.data_parallel_size, info.tensor_parallel_size
+    each = f" (each of {replicas} engines)" if replicas > 1 else ""
+    yield f"device    {f'{ranks} ranks, each: ' if ranks > 1 else ''}{info.device}, {info.ops} ops{each}"
+    if ranks > 1:
+        of_rank = ", ".join(
+            f"{gib(max(sizes))} of {name.replace('_', ' ')}" for name, sizes in info.rank_bytes.items()
+        )
+        yield f"memory    each rank at most {of_rank}"
+        if info.exchange:
+            links = f"; links: {info.rank_links}" if info.rank_links else ""
+            yield f"exchange  {EXCHANGES.get(info.exchange, info.exchange)}{links}"
+    longest = f"{info.max_model_len:,} tokens"
+    pool = f"{info.num_kv_tokens:,} tokens in {info.kv_cache_dtype}"
+    each = " an engine" if replicas > 1 else ""
+    yield f"KV cache  {pool}: {full:.1f} requests{each} at the full {longest}"
+    if info.num_host_pages:
+        host = f"{gib(info.host_kv_bytes)} of host memory for {info.num_host_pages:,} pages"
+        yield f"          {host} of {info.block_size} tokens that leave it"
+    if info.speculation:
+        yield f"drafts    {info.speculation}"
+    if replicas > 1:
+        yield (
+            f"engines   {replicas} behind one port, {settings.server.api_server_count} HTTP process(es); a "
+            "request goes where its prefix is cached, if the load allows"
+        )
+    docs = "" if settings.server.disable_docs else f"    docs {url}/docs"
+    yield f"API       {url}/v1    metrics {url}/metrics{docs}"
+    if settings.server.uds is None:
+        yield f"page      {url}/ (chat and charts in a browser)"
+    yield f"auth      {f'{len(settings.api_keys)} API key(s)' if settings.api_keys else 'none'}"
+    yield (
+        "tools     client-side functions, MCP servers named by a request"
+        if (settings.server.tools.mcp_requests)
+        else "tools     client-side functions"
+    )
+    for line in tools:
+        yield f"          {line}"
+    if settings.engine.model == "demo":
+        from chorale.model.demo import DEMO_NOTICE
+
+        yield f"warning   {DEMO_NOTICE}"
+        yield "          for a real model: chorale serve openai/gpt-oss-20b"
+    if info.notes:
+        yield f"warning   {'; '.join(info.notes)}"
+    yield f"ready in {seconds:.1f} s. Try:"
+    yield "  " + curl(settings, url, names[0])
+
+
+def curl(settings: Settings, url: str, model: str) -> str:
+    """Returns a curl command to paste into another terminal."""
+    target = f"--unix-socket {settings.server.uds} http://localhost" if settings.server.uds else url
+    key = ' -H "Authorization: Bearer $CHORALE_API_KEY"' if settings.api_keys else ""
+    body = f'{{"model":"{model}","messages":[{{"role":"user","content":"What is 17 + 25?"}}]}}'
+    return f"curl {target}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'"

@@ -1,0 +1,113 @@
+"""The terminal output of ``chorale run-batch``: a bar, or lines without a terminal, and a summary."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import TimeRemainingColumn as Remaining
+
+from chorale.cli.commands.serve.banner import Screen
+from chorale.client.base import EngineInfo
+from chorale.jobs.run_file import Tally
+
+LINE_SECONDS = 10.0  # between two lines of progress without a terminal
+_BAR_SECONDS = 0.1
+
+
+class EngineScreen(Screen):
+    """The start of the engine, without what concerns a listening server."""
+
+    def _banner(self, info: EngineInfo, seconds: float) -> Iterable[str]:
+        yield f"{info.model} on {info.device} ({info.dtype}, {info.ops} ops): ready in {seconds:.1f} s"
+        if info.notes:
+            yield f"warning: {'; '.join(info.notes)}"
+
+    def on_stopping(self) -> None:
+        """Leaves out the line of a server that stops, since the engine also stops after the last line."""
+        self._end_live()
+
+
+class LineProgress:
+    """Progress of a run. ``update`` is called after each line."""
+
+    def __init__(self, num_lines: int, before: Tally, now: Tally, *, quiet: bool = False) -> None:
+        self._num_lines, self._before, self._now, self._quiet = num_lines, before, now, quiet
+        self._console = Console(file=sys.stderr, highlight=False, soft_wrap=True)
+        self._began = self._due = time.monotonic()
+        self._bar: Progress | None = None
+        self._notes: list[str] = []
+
+    def start(self) -> None:
+        """Shows the bar and begins to measure; the engine is ready."""
+        self._began = time.monotonic()
+        self._due = self._began + LINE_SECONDS
+        if self._console.is_terminal and not self._quiet:
+            self._bar = Progress(
+                TextColumn("lines"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                Remaining(),
+                TextColumn("{task.fields[rates]}"),
+                console=self._console,
+            )
+            self._bar.add_task("", total=self._num_lines, completed=self._before.num_lines, rates="")
+            self._bar.start()
+            self._due = 0.0
+
+    def update(self) -> None:
+        moment = time.monotonic()
+        if self._quiet or moment < self._due:
+            return
+        done = self._before.num_lines + self._now.num_lines
+        if self._bar is None:
+            self._due = moment + LINE_SECONDS
+            self._console.print(f"{done} of {self._num_lines} lines: {self._rates()}")
+        else:
+            self._due = moment + _BAR_SECONDS
+            self._bar.update(self._bar.task_ids[0], completed=done, rates=self._rates())
+
+    def note(self, line: str) -> None:
+        """Prints a line above the bar, once."""
+        if line not in self._notes:
+            self._notes.append(line)
+            self._console.print(line)
+
+    def _rates(self) -> str:
+        seconds = max(time.monotonic() - self._began, 1e-6)
+        failed = self._before.num_failed + self._now.num_failed
+        shown = f"{self._now.num_lines / seconds:.1f} lines/s, {self._now.usage.output / seconds:.0f} tok/s"
+        return f"{shown}, {failed} failed" if failed else shown
+
+    def close(self) -> float:
+        """Ends the bar. Returns the seconds since ``start``."""
+        seconds = time.monotonic() - self._began
+        if self._bar is not None:
+            self._due = 0.0
+            self.update()
+            self._bar.stop()
+            self._bar = None
+        return seconds
+
+
+def summary(before: Tally, now: Tally, seconds: float) -> Iterator[str]:
+    """Yields the lines that end a run."""
+    num_lines, num_failed = before.num_lines + now.num_lines, before.num_failed + now.num_failed
+    counts = f"{before.num_ok + now.num_ok} answered, {num_failed} failed"
+    took = f"in {seconds:.1f} s ({now.num_lines / max(seconds, 1e-6):.1f} a second)"
+    if before.num_lines:
+        yield f"{num_lines} lines: {counts}; {now.num_lines} of them now, {took}"
+    else:
+        yield f"{num_lines} {'line' if num_lines == 1 else 'lines'} {took}: {counts}"
+    usage = before.usage + now.usage
+    cached = f" ({usage.cached:,} cached)" if usage.cached else ""
+    speed = now.usage.output / max(seconds, 1e-6)
+    yield f"tokens: {usage.input:,} input{cached}, {usage.output:,} output ({speed:,.0f} a second)"
+    if num_failed:
+        failures = (before.failures + now.failures).most_common()
+        yield "failed: " + ", ".join(f"{count} {name}" for name, count in failures)

@@ -1,0 +1,258 @@
+"""``chorale run-batch``: runs a file of requests, on an engine of its own or on a server. Flags as vLLM's."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import dataclasses
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from chorale.config.options.help import help_topic
+from chorale.config.options.parse import flag_names
+from chorale.config.options.parser import Parser, whole_names
+from chorale.config.options.settings import Settings, merge
+from chorale.errors import ConfigError
+
+if TYPE_CHECKING:
+    from chorale.cli.commands.serve.batch_screen import LineProgress
+    from chorale.jobs.files import Destination
+    from chorale.jobs.run_file import FileRun
+
+CONCURRENCY = 256  # requests in flight at --base-url
+INTERRUPTED = 130
+_ANY_QUEUE = 2**31 - 1
+# Options of serve that also mean something without an engine.
+_OF_CLIENTS = frozenset(
+    {"api-key", "api-key-file", "config", "uvicorn-log-level", "log-format", "host", "port"}
+)
+
+
+def parser() -> Parser:
+    made = Parser(
+        "chorale run-batch",
+        usage="chorale run-batch -i INPUT -o OUTPUT [MODEL | --base-url URL] [options]",
+        description="Run a file of requests in the form of OpenAI's Batch API, one JSON object a line: "
+        "chat completions, completions and responses. Starts an engine for it, or uses the server at "
+        "--base-url. After an interruption the same command sends only the lines that are missing. "
+        "Also takes the options of chorale serve that concern the engine and the model.",
+    )
+    files = made.add_argument_group("files")
+    files.add_argument("-i", "--input-file", required=True, metavar="FILE", help="file or http(s) URL (GET)")
+    files.add_argument("-o", "--output-file", required=True, metavar="FILE", help="file or http(s) URL (PUT)")
+    files.add_argument(
+        "--output-tmp-dir", type=Path, metavar="FOLDER",
+        help="where the records are kept until they are sent to an output URL (default: the current folder)",
+    )  # fmt: skip
+    files.add_argument(
+        "--restart", action="store_true", help="discard the records of an interrupted run, and begin again"
+    )
+    sending = made.add_argument_group("sending")
+    sending.add_argument("--base-url", metavar="URL", help="OpenAI-compatible server to use")
+    sending.add_argument(
+        "--max-concurrency", type=_positive, metavar="N",
+        help=f"lines in flight (default: twice --max-num-seqs; {CONCURRENCY} with --base-url)",
+    )  # fmt: skip
+    shown = made.add_argument_group("what is shown")
+    shown.add_argument("--enable-metrics", action="store_true", help="serve /metrics at --host and --port")
+    shown.add_argument("--url", dest="metrics_host", metavar="HOST", help="older name of --host")
+    shown.add_argument(
+        "--disable-tqdm", "--no-progress", dest="quiet", action="store_true", help="show no progress"
+    )
+    return made
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
+
+
+def run(arguments: list[str]) -> int:
+    made = parser()
+    if help_topic(arguments) is not None:
+        print(made.format_help())
+        return 0
+    given, settings = read_options(made, arguments, os.environ)
+    _check(given, settings)
+    from chorale.cli.commands.serve.serve import configure_logging
+    from chorale.jobs.files import Destination
+
+    configure_logging(settings.server)
+    destination = Destination.of(given.output_file, given.output_tmp_dir)
+    with _local(given.input_file, destination.journal.parent) as path:
+        return _run(given, settings, path, destination)
+
+
+@contextlib.contextmanager
+def _local(name: str, folder: Path) -> Iterator[Path]:
+    """Yields the path of the input, which is downloaded into ``folder`` for as long as it is needed."""
+    from chorale.jobs.files import download, is_url
+
+    if not is_url(name):
+        yield Path(name)
+        return
+    with tempfile.TemporaryDirectory(dir=folder) as made:
+        path = Path(made, "input.jsonl")
+        download(name, path)
+        yield path
+
+
+def _run(given: argparse.Namespace, settings: Settings, path: Path, destination: Destination) -> int:
+    """Sends the lines and delivers the output. The journal is removed then, or if it has no record."""
+    from chorale.cli.commands.serve.batch_screen import LineProgress, summary
+    from chorale.jobs.files import examine
+    from chorale.jobs.journal import Header, Journal
+    from chorale.jobs.run_file import FileRun
+
+    source = examine(path)
+    target = base_of(given.base_url) if given.base_url else settings.engine.model
+    header = Header(input_sha256=source.sha256, num_lines=source.num_lines, target=target)
+    journal = Journal(destination.journal, header, restart=given.restart)
+    delivered = False
+    try:
+        batch = FileRun(source, journal, max_bytes=settings.server.max_body_bytes + 65536)
+        progress = LineProgress(source.num_requests, batch.before, batch.now, quiet=given.quiet)
+        batch.on_record = progress.update
+        if batch.before.num_lines:
+            say(f"resumed: {batch.before.num_lines} lines are done")
+        try:
+            code = (_at_engine if given.base_url is None else _at_url)(given, settings, batch, progress)
+        finally:
+            seconds = progress.close()
+        if not batch.complete:
+            if done := batch.before.num_lines + batch.now.num_lines:
+                say(f"not finished: {done} lines are done; the same command sends the others")
+            return code or INTERRUPTED
+        destination.deliver(journal)
+        delivered = True
+    finally:
+        journal.close(remove=delivered or journal.num_done == 0)
+    for line in (*summary(batch.before, batch.now, seconds), f"output: {given.output_file}"):
+        say(line)
+    before, now = batch.before, batch.now
+    return 1 if before.num_failed + now.num_failed and not before.num_ok + now.num_ok else 0
+
+
+def read_options(
+    made: Parser, arguments: list[str], environment: Mapping[str, str]
+) -> tuple[argparse.Namespace, Settings]:
+    """Returns the command's own options and the settings of its engine. Raises ``ConfigError``."""
+    given, rest = made.parse_known_args(whole_names(arguments, flag_names() | made.option_names))
+    if given.metrics_host is not None:
+        rest = ["--host", given.metrics_host, *rest]
+    return given, _offline(merge(rest, environment))
+
+
+def _check(given: argparse.Namespace, settings: Settings) -> None:
+    if given.base_url is None:
+        if settings.server.data_parallel_backend == "ray":
+            raise ConfigError("--data-parallel-backend ray: run-batch starts engines on this machine only")
+        return
+    named = [name for name, value in settings.values.items() if value.origin == "command line"]
+    without = [f"--{name}" for name in named if name not in _OF_CLIENTS]
+    if given.enable_metrics:
+        without.append("--enable-metrics")
+    if without:
+        raise ConfigError(f"{', '.join(without)}: of no effect with --base-url, whose server has the engine")
+
+
+def _offline(settings: Settings) -> Settings:
+    """Returns the settings with the defaults of an engine that no user watches."""
+    engine, server, values = settings.engine, settings.server, settings.values
+    changes: dict[str, Any] = {"access_log": False, "api_server_count": 1, "uds": None}
+    if "response-store" not in values:
+        changes["response_store"] = ":memory:"
+    if server.max_queued_requests is None:
+        changes["max_queued_requests"] = _ANY_QUEUE
+    if "uvicorn-log-level" not in values:
+        changes["log_level"] = "warning"
+    delay = 0.0 if engine.prompt_delay is None else engine.prompt_delay
+    return dataclasses.replace(
+        settings,
+        engine=dataclasses.replace(engine, prompt_delay=delay),
+        server=dataclasses.replace(server, **changes),
+    )
+
+
+# --------------------------------------------------------------------------- senders
+
+
+def _at_url(given: argparse.Namespace, settings: Settings, batch: FileRun, progress: LineProgress) -> int:
+    key = next(iter(settings.api_keys), None) or os.environ.get("OPENAI_API_KEY")
+    asyncio.run(_send(base_of(given.base_url), key, given.max_concurrency or CONCURRENCY, batch, progress))
+    return 0
+
+
+async def _send(url: str, key: str | None, concurrency: int, batch: FileRun, progress: LineProgress) -> None:
+    import httpx2
+
+    from chorale.jobs.execute import UrlSender
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, batch.stop)
+    async with httpx2.AsyncClient(
+        base_url=url,
+        headers={"authorization": f"Bearer {key.strip()}"} if key else {},
+        timeout=httpx2.Timeout(30.0, read=None),
+        limits=httpx2.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
+    ) as client:
+        await _check_server(client)
+        progress.start()
+        await batch.run(UrlSender(client), concurrency)
+
+
+def _at_engine(given: argparse.Namespace, settings: Settings, batch: FileRun, progress: LineProgress) -> int:
+    from chorale.api.listening import bind_sockets
+    from chorale.cli.commands.serve.batch_job import BatchJob
+    from chorale.cli.commands.serve.batch_screen import EngineScreen
+    from chorale.cli.commands.serve.serve import check_model
+    from chorale.config.options.speculation import check_served
+    from chorale.serve import supervisor
+    from chorale.serve.precheck import check_start
+
+    engine, server = settings.engine, settings.server
+    check_served(engine, settings.values)
+    check_model(settings)
+    check_start(engine, server)
+    for notice in settings.notices:
+        say(f"note: {notice}")
+    sockets = bind_sockets(server) if given.enable_metrics else []
+    screen = EngineScreen(settings, sys.stderr)
+    job = BatchJob(batch, progress, server, sockets, given.max_concurrency)
+    code = supervisor.run(engine, server, on_status=screen.on_status, on_stopping=screen.on_stopping, job=job)
+    if job.failure is not None:
+        raise job.failure
+    return code
+
+
+def base_of(url: str) -> str:
+    """Returns a base URL without ``/v1``, with which the lines' URLs begin. Raises ``ConfigError``."""
+    from chorale.serve.private_server import api_url
+
+    return api_url(url, "--base-url").removesuffix("/v1")
+
+
+async def _check_server(client: Any) -> None:
+    """Raises ``ConfigError`` if the server does not answer or does not accept the key."""
+    import httpx2
+
+    try:
+        response = await client.get("/v1/models")
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        raise ConfigError(f"no server at {client.base_url} ({error})") from None
+    if response.status_code in (401, 403):
+        raise ConfigError(
+            f"{client.base_url} refuses the key (HTTP {response.status_code}): set CHORALE_API_KEY"
+        )
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

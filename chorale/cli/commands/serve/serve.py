@@ -1,0 +1,114 @@
+"""``chorale serve``: runs the supervisor with the merged settings and shows its progress."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+
+from chorale.api.http.owner import hash_key
+from chorale.cli.commands.serve.banner import Screen
+from chorale.config.engine import ServerConfig, ToolConfig
+from chorale.config.model_names import full_name
+from chorale.config.options.help import flag_help, help_topic
+from chorale.config.options.settings import OPEN_ADDRESSES, Settings, merge
+from chorale.config.options.speculation import check_served
+from chorale.errors import ChoraleError, ConfigError
+from chorale.model.hub import DEMO, check_family, find_folder
+from chorale.serve import logs, supervisor
+from chorale.serve.bootstrap import EXIT_CONFIG, EXIT_FAILED
+from chorale.serve.precheck import check_start
+from chorale.tracing import otel
+
+logger = logging.getLogger(__name__)
+
+SUMMARY = "Serve a gpt-oss checkpoint over the OpenAI API (Responses, Chat Completions, Completions)."
+
+
+def run(arguments: list[str]) -> int:
+    topic = help_topic(arguments)
+    if topic is not None:
+        print(flag_help("serve", SUMMARY, topic))
+        return 0
+    settings = merge(arguments, os.environ)
+    check_served(settings.engine, settings.values)
+    if settings.server.data_parallel_backend == "ray":
+        return on_ray(settings)
+    check_model(settings)
+    configure_logging(settings.server)
+    if settings.server.log_format == "json":
+        return _logged(settings)
+    return _serve(settings)
+
+
+def _logged(settings: Settings) -> int:
+    """Serves; an error that ends the command is a record, too."""
+    try:
+        return _serve(settings)
+    except ChoraleError as error:
+        logger.critical("%s", error.message)
+        return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
+
+
+def _serve(settings: Settings) -> int:
+    check_start(settings.engine, settings.server)
+    screen = Screen(settings, sys.stdout, find_tools(settings))
+    for notice in [*settings.notices, *warnings(settings)]:
+        screen.notice(notice)
+    return supervisor.run(
+        settings.engine,
+        settings.server,
+        api_key_hashes=[hash_key(key) for key in settings.api_keys],
+        on_status=screen.on_status,
+        on_listening=screen.on_listening,
+        on_stopping=screen.on_stopping,
+    )
+
+
+def on_ray(settings: Settings) -> int:
+    """Serves on a Ray cluster, whose machines have the model, the GPUs and the tools."""
+    from chorale.serve.fleet import command
+
+    configure_logging(settings.server)
+    notices = [*settings.notices, *warnings(settings)]
+    return command.run(settings, lambda line: print(line, flush=True), notices)
+
+
+def check_model(settings: Settings) -> None:
+    """Raises ``ConfigError`` for a missing folder or another model family, before anything starts."""
+    engine = settings.engine
+    if engine.model != DEMO and find_folder(engine.model) is None:
+        check_family(full_name(engine.model), revision=engine.revision, download_dir=engine.download_dir)
+
+
+def find_tools(settings: Settings) -> tuple[str, ...]:
+    """Returns the banner's lines about tools: available ones, then requested but unavailable ones."""
+    if settings.server.tools == ToolConfig():  # none is enabled
+        return ()
+    from chorale.tools.service import probe_tools  # a quarter of a second
+
+    found = asyncio.run(probe_tools(settings.server.tools, os.environ))
+    lines = [f"{name} ({what})" for name, what in found.available.items() if name != "mcp"]
+    return (*lines, *(f"{name} is not available: {reason}" for name, reason in found.missing.items()))
+
+
+def configure_logging(server: ServerConfig) -> None:
+    """Logs one line per record to stderr. The table and the banner use stdout, or are records of JSON."""
+    logs.configure_logging(logs.LogOptions(server.log_level, server.log_format))
+    level = getattr(logging, server.log_level.upper())
+    logging.getLogger("uvicorn").setLevel(max(logging.WARNING, level))
+
+
+def warnings(settings: Settings) -> list[str]:
+    """Returns warnings about an address that other machines can reach, and about traces that are not sent."""
+    server, found = settings.server, []
+    if server.uds is None and server.host in OPEN_ADDRESSES and not settings.api_keys:
+        found.append(
+            "listening on all interfaces without an API key: anyone who can reach this port can use it "
+            "(set CHORALE_API_KEY)"
+        )
+    named = next((name for name in otel.ENDPOINTS if os.environ.get(name)), None)
+    if named is not None and server.otlp_traces_endpoint is None and not otel.is_installed():
+        found.append(f"{named} is set, but no traces are sent: {otel.NEEDS}")
+    return found

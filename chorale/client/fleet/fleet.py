@@ -1,0 +1,293 @@
+"""FleetClient: the EngineClient of engines on many machines, which come and go while requests run.
+
+Somebody else starts the engines, says which there are (``set_members``), and decides which one takes a
+request (``Assigner``). The fleet follows each engine's prefix index and load (``follower``) and ranks the
+engines for a request (``rank``). Requests and tokens go between this process and the engine's directly. A
+request whose engine is lost goes on at another one (``continuation``): its consumer sees a pause, no error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from chorale.client.base import EngineStatus
+from chorale.client.continuation import Continuation
+from chorale.client.fleet.many_engines import ManyEngines
+from chorale.client.fleet.members import Member, Members, Slot, Ticket
+from chorale.client.fleet.parts import FleetRequest, Part
+from chorale.client.remote import MIN_RETRY_AFTER, ClientLimits, RemoteClient
+from chorale.client.stream import RequestStream
+from chorale.client.summary import add_stats, merge_status
+from chorale.client.wire.messages import EngineAddress
+from chorale.engine.types import EngineStats, GenerateRequest, TokenChunk
+from chorale.errors import ChoraleError, ConflictError, EngineDeadError, EngineError, EngineLoadingError
+
+logger = logging.getLogger(__name__)
+GONE_PATIENCE = 10.0  # seconds without any engine in which requests are still accepted
+
+
+class Assigner(Protocol):
+    """Decides which member takes a request, and knows how long it does."""
+
+    async def assign(self, ticket: Ticket) -> str:
+        """Returns the member that takes the request; waits until there is one. May be cancelled."""
+        ...
+
+    def ended(self, ticket: Ticket) -> None:
+        """Called once for each ``assign`` that returned, when its member is done with the request."""
+        ...
+
+
+class FleetClient(ManyEngines):
+    """An ``EngineClient``; see ``client.base``. Not thread-safe: everything happens on one event loop."""
+
+    def __init__(
+        self,
+        assigner: Assigner,
+        *,
+        max_queued_requests: int | None = None,
+        limits: ClientLimits | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        patience: float = 60.0,
+        most_moves: int = 3,
+    ) -> None:
+        """``patience``: seconds that a request waits for an engine. ``most_moves``: how many it may lose."""
+        super().__init__(max_queued_requests, limits, clock)
+        self._assigner, self._clock = assigner, clock
+        self._patience, self._most_moves = patience, most_moves
+        self.members = Members(self._limits, self._admission, clock, self._status_changed)
+        self._requests: dict[str, FleetRequest] = {}
+        self._places: dict[Part, asyncio.Task[None]] = {}  # parts that wait for an engine
+        self._running: dict[Part, tuple[Member, Ticket]] = {}
+        self._was_up = -GONE_PATIENCE  # when an engine was ready last
+        self._closed = False
+
+    # ------------------------------------------------------------------ EngineClient
+
+    @property
+    def engines(self) -> Sequence[Slot]:
+        """The places of engines. A place whose engine has left is given to the next that comes."""
+        return self.members.slots
+
+    @property
+    def status(self) -> EngineStatus:
+        if not self.members.by_name:
+            return EngineStatus("loading", phase="start", message="no engine has been announced")
+        return merge_status([member.remote.status for member in self.members.by_name.values()])
+
+    @property
+    def stats(self) -> EngineStats:
+        return add_stats([slot.stats for slot in self.members.slots])
+
+    def submit(self, request: GenerateRequest) -> RequestStream:
+        self._require_engine()
+        if request.request_id in self._requests:
+            raise ConflictError(f"a request with the id {request.request_id} is already running")
+        count = request.sampling.n
+        self._admission.admit(request)
+        if request.sampling.seed is None:  # an engine that goes on must draw the same noise
+            sampling = msgspec.structs.replace(request.sampling, seed=random.getrandbits(63))
+            request = msgspec.structs.replace(request, sampling=sampling)
+        stream = RequestStream(request.request_id, count, self._left)
+        asked = self._requests[request.request_id] = FleetRequest(request, stream)
+        self._begin(Part(asked, self, Continuation(request), tuple(range(count))))
+        return stream
+
+    def abort(self, request_id: str) -> None:
+        asked = self._requests.get(request_id)
+        if asked is not None:
+            self._leave(asked)
+            for index in sorted(asked.open):
+                asked.push(TokenChunk(request_id, index, [], finish_reason="abort"))
+
+    async def close(self) -> None:
+        """End what is in flight, and leave. Idempotent."""
+        self._closed = True
+        await self._stop_ticker()
+        for asked in list(self._requests.values()):
+            self._leave(asked)
+            asked.stream.fail(EngineDeadError("the server is shutting down"))
+        await self.members.close()
+
+    # ------------------------------------------------------------------ the owner's side
+
+    def start(self) -> None:
+        """Begin to watch the engines, on the running event loop."""
+        self._start_ticker()
+
+    def set_members(self, addresses: Mapping[str, EngineAddress]) -> None:
+        """Names every engine that takes requests. Those that left may finish what they run."""
+        if not self._closed:
+            self.members.set(addresses)
+            self._status_changed()
+
+    def rank(self, ticket: Ticket, names: Iterable[str]) -> list[str]:
+        """Returns those of ``names`` whose index is followed, the cheapest for the request first."""
+        return self.members.rank(ticket, names)
+
+    # ------------------------------------------------------------------ a part's way to an engine
+
+    def _begin(self, part: Part) -> None:
+        part.parent.parts.append(part)
+        task = asyncio.get_running_loop().create_task(self._place(part))
+        self._places[part] = task
+
+    async def _place(self, part: Part) -> None:
+        try:
+            async with asyncio.timeout(self._patience):
+                member, ticket = await self._assigned(part.request)
+        except TimeoutError:
+            del self._places[part]
+            message = f"no engine took the request within {self._patience:.0f} s"
+            self._give_up(part, EngineDeadError(message, retry_after=MIN_RETRY_AFTER))
+        except ChoraleError as error:
+            del self._places[part]
+            self._give_up(part, error)
+        except Exception as error:
+            logger.exception("a request could not be assigned")
+            del self._places[part]
+            self._give_up(part, EngineError(f"the request could not be assigned ({type(error).__name__})"))
+        else:
+            del self._places[part]
+            self._running[part] = member, ticket
+            hit = ticket.hits.get(member.name, 0)
+            request = msgspec.structs.replace(part.request, num_expected_cached=hit)
+            member.remote.take(request, part, member.follower)
+            for index in range(request.sampling.n):  # choices that were left while it waited
+                if part.indices[index] not in part.open:
+                    member.remote.leave(request.request_id, index)
+
+    async def _assigned(self, request: GenerateRequest) -> tuple[Member, Ticket]:
+        """Waits for an engine that can be reached."""
+        while True:
+            ticket = await self.members.look_up(request)
+            name = await self._assigner.assign(ticket)
+            try:
+                member = await self.members.reach(name)
+            except BaseException:
+                self._assigner.ended(ticket)
+                raise
+            if member is not None:
+                return member, ticket
+            self._assigner.ended(ticket)
+            await asyncio.sleep(self._limits.ping_interval)
+
+    # ------------------------------------------------------------------ PartOwner
+
+    def part_ended(self, part: Part) -> None:
+        self._release(part)
+        if not part.parent.open:
+            self._forget(part.parent)
+
+    def part_failed(self, part: Part, error: ChoraleError) -> None:
+        asked = part.parent
+        self._release(part)
+        if not isinstance(error, EngineDeadError) or asked.num_moves >= self._most_moves or self._closed:
+            self._fail(asked, error)
+            return
+        successors = asked.successors(part)
+        logger.info("request %s goes on elsewhere: %s", asked.request.request_id, error.message)
+        for successor in successors:
+            self._admission.admit_again(len(successor.open), asked.request.owner)
+            self._begin(successor)
+        if not asked.open:
+            self._forget(asked)
+
+    def _give_up(self, part: Part, error: ChoraleError) -> None:
+        """End a request, a part of which found no engine."""
+        part.parent.parts.remove(part)
+        self._admission.forget(len(part.indices), part.request.owner)
+        self._fail(part.parent, error)
+
+    def _fail(self, asked: FleetRequest, error: ChoraleError) -> None:
+        self._leave(asked)
+        asked.stream.fail(error)
+
+    def _release(self, part: Part) -> None:
+        running = self._running.pop(part, None)
+        if running is not None:
+            part.parent.parts.remove(part)
+            running[0].remote.leave(part.request_id, None)  # no effect if it has ended there
+            self._assigner.ended(running[1])
+
+    # ------------------------------------------------------------------ the consumer leaves
+
+    def _left(self, request_id: str, index: int | None) -> None:
+        asked = self._requests.get(request_id)
+        if asked is None:
+            return
+        if index is None:
+            self._leave(asked)
+            return
+        asked.open.discard(index)
+        for part in list(asked.parts):
+            self._leave_choice(part, index)
+        if not asked.open:
+            self._forget(asked)
+
+    def _leave_choice(self, part: Part, index: int) -> None:
+        own = part.leave(index)
+        if own is None:
+            return
+        running = self._running.get(part)
+        if running is not None:
+            running[0].remote.leave(part.request_id, own)
+            if not part.open:
+                self._release(part)
+            return
+        if not part.open:
+            self._stop_placing(part)
+
+    def _leave(self, asked: FleetRequest) -> None:
+        """Stop every part of a request."""
+        for part in list(asked.parts):
+            if part in self._running:
+                self._release(part)
+            else:
+                self._stop_placing(part)
+        self._forget(asked)
+
+    def _stop_placing(self, part: Part) -> None:
+        part.parent.parts.remove(part)
+        task = self._places.pop(part, None)
+        if task is not None:
+            task.cancel()
+            self._admission.forget(len(part.indices), part.request.owner)
+
+    def _forget(self, asked: FleetRequest) -> None:
+        self._requests.pop(asked.request.request_id, None)
+
+    # ------------------------------------------------------------------ internals
+
+    @property
+    def _remotes(self) -> Sequence[RemoteClient]:
+        return [member.remote for member in self.members.by_name.values()]
+
+    def _require_engine(self) -> None:
+        if self.members.up:
+            return
+        if self._info is None:
+            raise EngineLoadingError("no engine is ready yet", retry_after=MIN_RETRY_AFTER)
+        if self._clock() - self._was_up > GONE_PATIENCE:
+            raise EngineDeadError(self.status.message or "no engine is running", retry_after=MIN_RETRY_AFTER)
+
+    def _status_changed(self) -> None:
+        """Sum up what the engines can take."""
+        self._note_up()
+        self._sum_up([remote for remote in self._remotes if remote.is_known], self.members.up)
+
+    def _note_up(self) -> None:
+        if self.members.up:
+            self._was_up = self._clock()
+
+    def _tick(self) -> None:
+        super()._tick()
+        self._note_up()
+        self.members.retire()

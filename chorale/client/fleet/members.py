@@ -1,0 +1,201 @@
+"""The engines of a fleet: connections that come and go, and what they would cost a request."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable, Iterable, Mapping
+
+from chorale.client.admission import Admission
+from chorale.client.base import EngineInfo, EngineStatus
+from chorale.client.fleet.many_engines import SLICE
+from chorale.client.remote import MIN_RETRY_AFTER, ClientLimits, RemoteClient
+from chorale.client.routing.cost import cost
+from chorale.client.routing.follower import Follower
+from chorale.client.routing.prefix_index import PrefixSearch
+from chorale.client.summary import without_gauges
+from chorale.client.wire.messages import EngineAddress
+from chorale.engine.types import EngineStats, GenerateRequest
+from chorale.errors import EngineLoadingError
+
+CONNECT = 5.0  # seconds that an engine may take to be reached once it was assigned
+
+
+class Slot:
+    """An ``EngineView``: a place in the fleet, which one engine after the other takes."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self._remote: RemoteClient | None = None
+        self._last = EngineStats()  # of the engine that left
+
+    @property
+    def is_free(self) -> bool:
+        return self._remote is None
+
+    def take(self, remote: RemoteClient) -> None:
+        self._remote = remote
+
+    def free(self) -> None:
+        if self._remote is not None:
+            self._last = without_gauges(self._remote.stats)
+        self._remote = None
+
+    @property
+    def info(self) -> EngineInfo:
+        if self._remote is None:
+            raise EngineLoadingError("the engine has left", retry_after=MIN_RETRY_AFTER)
+        return self._remote.info
+
+    @property
+    def status(self) -> EngineStatus:
+        if self._remote is None:
+            return EngineStatus("failed", message="the engine has left")
+        return self._remote.status
+
+    @property
+    def stats(self) -> EngineStats:
+        return self._last if self._remote is None else self._remote.stats
+
+
+class Member:
+    """An engine of the fleet: its connection, and what is known of its cache and load."""
+
+    def __init__(
+        self,
+        name: str,
+        address: EngineAddress,
+        slot: Slot,
+        limits: ClientLimits,
+        admission: Admission,
+        clock: Callable[[], float],
+        on_status: Callable[[EngineStatus], None],
+    ) -> None:
+        self.name, self.slot = name, slot
+        self.follower = Follower()
+        self.remote = RemoteClient(
+            address,
+            limits=limits,
+            on_status=on_status,
+            clock=clock,
+            engine=slot.index,
+            admission=admission,
+            follower=self.follower,
+        )
+        slot.take(self.remote)
+
+    @property
+    def is_up(self) -> bool:
+        """Returns whether the engine takes requests."""
+        return self.remote.status.state == "ready"
+
+    @property
+    def is_followed(self) -> bool:
+        return self.is_up and self.follower.index is not None
+
+
+class Ticket:
+    """A request that needs an engine, and what is cached of it at each."""
+
+    __slots__ = ("hits", "name", "request")
+
+    def __init__(self, request: GenerateRequest) -> None:
+        self.name, self.request = request.request_id, request
+        self.hits: dict[str, int] = {}  # cached tokens, by member
+
+
+class Members:
+    """The engines that take requests (``by_name``), and those that left and finish theirs."""
+
+    def __init__(
+        self,
+        limits: ClientLimits,
+        admission: Admission,
+        clock: Callable[[], float],
+        on_status: Callable[[], None],
+    ) -> None:
+        self.by_name: dict[str, Member] = {}
+        self.leaving: list[Member] = []
+        self.slots: list[Slot] = []
+        self._limits, self._admission, self._clock, self._on_status = limits, admission, clock, on_status
+        self._turn = random.randrange(1 << 16)  # so that several processes do not all begin with the same
+        self._changed = asyncio.Event()
+        self._closing: set[asyncio.Task[None]] = set()
+
+    @property
+    def up(self) -> list[RemoteClient]:
+        return [member.remote for member in self.by_name.values() if member.is_up]
+
+    def set(self, addresses: Mapping[str, EngineAddress]) -> None:
+        """Names every engine that takes requests. Those that left may finish what they run."""
+        for name in [name for name in self.by_name if name not in addresses]:
+            member = self.by_name.pop(name)
+            member.slot.free()
+            self.leaving.append(member)
+        for name, address in addresses.items():
+            if name not in self.by_name:
+                self.by_name[name] = self._connect(name, address)
+        self.retire()
+
+    def _connect(self, name: str, address: EngineAddress) -> Member:
+        slot = next((slot for slot in self.slots if slot.is_free), None)
+        if slot is None:
+            slot = Slot(len(self.slots))
+            self.slots.append(slot)
+        member = Member(name, address, slot, self._limits, self._admission, self._clock, self._status_changed)
+        member.remote.start()
+        return member
+
+    def _status_changed(self, status: EngineStatus) -> None:
+        self._changed.set()
+        self._on_status()
+
+    def retire(self) -> None:
+        """Close the connections to engines that left, once their last request has ended."""
+        for member in [member for member in self.leaving if not member.remote.num_in_flight]:
+            self.leaving.remove(member)
+            task = asyncio.get_running_loop().create_task(member.remote.close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    async def close(self) -> None:
+        members = [*self.by_name.values(), *self.leaving]
+        await asyncio.gather(*(member.remote.close() for member in members), *self._closing)
+
+    async def look_up(self, request: GenerateRequest) -> Ticket:
+        """Returns the request with what each engine has cached of it."""
+        ticket, members = Ticket(request), list(self.by_name.values())
+        search = PrefixSearch(request, [member.follower.index for member in members])
+        while not search.advance(SLICE):
+            await asyncio.sleep(0)
+        for member, hit in zip(members, search.hits(), strict=True):
+            ticket.hits[member.name] = hit
+        return ticket
+
+    def rank(self, ticket: Ticket, names: Iterable[str]) -> list[str]:
+        """Returns those of ``names`` whose index is followed, the cheapest for the request first."""
+        num_prompt, count = len(ticket.request.prompt_token_ids), max(len(self.slots), 1)
+        self._turn += 1
+        costs = []
+        for name in names:
+            member = self.by_name.get(name)
+            if member is None or not member.is_followed:
+                continue
+            place = (member.slot.index - self._turn) % count
+            costs.append((cost(member.follower.load(), num_prompt, ticket.hits.get(name, 0)), place, name))
+        return [name for _, _, name in sorted(costs)]
+
+    async def reach(self, name: str) -> Member | None:
+        """Returns the member once it can take requests, or None if it cannot for too long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CONNECT):
+                while True:
+                    member = self.by_name.get(name)
+                    if member is None or member.remote.status.state in ("dead", "failed"):
+                        return None
+                    if member.is_up:
+                        return member
+                    self._changed.clear()
+                    await self._changed.wait()
+        return None

@@ -1,0 +1,1 @@
+"""Messages and sockets between HTTP and engine processes."""

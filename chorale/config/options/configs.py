@@ -1,0 +1,224 @@
+"""Builds the frozen configs of ``chorale/config`` from flag values, and checks rules that span several flags.
+
+Raises ``ConfigError`` for combinations that are invalid on every machine and with every model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from chorale.config.cache_dtype import cache_dtype
+from chorale.config.engine import EngineConfig, ServerConfig, ToolConfig
+from chorale.config.model_names import full_name
+from chorale.config.options.compilation import LEVELS, MODES, read_compilation
+from chorale.config.options.flags import FLAGS
+from chorale.config.options.kv_events import kv_events_fields
+from chorale.config.options.replicas import replica_fields
+from chorale.config.options.speculation import speculative_fields
+from chorale.config.options.values import RANK, Setting, check_bounds
+from chorale.config.sampling_fields import GENERATION, SAMPLING_FIELDS
+from chorale.errors import ConfigError
+from chorale.model.hub import DEMO
+from chorale.runtime.sizing.resolve import check_ranks, check_sizes
+
+# Keys of --compilation-config that separate flags also set.
+_TWICE = {
+    "cudagraph_capture_sizes": "cudagraph-capture-sizes",
+    "max_cudagraph_capture_size": "max-cudagraph-capture-size",
+}
+
+
+def build_configs(values: Mapping[str, Setting]) -> tuple[EngineConfig, ServerConfig]:
+    """Builds the configs of engine and server. Raises ``ConfigError``."""
+    fields = targets(values)
+    if fields["cli"].get("disable_access_log"):
+        fields["server"]["access_log"] = False
+    if fields["cli"].get("template_defaults") is not None:
+        fields["server"]["default_reasoning_effort"] = _default_effort(fields["cli"]["template_defaults"])
+    for name in ("allowed_origins", "allowed_methods", "allowed_headers"):
+        if name in fields["server"]:
+            fields["server"][name] = _strings(name, fields["server"][name])
+    fields["server"]["tools"] = tool_config(fields["tools"])
+    if fields["engine"].get("cudagraph_capture_sizes") is not None:
+        fields["engine"]["cudagraph_capture_sizes"] = _sizes(fields["engine"]["cudagraph_capture_sizes"])
+    if fields["cli"].get("cuda_graph_sizes") is not None:
+        sizes = _sizes(fields["cli"]["cuda_graph_sizes"])
+        if len(sizes) == 1:
+            fields["engine"].setdefault("max_cudagraph_capture_size", sizes[0])
+        else:
+            fields["engine"].setdefault("cudagraph_capture_sizes", sizes)
+    if "kv_offloading_size" not in fields["engine"] and "swap_space" in fields["cli"]:
+        fields["engine"]["kv_offloading_size"] = fields["cli"]["swap_space"]
+    fields["engine"] |= _graphs(values) | speculative_fields(values)
+    fields["server"] |= replica_fields(values)
+    fields["engine"] |= kv_events_fields(values, fields["server"]["data_parallel_size"])
+    _name_both(fields)
+    engine = EngineConfig(**_without_unset(EngineConfig, fields["engine"]))
+    server = ServerConfig(**_without_unset(ServerConfig, fields["server"]))
+    _check(engine, server)
+    return engine, server
+
+
+def _name_both(fields: dict[str, dict[str, Any]]) -> None:
+    """Adds the full name ``openai/gpt-oss-20b`` to the served names of ``gpt-oss-20b``."""
+    model = str(fields["engine"].get("model") or DEMO)
+    named = fields["server"].get("served_model_names")
+    if not named and full_name(model) != model and not Path(model).is_dir():
+        fields["server"]["served_model_names"] = (model, full_name(model))
+
+
+def targets(values: Mapping[str, Setting]) -> dict[str, dict[str, Any]]:
+    """Returns {config: {field: value}} from each flag's ``target``, with synonyms resolved and bounds
+    checked.
+    """
+    fields: dict[str, dict[str, Any]] = {"engine": {}, "server": {}, "tools": {}, "cli": {}}
+    for name, setting in values.items():
+        flag = FLAGS[name]
+        check_bounds(flag, setting.value)
+        if flag.target is not None:
+            room, _, attribute = flag.target.partition(".")
+            known = flag.synonyms
+            fields[room][attribute] = known.get(setting.value, setting.value) if known else setting.value
+    return fields
+
+
+def _graphs(values: Mapping[str, Setting]) -> dict[str, Any]:
+    """Returns the engine fields set by ``--compilation-config`` and ``-O``, unless a separate flag overrides
+    them.
+    """
+    setting = values.get("compilation-config")
+    found = read_compilation(setting.value) if setting is not None and setting.value is not None else {}
+    fields: dict[str, Any] = {}
+    for key, name in _TWICE.items():
+        if (
+            key in found
+            and setting is not None
+            and _wins(setting, values.get(name), f"{key} in", f"--{name}")
+        ):
+            fields[key] = tuple(found[key]) if isinstance(found[key], list) else found[key]
+    eager = values.get("enforce-eager")
+    mode, level = found.get("cudagraph_mode"), values.get("optimization-level")
+    if mode is not None and setting is not None:
+        said = eager if eager is not None and eager.value == MODES[mode][0] else None  # they contradict
+        if not _wins(
+            setting,
+            said,
+            f"cudagraph_mode {mode} in",
+            f"--{'' if eager and eager.value else 'no-'}enforce-eager",
+        ):
+            return fields
+    elif level is not None and level.value is not None and eager is None:
+        mode = LEVELS[level.value]
+    if mode is not None:
+        decodes, mixed = MODES[mode]
+        fields |= {"enforce_eager": not decodes, "mixed_cuda_graphs": mixed}
+    return fields
+
+
+def _wins(setting: Setting, other: Setting | None, key: str, flag: str) -> bool:
+    """Returns whether ``--compilation-config`` overrides the other flag. Raises ``ConfigError`` for a tie."""
+    if other is None or other.value is None:
+        return True
+    if other.origin == setting.origin:
+        raise ConfigError(
+            f"{key} --compilation-config and {flag} ({setting.origin}) contradict each other; give only one"
+        )
+    return RANK[setting.origin] > RANK[other.origin]
+
+
+def tool_config(values: dict[str, Any]) -> ToolConfig:
+    """Builds the tools' config from the ``tools.*`` targets."""
+    if "servers" in values:
+        items = ",".join(map(str, values["servers"])).split(",")
+        values["servers"] = tuple(item.strip() for item in items if item.strip())
+    if values.get("offline_pages") and "browser" not in values:
+        values["browser"] = "offline"
+    if values.get("search_url") and "browser" not in values:
+        values["browser"] = "searxng"  # the only service that needs an address
+    return ToolConfig(**_without_unset(ToolConfig, values))
+
+
+def _sizes(items: Sequence[str]) -> tuple[int, ...]:
+    """Parses ``1 2 4``, ``1,2,4`` or, from a file, ``[1, 2, 4]``."""
+    try:
+        return tuple(int(part) for item in items for part in str(item).strip("[]").split(",") if part.strip())
+    except ValueError:
+        raise ConfigError(f"--cudagraph-capture-sizes {' '.join(items)}: must be integers") from None
+
+
+def _strings(name: str, given: Any) -> tuple[str, ...]:
+    """Accepts a list of strings or a single string."""
+    items = [given] if isinstance(given, str) else given
+    if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
+        raise ConfigError(f"""--{name.replace("_", "-")}: must be a list of strings, such as '["*"]'""")
+    return tuple(items)
+
+
+def _default_effort(given: Any) -> str:
+    """Returns the reasoning effort, the only template option that can be a default."""
+    effort = given.get("reasoning_effort") if isinstance(given, dict) and len(given) == 1 else None
+    if effort not in ("low", "medium", "high"):
+        raise ConfigError(
+            "--default-chat-template-kwargs: must be "
+            '{"reasoning_effort": EFFORT} with EFFORT "low", "medium" or "high"'
+        )
+    return str(effort)
+
+
+def _check_generation(given: Any) -> None:
+    """Checks the ranges: those of the request fields, with ``max_tokens`` for ``max_new_tokens``."""
+    if not isinstance(given, dict):
+        raise ConfigError("--override-generation-config: must be a JSON object")
+    for name, value in given.items():
+        if name not in GENERATION:
+            raise ConfigError(f"--override-generation-config: {name!r} is not one of {', '.join(GENERATION)}")
+        allowed = SAMPLING_FIELDS[GENERATION[name]].http_range
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not number or not allowed.holds(value):
+            raise ConfigError(
+                f"--override-generation-config: {name}: {value!r} is out of range: must be a number {allowed}"
+            )
+
+
+def _check_date(given: str) -> None:
+    """Checks the date, which becomes part of every prompt."""
+    try:
+        if datetime.date.fromisoformat(given).isoformat() == given:
+            return
+    except ValueError:
+        pass
+    raise ConfigError(f"--system-start-date {given!r}: must be a date, YYYY-MM-DD")
+
+
+def _without_unset(config: type, values: dict[str, Any]) -> dict[str, Any]:
+    """Drops ``None`` values (from ``auto``), so that fields keep their defaults."""
+    names = {f.name for f in dataclasses.fields(config)}
+    return {k: v for k, v in values.items() if v is not None and k in names}
+
+
+def _check(engine: EngineConfig, server: ServerConfig) -> None:
+    if engine.override_generation_config is not None:
+        _check_generation(engine.override_generation_config)
+    if server.ssl_cert_reqs and not (server.ssl_certfile and server.ssl_ca_certs):
+        raise ConfigError("--ssl-cert-reqs needs --ssl-certfile and --ssl-ca-certs")
+    if engine.dtype not in ("auto", "float32", "bfloat16"):
+        raise ConfigError(f"--dtype {engine.dtype}: must be auto, bfloat16 or float32")
+    if server.system_start_date is not None:
+        _check_date(server.system_start_date)
+    cache_dtype(engine.kv_cache_dtype)
+    if engine.model == DEMO and engine.revision is not None:
+        raise ConfigError(
+            f"--revision {engine.revision}: the demo model ships inside the package, which has no revisions"
+        )
+    check_ranks(engine)
+    check_sizes(engine)
+    if engine.moe_activation_dtype not in ("auto", "bfloat16", "fp8"):
+        raise ConfigError(
+            f"--moe-activation-dtype {engine.moe_activation_dtype}: must be auto, bfloat16 or fp8"
+        )
+    if bool(server.ssl_keyfile) != bool(server.ssl_certfile):
+        raise ConfigError("--ssl-keyfile and --ssl-certfile must be given together")

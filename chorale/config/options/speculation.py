@@ -1,0 +1,59 @@
+"""``--speculative-config``, and the flags that set one key of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from chorale.config.engine import EngineConfig
+from chorale.config.options.values import RANK, Setting
+from chorale.config.read_speculative import read_speculative
+from chorale.config.speculative import SpeculativeConfig
+from chorale.errors import ConfigError
+
+_FLAG = "--speculative-config"
+_KEYS = {"spec-method": "method", "spec-model": "model", "spec-tokens": "num_speculative_tokens"}
+
+
+def speculative_fields(values: Mapping[str, Setting]) -> dict[str, SpeculativeConfig]:
+    """Returns the engine's field, if speculation was requested. Raises ``ConfigError``."""
+    read = _read(values)
+    return {} if read is None else {"speculative_config": read[0]}
+
+
+def notices(values: Mapping[str, Setting]) -> tuple[str, ...]:
+    """Returns a line for each key without effect."""
+    read = _read(values)
+    return () if read is None else read[1]
+
+
+def check_served(config: EngineConfig, values: Mapping[str, Setting]) -> None:
+    """Raises ``ConfigError`` for a server whose answers would have no meaning, unless that was allowed."""
+    speculative = config.speculative_config
+    allowed = values.get("allow-synthetic-acceptance")
+    if speculative is not None and speculative.is_synthetic and not (allowed and allowed.value):
+        raise ConfigError(
+            f"{_FLAG}: with synthetic acceptance the output has no meaning, so it is for chorale bench "
+            "latency and throughput; --allow-synthetic-acceptance serves it all the same"
+        )
+
+
+def _read(values: Mapping[str, Setting]) -> tuple[SpeculativeConfig, tuple[str, ...]] | None:
+    setting = values.get("speculative-config")
+    given = setting.value if setting is not None else None
+    if given is not None and not isinstance(given, Mapping):
+        return read_speculative(given, _FLAG)  # which raises
+    merged: dict[str, Any] = dict(given or {})
+    for flag, key in _KEYS.items():
+        own = values.get(flag)
+        if own is None or own.value is None:
+            continue
+        if setting is None or merged.get(key) in (None, own.value):
+            merged[key] = own.value
+        elif own.origin == setting.origin:
+            raise ConfigError(
+                f"{key} in {_FLAG} and --{flag} ({own.origin}) contradict each other; give only one"
+            )
+        elif RANK[own.origin] > RANK[setting.origin]:
+            merged[key] = own.value
+    return read_speculative(merged, _FLAG) if merged or given is not None else None

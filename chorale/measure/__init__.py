@@ -1,0 +1,1 @@
+"""Measuring: benchmarks and the self-check."""

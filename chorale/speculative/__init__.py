@@ -1,1 +1,0 @@
-"""Speculation: how tokens are drafted, as the operator configures it."""
