@@ -22,7 +22,7 @@ from chorale.tracing.ignored import HEADER
 def create_app(state: ServerState, api_key_hashes: Iterable[bytes] = ()) -> HttpMiddleware:
     """Builds the ASGI app of all endpoints.
 
-    ``api_key_hashes``: ``owner.hash_key`` of each key; without any, no key is required. Endpoints receive the
+    ``api_key_hashes``: ``hash_key`` of each key; without any, no key is required. Endpoints receive the
     engine client wrapped in a ``MeteredClient``.
     """
     state.metrics.watch(state.client)

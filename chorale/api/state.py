@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from chorale.api.http.owner import owner_name
 from chorale.client.base import EngineClient
 from chorale.client.shares import Shares
-from chorale.config.engine import ServerConfig
+from chorale.config.engine import ServerConfig, owner_name
 from chorale.engine.types import NOBODY, Owner
 from chorale.errors import NotFoundError
 from chorale.grammar.checker import GrammarChecker

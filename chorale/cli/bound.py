@@ -5,17 +5,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Sequence
 
 from chorale.machine.processes import die_with_parent
-
-
-def command(arguments: Sequence[str]) -> list[str]:
-    """Returns the command line that runs ``chorale ARGUMENTS`` as a child of this process."""
-    return [sys.executable, "-m", "chorale.cli.bound", str(os.getpid()), *arguments]
-
 
 if __name__ == "__main__":
     die_with_parent(int(sys.argv[1]))

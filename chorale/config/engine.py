@@ -6,13 +6,17 @@ reason. Names are vLLM's flag names. Secrets (API keys, hub token) are never hel
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from chorale.config.kv_events import KvEventsConfig
-from chorale.config.speculative import SpeculativeConfig
+from chorale.config.speculative import SpeculativeConfig, check_ranks_of_head
 from chorale.errors import ConfigError
+
+DEMO = "demo"
+
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 NO_STAGES = (
@@ -169,3 +173,47 @@ def check_least(given: object, least: Mapping[str, int]) -> None:
         value = getattr(given, name)
         if value is not None and value < minimum:
             raise ConfigError(f"--{name.replace('_', '-')} must be at least {minimum}")
+
+
+VALID_SIZES = (1, 2, 4, 8)
+
+
+def check_size(size: int) -> None:
+    """Raises ``ConfigError`` for a number of ranks that no model can have."""
+    if size not in VALID_SIZES:
+        raise ConfigError(f"--tensor-parallel-size {size}: must be one of {', '.join(map(str, VALID_SIZES))}")
+
+
+def hash_key(key: str) -> bytes:
+    """Returns the SHA-256 digest of a key, the only form in which keys are kept."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def check_ranks(config: EngineConfig) -> None:
+    """Raises ``ConfigError`` for numbers of ranks that no model can have, before anything is downloaded."""
+    check_size(config.tensor_parallel_size)
+    if config.speculative_config is not None:
+        check_ranks_of_head(config.speculative_config, config.tensor_parallel_size)
+
+
+def check_sizes(config: EngineConfig) -> None:
+    """Raises ``ConfigError`` for numbers that are invalid for any model and machine."""
+    least = {
+        "max_model_len": 2,  # a token, and one after it
+        "max_num_seqs": 1,
+        "max_num_batched_tokens": 1,
+        "block_size": 1,
+        "num_threads": 1,
+    }
+    check_least(config, least)
+    if config.prompt_delay is not None and not 0 <= config.prompt_delay < float("inf"):
+        raise ConfigError("--prompt-delay must be 0 or more seconds")
+    if config.kv_offloading_size is not None and not 0 <= config.kv_offloading_size < float("inf"):
+        raise ConfigError("--kv-offloading-size must be 0 or more GiB")
+    if not 0 < config.gpu_memory_utilization <= 1:
+        raise ConfigError("--gpu-memory-utilization must be above 0 and at most 1")
+
+
+def owner_name(digest: bytes) -> str:
+    """Returns the name by which the engine knows the owner with this key digest."""
+    return digest.hex()[:16]

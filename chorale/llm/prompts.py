@@ -14,7 +14,7 @@ from chorale.harmony.render import render_conversation
 from chorale.harmony.vocab import Vocabulary
 from chorale.requests.effort import DEFAULT_EFFORT, reasoning_effort
 from chorale.requests.messages import split_instructions, take_efforts, to_harmony
-from chorale.requests.prompt import check_distinct, prompt_head
+from chorale.requests.prompt import check_distinct, prompt_head, read_function
 from chorale.turns.functions import Function
 
 ChatMessages = Sequence[Mapping[str, Any]]
@@ -118,7 +118,7 @@ def read_tools(tools: Sequence[Mapping[str, Any]] | None) -> tuple[Function, ...
         described = isinstance(tool, Mapping) and tool.get("type") == "function"
         if not described or not isinstance(tool.get("function"), Mapping):
             raise ValueError(f"{path}: only {{'type': 'function', 'function': {{...}}}} is supported")
-        read.append(Function.read(tool["function"], f"{path}.function"))
+        read.append(read_function(tool["function"], f"{path}.function"))
     check_distinct([function.tool for function in read], "tools")
     return tuple(read)
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from chorale.config.engine import EngineConfig
+from chorale.config.engine import VALID_SIZES, EngineConfig
 from chorale.errors import ConfigError
 from chorale.machine.hardware import check_no_instances
 from chorale.machine.platforms import CUDA, find_platform
-from chorale.parallel.shares import VALID_SIZES
 
 VISIBLE = CUDA.variables[0]
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from chorale.config.options.suggestions import nearest
 from chorale.errors import ConfigError
-from chorale.machine.hardware import Hardware, Kind
+from chorale.machine.hardware import DRIVER_BYTES, Hardware, Kind
 from chorale.machine.platforms import NPU, ROCM
-from chorale.runtime.sizing.memory import DRIVER_BYTES
 
 MIB = 2**20
 GIB_OF_MIB = 1024

@@ -14,8 +14,12 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
+from chorale.config.engine import VALID_SIZES
 from chorale.errors import ConfigError
-from chorale.parallel.shares import VALID_SIZES
+
+# Memory of an idle GPU that the driver and this process's context take.
+DRIVER_BYTES = 640 * 2**20
+
 
 _CGROUP = Path("/sys/fs/cgroup")
 Kind = Literal["cpu", "cuda", "rocm", "npu"]

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from chorale.config.engine import DEMO
 from chorale.config.model_names import PUBLISHED, full_name
 from chorale.errors import ConfigError
 from chorale.model.demo import ensure_demo
@@ -25,7 +26,6 @@ from chorale.model.demo.head import ensure_demo_head
 
 Progress = Callable[[str, float, str], None]
 
-DEMO = "demo"
 LEASE_SECONDS = 60.0  # without a sign of life of who downloads: as long as NFS may keep attributes of a file
 _A_MODEL = "the checkpoint's folder (with config.json and *.safetensors), or a model such as gpt-oss-20b"
 _PUBLISHED_FILES = (

@@ -10,10 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from chorale.config.engine import EngineConfig
+from chorale.config.engine import VALID_SIZES, EngineConfig, check_size
 from chorale.errors import ConfigError
 
-VALID_SIZES = (1, 2, 4, 8)
 CHUNK = 64  # columns and token ids that stay together (masks of grammars have eight ids an octet)
 MXFP4_GROUP = 32  # columns that share a scale: the chunk where 64 does not divide the intermediate size
 
@@ -55,12 +54,6 @@ class Share:
     def is_first(self) -> bool:
         """Returns whether this rank adds what must be added once: biases of summed products, and x."""
         return self.rank == 0
-
-
-def check_size(size: int) -> None:
-    """Raises ``ConfigError`` for a number of ranks that no model can have."""
-    if size not in VALID_SIZES:
-        raise ConfigError(f"--tensor-parallel-size {size}: must be one of {', '.join(map(str, VALID_SIZES))}")
 
 
 def cuts_by_expert(config: EngineConfig) -> bool:

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from chorale.errors import invalid, unsupported
-from chorale.tools.contract import CodeInterpreterRequest, McpRequest, RequestTools, WebSearchRequest
+from chorale.tools.contract import (
+    BuiltInRequest,
+    CodeInterpreterRequest,
+    McpRequest,
+    RequestTools,
+    WebSearchRequest,
+)
 
 # Current and former types of built-in tools, with their names in ``tool_choice``. MCP servers use labels.
 BUILT_IN_NAMES: dict[str, str] = {
@@ -195,26 +200,6 @@ def without_secrets(tool: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(headers, Mapping):
         shown["headers"] = dict.fromkeys(headers, "<redacted>")
     return shown
-
-
-@dataclass(frozen=True, slots=True)
-class BuiltInRequest:
-    """The requested built-in tools. ``paths``: the field of each, for errors.
-
-    ``unserved``: tools of types that this server never runs.
-    """
-
-    wanted: RequestTools = field(default_factory=RequestTools)
-    paths: tuple[tuple[str, str], ...] = ()  # (name for tool_choice, path)
-    unserved: tuple[tuple[str, str], ...] = ()  # (type, path)
-
-    @property
-    def names(self) -> list[str]:
-        return [name for name, _ in self.paths]
-
-    def without_web_search(self) -> BuiltInRequest:
-        paths = tuple(entry for entry in self.paths if entry[0] != "web_search")
-        return replace(self, wanted=replace(self.wanted, web_search=None), paths=paths)
 
 
 def read_built_in(

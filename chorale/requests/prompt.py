@@ -27,6 +27,7 @@ from chorale.harmony.messages import (
 )
 from chorale.harmony.vocab import CHANNEL, MESSAGE, Vocabulary
 from chorale.tools.contract import ToolBox
+from chorale.turns.functions import Function
 
 # Names are part of message headers, where a space or "to=" would be read as structure.
 TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -117,6 +118,11 @@ def function_tool(function: Mapping[str, Any], param: str) -> ToolDescription:
     if kind is not None and kind != "object" and not (isinstance(kind, list) and "object" in kind):
         raise invalid(f"{param}.parameters.type", "must be 'object', as arguments are")
     return ToolDescription(name, description or "", parameters)
+
+
+def read_function(value: Mapping[str, Any], param: str) -> Function:
+    """Raises ``RequestError``."""
+    return Function(function_tool(value, param), value.get("strict") is True, f"{param}.parameters")
 
 
 def check_distinct(tools: Sequence[ToolDescription], param: str) -> None:

@@ -6,56 +6,17 @@ Supports the shapes of Chat and Responses.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from chorale.errors import invalid, unsupported
 from chorale.requests.built_in_tools import BUILT_IN_NAMES, own_label
 from chorale.turns.functions import Function
+from chorale.turns.rules import AUTO, Mode, ToolChoice
 
-Mode = Literal["auto", "none", "required"]
 _MODES: dict[str, Mode] = {"auto": "auto", "none": "none", "required": "required"}
 # Tools named by their type alone.
 _SINGLE = ("local_shell", "shell", "apply_patch", "tool_search")
 _NAMED = ("function", "custom")
-
-
-@dataclass(frozen=True, slots=True)
-class ToolChoice:
-    """``names``: the only functions that may be called (by their names in the prompt), or None for all.
-
-    ``built_in``: the same for built-in tools: ``web_search``, ``code_interpreter``, ``mcp:LABEL``,
-    ``mcp:LABEL:TOOL``. ``lasting``: it applies to the whole turn (``allowed_tools``); a named tool is
-    required once.
-    """
-
-    mode: Mode = "auto"
-    names: frozenset[str] | None = None
-    built_in: frozenset[str] | None = None
-    lasting: bool = False
-
-    @property
-    def is_open(self) -> bool:
-        """Returns whether nothing is required or excluded."""
-        return self.mode == "auto" and self.names is None and self.built_in is None
-
-    def satisfied(self) -> ToolChoice:
-        """Returns the choice that applies once a built-in tool has been called."""
-        if self.mode != "required":
-            return self
-        return replace(self, mode="auto") if self.lasting else AUTO
-
-    def may_call(self, name: str) -> bool:
-        return self.mode != "none" and (self.names is None or name in self.names)
-
-    def may_use(self, name: str) -> bool:
-        """Returns whether a built-in tool may be called; an MCP server's label covers its tools."""
-        if self.mode == "none" or self.built_in is None:
-            return self.mode != "none"
-        return name in self.built_in or name.rpartition(":")[0] in self.built_in
-
-
-AUTO = ToolChoice()
 
 
 def read_tool_choice(

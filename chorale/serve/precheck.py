@@ -12,7 +12,7 @@ import os
 import sqlite3
 from pathlib import Path
 
-from chorale.config.engine import EngineConfig, ServerConfig
+from chorale.config.engine import DEMO, EngineConfig, ServerConfig
 from chorale.errors import ChoraleError, ConfigError
 from chorale.machine.devices import check_visible, replica_environments, visible_ids
 from chorale.machine.hardware import Hardware, available_memory, check_gpus
@@ -20,7 +20,7 @@ from chorale.machine.platforms import CUDA, NPU, find_platform
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import SHAPES, make_config
 from chorale.model.demo.shape import demo_config
-from chorale.model.hub import DEMO, find_folder, has_weights
+from chorale.model.hub import find_folder, has_weights
 from chorale.runtime.sizing.memory import SMALL_PARAMETERS
 from chorale.runtime.sizing.resolve import check_model, resolve
 from chorale.serve.http.tls import check_tls

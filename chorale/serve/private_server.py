@@ -10,14 +10,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx2
 
-from chorale.cli import bound
 from chorale.errors import ChoraleError, ConfigError
 from chorale.machine.folders import folder_for_sockets
 from chorale.machine.signals import signals_as_exceptions
@@ -143,11 +142,11 @@ def private_process(serve_arguments: list[str]) -> Iterator[PrivateProcess]:
         socket, log = Path(folder, "http.sock"), Path(folder, "log")
         # What it stores ends with it: the user's own store is not opened.
         store = ["--response-store", ":memory:"]
-        command = bound.command(["serve", *store, *serve_arguments, "--uds", str(socket)])
+        arguments = command(["serve", *store, *serve_arguments, "--uds", str(socket)])
         environment = {k: v for k, v in os.environ.items() if k not in ("CHORALE_API_KEY", "VLLM_API_KEY")}
         with log.open("wb") as output:
             process = subprocess.Popen(
-                command, stdout=output, stderr=output, env=environment, start_new_session=True
+                arguments, stdout=output, stderr=output, env=environment, start_new_session=True
             )
         try:
             yield PrivateProcess(process, socket, log)
@@ -171,6 +170,11 @@ def private_server(serve_arguments: list[str]) -> Iterator[Path]:
         yield started.socket
 
 
+def _show(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()
+
+
 def _wait_until_healthy(client: httpx2.Client, started: PrivateProcess) -> None:
     shown = ""
     while True:
@@ -184,7 +188,7 @@ def _wait_until_healthy(client: httpx2.Client, started: PrivateProcess) -> None:
                 response = client.get("http://localhost/health")
         if response is not None and response.status_code == 200:
             if shown:
-                print("\r" + " " * len(shown) + "\r", end="", file=sys.stderr, flush=True)
+                _show("\r" + " " * len(shown) + "\r")
             return
         if sys.stderr.isatty():
             phase = ""
@@ -192,5 +196,10 @@ def _wait_until_healthy(client: httpx2.Client, started: PrivateProcess) -> None:
                 with contextlib.suppress(ValueError):
                     phase = str(response.json().get("phase", ""))
             shown = f"starting {phase} ...".replace("  ", " ").ljust(len(shown))
-            print(f"\r{shown}", end="", file=sys.stderr, flush=True)
+            _show(f"\r{shown}")
         time.sleep(0.1)
+
+
+def command(arguments: Sequence[str]) -> list[str]:
+    """Returns the command line that runs ``chorale ARGUMENTS`` as a child of this process."""
+    return [sys.executable, "-m", "chorale.cli.bound", str(os.getpid()), *arguments]

@@ -66,7 +66,7 @@ def run(
 
     With ``job``, nothing listens: the job uses the app in this process, and its end ends the engines.
 
-    ``api_key_hashes``: ``owner.hash_key`` of each key; the keys themselves stay here. ``on_status`` is called
+    ``api_key_hashes``: ``hash_key`` of each key; the keys themselves stay here. ``on_status`` is called
     with the progress of loading, with "ready" and the ``EngineInfo``, after crashes, and with "failed" and
     the message for the operator. Callbacks run on the event loop and must not block. Raises ``ConfigError``
     if the address cannot be listened on.

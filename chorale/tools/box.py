@@ -6,15 +6,16 @@ import contextlib
 import difflib
 import logging
 from collections.abc import AsyncGenerator
-from typing import Any, Protocol
+from typing import Any
 
 from chorale.harmony.messages import ToolNamespace
 from chorale.tools.browser.citations import CitationRewriter
-from chorale.tools.browser.page import Link
 from chorale.tools.contract import (
     CitationStream,
+    Link,
     McpListing,
     Progress,
+    SystemTool,
     ToolCall,
     ToolIdentity,
     ToolResult,
@@ -24,24 +25,6 @@ from chorale.tools.contract import (
 from chorale.tools.mcp.toolset import McpToolset
 
 logger = logging.getLogger(__name__)
-
-
-class SystemTool(Protocol):
-    """A browser or python tool, built-in or on an MCP server."""
-
-    @property
-    def namespace(self) -> ToolNamespace: ...
-
-    @property
-    def recipients(self) -> frozenset[str]: ...
-
-    def call(self, call: ToolCall) -> AsyncGenerator[Progress | ToolResult, None]: ...
-
-    def cited(self, cursor: int, line: int | None) -> Link | None: ...
-
-    def state(self) -> Any: ...
-
-    async def aclose(self) -> None: ...
 
 
 class Box:

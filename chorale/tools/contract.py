@@ -10,7 +10,7 @@ Closing the generator of a call aborts the call.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from chorale.harmony.messages import ToolNamespace
@@ -344,3 +344,48 @@ class ToolService(Protocol):
         ...
 
     async def aclose(self) -> None: ...
+
+
+class SystemTool(Protocol):
+    """A browser or python tool, built-in or on an MCP server."""
+
+    @property
+    def namespace(self) -> ToolNamespace: ...
+
+    @property
+    def recipients(self) -> frozenset[str]: ...
+
+    def call(self, call: ToolCall) -> AsyncGenerator[Progress | ToolResult, None]: ...
+
+    def cited(self, cursor: int, line: int | None) -> Link | None: ...
+
+    def state(self) -> Any: ...
+
+    async def aclose(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    url: str
+    title: str = ""
+    loc: int | None = None  # line at which to open the page, for links of a find page
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltInRequest:
+    """The requested built-in tools. ``paths``: the field of each, for errors.
+
+    ``unserved``: tools of types that this server never runs.
+    """
+
+    wanted: RequestTools = field(default_factory=RequestTools)
+    paths: tuple[tuple[str, str], ...] = ()  # (name for tool_choice, path)
+    unserved: tuple[tuple[str, str], ...] = ()  # (type, path)
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.paths]
+
+    def without_web_search(self) -> BuiltInRequest:
+        paths = tuple(entry for entry in self.paths if entry[0] != "web_search")
+        return replace(self, wanted=replace(self.wanted, web_search=None), paths=paths)

@@ -11,7 +11,7 @@ from typing import Any
 
 from chorale.config.engine import ToolConfig
 from chorale.errors import ConfigError
-from chorale.tools.box import Box, SystemTool
+from chorale.tools.box import Box
 from chorale.tools.browser.backends import SearchBackend
 from chorale.tools.browser.history import History
 from chorale.tools.browser.tool import Browser, PageCache
@@ -20,6 +20,7 @@ from chorale.tools.contract import (
     McpListing,
     McpRequest,
     RequestTools,
+    SystemTool,
     Unavailable,
     WebSearchRequest,
 )

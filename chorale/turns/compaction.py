@@ -14,13 +14,8 @@ from chorale.config.sampling_fields import IN_SUMMARY
 from chorale.engine.types import SamplingSpec
 from chorale.grammar.frames import Frames, turn_grammar
 from chorale.harmony.messages import Message
-from chorale.harmony.render import ASSISTANT, render_message
-from chorale.harmony.vocab import START, Vocabulary
-from chorale.ids import new_id
-from chorale.turns.choice.emitter import Emitter
-from chorale.turns.choice.item import OpenItem
-from chorale.turns.events import ItemDelta, ItemOpened, Usage
-from chorale.turns.needs import Compact, NextRound
+from chorale.harmony.render import render_message
+from chorale.harmony.vocab import Vocabulary
 
 REQUEST = (
     "Summarize this conversation so that it can be continued from your summary alone. Keep what was asked"
@@ -29,7 +24,6 @@ REQUEST = (
 )
 MAX_TOKENS = 8192  # limit of reasoning and summary together
 _MIN_TOKENS = 64  # with less room, the turn continues without a summary
-_NEVER = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,60 +44,6 @@ class Compaction:
     def answered_prompt(self, prompt: list[int]) -> list[int]:
         """The known prompt of the answer; after a first summary, all of it but the summary."""
         return prompt if self.first_prompt is None else self.rebuild(self.pack(""))
-
-
-class Compactor:
-    """Decides when a choice is summarized, and writes the items. ``spent``: tokens of all summaries."""
-
-    def __init__(self, plan: Compaction | None, out: Emitter) -> None:
-        self.spent = Usage()
-        self._plan = plan
-        self._out = out
-        # Tokens of a prompt above which it is summarized.
-        self._threshold = _NEVER if plan is None else plan.threshold
-
-    @property
-    def is_due_first(self) -> bool:
-        return self._plan is not None and self._plan.first_prompt is not None
-
-    @property
-    def ends_turn(self) -> bool:
-        return self._plan is not None and self._plan.alone
-
-    def before(self, following: NextRound) -> Compact | None:
-        """Returns the summary that is due before a round, or None."""
-        plan, prompt = self._plan, following.prompt_token_ids
-        if plan is None or len(prompt) < self._threshold:
-            return None
-        if following.num_new_tokens is None and plan.first_prompt is not None:
-            return Compact(list(plan.first_prompt), following)
-        return Compact([*prompt[:-2], *plan.ask, START, ASSISTANT], following)
-
-    def stop(self) -> None:
-        """Disables summaries, for lack of room."""
-        self._threshold = _NEVER
-
-    def progressed(self) -> None:
-        """Opens the item; if it is open, emits an empty delta: the summary is being written."""
-        if self._out.item is not None:
-            self._add("")
-            return
-        item = OpenItem(self._out.new_index(), "compaction")
-        self._out.open(item, ItemOpened(item.index, new_id("cmp"), "compaction"), urgent=True)
-
-    def done(self, packed: str, prompt: list[int], usage: Usage) -> None:
-        """Closes the item. ``packed``: its text, which ``prompt`` replaces; ``usage``: of the summary."""
-        self.spent.add(usage)
-        self._add(packed)
-        self._out.close("completed")
-        # Prevents repeated summaries of a prompt that does not get shorter.
-        assert self._plan is not None
-        threshold = self._plan.threshold
-        self._threshold = max(threshold, len(prompt) + threshold // 2)
-
-    def _add(self, text: str) -> None:
-        assert self._out.item is not None
-        self._out.emit(ItemDelta(self._out.item.index, text), urgent=True)
 
 
 def ask_message() -> Message:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from chorale.grammar.constraint import Constraint
 from chorale.harmony.messages import FUNCTIONS, ToolDescription
-from chorale.requests.prompt import function_tool
 from chorale.turns.events import ItemKind
 
 FUNCTION_PREFIX: Final = f"{FUNCTIONS}."
@@ -41,11 +39,6 @@ class Function:
     param: str = "tools"
     form: CallForm | None = None
     text: Constraint | None = None
-
-    @classmethod
-    def read(cls, value: Mapping[str, Any], param: str) -> Function:
-        """Raises ``RequestError``."""
-        return cls(function_tool(value, param), value.get("strict") is True, f"{param}.parameters")
 
     @property
     def name(self) -> str:

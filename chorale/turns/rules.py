@@ -8,19 +8,56 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from chorale.errors import RequestError
 from chorale.grammar.constraint import Constraint, json_object, json_schema
 from chorale.grammar.frames import Call, Frames, raw_grammar, turn_grammar
 from chorale.harmony.messages import ResponseFormat
-from chorale.requests.tool_choice import AUTO, ToolChoice
 from chorale.turns.functions import CallForm, Function
 
 # If an answer is required, a quarter of the tokens, at most this many, is reserved: a turn that ends
 # within its reasoning would have no answer at all.
 MAX_RESERVE = 1024
 _STEP = 256  # long budgets are rounded down to it, so that equal requests share a compiled grammar
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """``names``: the only functions that may be called (by their names in the prompt), or None for all.
+
+    ``built_in``: the same for built-in tools: ``web_search``, ``code_interpreter``, ``mcp:LABEL``,
+    ``mcp:LABEL:TOOL``. ``lasting``: it applies to the whole turn (``allowed_tools``); a named tool is
+    required once.
+    """
+
+    mode: Mode = "auto"
+    names: frozenset[str] | None = None
+    built_in: frozenset[str] | None = None
+    lasting: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        """Returns whether nothing is required or excluded."""
+        return self.mode == "auto" and self.names is None and self.built_in is None
+
+    def satisfied(self) -> ToolChoice:
+        """Returns the choice that applies once a built-in tool has been called."""
+        if self.mode != "required":
+            return self
+        return replace(self, mode="auto") if self.lasting else AUTO
+
+    def may_call(self, name: str) -> bool:
+        return self.mode != "none" and (self.names is None or name in self.names)
+
+    def may_use(self, name: str) -> bool:
+        """Returns whether a built-in tool may be called; an MCP server's label covers its tools."""
+        if self.mode == "none" or self.built_in is None:
+            return self.mode != "none"
+        return name in self.built_in or name.rpartition(":")[0] in self.built_in
+
+
+AUTO = ToolChoice()
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,3 +192,6 @@ def _arguments(function: Function, forced: bool) -> Constraint | None:
         if not schema.keys() & {"$ref", "anyOf", "oneOf", "allOf"}:
             schema["type"] = "object"  # also for ["object", "null"]
     return json_schema(schema, function.param)
+
+
+Mode = Literal["auto", "none", "required"]

@@ -16,10 +16,10 @@ from starlette.routing import Route, WebSocketRoute
 from chorale.api.app import all_routes
 from chorale.api.http.anthropic_errors import PATHS as MESSAGES_PATHS
 from chorale.api.http.auth import OPEN_PATHS
-from chorale.api.http.owner import hash_key
 from chorale.api.openapi import describe, operations
 from chorale.api.operator import docs
 from chorale.client.base import EngineStatus
+from chorale.config.engine import hash_key
 from tests.support.raw_http import Answer, Probe, call, exchange
 from tests.support.scripted import scripted
 from tests.support.server import Server, make_state, with_server

@@ -12,7 +12,7 @@ import httpx2
 import pytest
 
 from chorale.api.http.auth import OWNER
-from chorale.api.http.owner import hash_key
+from chorale.config.engine import hash_key
 from chorale.engine.types import GenerateRequest
 from chorale.errors import EngineDeadError, QueueFullError
 from chorale.jobs.execute import (

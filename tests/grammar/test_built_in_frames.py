@@ -8,8 +8,7 @@ from chorale.grammar import constraint as make
 from chorale.grammar.frames import Call, Frames, turn_grammar
 from chorale.grammar.matcher import compile_grammar
 from chorale.harmony.vocab import load_vocabulary
-from chorale.requests.tool_choice import ToolChoice
-from chorale.turns.rules import BuiltInTool, TurnRules
+from chorale.turns.rules import BuiltInTool, ToolChoice, TurnRules
 
 VOCAB = load_vocabulary()
 QUERY = make.json_schema(

@@ -17,21 +17,13 @@ from chorale.errors import ConfigError
 from chorale.kernels.triton import tuning
 from chorale.kernels.triton.reduce.memory import Layout as ExchangeLayout
 from chorale.machine import nvidia_smi
-from chorale.machine.hardware import Hardware
+from chorale.machine.hardware import DRIVER_BYTES, Hardware
 from chorale.machine.nvidia_smi import GpuUser
 from chorale.model.checkpoint import Checkpoint
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import make_config
 from chorale.model.layouts import Layout
-from chorale.runtime.sizing.memory import (
-    DRIVER_BYTES,
-    GIB,
-    NCCL_BYTES,
-    kv_geometry,
-    peer_bytes,
-    rank_bytes,
-    weight_bytes,
-)
+from chorale.runtime.sizing.memory import GIB, NCCL_BYTES, kv_geometry, peer_bytes, rank_bytes, weight_bytes
 from chorale.runtime.sizing.resolve import Resolved, resolve
 from chorale.testing.checkpoint_writer import write_random_checkpoint
 

@@ -12,12 +12,12 @@ from chorale.harmony.builtin_tools import browser_tools, python_tool
 from chorale.harmony.messages import ToolDescription, ToolNamespace
 from chorale.testing.scripted_client import Script, ScriptedClient
 from chorale.tools.browser.citations import CitationRewriter
-from chorale.tools.browser.page import Link
 from chorale.tools.contract import (
     BrowserDetail,
     CodeOutput,
     CodeStarted,
     FindAction,
+    Link,
     McpDetail,
     McpListing,
     McpToolInfo,

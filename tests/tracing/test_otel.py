@@ -154,7 +154,8 @@ def test_export_over_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_traces_are_off_by_default_and_import_nothing() -> None:
     code = (
         "import sys\n"
-        "import chorale.api.app, chorale.serve.http.app, chorale.serve.precheck, chorale.cli.commands.serve.serve\n"
+        "import chorale.api.app, chorale.serve.http.app, chorale.serve.precheck\n"
+        "import chorale.cli.commands.serve.serve\n"
         "from chorale.tracing.otel import open_tracer\n"
         "assert open_tracer(None, 'api-0') is None\n"
         "heavy = ('opentelemetry.sdk', 'opentelemetry.exporter')\n"

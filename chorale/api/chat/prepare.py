@@ -16,7 +16,7 @@ from chorale.errors import invalid, unsupported
 from chorale.harmony.messages import Conversation
 from chorale.harmony.render import ASSISTANT, render_conversation
 from chorale.harmony.vocab import END, START, Vocabulary
-from chorale.requests.built_in_tools import BuiltInRequest, read_built_in
+from chorale.requests.built_in_tools import read_built_in
 from chorale.requests.client_tools import custom_tool
 from chorale.requests.effort import reasoning_effort
 from chorale.requests.formats import read_answer
@@ -27,9 +27,9 @@ from chorale.requests.messages import (
     take_efforts,
     to_harmony,
 )
-from chorale.requests.prompt import at, check_distinct, open_message, prompt_head
+from chorale.requests.prompt import at, check_distinct, open_message, prompt_head, read_function
 from chorale.requests.tool_choice import read_tool_choice
-from chorale.tools.contract import ToolBox
+from chorale.tools.contract import BuiltInRequest, ToolBox
 from chorale.turns.built_in.availability import check_available
 from chorale.turns.built_in.open import close_tools, open_tools
 from chorale.turns.built_in.turn_tools import TurnTools
@@ -141,7 +141,7 @@ def read_rules(chat: ChatRequest) -> TurnRules:
         if not _is_built_in(tool)
     ]
     functions += [
-        Function.read(f, f"functions[{position}]") for position, f in enumerate(chat.functions or [])
+        read_function(f, f"functions[{position}]") for position, f in enumerate(chat.functions or [])
     ]
     check_distinct([function.tool for function in functions], "tools")
     param = "tool_choice" if chat.tool_choice is not None else "function_call"
@@ -178,7 +178,7 @@ def _function(tool: Mapping[str, Any], path: str) -> Function:
     declared, path = tool.get(kind), f"{path}.{kind}"
     if not isinstance(declared, Mapping):
         raise invalid(path, "must be an object")
-    return custom_tool(declared, path) if kind == "custom" else Function.read(declared, path)
+    return custom_tool(declared, path) if kind == "custom" else read_function(declared, path)
 
 
 # --------------------------------------------------------------------------- continue_final_message

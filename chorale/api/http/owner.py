@@ -14,16 +14,6 @@ from contextvars import ContextVar
 CALLER: ContextVar[bytes] = ContextVar("chorale_caller", default=b"")
 
 
-def hash_key(key: str) -> bytes:
-    """Returns the SHA-256 digest of a key, the only form in which keys are kept."""
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
-
-
-def owner_name(digest: bytes) -> str:
-    """Returns the name by which the engine knows the owner with this key digest."""
-    return digest.hex()[:16]
-
-
 def cache_salt(owner: bytes, asked: str | None) -> str:
     """Combines the owner with the client's salt. ``owner``: the API key's digest, empty on a server without
     keys.

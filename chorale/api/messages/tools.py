@@ -13,9 +13,10 @@ from typing import Any
 from chorale.api.messages.request import AnthropicToolChoice
 from chorale.errors import invalid, unsupported
 from chorale.grammar import constraint as make
-from chorale.requests.prompt import check_distinct
-from chorale.requests.tool_choice import ToolChoice, read_tool_choice
+from chorale.requests.prompt import check_distinct, read_function
+from chorale.requests.tool_choice import read_tool_choice
 from chorale.turns.functions import Function
+from chorale.turns.rules import ToolChoice
 
 _TEXT = {"type": "string"}
 _NUMBER = {"type": "integer"}
@@ -82,14 +83,14 @@ def _read(tool: Mapping[str, Any], kind: Any, path: str) -> Function:
         if not isinstance(schema, Mapping):
             raise invalid(f"{path}.input_schema", "must be a JSON Schema")
         given = {key: tool.get(key) for key in ("name", "description", "strict")}
-        return replace(Function.read({**given, "parameters": schema}, path), param=f"{path}.input_schema")
+        return replace(read_function({**given, "parameters": schema}, path), param=f"{path}.input_schema")
     found = _DEFINED.get(str(kind).rpartition("_")[0])
     if found is None:
         raise unsupported(
             f"{path}.type", f"tools of type {str(kind)[:64]!r} are not supported; define a custom tool"
         )
     description, schema = found
-    return Function.read({"name": tool.get("name"), "description": description, "parameters": schema}, path)
+    return read_function({"name": tool.get("name"), "description": description, "parameters": schema}, path)
 
 
 def _objects(function: Function) -> Function:

@@ -30,12 +30,12 @@ from chorale.errors import invalid
 from chorale.harmony.messages import ReasoningEffort
 from chorale.harmony.render import DropAnalysis
 from chorale.ids import new_id
-from chorale.requests.built_in_tools import BuiltInRequest, read_built_in
+from chorale.requests.built_in_tools import read_built_in
 from chorale.requests.effort import reasoning_effort
 from chorale.requests.formats import read_answer
 from chorale.requests.prompt import prompt_head
 from chorale.store.protocol import StoredItem
-from chorale.tools.contract import ToolBox
+from chorale.tools.contract import BuiltInRequest, ToolBox
 from chorale.turns.built_in.availability import check_available
 from chorale.turns.built_in.open import close_tools, open_tools
 from chorale.turns.built_in.turn_tools import ApprovedCall, TurnTools

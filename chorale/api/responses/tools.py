@@ -24,9 +24,10 @@ from chorale.requests.client_tools import (
     prompt_name,
     tool_search,
 )
-from chorale.requests.prompt import check_distinct
-from chorale.requests.tool_choice import ToolChoice, read_tool_choice
+from chorale.requests.prompt import check_distinct, read_function
+from chorale.requests.tool_choice import read_tool_choice
 from chorale.turns.functions import Function
+from chorale.turns.rules import ToolChoice
 
 _FUNCTION_KEYS = ("name", "description", "parameters", "strict")
 _CLIENT_TYPES = frozenset(
@@ -97,7 +98,7 @@ def _read(tool: Mapping[str, Any], path: str) -> Function | None:
     if not isinstance(kind, str) or not kind:
         raise invalid(f"{path}.type", "must be a string")
     if kind == "function":
-        return Function.read(_flatten(tool, path), path)
+        return read_function(_flatten(tool, path), path)
     if kind == "custom":
         return custom_tool(_nested(tool, "custom", path), path)
     if kind in ("local_shell", "apply_patch") or (kind == "shell" and _is_local(tool)):

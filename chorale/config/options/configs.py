@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from chorale.config.cache_dtype import cache_dtype
-from chorale.config.engine import EngineConfig, ServerConfig, ToolConfig
+from chorale.config.engine import DEMO, EngineConfig, ServerConfig, ToolConfig, check_ranks, check_sizes
 from chorale.config.model_names import full_name
 from chorale.config.options.compilation import LEVELS, MODES, read_compilation
 from chorale.config.options.flags import FLAGS
@@ -22,8 +22,6 @@ from chorale.config.options.speculation import speculative_fields
 from chorale.config.options.values import RANK, Setting, check_bounds
 from chorale.config.sampling_fields import GENERATION, SAMPLING_FIELDS
 from chorale.errors import ConfigError
-from chorale.model.hub import DEMO
-from chorale.runtime.sizing.resolve import check_ranks, check_sizes
 
 # Keys of --compilation-config that separate flags also set.
 _TWICE = {

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from chorale.config.engine import EngineConfig, ServerConfig
+from chorale.config.engine import EngineConfig, ServerConfig, hash_key, owner_name
 from chorale.config.options import compilation, speculation
 from chorale.config.options.configs import build_configs
 from chorale.config.options.flags import FLAGS
@@ -131,10 +131,6 @@ def _add_key_file(values: dict[str, Setting]) -> dict[str, float]:
 
 
 def _by_owner(weights: Mapping[str, float]) -> dict[str, float]:
-    if not weights:
-        return {}
-    from chorale.api.http.owner import hash_key, owner_name
-
     return {owner_name(hash_key(key)): weight for key, weight in weights.items()}
 
 

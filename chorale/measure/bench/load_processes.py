@@ -1,7 +1,7 @@
 """Load from several processes: one reads some 40,000 events a second, and a fast server sends more.
 
-A load process is ``python -m chorale.measure.bench.load_processes``. It reads its requests as JSON from standard
-input and writes outcomes as JSON lines to standard output.
+A load process is ``python -m chorale.measure.bench.load_processes``. It reads its requests as JSON from
+standard input and writes outcomes as JSON lines to standard output.
 """
 
 from __future__ import annotations

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from chorale.config.engine import EngineConfig
+from chorale.config.engine import VALID_SIZES, EngineConfig
 from chorale.engine.types import CacheGroup
 from chorale.errors import ConfigError
 from chorale.machine import nvidia_smi
-from chorale.machine.hardware import Hardware
+from chorale.machine.hardware import DRIVER_BYTES, Hardware
 from chorale.machine.platforms import PLATFORMS
-from chorale.parallel.shares import VALID_SIZES
-from chorale.runtime.sizing.memory import DRIVER_BYTES, GIB, KvGeometry, gib
+from chorale.runtime.sizing.memory import GIB, KvGeometry, gib
 
 CPU_SHARE = 0.25  # of the memory left after the weights: a CPU host has other work
 CPU_MOST = 16 * GIB

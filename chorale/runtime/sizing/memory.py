@@ -28,8 +28,6 @@ CUDA_RESERVE = 7 * GIB // 4
 # links, and have not been measured.
 NCCL_BYTES = 3 * GIB // 4
 ONE_SHOT_ROWS = 2048  # ranks times rows of the largest one-shot call (tuning.one_shot_rows), at most
-# Memory of an idle GPU that the driver and this process's context take.
-DRIVER_BYTES = 640 * 2**20
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,16 +9,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from chorale.config.cache_dtype import E4M3, cache_dtype
-from chorale.config.engine import EngineConfig, check_least
+from chorale.config.engine import EngineConfig, check_ranks, check_sizes
 from chorale.config.sampling_fields import MAX_LOGPROBS
-from chorale.config.speculative import check_ranks_of_head
 from chorale.engine.types import EngineLimits
 from chorale.errors import ConfigError
 from chorale.harmony.vocab import VOCAB_SIZE
 from chorale.machine.hardware import Hardware
 from chorale.machine.platforms import PLATFORMS
 from chorale.model.config import ModelConfig
-from chorale.parallel.shares import check_size, cuts_by_expert, shares_of
+from chorale.parallel.shares import cuts_by_expert, shares_of
 from chorale.runtime.sizing.drafts import DraftMemory, draft_memory
 from chorale.runtime.sizing.graph_sizes import (
     MIXED_ROWS,
@@ -365,13 +364,6 @@ def _max_logprobs(config: EngineConfig, decide: _Decider) -> int:
     return MAX_LOGPROBS
 
 
-def check_ranks(config: EngineConfig) -> None:
-    """Raises ``ConfigError`` for numbers of ranks that no model can have, before anything is downloaded."""
-    check_size(config.tensor_parallel_size)
-    if config.speculative_config is not None:
-        check_ranks_of_head(config.speculative_config, config.tensor_parallel_size)
-
-
 def share_of_first(config: EngineConfig, model: ModelConfig) -> ModelConfig:
     """The sizes of rank 0's part of the model, which is the largest. Raises as ``parts_of``."""
     return parts_of(config, model)[0]
@@ -382,24 +374,6 @@ def parts_of(config: EngineConfig, model: ModelConfig) -> tuple[ModelConfig, ...
     if config.tensor_parallel_size == 1:
         return (model,)
     return tuple(model.part(share) for share in shares_of(config, model))
-
-
-def check_sizes(config: EngineConfig) -> None:
-    """Raises ``ConfigError`` for numbers that are invalid for any model and machine."""
-    least = {
-        "max_model_len": 2,  # a token, and one after it
-        "max_num_seqs": 1,
-        "max_num_batched_tokens": 1,
-        "block_size": 1,
-        "num_threads": 1,
-    }
-    check_least(config, least)
-    if config.prompt_delay is not None and not 0 <= config.prompt_delay < float("inf"):
-        raise ConfigError("--prompt-delay must be 0 or more seconds")
-    if config.kv_offloading_size is not None and not 0 <= config.kv_offloading_size < float("inf"):
-        raise ConfigError("--kv-offloading-size must be 0 or more GiB")
-    if not 0 < config.gpu_memory_utilization <= 1:
-        raise ConfigError("--gpu-memory-utilization must be above 0 and at most 1")
 
 
 def check_model(config: EngineConfig, model: ModelConfig) -> None:

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 # The code that decides which kernels are launched, and how.
 SOURCES = tuple(
-    Path(__file__).parents[2] / room for room in ("kernels", "model", "parallel", "runtime", "serve")
+    Path(__file__).parents[2] / package
+    for package in ("config", "engine", "kernels", "model", "parallel", "runtime", "serve")
 )
 AT_LAUNCH = "kernels compile at their first launch"
 

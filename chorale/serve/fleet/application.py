@@ -8,8 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from chorale.api.http.owner import hash_key
-from chorale.config.engine import EngineConfig, ServerConfig
+from chorale.config.engine import EngineConfig, ServerConfig, hash_key
 from chorale.config.options.parse import read_mapping
 from chorale.config.options.settings import Settings, merge_values
 from chorale.config.options.values import Setting

@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from chorale.tools.browser.page import Link
-from chorale.tools.contract import CitedText, UrlCitation
+from chorale.tools.contract import CitedText, Link, UrlCitation
 from chorale.tools.net.urls import domain_of
 
 # (cursor, line) -> the cited link, or None. The line is None if the mark has none.

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from chorale.tools.browser.page import Link, Page
+from chorale.tools.browser.page import Page
+from chorale.tools.contract import Link
 from chorale.tools.errors import ToolError
 
 MAX_PAGES = 256  # cursors per chain of responses

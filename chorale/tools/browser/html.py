@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping
 
 from lxml import etree
 
-from chorale.tools.browser.page import Link, Page, escape, link_mark
+from chorale.tools.browser.page import Page, escape, link_mark
+from chorale.tools.contract import Link
 from chorale.tools.errors import ToolError
 from chorale.tools.net.fetch import Fetched
 from chorale.tools.net.urls import domain_of, join_url, parse_url

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from chorale.tools.contract import Link
 from chorale.tools.errors import ToolError
 
 WIDTH = 80
@@ -20,13 +21,6 @@ _FIND_CONTEXT = 4  # number of lines shown above a match that is opened from a f
 _ESCAPES = {"【": "〖", "】": "〗", "†": "‡", "\u200b": "", "\r": "", "\x00": ""}
 
 CountTokens = Callable[[str], int]
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    url: str
-    title: str = ""
-    loc: int | None = None  # line at which to open the page, for links of a find page
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,12 @@ from chorale.tools.arguments import Arguments
 from chorale.tools.browser.backends import MAX_RESULTS, Hit, SearchBackend
 from chorale.tools.browser.history import History
 from chorale.tools.browser.html import page_of, source_of
-from chorale.tools.browser.page import CountTokens, Link, Page, display, escape, find, link_mark
+from chorale.tools.browser.page import CountTokens, Page, display, escape, find, link_mark
 from chorale.tools.contract import (
     BrowserDetail,
     FindAction,
     FindStarted,
+    Link,
     OpenPageAction,
     PageOpening,
     Progress,

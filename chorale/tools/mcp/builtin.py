@@ -15,13 +15,13 @@ from typing import Any
 from chorale.harmony.builtin_tools import browser_tools, python_tool
 from chorale.harmony.messages import ToolNamespace
 from chorale.tools.arguments import Arguments, parse_object
-from chorale.tools.browser.page import Link
 from chorale.tools.contract import (
     BrowserDetail,
     CodeOutput,
     CodeStarted,
     FindAction,
     FindStarted,
+    Link,
     McpProgress,
     OpenPageAction,
     PageOpening,

@@ -12,8 +12,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from chorale.harmony.builtin_tools import python_tool
-from chorale.tools.browser.page import Link
-from chorale.tools.contract import CodeOutput, CodeStarted, Progress, PythonDetail, ToolCall, ToolResult
+from chorale.tools.contract import CodeOutput, CodeStarted, Link, Progress, PythonDetail, ToolCall, ToolResult
 from chorale.tools.python.sandbox import Sandbox, SandboxMissing
 from chorale.tools.python.session import MAX_CODE_BYTES, End, Session
 from chorale.tools.python.wasm import module as interpreter

@@ -11,8 +11,7 @@ import logging
 from dataclasses import replace
 
 from chorale.errors import RequestError
-from chorale.requests.built_in_tools import BuiltInRequest
-from chorale.tools.contract import ToolBox, ToolService
+from chorale.tools.contract import BuiltInRequest, ToolBox, ToolService
 from chorale.turns.rules import TurnRules
 
 logger = logging.getLogger(__name__)

@@ -9,8 +9,7 @@ from typing import Any
 
 from chorale.errors import RequestError
 from chorale.grammar.checker import GrammarChecker
-from chorale.requests.built_in_tools import BuiltInRequest
-from chorale.tools.contract import ToolBox, ToolService
+from chorale.tools.contract import BuiltInRequest, ToolBox, ToolService
 from chorale.turns.built_in.availability import check_opened
 from chorale.turns.built_in.turn_tools import TurnTools
 from chorale.turns.rules import BuiltInTool, TurnRules

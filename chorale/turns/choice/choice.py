@@ -15,13 +15,13 @@ from chorale.harmony.messages import ContentDelta, HarmonyEvent, MessageEnd, Mes
 from chorale.harmony.render import ASSISTANT
 from chorale.harmony.vocab import START, Vocabulary
 from chorale.tools.contract import Progress, ToolResult
+from chorale.turns.choice.compactor import Compactor
 from chorale.turns.choice.emitter import Emitter
 from chorale.turns.choice.item import OpenItem, Token
 from chorale.turns.choice.items import ItemWriter
 from chorale.turns.choice.reader import Read, RoundReader
 from chorale.turns.choice.rounds import Rounds
 from chorale.turns.choice.tool_use import ToolUse
-from chorale.turns.compaction import Compactor
 from chorale.turns.events import EndReason, ItemStatus, ToolProgressed, Usage, chunk_error
 from chorale.turns.needs import ENDED, CallTool, Compact, Ended, Need, NextRound
 from chorale.turns.request import TurnRequest

@@ -13,7 +13,7 @@ import pytest
 from openai.types import Batch, FileObject
 from pydantic import TypeAdapter
 
-from chorale.api.http.owner import hash_key
+from chorale.config.engine import hash_key
 from chorale.testing.scripted_client import Script, ScriptedClient
 from tests.support.server import VOCAB, Server, with_server
 

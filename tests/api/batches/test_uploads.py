@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from chorale.api.files.endpoint import MAX_UPLOADS
-from chorale.api.http.owner import hash_key
+from chorale.config.engine import hash_key
 from chorale.testing.scripted_client import Script, ScriptedClient
 from tests.api.batches.test_flow import ANSWER, batched, created, ended, line, records, upload
 from tests.support.server import Server, with_server

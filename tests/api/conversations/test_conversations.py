@@ -8,8 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from chorale.api.http.owner import hash_key
-from chorale.config.engine import ServerConfig
+from chorale.config.engine import ServerConfig, hash_key
 from chorale.errors import EngineDeadError
 from chorale.store.protocol import StoreError
 from chorale.store.store import SqliteStore

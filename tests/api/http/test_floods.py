@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from chorale.api.http.owner import hash_key
+from chorale.config.engine import hash_key
 from tests.support.fuzz.worst_input import Cost, flood, watched
 from tests.support.raw_http import call, connect, read_answer
 from tests.support.server import VOCAB, served

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from chorale.api.app import all_routes
-from chorale.api.http.owner import hash_key
+from chorale.config.engine import hash_key
 from tests.support.raw_http import call
 from tests.support.server import Server, with_server
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from chorale.api.http.owner import cache_salt, hash_key, owner_name
+from chorale.api.http.owner import cache_salt
 from chorale.client.base import EngineInfo
+from chorale.config.engine import hash_key, owner_name
 from chorale.engine.core import EngineCore
 from chorale.engine.types import NOBODY, EngineLimits, GenerateRequest, Owner
 from chorale.testing.fake_executor import FakeExecutor

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from chorale.api.http.owner import hash_key
 from chorale.api.openapi import describe, operations
 from chorale.api.operator.docs import PATHS, load
+from chorale.config.engine import hash_key
 from tests.support.raw_http import call
 from tests.support.scripted import FINAL, playing
 from tests.support.serve.chromium import PATH, Page

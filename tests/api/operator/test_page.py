@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from chorale.api.http.owner import hash_key
 from chorale.api.operator.page import DEMO_EXAMPLES, _template
-from chorale.config.engine import ToolConfig
+from chorale.config.engine import ToolConfig, hash_key
 from chorale.harmony.vocab import load_vocabulary
 from chorale.testing.scripted_client import ScriptedClient
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, call, in_rounds, playing

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from chorale.api.app import create_app
-from chorale.api.http.owner import hash_key
+from chorale.config.engine import hash_key
 from chorale.testing.scripted_client import Script, ScriptedClient
 from tests.support.raw_http import call
 from tests.support.server import listening, make_state, served

@@ -9,7 +9,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from chorale.api.http.owner import hash_key
+from chorale.config.engine import hash_key
 from chorale.errors import EngineDeadError
 from chorale.harmony.vocab import CALL as CALL_ID
 from chorale.harmony.vocab import END, START

@@ -9,12 +9,11 @@ from typing import get_args
 
 import pytest
 
-from chorale.config.engine import EngineConfig, ServerConfig, ToolConfig
+from chorale.config.engine import EngineConfig, ServerConfig, ToolConfig, check_sizes
 from chorale.config.options.flags import FLAGS
 from chorale.config.options.settings import merge
 from chorale.config.options.values import MOST, NUMBERS, Flag, Kind
 from chorale.errors import ConfigError
-from chorale.runtime.sizing.resolve import check_sizes
 from tests.api.field_reads import is_read
 
 NUMERIC = [flag for flag in FLAGS.values() if flag.kind in NUMBERS and flag.target is not None]

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from chorale.api.http.owner import hash_key, owner_name
 from chorale.cli.commands.serve.config import render
-from chorale.config.engine import EngineConfig, ServerConfig, ToolConfig
+from chorale.config.engine import EngineConfig, ServerConfig, ToolConfig, hash_key, owner_name
 from chorale.config.options.flags import FLAGS
 from chorale.config.options.settings import Setting, merge
 from chorale.config.options.values import parse_size

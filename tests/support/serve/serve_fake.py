@@ -12,9 +12,8 @@ import sys
 
 import msgspec
 
-from chorale.api.http.owner import hash_key
 from chorale.client.base import EngineInfo, EngineStatus
-from chorale.config.engine import ServerConfig
+from chorale.config.engine import ServerConfig, hash_key
 from chorale.serve import supervisor
 from chorale.serve.logs import LogOptions, configure_logging
 from chorale.serve.watch import WatchLimits

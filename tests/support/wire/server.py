@@ -10,8 +10,8 @@ from typing import Any
 
 import httpx2
 
-from chorale.api.http.owner import hash_key
 from chorale.client.base import EngineInfo
+from chorale.config.engine import hash_key
 from chorale.testing.scripted_client import Script, ScriptedClient
 from tests.support import server as support
 from tests.support.responses import scripts

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chorale.tools.browser.citations import CitationRewriter
-from chorale.tools.browser.page import Link
-from chorale.tools.contract import UrlCitation
+from chorale.tools.contract import Link, UrlCitation
 from tests.support.tools.drive import cite
 
 

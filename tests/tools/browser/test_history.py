@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 from chorale.tools.browser.history import History
-from chorale.tools.browser.page import Link, Page
+from chorale.tools.browser.page import Page
+from chorale.tools.contract import Link
 
 
 def search(number: int, size: int) -> Page:

@@ -17,7 +17,6 @@ from chorale.errors import EngineError
 from chorale.grammar.constraint import json_schema
 from chorale.harmony.messages import ToolDescription
 from chorale.harmony.vocab import CALL, RETURN
-from chorale.requests.tool_choice import AUTO, Mode, ToolChoice
 from chorale.tools.contract import CodeInterpreterRequest, CodeOutput, McpRequest, RequestTools, ToolResult
 from chorale.turns.built_in.open import built_in_tools
 from chorale.turns.built_in.turn_tools import ApprovedCall, TurnTools
@@ -28,7 +27,7 @@ from chorale.turns.events import Fold, ItemDelta, ToolProgressed, Usage
 from chorale.turns.functions import Function
 from chorale.turns.needs import CallTool, Compact, Ended, Need, NextRound
 from chorale.turns.request import NEVER, TurnRequest
-from chorale.turns.rules import TurnRules
+from chorale.turns.rules import AUTO, Mode, ToolChoice, TurnRules
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, VOCAB, ids
 from tests.support.scripted_tools import ScriptedBox, ScriptedService, plain, result
 from tests.turns.test_run_properties import TEXTS, streams

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from chorale.config.engine import VALID_SIZES
 from chorale.errors import ChoraleError, install_hint
 from chorale.kernels.cpu.build import BuildError, compiler
 from chorale.kernels.cpu.library import library
@@ -23,7 +24,6 @@ from chorale.machine import links, nvidia_smi
 from chorale.machine.devices import VISIBLE, visible_ids
 from chorale.machine.hardware import available_memory, cpu_count, total_memory
 from chorale.machine.platforms import find_platform
-from chorale.parallel.shares import VALID_SIZES
 from chorale.runtime.sizing.memory import gib
 from chorale.serve.fleet import version as ray_version
 from chorale.tools.python.presence import check_daemon
@@ -231,7 +231,7 @@ def check_packages() -> Iterator[Finding]:
         yield "FIX", "packages", f"missing: {', '.join(missing)}: {install_hint()}"
     else:
         yield "OK", "packages", "all installed"
-    location = Path(__file__).resolve().parents[2]
+    location = Path(__file__).resolve().parents[3]
     yield "OK", "installed", str(location)
 
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from chorale.config.engine import EngineConfig
+from chorale.config.engine import VALID_SIZES, EngineConfig
 from chorale.errors import ConfigError
 from chorale.machine.gpus import MODELS, GpuModel, hardware_of
 from chorale.machine.hardware import Hardware
 from chorale.model.config import ModelConfig
-from chorale.parallel.shares import VALID_SIZES
 from chorale.runtime.sizing.memory import gib, token_bytes, weight_bytes
 from chorale.runtime.sizing.resolve import Resolved, check_model, resolve, share_of_first
 

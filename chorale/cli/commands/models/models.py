@@ -11,12 +11,13 @@ from pathlib import Path
 
 from rich.progress import BarColumn, Progress, TextColumn
 
+from chorale.config.engine import DEMO
 from chorale.config.model_names import full_name
 from chorale.config.options.parser import Parser
 from chorale.errors import ChoraleError, ConfigError
 from chorale.machine import facts as machine
 from chorale.model.cache import CachedModel, cached_models
-from chorale.model.hub import DEMO, check_family, find_folder, missing_bytes, resolve_model
+from chorale.model.hub import check_family, find_folder, missing_bytes, resolve_model
 
 _STEP = 0.1  # share of a download between two printed lines, without a terminal
 

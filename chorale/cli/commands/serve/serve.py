@@ -7,15 +7,14 @@ import logging
 import os
 import sys
 
-from chorale.api.http.owner import hash_key
 from chorale.cli.commands.serve.banner import Screen
-from chorale.config.engine import ServerConfig, ToolConfig
+from chorale.config.engine import DEMO, ServerConfig, ToolConfig, hash_key
 from chorale.config.model_names import full_name
 from chorale.config.options.help import flag_help, help_topic
 from chorale.config.options.settings import OPEN_ADDRESSES, Settings, merge
 from chorale.config.options.speculation import check_served
 from chorale.errors import ChoraleError, ConfigError
-from chorale.model.hub import DEMO, check_family, find_folder
+from chorale.model.hub import check_family, find_folder
 from chorale.serve import logs, supervisor
 from chorale.serve.bootstrap import EXIT_CONFIG, EXIT_FAILED
 from chorale.serve.precheck import check_start

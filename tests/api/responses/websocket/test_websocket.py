@@ -24,8 +24,8 @@ from websockets.asyncio.client import ClientConnection
 from chorale.api.http import websocket
 from chorale.api.http.auth import authenticate_routes
 from chorale.api.http.middleware import HttpMiddleware, unknown_path
-from chorale.api.http.owner import hash_key
 from chorale.api.responses.websocket import lanes, socket
+from chorale.config.engine import hash_key
 from chorale.errors import EngineError
 from chorale.testing.scripted_client import Script, ScriptedClient
 from chorale.turns.choice import runaway
