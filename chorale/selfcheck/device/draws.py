@@ -1,8 +1,8 @@
 """The tokens that the engine drew, against the definition of a draw: the largest score wins.
 
 A token's score is its log-probability over the temperature plus noise, a function of seed, position and token
-(``kernels/reference/noise.py``). The engine's own log-probabilities are used, so only the sampler and what it
-was told count. The noise itself is checked by how likely the tokens are that it draws.
+(``kernels/reference/sampling/noise.py``). The engine's own log-probabilities are used, so only the sampler
+and what it was told count. The noise itself is checked by how likely the tokens are that it draws.
 """
 
 from __future__ import annotations

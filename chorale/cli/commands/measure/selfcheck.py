@@ -12,15 +12,14 @@ import sys
 import time
 from pathlib import Path
 
-from chorale.cli.connection import private_process
-from chorale.cli.ending import signals_as_exceptions
-from chorale.cli.fingerprint import fingerprint
-from chorale.cli.options.parse import flag_names
-from chorale.cli.options.settings import Settings, merge
-from chorale.cli.parser import Parser, whole_names
+from chorale.config.options.parse import flag_names
+from chorale.config.options.parser import Parser, whole_names
+from chorale.config.options.settings import Settings, merge
 from chorale.errors import ConfigError
+from chorale.machine.fingerprint import fingerprint
 from chorale.machine.folders import write_whole
 from chorale.machine.platforms import find_platform
+from chorale.machine.signals import signals_as_exceptions
 from chorale.model.config import ModelConfig
 from chorale.model.hub import resolve_model
 from chorale.runtime.sizing.memory import SMALL_PARAMETERS
@@ -29,6 +28,7 @@ from chorale.selfcheck.report import line, summary, to_json
 from chorale.selfcheck.run import Plan, run_checks
 from chorale.selfcheck.serving.server import Context
 from chorale.selfcheck.table import CHECKS, select
+from chorale.serve.private_server import private_process
 from chorale.version import __version__
 
 _MOST_WIDTH = 110
