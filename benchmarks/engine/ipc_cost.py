@@ -25,7 +25,7 @@ from benchmarks.timing import times
 from chorale.client.base import EngineInfo
 from chorale.client.in_flight import InFlightRequests
 from chorale.client.remote import RemoteClient
-from chorale.client.wire.messages import messages as wire
+from chorale.client.wire import messages as wire
 from chorale.config.engine import EngineConfig
 from chorale.engine.types import EngineStats, GenerateRequest, SamplingSpec, StepOutputs, TokenChunk
 from chorale.serve.bootstrap import EngineStart, make_directory, read_start

@@ -18,7 +18,8 @@ import msgspec
 import zmq
 
 from chorale.client.base import EngineInfo, EngineStatus
-from chorale.client.wire.messages import DECODE_ERRORS, Heartbeat, curve, decode_heartbeat
+from chorale.client.wire import curve
+from chorale.client.wire.messages import DECODE_ERRORS, Heartbeat, decode_heartbeat
 from chorale.machine.platforms import CUDA, find_platform
 from chorale.serve.bootstrap import (
     EXIT_CONFIG,

@@ -9,7 +9,8 @@ import pytest
 import zmq
 
 from chorale.client.base import EngineStatus
-from chorale.client.wire.messages import EngineAddress, curve
+from chorale.client.wire import curve
+from chorale.client.wire.messages import EngineAddress
 from chorale.engine.types import GenerateRequest, SamplingSpec, TokenChunk, choice_seed
 from chorale.errors import EngineDeadError, EngineLoadingError, QueueFullError
 from tests.support.serve.fake_engine import Behaviour

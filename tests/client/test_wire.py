@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from chorale.client.base import EngineInfo
-from chorale.client.wire.messages import messages as wire
+from chorale.client.wire import messages as wire
 from chorale.engine.types import (
     ChunkTimings,
     EngineStats,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from chorale.cli.commands.serve.serve import serve as command
+from chorale.cli.commands.serve import serve as command
 from chorale.config.options.settings import merge
 from chorale.errors import ConfigError, install_hint
 from chorale.serve.fleet import cluster, version

@@ -15,6 +15,7 @@ from typing import TypeVar
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from chorale.client.wire import curve
 from chorale.client.wire.messages import (
     DECODE_ERRORS,
     EngineAddress,
@@ -22,7 +23,6 @@ from chorale.client.wire.messages import (
     Heartbeat,
     Register,
     ToEngine,
-    curve,
     decode_from_engine,
     decode_heartbeat,
     encode,

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 import zmq
 
 from chorale.client.base import EngineInfo
+from chorale.client.wire import curve
 from chorale.client.wire.curve import TcpSocket
-from chorale.client.wire.messages import Heartbeat, curve, encode, heartbeat_address
+from chorale.client.wire.messages import Heartbeat, encode, heartbeat_address
 from chorale.engine.types import EngineStats
 from chorale.machine.processes import HEARTBEAT_TIMEOUT
 

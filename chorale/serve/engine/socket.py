@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import zmq
 
+from chorale.client.wire import curve
 from chorale.client.wire.curve import TcpSocket
 from chorale.client.wire.messages import (
     DECODE_ERRORS,
@@ -20,7 +21,6 @@ from chorale.client.wire.messages import (
     PrefixSnapshot,
     StepMessage,
     ToEngine,
-    curve,
     decode_to_engine,
     encode,
     engine_address,

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import msgspec
 import zmq
 
-from chorale.client.wire.messages import curve
+from chorale.client.wire import curve
 from chorale.machine.processes import HEARTBEAT_TIMEOUT, Silence
 
 logger = logging.getLogger(__name__)
