@@ -48,11 +48,12 @@ def dequantize(blocks: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -
 def linear(x: torch.Tensor, blocks: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """x [n, K], blocks [N, K / 32, 16], scales [N, K / 32], bias [N] -> x W^T + bias [n, N].
 
-    Row chunk by row chunk, so that dequantized weights live in the cache and never in memory.
+    On a CPU row chunk by row chunk, so that dequantized weights live in the cache and never in memory.
     """
     out = torch.empty(x.shape[0], blocks.shape[0], dtype=x.dtype, device=x.device)
-    for begin in range(0, blocks.shape[0], ROWS_AT_ONCE):
-        rows = slice(begin, begin + ROWS_AT_ONCE)
+    step = ROWS_AT_ONCE if x.device.type == "cpu" else blocks.shape[0]
+    for begin in range(0, blocks.shape[0], step):
+        rows = slice(begin, begin + step)
         weight = dequantize(blocks[rows], scales[rows], x.dtype)
         out[:, rows] = torch.addmm(bias[rows], x, weight.t())
     return out

@@ -14,8 +14,8 @@ from chorale.kernels.ops import AttentionMeta, AttentionShape
 from chorale.kernels.reference import attention, moe
 from chorale.kernels.reference import ops as reference_ops
 from chorale.kernels.reference.ops import REFERENCE_OPS
+from chorale.kernels.reference.sampling import sampling as reference_sampling
 from chorale.kernels.reference.sampling.sampling import ReferenceSampler
-from chorale.kernels.reference.sampling.sampling import sampling as reference_sampling
 from chorale.model import gpt_oss
 from chorale.model.config_writer import make_config
 from chorale.model.demo import ensure_demo

@@ -9,9 +9,6 @@ on, or far into a context; and for each sequence.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -33,47 +30,37 @@ _COARSE = 0.1
 _ROWS_AT_ONCE = 128  # of logits
 
 
-@dataclass(frozen=True, slots=True)
-class _Errors:
-    """Mean absolute errors of one sequence's positions. ``rounded``: those of rounding alone; empty if the
-    engine computes in float32."""
-
-    sequence: Sequence
-    ours: Floats
-    rounded: Floats
-
-
 def check_logprobs(machine: Machine, recording: Recording) -> Found:
     """Raises ``Failed`` naming the kinds of positions that are off, and ``Skipped`` without a recording."""
-    if not recording.sequences:
+    sequences = recording.sequences
+    if not sequences:
         raise Skipped("the server recorded no log-probabilities")
     with torch.inference_mode():
-        errors = _errors(machine, recording.sequences)
-    facts, faults = _judge(machine, errors)
+        ours, rounded = _errors(machine, sequences)
+    facts, faults = _judge(machine, sequences, ours, rounded)
     if faults:
         raise Failed("; ".join(faults[:4]), facts)
-    every = facts["all"]
-    longest = max(len(each.sequence.tokens) for each in errors)
+    longest = max(len(each.tokens) for each in sequences)
     detail = (
-        f"{every['positions']} positions of {len(errors)} sequences of up to {longest:,} tokens are"
-        f" off by {every['mean']:.2g} on average (rounding alone: {every['rounding']:.2g})"
+        f"{len(ours)} positions of {len(sequences)} sequences of up to {longest:,} tokens are off by"
+        f" {ours.mean():.2g} on average (rounding alone: {rounded.mean():.2g})"
     )
-    if every["rounding"] > _COARSE:
+    if rounded.mean() > _COARSE:
         detail += "; rounding moves so much here that small faults would not show"
     return Found(detail, facts)
 
 
-def _errors(machine: Machine, sequences: list[Sequence]) -> list[_Errors]:
+def _errors(machine: Machine, sequences: list[Sequence]) -> tuple[Floats, Floats]:
+    """Mean absolute errors of all positions: the engine's, and those of its number formats alone."""
     references = [Reference(machine)]
     if not machine.is_exact:
         references.append(Reference(machine, rounded=True))
     lengths, head = [len(each.tokens) for each in sequences], machine.read("head")
     x = references[0].embedded([token for each in sequences for token in each.tokens])
     states = [reference.run(x, lengths).split(lengths) for reference in references]
-    found = []
+    ours: list[float] = []
+    rounded: list[float] = []
     for number, sequence in enumerate(sequences):
-        ours: list[float] = []
-        rounded: list[float] = []
         for begin in range(0, len(sequence.positions), _ROWS_AT_ONCE):
             positions = sequence.positions[begin : begin + _ROWS_AT_ONCE]
             places = torch.tensor([position.index - 1 for position in positions], device=x.device)
@@ -86,8 +73,7 @@ def _errors(machine: Machine, sequences: list[Sequence]) -> list[_Errors]:
                 for other in others:
                     named = named_tokens(other[row], each, is_decoded=each.index >= sequence.num_prompt)
                     rounded.append(_difference(other[row, named].tolist(), exact[row], named))
-        found.append(_Errors(sequence, np.array(ours), np.array(rounded)))
-    return found
+    return np.array(ours), np.array(rounded) if rounded else np.zeros(len(ours))
 
 
 def _difference(given: list[float], exact: torch.Tensor, token_ids: list[int]) -> float:
@@ -105,16 +91,19 @@ def named_tokens(logprobs: torch.Tensor, position: Position, *, is_decoded: bool
     return best if is_decoded else [own, *(token for token in best if token != own)][:count]
 
 
-def _judge(machine: Machine, errors: list[_Errors]) -> tuple[dict[str, dict[str, float]], list[str]]:
+def _judge(
+    machine: Machine, sequences: list[Sequence], ours: Floats, rounded: Floats
+) -> tuple[dict[str, dict[str, float]], list[str]]:
     """(numbers of each kind of position, what is wrong)."""
-    window = machine.model.sliding_window
-    kinds: dict[str, Callable[[Sequence, Position], bool]] = {
-        "all": lambda s, p: True,
-        "the first 32 positions": lambda s, p: p.index < 32,
-        "positions before the window is full": lambda s, p: 32 <= p.index < window,
-        "positions behind the window's first": lambda s, p: window <= p.index < 4096,
-        "positions from 4,096 on": lambda s, p: p.index >= 4096,
-        "decoded positions": lambda s, p: p.index > s.num_prompt,
+    window, counts = machine.model.sliding_window, [len(each.positions) for each in sequences]
+    index = np.array([position.index for each in sequences for position in each.positions])
+    kinds = {
+        "all": index >= 0,
+        "the first 32 positions": index < 32,
+        "positions before the window is full": (index >= 32) & (index < window),
+        "positions behind the window's first": (window <= index) & (index < 4096),
+        "positions from 4,096 on": index >= 4096,
+        "decoded positions": index > np.repeat([each.num_prompt for each in sequences], counts),
     }
     floor, median_floor = (_FLOOR_FLOAT32, _MEDIAN_FLOAT32) if machine.is_exact else (_FLOOR, _FLOOR)
     facts: dict[str, dict[str, float]] = {}
@@ -124,29 +113,16 @@ def _judge(machine: Machine, errors: list[_Errors]) -> tuple[dict[str, dict[str,
         if not found <= most:
             faults.append(f"{name}: off by {found:.2g} {what}, rounding explains {most:.2g}")
 
-    for name, holds in kinds.items():
-        own, rounded = _of_kind(errors, holds)
-        if not len(own):
-            continue
-        usual = float(rounded.mean())
-        facts[name] = {"positions": len(own), "mean": float(own.mean()), "rounding": usual}
-        compare(name, "on average", float(own.mean()), _MEAN_FACTOR * usual + floor)
-        compare(name, "at half of them", _half(own), _MEDIAN_FACTOR * _half(rounded) + median_floor)
-    every = _half(_of_kind(errors, kinds["all"])[1])
-    for each in errors:
-        usual = max(every, _half(each.rounded))
-        compare(each.sequence.name, "at half", _half(each.ours), _SEQUENCE_FACTOR * usual + 5 * median_floor)
+    for name, some in kinds.items():
+        if some.any():
+            mean, usual, median = ours[some].mean(), rounded[some].mean(), np.median(ours[some])
+            facts[name] = {"positions": int(some.sum()), "mean": float(mean), "rounding": float(usual)}
+            compare(name, "on average", mean, _MEAN_FACTOR * usual + floor)
+            most = _MEDIAN_FACTOR * float(np.median(rounded[some])) + median_floor
+            compare(name, "at half of them", median, most)
+    ends = np.cumsum(counts)[:-1]
+    pieces = zip(sequences, np.split(ours, ends), np.split(rounded, ends), strict=True)
+    for sequence, own, usual in pieces:
+        most = _SEQUENCE_FACTOR * max(np.median(rounded), np.median(usual)) + 5 * median_floor
+        compare(sequence.name, "at half of it", np.median(own), most)
     return facts, faults
-
-
-def _of_kind(errors: list[_Errors], holds: Callable[[Sequence, Position], bool]) -> tuple[Floats, Floats]:
-    """(the engine's errors, those of rounding alone)."""
-    is_in = np.array(
-        [holds(each.sequence, position) for each in errors for position in each.sequence.positions]
-    )
-    ours, rounded = (np.concatenate([getattr(each, name) for each in errors]) for name in ("ours", "rounded"))
-    return ours[is_in], rounded[is_in] if len(rounded) else np.zeros(1)
-
-
-def _half(errors: Floats) -> float:
-    return float(np.median(errors)) if len(errors) else 0.0

@@ -44,11 +44,6 @@ class Machine:
     def is_exact(self) -> bool:
         return self.dtype == self.kv_dtype == torch.float32 and not self.fp8_activations
 
-    @property
-    def query_dtype(self) -> torch.dtype:
-        """Type of the queries that attention takes: the reference ops compute it in float32."""
-        return torch.float32 if self.ops.name == "reference" else self.dtype
-
     def read(self, role: str) -> torch.Tensor:
         """Returns a tensor that belongs to no layer, in the file's type."""
         return self.checkpoint.read(None, role).to(self.device)

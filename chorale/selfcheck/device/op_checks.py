@@ -244,7 +244,8 @@ def _long_attention(machine: Machine, pair: _Pair, shape: AttentionShape, length
     for step in (sequence.decodes([length // 2, length - 1]), sequence.end(48)):
         plan = pair.ops.plan_attention(step.meta, shape, machine.block_size)
         size = len(step.tokens), shape.num_heads, shape.head_dim
-        q = (4 * torch.randn(size, device=machine.device, generator=generator)).to(machine.query_dtype)
+        q = 4 * torch.randn(size, device=machine.device, generator=generator)
+        q = q if machine.ops.name == "reference" else q.to(machine.dtype)
         for group, kind in enumerate(("full", "sliding")):
             pair.where = f"{length:,} tokens ({kind}), {step.name}"
             pair.ops.attention(q, kv, sinks, plan, group)
