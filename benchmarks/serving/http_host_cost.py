@@ -31,8 +31,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from chorale.api.app import create_app
-from chorale.api.operator.metrics import Metrics
 from chorale.api.state import ServerState
+from chorale.api.telemetry.metrics import Metrics
 from chorale.client.base import EngineInfo, EngineStatus
 from chorale.client.stream import RequestStream
 from chorale.config.engine import ServerConfig

@@ -18,11 +18,11 @@ import httpx2
 from starlette.routing import Router
 
 from chorale.api.http.auth import authenticate_routes
-from chorale.api.operator.metrics import Metrics
 from chorale.api.responses import routes
 from chorale.api.responses.items.objects import ResponseBuilder
 from chorale.api.responses.translate import Translator
 from chorale.api.state import ServerState
+from chorale.api.telemetry.metrics import Metrics
 from chorale.config.engine import ServerConfig
 from chorale.harmony.vocab import Vocabulary, load_vocabulary
 from chorale.ids import new_id

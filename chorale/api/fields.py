@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -20,6 +20,18 @@ from chorale.api.http.body import Model, parse_model
 from chorale.config.engine import ServerConfig
 from chorale.errors import RequestError
 from chorale.tracing.ignored import unknown_field
+
+Include = Literal[
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+    "reasoning.encrypted_content",
+    "message.output_text.logprobs",
+]
+
 
 TokenId = Annotated[int, limits.token_id()]
 Metadata = dict[Annotated[str, limits.items("metadata_key")], Annotated[str, limits.items("metadata_value")]]

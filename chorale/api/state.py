@@ -9,14 +9,15 @@ from chorale.client.base import EngineClient
 from chorale.client.shares import Shares
 from chorale.config.engine import ServerConfig, owner_name
 from chorale.engine.types import NOBODY, Owner
-from chorale.errors import NotFoundError
+from chorale.errors import ModelNotFoundError, NotFoundError
 from chorale.grammar.checker import GrammarChecker
 from chorale.jobs.background import Background
 from chorale.store.database.sqlite import MEMORY
+from chorale.tracing.context import recording
 from chorale.turns.built_in.open import ToolHost
 
 if TYPE_CHECKING:
-    from chorale.api.operator.metrics import Metrics
+    from chorale.api.telemetry.metrics import Metrics
     from chorale.harmony.vocab import Vocabulary
     from chorale.jobs.service import BatchService
     from chorale.store.store import ResponseStore
@@ -77,3 +78,14 @@ class ServerState:
     def background_room(self) -> int:
         """Returns this process's share of the limit on running background responses."""
         return max(1, self.config.max_background_responses // self.config.api_server_count)
+
+
+def check_model(state: ServerState, model: str | None) -> None:
+    """Checks a model name; None selects the served model. Raises ``ModelNotFoundError``."""
+    if (traced := recording()) is not None and model is not None:
+        traced.record.model = model[:128]
+    if model is not None and model not in state.model_names:
+        raise ModelNotFoundError(
+            f"the model '{model[:128]}' does not exist; available: {', '.join(state.model_names)}",
+            param="model",
+        )

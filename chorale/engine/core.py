@@ -18,12 +18,10 @@ from typing import Any
 
 from chorale.config.sampling_fields import MAX_CHOICES
 from chorale.engine.admission import Admission
-from chorale.engine.drafter import Drafter
-from chorale.engine.drafts.head import HeadDrafter
 from chorale.engine.engine_state import EngineState
 from chorale.engine.kv_cache.events import KvEvent, KvEvents
 from chorale.engine.pending_grammars import PendingGrammarQueue
-from chorale.engine.scheduling.scheduler import Scheduler
+from chorale.engine.scheduling.scheduler import PlanningDrafter, Scheduler
 from chorale.engine.types import (
     BlockChanges,
     EngineLimits,
@@ -52,7 +50,7 @@ class EngineCore:
         clock: Callable[[], float] = time.time,
         grammars: GrammarService | None = None,
         prefix_secret: bytes = b"",
-        drafter: Drafter | HeadDrafter | None = None,
+        drafter: PlanningDrafter | None = None,
     ) -> None:
         """``clock`` returns seconds since the epoch. With ``grammars`` None, requests with a grammar are
         refused. ``prefix_secret``: the key of the prefix hashes; "" draws one. ``drafter``: guesses tokens
@@ -66,7 +64,7 @@ class EngineCore:
         self._clock = clock
         self._engine = EngineState(limits, drafter)
         self._admission = Admission(limits, self._engine.cache.capacity, prefix_secret)
-        self._scheduler = Scheduler(self._engine, limits)
+        self._scheduler = Scheduler(self._engine, limits, drafter)
         self._pending_grammars = PendingGrammarQueue(grammars)
         self._handles: deque[StepHandle] = deque()
         self._num_steps = 0

@@ -1,23 +1,19 @@
-"""Drafter: what the engine asks for guesses of a sequence's next tokens."""
+"""Drafter: what guesses a sequence's next tokens, as far as the engine's state knows it."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
 from chorale.engine.sequence import Sequence
-from chorale.engine.types import IntArray
 
 
 class Drafter(Protocol):
-    """Reads tokens on the host. Drafts change how fast a sequence advances, never its tokens."""
+    """Drafts change how fast a sequence advances, never its tokens."""
 
-    def propose(self, sequence: Sequence, most: int) -> IntArray:
-        """Return up to ``most`` tokens, which are ids of the vocabulary, that may follow prompt and output.
-
-        An empty array if there is no good guess: a draft that is not accepted costs the device time.
-        """
+    def drafts_on_device(self, sequence: Sequence) -> bool:
+        """Returns whether the sequence's drafts stay on the device, so that plans need not know them."""
         ...
 
     def end(self, sequence: Sequence) -> None:
-        """Forget a sequence, for which ``propose`` may have been called. Its output is complete."""
+        """Forget a sequence. Its output is complete."""
         ...

@@ -30,7 +30,6 @@ import numpy as np
 from chorale.engine import emit
 from chorale.engine.accounts import Accounts
 from chorale.engine.drafter import Drafter
-from chorale.engine.drafts.head import HeadDrafter, follows_tokens
 from chorale.engine.kv_cache.cache import HybridCache
 from chorale.engine.kv_cache.host_loads import HostLoads
 from chorale.engine.plan import ScheduledChunk, StepRecord
@@ -44,7 +43,7 @@ class EngineState:
     """Requests, queue, rows, cache and steps in flight. Other modules read the attributes and call the
     methods; only the methods change the state."""
 
-    def __init__(self, limits: EngineLimits, drafter: Drafter | HeadDrafter | None = None) -> None:
+    def __init__(self, limits: EngineLimits, drafter: Drafter | None = None) -> None:
         self.limits = limits
         self.drafter = drafter
         self.cache = HybridCache(
@@ -123,7 +122,7 @@ class EngineState:
         already."""
         self.waiting.remove_head(sequence)
         self._release_load(sequence)  # its blocks are attached
-        on_device = isinstance(self.drafter, HeadDrafter) and not follows_tokens(sequence)
+        on_device = self.drafter is not None and self.drafter.drafts_on_device(sequence)
         sequence.row = row = self.rows.take(sequence, num_cached, drafts_on_device=on_device)
         sequence.status = Status.PREFILL
         self.running[row] = sequence

@@ -7,11 +7,23 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from chorale.engine.drafts.planned import PlannedDrafts
 from chorale.engine.sequence import NO_TOKENS, Sequence
 from chorale.engine.types import CacheGroup, IntArray, RowStart, StepPlan, Transfers
 
 FULL, WINDOW = int(CacheGroup.FULL), int(CacheGroup.WINDOW)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedDrafts:
+    """``tokens``: by row, best key first."""
+
+    tokens: dict[int, IntArray] = field(default_factory=dict)
+    waiting: list[int] = field(default_factory=list)  # decoding rows that this step leaves out
+    num_made: int = -1  # as in ``StepPlan``
+    making: frozenset[int] = frozenset()  # rows that get new drafts
+
+
+NO_DRAFTS = PlannedDrafts()
 
 
 @dataclass(slots=True)

@@ -21,6 +21,15 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+# Stop ids of a row that the sampler withholds before ``min_tokens``; rows with more have a logits processor.
+EARLY_STOPS = 8
+# In place of a draft's token ids: DRAFT - j is the row's draft token j, which is on the device.
+DRAFT = -2
+# In place of a sample: it lies behind one that differs from the draft.
+REJECTED = -(2**20)
+# In place of a draft token where there is none. Unlike any token, and unlike any mark of the sampler.
+NO_DRAFT = REJECTED
+
 IntArray = npt.NDArray[np.int32]
 BoolArray = npt.NDArray[np.bool_]
 

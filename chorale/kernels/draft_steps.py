@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     import torch
 
 LAST = -1  # in place of a token id: the row's last token
-DRAFT = -2  # DRAFT - j: the row's draft token j
-REJECTED = -(2**20)  # in place of a sample: it lies behind one that differs from the draft
 NEW_BLOCKS = 2  # of each group, that a row may gain in such a step
 
 

@@ -13,18 +13,46 @@ end's choice (the reference: float32).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     import torch
 
     from chorale.kernels.draft_steps import Accepted, DraftPasses, DraftRowState, VerifyBatch, VerifyInputs
-    from chorale.kernels.triton.precompile.compiler import Precompiler
-    from chorale.kernels.triton.precompile.pool import CompilePool
 
 
 Precision = Literal["int8", "exact"]  # of the CPU ops' matrix products
+
+
+class CompilePool(Protocol):
+    """Processes that compile kernels."""
+
+    @property
+    def size(self) -> int: ...
+    def run(self, task: bytes) -> bool: ...
+    def close(self) -> None: ...
+
+
+class Precompiler(Protocol):
+    """Compiles the kernels that a dry run records (``triton/precompile/compiler.py``)."""
+
+    @property
+    def errors(self) -> list[str]: ...
+    @property
+    def num_kernels(self) -> int: ...
+    @property
+    def num_late(self) -> int: ...
+    @property
+    def is_busy(self) -> bool: ...
+    def is_cached(self, facts: str, device: torch.device, roots: Sequence[Path]) -> bool: ...
+    def recording(self) -> AbstractContextManager[None]: ...
+    def wait(self, count: int, report: Callable[[int, int], None]) -> None: ...
+    def finish(self) -> bool: ...
+    def throttle(self) -> None: ...
+    def cancel(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +148,6 @@ class ExpertTensors:
 
 NO_FINITE_LOGITS = -1  # instead of a token: the row's logits were not finite
 NOTHING_ALLOWED = -2  # the logits were finite, but every token was forbidden
-
-
-EARLY_STOPS = 8  # ids; rows with more have a logits processor
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,7 +94,8 @@ def make_executor(
         )
         longest = limits.max_model_len if resolved.mixed_graphs else 0  # 0: no mixed step is captured
         head = None if drafting is None else drafting.head
-        mixed_graphs = MixedGraphRunner(device, model, kv, buffers, longest, head)
+        aux_states = None if head is None else head.aux_states
+        mixed_graphs = MixedGraphRunner(device, model, kv, buffers, longest, aux_states)
     own = [] if drafting is None or drafting.head is None else [drafting.head.kv]
     transfers = make_transfers(model, [*kv, *own], resolved, device)
     worker = Worker(

@@ -15,9 +15,8 @@ from starlette.routing import Route, WebSocketRoute
 
 from chorale.api.app import all_routes
 from chorale.api.http.anthropic_errors import PATHS as MESSAGES_PATHS
-from chorale.api.http.auth import OPEN_PATHS
+from chorale.api.http.auth import DOCS_PATHS, OPEN_PATHS
 from chorale.api.openapi import describe, operations
-from chorale.api.operator import docs
 from chorale.client.base import EngineStatus
 from chorale.config.engine import hash_key
 from tests.support.raw_http import Answer, Probe, call, exchange
@@ -520,7 +519,7 @@ def test_the_description_lists_exactly_the_routes() -> None:
                 for method in (route.methods or set()) - {"HEAD"}
             }
         described = {(operation.method, operation.path) for operation in operations()}
-        assert routed - described == {("GET", path) for path in ("/", "/openapi.json", *docs.PATHS)}
+        assert routed - described == {("GET", path) for path in ("/", "/openapi.json", *DOCS_PATHS)}
         assert described <= routed
 
     asyncio.run(main())

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from chorale.api.operator.metrics import Metrics
+from chorale.api.telemetry.metrics import Metrics
 from chorale.cli.commands.measure.bench_offline import _conclude, described
 from chorale.client.base import EngineInfo
 from chorale.config.speculative import SpeculativeConfig

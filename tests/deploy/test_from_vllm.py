@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from chorale.api.operator import metrics, optional_metrics
+from chorale.api.telemetry import metrics, optional_metrics
 from chorale.api.telemetry.metric_names import (
     ACCEPTED_PER_POSITION,
     COUNTERS,

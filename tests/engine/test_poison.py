@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from chorale.engine.core import EngineCore
-from chorale.engine.drafter import Drafter
+from chorale.engine.drafts.planner import HostDrafter
+from chorale.engine.scheduling.scheduler import PlanningDrafter
 from chorale.engine.sequence import Sequence
 from chorale.engine.types import (
     BoolArray,
@@ -74,7 +75,10 @@ class PoisonedDevice(FakeExecutor):
 
 class Poisoned:
     def __init__(
-        self, num_faults: int, async_scheduling: int, make_drafter: Callable[[Future], Drafter] | None = None
+        self,
+        num_faults: int,
+        async_scheduling: int,
+        make_drafter: Callable[[Future], PlanningDrafter] | None = None,
     ) -> None:
         limits = EngineLimits(**(DEFAULTS | {"async_scheduling": async_scheduling}))
         self.model = FakeModel(vocab_size=1000, eos_token_ids=(7,), stop_probability=0.0)
@@ -154,7 +158,7 @@ def test_a_fault_while_decoding_takes_the_blocks_out_that_left_the_window() -> N
     assert tokens_by_choice(chunks)["b", 0] == engine.wanted(again) == engine.wanted(request)
 
 
-class ProposesPoison:
+class ProposesPoison(HostDrafter):
     def propose(self, sequence: Sequence, most: int) -> IntArray:
         return np.full(min(most, 3), POISON, np.int32)
 

@@ -25,8 +25,8 @@ from chorale.config.engine import EngineConfig
 from chorale.engine.core import EngineCore
 from chorale.engine.types import GenerateRequest, SamplingSpec, StepPlan, TokenLogprobs
 from chorale.runtime.executor import LocalExecutor
+from chorale.runtime.sampling.batch import SamplingBatch
 from chorale.runtime.sampling.logprobs import LogprobTensors
-from chorale.runtime.steps.batch import SamplingBatch
 from chorale.runtime.worker import Worker
 from chorale.serve.engine.build import build_engine
 from tests.support.engine.integrity import check_integrity

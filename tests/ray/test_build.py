@@ -193,7 +193,7 @@ def test_the_random_policy_and_an_unknown_one() -> None:
 
 
 def test_metrics_get_rays_names_and_only_changed_values_are_set() -> None:
-    from chorale.api.operator.metrics import Metrics
+    from chorale.api.telemetry.metrics import Metrics
     from chorale.serve.fleet.export import RayExport
 
     made: dict[str, Any] = {}

@@ -12,15 +12,14 @@ import torch
 
 from chorale.config.engine import EngineConfig
 from chorale.engine.core import EngineCore
-from chorale.engine.drafter import Drafter
-from chorale.engine.drafts.head import HeadDrafter
+from chorale.engine.scheduling.scheduler import PlanningDrafter
 from chorale.engine.types import GenerateRequest, RowStart, SamplingSpec, TokenChunk, TokenLogprobs
 from chorale.machine.hardware import Hardware
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import make_config
 from chorale.runtime.device import CpuDevice
+from chorale.runtime.sampling.batch import SamplingBatch
 from chorale.runtime.sampling.row_state import RowSamplingState
-from chorale.runtime.steps.batch import SamplingBatch
 from chorale.serve.engine.build import build_engine
 from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.support.engine.integrity import check_integrity
@@ -48,7 +47,7 @@ def write_checkpoint(folder: Path, seed: int = 1) -> Path:
     return write_random_checkpoint(folder, small_config(), seed=seed)
 
 
-def make_engine(folder: Path, drafter: Drafter | None = None, **options: Any) -> EngineCore:
+def make_engine(folder: Path, drafter: PlanningDrafter | None = None, **options: Any) -> EngineCore:
     settings = {
         "max_model_len": 1024,
         "max_num_seqs": 8,
@@ -60,7 +59,7 @@ def make_engine(folder: Path, drafter: Drafter | None = None, **options: Any) ->
     return core if drafter is None else with_drafter(core, drafter)
 
 
-def with_drafter(core: EngineCore, drafter: Drafter | HeadDrafter | None, **limits: Any) -> EngineCore:
+def with_drafter(core: EngineCore, drafter: PlanningDrafter | None, **limits: Any) -> EngineCore:
     """Another engine on the same device. ``limits``: those that differ."""
     grammars = core._pending_grammars._service
     return EngineCore(replace(core.limits, **limits), core._executor, grammars=grammars, drafter=drafter)

@@ -25,8 +25,8 @@ from chorale.api.batches.lines import make_runner
 from chorale.api.http.auth import authenticate_routes
 from chorale.api.http.middleware import HttpMiddleware, unknown_path
 from chorale.api.listening import Stop, bind_sockets
-from chorale.api.operator.metrics import Metrics
 from chorale.api.state import ServerState
+from chorale.api.telemetry.metrics import Metrics
 from chorale.client.base import EngineClient
 from chorale.config.engine import ServerConfig, ToolConfig
 from chorale.harmony.vocab import load_vocabulary

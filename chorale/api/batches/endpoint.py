@@ -10,8 +10,8 @@ from starlette.routing import Route
 
 from chorale.api.batches.request import CreateBatch
 from chorale.api.fields import parse
+from chorale.api.http.auth import owner_of
 from chorale.api.http.responses import json_response, read_as
-from chorale.api.responses.by_id import owner_of
 from chorale.api.responses.pages import check_names, page_object, read_number
 from chorale.api.state import ServerState
 from chorale.errors import invalid

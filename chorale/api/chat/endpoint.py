@@ -21,8 +21,7 @@ from chorale.api.http.offload import beside, is_heavy
 from chorale.api.http.responses import EventStream, large_response, read_as, until_disconnect
 from chorale.api.http.sse import DONE, last_error
 from chorale.api.logprobs import is_scored
-from chorale.api.operator.models import check_model
-from chorale.api.state import ServerState
+from chorale.api.state import ServerState, check_model
 from chorale.tracing.context import name_response
 from chorale.turns.events import Fold, Usage, end_error
 from chorale.turns.request import TurnRequest

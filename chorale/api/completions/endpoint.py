@@ -26,8 +26,7 @@ from chorale.api.http.responses import EventStream, large_response, read_as, unt
 from chorale.api.http.sse import DONE, event, last_error
 from chorale.api.limits import check_scores
 from chorale.api.logprobs import is_scored
-from chorale.api.operator.models import check_model
-from chorale.api.state import ServerState
+from chorale.api.state import ServerState, check_model
 from chorale.api.usage import closing_fields
 from chorale.errors import ChoraleError
 from chorale.requests.formats import read_answer

@@ -17,9 +17,9 @@ from starlette.routing import Route
 
 from chorale.api.conversations.request import CreateConversation, CreateItems, read_update
 from chorale.api.fields import parse
+from chorale.api.http.auth import owner_of
 from chorale.api.http.offload import beside, is_heavy
 from chorale.api.http.responses import json_response, read_as
-from chorale.api.responses.by_id import owner_of
 from chorale.api.responses.dialects import dialect_of, translate_items
 from chorale.api.responses.items.input import parse_items
 from chorale.api.responses.items.references import resolve_items

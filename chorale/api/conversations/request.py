@@ -7,8 +7,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from chorale.api import limits
-from chorale.api.fields import Metadata, parse
-from chorale.api.responses.request import Include
+from chorale.api.fields import Include, Metadata, parse
 
 _Items = Annotated[list[dict[str, Any]], limits.items("conversation_items")]
 _Metadata = Annotated[Metadata, limits.items("metadata")]

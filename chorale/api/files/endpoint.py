@@ -19,9 +19,9 @@ from starlette.routing import Route
 
 from chorale.api.files.form import Form, FormData, boundary_of
 from chorale.api.files.request import KNOWN_PURPOSES, PURPOSES, read_form
+from chorale.api.http.auth import owner_of
 from chorale.api.http.request_limits import UPLOAD_PATH
 from chorale.api.http.responses import json_response
-from chorale.api.responses.by_id import owner_of
 from chorale.api.responses.pages import check_names, page_object, read_number
 from chorale.api.state import ServerState
 from chorale.errors import QueueFullError, invalid

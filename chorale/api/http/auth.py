@@ -19,12 +19,14 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from chorale.api.http.owner import CALLER
-from chorale.api.operator import docs
 from chorale.errors import AuthenticationError
+
+DOCS_PATHS = ("/docs", "/docs/start.js", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css")
+
 
 # Health probes, metrics and the API description (open in vLLM, too), and the HTML pages, which prompt for a
 # key. None of them reveals anything about requests.
-OPEN_PATHS = frozenset({"/", "/health", "/ready", "/ping", "/metrics", "/openapi.json", *docs.PATHS})
+OPEN_PATHS = frozenset({"/", "/health", "/ready", "/ping", "/metrics", "/openapi.json", *DOCS_PATHS})
 
 Endpoint = Callable[[Request], Awaitable[ASGIApp]] | ASGIApp
 
@@ -134,3 +136,10 @@ def request_id(scope: Scope) -> str:
             if _REQUEST_ID.fullmatch(text):
                 return str(text)
     return f"req_{uuid.uuid4().hex}"
+
+
+def owner_of(request: Request) -> bytes:
+    """Returns the digest of the caller's key, set by the authentication of the route."""
+    owner = request.state.owner
+    assert isinstance(owner, bytes)
+    return owner

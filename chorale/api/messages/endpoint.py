@@ -15,8 +15,7 @@ from chorale.api.messages.blocks import MessageAnswer, message_body
 from chorale.api.messages.events import EventWriter, error_bytes
 from chorale.api.messages.prepare import build_prompt, prepare
 from chorale.api.messages.request import parse_count, parse_messages
-from chorale.api.operator.models import check_model
-from chorale.api.state import ServerState
+from chorale.api.state import ServerState, check_model
 from chorale.tracing.context import name_response
 from chorale.turns.events import Fold
 from chorale.turns.request import TurnRequest

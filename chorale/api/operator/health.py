@@ -11,8 +11,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from chorale.api.http.responses import json_response
-from chorale.api.operator.metrics import CONTENT_TYPE
 from chorale.api.state import ServerState
+from chorale.api.telemetry.metrics import CONTENT_TYPE
 from chorale.store.protocol import StoreError
 from chorale.version import __version__
 

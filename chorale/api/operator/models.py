@@ -11,9 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from chorale.api.http.responses import json_response
-from chorale.api.state import ServerState
-from chorale.errors import ModelNotFoundError
-from chorale.tracing.context import recording
+from chorale.api.state import ServerState, check_model
 
 
 def routes(state: ServerState) -> list[Route]:
@@ -59,14 +57,3 @@ def _permission(name: str, created: int) -> dict[str, Any]:
         "allow_search_indices": False, "allow_view": True, "allow_fine_tuning": False,
         "organization": "*", "group": None, "is_blocking": False,
     }  # fmt: skip
-
-
-def check_model(state: ServerState, model: str | None) -> None:
-    """Checks a model name; None selects the served model. Raises ``ModelNotFoundError``."""
-    if (traced := recording()) is not None and model is not None:
-        traced.record.model = model[:128]
-    if model is not None and model not in state.model_names:
-        raise ModelNotFoundError(
-            f"the model '{model[:128]}' does not exist; available: {', '.join(state.model_names)}",
-            param="model",
-        )

@@ -18,8 +18,7 @@ from chorale.api.chat.request import ChatRequest, parse_chat
 from chorale.api.completions.endpoint import prepare_jobs
 from chorale.api.completions.request import CompletionRequest, parse_completion
 from chorale.api.http.responses import large_response, read_as
-from chorale.api.operator.models import check_model
-from chorale.api.state import ServerState
+from chorale.api.state import ServerState, check_model
 from chorale.turns.built_in.open import close_tools
 from chorale.turns.request import TurnRequest
 

@@ -16,8 +16,7 @@ from chorale.api.chat.request import parse_chat
 from chorale.api.fields import parse
 from chorale.api.http.offload import HEAVY, beside
 from chorale.api.http.responses import json_response, read_as, read_json
-from chorale.api.operator.models import check_model
-from chorale.api.state import ServerState
+from chorale.api.state import ServerState, check_model
 from chorale.errors import invalid
 from chorale.harmony.vocab import Vocabulary
 from chorale.requests.prompt import at

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator
 from starlette.requests import Request
 from starlette.responses import Response
 
+from chorale.api.http.auth import owner_of
 from chorale.api.http.offload import is_heavy
 from chorale.api.http.responses import EventStream, json_response, large_response
 from chorale.api.http.sse import DONE, Frame, framed
@@ -82,13 +83,6 @@ async def input_items(state: ServerState, request: Request) -> Response:
 def event_stream(source: AsyncGenerator[list[Frame]], options: RenderOptions) -> EventStream:
     """Returns the SSE body. Open Responses ends a stream with ``[DONE]``, OpenAI does not."""
     return EventStream(framed(source, DONE if options.dialect == "open-responses" else b""))
-
-
-def owner_of(request: Request) -> bytes:
-    """Returns the digest of the caller's key, set by the authentication of the route."""
-    owner = request.state.owner
-    assert isinstance(owner, bytes)
-    return owner
 
 
 def _id(request: Request) -> str:

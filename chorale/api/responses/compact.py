@@ -14,17 +14,15 @@ from starlette.responses import Response
 
 from chorale.api import limits
 from chorale.api.fields import parse
+from chorale.api.http.auth import owner_of
 from chorale.api.http.offload import beside
 from chorale.api.http.responses import json_response, read_as, until_disconnect
-from chorale.api.operator.models import check_model
-from chorale.api.responses.by_id import owner_of
-from chorale.api.responses.items.compaction import compaction_object
-from chorale.api.responses.items.encrypted_content import Compacted, pack
+from chorale.api.responses.items.encrypted_content import Compacted, compaction_object, pack
 from chorale.api.responses.items.input import parse_items
 from chorale.api.responses.prepare import prepare
 from chorale.api.responses.request import HARMLESS, Identifier, ResponsesRequest, as_message
 from chorale.api.responses.run import Run
-from chorale.api.state import ServerState
+from chorale.api.state import ServerState, check_model
 from chorale.errors import EngineError, RequestError
 from chorale.ids import new_id
 from chorale.store.protocol import Item

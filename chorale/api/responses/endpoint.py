@@ -10,22 +10,20 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from chorale.api.http.auth import owner_of
 from chorale.api.http.offload import is_heavy
 from chorale.api.http.responses import EventStream, json_response, large_response, read_as, until_disconnect
-from chorale.api.operator.models import check_model
 from chorale.api.responses import by_id
 from chorale.api.responses.background.follow import follow
 from chorale.api.responses.background.job import Job
-from chorale.api.responses.background.resume import packed_request
-from chorale.api.responses.by_id import event_stream, owner_of
+from chorale.api.responses.by_id import event_stream
 from chorale.api.responses.compact import compact
 from chorale.api.responses.dialects import dialect_of, translate_body
-from chorale.api.responses.prepare import build_prompt, prepare
-from chorale.api.responses.request import ResponsesRequest, parse_request
-from chorale.api.responses.run import Run
+from chorale.api.responses.prepare import build_prompt
+from chorale.api.responses.request import ResponsesRequest, packed_request, parse_request
+from chorale.api.responses.run import Run, begin
 from chorale.api.responses.translate import RenderOptions
-from chorale.api.state import ServerState
-from chorale.store.protocol import Lease, StoredItem
+from chorale.api.state import ServerState, check_model
 
 
 def routes(state: ServerState) -> list[Route]:
@@ -95,28 +93,6 @@ def _parse_kept(data: dict[str, Any]) -> tuple[ResponsesRequest, bytes | None]:
     """Returns the request, and its body if another server may have to repeat it."""
     fields = parse_request(data)
     return fields, packed_request(data) if fields.background else None
-
-
-async def begin(
-    state: ServerState, fields: ResponsesRequest, owner: bytes, history: tuple[StoredItem, ...] | None = None
-) -> Run:
-    """Prepares a run up to the engine: leases the conversation and builds the prompt.
-
-    ``history``: the conversation of the previous response, if the store does not have it.
-    """
-    if fields.background:
-        state.background.check_room(state.background_room)  # before the work
-    lease: Lease | None = None
-    if fields.conversation is not None:
-        server_id = state.background.server_id
-        lease = await state.store.conversations.take(fields.conversation.id, owner, server_id)
-    try:
-        prepared = await prepare(state, fields, owner, history)
-        return Run(state, fields, prepared, owner, lease, unstored=history is not None)
-    except BaseException:
-        if lease is not None:
-            await state.background.release(state.store, lease)
-        raise
 
 
 async def _launch(state: ServerState, run: Run, request: bytes | None) -> None:

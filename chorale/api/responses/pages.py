@@ -10,7 +10,7 @@ from typing import Any, get_args
 from starlette.datastructures import QueryParams
 
 from chorale.api import limits
-from chorale.api.responses.request import Include
+from chorale.api.fields import Include
 from chorale.errors import invalid
 from chorale.tracing.ignored import unknown_field
 

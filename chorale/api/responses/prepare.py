@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from chorale.api.http.offload import beside, is_heavy
 from chorale.api.http.owner import cache_salt
@@ -23,6 +22,7 @@ from chorale.api.responses.items.to_harmony import (
     take_efforts,
     to_groups,
 )
+from chorale.api.responses.prepared import Prepared, Prompt
 from chorale.api.responses.request import ResponsesRequest
 from chorale.api.responses.tools import ToolSet, is_built_in, read_tools
 from chorale.api.state import ServerState
@@ -38,36 +38,13 @@ from chorale.store.protocol import StoredItem
 from chorale.tools.contract import BuiltInRequest, ToolBox
 from chorale.turns.built_in.availability import check_available
 from chorale.turns.built_in.open import close_tools, open_tools
-from chorale.turns.built_in.turn_tools import ApprovedCall, TurnTools
+from chorale.turns.built_in.turn_tools import TurnTools
 from chorale.turns.compaction import Compaction
 from chorale.turns.compaction import reserve as room_for_summary
-from chorale.turns.request import TurnRequest, check_grammar, turn_request
+from chorale.turns.request import check_grammar, turn_request
 from chorale.turns.rules import TurnRules
 
 _RESERVE = 4096  # tokens for the answer when old items are dropped and there is no requested limit
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    token_ids: list[int]
-    tools: ToolSet
-    rules: TurnRules
-    input: tuple[StoredItem, ...]  # this request's items, in their stored form
-    effort: ReasoningEffort
-    history: tuple[StoredItem, ...] = ()  # the items before them
-    built_in: tuple[TurnTools, ...] = ()  # closed by the turn
-    approved: tuple[ApprovedCall, ...] = ()
-    compaction: Compaction | None = None
-
-    async def close(self) -> None:
-        """Closes the tools of a prompt that is not submitted."""
-        await close_tools(self.built_in)
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    prompt: Prompt
-    turn: TurnRequest  # its request_id is the response's id
 
 
 async def prepare(

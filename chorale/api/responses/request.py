@@ -6,25 +6,18 @@ reason), or refused by name. Nothing is accepted and then ignored.
 
 from __future__ import annotations
 
+import json
+import zlib
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from chorale.api import fields, limits
-from chorale.api.fields import Metadata, Refusal, StreamOptions, StructuredFields, parse
+from chorale.api.fields import Include, Metadata, Refusal, StreamOptions, StructuredFields, parse
 from chorale.errors import RequestError
 from chorale.requests.effort import reasoning_effort
 
-Include = Literal[
-    "file_search_call.results",
-    "web_search_call.results",
-    "web_search_call.action.sources",
-    "message.input_image.image_url",
-    "computer_call_output.output.image_url",
-    "code_interpreter_call.outputs",
-    "reasoning.encrypted_content",
-    "message.output_text.logprobs",
-]
 LOGPROBS: Include = "message.output_text.logprobs"
 
 _STORED = frozenset({"metadata", "store", "user", "safety_identifier", "service_tier", "prompt_cache_key"})
@@ -212,3 +205,14 @@ def _check(request: ResponsesRequest, needs_input: bool) -> None:
 
 def unsupported(message: str, param: str) -> RequestError:
     return RequestError(message, param=param, code="unsupported_value")
+
+
+_SECRETS = ("authorization", "headers")  # fields of MCP tools that are not stored
+
+
+def packed_request(data: Mapping[str, Any]) -> bytes | None:
+    """Returns the body of a request as stored for another server, or None if it may not be stored."""
+    tools = data.get("tools") or ()
+    if any(isinstance(tool, Mapping) and any(tool.get(name) for name in _SECRETS) for tool in tools):
+        return None
+    return zlib.compress(json.dumps(data, separators=(",", ":")).encode("utf-8", "surrogatepass"), 1)

@@ -23,7 +23,8 @@ from chorale.api.responses.items.objects import (
     end_error,
     error_object,
 )
-from chorale.api.responses.prepare import Prepared
+from chorale.api.responses.prepare import prepare
+from chorale.api.responses.prepared import Prepared
 from chorale.api.responses.request import ResponsesRequest
 from chorale.api.responses.translate import RenderOptions, Translator
 from chorale.api.state import ServerState
@@ -290,3 +291,25 @@ class Run:
 
 def failed_body(body: dict[str, Any], error: ChoraleError) -> dict[str, Any]:
     return {**body, "status": "failed", "store": False, "completed_at": None, "error": error_object(error)}
+
+
+async def begin(
+    state: ServerState, fields: ResponsesRequest, owner: bytes, history: tuple[StoredItem, ...] | None = None
+) -> Run:
+    """Prepares a run up to the engine: leases the conversation and builds the prompt.
+
+    ``history``: the conversation of the previous response, if the store does not have it.
+    """
+    if fields.background:
+        state.background.check_room(state.background_room)  # before the work
+    lease: Lease | None = None
+    if fields.conversation is not None:
+        server_id = state.background.server_id
+        lease = await state.store.conversations.take(fields.conversation.id, owner, server_id)
+    try:
+        prepared = await prepare(state, fields, owner, history)
+        return Run(state, fields, prepared, owner, lease, unstored=history is not None)
+    except BaseException:
+        if lease is not None:
+            await state.background.release(state.store, lease)
+        raise

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from chorale.api.operator.metrics import Metrics
 from chorale.api.telemetry.engine_record import EngineRecord
+from chorale.api.telemetry.metrics import Metrics
 from chorale.api.telemetry.traced_stream import TracedStream
 from chorale.client.base import EngineClient, EngineInfo, EngineStatus, EngineView, TokenStream
 from chorale.engine.types import NOBODY, ChunkTimings, EngineStats, GenerateRequest, Owner, TokenChunk

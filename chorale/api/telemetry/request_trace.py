@@ -9,12 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from starlette.types import Scope
 
-from chorale.api.state import ServerState
 from chorale.api.telemetry.traced_stream import fail
-from chorale.tracing.context import CURRENT, IgnoredFields, RequestContext, Span, Value
+from chorale.config.engine import ServerConfig
+from chorale.tracing.context import CURRENT, IgnoredFields, RequestContext, Span, Tracer, Value
 from chorale.tracing.record import RequestRecord
 
 PROVIDER = "chorale"
@@ -37,34 +38,45 @@ class End:
     error: str | None = None
 
 
-def begin_request(state: ServerState, scope: Scope, request_id: str) -> RequestContext:
+class TracedServer(Protocol):
+    """``ServerState``, as far as spans need it."""
+
+    @property
+    def config(self) -> ServerConfig: ...
+    @property
+    def model_names(self) -> tuple[str, ...]: ...
+    @property
+    def tracer(self) -> Tracer | None: ...
+
+
+def begin_request(server: TracedServer, scope: Scope, request_id: str) -> RequestContext:
     """Makes the request the current one of this task, and begins its span, which continues the client's."""
     span: Span | None = None
-    if state.tracer is not None and (scope["type"] == "websocket" or scope["method"] == "POST"):
+    if server.tracer is not None and (scope["type"] == "websocket" or scope["method"] == "POST"):
         headers = {k.decode(): v.decode("latin-1") for k, v in scope["headers"] if k in _PROPAGATED}
         method = "GET" if scope["type"] == "websocket" else "POST"
         facts = {"http.request.method": method, "url.scheme": scope.get("scheme", "http")}
-        span = state.tracer.start(method, headers, facts, "server")
-    context = RequestContext(request_id, span, ignored=_ignored(state))
+        span = server.tracer.start(method, headers, facts, "server")
+    context = RequestContext(request_id, span, ignored=_ignored(server))
     CURRENT.set(context)
     return context
 
 
-def _ignored(state: ServerState) -> IgnoredFields | None:
-    return IgnoredFields() if state.config.unknown_fields == "warn" else None
+def _ignored(server: TracedServer) -> IgnoredFields | None:
+    return IgnoredFields() if server.config.unknown_fields == "warn" else None
 
 
-def end_request(state: ServerState, context: RequestContext, route: str, end: End) -> None:
+def end_request(server: TracedServer, context: RequestContext, route: str, end: End) -> None:
     """Ends the span of a request whose route is ``route`` (a path template)."""
     span, record = context.span, context.record
     if span is None or not span.is_recording:
         return
     operation = OPERATIONS.get(route)
-    span.rename(f"POST {route}" if operation is None else f"{operation} {_model(state, record)}")
+    span.rename(f"POST {route}" if operation is None else f"{operation} {_model(server, record)}")
     span.set({"http.route": route, "http.response.status_code": end.status})
     span.set({"gen_ai.request.id": context.request_id})
     if operation is not None:
-        span.set(_attributes(state, operation, record))
+        span.set(_attributes(server, operation, record))
     error = end.error or record.error
     if error is not None and 400 <= end.status < 500:
         span.set({"error.type": error})  # the client's fault
@@ -73,7 +85,7 @@ def end_request(state: ServerState, context: RequestContext, route: str, end: En
     span.end()
 
 
-def begin_background(state: ServerState, response_id: str, *, resumed: bool) -> RequestContext:
+def begin_background(server: TracedServer, response_id: str, *, resumed: bool) -> RequestContext:
     """Begins the span of a background response, below that of the request that created it.
 
     A response that another server began has a trace of its own.
@@ -84,34 +96,34 @@ def begin_background(state: ServerState, response_id: str, *, resumed: bool) -> 
     span: Span | None = None
     if parent is not None:
         span = parent.child("background response", facts)
-    elif state.tracer is not None:
-        span = state.tracer.start("background response", {}, facts, "internal")
+    elif server.tracer is not None:
+        span = server.tracer.start("background response", {}, facts, "internal")
     record = RequestRecord() if current is None else RequestRecord(current.record.model)
     request_id = response_id if current is None else current.request_id
-    context = RequestContext(request_id, span, record, ignored=_ignored(state))
+    context = RequestContext(request_id, span, record, ignored=_ignored(server))
     CURRENT.set(context)
     return context
 
 
-def end_background(state: ServerState, context: RequestContext, error: str | None) -> None:
+def end_background(server: TracedServer, context: RequestContext, error: str | None) -> None:
     span = context.span
     if span is not None and span.is_recording:
-        span.set(_attributes(state, "chat", context.record))
+        span.set(_attributes(server, "chat", context.record))
         if (code := error or context.record.error) is not None:
             span.fail(code)
         span.end()
 
 
-def _attributes(state: ServerState, operation: str, record: RequestRecord) -> Mapping[str, Value | None]:
+def _attributes(server: TracedServer, operation: str, record: RequestRecord) -> Mapping[str, Value | None]:
     return {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": PROVIDER,
-        "gen_ai.request.model": record.model or state.model_names[0],
-        "gen_ai.response.model": state.model_names[0] if record.rounds else None,
+        "gen_ai.request.model": record.model or server.model_names[0],
+        "gen_ai.response.model": server.model_names[0] if record.rounds else None,
         **record.attributes(time.time()),
     }
 
 
-def _model(state: ServerState, record: RequestRecord) -> str:
+def _model(server: TracedServer, record: RequestRecord) -> str:
     """Returns a served name: a client's own would make as many names of spans as clients like."""
-    return record.model if record.model in state.model_names else state.model_names[0]
+    return record.model if record.model in server.model_names else server.model_names[0]

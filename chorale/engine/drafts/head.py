@@ -1,17 +1,29 @@
-"""HeadDrafter: drafts that a head on the device makes at the end of each step.
+"""HeadDrafter and its planner: drafts that a head on the device makes at the end of each step.
 
 The next step of a row verifies them there, so a plan need not know them: it is made while the step before
 runs. Only rows whose grammar or logits processors follow every token need them on the host; they come with
 the step's result, for which such a row waits.
+
+A row whose draft is in flight may be planned again with the next draft, which its step makes on the device.
+Where that step's result must be known first, the row waits: if it gets no draft (its length is uncertain), or
+if the host must know the draft. Blocks: as in ``planner.py``. A row gets new drafts only if it has blocks for
+verifying all of them, because the head writes their keys and values too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from chorale.engine.sequence import Sequence
+import numpy as np
 
-EARLY_STOPS = 8  # of ``kernels/ops.py``: stop ids that a step withholds without a logits processor
+from chorale.engine.engine_state import EngineState
+from chorale.engine.plan import PlannedDrafts, ScheduledChunk
+from chorale.engine.sequence import NO_TOKENS, Sequence
+from chorale.engine.types import DRAFT, EARLY_STOPS, IntArray
+
+Grow = Callable[[Sequence, int], None]
+_ON_DEVICE = DRAFT - np.arange(64, dtype=np.int32)  # in place of a draft's tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +33,14 @@ class HeadDrafter:
     num_tokens: int
     most_rows: int
 
+    def drafts_on_device(self, sequence: Sequence) -> bool:
+        return not follows_tokens(sequence)
+
     def end(self, sequence: Sequence) -> None:
         """Forget a sequence: there is nothing to forget."""
+
+    def planner(self, engine: EngineState, grow: Grow) -> HeadDraftPlanner:
+        return HeadDraftPlanner(engine, self, grow)
 
 
 def follows_tokens(sequence: Sequence) -> bool:
@@ -38,3 +56,82 @@ def follows_tokens(sequence: Sequence) -> bool:
         or sampling.repetition_penalty != 1.0
         or (sampling.min_tokens > 0 and len(sequence.stop_ids) > EARLY_STOPS)
     )
+
+
+class HeadDraftPlanner:
+    """Plans the drafts of a step's decoding rows, and of those that sample their first token."""
+
+    def __init__(self, engine: EngineState, head: HeadDrafter, grow: Grow) -> None:
+        """``grow``: gives a sequence blocks for so many tokens and puts them into the plan."""
+        self._engine, self._head, self._grow = engine, head, grow
+
+    def plan(
+        self, decodes: IntArray, chunks: list[ScheduledChunk], budget: int, num_spare: int
+    ) -> PlannedDrafts:
+        """``budget``: tokens; ``num_spare``: blocks."""
+        engine, rows = self._engine, self._engine.rows
+        num_made = self._num_made(len(decodes))
+        if not num_made:
+            return PlannedDrafts(waiting=decodes[rows.is_uncertain[decodes]].tolist())
+        if engine.limits.async_scheduling:  # the next step is planned while the drafts hold their blocks
+            num_spare -= 2 * len(decodes)
+        tokens: dict[int, IntArray] = {}
+        waiting, making = [], set()
+        for sequence in sorted((engine.running[row] for row in decodes.tolist()), key=_by_key):
+            row, held = sequence.row, len(sequence.blocks.full)
+            if not rows.drafts_on_device[row] and engine.is_in_flight(row):
+                waiting.append(row)
+                continue
+            draft = self._draft(sequence, budget, num_spare)
+            if rows.is_uncertain[row] and not len(draft):
+                waiting.append(row)
+                continue
+            if self._extend(sequence, int(rows.computed[row]) + 1 + len(draft), num_spare):
+                making.add(row)
+            if len(draft):
+                tokens[row] = draft
+                budget -= len(draft)
+            num_spare -= 2 * (len(sequence.blocks.full) - held)
+        for chunk in chunks:
+            sequence, held = chunk.sequence, len(chunk.sequence.blocks.full)
+            if chunk.is_last and self._extend(sequence, chunk.start + chunk.count, num_spare):
+                making.add(sequence.row)
+            num_spare -= 2 * (len(sequence.blocks.full) - held)
+        return PlannedDrafts(tokens, waiting, num_made, frozenset(making))
+
+    def _num_made(self, num_rows: int) -> int:
+        """Return how many draft tokens the step makes for each row; 0: the head does not run."""
+        if len(self._engine.running) > self._head.most_rows:
+            return 0
+        return min(self._head.num_tokens, self._engine.limits.drafts_at(num_rows))
+
+    def _draft(self, sequence: Sequence, most: int, num_spare: int) -> IntArray:
+        rows, row = self._engine.rows, sequence.row
+        computed = int(rows.computed[row])
+        num_slots = self._num_slots(sequence, num_spare)
+        # The last token of the row takes a slot, and the token after the draft a place before max_len.
+        most = min(most, num_slots - computed - 1, sequence.max_len - computed - 2)
+        if most < 1:
+            return NO_TOKENS
+        if rows.drafts_on_device[row]:
+            return _ON_DEVICE[: min(most, int(rows.drafted[row]))]
+        return sequence.drafts[:most]
+
+    def _extend(self, sequence: Sequence, num_tokens: int, num_spare: int) -> bool:
+        """Give blocks for ``num_tokens``, and for the longest new draft after them if there is room. Returns
+        whether there is."""
+        wanted = num_tokens + self._head.num_tokens  # a captured step may make more than are asked of it
+        makes = wanted <= min(self._num_slots(sequence, num_spare), sequence.max_len)
+        if makes:
+            num_tokens = wanted
+        if num_tokens > len(sequence.blocks.full) * self._engine.limits.block_size:
+            self._grow(sequence, num_tokens)
+            self._engine.schedule_next_check(sequence)
+        return makes
+
+    def _num_slots(self, sequence: Sequence, num_spare: int) -> int:
+        return (len(sequence.blocks.full) + max(0, num_spare) // 2) * self._engine.limits.block_size
+
+
+def _by_key(sequence: Sequence) -> tuple[int, int]:
+    return sequence.key

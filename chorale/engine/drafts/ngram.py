@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from chorale.engine.drafts.lookup import TokenBuffer, copied, follow_longest
+from chorale.engine.drafts.planner import HostDrafter
 from chorale.engine.sequence import NO_TOKENS, Sequence
 from chorale.engine.types import IntArray
 
 
-class NgramDrafter:
+class NgramDrafter(HostDrafter):
     """Drafts ``num_tokens`` tokens after the longest match of ``least`` to ``most`` tokens."""
 
     def __init__(self, num_tokens: int, least: int, most: int) -> None:

@@ -11,22 +11,42 @@ and may get one at any time; a row whose draft is in flight waits for its result
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from chorale.engine.drafter import Drafter
-from chorale.engine.drafts.planned import NO_DRAFTS, PlannedDrafts
 from chorale.engine.engine_state import EngineState
-from chorale.engine.plan import ScheduledChunk
+from chorale.engine.plan import NO_DRAFTS, PlannedDrafts, ScheduledChunk
 from chorale.engine.sequence import NO_TOKENS, Sequence
 from chorale.engine.types import IntArray
 
 Grow = Callable[[Sequence, int], None]
 
 
+class HostDrafter(ABC):
+    """A drafter that reads tokens on the host."""
+
+    @abstractmethod
+    def propose(self, sequence: Sequence, most: int) -> IntArray:
+        """Return up to ``most`` tokens, which are ids of the vocabulary, that may follow prompt and output.
+
+        An empty array if there is no good guess: a draft that is not accepted costs the device time.
+        """
+
+    @abstractmethod
+    def end(self, sequence: Sequence) -> None:
+        """Forget a sequence, for which ``propose`` may have been called. Its output is complete."""
+
+    def drafts_on_device(self, sequence: Sequence) -> bool:
+        return False
+
+    def planner(self, engine: EngineState, grow: Grow) -> DraftPlanner:
+        return DraftPlanner(engine, self, grow)
+
+
 class DraftPlanner:
     """Asks the drafter for the decoding rows of a step."""
 
-    def __init__(self, engine: EngineState, drafter: Drafter, grow: Grow) -> None:
+    def __init__(self, engine: EngineState, drafter: HostDrafter, grow: Grow) -> None:
         """``grow``: gives a sequence blocks for so many tokens and puts them into the plan."""
         self._engine, self._drafter, self._grow = engine, drafter, grow
 

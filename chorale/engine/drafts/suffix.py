@@ -14,6 +14,7 @@ from collections import OrderedDict
 import numpy as np
 
 from chorale.engine.drafts.lookup import TokenBuffer, copied, follow_longest
+from chorale.engine.drafts.planner import HostDrafter
 from chorale.engine.sequence import NO_TOKENS, Sequence
 from chorale.engine.types import IntArray
 
@@ -46,7 +47,7 @@ class RecentAnswers:
         self._count += len(new)
 
 
-class SuffixDrafter:
+class SuffixDrafter(HostDrafter):
     """Drafts up to ``num_tokens`` tokens after the longest match of up to ``most`` tokens."""
 
     def __init__(

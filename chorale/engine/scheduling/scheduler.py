@@ -35,14 +35,15 @@ of a strictly worse *priority* to get blocks or a row.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
 from chorale.engine.accounts import Account
-from chorale.engine.drafts.planned import NO_DRAFTS
-from chorale.engine.drafts.planners import make_planner
+from chorale.engine.drafter import Drafter
 from chorale.engine.engine_state import EngineState
-from chorale.engine.plan import PlanBuilder, ScheduledChunk, StepRecord
+from chorale.engine.plan import NO_DRAFTS, PlanBuilder, PlannedDrafts, ScheduledChunk, StepRecord
 from chorale.engine.scheduling.batch_share import BatchShare
 from chorale.engine.scheduling.commit import Committer
 from chorale.engine.scheduling.pace import PromptPace
@@ -54,13 +55,31 @@ WATERMARK = 100  # admissions leave 1/100 of the pool free while anything runs
 BATCH_KEEPS = 8  # admissions of batch work leave 1/8 of rows and pool free, for others to begin at once
 
 
+class DraftPlanner(Protocol):
+    """Decides which rows of a step verify drafts, and which get new ones."""
+
+    def plan(
+        self, decodes: IntArray, chunks: list[ScheduledChunk], budget: int, num_spare: int
+    ) -> PlannedDrafts:
+        """``budget``: tokens; ``num_spare``: blocks."""
+        ...
+
+
+class PlanningDrafter(Drafter, Protocol):
+    def planner(self, engine: EngineState, grow: Callable[[Sequence, int], None]) -> DraftPlanner:
+        """``grow``: gives a sequence blocks for so many tokens and puts them into the plan."""
+        ...
+
+
 class Scheduler:
     """Plans steps and commits their results.
 
     With async scheduling, ``schedule`` may run before the last ``commit``.
     """
 
-    def __init__(self, engine: EngineState, limits: EngineLimits) -> None:
+    def __init__(
+        self, engine: EngineState, limits: EngineLimits, drafter: PlanningDrafter | None = None
+    ) -> None:
         self._engine = engine
         self._limits = limits
         self._cache = engine.cache
@@ -72,7 +91,7 @@ class Scheduler:
         self.committer = Committer(engine, keep_tokens=not limits.async_scheduling)
         self._pace = PromptPace(limits)
         self._share = BatchShare(limits, self._pace)
-        self._drafts = make_planner(engine, self._grow)
+        self._drafts = None if drafter is None else drafter.planner(engine, self._grow)
         self.prefix_queries = 0
         self.prefix_hits = 0
         self.host_queries = 0

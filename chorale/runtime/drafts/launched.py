@@ -7,15 +7,15 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from chorale.engine.types import StepPlan
-from chorale.kernels.draft_steps import DRAFT, REJECTED, DraftRowState
+from chorale.engine.types import DRAFT, NO_DRAFT, REJECTED, StepPlan
+from chorale.kernels.draft_steps import DraftRowState
 from chorale.kernels.ops import ForwardBatch
 from chorale.kernels.reference.sampling.noise import position_keys
 from chorale.runtime.device import Device
 from chorale.runtime.drafts.head_runner import HeadRunner, ReadTokens
-from chorale.runtime.drafts.places import NO_DRAFT, DraftTensors
 from chorale.runtime.steps.batch import StepBatch
 from chorale.runtime.steps.buffers import query_starts
+from chorale.runtime.steps.places import DraftTensors
 
 
 def has_device_drafts(plan: StepPlan) -> bool:

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from chorale.engine.types import RowStart
+from chorale.engine.types import EARLY_STOPS, RowStart
 from chorale.kernels.draft_steps import DraftRowState
-from chorale.kernels.ops import EARLY_STOPS
 from chorale.runtime.device import Device
 from chorale.runtime.sampling.row_state import DRAFT_NUMBERS
 from chorale.runtime.steps.buffers import Buffers

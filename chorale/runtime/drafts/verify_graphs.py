@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from chorale.engine.types import IntArray, StepPlan
+from chorale.engine.types import EARLY_STOPS, IntArray, StepPlan
 from chorale.kernels.draft_steps import NEW_BLOCKS, Accepted, DraftRowState, VerifyBatch, VerifyInputs
-from chorale.kernels.ops import EARLY_STOPS, SamplingInputs
+from chorale.kernels.ops import SamplingInputs
 from chorale.model.gpt_oss import GptOss
 from chorale.runtime.device import Device
 from chorale.runtime.drafts.head_runner import HeadRunner, ReadTokens

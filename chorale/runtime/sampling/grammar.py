@@ -27,12 +27,11 @@ import numpy.typing as npt
 import torch
 from llguidance import LLExecutor, LLMatcher
 
-from chorale.engine.types import RowStart, SamplingSpec
+from chorale.engine.types import NO_DRAFT, RowStart, SamplingSpec
 from chorale.grammar.matcher import MASK_WORDS, check_grammar, compile_grammar
 from chorale.grammar.matcher import warm as warm_tokenizer
 from chorale.harmony.vocab import VOCAB_SIZE
 from chorale.runtime.device import Arrays, Device
-from chorale.runtime.drafts.places import NO_DRAFT
 
 CACHE_BYTES = 256 * 1024 * 1024  # eight agents with 128 tools of ten described arguments each
 # The memory of a used grammar, estimated from its text: 127 kB for 233 bytes, 367 kB for 1,342, 1,110 kB for

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from chorale.engine.types import RowStart, SamplingSpec
-from chorale.kernels.ops import EARLY_STOPS
+from chorale.engine.types import EARLY_STOPS, RowStart, SamplingSpec
 
 FIRST_ROOM = 256  # tokens after the prompt before the history must grow
 

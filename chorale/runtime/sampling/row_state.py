@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from chorale.engine.types import RowStart
-from chorale.kernels.ops import EARLY_STOPS
+from chorale.engine.types import EARLY_STOPS, RowStart
 from chorale.kernels.reference.sampling.noise import key_bases, row_keys, wrap_seed
 from chorale.runtime.sampling.logits_processors import LogitsProcessors
 

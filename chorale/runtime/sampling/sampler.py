@@ -32,6 +32,7 @@ from chorale.kernels.reference.sampling.sampling import Needs, ReferenceSampler
 from chorale.kernels.reference.sampling.shared_sampling import SharedSampler
 from chorale.parallel.rank import Rank
 from chorale.runtime.device import Device
+from chorale.runtime.sampling.batch import SamplingBatch
 from chorale.runtime.sampling.grammar import Masks
 from chorale.runtime.sampling.logprobs import (
     Gather,
@@ -40,7 +41,6 @@ from chorale.runtime.sampling.logprobs import (
     gather_logprobs,
     shared_logprobs,
 )
-from chorale.runtime.steps.batch import SamplingBatch
 
 NO_TOKEN, FORBIDDEN = NO_FINITE_LOGITS, NOTHING_ALLOWED
 # Of the o200k_harmony vocabulary: special ids without a meaning, and what the embedding is padded with.

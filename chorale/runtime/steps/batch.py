@@ -4,60 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
-from chorale.runtime.drafts.places import DraftTensors, SampledPlaces
-from chorale.runtime.sampling.logits_processors import LogitsProcessors
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingBatch:
-    """The sampling inputs of N tokens: one for each sampled row, 1 + K for a row with a draft of K.
-
-    Host arrays show which work a row needs, so that the rest can be skipped; the device computes with the
-    tensors. ``positions`` are those of the tokens to be sampled.
-    """
-
-    rows: npt.NDArray[np.int32]  # [N] device row
-    positions: npt.NDArray[np.int64]  # [N]
-    greedy: npt.NDArray[np.bool_]  # [N]
-    filtered: npt.NDArray[np.bool_]  # [N, 3] uses top_k, top_p, min_p
-    top_ks: npt.NDArray[np.int32]  # [N]; 0 when off
-    num_logprobs: npt.NDArray[np.int32]  # [N] alternatives; -1: none wanted
-    processors: dict[int, LogitsProcessors]  # by place in the batch
-    row_index: torch.Tensor  # [N] int64, the same as rows
-    keys: torch.Tensor  # [N, 2] int32, see noise.py
-    temperature: torch.Tensor  # [N] float32; 0 for greedy rows
-    top_k: torch.Tensor  # [N] float32; the vocabulary's size when off
-    top_p: torch.Tensor  # [N] float32; 1 when off
-    min_p: torch.Tensor  # [N] float32; 0 when off
-    early_stops: torch.Tensor  # [N, EARLY_STOPS] int32, see SamplingInputs
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def at(self, places: npt.NDArray[np.int64], index: torch.Tensor) -> SamplingBatch:
-        """Some rows of it; ``index`` is ``places`` [M] int64 on the device."""
-        return SamplingBatch(
-            rows=self.rows[places],
-            positions=self.positions[places],
-            greedy=self.greedy[places],
-            filtered=self.filtered[places],
-            top_ks=self.top_ks[places],
-            num_logprobs=self.num_logprobs[places],
-            processors={
-                new: self.processors[old] for new, old in enumerate(places.tolist()) if old in self.processors
-            },
-            row_index=self.row_index[index],
-            keys=self.keys[index],
-            temperature=self.temperature[index],
-            top_k=self.top_k[index],
-            top_p=self.top_p[index],
-            min_p=self.min_p[index],
-            early_stops=self.early_stops[index],
-        )
+from chorale.runtime.sampling.batch import SamplingBatch
+from chorale.runtime.steps.places import DraftTensors, SampledPlaces
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from chorale.engine.types import CacheGroup, StepPlan
-from chorale.kernels.draft_steps import DRAFT, LAST, DraftRowState
-from chorale.kernels.ops import EARLY_STOPS, AttentionMeta, ForwardBatch
+from chorale.engine.types import DRAFT, EARLY_STOPS, CacheGroup, StepPlan
+from chorale.kernels.draft_steps import LAST, DraftRowState
+from chorale.kernels.ops import AttentionMeta, ForwardBatch
 from chorale.runtime.device import Device
-from chorale.runtime.drafts.places import DraftTensors, sampled_places
+from chorale.runtime.sampling.batch import SamplingBatch
 from chorale.runtime.sampling.row_state import RowSamplingState
-from chorale.runtime.steps.batch import PromptLogprobs, SamplingBatch, StepBatch
+from chorale.runtime.steps.batch import PromptLogprobs, StepBatch
+from chorale.runtime.steps.places import DraftTensors, sampled_places
 
 Int32 = npt.NDArray[np.int32]
 

@@ -19,16 +19,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from chorale.engine.types import StepPlan
+from chorale.engine.types import EARLY_STOPS, StepPlan
 from chorale.kernels.draft_steps import VerifyBatch
-from chorale.kernels.ops import (
-    EARLY_STOPS,
-    AttentionMeta,
-    DecodeInputs,
-    DecodeState,
-    ForwardBatch,
-    SamplingInputs,
-)
+from chorale.kernels.ops import AttentionMeta, DecodeInputs, DecodeState, ForwardBatch, SamplingInputs
 from chorale.model.gpt_oss import GptOss
 from chorale.runtime.device import Device
 from chorale.runtime.sampling.row_state import RowSamplingState

@@ -16,9 +16,8 @@ import numpy as np
 import torch
 
 from chorale.engine.types import IntArray, StepPlan
-from chorale.model.gpt_oss import GptOss
+from chorale.model.gpt_oss import AuxStates, GptOss
 from chorale.runtime.device import Device
-from chorale.runtime.drafts.head_runner import HeadRunner
 from chorale.runtime.sizing.graph_sizes import MIXED_ROWS, MIXED_TOKENS, pick
 from chorale.runtime.steps.buffers import Buffers, appends_of
 
@@ -62,10 +61,11 @@ class MixedGraphRunner:
         kv: Sequence[torch.Tensor],
         buffers: Buffers,
         longest: int,
-        head: HeadRunner | None = None,
+        aux_states: Callable[[int], AuxStates] | None = None,
     ) -> None:
         """``longest``: tokens of the longest sequence. No larger step is captured, because a dummy row may
-        have to compute all of it; 0: none is captured. The dummy rows have the pool's last block alone.
+        have to compute all of it; 0: none is captured. ``aux_states`` allocates the head's inputs for so many
+        tokens. The dummy rows have the pool's last block alone.
         """
         self._device, self._model, self._kv, self._buffers = device, model, kv, buffers
         self._longest, self._dummy_block = longest, kv[0].shape[0] - 1
@@ -76,7 +76,8 @@ class MixedGraphRunner:
         room = sum(self._lengths(tokens, MIXED_ROWS[-1]))
         self._inputs = torch.zeros(room, dtype=torch.int32, device=target)
         self._hidden = torch.zeros(tokens, model.config.hidden_size, device=target)
-        self.aux = None if head is None else head.aux_states(tokens)  # of the step that ran last
+        # Of the step that ran last, for the draft head.
+        self.aux = None if aux_states is None else aux_states(tokens)
 
     @property
     def num_graphs(self) -> int:

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from chorale.engine.types import ALL_FORBIDDEN, IntArray, StepPlan, StepResult, TokenLogprobs
-from chorale.kernels.draft_steps import REJECTED
+from chorale.engine.types import ALL_FORBIDDEN, REJECTED, IntArray, StepPlan, StepResult, TokenLogprobs
 from chorale.runtime.device import Arrays
-from chorale.runtime.drafts.places import SampledPlaces
 from chorale.runtime.sampling.logprobs import LogprobTensors, to_records
 from chorale.runtime.sampling.sampler import FORBIDDEN, NO_TOKEN
+from chorale.runtime.steps.places import SampledPlaces
 
 BAD_LOGITS = "the model gave no finite logits for this sequence"
 

@@ -35,7 +35,7 @@ from chorale.serve.engine.ranks import Place, exchange_of, note_poorest, note_sl
 if TYPE_CHECKING:
     import torch
 
-    from chorale.kernels.triton.precompile.compiler import Precompiler
+    from chorale.kernels.ops import Precompiler
 
 
 class Phases:

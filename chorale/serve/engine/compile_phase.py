@@ -31,7 +31,7 @@ from chorale.runtime.warmup.dry_run import (
 from chorale.runtime.warmup.plans import drafting_plan, eager_plans, masked_plans
 
 if TYPE_CHECKING:
-    from chorale.kernels.triton.precompile.compiler import Precompiler
+    from chorale.kernels.ops import Precompiler
 
 logger = logging.getLogger(__name__)
 # The code that decides which kernels are launched, and how.

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from chorale.config.engine import EngineConfig
 from chorale.config.speculative import MOST_DRAFT_TOKENS, SpeculativeConfig
-from chorale.engine.drafter import Drafter
 from chorale.engine.drafts.head import HeadDrafter
 from chorale.engine.drafts.ngram import NgramDrafter
 from chorale.engine.drafts.suffix import SuffixDrafter
+from chorale.engine.scheduling.scheduler import PlanningDrafter
 from chorale.kernels.ops import Ops
 from chorale.model.config import ModelConfig
 from chorale.model.draft.config import published_head
@@ -32,7 +32,7 @@ from chorale.runtime.sizing.resolve import Resolved
 CACHED_TOKENS = 65_536  # of answers that ended, for each cache_salt
 
 
-def make_drafter(config: SpeculativeConfig | None) -> Drafter | HeadDrafter | None:
+def make_drafter(config: SpeculativeConfig | None) -> PlanningDrafter | None:
     """Returns the drafter of one engine."""
     if config is None:
         return None

@@ -17,7 +17,7 @@ from typing import Any
 import ray
 from ray.experimental import internal_kv
 
-from chorale.api.operator.metrics import Metrics
+from chorale.api.telemetry.metrics import Metrics
 from chorale.client.remote import RemoteClient
 from chorale.config.engine import EngineConfig
 from chorale.serve.bootstrap import configured_secret

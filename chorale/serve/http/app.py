@@ -13,9 +13,9 @@ from pathlib import Path
 from chorale.api.app import create_app
 from chorale.api.http.middleware import HttpMiddleware
 from chorale.api.listening import Stop
-from chorale.api.operator.metrics import Metrics
 from chorale.api.responses.background.recovery import recovery
 from chorale.api.state import ServerState
+from chorale.api.telemetry.metrics import Metrics
 from chorale.client.base import EngineClient
 from chorale.client.remote import RemoteClient
 from chorale.client.replicas import ReplicaClient

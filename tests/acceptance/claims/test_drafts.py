@@ -11,8 +11,8 @@ import pytest
 from chorale.config.engine import EngineConfig
 from chorale.config.speculative import SpeculativeConfig
 from chorale.engine.core import EngineCore
-from chorale.engine.drafter import Drafter
 from chorale.engine.drafts.suffix import SuffixDrafter
+from chorale.engine.scheduling.scheduler import PlanningDrafter
 from chorale.engine.types import GenerateRequest, SamplingSpec
 from chorale.harmony.vocab import load_vocabulary
 from chorale.serve.engine.build import build_engine
@@ -38,7 +38,7 @@ COMPLETIONS: list[dict[str, Any]] = [
 
 
 def answers(
-    rounds: int, drafter: Drafter | None = None, **options: Any
+    rounds: int, drafter: PlanningDrafter | None = None, **options: Any
 ) -> tuple[list[list[Any]], EngineCore]:
     """What each round of all requests, sent at once, answers; and the engine that did it."""
 

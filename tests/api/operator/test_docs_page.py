@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from chorale.api.http.auth import DOCS_PATHS
 from chorale.api.openapi import describe, operations
-from chorale.api.operator.docs import PATHS, load
+from chorale.api.operator.docs import load
 from chorale.config.engine import hash_key
 from tests.support.raw_http import call
 from tests.support.scripted import FINAL, playing
@@ -94,7 +95,7 @@ def served(test: Callable[[Server], Awaitable[None]], client: Any = None, **conf
 
 def test_files_come_compressed_or_not_under_a_strict_policy() -> None:
     async def test(server: Server) -> None:
-        for path in PATHS:
+        for path in DOCS_PATHS:
             plain = await call(server.port, "GET", path)
             packed = await call(server.port, "GET", path, None, {"accept-encoding": "br, gzip"})
             assert (plain.status, packed.status) == (200, 200)
@@ -113,13 +114,13 @@ def test_files_come_compressed_or_not_under_a_strict_policy() -> None:
 def test_the_page_names_nothing_elsewhere() -> None:
     text = load("index.html")[0].decode()
     places = re.findall(r'(?:src|href)="([^"]+)"', text)
-    assert set(places) == {"data:,", "openapi.json"} | {path[1:] for path in PATHS if path != "/docs"}
+    assert set(places) == {"data:,", "openapi.json"} | {path[1:] for path in DOCS_PATHS if path != "/docs"}
     assert "<script>" not in text
 
 
 def test_it_is_off_where_it_is_unwanted() -> None:
     async def test(server: Server) -> None:
-        for path in (*PATHS, "/openapi.json"):
+        for path in (*DOCS_PATHS, "/openapi.json"):
             assert (await call(server.port, "GET", path)).status == 404
 
     served(test, disable_docs=True)

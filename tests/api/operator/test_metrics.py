@@ -12,10 +12,10 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from chorale.api.operator.metrics import Metrics
 from chorale.api.telemetry.metered_client import MeteredClient
 from chorale.api.telemetry.metric_names import SLEEP_STATES
 from chorale.api.telemetry.metric_types import Histogram, Series, total
+from chorale.api.telemetry.metrics import Metrics
 from chorale.client.base import EngineInfo
 from chorale.engine.types import EngineStats, GenerateRequest, SamplingSpec, TokenChunk
 from chorale.errors import EngineDeadError, QueueFullError

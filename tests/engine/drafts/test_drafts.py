@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from chorale.engine.core import EngineCore
-from chorale.engine.drafter import Drafter
+from chorale.engine.drafts.planner import HostDrafter
+from chorale.engine.scheduling.scheduler import PlanningDrafter
 from chorale.engine.sequence import Sequence
 from chorale.engine.types import IntArray, StepPlan, StepResult, TokenChunk
 from tests.support.engine.drafters import Oracle
@@ -25,7 +26,7 @@ class Drafted(Engine):
         self.drafter = Oracle(self._future, vocab_size=1000, **drafts)
         self.use(self.drafter)
 
-    def use(self, drafter: Drafter) -> None:
+    def use(self, drafter: PlanningDrafter) -> None:
         self.core = EngineCore(self.limits, self.executor, Ticker(), drafter=drafter)
 
     def _future(self, sequence: Sequence) -> list[int]:
@@ -118,7 +119,7 @@ def test_the_tokens_after_a_stop_id_are_dropped() -> None:
     engine.add("a", 4, max_tokens=12)
     everything = tokens_by_choice(engine.run())["a", 0]
 
-    class Beyond:
+    class Beyond(HostDrafter):
         """Proposes what would follow if the stop id did not end the sequence."""
 
         def propose(self, sequence: Sequence, most: int) -> IntArray:
@@ -197,10 +198,10 @@ def test_nobody_is_preempted_for_a_draft() -> None:
     assert run({"most": 40}) == 0
 
 
-class OnlyFor:
+class OnlyFor(HostDrafter):
     """Another drafter's drafts, for one request."""
 
-    def __init__(self, request_id: str, drafter: Drafter) -> None:
+    def __init__(self, request_id: str, drafter: PlanningDrafter) -> None:
         self._request_id, self._drafter = request_id, drafter
 
     def propose(self, sequence: Sequence, most: int) -> IntArray:

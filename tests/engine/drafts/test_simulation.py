@@ -10,10 +10,10 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from chorale.engine.drafter import Drafter
 from chorale.engine.drafts.head import HeadDrafter
 from chorale.engine.drafts.ngram import NgramDrafter
 from chorale.engine.drafts.suffix import SuffixDrafter
+from chorale.engine.scheduling.scheduler import PlanningDrafter
 from chorale.engine.types import GenerateRequest
 from tests.engine.test_simulation import tight_limits
 from tests.support.engine.drafters import Future, Nonsense, Oracle, restless
@@ -41,11 +41,11 @@ HEAD_CASES = [
 ]
 
 
-def oracle(options: dict[str, Any], future: Future) -> Drafter:
+def oracle(options: dict[str, Any], future: Future) -> PlanningDrafter:
     return Oracle(future, vocab_size=VOCAB, **options)
 
 
-def nonsense(future: Future) -> Drafter:
+def nonsense(future: Future) -> PlanningDrafter:
     return Nonsense(VOCAB, 4)
 
 
@@ -103,7 +103,7 @@ def test_a_head_that_is_switched_on_and_off_changes_nothing(depth: Literal[0, 1]
     check_counts(life, "head")
 
 
-def lookup(kind: str, future: Future) -> Drafter:
+def lookup(kind: str, future: Future) -> PlanningDrafter:
     return NgramDrafter(4, 1, 3) if kind == "ngram" else SuffixDrafter(4, least=1, capacity=256)
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from chorale.kernels.ops import EARLY_STOPS, NO_FINITE_LOGITS, NOTHING_ALLOWED, Allowed, SamplingInputs
+from chorale.engine.types import EARLY_STOPS
+from chorale.kernels.ops import NO_FINITE_LOGITS, NOTHING_ALLOWED, Allowed, SamplingInputs
 from chorale.kernels.reference.sampling.noise import row_keys
 from chorale.kernels.reference.sampling.sampling import ReferenceSampler
 from chorale.kernels.reference.sampling.shared_sampling import make_shared_sampler

@@ -10,18 +10,16 @@ import numpy as np
 import pytest
 import torch
 
+from chorale.engine.types import DRAFT, EARLY_STOPS, REJECTED
 from chorale.kernels.draft_steps import (
-    DRAFT,
     LAST,
     NEW_BLOCKS,
-    REJECTED,
     Accepted,
     DraftPasses,
     DraftRowState,
     VerifyBatch,
     VerifyInputs,
 )
-from chorale.kernels.ops import EARLY_STOPS
 from chorale.kernels.reference.sampling.noise import key_bases, position_keys, row_keys
 from chorale.kernels.reference.sampling.sampling import draft_steps as reference
 from chorale.kernels.triton.sampling import draft_steps as ours

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from chorale.engine.types import RowStart, SamplingSpec
+from chorale.engine.types import EARLY_STOPS, RowStart, SamplingSpec
 from chorale.kernels.ops import (
-    EARLY_STOPS,
     NO_FINITE_LOGITS,
     NOTHING_ALLOWED,
     Allowed,

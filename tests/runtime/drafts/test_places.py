@@ -6,18 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from chorale.engine.drafts import head
-from chorale.engine.types import BoolArray, IntArray, StepPlan
-from chorale.kernels import ops
-from chorale.kernels.draft_steps import REJECTED
-from chorale.runtime.drafts.places import (
-    NO_DRAFT,
-    DraftTensors,
-    SampledPlaces,
-    sampled_places,
-)
+from chorale.engine.types import NO_DRAFT, REJECTED, BoolArray, IntArray, StepPlan
 from chorale.runtime.sampling.sampler import FORBIDDEN
 from chorale.runtime.steps.buffers import query_starts
+from chorale.runtime.steps.places import DraftTensors, SampledPlaces, sampled_places
 from chorale.runtime.steps.results import make_result
 
 VOCAB = 4  # small, so that samples often equal the draft
@@ -61,10 +53,6 @@ def check_result(plan: StepPlan, places: SampledPlaces, tokens: IntArray, kept: 
         assert [token for token in result.token_ids[entry].tolist() if token >= 0] == good
         assert (entry in result.errors) == (good != own)
         assert (entry in result.forbidden) == (FORBIDDEN in own)
-
-
-def test_engine_and_kernels_agree_on_early_stops() -> None:
-    assert head.EARLY_STOPS == ops.EARLY_STOPS
 
 
 @pytest.mark.parametrize("seed", range(200))

@@ -16,13 +16,12 @@ import torch
 
 from chorale.config.engine import EngineConfig
 from chorale.engine.core import EngineCore
-from chorale.engine.types import EngineLimits, SamplingSpec, StepPlan
+from chorale.engine.types import EARLY_STOPS, EngineLimits, SamplingSpec, StepPlan
 from chorale.errors import ConfigError
 from chorale.grammar.constraint import json_schema
 from chorale.grammar.frames import Frames, turn_grammar
 from chorale.harmony.render import ASSISTANT
 from chorale.harmony.vocab import START
-from chorale.kernels.ops import EARLY_STOPS
 from chorale.kernels.reference.ops import REFERENCE_OPS
 from chorale.machine.hardware import Hardware
 from chorale.model.config import ModelConfig

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from chorale.engine.core import EngineCore
-from chorale.engine.drafter import Drafter
 from chorale.engine.drafts.ngram import NgramDrafter
 from chorale.engine.drafts.suffix import SuffixDrafter
+from chorale.engine.scheduling.scheduler import PlanningDrafter
 from chorale.engine.types import GenerateRequest, SamplingSpec
 from tests.support.engine.drafters import Nonsense, knowing
 from tests.support.engine.integrity import check_integrity
@@ -28,7 +28,7 @@ MAX_PROMPT, MAX_TOKENS = 70, 24
 STOPS = (7, 11, 200, 300)
 
 
-def drafters(seed: int, vocab_size: int, known: Answers) -> dict[str, Callable[[], Drafter]]:
+def drafters(seed: int, vocab_size: int, known: Answers) -> dict[str, Callable[[], PlanningDrafter]]:
     """Every kind of drafter, by name. ``known``: the answers."""
     return {
         "ngram": lambda: NgramDrafter(1 + seed // 3 % 5, 1 + seed % 2, 3),

@@ -9,13 +9,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from chorale.engine.drafts.planner import HostDrafter
 from chorale.engine.sequence import NO_TOKENS, Sequence
 from chorale.engine.types import IntArray
 
 Future = Callable[[Sequence], list[int]]  # the whole output that a sequence will have
 
 
-class Oracle:
+class Oracle(HostDrafter):
     """Knows the output. ``wrong``: how often a token of a draft is another one; ``most``: tokens of a draft,
     drawn for each, from 0 on, if it ``varies``."""
 
@@ -68,7 +69,7 @@ def knowing(answers: Mapping[str, TypingSequence[Answered]], **options: Any) -> 
     return Oracle(future, **options)
 
 
-class Nonsense:
+class Nonsense(HostDrafter):
     """Random tokens, as many as are allowed, up to ``most``."""
 
     def __init__(self, vocab_size: int, most: int, seed: int = 0) -> None:

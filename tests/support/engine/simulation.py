@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from chorale.engine.core import EngineCore
-from chorale.engine.drafter import Drafter
-from chorale.engine.drafts.head import HeadDrafter
+from chorale.engine.scheduling.scheduler import PlanningDrafter
 from chorale.engine.sequence import Sequence
 from chorale.engine.types import (
     EngineLimits,
@@ -54,7 +53,7 @@ class Life:
         limits: EngineLimits,
         *,
         stop_probability: float = 0.04,
-        make_drafter: Callable[[Future], Drafter | HeadDrafter] | None = None,
+        make_drafter: Callable[[Future], PlanningDrafter] | None = None,
     ) -> None:
         """``make_drafter``: gets what tells the output of a sequence."""
         self.limits = limits
@@ -207,7 +206,7 @@ def simulate(
     limits: EngineLimits,
     num_requests: int,
     seed: int,
-    make_drafter: Callable[[Future], Drafter | HeadDrafter] | None = None,
+    make_drafter: Callable[[Future], PlanningDrafter] | None = None,
 ) -> Life:
     """Bursts of arrivals, one abort for every eight requests or so, and the verdict."""
     rng = random.Random(seed)

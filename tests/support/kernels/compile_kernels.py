@@ -20,7 +20,7 @@ from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.experimental.gluon.language import NVMMASharedLayout
 
-from chorale.kernels.ops import EARLY_STOPS
+from chorale.engine.types import EARLY_STOPS
 from chorale.kernels.triton import pages, tuning
 from chorale.kernels.triton.attention import decode as attention
 from chorale.kernels.triton.attention import prefill

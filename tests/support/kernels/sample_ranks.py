@@ -24,7 +24,8 @@ import numpy as np
 import torch
 import torch.multiprocessing as processes
 
-from chorale.kernels.ops import EARLY_STOPS, NO_FINITE_LOGITS, Allowed, SamplingInputs
+from chorale.engine.types import EARLY_STOPS
+from chorale.kernels.ops import NO_FINITE_LOGITS, Allowed, SamplingInputs
 from chorale.kernels.reference.sampling.filters import NEGLIGIBLE, filter_scores
 from chorale.kernels.reference.sampling.noise import row_keys
 from chorale.kernels.reference.sampling.shared_sampling import allowed_of

@@ -15,10 +15,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from chorale.api.http.auth import DOCS_PATHS
+
 if TYPE_CHECKING:
     from chorale.api.state import ServerState  # the command line imports this module, and needs no state
 
-PATHS = ("/docs", "/docs/start.js", "/docs/swagger-ui-bundle.js", "/docs/swagger-ui.css")
 # Swagger UI sets style attributes on SVGs, and its style sheet contains images as data URLs.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; style-src-attr 'unsafe-inline'; img-src data:; "
@@ -30,7 +31,7 @@ _TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
 def routes(state: ServerState) -> list[Route]:
     if state.config.disable_docs:
         return []
-    return [Route(path, partial(serve, path.rpartition("/")[2])) for path in PATHS]
+    return [Route(path, partial(serve, path.rpartition("/")[2])) for path in DOCS_PATHS]
 
 
 async def serve(name: str, request: Request) -> Response:

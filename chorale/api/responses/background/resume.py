@@ -10,9 +10,7 @@ import asyncio
 import json
 import logging
 import zlib
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from chorale.api.http.owner import CALLER
 from chorale.api.responses.background.job import Job
@@ -24,16 +22,6 @@ from chorale.errors import ChoraleError, EngineError, QueueFullError
 from chorale.store.protocol import Claimed, StoreError
 
 logger = logging.getLogger(__name__)
-
-_SECRETS = ("authorization", "headers")  # fields of MCP tools that are not stored
-
-
-def packed_request(data: Mapping[str, Any]) -> bytes | None:
-    """Returns the body of a request as stored for another server, or None if it may not be stored."""
-    tools = data.get("tools") or ()
-    if any(isinstance(tool, Mapping) and any(tool.get(name) for name in _SECRETS) for tool in tools):
-        return None
-    return zlib.compress(json.dumps(data, separators=(",", ":")).encode("utf-8", "surrogatepass"), 1)
 
 
 def _unpacked(request: bytes) -> ResponsesRequest:

@@ -9,8 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from chorale.api.responses.items.client_calls import OUTPUTS, TOOL_LISTS, is_call
-from chorale.api.responses.items.encrypted_content import Compacted, pack, seal, unpack, unseal
-from chorale.api.responses.items.input import item_text
+from chorale.api.responses.items.encrypted_content import (
+    Compacted,
+    compaction_object,
+    pack,
+    unpack,
+    unseal,
+)
+from chorale.api.responses.items.text import item_text
 from chorale.api.responses.items.to_harmony import Group, preambles, split_instructions
 from chorale.api.responses.request import ResponsesRequest
 from chorale.harmony.vocab import Vocabulary
@@ -39,10 +45,6 @@ def _declarations(item: Item) -> StoredItem:
     return StoredItem(
         {"id": item["id"], "type": "additional_tools", "role": "developer", "tools": item["tools"]}
     )
-
-
-def compaction_object(item_id: str, packed: str) -> Item:
-    return {"id": item_id, "type": "compaction", "encrypted_content": seal(packed) if packed else ""}
 
 
 def unanswered(items: Sequence[StoredItem]) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ import zlib
 from dataclasses import dataclass
 
 from chorale.errors import RequestError, invalid
+from chorale.store.protocol import Item
 
 _VERSION = "chorale1."
 MAX_BYTES = 4 * 2**20  # UTF-8 bytes of all such texts in a request: no context window holds more
@@ -84,3 +85,7 @@ def _too_long(path: str) -> RequestError:
         param=path,
         code="string_above_max_length",
     )
+
+
+def compaction_object(item_id: str, packed: str) -> Item:
+    return {"id": item_id, "type": "compaction", "encrypted_content": seal(packed) if packed else ""}

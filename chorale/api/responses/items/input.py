@@ -22,6 +22,7 @@ from chorale.api.responses.items.fields import (
     read_type,
     unsupported_part,
 )
+from chorale.api.responses.items.text import item_text
 from chorale.errors import RequestError, invalid
 from chorale.store.protocol import Item
 
@@ -133,24 +134,6 @@ _PARSERS: dict[str, Callable[[Mapping[str, Any], str], Item]] = {
 
 
 # --------------------------------------------------------------------------- reading parsed items
-
-
-def item_text(item: Item) -> str:
-    """Returns all text of an item; for a call, its arguments."""
-    if client_calls.is_call(item):
-        return client_calls.call_text(item)
-    if item["type"] in client_calls.OUTPUTS:
-        return client_calls.output_text(item)
-    if item["type"] in ("additional_tools", "compaction_trigger"):
-        return ""
-    if item["type"] == "compaction":
-        return unseal(item["encrypted_content"], "encrypted_content") or ""
-    if item["type"] in built_in_items.BUILT_IN_INPUT:
-        return built_in_items.built_in_text(item)
-    parts = (
-        (item.get("content") or item.get("summary") or []) if item["type"] == "reasoning" else item["content"]
-    )
-    return "".join(part["refusal"] if part["type"] == "refusal" else part["text"] for part in parts)
 
 
 def same_output(stored: Item, given: Item) -> bool:

@@ -10,8 +10,8 @@ from chorale.api.logprobs import LogprobsWriter
 from chorale.api.reasoning_tokens import write_reasoning
 from chorale.api.responses.items.built_in import built_in_object
 from chorale.api.responses.items.client_calls import call_object
-from chorale.api.responses.items.compaction import compaction_object
-from chorale.api.responses.prepare import Prepared
+from chorale.api.responses.items.encrypted_content import compaction_object
+from chorale.api.responses.prepared import Prepared
 from chorale.api.responses.request import ResponsesRequest
 from chorale.api.usage import metrics_object
 from chorale.errors import ChoraleError, EngineError, QueueFullError, RequestError

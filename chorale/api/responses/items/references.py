@@ -6,7 +6,8 @@ from chorale.api.http.offload import beside, is_heavy
 from chorale.api.reasoning_tokens import ReasoningReader
 from chorale.api.responses.items.built_in import BUILT_IN_INPUT
 from chorale.api.responses.items.client_calls import is_call
-from chorale.api.responses.items.input import item_text, same_output
+from chorale.api.responses.items.input import same_output
+from chorale.api.responses.items.text import item_text
 from chorale.api.state import ServerState
 from chorale.errors import NotFoundError
 from chorale.store.protocol import Item, StoredItem

@@ -21,7 +21,7 @@ from chorale.api.responses.items.client_calls import (
     output_message,
 )
 from chorale.api.responses.items.encrypted_content import unpack
-from chorale.api.responses.items.input import item_text
+from chorale.api.responses.items.text import item_text
 from chorale.api.responses.tools import read_functions
 from chorale.errors import ContextLengthError, RequestError
 from chorale.harmony.messages import (

@@ -29,14 +29,12 @@ from chorale.api.http.offload import beside
 from chorale.api.http.responses import error_response
 from chorale.api.http.sse import encode
 from chorale.api.http.websocket import GOING_AWAY
-from chorale.api.operator.models import check_model
 from chorale.api.responses.dialects import dialect_of
-from chorale.api.responses.endpoint import begin
 from chorale.api.responses.request import ResponsesRequest, parse_request
-from chorale.api.responses.run import Run
+from chorale.api.responses.run import Run, begin
 from chorale.api.responses.translate import RenderOptions
 from chorale.api.responses.websocket.lanes import Create, Lanes
-from chorale.api.state import ServerState
+from chorale.api.state import ServerState, check_model
 from chorale.api.telemetry.request_trace import End, begin_request, end_request
 from chorale.api.telemetry.traced_stream import CLIENT_LEFT as DISCONNECTED
 from chorale.errors import ChoraleError, EngineLoadingError, QueueFullError, RequestError, invalid

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from chorale.engine.types import DRAFT, REJECTED
 from chorale.kernels.draft_steps import (
-    DRAFT,
     LAST,
     NEW_BLOCKS,
-    REJECTED,
     Accepted,
     DraftPasses,
     DraftRowState,

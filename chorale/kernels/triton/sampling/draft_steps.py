@@ -9,12 +9,12 @@ import torch
 import triton
 import triton.language as tl
 
+from chorale.engine.types import DRAFT, EARLY_STOPS, REJECTED
 from chorale.kernels import draft_steps
 from chorale.kernels.draft_steps import Accepted, DraftPasses, DraftRowState, VerifyBatch, VerifyInputs
-from chorale.kernels.ops import EARLY_STOPS
 
-_DRAFT, _LAST = tl.constexpr(draft_steps.DRAFT), tl.constexpr(draft_steps.LAST)
-_REJECTED = tl.constexpr(draft_steps.REJECTED)
+_DRAFT, _LAST = tl.constexpr(DRAFT), tl.constexpr(draft_steps.LAST)
+_REJECTED = tl.constexpr(REJECTED)
 # Columns begin where the step's size puts them; kernels are not specialised on that.
 _COLUMNS = ["rows_ptr", "computed_ptr", "num_drafts_ptr", "given_ptr", "first_new_ptr", "new_block_ptr"]
 

@@ -14,7 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
-from chorale.kernels.ops import EARLY_STOPS, SamplingInputs
+from chorale.engine.types import EARLY_STOPS
+from chorale.kernels.ops import SamplingInputs
 
 BLOCK = 1024
 BLOCKS = 4  # of a piece

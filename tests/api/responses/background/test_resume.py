@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from chorale.api.responses.background.resume import Resumer, packed_request
+from chorale.api.responses.background.resume import Resumer
+from chorale.api.responses.request import packed_request
 from chorale.jobs.background import Background
 from chorale.store.protocol import RESTARTED
 from chorale.store.repeats import MAX_ATTEMPTS

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from chorale.api.responses.items.input import item_text, parse_items
+from chorale.api.responses.items.input import parse_items
+from chorale.api.responses.items.text import item_text
 from chorale.api.responses.items.to_harmony import check_outputs, split_instructions, to_groups
 from chorale.errors import RequestError
 from chorale.harmony.messages import Message

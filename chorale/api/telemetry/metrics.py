@@ -27,8 +27,6 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from chorale.api.operator.optional_metrics import collect_drafts, collect_host_tier
-from chorale.api.operator.rank_metrics import collect_ranks
 from chorale.api.telemetry.engine_record import EngineRecord
 from chorale.api.telemetry.metric_names import (
     BY_SERVER,
@@ -39,6 +37,8 @@ from chorale.api.telemetry.metric_names import (
     is_http,
 )
 from chorale.api.telemetry.metric_types import ENGINE_LABELS, Histogram, Labels, Series, total
+from chorale.api.telemetry.optional_metrics import collect_drafts, collect_host_tier
+from chorale.api.telemetry.rank_metrics import collect_ranks
 from chorale.client.base import EngineClient
 from chorale.engine.types import EngineStats
 

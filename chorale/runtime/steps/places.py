@@ -13,10 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from chorale.engine.types import IntArray, StepPlan
-from chorale.kernels.draft_steps import REJECTED
+from chorale.engine.types import NO_DRAFT, REJECTED, IntArray, StepPlan
 
-NO_DRAFT = REJECTED  # unlike any token, and unlike what the sampler gives in place of one
 Places = npt.NDArray[np.int64]
 
 

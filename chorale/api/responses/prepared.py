@@ -1,0 +1,37 @@
+"""Prompt and Prepared: the values between reading a request, its items and running it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from chorale.api.responses.tools import ToolSet
+from chorale.harmony.messages import ReasoningEffort
+from chorale.store.protocol import StoredItem
+from chorale.turns.built_in.open import close_tools
+from chorale.turns.built_in.turn_tools import ApprovedCall, TurnTools
+from chorale.turns.compaction import Compaction
+from chorale.turns.request import TurnRequest
+from chorale.turns.rules import TurnRules
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    token_ids: list[int]
+    tools: ToolSet
+    rules: TurnRules
+    input: tuple[StoredItem, ...]  # this request's items, in their stored form
+    effort: ReasoningEffort
+    history: tuple[StoredItem, ...] = ()  # the items before them
+    built_in: tuple[TurnTools, ...] = ()  # closed by the turn
+    approved: tuple[ApprovedCall, ...] = ()
+    compaction: Compaction | None = None
+
+    async def close(self) -> None:
+        """Closes the tools of a prompt that is not submitted."""
+        await close_tools(self.built_in)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    prompt: Prompt
+    turn: TurnRequest  # its request_id is the response's id
