@@ -85,7 +85,9 @@ async def _scored(
 async def _drawn(server: Server, temperature: float, seed: int, top_k: int) -> Draw:
     tokens = _random(seed, 30)
     fields = {"temperature": temperature, "seed": seed, "top_k": top_k or -1}
-    choice = await _completion(server, tokens, 48, _DRAWN_TOP, top_p=1, min_p=0, **fields)
+    choice = await _completion(
+        server, tokens, 48, _DRAWN_TOP, top_p=1, min_p=0, repetition_penalty=1, **fields
+    )
     return Draw(temperature, seed, top_k, _decoded(choice, len(tokens)))
 
 
