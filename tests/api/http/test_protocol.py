@@ -292,7 +292,7 @@ def test_a_dripped_body_is_408_and_an_idle_one_too() -> None:
 
 def test_a_client_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     from chorale.api.http.responses import EventStream
-    from chorale.serve.http.app import protocol
+    from chorale.serve.http import protocol
 
     monkeypatch.setattr(protocol, "WRITE_TIMEOUT_SECONDS", 0.5)
 

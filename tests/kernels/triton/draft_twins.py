@@ -20,8 +20,8 @@ from chorale.kernels.draft_steps import (
     VerifyBatch,
     VerifyInputs,
 )
+from chorale.kernels.reference.sampling import draft_steps as reference
 from chorale.kernels.reference.sampling.noise import key_bases, position_keys, row_keys
-from chorale.kernels.reference.sampling.sampling import draft_steps as reference
 from chorale.kernels.triton.sampling import draft_steps as ours
 
 assert torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"

@@ -18,9 +18,9 @@ from chorale.kernels.ops import (
     DecodeState,
     SamplingInputs,
 )
+from chorale.kernels.reference.sampling import decode_inputs as reference
 from chorale.kernels.reference.sampling.noise import row_keys
 from chorale.kernels.reference.sampling.sampling import ReferenceSampler
-from chorale.kernels.reference.sampling.sampling import decode_inputs as reference
 from chorale.kernels.triton.sampling.decode_inputs import decode_inputs
 from chorale.kernels.triton.sampling.sample import make_sampler, sample
 from chorale.machine.hardware import Hardware

@@ -194,7 +194,7 @@ def test_whatever_a_kernel_is_made_of_is_among_the_sources() -> None:
     """A change in any of these files must be seen, or a start would skip what it has to compile."""
     package = Path(chorale.__path__[0])
     rooms = {root.relative_to(package).as_posix() for root in SOURCES}
-    assert rooms == {"kernels", "model", "parallel", "runtime", "serve"}
+    assert rooms == {"config", "engine", "kernels", "model", "parallel", "runtime", "serve"}
     kernels = [path for path in package.rglob("*.py") if "import triton" in path.read_text("utf-8")]
     assert len(kernels) > 20
     assert [path for path in kernels if not any(path.is_relative_to(root) for root in SOURCES)] == []
