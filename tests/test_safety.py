@@ -84,7 +84,7 @@ OTHER_MACHINES = {
     "config/options/settings.py": ('"0.0.0.0"', '"::"'),
     "config/options/flags.py": ("tcp://",),  # an example
     "api/http/request_limits.py": ('"0.0.0.0"', '"::"'),  # names in a client's Host header
-    "kv_events.py": ("tcp://",),
+    "config/kv_events.py": ("tcp://",),
     "serve/engine/kv_events/sockets.py": ("tcp://", '"0.0.0.0"', '"::"'),
     "client/wire/curve.py": ("tcp://",),
     "serve/fleet/engine_host.py": ("tcp://",),
