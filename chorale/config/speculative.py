@@ -29,8 +29,8 @@ class SpeculativeConfig:
     suffix_decoding_max_tree_depth: int = 24  # tokens of the longest match
     suffix_decoding_max_cached_requests: int = 10_000  # 0: other answers are not looked up
     suffix_decoding_max_spec_factor: float = 1.0  # draft tokens for each token of the match
-    # (fewest rows, most rows, draft tokens), from 1 row on. Rows between two ranges, or after the last, use
-    # the range before them. Empty: ``num_speculative_tokens`` for up to ``USUAL_ROWS`` rows.
+    # (fewest rows, most rows, draft tokens), from 1 row on. Between two ranges, and after the last, the
+    # preceding range applies. If empty, up to ``USUAL_ROWS`` rows draft ``num_speculative_tokens`` each.
     num_speculative_tokens_per_batch_size: tuple[tuple[int, int, int], ...] = ()
     disable_by_batch_size: int | None = None  # no drafts in steps of at least so many rows
     # Benchmarks only: the share of drafts of which the first 1, 2, ... tokens are accepted, whatever they

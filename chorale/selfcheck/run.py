@@ -59,7 +59,7 @@ async def run_checks(plan: Plan, report: Report) -> list[Outcome]:
 
 
 async def _run_server(plan: Plan, checks: list[Check], note: Report) -> None:
-    """Runs the checks of one server, of which the first is its start. Without it, the others are skipped."""
+    """Starts a server, which is the first check, and runs the others, or skips them if it does not start."""
     if not checks:
         return
     start, *rest = checks

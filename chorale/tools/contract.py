@@ -373,9 +373,10 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class BuiltInRequest:
-    """The requested built-in tools. ``paths``: the field of each, for errors.
+    """The requested built-in tools.
 
-    ``unserved``: tools of types that this server never runs.
+    ``paths``: the request field that asked for each tool, used in errors; ``unserved``: tools of types that
+    this server never runs.
     """
 
     wanted: RequestTools = field(default_factory=RequestTools)

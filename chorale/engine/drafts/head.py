@@ -12,17 +12,16 @@ verifying all of them, because the head writes their keys and values too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
+from chorale.engine.drafts.planner import Grow, by_key
 from chorale.engine.engine_state import EngineState
 from chorale.engine.plan import PlannedDrafts, ScheduledChunk
 from chorale.engine.sequence import NO_TOKENS, Sequence
 from chorale.engine.types import DRAFT, EARLY_STOPS, IntArray
 
-Grow = Callable[[Sequence, int], None]
 _ON_DEVICE = DRAFT - np.arange(64, dtype=np.int32)  # in place of a draft's tokens
 
 
@@ -77,7 +76,7 @@ class HeadDraftPlanner:
             num_spare -= 2 * len(decodes)
         tokens: dict[int, IntArray] = {}
         waiting, making = [], set()
-        for sequence in sorted((engine.running[row] for row in decodes.tolist()), key=_by_key):
+        for sequence in sorted((engine.running[row] for row in decodes.tolist()), key=by_key):
             row, held = sequence.row, len(sequence.blocks.full)
             if not rows.drafts_on_device[row] and engine.is_in_flight(row):
                 waiting.append(row)
@@ -131,7 +130,3 @@ class HeadDraftPlanner:
 
     def _num_slots(self, sequence: Sequence, num_spare: int) -> int:
         return (len(sequence.blocks.full) + max(0, num_spare) // 2) * self._engine.limits.block_size
-
-
-def _by_key(sequence: Sequence) -> tuple[int, int]:
-    return sequence.key

@@ -60,7 +60,7 @@ class DraftPlanner:
             return NO_DRAFTS
         if engine.limits.async_scheduling:
             num_spare -= 2 * len(decodes)  # the next step is planned while the drafts hold their blocks
-        for sequence in sorted((engine.running[row] for row in decodes.tolist()), key=_by_key):
+        for sequence in sorted((engine.running[row] for row in decodes.tolist()), key=by_key):
             if budget < 1:
                 break
             draft = self._propose(sequence, min(most, budget, self._room(sequence, num_spare)))
@@ -89,5 +89,5 @@ class DraftPlanner:
         return min(num_slots - computed - 1, sequence.max_len - computed - 2)
 
 
-def _by_key(sequence: Sequence) -> tuple[int, int]:
+def by_key(sequence: Sequence) -> tuple[int, int]:
     return sequence.key

@@ -55,7 +55,7 @@ WATERMARK = 100  # admissions leave 1/100 of the pool free while anything runs
 BATCH_KEEPS = 8  # admissions of batch work leave 1/8 of rows and pool free, for others to begin at once
 
 
-class DraftPlanner(Protocol):
+class Planner(Protocol):
     """Decides which rows of a step verify drafts, and which get new ones."""
 
     def plan(
@@ -66,7 +66,7 @@ class DraftPlanner(Protocol):
 
 
 class PlanningDrafter(Drafter, Protocol):
-    def planner(self, engine: EngineState, grow: Callable[[Sequence, int], None]) -> DraftPlanner:
+    def planner(self, engine: EngineState, grow: Callable[[Sequence, int], None]) -> Planner:
         """``grow``: gives a sequence blocks for so many tokens and puts them into the plan."""
         ...
 

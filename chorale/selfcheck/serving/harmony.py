@@ -1,4 +1,4 @@
-"""Stop tokens, the token format, tool calls and grammars. They work with any weights."""
+"""Checks of stop tokens, the token format, tool calls and grammars, which hold for any weights."""
 
 from __future__ import annotations
 

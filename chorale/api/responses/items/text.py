@@ -1,4 +1,4 @@
-"""TODO"""
+"""item_text: the text of any item of a conversation."""
 
 from __future__ import annotations
 
