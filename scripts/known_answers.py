@@ -3,8 +3,9 @@
     pip install transformers openai-harmony
     python scripts/known_answers.py
 
-``chorale/selfcheck/device/demo_answers.json``: log-probabilities of the demo by transformers, in float32.
-``chorale/selfcheck/serving/known_tokens.json``: texts and a chat, and their token ids by openai-harmony.
+In ``chorale/measure/selfcheck``:
+``device/demo_answers.json``: log-probabilities of the demo by transformers, in float32.
+``serving/known_tokens.json``: texts and a chat, and their token ids by openai-harmony.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from typing import Any
 import torch
 
 from chorale.harmony.vocab import export_vocabulary
+from chorale.measure.selfcheck.device.answers import LAST, SCALES, STORED
+from chorale.measure.selfcheck.serving.harmony import KNOWN_TOKENS
+from chorale.measure.selfcheck.serving.texts import ENGLISH
 from chorale.model.demo import ensure_demo
-from chorale.selfcheck.device.answers import LAST, SCALES, STORED
-from chorale.selfcheck.serving.harmony import KNOWN_TOKENS
-from chorale.selfcheck.serving.texts import ENGLISH
 
 TEXTS = (
     "<|start|>user<|message|>What is 17 + 25?<|end|>"

@@ -39,7 +39,6 @@ api: client config engine errors grammar harmony ids jobs machine requests store
 serve: api client config engine errors grammar harmony jobs kernels machine model parallel runtime store tools
 serve: tracing
 measure: config engine errors harmony kernels machine model requests runtime serve
-selfcheck: config errors harmony kernels machine model runtime
 llm: client config engine errors grammar harmony machine requests serve tools.contract turns
 """
 ALLOWED: dict[str, set[str]] = {}
@@ -53,7 +52,6 @@ TORCH_FREE = ALLOWED.keys() - {
     "model",
     "parallel",
     "runtime",
-    "selfcheck",
     "serve",
     "testing",
 }

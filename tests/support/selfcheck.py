@@ -16,11 +16,11 @@ from chorale.engine.core import EngineCore
 from chorale.engine.types import GenerateRequest, SamplingSpec
 from chorale.kernels.ops import AttentionMeta, AttentionShape, ExpertTensors, Ops
 from chorale.kernels.reference.ops import REFERENCE_OPS
+from chorale.measure.selfcheck.device.machine import Machine
+from chorale.measure.selfcheck.recorded import Draw, Position, Recording, Sequence
 from chorale.model import gpt_oss
 from chorale.model.checkpoint import Checkpoint
 from chorale.model.config import ModelConfig
-from chorale.selfcheck.device.machine import Machine
-from chorale.selfcheck.recorded import Draw, Position, Recording, Sequence
 from chorale.serve.engine import assemble
 from tests.support.runtime import make_engine
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import httpx2
 
-from chorale.selfcheck.check import Check, Outcome
-from chorale.selfcheck.run import run_one
-from chorale.selfcheck.serving.server import Context, Server, ServerCheck
+from chorale.measure.selfcheck.check import Check, Outcome
+from chorale.measure.selfcheck.run import run_one
+from chorale.measure.selfcheck.serving.server import Context, Server, ServerCheck
 
 Answer = Callable[[str, dict[str, Any]], Any]  # (path, body) -> the JSON of a response, or a response
 

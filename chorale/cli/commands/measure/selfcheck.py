@@ -20,14 +20,14 @@ from chorale.machine.fingerprint import fingerprint
 from chorale.machine.folders import write_whole
 from chorale.machine.platforms import find_platform
 from chorale.machine.signals import signals_as_exceptions
+from chorale.measure.selfcheck.check import Check, Outcome
+from chorale.measure.selfcheck.report import line, summary, to_json
+from chorale.measure.selfcheck.run import Plan, run_checks
+from chorale.measure.selfcheck.serving.server import Context
+from chorale.measure.selfcheck.table import CHECKS, select
 from chorale.model.config import ModelConfig
 from chorale.model.hub import resolve_model
 from chorale.runtime.sizing.memory import SMALL_PARAMETERS
-from chorale.selfcheck.check import Check, Outcome
-from chorale.selfcheck.report import line, summary, to_json
-from chorale.selfcheck.run import Plan, run_checks
-from chorale.selfcheck.serving.server import Context
-from chorale.selfcheck.table import CHECKS, select
 from chorale.serve.private_server import private_process
 from chorale.version import __version__
 

@@ -6,8 +6,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from chorale.selfcheck.check import Outcome
-from chorale.selfcheck.table import CHECKS
+from chorale.measure.selfcheck.check import Outcome
+from chorale.measure.selfcheck.table import CHECKS
 
 SHOWN = {"ok": "OK", "failed": "FAILED", "skipped": "skipped"}
 _CHECKS = {check.name: check for check in CHECKS}

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from chorale.measure.selfcheck.check import Failed, Skipped
+from chorale.measure.selfcheck.device import answers, files
 from chorale.model.config_writer import make_config
 from chorale.model.demo import ensure_demo
-from chorale.selfcheck.check import Failed, Skipped
-from chorale.selfcheck.device import answers, files
 from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.support.device.faults import FAULTS, Array, Fault, plant
 from tests.support.runtime import SIZES

@@ -12,12 +12,12 @@ import torch
 from safetensors.torch import load_file
 
 from chorale.harmony.vocab import load_vocabulary
+from chorale.measure.selfcheck.check import Failed, Found, Skipped
+from chorale.measure.selfcheck.device.machine import Machine
 from chorale.model.config import RopeConfig
 from chorale.model.demo import ARCHIVE, SHA256
 from chorale.model.demo.archive import check_hash
 from chorale.model.demo.shape import demo_config
-from chorale.selfcheck.check import Failed, Found, Skipped
-from chorale.selfcheck.device.machine import Machine
 
 _HASH = re.compile(r"[0-9a-f]{64}|[0-9a-f]{40}")  # sha256 of large files, git's sha1 of small ones
 _SMALL = ("config.json", "generation_config.json", "model.safetensors.index.json")

@@ -17,11 +17,11 @@ import torch
 
 from chorale.kernels.ops import AttentionShape, ForwardBatch, Ops
 from chorale.kernels.reference.ops import rms_norm
+from chorale.measure.selfcheck.check import Failed, Found
+from chorale.measure.selfcheck.device.machine import Machine
+from chorale.measure.selfcheck.device.reference import Reference
+from chorale.measure.selfcheck.device.steps import PagedSequences
 from chorale.model.weights import packed_layers
-from chorale.selfcheck.check import Failed, Found
-from chorale.selfcheck.device.machine import Machine
-from chorale.selfcheck.device.reference import Reference
-from chorale.selfcheck.device.steps import PagedSequences
 
 _TOKENS, _FEW_TOKENS = 384, 160  # above the window, so that it matters
 _ROWS, _FEW_ROWS = (1, 2, 8, 17, 64), (1, 6)

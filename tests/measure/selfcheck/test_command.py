@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from chorale.selfcheck.table import NAMES
+from chorale.measure.selfcheck.table import NAMES
 from tests.support.device.faults import environment
 
 RED = ("answers", "harmony", "sampling", "logprobs")

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from chorale.kernels.reference.sampling.noise import gumbel_noise, row_keys, token_steps
-from chorale.selfcheck.check import Failed, Found, Skipped
-from chorale.selfcheck.recorded import Draw, Recording, Sequence
+from chorale.measure.selfcheck.check import Failed, Found, Skipped
+from chorale.measure.selfcheck.recorded import Draw, Recording, Sequence
 
 _SLACK = 1e-3  # of scores, by rounding
 _SIGMAS = 4.0

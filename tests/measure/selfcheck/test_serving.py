@@ -13,9 +13,9 @@ import pytest
 
 from chorale.harmony import bpe, vocab
 from chorale.harmony.vocab import load_vocabulary
-from chorale.selfcheck.check import Found
-from chorale.selfcheck.serving import harmony, record
-from chorale.selfcheck.serving.server import Context, Server
+from chorale.measure.selfcheck.check import Found
+from chorale.measure.selfcheck.serving import harmony, record
+from chorale.measure.selfcheck.serving.server import Context, Server
 from tests.support.selfcheck_server import Answer, outcome
 
 

@@ -8,10 +8,10 @@ import random
 from typing import Any
 
 from chorale.harmony.vocab import load_vocabulary
-from chorale.selfcheck.check import Failed, Found
-from chorale.selfcheck.recorded import Draw, Position, Sequence
-from chorale.selfcheck.serving.server import Context, Server
-from chorale.selfcheck.serving.texts import ENGLISH
+from chorale.measure.selfcheck.check import Failed, Found
+from chorale.measure.selfcheck.recorded import Draw, Position, Sequence
+from chorale.measure.selfcheck.serving.server import Context, Server
+from chorale.measure.selfcheck.serving.texts import ENGLISH
 
 _WORDS = 199_000  # ordinary tokens
 _TOP = 4  # alternatives at each position

@@ -13,11 +13,11 @@ from typing import IO
 import msgspec
 
 from chorale.config.engine import EngineConfig
-from chorale.selfcheck.check import Check, Outcome
-from chorale.selfcheck.device.process import Order
-from chorale.selfcheck.recorded import Recording
+from chorale.measure.selfcheck.check import Check, Outcome
+from chorale.measure.selfcheck.device.process import Order
+from chorale.measure.selfcheck.recorded import Recording
 
-_COMMAND = (sys.executable, "-m", "chorale.selfcheck.device.process")
+_COMMAND = (sys.executable, "-m", "chorale.measure.selfcheck.device.process")
 _START_SECONDS = 120.0  # importing torch and opening the device, on top of the first check's limit
 _LINE_BYTES = 4 * 2**20
 

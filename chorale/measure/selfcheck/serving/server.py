@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import httpx2
 
-from chorale.selfcheck.check import Failed, Found
-from chorale.selfcheck.recorded import Recording
+from chorale.measure.selfcheck.check import Failed, Found
+from chorale.measure.selfcheck.recorded import Recording
 
 _LOG_SHOWN = 600  # characters of the end of a log
 _POLL = 0.1

@@ -1,4 +1,4 @@
-"""``python -m chorale.selfcheck.device.process``: the child that runs checks on the device.
+"""``python -m chorale.measure.selfcheck.device.process``: the child that runs checks on the device.
 
 Reads an ``Order`` (msgpack) from standard input, and writes an ``Outcome``, a line of JSON, for each check.
 It ends with its parent, which ends it if a check takes too long.
@@ -17,8 +17,8 @@ import msgspec
 
 from chorale.config.engine import EngineConfig
 from chorale.machine.processes import die_with_parent, settle_signals
-from chorale.selfcheck.check import Found, Outcome, Skipped, outcome_of
-from chorale.selfcheck.recorded import Recording
+from chorale.measure.selfcheck.check import Found, Outcome, Skipped, outcome_of
+from chorale.measure.selfcheck.recorded import Recording
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -33,7 +33,7 @@ class Order(msgspec.Struct, frozen=True):
 
 def _checks(recording: Recording) -> dict[str, Callable[[Any], Found]]:
     """Returns the functions of all checks that run here. Imports torch."""
-    from chorale.selfcheck.device import answers, draws, files, logprobs, op_checks
+    from chorale.measure.selfcheck.device import answers, draws, files, logprobs, op_checks
 
     return {
         "shapes": files.check_shapes,
@@ -48,7 +48,7 @@ def _checks(recording: Recording) -> dict[str, Callable[[Any], Found]]:
 
 def _outcomes(order: Order) -> Iterator[Outcome]:
     """Opens device and checkpoint for the first check; if that fails, the others are skipped."""
-    from chorale.selfcheck.device.machine import open_machine
+    from chorale.measure.selfcheck.device.machine import open_machine
 
     checks, machine, fault = _checks(order.recording), None, ""
     for name in order.checks:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from chorale.harmony.vocab import load_vocabulary
-from chorale.selfcheck.check import Failed, Found
-from chorale.selfcheck.serving.server import Context, Server
+from chorale.measure.selfcheck.check import Failed, Found
+from chorale.measure.selfcheck.serving.server import Context, Server
 
 KNOWN_TOKENS = Path(__file__).with_name("known_tokens.json")
 _RETURN, _ENDOFTEXT, _CALL = 200002, 199999, 200012

@@ -14,10 +14,10 @@ import torch
 
 from chorale.kernels import select_ops
 from chorale.kernels.ops import ForwardBatch, Ops
+from chorale.measure.selfcheck.device.machine import Machine
+from chorale.measure.selfcheck.device.steps import PagedSequences
 from chorale.model.gpt_oss import GptOss, LayerWeights, Weights
 from chorale.model.weights import packed_layers
-from chorale.selfcheck.device.machine import Machine
-from chorale.selfcheck.device.steps import PagedSequences
 
 _BLOCK_SIZE = 16
 _HEAD_ROWS = 16_384  # of the output matrix at once

@@ -13,11 +13,11 @@ from pathlib import Path
 import torch
 
 from chorale.errors import ChoraleError
+from chorale.measure.selfcheck.check import Failed, Found, Skipped
+from chorale.measure.selfcheck.device.files import is_demo
+from chorale.measure.selfcheck.device.machine import Machine
+from chorale.measure.selfcheck.device.reference import Reference
 from chorale.model.demo import ensure_demo
-from chorale.selfcheck.check import Failed, Found, Skipped
-from chorale.selfcheck.device.files import is_demo
-from chorale.selfcheck.device.machine import Machine
-from chorale.selfcheck.device.reference import Reference
 
 STORED = Path(__file__).with_name("demo_answers.json")
 # Of the embedding. The small one has squares of the size of the norm's epsilon, which 1 does not show.

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from chorale.selfcheck.check import Failed, Found, Skipped
-from chorale.selfcheck.device.machine import Machine
-from chorale.selfcheck.device.reference import Reference
-from chorale.selfcheck.recorded import Position, Recording, Sequence
+from chorale.measure.selfcheck.check import Failed, Found, Skipped
+from chorale.measure.selfcheck.device.machine import Machine
+from chorale.measure.selfcheck.device.reference import Reference
+from chorale.measure.selfcheck.recorded import Position, Recording, Sequence
 
 Floats = npt.NDArray[np.float64]
 

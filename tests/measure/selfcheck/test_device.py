@@ -16,19 +16,19 @@ from chorale.kernels.reference import ops as reference_ops
 from chorale.kernels.reference.ops import REFERENCE_OPS
 from chorale.kernels.reference.sampling import sampling as reference_sampling
 from chorale.kernels.reference.sampling.sampling import ReferenceSampler
+from chorale.measure.selfcheck.check import Failed
+from chorale.measure.selfcheck.device import draws as draws_module
+from chorale.measure.selfcheck.device.answers import check_answers
+from chorale.measure.selfcheck.device.draws import check_draws
+from chorale.measure.selfcheck.device.logprobs import check_logprobs, named_tokens
+from chorale.measure.selfcheck.device.op_checks import check_ops
+from chorale.measure.selfcheck.device.reference import Reference
+from chorale.measure.selfcheck.recorded import Position, Recording, Sequence
 from chorale.model import gpt_oss
 from chorale.model.config_writer import make_config
 from chorale.model.demo import ensure_demo
 from chorale.model.gpt_oss import GptOss
 from chorale.model.weights import load_weights
-from chorale.selfcheck.check import Failed
-from chorale.selfcheck.device import draws as draws_module
-from chorale.selfcheck.device.answers import check_answers
-from chorale.selfcheck.device.draws import check_draws
-from chorale.selfcheck.device.logprobs import check_logprobs, named_tokens
-from chorale.selfcheck.device.op_checks import check_ops
-from chorale.selfcheck.device.reference import Reference
-from chorale.selfcheck.recorded import Position, Recording, Sequence
 from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.support.device.paged import PagedRunner
 from tests.support.runtime import SIZES, write_checkpoint

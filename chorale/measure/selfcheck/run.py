@@ -11,10 +11,10 @@ import httpx2
 
 from chorale.config.engine import EngineConfig
 from chorale.errors import ChoraleError
-from chorale.selfcheck.check import Check, Failed, Outcome, outcome_of
-from chorale.selfcheck.child import device_outcomes
-from chorale.selfcheck.serving import harmony, record
-from chorale.selfcheck.serving.server import Context, Server, ServerCheck, StartServer, client_of
+from chorale.measure.selfcheck.check import Check, Failed, Outcome, outcome_of
+from chorale.measure.selfcheck.child import device_outcomes
+from chorale.measure.selfcheck.serving import harmony, record
+from chorale.measure.selfcheck.serving.server import Context, Server, ServerCheck, StartServer, client_of
 
 _SERVER_CHECKS: dict[str, ServerCheck] = {
     "harmony": harmony.check_harmony,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from chorale.errors import ConfigError, install_hint
-from chorale.selfcheck.check import Check, Place
+from chorale.measure.selfcheck.check import Check, Place
 
 _REPORT = "report it, with the output of --json"
 

@@ -16,13 +16,13 @@ import pytest
 from chorale.cli.main import main
 from chorale.config.engine import EngineConfig
 from chorale.errors import ConfigError
-from chorale.selfcheck import child
-from chorale.selfcheck.check import Check, Failed, Outcome, Skipped, outcome_of
-from chorale.selfcheck.recorded import Recording
-from chorale.selfcheck.report import line, summary, to_json
-from chorale.selfcheck.table import CHECKS, NAMES, select
+from chorale.measure.selfcheck import child
+from chorale.measure.selfcheck.check import Check, Failed, Outcome, Skipped, outcome_of
+from chorale.measure.selfcheck.recorded import Recording
+from chorale.measure.selfcheck.report import line, summary, to_json
+from chorale.measure.selfcheck.table import CHECKS, NAMES, select
 
-DOCS = Path(__file__).parents[2] / "docs" / "evaluation.md"
+DOCS = Path(__file__).parents[3] / "docs" / "evaluation.md"
 
 
 def test_selection() -> None:
@@ -119,9 +119,9 @@ def test_nothing_is_left_when_the_command_is_killed(tmp_path: Path) -> None:
 PARENT = """
 import asyncio
 from chorale.config.engine import EngineConfig
-from chorale.selfcheck import child
-from chorale.selfcheck.recorded import Recording
-from chorale.selfcheck.table import CHECKS
+from chorale.measure.selfcheck import child
+from chorale.measure.selfcheck.recorded import Recording
+from chorale.measure.selfcheck.table import CHECKS
 kernels = next(check for check in CHECKS if check.name == "kernels")
 start = asyncio.create_subprocess_exec
 async def started(*command, **options):
