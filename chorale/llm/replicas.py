@@ -26,7 +26,7 @@ from chorale.config.engine import EngineConfig
 from chorale.engine.types import SEED_BITS, EngineStats, GenerateRequest, TokenChunk
 from chorale.errors import ConfigError, EngineDeadError
 from chorale.llm.engine import Take, quiet_collector
-from chorale.serve.bootstrap import EngineStart, configured_secret, make_directory
+from chorale.serve.bootstrap import EngineStart, configured_secret, make_directory, replicate
 from chorale.serve.engine_monitor import EngineMonitor
 from chorale.serve.logs import LogOptions
 
@@ -159,8 +159,6 @@ class ReplicaEngine:
             raise self._error
 
     async def _serve(self) -> None:
-        from chorale.serve.supervisor import replicate  # imports the HTTP server
-
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         with make_directory() as directory:
             start = EngineStart(

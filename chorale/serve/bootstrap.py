@@ -7,7 +7,9 @@ Sockets are in a directory with mode 0700, so no other user can connect.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
+import secrets
 import socket
 import stat
 import tempfile
@@ -22,6 +24,7 @@ from chorale.client.wire.messages import DECODE_ERRORS, EngineAddress, local_add
 from chorale.config.engine import EngineConfig, ServerConfig
 from chorale.engine.kv_cache.hashing import shared_secret
 from chorale.errors import ConfigError
+from chorale.machine.devices import replica_environments
 from chorale.machine.folders import Folder, folder_for_sockets, write_whole
 from chorale.machine.processes import HEARTBEAT_TIMEOUT, die_with_parent
 from chorale.serve.logs import LogOptions
@@ -133,6 +136,32 @@ def configured_secret(config: EngineConfig, environment: Mapping[str, str]) -> b
     if (events is not None and events.is_on) or environment.get("CHORALE_PREFIX_SECRET"):
         return shared_secret(environment)
     return b""
+
+
+def replicate(start: EngineStart, count: int) -> tuple[EngineStart, ...]:
+    """Returns the start of each replica: its folder of sockets, which is made, and its devices.
+
+    On a CPU they share its cores and memory. Raises ``ConfigError`` if there are fewer GPUs than they need.
+    """
+    if count == 1:
+        return (start,)
+    environments = replica_environments(start.config, count)
+    config = start.config if environments else dataclasses.replace(start.config, host_share=count)
+    secret, made = start.prefix_secret or secrets.token_bytes(16), []
+    for index in range(count):
+        directory = Path(start.directory, str(index))
+        directory.mkdir(mode=0o700)
+        replica = msgspec.structs.replace(
+            start,
+            directory=str(directory),
+            config=config,
+            name=f"engine-{index}",
+            replica=index,
+            environment=environments[index] if environments else {},
+            prefix_secret=secret,
+        )
+        made.append(replica)
+    return tuple(made)
 
 
 def make_directory() -> Folder:

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from chorale.config.engine import ServerConfig
 from chorale.tracing.context import CURRENT
 
 # C0 and C1 controls, DEL, and Unicode's line and paragraph separators.
@@ -39,6 +40,10 @@ class LogOptions(msgspec.Struct, frozen=True):
     level: str = "info"
     format: Literal["text", "json"] = "text"
     lock: str = ""
+
+    @classmethod
+    def of(cls, server: ServerConfig, lock: str = "") -> LogOptions:
+        return cls(server.log_level, server.log_format, lock)
 
 
 class OneLineFormatter(logging.Formatter):
@@ -151,9 +156,10 @@ def configure_logging(options: LogOptions, process: str = "") -> None:
         handler.setFormatter(OneLineFormatter(f"%(asctime)s %(levelname)s {named}%(name)s: %(message)s"))
     handler.addFilter(ExporterFilter())
     logging.basicConfig(level=options.level.upper(), handlers=[handler])
-    quiet = logging.NOTSET if options.level.lower() == "debug" else logging.WARNING
+    quiet = max(logging.WARNING, logging.getLogger().level)
+    logging.getLogger("uvicorn").setLevel(quiet)
     for name in CHATTY:
-        logging.getLogger(name).setLevel(quiet)
+        logging.getLogger(name).setLevel(logging.NOTSET if options.level.lower() == "debug" else quiet)
 
 
 def share_lock(path: str) -> None:

@@ -13,6 +13,7 @@ import sqlite3
 from pathlib import Path
 
 from chorale.config.engine import DEMO, EngineConfig, ServerConfig
+from chorale.config.model_names import full_name
 from chorale.errors import ChoraleError, ConfigError
 from chorale.machine.devices import check_visible, replica_environments, visible_ids
 from chorale.machine.hardware import Hardware, available_memory, check_gpus
@@ -20,7 +21,7 @@ from chorale.machine.platforms import CUDA, NPU, find_platform
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import SHAPES, make_config
 from chorale.model.demo.shape import demo_config
-from chorale.model.hub import find_folder, has_weights
+from chorale.model.hub import check_family, find_folder, has_weights
 from chorale.runtime.sizing.memory import SMALL_PARAMETERS
 from chorale.runtime.sizing.resolve import check_model, resolve
 from chorale.serve.http.tls import check_tls
@@ -28,6 +29,12 @@ from chorale.store.database.schema import check_format
 from chorale.store.database.sqlite import MEMORY, NO_SPACE
 from chorale.store.store import default_path, is_postgres
 from chorale.tracing.otel import check_endpoint, is_disabled
+
+
+def check_name(config: EngineConfig) -> None:
+    """Raises ``ConfigError`` for a missing folder or another model family."""
+    if config.model != DEMO and find_folder(config.model) is None:
+        check_family(full_name(config.model), revision=config.revision, download_dir=config.download_dir)
 
 
 def check_start(engine: EngineConfig, server: ServerConfig) -> None:

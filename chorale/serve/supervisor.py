@@ -10,20 +10,15 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import os
-import secrets
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import msgspec
-
 from chorale.api.listening import Stop, bind_sockets, stop_signals
 from chorale.config.engine import EngineConfig, ServerConfig
 from chorale.errors import ChoraleError, ConfigError
-from chorale.machine.devices import replica_environments
 from chorale.machine.processes import settle_signals
 from chorale.serve.bootstrap import (
     EXIT_CONFIG,
@@ -34,6 +29,7 @@ from chorale.serve.bootstrap import (
     configured_secret,
     loop_factory,
     make_directory,
+    replicate,
 )
 from chorale.serve.engine_monitor import ENGINE_COMMAND, EngineMonitor, OnStatus
 from chorale.serve.given_up import report_given_up
@@ -105,7 +101,7 @@ def _starts(
     api_key_hashes: Sequence[bytes],
 ) -> tuple[tuple[EngineStart, ...], ApiStart]:
     parent = os.getpid()
-    log = LogOptions(server.log_level, server.log_format, str(directory / LOG_LOCK))
+    log = LogOptions.of(server, str(directory / LOG_LOCK))
     start = EngineStart(
         directory=str(directory),
         config=engine,
@@ -125,32 +121,6 @@ def _starts(
         heartbeat_timeout=2 * engine.heartbeat_timeout,
         log=log,
     )
-
-
-def replicate(start: EngineStart, count: int) -> tuple[EngineStart, ...]:
-    """Returns the start of each replica: its folder of sockets, which is made, and its devices.
-
-    On a CPU they share its cores and memory. Raises ``ConfigError`` if there are fewer GPUs than they need.
-    """
-    if count == 1:
-        return (start,)
-    environments = replica_environments(start.config, count)
-    config = start.config if environments else dataclasses.replace(start.config, host_share=count)
-    secret, made = start.prefix_secret or secrets.token_bytes(16), []
-    for index in range(count):
-        directory = Path(start.directory, str(index))
-        directory.mkdir(mode=0o700)
-        replica = msgspec.structs.replace(
-            start,
-            directory=str(directory),
-            config=config,
-            name=f"engine-{index}",
-            replica=index,
-            environment=environments[index] if environments else {},
-            prefix_secret=secret,
-        )
-        made.append(replica)
-    return tuple(made)
 
 
 class Supervisor:

@@ -71,9 +71,7 @@ def application(settings: Settings) -> Application:
         graceful_shutdown_wait_loop_s=0.5,
     )
     start = api_start(engine, server, [hash_key(key) for key in settings.api_keys], fronts)
-    made: Application = front.bind(
-        engines.bind(engine, name, LogOptions(server.log_level, server.log_format)), start
-    )
+    made: Application = front.bind(engines.bind(engine, name, LogOptions.of(server)), start)
     return made
 
 
@@ -90,7 +88,7 @@ def api_start(
         api_key_hashes=tuple(key_hashes),
         socket_fds=(),
         parent_pid=0,
-        log=LogOptions(server.log_level, server.log_format),
+        log=LogOptions.of(server),
     )
 
 

@@ -82,10 +82,10 @@ def run(arguments: list[str]) -> int:
         return 0
     given, settings = read_options(made, arguments, os.environ)
     _check(given, settings)
-    from chorale.cli.commands.serve.serve import configure_logging
     from chorale.jobs.files import Destination
+    from chorale.serve.logs import LogOptions, configure_logging
 
-    configure_logging(settings.server)
+    configure_logging(LogOptions.of(settings.server))
     destination = Destination.of(given.output_file, given.output_tmp_dir)
     with _local(given.input_file, destination.journal.parent) as path:
         return _run(given, settings, path, destination)
@@ -213,14 +213,13 @@ def _at_engine(given: argparse.Namespace, settings: Settings, batch: FileRun, pr
     from chorale.api.listening import bind_sockets
     from chorale.cli.commands.serve.batch_job import BatchJob
     from chorale.cli.commands.serve.batch_screen import EngineScreen
-    from chorale.cli.commands.serve.serve import check_model
     from chorale.config.options.speculation import check_served
     from chorale.serve import supervisor
-    from chorale.serve.precheck import check_start
+    from chorale.serve.precheck import check_name, check_start
 
     engine, server = settings.engine, settings.server
     check_served(engine, settings.values)
-    check_model(settings)
+    check_name(engine)
     check_start(engine, server)
     for notice in settings.notices:
         say(f"note: {notice}")

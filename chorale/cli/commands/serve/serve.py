@@ -8,16 +8,15 @@ import os
 import sys
 
 from chorale.cli.commands.serve.banner import Screen
-from chorale.config.engine import DEMO, ServerConfig, ToolConfig, hash_key
-from chorale.config.model_names import full_name
+from chorale.config.engine import ToolConfig, hash_key
 from chorale.config.options.help import flag_help, help_topic
 from chorale.config.options.settings import OPEN_ADDRESSES, Settings, merge
 from chorale.config.options.speculation import check_served
 from chorale.errors import ChoraleError, ConfigError
-from chorale.model.hub import check_family, find_folder
-from chorale.serve import logs, supervisor
+from chorale.serve import supervisor
 from chorale.serve.bootstrap import EXIT_CONFIG, EXIT_FAILED
-from chorale.serve.precheck import check_start
+from chorale.serve.logs import LogOptions, configure_logging
+from chorale.serve.precheck import check_name, check_start
 from chorale.tracing import otel
 
 logger = logging.getLogger(__name__)
@@ -34,8 +33,8 @@ def run(arguments: list[str]) -> int:
     check_served(settings.engine, settings.values)
     if settings.server.data_parallel_backend == "ray":
         return on_ray(settings)
-    check_model(settings)
-    configure_logging(settings.server)
+    check_name(settings.engine)
+    configure_logging(LogOptions.of(settings.server))
     if settings.server.log_format == "json":
         return _logged(settings)
     return _serve(settings)
@@ -69,16 +68,9 @@ def on_ray(settings: Settings) -> int:
     """Serves on a Ray cluster, whose machines have the model, the GPUs and the tools."""
     from chorale.serve.fleet import command
 
-    configure_logging(settings.server)
+    configure_logging(LogOptions.of(settings.server))
     notices = [*settings.notices, *warnings(settings)]
     return command.run(settings, lambda line: print(line, flush=True), notices)
-
-
-def check_model(settings: Settings) -> None:
-    """Raises ``ConfigError`` for a missing folder or another model family, before anything starts."""
-    engine = settings.engine
-    if engine.model != DEMO and find_folder(engine.model) is None:
-        check_family(full_name(engine.model), revision=engine.revision, download_dir=engine.download_dir)
 
 
 def find_tools(settings: Settings) -> tuple[str, ...]:
@@ -90,13 +82,6 @@ def find_tools(settings: Settings) -> tuple[str, ...]:
     found = asyncio.run(probe_tools(settings.server.tools, os.environ))
     lines = [f"{name} ({what})" for name, what in found.available.items() if name != "mcp"]
     return (*lines, *(f"{name} is not available: {reason}" for name, reason in found.missing.items()))
-
-
-def configure_logging(server: ServerConfig) -> None:
-    """Logs one line per record to stderr. The table and the banner use stdout, or are records of JSON."""
-    logs.configure_logging(logs.LogOptions(server.log_level, server.log_format))
-    level = getattr(logging, server.log_level.upper())
-    logging.getLogger("uvicorn").setLevel(max(logging.WARNING, level))
 
 
 def warnings(settings: Settings) -> list[str]:
