@@ -156,7 +156,9 @@ async def serve(arguments: argparse.Namespace) -> None:
     state = ServerState(engine, config, vocab, Metrics("paced"), store, ("paced",))
     stop = Stop()
     app = create_app(state)
-    serving = asyncio.create_task(serve_app(app, config, sockets, lambda: announce(sockets[0]), stop=stop))
+    serving = asyncio.create_task(
+        serve_app(app, config, [], sockets, lambda: announce(sockets[0]), stop=stop)
+    )
     await engine.done.wait()
     await asyncio.sleep(0.5)
     stop()

@@ -16,24 +16,27 @@ from chorale.api.http.owner import CALLER
 from chorale.api.operator import docs, health, invocations, models, page, render, tokenize, tokenizer_info
 from chorale.api.state import ServerState
 from chorale.api.telemetry.metered_client import MeteredClient
+from chorale.jobs.service import BatchService
 from chorale.tracing.ignored import HEADER
 
 
-def create_app(state: ServerState, api_key_hashes: Iterable[bytes] = ()) -> HttpMiddleware:
+def create_app(
+    state: ServerState, batches: BatchService | None = None, api_key_hashes: Iterable[bytes] = ()
+) -> HttpMiddleware:
     """Builds the ASGI app of all endpoints.
 
-    ``api_key_hashes``: ``hash_key`` of each key; without any, no key is required. Endpoints receive the
-    engine client wrapped in a ``MeteredClient``.
+    ``batches``: None if the server keeps no files. ``api_key_hashes``: ``hash_key`` of each key; without any,
+    no key is required. Endpoints receive the engine client wrapped in a ``MeteredClient``.
     """
     state.metrics.watch(state.client)
     client = MeteredClient(state.client, state.metrics, lambda: state.owner(CALLER.get()))
     metered = replace(state, client=client)
     hashes = tuple(api_key_hashes)
-    routes = authenticate_routes(all_routes(metered), hashes)
+    routes = authenticate_routes(all_routes(metered, batches), hashes)
     return HttpMiddleware(Routes(routes), metered, bool(hashes), _cors(state))
 
 
-def all_routes(state: ServerState) -> list[BaseRoute]:
+def all_routes(state: ServerState, service: BatchService | None = None) -> list[BaseRoute]:
     """Returns all routes in matching order. A test compares them with the OpenAPI operations."""
     return [
         *render.routes(state),  # before the ids of stored completions
@@ -43,9 +46,9 @@ def all_routes(state: ServerState) -> list[BaseRoute]:
         *invocations.routes(state),
         *responses.routes(state),
         *conversations.routes(state),
-        *files.routes(state),
-        *batches.routes(state),
-        *health.routes(state),
+        *files.routes(state, service),
+        *batches.routes(state, service),
+        *health.routes(state, counts_batches=service is not None),
         *models.routes(state),
         *tokenize.routes(state),
         *tokenizer_info.routes(state),

@@ -9,17 +9,15 @@ from chorale.client.base import EngineClient
 from chorale.client.shares import Shares
 from chorale.config.engine import ServerConfig, owner_name
 from chorale.engine.types import NOBODY, Owner
-from chorale.errors import ModelNotFoundError, NotFoundError
+from chorale.errors import ModelNotFoundError
 from chorale.grammar.checker import GrammarChecker
 from chorale.jobs.background import Background
-from chorale.store.database.sqlite import MEMORY
 from chorale.tracing.context import recording
 from chorale.turns.built_in.open import ToolHost
 
 if TYPE_CHECKING:
     from chorale.api.telemetry.metrics import Metrics
     from chorale.harmony.vocab import Vocabulary
-    from chorale.jobs.service import BatchService
     from chorale.store.store import ResponseStore
     from chorale.tools.contract import ToolService
     from chorale.tracing.context import Tracer
@@ -47,7 +45,6 @@ class ServerState:
     background: Background = field(default_factory=Background)  # responses without a connection
     tools: ToolService | None = None  # the built-in tools, or None if the server has none
     tracer: Tracer | None = None  # None: no traces
-    batches: BatchService | None = None  # files and batches, or None if the server keeps no files
 
     def __post_init__(self) -> None:
         object.__setattr__(
@@ -64,15 +61,6 @@ class ServerState:
             return NOBODY
         name = owner_name(digest)
         return Owner(name, self.config.key_weights.get(name, 1.0))
-
-    def batch_service(self) -> BatchService:
-        """Raises ``NotFoundError`` if the server keeps no files."""
-        if self.batches is None:
-            needed = "--response-store with a file or a PostgreSQL database"
-            if self.store.path != MEMORY:
-                needed = "--batch-storage with a folder or an S3 bucket that all servers share"
-            raise NotFoundError(f"this server keeps no files: it needs {needed}", code="files_disabled")
-        return self.batches
 
     @property
     def background_room(self) -> int:

@@ -38,9 +38,10 @@ class Engine:
 
 
 class BatchRunner:
-    """One per server process. ``watch`` runs as a task all the time; ``close`` ends it.
+    """One per server process. ``run`` runs as a task all the time; ``close`` ends it.
 
-    ``sender(owner)`` sends lines as that owner. ``counted``: see ``BatchWork``.
+    ``woken``, when set, makes it look at the store. ``sender(owner)`` sends lines as that owner.
+    ``counted``: see ``BatchWork``.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class BatchRunner:
         engine: Engine,
         limits: BatchLimits,
         *,
+        woken: asyncio.Event,
         sender: Callable[[bytes], Sender],
         counted: Callable[[int, int], None] = lambda completed, failed: None,
         beat_seconds: float = 2.0,
@@ -61,7 +63,7 @@ class BatchRunner:
         self._slots = Slots(engine.concurrency, MAX_LINES_BYTES)
         self._works: dict[str, BatchWork] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._woken = asyncio.Event()
+        self._woken = woken
         self._leaving = False
         self._problem = ""  # the last logged error of the store
         self._swept = -_SWEEP_SECONDS
@@ -70,11 +72,7 @@ class BatchRunner:
     def num_running(self) -> int:
         return len(self._works)
 
-    def wake(self) -> None:
-        """Looks at the store now: a batch was created or cancelled by this process."""
-        self._woken.set()
-
-    async def watch(self) -> None:
+    async def run(self) -> None:
         """Claims batches and follows what other processes change, until cancelled."""
         while True:
             try:
@@ -172,7 +170,7 @@ class BatchRunner:
         while self._tasks:
             await asyncio.wait(self._tasks.values())
 
-    async def close(self) -> None:
+    async def put_back(self) -> None:
         """Aborts the lines in flight and puts the batches back. Never raises. Idempotent."""
         self._leaving = True
         tasks = list(self._tasks.values())
@@ -183,3 +181,7 @@ class BatchRunner:
             await self._store.batches.release(self._server_id)
         except ChoraleError as error:
             logger.warning("batches could not be left to other servers: %s", error)
+
+    async def close(self) -> None:
+        """Puts the batches back. Never raises."""
+        await self.put_back()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import dataclass, field
 
@@ -9,7 +10,6 @@ from chorale.client.shares import Shares
 from chorale.config.engine import ServerConfig
 from chorale.errors import ConfigError
 from chorale.jobs.contents import Contents, open_contents
-from chorale.jobs.runner import BatchRunner
 from chorale.jobs.work import BatchLimits
 from chorale.store.database.sqlite import MEMORY
 from chorale.store.files import Quota
@@ -24,18 +24,15 @@ NONE = "none"  # --batch-storage none
 
 @dataclass(slots=True)
 class BatchService:
-    """``runner`` is set while the server runs (``chorale.api.batches.lines``)."""
-
     contents: Contents
     quota: Quota
     limits: BatchLimits
     uploads: Shares = field(default_factory=Shares)  # in progress
-    runner: BatchRunner | None = None
+    woken: asyncio.Event = field(default_factory=asyncio.Event)  # the runner waits for it
 
     def wake(self) -> None:
-        """Makes the runner look at the store now."""
-        if self.runner is not None:
-            self.runner.wake()
+        """Makes the runner look at the store now: a batch was created or cancelled by this process."""
+        self.woken.set()
 
 
 def open_service(config: ServerConfig, store: ResponseStore) -> BatchService | None:

@@ -25,7 +25,7 @@ async def main():
     start = ApiStart(
         directory="/nonexistent", server=server, model="m", api_key_hashes=(), socket_fds=(), parent_pid=1
     )
-    async with opened_app(make_client(start), start) as app:
+    async with opened_app(make_client(start), start) as (app, services):
         print(app.state.vocab.__dict__.keys() >= {"_encoder"})
 
 asyncio.run(main())

@@ -30,8 +30,10 @@ from chorale.api.telemetry.metrics import Metrics
 from chorale.client.base import EngineClient
 from chorale.config.engine import ServerConfig, ToolConfig
 from chorale.harmony.vocab import load_vocabulary
-from chorale.jobs.service import open_service
+from chorale.jobs.runner import BatchRunner
+from chorale.jobs.service import BatchService, open_service
 from chorale.serve.http.server import serve_app
+from chorale.serve.http.services import make_services
 from chorale.store.store import ResponseStore, open_store
 from chorale.testing.scripted_client import Script, ScriptedClient
 from chorale.tools.contract import ToolService
@@ -64,6 +66,8 @@ class Server:
     app: HttpMiddleware
     strict: bool = False  # every response that ``post`` reads has the SDK's type
     listening: Listening | None = None
+    batches: BatchService | None = None
+    runner: BatchRunner | None = None  # of a server that does not listen
 
     @property
     def port(self) -> int:
@@ -153,8 +157,7 @@ async def make_state(
     try:
         metrics = Metrics(names[0])
         yield ServerState(
-            client, settings, VOCAB, metrics, kept, names, tools=tool_service, tracer=tracer,
-            batches=open_service(settings, kept),
+            client, settings, VOCAB, metrics, kept, names, tools=tool_service, tracer=tracer
         )  # fmt: skip
     finally:
         await kept.close()
@@ -179,13 +182,18 @@ def probe_app(state: ServerState, handlers: Handlers) -> HttpMiddleware:
 
 
 @contextlib.asynccontextmanager
-async def listening(app: HttpMiddleware, *, drain_grace: float = 0.0) -> AsyncIterator[Listening]:
+async def listening(
+    app: HttpMiddleware, batches: BatchService | None = None, *, drain_grace: float = 0.0
+) -> AsyncIterator[Listening]:
     """The app on a port of its own, or on the socket that its configuration names."""
     config = app.state.config
     sockets = bind_sockets(config)
     port = 0 if config.uds else sockets[0].getsockname()[1]
     stop, ready = Stop(), asyncio.Event()
-    task = asyncio.create_task(serve_app(app, config, sockets, ready.set, stop=stop, drain_grace=drain_grace))
+    serving = serve_app(
+        app, config, make_services(app.state, batches), sockets, ready.set, stop=stop, drain_grace=drain_grace
+    )
+    task = asyncio.create_task(serving)
     await asyncio.wait_for(ready.wait(), PATIENCE)
     try:
         yield Listening(port, stop, task)
@@ -197,13 +205,13 @@ async def listening(app: HttpMiddleware, *, drain_grace: float = 0.0) -> AsyncIt
 
 
 @contextlib.asynccontextmanager
-async def _in_process(app: HttpMiddleware) -> AsyncIterator[None]:
-    """What ``serve_app`` does beside listening."""
+async def _in_process(app: HttpMiddleware, batches: BatchService | None) -> AsyncIterator[BatchRunner | None]:
+    """The services that tests need: the batches run, and background responses end."""
     state = app.state
-    runner = None if state.batches is None else make_runner(state, state.batches)
-    watching = None if runner is None else asyncio.create_task(runner.watch())
+    runner = None if batches is None else make_runner(state, batches)
+    watching = None if runner is None else asyncio.create_task(runner.run())
     try:
-        yield
+        yield runner
     finally:
         if runner is not None and watching is not None:
             await runner.close()
@@ -232,12 +240,13 @@ async def served(
             service = await stack.enter_async_context(real_tools(tools))
             options = {"tools": tools, "tool_service": service, **options}
         state = await stack.enter_async_context(make_state(client, **options))
-        app = create_app(state, keys) if handlers is None else probe_app(state, handlers)
-        found = None
+        batches = open_service(state.config, state.store)
+        app = create_app(state, batches, keys) if handlers is None else probe_app(state, handlers)
+        found = runner = None
         if listens:
-            found = await stack.enter_async_context(listening(app))
+            found = await stack.enter_async_context(listening(app, batches))
         else:
-            await stack.enter_async_context(_in_process(app))
+            runner = await stack.enter_async_context(_in_process(app, batches))
         http = httpx2.AsyncClient(
             transport=httpx2.ASGITransport(app=app),
             base_url="http://localhost",
@@ -248,7 +257,7 @@ async def served(
         sdk = openai.AsyncOpenAI(
             base_url="http://localhost/v1", api_key=api_key, http_client=http, max_retries=0
         )
-        yield Server(http, sdk, state.client, state, app, strict, found)
+        yield Server(http, sdk, state.client, state, app, strict, found, batches, runner)
 
 
 def with_server(

@@ -10,29 +10,31 @@ from starlette.routing import Route
 
 from chorale.api.batches.request import CreateBatch
 from chorale.api.fields import parse
+from chorale.api.files.bound import bind
 from chorale.api.http.auth import owner_of
 from chorale.api.http.responses import json_response, read_as
 from chorale.api.responses.pages import check_names, page_object, read_number
 from chorale.api.state import ServerState
 from chorale.errors import invalid
 from chorale.ids import new_id
+from chorale.jobs.service import BatchService
 from chorale.store.batch_rows import StoredBatch
 
 _PATH = "/v1/batches"
 
 
-def routes(state: ServerState) -> list[Route]:
+def routes(state: ServerState, service: BatchService | None) -> list[Route]:
     one = f"{_PATH}/{{batch_id}}"
+    bound = partial(bind, state, service)
     return [
-        Route(_PATH, partial(create, state), methods=["POST"]),
-        Route(_PATH, partial(list_batches, state), methods=["GET"]),
-        Route(one, partial(retrieve, state), methods=["GET"]),
-        Route(f"{one}/cancel", partial(cancel, state), methods=["POST"]),
+        Route(_PATH, bound(create), methods=["POST"]),
+        Route(_PATH, bound(list_batches), methods=["GET"]),
+        Route(one, bound(retrieve), methods=["GET"]),
+        Route(f"{one}/cancel", bound(cancel), methods=["POST"]),
     ]
 
 
-async def create(state: ServerState, request: Request) -> Response:
-    service = state.batch_service()
+async def create(state: ServerState, service: BatchService, request: Request) -> Response:
     fields = await read_as(request, state.config, partial(parse, CreateBatch))
     rows, after = state.store.batches, fields.output_expires_after
     now = rows.now
@@ -56,15 +58,13 @@ async def create(state: ServerState, request: Request) -> Response:
     return json_response(batch.to_object())
 
 
-async def retrieve(state: ServerState, request: Request) -> Response:
-    state.batch_service()
+async def retrieve(state: ServerState, service: BatchService, request: Request) -> Response:
     found = await state.store.batches.get(request.path_params["batch_id"], owner_of(request))
     return json_response(found.to_object())
 
 
-async def list_batches(state: ServerState, request: Request) -> Response:
+async def list_batches(state: ServerState, service: BatchService, request: Request) -> Response:
     """Lists batches, newest first."""
-    state.batch_service()
     query = request.query_params
     check_names(query, "after", "limit")
     after = query.get("after")
@@ -75,8 +75,7 @@ async def list_batches(state: ServerState, request: Request) -> Response:
     return json_response(page_object([batch.to_object() for batch in batches], has_more))
 
 
-async def cancel(state: ServerState, request: Request) -> Response:
-    service = state.batch_service()
+async def cancel(state: ServerState, service: BatchService, request: Request) -> Response:
     found = await state.store.batches.cancel(request.path_params["batch_id"], owner_of(request))
     service.wake()
     return json_response(found.to_object())

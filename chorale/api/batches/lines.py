@@ -59,7 +59,7 @@ class LineApp:
 
 
 def make_runner(state: ServerState, service: BatchService) -> BatchRunner:
-    """Returns the runner of this process. ``service.runner`` is set to it."""
+    """Returns the runner of this process."""
     app = LineApp(state)
 
     def is_ready() -> bool:
@@ -77,13 +77,13 @@ def make_runner(state: ServerState, service: BatchService) -> BatchRunner:
     def counted(completed: int, failed: int) -> None:
         state.metrics.lines_answered(completed, failed)
 
-    service.runner = BatchRunner(
+    return BatchRunner(
         state.store,
         service.contents,
         state.background.server_id,
         Engine(state.model_names[0], is_ready, concurrency),
         service.limits,
+        woken=service.woken,
         sender=lambda owner: AppSender(app, scope={OWNER: owner}),
         counted=counted,
     )
-    return service.runner

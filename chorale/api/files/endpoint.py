@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from chorale.api.files.bound import bind
 from chorale.api.files.form import Form, FormData, boundary_of
 from chorale.api.files.request import KNOWN_PURPOSES, PURPOSES, read_form
 from chorale.api.http.auth import owner_of
@@ -34,19 +35,19 @@ MAX_UPLOADS = 16  # at once, of a process
 _PATH = UPLOAD_PATH
 
 
-def routes(state: ServerState) -> list[Route]:
+def routes(state: ServerState, service: BatchService | None) -> list[Route]:
     one = f"{_PATH}/{{file_id}}"
+    bound = partial(bind, state, service)
     return [
-        Route(_PATH, partial(create, state), methods=["POST"]),
-        Route(_PATH, partial(list_files, state), methods=["GET"]),
-        Route(one, partial(retrieve, state), methods=["GET"]),
-        Route(one, partial(delete, state), methods=["DELETE"]),
-        Route(f"{one}/content", partial(content, state), methods=["GET"]),
+        Route(_PATH, bound(create), methods=["POST"]),
+        Route(_PATH, bound(list_files), methods=["GET"]),
+        Route(one, bound(retrieve), methods=["GET"]),
+        Route(one, bound(delete), methods=["DELETE"]),
+        Route(f"{one}/content", bound(content), methods=["GET"]),
     ]
 
 
-async def create(state: ServerState, request: Request) -> Response:
-    service = state.batch_service()
+async def create(state: ServerState, service: BatchService, request: Request) -> Response:
     boundary = boundary_of(request.headers.get("content-type", ""))
     owner = state.owner(owner_of(request))
     if not service.uploads.admits(owner, 1, MAX_UPLOADS):
@@ -64,18 +65,18 @@ async def create(state: ServerState, request: Request) -> Response:
         if not await state.store.files.finish(done, state.background.server_id):
             raise StoreError("the upload was interrupted")
     except BaseException:
-        await asyncio.shield(_drop(state, file.id))
+        await asyncio.shield(_drop(state, service, file.id))
         raise
     finally:
         service.uploads.give(owner)
     return json_response(done.to_object())
 
 
-async def _drop(state: ServerState, file_id: str) -> None:
+async def _drop(state: ServerState, service: BatchService, file_id: str) -> None:
     """Ends an upload that failed. No client knows of its content."""
     if await state.store.files.drop(file_id):
         with contextlib.suppress(ContentsError):  # then the housekeeping deletes it
-            await state.batch_service().contents.delete(file_id)
+            await service.contents.delete(file_id)
 
 
 def _described(file: StoredFile, form: FormData, service: BatchService) -> StoredFile:
@@ -89,9 +90,8 @@ def _described(file: StoredFile, form: FormData, service: BatchService) -> Store
     )
 
 
-async def list_files(state: ServerState, request: Request) -> Response:
+async def list_files(state: ServerState, service: BatchService, request: Request) -> Response:
     """Lists files, newest first unless ``order=asc``."""
-    state.batch_service()
     query = request.query_params
     check_names(query, "after", "limit", "order", "purpose")
     order, purpose = query.get("order", "desc"), query.get("purpose")
@@ -108,23 +108,21 @@ async def list_files(state: ServerState, request: Request) -> Response:
     return json_response(page_object([file.to_object() for file in files], has_more))
 
 
-async def retrieve(state: ServerState, request: Request) -> Response:
-    state.batch_service()
+async def retrieve(state: ServerState, service: BatchService, request: Request) -> Response:
     return json_response((await _found(state, request)).to_object())
 
 
-async def delete(state: ServerState, request: Request) -> Response:
-    service = state.batch_service()
+async def delete(state: ServerState, service: BatchService, request: Request) -> Response:
     file_id = request.path_params["file_id"]
     await state.store.files.delete(file_id, owner_of(request))
     service.wake()  # the content is deleted soon
     return json_response({"id": file_id, "object": "file", "deleted": True})
 
 
-async def content(state: ServerState, request: Request) -> Response:
+async def content(state: ServerState, service: BatchService, request: Request) -> Response:
     """Streams the content as fast as the client reads it."""
     file = await _found(state, request)
-    pieces = state.batch_service().contents.read(file.id)
+    pieces = service.contents.read(file.id)
     first = await anext(pieces, b"")  # a storage that fails is a 503, not half an answer
     headers = {
         "content-length": str(file.num_bytes),

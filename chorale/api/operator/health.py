@@ -19,14 +19,14 @@ from chorale.version import __version__
 _STORE_SECONDS = 1.0  # time limit for the store's sizes in a scrape, which otherwise shows the previous ones
 
 
-def routes(state: ServerState) -> list[Route]:
+def routes(state: ServerState, *, counts_batches: bool) -> list[Route]:
     return [
         Route("/health", partial(health, state)),
         Route("/ready", partial(ready, state)),
         Route("/ping", partial(health, state), methods=["GET", "POST"]),
         Route("/version", version),
         Route("/load", partial(load, state)),
-        Route("/metrics", partial(metrics, state)),
+        Route("/metrics", partial(metrics, state, counts_batches)),
     ]
 
 
@@ -87,11 +87,11 @@ async def load(state: ServerState, request: Request) -> Response:
     return json_response({"server_load": state.lifecycle.num_requests - 1})
 
 
-async def metrics(state: ServerState, request: Request) -> Response:
+async def metrics(state: ServerState, counts_batches: bool, request: Request) -> Response:
     with contextlib.suppress(StoreError, TimeoutError):  # a failing disk must not fail the scrape
         async with asyncio.timeout(_STORE_SECONDS):
             stats = await state.store.stats()
-            batches = None if state.batches is None else await state.store.batches.stats()
+            batches = await state.store.batches.stats() if counts_batches else None
         state.metrics.stored(stats)
         if batches is not None:
             state.metrics.batches_stored(batches)

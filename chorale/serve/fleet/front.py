@@ -51,8 +51,8 @@ class Front:
         self._stack.push_async_callback(client.close)
         # The router runs on this event loop, with the fleet, and not in a thread of Ray.
         handle._init(_run_router_in_separate_loop=False)
-        app = await self._stack.enter_async_context(opened_app(client, self._start))
-        await self._stack.enter_async_context(attended(app, server))
+        app, services = await self._stack.enter_async_context(opened_app(client, self._start))
+        await self._stack.enter_async_context(attended(app, services))
         exporter = asyncio.get_running_loop().create_task(export_forever(app.state.metrics.collect_requests))
         self._stack.callback(exporter.cancel)
         return app

@@ -24,7 +24,8 @@ from chorale.errors import ConfigError
 from chorale.harmony.vocab import Vocabulary, VocabularyError, load_vocabulary
 from chorale.jobs.service import open_service
 from chorale.serve.bootstrap import ApiStart
-from chorale.serve.http.server import serve_app
+from chorale.serve.http.server import Service, serve_app
+from chorale.serve.http.services import make_services
 from chorale.store.store import ResponseStore, StoreError, open_store
 from chorale.tools.contract import ToolService
 from chorale.tools.service import start_tools
@@ -45,13 +46,18 @@ def make_client(start: ApiStart) -> RemoteClient | ReplicaClient:
 
 async def serve_http(client: EngineClient, start: ApiStart, sockets: list[socket.socket], stop: Stop) -> None:
     """Serves until ``stop``, a signal, or a failure, then drains. The caller closes ``client``."""
-    async with opened_app(client, start) as app:
-        await serve_app(app, start.server, sockets, stop=stop)
+    async with opened_app(client, start) as (app, services):
+        await serve_app(app, start.server, services, sockets, stop=stop)
 
 
 @contextlib.asynccontextmanager
-async def opened_app(client: EngineClient, start: ApiStart) -> AsyncIterator[HttpMiddleware]:
-    """Yields the app with its tools and its store. Raises ``ConfigError`` if one of them cannot be opened."""
+async def opened_app(
+    client: EngineClient, start: ApiStart
+) -> AsyncIterator[tuple[HttpMiddleware, list[Service]]]:
+    """Yields the app with its tools and its store, and the services that run beside its requests.
+
+    Raises ``ConfigError`` if the tools, the store or the storage of files cannot be opened.
+    """
     try:
         vocab = await asyncio.to_thread(_load_vocabulary)
     except VocabularyError as fault:
@@ -61,7 +67,9 @@ async def opened_app(client: EngineClient, start: ApiStart) -> AsyncIterator[Htt
         logger.warning("the tool %s is not available: %s", name, reason)
     state = await asyncio.to_thread(_make_state, client, start, vocab, tools)  # opens the store
     try:
-        yield create_app(state, start.api_key_hashes)
+        batches = await asyncio.to_thread(open_service, start.server, state.store)
+        app = create_app(state, batches, start.api_key_hashes)
+        yield app, make_services(app.state, batches)
     finally:
         await tools.aclose()
         await state.store.close()
@@ -80,15 +88,13 @@ def _make_state(client: EngineClient, start: ApiStart, vocab: Vocabulary, tools:
     names = start.server.served_model_names or (start.model,)
     log_stats = not start.server.disable_log_stats
     share = Path(start.directory) if start.server.api_server_count > 1 else None
-    store = _open_store(start.server, vocab)
     return ServerState(
         client=client,
         config=start.server,
         vocab=vocab,
         tools=tools,
         metrics=Metrics(names[0], process=start.process, share=share, log_stats=log_stats),
-        store=store,
-        batches=open_service(start.server, store),
+        store=_open_store(start.server, vocab),
         model_names=names,
         tracer=open_tracer(start.server.otlp_traces_endpoint, f"api-{start.process}"),
     )

@@ -43,7 +43,10 @@ class JobFrontend:
         self._client = client = http.make_client(self._start)
         client.start()
         try:
-            async with http.opened_app(client, self._start) as app, server.attended(app, self._start.server):
+            async with (
+                http.opened_app(client, self._start) as (app, services),
+                server.attended(app, services),
+            ):
                 if await self._ready(client):
                     await self._job.run(app)
         finally:

@@ -18,28 +18,25 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from chorale.api.http.request_limits import LocalHosts, is_loopback
 from chorale.api.listening import BACKLOG, Stop, bind_sockets, stop_signals
-from chorale.api.telemetry.throughput import log_throughput
 from chorale.config.engine import ServerConfig
 from chorale.serve.http.protocol import limited_protocol
 from chorale.serve.http.tls import check_tls
 
 if TYPE_CHECKING:
     from chorale.api.http.middleware import HttpMiddleware
-    from chorale.jobs.runner import BatchRunner
 
 logger = logging.getLogger(__name__)
 
 KEEP_ALIVE_SECONDS = 60
 _GRACE_SECONDS = 5.0
 _CUT_SECONDS = 2.0  # time to write the terminal events of cancelled streams
-_SHARE_SECONDS = 1.0
 _TICK_SECONDS = 1.0  # between two dates of answers
 _LOOK_SECONDS = 0.01  # between two looks at the connections of a server that ends
 
@@ -116,9 +113,39 @@ def _local_only(app: HttpMiddleware, config: ServerConfig) -> ASGIApp:
     return app
 
 
+class Service(Protocol):
+    """Work beside the requests of a server process."""
+
+    @property
+    def num_running(self) -> int:
+        """Returns how many pieces of work ``drain`` would wait for."""
+        ...
+
+    async def run(self) -> None:
+        """Runs until it is cancelled."""
+        ...
+
+    def leave(self) -> None:
+        """Begins nothing that another process can do."""
+        ...
+
+    async def drain(self) -> None:
+        """Waits until what is running has ended."""
+        ...
+
+    async def put_back(self) -> None:
+        """Leaves what another process can go on with to others. Never raises."""
+        ...
+
+    async def close(self) -> None:
+        """Ends everything. Never raises."""
+        ...
+
+
 async def serve_app(
     app: HttpMiddleware,
     config: ServerConfig,
+    services: Sequence[Service] = (),
     sockets: Sequence[socket.socket] | None = None,
     on_ready: Callable[[], None] | None = None,
     *,
@@ -137,27 +164,24 @@ async def serve_app(
     listening = list(sockets) if sockets is not None else bind_sockets(config)
     if drain_grace is None:
         drain_grace = 0.0 if config.uds is not None or is_loopback(config.host) else _GRACE_SECONDS
-    background, store = app.state.background, app.state.store
-    with _signals(stop), _tuned_collector(), _quick_switching():
-        serving = asyncio.create_task(server.serve(sockets=listening))
-        helpers = [
-            asyncio.create_task(_announce(server, on_ready)),
-            asyncio.create_task(_drain(app, server, config.shutdown_timeout, drain_grace, stop)),
-            *_attendants(app, config),
-        ]
-        try:
-            await serving
-            await _finish_background(app, config.shutdown_timeout, stop)
-        finally:
-            await _close_batches(app)
-            await background.close(store)
-            for helper in helpers:
-                helper.cancel()
-            await asyncio.gather(*helpers, return_exceptions=True)
-            if (
-                config.api_server_count == 1
-            ):  # otherwise other processes use it, and the supervisor removes it
-                _remove_socket(config)
+    timeout = config.shutdown_timeout
+    with _signals(stop):
+        async with _running(services):
+            serving = asyncio.create_task(server.serve(sockets=listening))
+            helpers = [
+                asyncio.create_task(_announce(server, on_ready)),
+                asyncio.create_task(_drain(app, server, services, timeout, drain_grace, stop)),
+            ]
+            try:
+                await serving
+                await _finish(services, timeout, stop)
+            finally:
+                for helper in helpers:
+                    helper.cancel()
+                await asyncio.gather(*helpers, return_exceptions=True)
+    # Otherwise other processes use it, and the supervisor removes it.
+    if config.api_server_count == 1:
+        _remove_socket(config)
 
 
 @contextlib.asynccontextmanager
@@ -175,45 +199,29 @@ async def listening(
         await asyncio.gather(serving, return_exceptions=True)
 
 
-def _attendants(app: HttpMiddleware, config: ServerConfig) -> list[asyncio.Task[None]]:
-    """Starts what runs beside the requests until it is cancelled."""
-    # Imported here: the supervisor imports this module before it starts the engine, and these import the API.
-    from chorale.api.batches.lines import make_runner
-    from chorale.api.responses.background.resume import Resumer
-
-    background, store = app.state.background, app.state.store
-    found = [
-        asyncio.create_task(_share_metrics(app)),
-        asyncio.create_task(background.watch(store, Resumer(app.state))),
-    ]
-    if (service := app.state.batches) is not None:
-        found.append(asyncio.create_task(make_runner(app.state, service).watch()))
-    if (
-        not config.disable_log_stats and app.state.metrics.process == 0
-    ):  # one process logs for all: each sees the whole engine
-        found.append(asyncio.create_task(log_throughput(app.state.client, config.log_stats_interval)))
-    return found
-
-
 @contextlib.asynccontextmanager
-async def attended(app: HttpMiddleware, config: ServerConfig) -> AsyncIterator[None]:
-    """Serves the app under another program's HTTP server, which listens, drains and stops.
-
-    At the end, background responses that still run go back to the store, where another process finds them.
-    """
-    background, store = app.state.background, app.state.store
-    with _tuned_collector(), _quick_switching():
-        attendants = _attendants(app, config)
+async def attended(app: HttpMiddleware, services: Sequence[Service]) -> AsyncIterator[None]:
+    """Serves the app under another program's HTTP server, which listens, drains and stops."""
+    async with _running(services):
         try:
             yield
         finally:
             app.state.lifecycle.draining = True
-            await _close_batches(app)
-            await background.put_back(store)
-            await background.close(store)
-            for task in attendants:
+
+
+@contextlib.asynccontextmanager
+async def _running(services: Sequence[Service]) -> AsyncIterator[None]:
+    """Runs the services beside the body, and closes them at its end."""
+    with _tuned_collector(), _quick_switching():
+        tasks = [asyncio.create_task(service.run()) for service in services]
+        try:
+            yield
+        finally:
+            for service in services:
+                await service.close()
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*attendants, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _remove_socket(config: ServerConfig) -> None:
@@ -228,11 +236,18 @@ async def _announce(server: uvicorn.Server, on_ready: Callable[[], None] | None)
         on_ready()
 
 
-async def _drain(app: HttpMiddleware, server: _Server, timeout: float, grace: float, stop: Stop) -> None:
+async def _drain(
+    app: HttpMiddleware,
+    server: _Server,
+    services: Sequence[Service],
+    timeout: float,
+    grace: float,
+    stop: Stop,
+) -> None:
     await stop.asked.wait()
     app.state.lifecycle.draining = True
-    if (runner := _runner(app)) is not None:
-        runner.leave()
+    for service in services:
+        service.leave()
     if app.state.lifecycle.num_requests:
         logger.info("draining: %d requests are running", app.state.lifecycle.num_requests)
     await _wait(stop.hurry, grace)
@@ -240,23 +255,20 @@ async def _drain(app: HttpMiddleware, server: _Server, timeout: float, grace: fl
     await _wait(stop.hurry, timeout)
     if app.state.lifecycle.num_requests:
         logger.warning("cancelling %d requests", app.state.lifecycle.num_requests)
-    await app.state.background.put_back(app.state.store)
-    await _close_batches(app)
+    for service in services:
+        await service.put_back()
     await app.state.client.close()  # ends every stream with an error event
     await asyncio.sleep(_CUT_SECONDS)
     server.force_exit = True
 
 
-async def _finish_background(app: HttpMiddleware, timeout: float, stop: Stop) -> None:
-    """Waits for background responses and lines of batches, as long as for requests with a connection."""
-    num_jobs, runner = app.state.background.num_jobs, _runner(app)
-    running = [app.state.background.drain()] if num_jobs else []
-    if runner is not None and runner.num_running:
-        running.append(runner.drain())
-    if not running:
+async def _finish(services: Sequence[Service], timeout: float, stop: Stop) -> None:
+    """Waits for the work of the services, as long as for requests with a connection."""
+    num_running = sum(service.num_running for service in services)
+    if not num_running:
         return
-    logger.info("draining: %d background responses and the lines of batches are running", num_jobs)
-    draining = asyncio.gather(*running)
+    logger.info("draining: %d background responses and batches are running", num_running)
+    draining = asyncio.gather(*(service.drain() for service in services))
     hurry = asyncio.create_task(stop.hurry.wait())
     await asyncio.wait((draining, hurry), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
     draining.cancel()
@@ -264,28 +276,9 @@ async def _finish_background(app: HttpMiddleware, timeout: float, stop: Stop) ->
     await asyncio.gather(draining, hurry, return_exceptions=True)
 
 
-def _runner(app: HttpMiddleware) -> BatchRunner | None:
-    return app.state.batches.runner if app.state.batches is not None else None
-
-
-async def _close_batches(app: HttpMiddleware) -> None:
-    """Leaves the batches to other servers, or the next start of this one."""
-    if (runner := _runner(app)) is not None:
-        await runner.close()
-
-
 async def _wait(event: asyncio.Event, seconds: float) -> None:
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(event.wait(), seconds)
-
-
-async def _share_metrics(app: HttpMiddleware) -> None:
-    while True:
-        try:
-            app.state.metrics.save()
-        except OSError as error:  # a full disk: scrapes of other processes show older numbers
-            logger.warning("the metrics could not be shared: %s", error)
-        await asyncio.sleep(_SHARE_SECONDS)
 
 
 @contextlib.contextmanager

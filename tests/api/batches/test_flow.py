@@ -183,8 +183,7 @@ def test_a_cancelled_batch_has_what_was_answered_and_says_what_was_not(tmp_path:
 def test_a_server_that_drains_leaves_its_batch_to_the_next(tmp_path: Path) -> None:
     async def first(server: Server) -> None:
         batch = await created(server, *map(line, range(40)))
-        assert server.state.batches is not None
-        runner = server.state.batches.runner
+        runner = server.runner
         assert runner is not None
         while len(server.client.requests) < 4:
             await asyncio.sleep(0.005)
@@ -217,8 +216,8 @@ def test_an_expired_batch_says_which_lines_were_not_answered(tmp_path: Path) -> 
             await asyncio.sleep(0.01)
         now = server.store.batches._access.clock
         server.store.batches._access.clock = lambda: now() + 86_401
-        assert server.state.batches is not None
-        server.state.batches.wake()
+        assert server.batches is not None
+        server.batches.wake()
         batch = await ended(server, batch)
         assert batch.status == "expired"
         assert batch.expired_at
@@ -285,9 +284,8 @@ def test_a_deleted_file_is_gone_with_its_content(tmp_path: Path) -> None:
         assert (await server.sdk.files.delete(file.id)).deleted
         with pytest.raises(openai.NotFoundError):
             await server.sdk.files.retrieve(file.id)
-        assert server.state.batches is not None
-        assert server.state.batches.runner is not None
-        await server.state.batches.runner.sweep()
+        assert server.runner is not None
+        await server.runner.sweep()
         assert not list(folder.iterdir())
 
     batched(main, tmp_path)

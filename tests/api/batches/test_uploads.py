@@ -56,15 +56,15 @@ def test_a_malformed_form_is_an_error_and_leaves_nothing(
         assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), answer.text
         assert not (await server.sdk.files.list()).data
         await upload(server, line(1))  # its place in the quota of one file is free again
-        assert server.state.batches is not None
-        assert server.state.batches.uploads.total == 0
+        assert server.batches is not None
+        assert server.batches.uploads.total == 0
 
     batched(main, tmp_path, batch_max_file_bytes=200_000, batch_max_files=1, unknown_fields="refuse")
 
 
 async def uploading(server: Server, count: int) -> None:
-    assert server.state.batches is not None
-    while server.state.batches.uploads.total < count:
+    assert server.batches is not None
+    while server.batches.uploads.total < count:
         await asyncio.sleep(0.01)
 
 

@@ -316,7 +316,7 @@ async def main():
     async with make_state() as state:
         sockets = bind_sockets(state.config)
         ready = lambda: print(sockets[0].getsockname()[1], flush=True)
-        await serve_app(create_app(state), state.config, sockets, ready)
+        await serve_app(create_app(state), state.config, [], sockets, ready)
 
 asyncio.run(main())
 """
