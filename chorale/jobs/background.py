@@ -125,10 +125,10 @@ class Background:
 
     async def _look(self, store: ResponseStore) -> None:
         await self._release_leases(store)
-        servers = await store.background.servers()
+        servers = await store.jobs.servers()
         if self.server_id in servers:
             mine = set(self._jobs)
-            live = await store.background.beat(self.server_id)
+            live = await store.jobs.beat(self.server_id)
             for response_id in mine - live:  # cancelled, deleted or expired by another process
                 job = self._jobs.get(response_id)
                 if job is not None and not job.is_ending:
@@ -146,7 +146,7 @@ class Background:
             num_times = num_times + 1 if known == beat else 1
             self._seen[server_id] = beat, num_times
             if num_times > self._patience:
-                failed = await store.background.expire(server_id, beat)
+                failed = await store.jobs.expire(server_id, beat)
                 logger.warning("a server process is gone; its background responses failed: %s", failed)
 
     async def _resume_waiting(self, resumer: Resumer) -> None:
@@ -220,4 +220,4 @@ class Background:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         with contextlib.suppress(ChoraleError):  # also ends the leases
-            await store.background.expire(self.server_id, None)
+            await store.jobs.expire(self.server_id, None)

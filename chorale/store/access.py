@@ -1,18 +1,25 @@
-"""Access: the writer and reader threads of one database, its bounds, and eviction."""
+"""Access: the writer and reader threads of one database, its bounds, and eviction.
+
+``Rows`` is the base of what has operations on the database: a method marked ``@reads`` or ``@writes`` is
+written as its statements on a thread, with the connection as its first argument, and called as a coroutine.
+"""
 
 from __future__ import annotations
 
+import functools
 import heapq
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from chorale.store.database.connection_thread import LOCK_SECONDS, ConnectionThread, Refusal
 from chorale.store.database.sql import Database
 from chorale.store.responses import totals
 
 Result = TypeVar("Result")
+Given = ParamSpec("Given")
+OfRows = TypeVar("OfRows", bound="Rows")
 
 EVICT_ROWS = 4  # evicted by one write at most, so that no write is slow
 _TIDY_ROWS = 32  # evicted by one statement of ``tidy``
@@ -119,6 +126,41 @@ class Access:
             if rows:
                 db.executemany(f"DELETE FROM {table} WHERE seq = ?", rows)
         return sum(map(len, victims.values()))
+
+
+class Rows:
+    """Operations on some tables. Their coroutines raise ``StoreError`` if the database fails."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    @property
+    def now(self) -> float:
+        return self._access.clock()
+
+
+def reads(
+    statements: Callable[Concatenate[OfRows, Database, Given], Result],
+) -> Callable[Concatenate[OfRows, Given], Coroutine[Any, Any, Result]]:
+    """Runs a method of ``Rows`` on the reader's thread, in one snapshot."""
+
+    @functools.wraps(statements)
+    async def run(self: OfRows, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:
+        return await self._access.read(lambda db: statements(self, db, *args, **kwargs))
+
+    return run
+
+
+def writes(
+    statements: Callable[Concatenate[OfRows, Database, Given], Result],
+) -> Callable[Concatenate[OfRows, Given], Coroutine[Any, Any, Result]]:
+    """Runs a method of ``Rows`` on the writer's thread, in one transaction."""
+
+    @functools.wraps(statements)
+    async def run(self: OfRows, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:
+        return await self._access.write(lambda db: statements(self, db, *args, **kwargs))
+
+    return run
 
 
 def _any_older(db: Database, oldest: float) -> bool:

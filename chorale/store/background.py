@@ -2,21 +2,23 @@
 
 Every change requires ``server_id`` in its WHERE clause. Ending a response sets it to NULL in the same
 transaction, so a response ends once, whether by its owner, a cancellation or the expiry of its server.
+
+A response keeps its request as long as a second attempt cannot contradict the first: no reader has received
+events, and no tool with possible side effects has run. If its server dies or stops meanwhile, it waits for
+another one.
 """
 
 from __future__ import annotations
 
 import json
+import secrets
 import zlib
-from functools import partial
 from typing import Any
 
-from chorale.store import repeats, servers
-from chorale.store.access import Access
-from chorale.store.batch_rows import release_batches
-from chorale.store.conversation_rows import finish_lease, free_all
+from chorale.store.access import Access, Rows, reads, writes
+from chorale.store.conversation_rows import finish_lease
 from chorale.store.database.sql import Database
-from chorale.store.files import end_uploads
+from chorale.store.jobs import WAITING, owned, register, take
 from chorale.store.protocol import RESPONSE_ID, Claimed, EventChunk, EventPage, Lease, Recover, StoredResponse
 from chorale.store.responses import (
     COLUMNS,
@@ -29,13 +31,14 @@ from chorale.store.responses import (
     row_size,
     to_json,
 )
-from chorale.store.servers import owns_more, register
 
+MAX_ATTEMPTS = 2  # bounds how often one response can crash a server
+_MOST_WAITING = 16  # per query
 _PAGE_CHUNKS = 64
 _PAGE_BYTES = 2**16  # rendered by a reader at a time
 
 
-class BackgroundResponses:
+class BackgroundResponses(Rows):
     """Responses that are stored before they end, each owned by one server process.
 
     The status moves forward: queued, in_progress, one final status. If its server dies, a response is
@@ -45,126 +48,122 @@ class BackgroundResponses:
     """
 
     def __init__(self, access: Access, recover: Recover) -> None:
-        self._access = access
+        super().__init__(access)
         self._recover = recover
 
-    async def begin(self, response: StoredResponse, server_id: str, request: bytes | None = None) -> None:
+    @writes
+    def begin(
+        self, db: Database, response: StoredResponse, server_id: str, request: bytes | None = None
+    ) -> None:
         """Stores a queued response. ``request``: returned by ``claim`` on another server, if resumable."""
-        await self._access.write(partial(self._begin, response, server_id, request))
+        register(db, server_id)
+        seq = insert_response(db, response, self.now, server_id)
+        if request is not None:
+            db.execute(
+                "UPDATE responses SET request = ?, num_bytes = num_bytes + ? WHERE seq = ?",
+                (request, len(request), seq),
+            )
+        self._access.evict(db)
 
-    async def append(
-        self, response_id: str, server_id: str, status: str, events: EventChunk, *, repeatable: bool = True
+    @writes
+    def append(
+        self,
+        db: Database,
+        response_id: str,
+        server_id: str,
+        status: str,
+        events: EventChunk,
+        *,
+        repeatable: bool = True,
     ) -> bool:
         """Appends events. ``repeatable`` False: the response may not be resumed from now on."""
-        return await self._access.write(partial(_append, response_id, server_id, status, events, repeatable))
+        row = owned(db, "responses", "seq, status, body", response_id, server_id)
+        if row is None:
+            return False
+        seq, before, body = row
+        if before != status:
+            fresh = to_json({**json.loads(body), "status": status})
+            db.execute("UPDATE responses SET status = ?, body = ? WHERE seq = ?", (status, fresh, seq))
+        _add_events(db, seq, events)
+        if not repeatable:
+            _forget_request(db, seq)
+        return True
 
-    async def settle(self, response_id: str, owner: bytes) -> None:
+    @writes
+    def settle(self, db: Database, response_id: str, owner: bytes) -> None:
         """Makes the response not resumable, before a reader gets its events."""
-        await self._access.write(partial(_settle, response_id, owner))
+        row = _live(db, "seq", response_id, owner)
+        if row is not None:
+            _forget_request(db, row[0])
 
-    async def waiting(self) -> list[tuple[str, str]]:
-        """Returns (id, model) of the responses that wait for a server."""
-        return await self._access.read(repeats.waiting)
+    @reads
+    def waiting(self, db: Database) -> list[tuple[str, str]]:
+        """Returns (id, model) of responses that wait for a server, oldest first."""
+        rows = db.execute(
+            f"SELECT id, body FROM responses WHERE server_id = ? ORDER BY seq LIMIT {_MOST_WAITING}",
+            (WAITING,),
+        )
+        return [(response_id, str(json.loads(body).get("model"))) for response_id, body in rows.fetchall()]
 
-    async def claim(self, response_id: str, server_id: str) -> Claimed | None:
+    @writes
+    def claim(self, db: Database, response_id: str, server_id: str) -> Claimed | None:
         """Takes a waiting response. Returns None if another server did, or if it was deleted."""
+        if not take(db, "responses", response_id, server_id):
+            return None
+        *row, request = owned(db, "responses", f"{COLUMNS}, request", response_id, server_id)
+        response = load(db, row)
+        lease: Lease | None = None
+        if response.conversation_id is not None:
+            found = db.execute(
+                "UPDATE conversations SET server_id = ? WHERE id = ? AND server_id = ? RETURNING lease",
+                (server_id, response.conversation_id, WAITING),
+            ).fetchone()
+            token = found[0] if found is not None else ""  # deleted: nothing will be added to it
+            lease = Lease(response.conversation_id, response.owner, token, response.conversation_end)
+        return Claimed(response, bytes(request), lease)
 
-        def job(db: Database) -> Claimed | None:
-            register(db, server_id)
-            return repeats.claim(db, response_id, server_id)
+    @writes
+    def put_back(self, db: Database, server_id: str, response_id: str | None = None) -> list[str]:
+        """Puts back a claimed response, or at an orderly stop all that can be resumed. Returns their ids.
 
-        return await self._access.write(job)
+        The attempt does not count.
+        """
+        return put_back(db, server_id, response_id)
 
-    async def unclaim(self, response_id: str, server_id: str) -> None:
-        """Returns a claimed response to the queue. The attempt does not count."""
-        await self._access.write(lambda db: repeats.unclaim(db, response_id, server_id))
-
-    async def put_back(self, server_id: str) -> list[str]:
-        """Puts back the server's resumable responses at an orderly stop. Returns their ids."""
-        return await self._access.write(lambda db: repeats.put_back(db, server_id, in_order=True))
-
-    async def finish(
-        self, response: StoredResponse, server_id: str, events: EventChunk, lease: Lease | None = None
+    @writes
+    def finish(
+        self,
+        db: Database,
+        response: StoredResponse,
+        server_id: str,
+        events: EventChunk,
+        lease: Lease | None = None,
     ) -> bool:
-        return await self._access.write(partial(self._finish, response, server_id, events, lease))
+        """Stores the final status, the output and the last events, and ends the lease."""
+        row = owned(db, "responses", "seq", response.id, server_id)
+        if row is None:
+            return False
+        if lease is not None:
+            finish_lease(db, lease, response, self.now)
+        _conclude(db, row[0], response, events)
+        return True
 
-    async def end(self, response_id: str, owner: bytes, status: str) -> StoredResponse | None:
+    @writes
+    def end(self, db: Database, response_id: str, owner: bytes, status: str) -> StoredResponse | None:
         """Ends it from any server as ``cancelled`` or ``failed``. No effect if it has ended."""
         if not RESPONSE_ID.fullmatch(response_id):
             return None
-        return await self._access.write(partial(self._end, response_id, owner, status))
+        row = _live(db, COLUMNS, response_id, owner)
+        if row is not None:
+            _end_lost(db, row, status, self._recover)
+            free_conversations(db)
+        return find_response(db, response_id, owner, self._access.oldest())
 
-    async def events(self, response_id: str, owner: bytes, start: int) -> EventPage | None:
+    @reads
+    def events(self, db: Database, response_id: str, owner: bytes, start: int) -> EventPage | None:
         """Returns events from number ``start``, which must begin a chunk."""
         if not RESPONSE_ID.fullmatch(response_id):
             return None
-        return await self._access.read(partial(self._events, response_id, owner, start))
-
-    async def beat(self, server_id: str) -> set[str]:
-        """Counts a heartbeat. Returns the ids of the server's live responses."""
-        return await self._access.write(partial(_beat, server_id))
-
-    async def servers(self) -> dict[str, int]:
-        """Returns the number of heartbeats of every registered server."""
-        return await self._access.read(servers.beats)
-
-    async def expire(self, server_id: str, beat: int | None) -> list[str]:
-        """Puts back or fails all responses of a dead server, unless its count of heartbeats is not ``beat``.
-
-        Returns the ids of those that failed. A process that stops in order expires itself (``beat`` None).
-        """
-
-        def job(db: Database) -> list[str]:
-            row = db.execute("SELECT beat FROM servers WHERE id = ?", (server_id,)).fetchone()
-            return [] if row is None or beat not in (None, row[0]) else expire(db, server_id, self._recover)
-
-        return await self._access.write(job)
-
-    async def fail(self, server_id: str, response_ids: set[str]) -> None:
-        """Fails responses that the server owns but does not work on."""
-
-        def job(db: Database) -> None:
-            for response_id in response_ids:
-                row = db.execute(
-                    f"SELECT {COLUMNS} FROM responses WHERE id = ? AND server_id = ?",
-                    (response_id, server_id),
-                ).fetchone()
-                if row is not None:
-                    _end_lost(db, row, "failed", self._recover)
-
-        await self._access.write(job)
-
-    # ------------------------------------------------------------------ on the threads
-
-    def _begin(self, response: StoredResponse, server_id: str, request: bytes | None, db: Database) -> None:
-        register(db, server_id)
-        seq = insert_response(db, response, self._access.clock(), server_id)
-        if request is not None:
-            repeats.keep_request(db, seq, request)
-        self._access.evict(db)
-
-    def _finish(
-        self, response: StoredResponse, server_id: str, events: EventChunk, lease: Lease | None, db: Database
-    ) -> bool:
-        seq = _owned(db, response.id, server_id)
-        if seq is None:
-            return False
-        if lease is not None:
-            finish_lease(db, lease, response, self._access.clock())
-        _conclude(db, seq, response, events)
-        return True
-
-    def _end(self, response_id: str, owner: bytes, status: str, db: Database) -> StoredResponse | None:
-        row = db.execute(
-            f"SELECT {COLUMNS} FROM responses WHERE id = ? AND owner = ? AND server_id IS NOT NULL",
-            (response_id, owner),
-        ).fetchone()
-        if row is not None:
-            _end_lost(db, row, status, self._recover)
-            repeats.free_conversations(db)
-        return find_response(db, response_id, owner, self._access.oldest())
-
-    def _events(self, response_id: str, owner: bytes, start: int, db: Database) -> EventPage | None:
         row = db.execute(
             "SELECT seq, server_id, request IS NOT NULL FROM responses"
             " WHERE id = ? AND owner = ? AND used >= ?",
@@ -175,72 +174,88 @@ class BackgroundResponses:
         seq, server_id, repeatable = row
         return EventPage(server_id is not None, bool(repeatable), tuple(_read_events(db, seq, start)))
 
-
-# --------------------------------------------------------------------------- servers
-
-
-def _beat(server_id: str, db: Database) -> set[str]:
-    """Counts a heartbeat. Removes a server that owns nothing, so that idle servers write nothing."""
-    owned = {
-        row[0] for row in db.execute("SELECT id FROM responses WHERE server_id = ?", (server_id,)).fetchall()
-    }
-    if owned or owns_more(db, server_id):
-        db.execute("UPDATE servers SET beat = beat + 1 WHERE id = ?", (server_id,))
-    else:
-        db.execute("DELETE FROM servers WHERE id = ?", (server_id,))
-    return owned
-
-
-def expire(db: Database, server_id: str, recover: Recover) -> list[str]:
-    """Ends a dead server: its responses are put back for another server, or fail; its batches are put back.
-
-    Returns the ids of the responses that failed.
-    """
-    db.execute("DELETE FROM servers WHERE id = ?", (server_id,))
-    repeats.put_back(db, server_id, in_order=False)
-    rows = db.execute(f"SELECT {COLUMNS} FROM responses WHERE server_id = ?", (server_id,)).fetchall()
-    for row in rows:
-        _end_lost(db, row, "failed", recover)
-    free_all(db, server_id)
-    release_batches(db, server_id)
-    end_uploads(db, server_id)
-    return [row[1] for row in rows]
+    @writes
+    def fail(self, db: Database, server_id: str, response_ids: set[str]) -> None:
+        """Fails responses that the server owns but does not work on."""
+        for response_id in response_ids:
+            row = owned(db, "responses", COLUMNS, response_id, server_id)
+            if row is not None:
+                _end_lost(db, row, "failed", self._recover)
 
 
 # --------------------------------------------------------------------------- statements
 
 
-def _owned(db: Database, response_id: str, server_id: str) -> int | None:
-    row = db.execute(
-        "SELECT seq FROM responses WHERE id = ? AND server_id = ?", (response_id, server_id)
+def put_back(
+    db: Database, server_id: str, response_id: str | None = None, *, died: bool = False
+) -> list[str]:
+    """Lets a server's resumable responses, or one of them, wait for another server. Returns their ids.
+
+    ``died``: the server did, and the attempt counts.
+    """
+    rows = db.execute(
+        "SELECT seq, id, body, conversation_id FROM responses WHERE server_id = ? AND id = COALESCE(?, id)"
+        " AND request IS NOT NULL AND attempts + ? < ?",
+        (server_id, response_id, int(died), MAX_ATTEMPTS),
+    ).fetchall()
+    for seq, _, body, conversation_id in rows:
+        _forget_events(db, seq)
+        db.execute(
+            "UPDATE responses SET status = 'queued', body = ?, server_id = ?, attempts = attempts + ?"
+            " WHERE seq = ?",
+            (to_json({**json.loads(body), "status": "queued"}), WAITING, int(died), seq),
+        )
+        # A new token invalidates the old server's.
+        db.execute(
+            "UPDATE conversations SET lease = ?, server_id = ? WHERE id = ? AND server_id = ?",
+            (secrets.token_hex(16), WAITING, conversation_id, server_id),
+        )
+    return [row[1] for row in rows]
+
+
+def fail_all(db: Database, server_id: str, recover: Recover) -> list[str]:
+    """Fails all responses of a dead server. Returns their ids."""
+    rows = db.execute(f"SELECT {COLUMNS} FROM responses WHERE server_id = ?", (server_id,)).fetchall()
+    for row in rows:
+        _end_lost(db, row, "failed", recover)
+    return [row[1] for row in rows]
+
+
+def free_conversations(db: Database) -> None:
+    """Ends the leases of conversations whose waiting response was ended or deleted."""
+    db.execute(
+        "UPDATE conversations SET lease = NULL, server_id = NULL WHERE server_id = ? AND id NOT IN"
+        " (SELECT conversation_id FROM responses WHERE server_id = ? AND conversation_id IS NOT NULL)",
+        (WAITING, WAITING),
+    )
+
+
+def count_live(db: Database) -> int:
+    return int(db.execute("SELECT COUNT(*) FROM responses WHERE server_id IS NOT NULL").fetchone()[0])
+
+
+def _live(db: Database, columns: str, response_id: str, owner: bytes) -> Any:
+    query = f"SELECT {columns} FROM responses WHERE id = ? AND owner = ? AND server_id IS NOT NULL"
+    return db.execute(query, (response_id, owner)).fetchone()
+
+
+def _forget_request(db: Database, seq: int) -> None:
+    db.execute(
+        "UPDATE responses SET num_bytes = num_bytes - length(request), request = NULL"
+        " WHERE seq = ? AND request IS NOT NULL",
+        (seq,),
+    )
+
+
+def _forget_events(db: Database, seq: int) -> None:
+    size, num_chunks = db.execute(
+        "SELECT COALESCE(SUM(length(data)), 0), COUNT(*) FROM events WHERE response_seq = ?", (seq,)
     ).fetchone()
-    return row[0] if row is not None else None
-
-
-def _append(
-    response_id: str, server_id: str, status: str, events: EventChunk, repeatable: bool, db: Database
-) -> bool:
-    row = db.execute(
-        "SELECT seq, status, body FROM responses WHERE id = ? AND server_id = ?", (response_id, server_id)
-    ).fetchone()
-    if row is None:
-        return False
-    seq, before, body = row
-    if before != status:
-        fresh = to_json({**json.loads(body), "status": status})
-        db.execute("UPDATE responses SET status = ?, body = ? WHERE seq = ?", (status, fresh, seq))
-    _add_events(db, seq, events)
-    if not repeatable:
-        repeats.forget_request(db, seq)
-    return True
-
-
-def _settle(response_id: str, owner: bytes, db: Database) -> None:
-    row = db.execute(
-        "SELECT seq FROM responses WHERE id = ? AND owner = ? AND server_id IS NOT NULL", (response_id, owner)
-    ).fetchone()
-    if row is not None:
-        repeats.forget_request(db, row[0])
+    db.execute("DELETE FROM events WHERE response_seq = ?", (seq,))
+    db.execute(
+        "UPDATE responses SET num_bytes = num_bytes - ?, num_events = 0 WHERE seq = ?",
+        (int(size) + num_chunks * (ROW_BYTES // 8), seq),
+    )
 
 
 def _add_events(db: Database, seq: int, events: EventChunk) -> None:
@@ -260,7 +275,7 @@ def _add_events(db: Database, seq: int, events: EventChunk) -> None:
 def _conclude(db: Database, seq: int, response: StoredResponse, events: EventChunk) -> None:
     """Writes the final status, body, output and last events."""
     _add_events(db, seq, events)
-    repeats.forget_request(db, seq)
+    _forget_request(db, seq)
     rows = list(map(item_row, response.output))
     insert_items(db, seq, rows, start=len(response.input), is_output=True)
     db.execute(
@@ -276,10 +291,6 @@ def _end_lost(db: Database, row: tuple[Any, ...], status: str, recover: Recover)
     ended, data, num_events = recover(response, [chunk.data for chunk in chunks], status)
     first = chunks[-1].first + chunks[-1].num_events if chunks else 0
     _conclude(db, row[0], ended, EventChunk(first, num_events, data))
-
-
-def count_live(db: Database) -> int:
-    return int(db.execute("SELECT COUNT(*) FROM responses WHERE server_id IS NOT NULL").fetchone()[0])
 
 
 def _read_events(db: Database, seq: int, start: int, *, whole: bool = False) -> list[EventChunk]:

@@ -9,8 +9,8 @@ from typing import Any
 
 from chorale.errors import NotFoundError
 from chorale.store.database.sql import Database
+from chorale.store.jobs import WAITING, owned
 from chorale.store.responses import to_json
-from chorale.store.servers import WAITING
 
 BATCH_ID = re.compile(r"batch_[0-9a-f]{32}")
 LIVE = ("validating", "in_progress", "finalizing", "cancelling")  # every other status is final
@@ -102,25 +102,20 @@ class Result:
     tokens: Tokens = Tokens()
 
 
-def no_batch(batch_id: str) -> BatchNotFoundError:
-    return BatchNotFoundError(f"no batch with id {batch_id[:128]!r}", param="batch_id")
-
-
-def find_batch(db: Database, batch_id: str, owner: bytes) -> StoredBatch:
-    """Raises ``BatchNotFoundError``."""
-    row = db.execute(
-        f"SELECT {COLUMNS} FROM batches WHERE id = ? AND owner = ?", (batch_id, owner)
-    ).fetchone()
+def find_batch(db: Database, batch_id: str, owner: bytes) -> tuple[int, StoredBatch]:
+    """Returns (row, batch). Raises ``BatchNotFoundError``."""
+    row = None
+    if BATCH_ID.fullmatch(batch_id):
+        query = f"SELECT {COLUMNS} FROM batches WHERE id = ? AND owner = ?"
+        row = db.execute(query, (batch_id, owner)).fetchone()
     if row is None:
-        raise no_batch(batch_id)
-    return load_batch(row)
+        raise BatchNotFoundError(f"no batch with id {batch_id[:128]!r}", param="batch_id")
+    return int(row[0]), load_batch(row)
 
 
 def owned_batch(db: Database, batch_id: str, server_id: str) -> tuple[int, StoredBatch] | None:
     """Returns (row, batch), or None if another server works on it."""
-    row = db.execute(
-        f"SELECT {COLUMNS} FROM batches WHERE id = ? AND server_id = ?", (batch_id, server_id)
-    ).fetchone()
+    row = owned(db, "batches", COLUMNS, batch_id, server_id)
     return None if row is None else (int(row[0]), load_batch(row))
 
 

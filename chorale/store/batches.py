@@ -11,13 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from chorale.errors import ConflictError, QueueFullError, RequestError
-from chorale.store.access import Access
+from chorale.store.access import Rows, reads, writes
 from chorale.store.batch_rows import (
-    BATCH_ID,
     COLUMNS,
     LIVE,
     Result,
@@ -25,17 +23,18 @@ from chorale.store.batch_rows import (
     change_status,
     find_batch,
     load_batch,
-    no_batch,
     owned_batch,
     release_batches,
 )
-from chorale.store.database.sql import Database
+from chorale.store.database.sql import Database, page_start
 from chorale.store.files import StoredFile, find_file, finish_upload, sizes
+from chorale.store.jobs import WAITING, owned, take
 from chorale.store.responses import to_json
-from chorale.store.servers import WAITING, register
 
 MAX_ATTEMPTS = 10  # servers that may die one after the other without a line being answered
 _DELETED = 500  # rows deleted by one write at most
+_SEQ = "SELECT seq FROM batches WHERE id = ?"
+_DONE = "SELECT seq FROM batches WHERE ended IS NOT NULL AND has_results = 1 LIMIT 1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,121 +46,16 @@ class BatchStats:
     num_bytes: int
 
 
-class Batches:
+class Batches(Rows):
     """All batches. Methods of the working server return None or False once it works on the batch no more."""
 
-    def __init__(self, access: Access) -> None:
-        self._access = access
-
-    @property
-    def now(self) -> float:
-        return self._access.clock()
-
-    async def create(self, batch: StoredBatch, served_model: str, max_live: int) -> None:
+    @writes
+    def create(self, db: Database, batch: StoredBatch, served_model: str, max_live: int) -> None:
         """Adds a batch that waits for a server of ``served_model``.
 
         Raises ``FileNotFoundFault`` for its input, or ``QueueFullError`` if the owner has ``max_live`` live
         batches.
         """
-        await self._access.write(partial(self._create, batch, served_model, max_live))
-
-    async def get(self, batch_id: str, owner: bytes) -> StoredBatch:
-        """Raises ``BatchNotFoundError``."""
-        if not BATCH_ID.fullmatch(batch_id):
-            raise no_batch(batch_id)
-        return await self._access.read(lambda db: find_batch(db, batch_id, owner))
-
-    async def page(
-        self, owner: bytes, after: str | None, limit: int
-    ) -> tuple[list[StoredBatch], bool] | None:
-        """Returns (batches, newest first; whether more follow), or None if ``after`` does not exist."""
-        return await self._access.read(partial(_page, owner, after, limit))
-
-    async def cancel(self, batch_id: str, owner: bytes) -> StoredBatch:
-        """Asks its server to cancel it.
-
-        Raises ``BatchNotFoundError``, or ``ConflictError`` if it has ended.
-        """
-        if not BATCH_ID.fullmatch(batch_id):
-            raise no_batch(batch_id)
-        return await self._access.write(partial(self._cancel, batch_id, owner))
-
-    # ------------------------------------------------------------------ the working server
-
-    async def claim(self, server_id: str, served_model: str) -> str | None:
-        """Takes a waiting batch: that of an owner with the fewest running ones, the oldest of these."""
-        return await self._access.write(partial(_claim, server_id, served_model))
-
-    async def any_waiting(self, served_model: str) -> bool:
-        """Returns whether ``claim`` may find one. Reads only, so that idle servers write nothing."""
-        query = "SELECT 1 FROM batches WHERE server_id = ? AND served_model = ? LIMIT 1"
-        row = await self._access.read(lambda db: db.execute(query, (WAITING, served_model)).fetchone())
-        return row is not None
-
-    async def release(self, server_id: str) -> None:
-        """Puts the server's batches back for another server, or the next start of this one."""
-        await self._access.write(lambda db: release_batches(db, server_id, 0))
-
-    async def owned(self, batch_id: str, server_id: str) -> StoredBatch | None:
-        found = await self._access.read(lambda db: owned_batch(db, batch_id, server_id))
-        return None if found is None else found[1]
-
-    async def begin(self, batch_id: str, server_id: str, num_lines: int, model: str | None) -> bool:
-        """Ends the validation: the batch is in progress, unless it was cancelled."""
-        return await self._access.write(partial(self._begin, batch_id, server_id, num_lines, model))
-
-    async def answered(self, batch_id: str) -> set[int]:
-        """Returns the numbers of the lines that have a record."""
-        return await self._access.read(partial(_answered, batch_id))
-
-    async def record(self, batch_id: str, server_id: str, results: Sequence[Result]) -> str | None:
-        """Stores records, each once. Returns the status of the batch."""
-        return await self._access.write(partial(_record, batch_id, server_id, results))
-
-    async def results(
-        self, batch_id: str, completed: bool, after: int, limit: int
-    ) -> list[tuple[int, bytes]]:
-        """Returns (line, data) of records after a line, in the order of the lines."""
-        return await self._access.read(partial(_results, batch_id, completed, after, limit))
-
-    async def finalize(self, batch_id: str, server_id: str) -> bool:
-        """The files are about to be written; the batch cannot be cancelled any more."""
-        return await self._access.write(partial(self._finalize, batch_id, server_id))
-
-    async def end(
-        self,
-        batch_id: str,
-        server_id: str,
-        status: str,
-        *,
-        output: StoredFile | None = None,
-        errors: StoredFile | None = None,
-        num_failed: int = 0,
-        faults: Sequence[dict[str, Any]] = (),
-    ) -> bool:
-        """Ends the batch with its files, in one transaction. ``num_failed``: lines that were never sent."""
-        return await self._access.write(
-            partial(self._end, batch_id, server_id, status, output, errors, num_failed, faults)
-        )
-
-    # ------------------------------------------------------------------ housekeeping
-
-    async def sweep(self, ttl: float) -> bool:
-        """Deletes records of ended batches, and batches that ended ``ttl`` seconds ago, some at a time.
-
-        Returns whether there were any.
-        """
-        found = await self._access.read(partial(_to_sweep, self.now - ttl))
-        if found:
-            await self._access.write(partial(_sweep, self.now - ttl))
-        return found
-
-    async def stats(self) -> BatchStats:
-        return await self._access.read(_stats)
-
-    # ------------------------------------------------------------------ on the threads
-
-    def _create(self, batch: StoredBatch, served_model: str, max_live: int, db: Database) -> None:
         file = find_file(db, batch.input_file_id, batch.owner, self.now)
         if file.purpose != "batch":
             raise RequestError(
@@ -186,17 +80,71 @@ class Batches:
             ),
         )  # fmt: skip
 
-    def _cancel(self, batch_id: str, owner: bytes, db: Database) -> StoredBatch:
-        batch = find_batch(db, batch_id, owner)
+    @reads
+    def get(self, db: Database, batch_id: str, owner: bytes) -> StoredBatch:
+        """Raises ``BatchNotFoundError``."""
+        return find_batch(db, batch_id, owner)[1]
+
+    @reads
+    def page(
+        self, db: Database, owner: bytes, after: str | None, limit: int
+    ) -> tuple[list[StoredBatch], bool] | None:
+        """Returns (batches, newest first; whether more follow), or None if ``after`` does not exist."""
+        start = page_start(db, "batches", owner, after, newest_first=True)
+        if start is None:
+            return None
+        rows = db.execute(
+            f"SELECT {COLUMNS} FROM batches WHERE owner = ? AND seq < ? ORDER BY seq DESC LIMIT ?",
+            (owner, start, limit + 1),
+        ).fetchall()
+        return [load_batch(row) for row in rows[:limit]], len(rows) > limit
+
+    @writes
+    def cancel(self, db: Database, batch_id: str, owner: bytes) -> StoredBatch:
+        """Asks its server to cancel it.
+
+        Raises ``BatchNotFoundError``, or ``ConflictError`` if it has ended.
+        """
+        seq, batch = find_batch(db, batch_id, owner)
         if batch.status == "cancelling":
             return batch
         if batch.status not in ("validating", "in_progress"):
             raise ConflictError(f"a batch with status {batch.status!r} cannot be cancelled", param="batch_id")
-        row = db.execute("SELECT seq FROM batches WHERE id = ?", (batch_id,)).fetchone()
-        change_status(db, row[0], batch, "cancelling", self.now)
-        return find_batch(db, batch_id, owner)
+        change_status(db, seq, batch, "cancelling", self.now)
+        return find_batch(db, batch_id, owner)[1]
 
-    def _begin(self, batch_id: str, server_id: str, num_lines: int, model: str | None, db: Database) -> bool:
+    # ------------------------------------------------------------------ the working server
+
+    @reads
+    def any_waiting(self, db: Database, served_model: str) -> bool:
+        """Returns whether ``claim`` may find one. Reads only, so that idle servers write nothing."""
+        query = "SELECT 1 FROM batches WHERE server_id = ? AND served_model = ? LIMIT 1"
+        return db.execute(query, (WAITING, served_model)).fetchone() is not None
+
+    @writes
+    def claim(self, db: Database, server_id: str, served_model: str) -> str | None:
+        """Takes a waiting batch: that of an owner with the fewest running ones, the oldest of these."""
+        row = db.execute(
+            "SELECT id FROM batches WHERE server_id = ? AND served_model = ? ORDER BY"
+            " (SELECT COUNT(*) FROM batches AS other WHERE other.owner = batches.owner"
+            " AND other.server_id IS NOT NULL AND other.server_id <> ?), seq LIMIT 1",
+            (WAITING, served_model, WAITING),
+        ).fetchone()
+        return str(row[0]) if row is not None and take(db, "batches", row[0], server_id) else None
+
+    @writes
+    def release(self, db: Database, server_id: str) -> None:
+        """Puts the server's batches back for another server, or the next start of this one."""
+        release_batches(db, server_id, 0)
+
+    @reads
+    def owned(self, db: Database, batch_id: str, server_id: str) -> StoredBatch | None:
+        found = owned_batch(db, batch_id, server_id)
+        return None if found is None else found[1]
+
+    @writes
+    def begin(self, db: Database, batch_id: str, server_id: str, num_lines: int, model: str | None) -> bool:
+        """Ends the validation: the batch is in progress, unless it was cancelled."""
         found = owned_batch(db, batch_id, server_id)
         if found is None:
             return False
@@ -207,7 +155,56 @@ class Batches:
             change_status(db, seq, batch, "in_progress", self.now, **named)
         return True
 
-    def _finalize(self, batch_id: str, server_id: str, db: Database) -> bool:
+    @reads
+    def answered(self, db: Database, batch_id: str) -> set[int]:
+        """Returns the numbers of the lines that have a record."""
+        rows = db.execute(f"SELECT line FROM batch_results WHERE batch_seq = ({_SEQ})", (batch_id,))
+        return {int(row[0]) for row in rows.fetchall()}
+
+    @writes
+    def record(self, db: Database, batch_id: str, server_id: str, results: Sequence[Result]) -> str | None:
+        """Stores records, each once. Returns the status of the batch."""
+        row = owned(db, "batches", "seq, status", batch_id, server_id)
+        if row is None:
+            return None
+        seq, status = row
+        new: list[Result] = []
+        for result in results:
+            added = db.execute(
+                "INSERT INTO batch_results (batch_seq, line, completed, data) VALUES (?, ?, ?, ?)"
+                " ON CONFLICT (batch_seq, line) DO NOTHING",
+                (seq, result.line, int(result.completed), result.data),
+            )
+            if added.rowcount:
+                new.append(result)
+        num_completed = sum(result.completed for result in new)
+        tokens = [
+            sum(getattr(result.tokens, name) for result in new)
+            for name in ("input", "cached", "output", "reasoning")
+        ]
+        db.execute(
+            "UPDATE batches SET attempts = 0, num_completed = num_completed + ?, num_failed = num_failed + ?,"
+            " input_tokens = input_tokens + ?, cached_tokens = cached_tokens + ?,"
+            " output_tokens = output_tokens + ?, reasoning_tokens = reasoning_tokens + ? WHERE seq = ?",
+            (num_completed, len(new) - num_completed, *tokens, seq),
+        )
+        return str(status)
+
+    @reads
+    def results(
+        self, db: Database, batch_id: str, completed: bool, after: int, limit: int
+    ) -> list[tuple[int, bytes]]:
+        """Returns (line, data) of records after a line, in the order of the lines."""
+        rows = db.execute(
+            f"SELECT line, data FROM batch_results WHERE batch_seq = ({_SEQ})"
+            " AND completed = ? AND line > ? ORDER BY line LIMIT ?",
+            (batch_id, int(completed), after, limit),
+        )
+        return [(int(line), bytes(data)) for line, data in rows.fetchall()]
+
+    @writes
+    def finalize(self, db: Database, batch_id: str, server_id: str) -> bool:
+        """The files are about to be written; the batch cannot be cancelled any more."""
         found = owned_batch(db, batch_id, server_id)
         if found is None:
             return False
@@ -215,17 +212,20 @@ class Batches:
             change_status(db, *found, "finalizing", self.now)
         return True
 
-    def _end(
+    @writes
+    def end(
         self,
+        db: Database,
         batch_id: str,
         server_id: str,
         status: str,
-        output: StoredFile | None,
-        errors: StoredFile | None,
-        num_failed: int,
-        faults: Sequence[dict[str, Any]],
-        db: Database,
+        *,
+        output: StoredFile | None = None,
+        errors: StoredFile | None = None,
+        num_failed: int = 0,
+        faults: Sequence[dict[str, Any]] = (),
     ) -> bool:
+        """Ends the batch with its files, in one transaction. ``num_failed``: lines that were never sent."""
         found = owned_batch(db, batch_id, server_id)
         if found is None:
             return False
@@ -233,7 +233,7 @@ class Batches:
         more: dict[str, Any] = {"errors": {"object": "list", "data": list(faults)}} if faults else {}
         for name, file in (("output_file_id", output), ("error_file_id", errors)):
             if file is not None:
-                finish_upload(file, server_id, db)
+                finish_upload(db, file, server_id)
                 more[name] = file.id
         change_status(db, seq, batch, status, self.now, **more)
         db.execute(
@@ -242,108 +242,39 @@ class Batches:
         )
         return True
 
+    # ------------------------------------------------------------------ housekeeping
 
-# --------------------------------------------------------------------------- statements
+    async def sweep(self, ttl: float) -> bool:
+        """Deletes records of ended batches, and batches that ended ``ttl`` seconds ago, some at a time.
 
+        Returns whether there were any.
+        """
+        oldest = self.now - ttl
+        found = await self._is_due(oldest)
+        if found:
+            await self._delete_some(oldest)
+        return found
 
-def _page(owner: bytes, after: str | None, limit: int, db: Database) -> tuple[list[StoredBatch], bool] | None:
-    start = 2**62
-    if after is not None:
-        row = db.execute("SELECT seq FROM batches WHERE id = ? AND owner = ?", (after, owner)).fetchone()
-        if row is None:
-            return None
-        start = int(row[0])
-    rows = db.execute(
-        f"SELECT {COLUMNS} FROM batches WHERE owner = ? AND seq < ? ORDER BY seq DESC LIMIT ?",
-        (owner, start, limit + 1),
-    ).fetchall()
-    return [load_batch(row) for row in rows[:limit]], len(rows) > limit
+    @reads
+    def _is_due(self, db: Database, oldest: float) -> bool:
+        query = f"SELECT EXISTS ({_DONE}) OR EXISTS (SELECT 1 FROM batches WHERE ended < ?)"
+        return bool(db.execute(query, (oldest,)).fetchone()[0])
 
+    @writes
+    def _delete_some(self, db: Database, oldest: float) -> None:
+        if (done := db.execute(_DONE).fetchone()) is not None:
+            lines = "SELECT batch_seq, line FROM batch_results WHERE batch_seq = ? LIMIT ?"
+            rows = db.execute(lines, (done[0], _DELETED)).fetchall()
+            db.executemany("DELETE FROM batch_results WHERE batch_seq = ? AND line = ?", rows)
+            if len(rows) < _DELETED:
+                db.execute("UPDATE batches SET has_results = 0 WHERE seq = ?", done)
+        else:  # no batch that is deleted has records
+            old = f"SELECT seq FROM batches WHERE ended < ? LIMIT {_DELETED}"
+            rows = db.execute(old, (oldest,)).fetchall()
+            db.executemany("DELETE FROM batches WHERE seq = ?", rows)
 
-def _claim(server_id: str, served_model: str, db: Database) -> str | None:
-    row = db.execute(
-        "SELECT id FROM batches WHERE server_id = ? AND served_model = ? ORDER BY"
-        " (SELECT COUNT(*) FROM batches AS other WHERE other.owner = batches.owner"
-        " AND other.server_id IS NOT NULL AND other.server_id <> ?), seq LIMIT 1",
-        (WAITING, served_model, WAITING),
-    ).fetchone()
-    if row is None:
-        return None
-    register(db, server_id)
-    db.execute("UPDATE batches SET server_id = ? WHERE id = ?", (server_id, row[0]))
-    return str(row[0])
-
-
-def _answered(batch_id: str, db: Database) -> set[int]:
-    rows = db.execute(
-        "SELECT line FROM batch_results WHERE batch_seq = (SELECT seq FROM batches WHERE id = ?)", (batch_id,)
-    )
-    return {int(row[0]) for row in rows.fetchall()}
-
-
-def _record(batch_id: str, server_id: str, results: Sequence[Result], db: Database) -> str | None:
-    row = db.execute(
-        "SELECT seq, status FROM batches WHERE id = ? AND server_id = ?", (batch_id, server_id)
-    ).fetchone()
-    if row is None:
-        return None
-    seq, status = row
-    new: list[Result] = []
-    for result in results:
-        added = db.execute(
-            "INSERT INTO batch_results (batch_seq, line, completed, data) VALUES (?, ?, ?, ?)"
-            " ON CONFLICT (batch_seq, line) DO NOTHING",
-            (seq, result.line, int(result.completed), result.data),
-        )
-        if added.rowcount:
-            new.append(result)
-    num_completed = sum(result.completed for result in new)
-    db.execute(
-        "UPDATE batches SET attempts = 0, num_completed = num_completed + ?, num_failed = num_failed + ?,"
-        " input_tokens = input_tokens + ?, cached_tokens = cached_tokens + ?,"
-        " output_tokens = output_tokens + ?, reasoning_tokens = reasoning_tokens + ? WHERE seq = ?",
-        (
-            num_completed,
-            len(new) - num_completed,
-            sum(result.tokens.input for result in new),
-            sum(result.tokens.cached for result in new),
-            sum(result.tokens.output for result in new),
-            sum(result.tokens.reasoning for result in new),
-            seq,
-        ),
-    )
-    return str(status)
-
-
-def _results(batch_id: str, completed: bool, after: int, limit: int, db: Database) -> list[tuple[int, bytes]]:
-    rows = db.execute(
-        "SELECT line, data FROM batch_results WHERE batch_seq = (SELECT seq FROM batches WHERE id = ?)"
-        " AND completed = ? AND line > ? ORDER BY line LIMIT ?",
-        (batch_id, int(completed), after, limit),
-    )
-    return [(int(line), bytes(data)) for line, data in rows.fetchall()]
-
-
-_DONE = "SELECT seq FROM batches WHERE ended IS NOT NULL AND has_results = 1 LIMIT 1"
-
-
-def _to_sweep(oldest: float, db: Database) -> bool:
-    row = db.execute(f"SELECT EXISTS ({_DONE}) OR EXISTS (SELECT 1 FROM batches WHERE ended < ?)", (oldest,))
-    return bool(row.fetchone()[0])
-
-
-def _sweep(oldest: float, db: Database) -> None:
-    if (done := db.execute(_DONE).fetchone()) is not None:
-        lines = "SELECT batch_seq, line FROM batch_results WHERE batch_seq = ? LIMIT ?"
-        rows = db.execute(lines, (done[0], _DELETED)).fetchall()
-        db.executemany("DELETE FROM batch_results WHERE batch_seq = ? AND line = ?", rows)
-        if len(rows) < _DELETED:
-            db.execute("UPDATE batches SET has_results = 0 WHERE seq = ?", done)
-    else:  # no batch that is deleted has records
-        old = db.execute(f"SELECT seq FROM batches WHERE ended < ? LIMIT {_DELETED}", (oldest,)).fetchall()
-        db.executemany("DELETE FROM batches WHERE seq = ?", old)
-
-
-def _stats(db: Database) -> BatchStats:
-    rows = db.execute("SELECT status, COUNT(*) FROM batches WHERE ended IS NULL GROUP BY status").fetchall()
-    return BatchStats(dict.fromkeys(LIVE, 0) | dict(rows), *sizes(db))
+    @reads
+    def stats(self, db: Database) -> BatchStats:
+        query = "SELECT status, COUNT(*) FROM batches WHERE ended IS NULL GROUP BY status"
+        rows = db.execute(query).fetchall()
+        return BatchStats(dict.fromkeys(LIVE, 0) | dict(rows), *sizes(db))

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from chorale.store.access import Access
-from chorale.store.database.sql import Database
+from chorale.store.access import Rows, reads, writes
+from chorale.store.database.sql import Database, page_start
 from chorale.store.protocol import CompletionFilter, StoredCompletion, StoredResponse
 from chorale.store.responses import delete_response, find_response, insert_response, to_json
 
@@ -20,13 +20,11 @@ COMPLETION_ID = re.compile(r"chatcmpl-[0-9a-f]{32}")
 _BATCH = 64  # rows read at a time for a page
 
 
-class Completions:
+class Completions(Rows):
     """Stored chat completions."""
 
-    def __init__(self, access: Access) -> None:
-        self._access = access
-
-    async def put(self, made: StoredCompletion, owner: bytes) -> None:
+    @writes
+    def put(self, db: Database, made: StoredCompletion, owner: bytes) -> None:
         """Stores it durably."""
         row = StoredResponse(
             id=made.id,
@@ -38,69 +36,45 @@ class Completions:
             input=(),
             output=(),
         )
+        insert_response(db, row, self.now)
+        self._access.evict(db)
 
-        def job(db: Database) -> None:
-            insert_response(db, row, self._access.clock())
-            self._access.evict(db)
+    @reads
+    def get(self, db: Database, completion_id: str, owner: bytes) -> StoredCompletion | None:
+        return self._find(db, completion_id, owner)
 
-        await self._access.write(job)
-
-    async def get(self, completion_id: str, owner: bytes) -> StoredCompletion | None:
-        if not COMPLETION_ID.fullmatch(completion_id):
-            return None
-        return await self._access.read(lambda db: self._find(db, completion_id, owner))
-
-    async def update(
-        self, completion_id: str, owner: bytes, metadata: dict[str, str]
+    @writes
+    def update(
+        self, db: Database, completion_id: str, owner: bytes, metadata: dict[str, str]
     ) -> StoredCompletion | None:
         """Replaces the metadata. Returns None if it does not exist."""
-        if not COMPLETION_ID.fullmatch(completion_id):
+        found = self._find(db, completion_id, owner)
+        if found is None:
             return None
+        changed = StoredCompletion({**found.completion, "metadata": metadata}, found.messages)
+        body = to_json({"completion": changed.completion, "messages": changed.messages})
+        db.execute(
+            "UPDATE responses SET num_bytes = num_bytes + ? - length(body), body = ?"
+            " WHERE id = ? AND owner = ?",
+            (len(body), body, completion_id, owner),
+        )
+        return changed
 
-        def job(db: Database) -> StoredCompletion | None:
-            found = self._find(db, completion_id, owner)
-            if found is None:
-                return None
-            changed = StoredCompletion({**found.completion, "metadata": metadata}, found.messages)
-            body = to_json({"completion": changed.completion, "messages": changed.messages})
-            db.execute(
-                "UPDATE responses SET num_bytes = num_bytes + ? - length(body), body = ?"
-                " WHERE id = ? AND owner = ?",
-                (len(body), body, completion_id, owner),
-            )
-            return changed
-
-        return await self._access.write(job)
-
-    async def delete(self, completion_id: str, owner: bytes) -> bool:
+    @writes
+    def delete(self, db: Database, completion_id: str, owner: bytes) -> bool:
         """Deletes it. Returns whether it existed."""
         if not COMPLETION_ID.fullmatch(completion_id):
             return False
-        return await self._access.write(
-            lambda db: delete_response(db, completion_id, owner, self._access.oldest())
-        )
+        return delete_response(db, completion_id, owner, self._access.oldest())
 
-    async def page(self, owner: bytes, wanted: CompletionFilter) -> tuple[list[dict[str, Any]], bool] | None:
-        """Returns (completions, whether more follow), or None if ``wanted.after`` does not exist."""
-        return await self._access.read(lambda db: self._page(db, owner, wanted))
-
-    # ------------------------------------------------------------------ on the threads
-
-    def _find(self, db: Database, completion_id: str, owner: bytes) -> StoredCompletion | None:
-        row = find_response(db, completion_id, owner, self._access.oldest())
-        return None if row is None else StoredCompletion(row.body["completion"], row.body["messages"])
-
-    def _page(
+    @reads
+    def page(
         self, db: Database, owner: bytes, wanted: CompletionFilter
     ) -> tuple[list[dict[str, Any]], bool] | None:
-        start = -1 if not wanted.newest_first else 2**62
-        if wanted.after is not None:
-            row = db.execute(
-                "SELECT seq FROM responses WHERE id = ? AND owner = ?", (wanted.after, owner)
-            ).fetchone()
-            if row is None:
-                return None
-            start = int(row[0])
+        """Returns (completions, whether more follow), or None if ``wanted.after`` does not exist."""
+        start = page_start(db, "responses", owner, wanted.after, wanted.newest_first)
+        if start is None:
+            return None
         found: list[dict[str, Any]] = []
         for body in _bodies(db, owner, self._access.oldest(), wanted.newest_first, start):
             completion = json.loads(body)["completion"]
@@ -109,6 +83,12 @@ class Completions:
             if len(found) > wanted.limit:
                 break
         return found[: wanted.limit], len(found) > wanted.limit
+
+    def _find(self, db: Database, completion_id: str, owner: bytes) -> StoredCompletion | None:
+        if not COMPLETION_ID.fullmatch(completion_id):
+            return None
+        row = find_response(db, completion_id, owner, self._access.oldest())
+        return None if row is None else StoredCompletion(row.body["completion"], row.body["messages"])
 
 
 def _bodies(db: Database, owner: bytes, oldest: float, newest_first: bool, start: int) -> Iterator[bytes]:

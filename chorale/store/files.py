@@ -11,14 +11,13 @@ import contextlib
 import re
 import secrets
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from chorale.errors import ConflictError, NotFoundError, PayloadTooLargeError, QueueFullError
-from chorale.store.access import Access
-from chorale.store.database.sql import Database
+from chorale.store.access import Access, Rows, reads, writes
+from chorale.store.database.sql import Database, page_start
+from chorale.store.jobs import register
 from chorale.store.protocol import StoreError
-from chorale.store.servers import register
 
 FILE_ID = re.compile(r"file-[0-9a-f]{32}")
 _COLUMNS = "id, owner, created, expires, purpose, filename, num_bytes"
@@ -86,44 +85,62 @@ class FileFilter:
     purpose: str | None = None
 
 
-class Files:
+class Files(Rows):
     """The rows of all files."""
 
     def __init__(self, access: Access) -> None:
-        self._access = access
+        super().__init__(access)
         self._failed: set[str] = set()  # uploads whose rows could not be changed yet
 
-    @property
-    def now(self) -> float:
-        return self._access.clock()
-
-    async def begin(self, file: StoredFile, server_id: str, quota: Quota | None = None) -> int:
+    @writes
+    def begin(self, db: Database, file: StoredFile, server_id: str, quota: Quota | None = None) -> int:
         """Adds the row of an upload of at most ``file.num_bytes``; 0: of unknown size.
 
         Returns how many bytes it may have, which count until ``finish``. Raises ``QueueFullError`` or
         ``PayloadTooLargeError`` if the quota does not allow it.
         """
-        return await self._access.write(partial(self._begin, file, server_id, quota))
+        room = file.num_bytes if quota is None else _room(db, file, quota)
+        register(db, server_id)
+        db.execute(
+            f"INSERT INTO files ({_COLUMNS}, state, server_id) VALUES (?, ?, ?, ?, ?, ?, ?, 'uploading', ?)",
+            (file.id, file.owner, file.created, file.expires, file.purpose, file.filename, room, server_id),
+        )
+        return room
 
-    async def finish(self, file: StoredFile, server_id: str) -> bool:
+    @writes
+    def finish(self, db: Database, file: StoredFile, server_id: str) -> bool:
         """Makes an uploaded file ready. Returns False if its row is gone."""
-        return await self._access.write(partial(finish_upload, file, server_id))
+        return finish_upload(db, file, server_id)
 
-    async def get(self, file_id: str, owner: bytes) -> StoredFile:
+    @reads
+    def get(self, db: Database, file_id: str, owner: bytes) -> StoredFile:
         """Raises ``FileNotFoundFault``."""
-        if not FILE_ID.fullmatch(file_id):
-            raise no_file(file_id)
-        return await self._access.read(lambda db: find_file(db, file_id, owner, self.now))
+        return find_file(db, file_id, owner, self.now)
 
-    async def page(self, owner: bytes, wanted: FileFilter) -> tuple[list[StoredFile], bool] | None:
+    @reads
+    def page(self, db: Database, owner: bytes, wanted: FileFilter) -> tuple[list[StoredFile], bool] | None:
         """Returns (files, whether more follow), or None if ``wanted.after`` does not exist."""
-        return await self._access.read(partial(self._page, owner, wanted))
+        start = page_start(db, "files", owner, wanted.after, wanted.newest_first)
+        if start is None:
+            return None
+        beyond, order = ("<", "DESC") if wanted.newest_first else (">", "ASC")
+        purpose, values = ("", []) if wanted.purpose is None else (" AND purpose = ?", [wanted.purpose])
+        rows = db.execute(
+            f"SELECT {_COLUMNS} FROM files WHERE owner = ? AND {_READY} AND seq {beyond} ?{purpose}"
+            f" ORDER BY seq {order} LIMIT ?",
+            (owner, self.now, start, *values, wanted.limit + 1),
+        ).fetchall()
+        return [_load(row) for row in rows[: wanted.limit]], len(rows) > wanted.limit
 
-    async def delete(self, file_id: str, owner: bytes) -> None:
+    @writes
+    def delete(self, db: Database, file_id: str, owner: bytes) -> None:
         """Raises ``FileNotFoundFault``, or ``FileInUseError`` if a batch still reads it."""
-        if not FILE_ID.fullmatch(file_id):
-            raise no_file(file_id)
-        await self._access.write(partial(self._delete, file_id, owner))
+        find_file(db, file_id, owner, self.now)
+        user = db.execute("SELECT id FROM batches WHERE input_file_id = ? AND ended IS NULL", (file_id,))
+        if (row := user.fetchone()) is not None:
+            message = f"{file_id} is the input of {row[0]}, which has not ended; cancel it first"
+            raise FileInUseError(message, param="file_id")
+        db.execute("UPDATE files SET state = 'gone', num_bytes = 0 WHERE id = ?", (file_id,))
 
     async def drop(self, file_id: str) -> bool:
         """Ends an upload that failed, or lets ``sweep`` do so if the store fails now, too.
@@ -139,65 +156,28 @@ class Files:
         """Removes expired files. Returns ids of files whose content is to be deleted."""
         if self._failed:
             await self._drop(list(self._failed))
-        due = await self._access.read(self._is_due)
-        return await self._access.write(self._sweep) if due else []
+        return await self._expire() if await self._is_due() else []
+
+    @writes
+    def forget(self, db: Database, file_ids: list[str]) -> None:
+        """Removes the rows of files whose content was deleted."""
+        rows = [(file_id,) for file_id in file_ids]
+        db.executemany("DELETE FROM files WHERE id = ? AND state = 'gone'", rows)
 
     async def _drop(self, file_ids: list[str]) -> int:
-        rows = [(file_id,) for file_id in file_ids]
+        num = await self._abandon(file_ids)
+        self._failed.difference_update(file_ids)
+        return num
+
+    @writes
+    def _abandon(self, db: Database, file_ids: list[str]) -> int:
         query = (
             "UPDATE files SET state = 'gone', server_id = NULL, num_bytes = 0"
             " WHERE id = ? AND state = 'uploading'"
         )
-        num = await self._access.write(lambda db: int(db.executemany(query, rows).rowcount))
-        self._failed.difference_update(file_ids)
-        return num
+        return int(db.executemany(query, [(file_id,) for file_id in file_ids]).rowcount)
 
-    async def forget(self, file_ids: list[str]) -> None:
-        """Removes the rows of files whose content was deleted."""
-        await self._access.write(
-            lambda db: (
-                db.executemany(
-                    "DELETE FROM files WHERE id = ? AND state = 'gone'", [(file_id,) for file_id in file_ids]
-                )
-                and None
-            )
-        )
-
-    # ------------------------------------------------------------------ on the threads
-
-    def _begin(self, file: StoredFile, server_id: str, quota: Quota | None, db: Database) -> int:
-        room = file.num_bytes if quota is None else _room(db, file, quota)
-        register(db, server_id)
-        db.execute(
-            f"INSERT INTO files ({_COLUMNS}, state, server_id) VALUES (?, ?, ?, ?, ?, ?, ?, 'uploading', ?)",
-            (file.id, file.owner, file.created, file.expires, file.purpose, file.filename, room, server_id),
-        )
-        return room
-
-    def _page(self, owner: bytes, wanted: FileFilter, db: Database) -> tuple[list[StoredFile], bool] | None:
-        start = 2**62 if wanted.newest_first else -1
-        if wanted.after is not None:
-            row = db.execute("SELECT seq FROM files WHERE id = ? AND owner = ?", (wanted.after, owner))
-            if (found := row.fetchone()) is None:
-                return None
-            start = int(found[0])
-        beyond, order = ("<", "DESC") if wanted.newest_first else (">", "ASC")
-        purpose, values = ("", []) if wanted.purpose is None else (" AND purpose = ?", [wanted.purpose])
-        rows = db.execute(
-            f"SELECT {_COLUMNS} FROM files WHERE owner = ? AND {_READY} AND seq {beyond} ?{purpose}"
-            f" ORDER BY seq {order} LIMIT ?",
-            (owner, self.now, start, *values, wanted.limit + 1),
-        ).fetchall()
-        return [_load(row) for row in rows[: wanted.limit]], len(rows) > wanted.limit
-
-    def _delete(self, file_id: str, owner: bytes, db: Database) -> None:
-        find_file(db, file_id, owner, self.now)
-        user = db.execute("SELECT id FROM batches WHERE input_file_id = ? AND ended IS NULL", (file_id,))
-        if (row := user.fetchone()) is not None:
-            message = f"{file_id} is the input of {row[0]}, which has not ended; cancel it first"
-            raise FileInUseError(message, param="file_id")
-        db.execute("UPDATE files SET state = 'gone', num_bytes = 0 WHERE id = ?", (file_id,))
-
+    @reads
     def _is_due(self, db: Database) -> bool:
         row = db.execute(
             "SELECT EXISTS (SELECT 1 FROM files WHERE state = 'gone')"
@@ -206,7 +186,8 @@ class Files:
         )
         return bool(row.fetchone()[0])
 
-    def _sweep(self, db: Database) -> list[str]:
+    @writes
+    def _expire(self, db: Database) -> list[str]:
         db.execute(f"UPDATE files SET state = 'gone', num_bytes = 0 WHERE {_EXPIRED}", (self.now,))
         rows = db.execute(f"SELECT id FROM files WHERE state = 'gone' ORDER BY seq LIMIT {_SWEPT}")
         return [row[0] for row in rows.fetchall()]
@@ -215,21 +196,18 @@ class Files:
 # --------------------------------------------------------------------------- statements
 
 
-def no_file(file_id: str) -> FileNotFoundFault:
-    return FileNotFoundFault(f"no file with id {file_id[:128]!r}", param="file_id")
-
-
 def find_file(db: Database, file_id: str, owner: bytes, now: float) -> StoredFile:
     """Raises ``FileNotFoundFault``."""
-    row = db.execute(
-        f"SELECT {_COLUMNS} FROM files WHERE id = ? AND owner = ? AND {_READY}", (file_id, owner, now)
-    ).fetchone()
+    row = None
+    if FILE_ID.fullmatch(file_id):
+        query = f"SELECT {_COLUMNS} FROM files WHERE id = ? AND owner = ? AND {_READY}"
+        row = db.execute(query, (file_id, owner, now)).fetchone()
     if row is None:
-        raise no_file(file_id)
+        raise FileNotFoundFault(f"no file with id {file_id[:128]!r}", param="file_id")
     return _load(row)
 
 
-def finish_upload(file: StoredFile, server_id: str, db: Database) -> bool:
+def finish_upload(db: Database, file: StoredFile, server_id: str) -> bool:
     changed = db.execute(
         "UPDATE files SET state = 'ready', server_id = NULL, created = ?, expires = ?, purpose = ?,"
         " filename = ?, num_bytes = ? WHERE id = ? AND server_id = ?",

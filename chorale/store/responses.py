@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -131,7 +132,7 @@ def find_tool_state(db: Database, item_id: str, owner: bytes, oldest: float) -> 
     return state
 
 
-def load(db: Database, row: tuple[Any, ...]) -> StoredResponse:
+def load(db: Database, row: Sequence[Any]) -> StoredResponse:
     seq, response_id, owner, previous_id, created, status, body, conversation_id, conversation_end = row
     items = load_items(db, seq)
     return StoredResponse(

@@ -17,16 +17,24 @@ from pathlib import Path
 from typing import Any
 
 from chorale.config.engine import ServerConfig
-from chorale.store.access import Access, Bounds
-from chorale.store.background import BackgroundResponses, count_live, expire
+from chorale.store.access import Access, Bounds, Rows, reads, writes
+from chorale.store.background import (
+    BackgroundResponses,
+    count_live,
+    fail_all,
+    free_conversations,
+    put_back,
+)
+from chorale.store.batch_rows import release_batches
 from chorale.store.batches import Batches
 from chorale.store.completions import Completions
-from chorale.store.conversation_rows import finish_lease
+from chorale.store.conversation_rows import finish_lease, free_all
 from chorale.store.conversations import Conversations
 from chorale.store.database.connection_thread import LOCK_SECONDS
 from chorale.store.database.sql import Database
 from chorale.store.database.sqlite import MEMORY, connect, is_read_only, prepare_file, share_file
-from chorale.store.files import Files
+from chorale.store.files import Files, end_uploads
+from chorale.store.jobs import Jobs, all_servers
 from chorale.store.protocol import (
     ITEM_ID,
     RESPONSE_ID,
@@ -39,7 +47,6 @@ from chorale.store.protocol import (
     StoreStats,
     without_output,
 )
-from chorale.store.repeats import free_conversations
 from chorale.store.responses import (
     MAX_CHAIN_BYTES,
     delete_response,
@@ -51,7 +58,6 @@ from chorale.store.responses import (
     not_found,
     totals,
 )
-from chorale.store.servers import all_servers
 
 __all__ = [
     "Bounds", "ResponseStore", "SqliteStore", "StoreError", "StoredItem", "StoredResponse", "open_store",
@@ -105,19 +111,20 @@ def is_postgres(place: str) -> bool:
     return place.startswith(_POSTGRES)
 
 
-class ResponseStore:
+class ResponseStore(Rows):
     """The store on any ``Database``.
 
     Its coroutines never block the event loop, and raise ``StoreError`` if the disk fails.
     """
 
     def __init__(self, access: Access, recover: Recover = without_output) -> None:
-        self._access = access
+        super().__init__(access)
         self.background = BackgroundResponses(access, recover)
         self.conversations = Conversations(access)
         self.completions = Completions(access)
         self.files = Files(access)
         self.batches = Batches(access)
+        self.jobs = Jobs(access, partial(_end, recover))
 
     @property
     def path(self) -> str | None:
@@ -129,22 +136,26 @@ class ResponseStore:
         """Returns the error of the last write, or None if it succeeded."""
         return self._access.writer.fault
 
-    async def put(self, response: StoredResponse, lease: Lease | None = None) -> None:
+    @writes
+    def put(self, db: Database, response: StoredResponse, lease: Lease | None = None) -> None:
         """Stores a response durably. The id must be new.
 
         With ``lease``, input and output are appended to its conversation in the same transaction if the
         response is completed or incomplete, and the lease ends.
         """
-        await self._access.write(partial(self._put, response, lease))
+        insert_response(db, response, self.now)
+        if lease is not None:
+            finish_lease(db, lease, response, self.now)
+        self._access.evict(db)
 
-    async def get(self, response_id: str, owner: bytes) -> StoredResponse | None:
+    @reads
+    def get(self, db: Database, response_id: str, owner: bytes) -> StoredResponse | None:
         if not RESPONSE_ID.fullmatch(response_id):
             return None
-        return await self._access.read(
-            lambda db: find_response(db, response_id, owner, self._access.oldest())
-        )
+        return find_response(db, response_id, owner, self._access.oldest())
 
-    async def chain(self, response_id: str, owner: bytes) -> list[StoredItem]:
+    @reads
+    def chain(self, db: Database, response_id: str, owner: bytes) -> list[StoredItem]:
         """Returns the input and output items of the response and its predecessors, oldest first.
 
         Raises ``PreviousResponseNotFoundError`` if one of them is missing, ``RequestError`` if it has not
@@ -152,56 +163,54 @@ class ResponseStore:
         """
         if not RESPONSE_ID.fullmatch(response_id):
             raise not_found(response_id)
-        return await self._access.read(
-            lambda db: load_chain(db, response_id, owner, self._access.oldest(), MAX_CHAIN_BYTES)
-        )
+        return load_chain(db, response_id, owner, self._access.oldest(), MAX_CHAIN_BYTES)
 
-    async def items(self, item_ids: list[str], owner: bytes) -> dict[str, StoredItem]:
+    @reads
+    def items(self, db: Database, item_ids: list[str], owner: bytes) -> dict[str, StoredItem]:
         """Returns those of the items that are stored, by id."""
-        wanted = [item_id for item_id in dict.fromkeys(item_ids) if ITEM_ID.fullmatch(item_id)]
-        return await self._access.read(partial(self._items, wanted, owner)) if wanted else {}
+        oldest = self._access.oldest()
+        wanted = filter(ITEM_ID.fullmatch, dict.fromkeys(item_ids))
+        found = {item_id: find_item(db, item_id, owner, oldest) for item_id in wanted}
+        return {item_id: stored for item_id, stored in found.items() if stored is not None}
 
-    async def tool_state(self, item_id: str, owner: bytes) -> dict[str, Any] | None:
+    @reads
+    def tool_state(self, db: Database, item_id: str, owner: bytes) -> dict[str, Any] | None:
         """Returns the tools' final state of the response that has this item."""
         if not ITEM_ID.fullmatch(item_id):
             return None
-        return await self._access.read(lambda db: find_tool_state(db, item_id, owner, self._access.oldest()))
+        return find_tool_state(db, item_id, owner, self._access.oldest())
 
-    async def delete(self, response_id: str, owner: bytes) -> bool:
+    @writes
+    def delete(self, db: Database, response_id: str, owner: bytes) -> bool:
         """Deletes it. Returns whether it existed."""
         if not RESPONSE_ID.fullmatch(response_id):
             return False
-        return await self._access.write(partial(self._delete, response_id, owner))
-
-    async def stats(self) -> StoreStats:
-        (num, size, conversations), num_live = await self._access.read(
-            lambda db: (totals(db), count_live(db))
-        )
-        return StoreStats(num, size, conversations, num_live)
-
-    async def close(self) -> None:
-        """Finishes accepted jobs and closes. Idempotent."""
-        await asyncio.to_thread(self._access.close)
-
-    # ------------------------------------------------------------------ on the threads
-
-    def _put(self, response: StoredResponse, lease: Lease | None, db: Database) -> None:
-        now = self._access.clock()
-        insert_response(db, response, now)
-        if lease is not None:
-            finish_lease(db, lease, response, now)
-        self._access.evict(db)
-
-    def _delete(self, response_id: str, owner: bytes, db: Database) -> bool:
         deleted = delete_response(db, response_id, owner, self._access.oldest())
         if deleted:
             free_conversations(db)
         return deleted
 
-    def _items(self, item_ids: list[str], owner: bytes, db: Database) -> dict[str, StoredItem]:
-        oldest = self._access.oldest()
-        found = {item_id: find_item(db, item_id, owner, oldest) for item_id in item_ids}
-        return {item_id: stored for item_id, stored in found.items() if stored is not None}
+    @reads
+    def stats(self, db: Database) -> StoreStats:
+        return StoreStats(*totals(db), count_live(db))
+
+    async def close(self) -> None:
+        """Finishes accepted jobs and closes. Idempotent."""
+        await asyncio.to_thread(self._access.close)
+
+
+def _end(recover: Recover, db: Database, server_id: str) -> list[str]:
+    """Ends a dead server: its responses and batches are put back for another server, or fail.
+
+    Returns the ids of the responses that failed.
+    """
+    db.execute("DELETE FROM servers WHERE id = ?", (server_id,))
+    put_back(db, server_id, died=True)
+    failed = fail_all(db, server_id, recover)
+    free_all(db, server_id)
+    release_batches(db, server_id)
+    end_uploads(db, server_id)
+    return failed
 
 
 class SqliteStore(ResponseStore):
@@ -275,7 +284,7 @@ class _File:
 
     def expire(self, db: Database) -> None:
         for server_id in self._dead:
-            expire(db, server_id, self._recover)
+            _end(self._recover, db, server_id)
 
     def close(self) -> None:
         if self._lock_fd >= 0:

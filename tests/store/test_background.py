@@ -143,10 +143,10 @@ def test_the_dead_are_buried_and_the_living_are_not(place: str) -> None:
         dead, alive = await begun(store, "srv_dead"), await begun(store, "srv_alive")
         conversation = await store.conversations.create(b"", {}, ())
         await store.conversations.take(conversation.id, b"", "srv_dead")
-        assert await store.background.servers() == {"srv_dead": 0, "srv_alive": 0}
-        assert await store.background.beat("srv_alive") == {alive.id}
-        assert await store.background.expire("srv_alive", 0) == []  # it has shown life since
-        assert await store.background.expire("srv_dead", 0) == [dead.id]
+        assert await store.jobs.servers() == {"srv_dead": 0, "srv_alive": 0}
+        assert await store.jobs.beat("srv_alive") == {alive.id}
+        assert await store.jobs.expire("srv_alive", 0) == []  # it has shown life since
+        assert await store.jobs.expire("srv_dead", 0) == [dead.id]
         found = await store.get(dead.id, b"")
         assert found is not None
         assert found.body["error"] == RESTARTED
@@ -170,14 +170,14 @@ def test_two_watches_bury_only_who_stopped_beating(place: str) -> None:
         for watch, store in zip(watches, stores, strict=True):
             await store.background.begin(queued(), watch.server_id)
             # A job would keep its response from being failed as a stray.
-            watch._starting.update(await store.background.beat(watch.server_id))
+            watch._starting.update(await store.jobs.beat(watch.server_id))
         await asyncio.sleep(3)
-        assert set(await stores[0].background.servers()) == {watch.server_id for watch in watches}
+        assert set(await stores[0].jobs.servers()) == {watch.server_id for watch in watches}
         tasks[1].cancel()
         async with asyncio.timeout(10):
-            while watches[1].server_id in await stores[0].background.servers():
+            while watches[1].server_id in await stores[0].jobs.servers():
                 await asyncio.sleep(0.05)
-        assert set(await stores[0].background.servers()) == {watches[0].server_id}
+        assert set(await stores[0].jobs.servers()) == {watches[0].server_id}
         tasks[0].cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for store in stores:
@@ -202,7 +202,7 @@ def test_the_first_to_open_a_file_fails_what_was_running(tmp_path: Path) -> None
         found = await third.get(response.id, b"")
         assert found is not None
         assert found.status == "failed"
-        assert await third.background.servers() == {}
+        assert await third.jobs.servers() == {}
         await third.close()
 
     run(scenario)

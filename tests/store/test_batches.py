@@ -88,7 +88,7 @@ def test_a_server_that_lost_a_batch_can_write_nothing(place: str) -> None:
         await rows.record(batch.id, "s1", [result(1)])
         output = StoredFile(new_file_id(), ME, store.files.now, None, "batch_output", "o", 1)
         await store.files.begin(output, "s1")
-        await store.background.expire("s1", None)  # taken for dead
+        await store.jobs.expire("s1", None)  # taken for dead
         assert await rows.claim("s2", "other model") is None
         assert await rows.claim("s2", "demo") == batch.id
         assert await rows.claim("s3", "demo") is None
@@ -112,11 +112,11 @@ def test_a_server_that_lost_a_batch_can_write_nothing(place: str) -> None:
 def test_a_heartbeat_goes_on_while_a_server_has_a_batch(place: str) -> None:
     async def main(store: ResponseStore) -> None:
         batch = await batch_of(store, num_lines=5)
-        await store.background.beat("s1")
-        assert await store.background.servers() == {"s1": 1}
+        await store.jobs.beat("s1")
+        assert await store.jobs.servers() == {"s1": 1}
         assert await store.batches.end(batch.id, "s1", "completed")
-        await store.background.beat("s1")
-        assert await store.background.servers() == {}
+        await store.jobs.beat("s1")
+        assert await store.jobs.servers() == {}
 
     with_store(place, main)
 
@@ -174,7 +174,7 @@ def test_a_quota_counts_uploads_in_progress(place: str) -> None:
         assert await begin(0) == 40  # what is left
         with pytest.raises(Exception, match="--batch-max-bytes"):
             await begin(1)
-        await store.background.expire("s1", None)
+        await store.jobs.expire("s1", None)
         assert [await begin(10) for _ in range(3)] == [10, 10, 10]
         with pytest.raises(QueueFullError, match="--batch-max-files"):
             await begin(1)

@@ -131,7 +131,7 @@ def test_totals_of_files_follow_every_change_of_a_row(place: str) -> None:  # no
         assert await totals() == (1, 100)
         await store.files.forget(await store.files.sweep())
         assert await totals() == (1, 100)
-        await store.background.expire("s1", None)  # the server of the last upload is dead
+        await store.jobs.expire("s1", None)  # the server of the last upload is dead
         assert await totals() == (0, 0)
 
     with_store(place, main)

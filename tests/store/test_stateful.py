@@ -88,11 +88,11 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(server_id=st.sampled_from(SERVERS))
     def expire(self, server_id: str) -> None:
-        known = self.run(self.store.background.servers())
+        known = self.run(self.store.jobs.servers())
         if server_id not in known:
             assert not [1 for _, owner, _ in self.live.values() if owner == server_id]
             return
-        failed = self.run(self.store.background.expire(server_id, known[server_id]))
+        failed = self.run(self.store.jobs.expire(server_id, known[server_id]))
         mine = {response_id for response_id, (_, owner, _) in self.live.items() if owner == server_id}
         assert set(failed) == mine
         for response_id in mine:
@@ -104,7 +104,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(server_id=st.sampled_from(SERVERS))
     def beat(self, server_id: str) -> None:
         mine = {response_id for response_id, (_, owner, _) in self.live.items() if owner == server_id}
-        assert self.run(self.store.background.beat(server_id)) == mine
+        assert self.run(self.store.jobs.beat(server_id)) == mine
 
     @precondition(lambda self: self.live or self.final)
     @rule(number=PICK)

@@ -5,8 +5,8 @@ the compressed log of background responses. ``server_id`` is the server process 
 once it has ended; ``servers`` holds the heartbeats. ``conversation_items`` holds the items of conversations,
 whose ``lease`` is the token of the request that may append. Triggers keep ``totals`` and ``file_totals``, so
 that checking a bound is free. ``request`` is the data for resuming a response, NULL if it may not be resumed;
-``attempts`` counts its starts. ``used`` is when a response was written or last continued: eviction removes
-the least recently used first.
+``attempts`` counts the servers that died with it. ``used`` is when a response was written or last continued:
+eviction removes the least recently used first.
 
 ``files`` has a row per file (see ``files``), ``file_totals`` one per owner of files. ``batches`` has a row
 per batch and ``batch_results`` the answered lines of batches whose ``has_results`` is 1 (see ``batches``).
@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from chorale.errors import ConfigError
 from chorale.store.database.sql import Database
 
-VERSION = 6
+VERSION = 7
 _REMEDY = "move it away, or name another with --response-store"
 
 _COUNT = "INT NOT NULL DEFAULT 0"
@@ -32,7 +32,7 @@ TABLES: dict[str, dict[str, str]] = {
         "created": "FLOAT NOT NULL", "used": "FLOAT NOT NULL", "status": "TEXT NOT NULL",
         "body": "BYTES NOT NULL", "num_bytes": "INT NOT NULL", "server_id": "TEXT", "num_events": _COUNT,
         "conversation_id": "TEXT", "conversation_end": _COUNT, "request": "BYTES",
-        "attempts": "INT NOT NULL DEFAULT 1",
+        "attempts": _COUNT,
     },
     "items": {
         "response_seq": "INT NOT NULL REFERENCES responses (seq) ON DELETE CASCADE",

@@ -55,3 +55,11 @@ class Database(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+def page_start(db: Database, table: str, owner: bytes, after: str | None, newest_first: bool) -> int | None:
+    """Returns the ``seq`` beyond which a page of an owner's rows begins, or None if ``after`` is no row."""
+    if after is None:
+        return 2**62 if newest_first else -1
+    row = db.execute(f"SELECT seq FROM {table} WHERE id = ? AND owner = ?", (after, owner)).fetchone()
+    return None if row is None else int(row[0])

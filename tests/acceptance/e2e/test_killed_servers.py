@@ -335,7 +335,7 @@ def test_one_of_two_http_processes_is_killed(tmp_path: Path) -> None:
 
 def num_resumed(folder: Path) -> int:
     with contextlib.closing(sqlite3.connect(folder / "responses.sqlite3")) as connection:
-        query = "SELECT COUNT(*) FROM responses WHERE attempts > 1 AND status IN ('completed', 'incomplete')"
+        query = "SELECT COUNT(*) FROM responses WHERE attempts > 0 AND status IN ('completed', 'incomplete')"
         return int(connection.execute(query).fetchone()[0])
 
 

@@ -44,7 +44,7 @@ def test_a_drain(tmp_path: Path, script: Script, hurry: bool, status: str) -> No
             assert found.status == status
             assert found.body["error"] is None
             assert (await reopened.background.waiting() != []) == (status == "queued")
-            assert await reopened.background.servers() == {}
+            assert await reopened.jobs.servers() == {}
             await reopened.close()
 
     run(scenario)

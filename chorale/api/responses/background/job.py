@@ -104,7 +104,7 @@ class Job:
             await self._run.start()
         except BaseException:
             await self._run.close()
-            await self._rows.unclaim(self.response_id, self._server_id)
+            await self._rows.put_back(self._server_id, self.response_id)
             await self._run.release()
             raise
 

@@ -58,12 +58,12 @@ class Resumer:
             return Job(await self._run(claimed), self._state.store, server_id, resumed=True)
         except (EngineError, QueueFullError, StoreError) as error:
             logger.warning("background response %s waits on: %s", response_id, error)
-            await rows.unclaim(response_id, server_id)
+            await rows.put_back(server_id, response_id)
         except ChoraleError as error:
             logger.warning("background response %s cannot be begun again: %s", response_id, error)
             await rows.fail(server_id, {response_id})
         except BaseException:  # this server is stopping
-            await rows.unclaim(response_id, server_id)
+            await rows.put_back(server_id, response_id)
             raise
         return None
 

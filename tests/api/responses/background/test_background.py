@@ -263,7 +263,7 @@ def test_the_end_of_the_process_fails_what_runs() -> None:
             body = (await server.sdk.responses.retrieve(made.id)).to_dict()
             assert body["status"] == "failed"
             assert body["error"] == {"code": "server_error", "message": STOPPED}
-            assert await store.background.servers() == {}
+            assert await store.jobs.servers() == {}
             assert fold_events(await resume(server, made.id))["status"] == "failed"
 
     run(scenario)
