@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
 
 class ToolError(Exception):
     """A call that failed. Never leaves ``ToolBox.call``."""
@@ -9,3 +13,13 @@ class ToolError(Exception):
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
+
+
+@contextlib.asynccontextmanager
+async def deadline(seconds: float, late: ToolError) -> AsyncIterator[None]:
+    """``asyncio.timeout`` that raises ``late``."""
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError:
+        raise late from None

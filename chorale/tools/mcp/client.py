@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from chorale.tools.contract import McpProgress, McpToolInfo
+from chorale.tools.errors import deadline
 from chorale.tools.mcp.transport import NotThisTransport, Transport
 from chorale.tools.mcp.wire import VERSIONS, McpError, Message, notification, request, result_of
 from chorale.tracing.context import outgoing_headers
@@ -62,12 +63,10 @@ class McpClient:
 
     async def connect(self) -> None:
         """Connects. On failure closes the client and raises ``McpError``."""
+        seconds = self._limits.connect_seconds
         try:
-            async with asyncio.timeout(self._limits.connect_seconds):
+            async with deadline(seconds, McpError(f"no handshake within {seconds:g} s")):
                 await self._connect()
-        except TimeoutError:
-            await self.aclose()
-            raise McpError(f"no handshake within {self._limits.connect_seconds:g} s") from None
         except BaseException:
             await self.aclose()
             raise
@@ -108,11 +107,9 @@ class McpClient:
 
     async def list_tools(self) -> tuple[McpToolInfo, ...]:
         """Returns the tools with usable names and schemas, in the server's order. Raises ``McpError``."""
-        try:
-            async with asyncio.timeout(self._limits.connect_seconds):
-                return await self._list_tools()
-        except TimeoutError:
-            raise McpError(f"no list of tools within {self._limits.connect_seconds:g} s") from None
+        seconds = self._limits.connect_seconds
+        async with deadline(seconds, McpError(f"no list of tools within {seconds:g} s")):
+            return await self._list_tools()
 
     async def _list_tools(self) -> tuple[McpToolInfo, ...]:
         found: dict[str, McpToolInfo] = {}
@@ -182,11 +179,9 @@ class McpClient:
             await asyncio.gather(task, waiter, return_exceptions=True)
 
     async def _call(self, params: Mapping[str, Any], on_note: Callable[[Message], None]) -> dict[str, Any]:
-        try:
-            async with asyncio.timeout(self._limits.call_seconds):
-                return result_of(await self._request("tools/call", params, on_note))
-        except TimeoutError:
-            raise McpError(f"no answer within {self._limits.call_seconds:g} s") from None
+        seconds = self._limits.call_seconds
+        async with deadline(seconds, McpError(f"no answer within {seconds:g} s")):
+            return result_of(await self._request("tools/call", params, on_note))
 
     async def _request(
         self, method: str, params: Mapping[str, Any], on_note: Callable[[Message], None]
@@ -215,10 +210,8 @@ def read_tool(record: Any, limits: McpLimits) -> McpToolInfo | None:
         return None
     description = record.get("description")
     hints: dict[str, Any] = {}
-    for source in (
-        record.get("annotations"),
-        record.get("_meta"),
-    ):  # SDK 2.x keeps unknown hints in _meta only
+    # SDK 2.x keeps unknown hints in _meta only.
+    for source in (record.get("annotations"), record.get("_meta")):
         if isinstance(source, dict) and len(json.dumps(source)) < 4096:
             hints |= source
     return McpToolInfo(

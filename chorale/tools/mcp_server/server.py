@@ -1,6 +1,6 @@
 """The browser and python tools as MCP servers for other engines: the protocol without HTTP.
 
-The client determines the session (``x-session-id``, the streamable HTTP session, or the SSE connection). Each
+The client determines the session (``x-session-id``, else the streamable HTTP session). Each
 session has its own cursors or interpreter. It ends when it is closed, idle, or displaced by newer ones.
 """
 
@@ -47,9 +47,8 @@ class _Session:
     def __init__(self, box: ToolBox) -> None:
         self.box = box
         self.used = time.monotonic()
-        self.lock = (
-            asyncio.Lock()
-        )  # calls of a session run one at a time, since they share cursors or variables
+        # Calls of a session run one at a time, since they share cursors or variables.
+        self.lock = asyncio.Lock()
 
 
 class ToolServer:

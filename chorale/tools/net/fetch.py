@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import zlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import httpx2
 
-from chorale.tools.errors import ToolError
+from chorale.tools.errors import ToolError, deadline
 from chorale.tools.net.addresses import AddressPolicy
 from chorale.tools.net.transport import AddressRefused, FilteringTransport, Resolve, system_resolve
 from chorale.tools.net.urls import in_domains, join_url, parse_url
@@ -61,7 +60,7 @@ class Fetcher:
     async def get(self, url: str, *, domains: tuple[str, ...] = ()) -> Fetched:
         """Fetches a URL with up to five redirects, each checked against ``domains``. Raises ``ToolError``."""
         target = parse_url(url)
-        async with _deadline(self.limits.seconds):
+        async with self._deadline():
             for _ in range(_MAX_REDIRECTS + 1):
                 if not in_domains(target.host, domains):
                     raise ToolError(f"{target.host} is outside the allowed domains")
@@ -85,12 +84,16 @@ class Fetcher:
     ) -> Fetched:
         """Sends a request to a configured service. Follows no redirects, since it may carry a key."""
         parse_url(url)
-        async with _deadline(self.limits.seconds):
+        async with self._deadline():
             request = self._client.build_request(method, url, headers=headers, params=params, json=json)
             answer = await self._send(request)
         if isinstance(answer, Fetched):
             return answer
         raise ToolError("the search service answered with a redirect")
+
+    def _deadline(self) -> AbstractAsyncContextManager[None]:
+        seconds = self.limits.seconds
+        return deadline(seconds, ToolError(f"no complete answer within {seconds:g} s"))
 
     async def _send(self, request: httpx2.Request) -> Fetched | str:
         """Returns the response, or the location of a redirect."""
@@ -126,16 +129,6 @@ class Fetcher:
 
     async def aclose(self) -> None:
         await self._client.aclose()
-
-
-@contextlib.asynccontextmanager
-async def _deadline(seconds: float) -> AsyncIterator[None]:
-    """``asyncio.timeout`` that raises a ``ToolError``."""
-    try:
-        async with asyncio.timeout(seconds):
-            yield
-    except TimeoutError:
-        raise ToolError(f"no complete answer within {seconds:g} s") from None
 
 
 class BoundedBody:

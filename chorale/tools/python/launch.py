@@ -36,9 +36,8 @@ class SandboxLaunch:
     kill_argv: tuple[str, ...] = ()  # run when the process ends, since the container may outlive its client
     watch_bytes: int | None = None  # memory limit of the processes and their tmpfs together
     call_filter: bytes | None = None  # a system-call filter; FILTER_FD in argv becomes the number of its pipe
-    own_timer: bool = (
-        True  # whether the interpreter itself ends a call that timed out and keeps the variables
-    )
+    # Whether the interpreter itself ends a call that timed out and keeps the variables.
+    own_timer: bool = True
     start_seconds: float = 30.0
 
 

@@ -62,9 +62,8 @@ class SessionPool:
         """
         if self._first is not None:
             await asyncio.shield(self._first)
-        starting = self._starting.setdefault(
-            container_id, asyncio.Lock()
-        )  # two branches must start a session only once
+        # Two branches must start a session only once.
+        starting = self._starting.setdefault(container_id, asyncio.Lock())
         async with starting:
             found = self._sessions.pop(container_id, None)
             if found is not None and found[1].alive:
