@@ -1,4 +1,8 @@
-"""One engine for the acceptance tests that need one: it takes a second to start, and all share its rows."""
+"""What starts slowly, once for all acceptance tests: an engine of this process, and a ``chorale serve``.
+
+``demo_served`` has the demo checkpoint, whose answers make sense; ``checkpoint`` is a small random one, for
+whatever holds for noise too.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.local_client import LocalClient
+from tests.support.served import Served, serving
 
 
 @pytest.fixture(scope="session")
@@ -26,3 +31,10 @@ def client(checkpoint: Path) -> Iterator[LocalClient]:
     made = make_client(checkpoint)
     yield made
     asyncio.run(made.close())
+
+
+@pytest.fixture(scope="session")
+def demo_served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """``chorale serve demo``; the demo is expanded into the user's cache, once."""
+    with serving("demo", tmp_path_factory.mktemp("demo-server")) as server:
+        yield server

@@ -7,36 +7,21 @@ try again for ever when an answer is empty or refused: a fault of ours ends in t
 from __future__ import annotations
 
 import ast
-import os
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.served import Served, serving
+from tests.acceptance.clients.program import Program
+from tests.support.served import Served
 
-PYTHON = os.environ.get("CHORALE_EVALS_PYTHON")
-pytestmark = pytest.mark.skipif(
-    PYTHON is None, reason="CHORALE_EVALS_PYTHON names no environment (install.sh)"
-)
-
-
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving("demo", tmp_path_factory.mktemp("evals")) as server:
-        yield server
+PROGRAM = Program("CHORALE_EVALS_PYTHON")
+pytestmark = PROGRAM.skip
 
 
 @pytest.mark.parametrize("sampler", ["responses", "chat_completions"])
-def test_the_basic_eval(demo: Served, sampler: str, tmp_path: Path) -> None:
-    options = ["--eval", "basic", "--model", "demo", "--sampler", sampler, "--base-url", f"{demo.url}/v1"]
-    done = subprocess.run(
-        [str(PYTHON), "-m", "gpt_oss.evals", *options],
-        cwd=tmp_path, env={**os.environ, "OPENAI_API_KEY": "unused"}, stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
+def test_the_basic_eval(demo_served: Served, sampler: str, tmp_path: Path) -> None:
+    options = f"--eval basic --model demo --sampler {sampler} --base-url {demo_served.url}/v1"
+    done = PROGRAM.run("gpt_oss.evals", *options.split(), folder=tmp_path)
     assert "Bad Request" not in done.stdout
     assert "retry" not in done.stdout
     scores = ast.literal_eval(done.stdout.splitlines()[-1])

@@ -3,42 +3,28 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.acceptance.clients.hf_tokenizer import write_tokenizer
-from tests.support.served import Served, serving
+from tests.acceptance.clients.program import Program
+from tests.support.served import Served
 
-PYTHON = os.environ.get("CHORALE_GUIDELLM_PYTHON")
-pytestmark = pytest.mark.skipif(
-    PYTHON is None, reason="CHORALE_GUIDELLM_PYTHON names no environment (install.sh)"
-)
+PROGRAM = Program("CHORALE_GUIDELLM_PYTHON")
+pytestmark = PROGRAM.skip
 REQUESTS, INPUT, OUTPUT = 6, 40, 24
-
-
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving("demo", tmp_path_factory.mktemp("guidellm")) as server:
-        yield server
 
 
 def run(server: Served, folder: Path, endpoint: str, data: str, *more: str) -> dict[str, Any]:
     """Returns the benchmark of the report."""
     out = folder / "report.json"
-    command = [str(PYTHON), "-m", "guidellm", "run", "--disable-console-interactive", "--data", data, *more]
+    command = ["guidellm", "run", "--disable-console-interactive", "--data", data, *more]
     command += ["--backend", f"kind=openai_http,target={server.url},request_format={endpoint},model=demo"]
     command += ["--profile", "kind=concurrent,streams=2"]
     command += ["--constraint", f"kind=max_requests,count={REQUESTS}", "--output", f"kind=json,path={out}"]
-    done = subprocess.run(
-        command, cwd=folder, env={**os.environ, "HF_HUB_OFFLINE": "1"}, stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    PROGRAM.run(*command, folder=folder)
     [benchmark] = json.loads(out.read_text())["benchmarks"]
     return dict(benchmark)
 
@@ -51,18 +37,18 @@ def completed(benchmark: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("endpoint", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
-def test_prompts_of_a_file(demo: Served, tmp_path: Path, endpoint: str) -> None:
+def test_prompts_of_a_file(demo_served: Served, tmp_path: Path, endpoint: str) -> None:
     prompts = tmp_path / "prompts.jsonl"
     rows = [{"prompt": f"What is {i} + 2?", "output_tokens_count": OUTPUT} for i in range(10)]
     prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for request in completed(run(demo, tmp_path, endpoint, f"kind=json_file,path={prompts}")):
+    for request in completed(run(demo_served, tmp_path, endpoint, f"kind=json_file,path={prompts}")):
         assert request["output_tokens"] == OUTPUT
 
 
-def test_synthetic_prompts(demo: Served, tmp_path: Path) -> None:
+def test_synthetic_prompts(demo_served: Served, tmp_path: Path) -> None:
     tokenizer = write_tokenizer(tmp_path / "tokenizer")
     data = f"kind=synthetic_text,prompt_tokens={INPUT},output_tokens={OUTPUT}"
     more = ["--tokenizer", f"kind=huggingface_auto,model={tokenizer}"]
-    for request in completed(run(demo, tmp_path, "/v1/completions", data, *more)):
+    for request in completed(run(demo_served, tmp_path, "/v1/completions", data, *more)):
         assert request["output_tokens"] == OUTPUT
         assert abs(request["prompt_tokens"] - INPUT) <= 2

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.served import Served, serving
+from tests.acceptance.clients.program import Program
+from tests.support.served import Served
 
-PYTHON = os.environ.get("CHORALE_INSPECT_PYTHON")
-pytestmark = pytest.mark.skipif(
-    PYTHON is None, reason="CHORALE_INSPECT_PYTHON names no environment (install.sh)"
-)
+PROGRAM = Program("CHORALE_INSPECT_PYTHON")
+pytestmark = PROGRAM.skip
 SUMS = [(3, 4), (12, 5), (20, 22)]
 TASKS = '''
 from inspect_ai import Task, task
@@ -54,27 +50,17 @@ def sums_with_tool():
 '''
 
 
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving("demo", tmp_path_factory.mktemp("inspect")) as server:
-        yield server
-
-
 def run(server: Served, folder: Path, model: str, *more: str) -> list[dict[str, Any]]:
     """Returns the logs of both tasks."""
     (folder / "sums.py").write_text(TASKS)
     rows = [{"input": f"What is {a} + {b}?", "target": str(a + b)} for a, b in SUMS]
     (folder / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    command = [str(PYTHON), "-m", "inspect_ai", "eval", "sums.py", "--model", model, "--display", "none"]
+    command = ["inspect_ai", "eval", "sums.py", "--model", model, "--display", "none"]
     command += ["--log-format", "json", "--log-dir", "logs", "--temperature", "0", "--max-tokens", "256"]
     url = f"{server.url}/v1"
     keys = {f"{name}_API_KEY": "unused" for name in ("OPENAI", "CHORALE", "VLLM")}
     urls = {f"{name}_BASE_URL": url for name in ("OPENAI", "CHORALE", "VLLM")}
-    done = subprocess.run(
-        [*command, *more], cwd=folder, env={**os.environ, **keys, **urls}, stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    PROGRAM.run(*command, *more, folder=folder, **keys, **urls)
     return [json.loads(path.read_text()) for path in (folder / "logs").glob("*.json")]
 
 
@@ -88,8 +74,8 @@ def run(server: Served, folder: Path, model: str, *more: str) -> list[dict[str, 
     ],
     ids=["chat", "responses", "compatible", "vllm"],
 )
-def test_sums(demo: Served, tmp_path: Path, model: str, more: list[str]) -> None:
-    logs = run(demo, tmp_path, model, *more)
+def test_sums(demo_served: Served, tmp_path: Path, model: str, more: list[str]) -> None:
+    logs = run(demo_served, tmp_path, model, *more)
     assert len(logs) == 2
     for log in logs:
         assert log["status"] == "success", log.get("error")

@@ -7,8 +7,6 @@ are those of the engine in this process, in float32. Answers are generated throu
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,12 +16,11 @@ import pytest
 from chorale import LLM, SamplingParams
 from chorale.harmony.vocab import load_vocabulary
 from tests.acceptance.clients.hf_tokenizer import write_tokenizer
+from tests.acceptance.clients.program import Program
 from tests.support.served import Served, serving
 
-PYTHON = os.environ.get("CHORALE_LM_EVAL_PYTHON")
-pytestmark = pytest.mark.skipif(
-    PYTHON is None, reason="CHORALE_LM_EVAL_PYTHON names no environment (install.sh)"
-)
+PROGRAM = Program("CHORALE_LM_EVAL_PYTHON")
+pytestmark = PROGRAM.skip
 SUMS = [(3, 4), (12, 5), (20, 22)]
 CHOICE = """
 task: sums_choice
@@ -109,15 +106,10 @@ def run(
     """Returns the results of each task, and its samples."""
     path = "chat/completions" if model == "local-chat-completions" else "completions"
     given = {"model": "demo", "base_url": f"{server.url}/v1/{path}", "max_length": 2048} | arguments
-    command = [str(PYTHON), "-m", "lm_eval", "run", "--model", model, "--tasks", names, *more]
+    command = ["lm_eval", "run", "--model", model, "--tasks", names, *more]
     command += ["--model_args", ",".join(f"{name}={value}" for name, value in given.items())]
     command += ["--include_path", str(tasks), "--log_samples", "--output_path", str(out)]
-    offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(out / "hub"), "OPENAI_API_KEY": "unused"}
-    done = subprocess.run(
-        command, env={**os.environ, **offline}, stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = PROGRAM.run(*command, folder=tasks, HF_HOME=str(out / "hub"))
     assert "Retrying" not in done.stderr
     [results] = out.glob("*/results_*.json")
     samples = {
