@@ -50,6 +50,19 @@ def test_what_a_killed_process_leaves_is_removed_by_the_next_one_and_not_before(
         assert path.exists()  # our own
 
 
+def test_a_folder_of_any_depth_is_removed(tmp_path: Path) -> None:
+    code = HOLD + (
+        "import os; os.chdir(f.path)\n"
+        "open('file', 'w').close()\n"
+        "for _ in range(1100): os.mkdir('d'); os.chdir('d')\n"
+        "os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+    assert len(list(tmp_path.iterdir())) == 1
+    sweep(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_is_not_ours_stays(tmp_path: Path) -> None:
     other_name, other_mode = tmp_path / "chorale-notes", tmp_path / f"{PREFIX}abcdefgh"
     file, link = tmp_path / f"{PREFIX}abcdefg1", tmp_path / f"{PREFIX}abcdefg2"

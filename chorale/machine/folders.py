@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 import shutil
 import stat
 import tempfile
@@ -41,7 +42,7 @@ class Folder:
 
     def remove(self) -> None:
         """Remove the folder with all that is in it. May be called again."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        remove_tree(self.path)
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -105,8 +106,31 @@ def sweep(place: Path) -> None:
         for path in _candidates(place):
             lock = _locked(path)
             if lock is not None:
-                shutil.rmtree(path, ignore_errors=True)
+                remove_tree(path)
                 os.close(lock)
+
+
+def remove_tree(path: Path) -> None:
+    """Removes a folder with all that is in it, however deep. Ignores errors.
+
+    A program of a model may nest folders deeper than ``shutil.rmtree`` recurses (before Python 3.13).
+    """
+    try:
+        shutil.rmtree(path, ignore_errors=True)
+    except RecursionError:
+        with contextlib.suppress(OSError):
+            _flatten(path)
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _flatten(path: Path) -> None:
+    """Moves every folder within ``path`` to its top, under names that nothing there has."""
+    folders, name = [path], secrets.token_hex(8)
+    for folder in folders:
+        with os.scandir(folder) as entries:
+            inner = [entry for entry in entries if entry.is_dir(follow_symlinks=False)]
+        for entry in inner:
+            folders.append(Path(entry.path).rename(path / f"{name}-{len(folders)}"))
 
 
 def _candidates(place: Path) -> Iterator[Path]:

@@ -11,12 +11,13 @@ import contextlib
 import json
 import os
 import secrets
-import shutil
 import tempfile
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
+from chorale.machine.folders import remove_tree
 from chorale.tools.processes import end_process, kill_group
 from chorale.tools.python.launch import FILTER_FD, SandboxLaunch
 from chorale.tools.python.memory import tree_bytes
@@ -179,7 +180,7 @@ class Session:
             await end_process(process)
         directory, self._directory = self._directory, None
         if directory is not None:
-            await asyncio.to_thread(shutil.rmtree, directory, True)
+            await asyncio.to_thread(remove_tree, Path(directory))
 
 
 async def _started(launch: SandboxLaunch) -> asyncio.subprocess.Process:
