@@ -19,11 +19,10 @@ from typing import Any
 from chorale.config.sampling_fields import MAX_CHOICES
 from chorale.engine.admission import Admission
 from chorale.engine.engine_state import EngineState
-from chorale.engine.kv_cache.events import KvEvent, KvEvents
+from chorale.engine.kv_cache.index_log import IndexLog
 from chorale.engine.pending_grammars import PendingGrammarQueue
 from chorale.engine.scheduling.scheduler import PlanningDrafter, Scheduler
 from chorale.engine.types import (
-    BlockChanges,
     EngineLimits,
     EngineStats,
     Executor,
@@ -217,37 +216,20 @@ class EngineCore:
             "host_load_seconds": loads.seconds,
         }
 
-    def follow_blocks(self) -> PrefixIndexState:
-        """Record changes of the prefix index from now on. Returns its present state."""
-        cache = self._engine.cache
-        return PrefixIndexState(
-            secret=self._admission.prefix_secret if self.limits.enable_prefix_caching else b"",
-            block_size=cache.block_size,
-            window=cache.window,
-            blocks=cache.pool.follow(),
-        )
+    @property
+    def index_log(self) -> IndexLog:
+        """What entered and left the prefix index since the last step, from ``log_index`` on."""
+        return self._engine.cache.log
 
-    def unfollow_blocks(self) -> None:
-        """Record no more changes."""
-        self._engine.cache.pool.unfollow()
+    def log_index(self, on: bool = True) -> None:
+        """Turn ``index_log`` on or off. It stays off without prefix caching, when no other request can find a
+        block."""
+        self.index_log.is_on = on and self.limits.enable_prefix_caching
 
-    def take_block_changes(self) -> BlockChanges | None:
-        """Return the changes since the last call or ``follow_blocks``, or None."""
-        return self._engine.cache.pool.take_changes()
-
-    def record_kv_events(self, *, both_groups: bool) -> None:
-        """Record the blocks that enter and leave the prefix index from now on, of full-attention layers or of
-        both groups; with prefix caching off, there are none. Call before the first request."""
-        if self.limits.enable_prefix_caching:
-            cache = self._engine.cache
-            cache.pool.events = KvEvents(both_groups=both_groups)
-            if cache.tier is not None:
-                cache.tier.slots.log = cache.pool.events
-
-    def take_kv_events(self) -> list[KvEvent]:
-        """Return the events since the last call. Call after every step if they are recorded."""
-        events = self._engine.cache.pool.events
-        return [] if events is None else events.take()
+    def prefix_index(self) -> PrefixIndexState:
+        """Return the present state of the prefix index."""
+        is_on = self.limits.enable_prefix_caching
+        return self._engine.cache.index_state(self._admission.prefix_secret if is_on else b"")
 
     def shutdown(self) -> None:
         self._pending_grammars.close()

@@ -211,6 +211,7 @@ class BlockChanges(msgspec.Struct, frozen=True, array_like=True):
     full_removed: bytes
     window_added: bytes
     window_removed: bytes
+    is_cleared: bool = False  # all other blocks were removed
 
 
 class PrefixIndexState(msgspec.Struct, frozen=True, array_like=True):

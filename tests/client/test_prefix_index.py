@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from chorale.client.routing.prefix_index import PrefixIndex, PrefixSearch
 from chorale.engine.kv_cache.cache import BlockTables, HybridCache
 from chorale.engine.kv_cache.hashing import extend_chain, salted_root
-from chorale.engine.types import CacheGroup, GenerateRequest, PrefixIndexState, SamplingSpec
+from chorale.engine.types import CacheGroup, GenerateRequest, SamplingSpec
 
 BLOCK, WINDOW = 4, 10
 SECRET = b"0123456789abcdef"
@@ -53,7 +53,7 @@ def family(draw: random.Random) -> list[int]:
 
 
 def index_of(cache: HybridCache, secret: bytes = SECRET) -> PrefixIndex:
-    return PrefixIndex(PrefixIndexState(secret, BLOCK, WINDOW, cache.pool.follow()))
+    return PrefixIndex(cache.index_state(secret))
 
 
 def asked(prompt: list[int], **fields: object) -> GenerateRequest:
@@ -146,5 +146,5 @@ def test_prompts_without_a_whole_block_or_with_ids_that_do_not_exist(prompt: lis
 
 def test_without_prefix_caching_there_is_no_secret_and_no_hit() -> None:
     cache = filled(3)
-    index = PrefixIndex(PrefixIndexState(b"", BLOCK, WINDOW, cache.pool.follow()))
+    index = PrefixIndex(cache.index_state(b""))
     assert search(asked([0] * 30), [index]) == [0]

@@ -9,8 +9,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from chorale.engine.kv_cache.changes import split_hashes
 from chorale.engine.kv_cache.hashing import extend_chain, salted_root
+from chorale.engine.kv_cache.index_log import split_hashes
 from chorale.engine.kv_cache.prefix import usable_prefix
 from chorale.engine.types import BlockChanges, GenerateRequest, PrefixIndexState
 
@@ -29,6 +29,9 @@ class PrefixIndex:
         self.apply(state.blocks)
 
     def apply(self, changes: BlockChanges) -> None:
+        if changes.is_cleared:
+            self.full.clear()
+            self.window_hashes.clear()
         self.full.difference_update(split_hashes(changes.full_removed))
         self.full.update(split_hashes(changes.full_added))
         self.window_hashes.difference_update(split_hashes(changes.window_removed))

@@ -15,32 +15,30 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 
-from chorale.engine.kv_cache.changes import IndexChanges
-from chorale.engine.kv_cache.events import KvEvents
 from chorale.engine.kv_cache.host_tier import HostTier
-from chorale.engine.types import BlockChanges, CacheGroup
+from chorale.engine.kv_cache.index_log import IndexLog
+from chorale.engine.types import CacheGroup
 
 
 class BlockPool:
     """Ids ``0 .. num_blocks - 1``, their reference counts, and the prefix index of each group.
 
-    Changes of the index are recorded from ``follow`` on, for clients that route by prefix. ``events`` records
-    blocks that leave the index; those that enter it are recorded by ``HybridCache``, which knows their chain.
+    It logs the blocks that leave the index; ``HybridCache`` and ``HostLoads``, which know the chain of a
+    block, log those that enter it.
     """
 
-    __slots__ = ("_cached", "_changes", "_index", "_key", "_plain", "_refs", "_tier", "events", "num_blocks")
+    __slots__ = ("_cached", "_index", "_key", "_plain", "_refs", "_tier", "log", "num_blocks")
 
-    def __init__(self, num_blocks: int, tier: HostTier | None = None) -> None:
+    def __init__(self, num_blocks: int, tier: HostTier | None = None, log: IndexLog | None = None) -> None:
         """``tier``: keeps copies of blocks that leave the index to make room."""
         self.num_blocks = num_blocks
+        self.log = IndexLog() if log is None else log
         self._tier = tier
         self._refs = [0] * num_blocks
         self._plain = list(range(num_blocks - 1, -1, -1))  # a stack: low ids first
         self._cached: OrderedDict[int, None] = OrderedDict()  # oldest first
         self._index: tuple[dict[bytes, int], dict[bytes, int]] = ({}, {})
         self._key: list[tuple[CacheGroup, bytes] | None] = [None] * num_blocks
-        self._changes: IndexChanges | None = None  # None: nobody follows
-        self.events: KvEvents | None = None  # None: not recorded
 
     @property
     def num_free(self) -> int:
@@ -92,8 +90,6 @@ class BlockPool:
             return False
         index[block_hash] = block
         self._key[block] = (group, block_hash)
-        if self._changes is not None:
-            self._changes.add(group, block_hash)
         return True
 
     def unpublish(self, group: CacheGroup, block_hash: bytes) -> None:
@@ -104,7 +100,7 @@ class BlockPool:
         self._key[block] = None
         if self._tier is not None:
             self._tier.unpublished(block)
-        self._record_removal(group, block_hash)
+        self.log.removed(group, (block_hash,), "GPU")
         if self._refs[block] == 0:
             del self._cached[block]
             self._plain.append(block)
@@ -114,15 +110,11 @@ class BlockPool:
         if self._tier is not None:
             self._tier.clear()
         for group in CacheGroup:
-            if self._changes is not None:
-                for block_hash in self._index[group]:
-                    self._changes.remove(group, block_hash)
             self._index[group].clear()
         self._key = [None] * self.num_blocks
         self._plain.extend(self._cached)
         self._cached.clear()
-        if self.events is not None:
-            self.events.cleared()
+        self.log.cleared()
 
     def _forget(self, block: int) -> None:
         key = self._key[block]
@@ -131,33 +123,8 @@ class BlockPool:
             self._key[block] = None
             if self._tier is not None:
                 self._tier.evicted(*key, block)
-            self._record_removal(*key)
-
-    def _record_removal(self, group: CacheGroup, block_hash: bytes) -> None:
-        if self._changes is not None:
-            self._changes.remove(group, block_hash)
-        if self.events is not None:
-            self.events.removed(group, (block_hash,), "GPU")
-
-    # ------------------------------------------------------------------ followers
+            self.log.removed(key[0], (key[1],), "GPU")
 
     def published(self, group: CacheGroup) -> Mapping[bytes, int]:
         """The prefix index of a group. Read only."""
         return self._index[group]
-
-    def follow(self) -> BlockChanges:
-        """Record changes from now on. Returns the whole index as additions.
-
-        Changes that were recorded before stay: they repeat what the additions say.
-        """
-        if self._changes is None:
-            self._changes = IndexChanges()
-        full, window = (b"".join(index) for index in self._index)
-        return BlockChanges(full, b"", window, b"")
-
-    def unfollow(self) -> None:
-        self._changes = None
-
-    def take_changes(self) -> BlockChanges | None:
-        """Return what was recorded since the last call, or None."""
-        return self._changes.take() if self._changes is not None else None

@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from chorale.engine.kv_cache.blocks import BlockPool
-from chorale.engine.kv_cache.events import TokenSource
 from chorale.engine.kv_cache.host_tier import SPACING, HostTier
+from chorale.engine.kv_cache.index_log import IndexLog, TokenSource
 from chorale.engine.kv_cache.prefix import EitherOf, first_window_block, usable_prefix
-from chorale.engine.types import CacheGroup
+from chorale.engine.types import BlockChanges, CacheGroup, PrefixIndexState
 
 FULL, WINDOW = CacheGroup.FULL, CacheGroup.WINDOW
 
@@ -41,15 +41,18 @@ class BlockTables:
 class HybridCache:
     """The only writer of block tables; ``pool`` is the only writer of ids and counts."""
 
-    __slots__ = ("_resumed_from", "_spacing", "block_size", "max_window_blocks", "pool", "tier", "window")
+    __slots__ = (
+        "_resumed_from", "_spacing", "block_size", "log", "max_window_blocks", "pool", "tier", "window",
+    )  # fmt: skip
 
     def __init__(
         self, num_blocks: int, block_size: int, window: int, num_host_slots: int = 0, max_saved_pages: int = 0
     ) -> None:
         """``num_host_slots``: pages that host memory holds, of which ``max_saved_pages`` are written before
         a step at most."""
-        self.tier = HostTier(num_host_slots, num_blocks, max_saved_pages) if num_host_slots else None
-        self.pool = BlockPool(num_blocks, self.tier)
+        self.log = log = IndexLog()
+        self.tier = HostTier(num_host_slots, num_blocks, max_saved_pages, log) if num_host_slots else None
+        self.pool = BlockPool(num_blocks, self.tier, log)
         self.block_size = block_size
         self.window = window
         # Most blocks that W consecutive positions can touch.
@@ -134,6 +137,11 @@ class HybridCache:
         self.pool.share(block)
         table.append(block)
 
+    def index_state(self, secret: bytes) -> PrefixIndexState:
+        """Return what ``lookup`` needs in another process. ``secret``: the key of the block hashes."""
+        full, window = (b"".join(self.pool.published(group)) for group in CacheGroup)
+        return PrefixIndexState(secret, self.block_size, self.window, BlockChanges(full, b"", window, b""))
+
     # ------------------------------------------------------------------ growth and release
 
     def room(self, blocks: BlockTables, num_computed: int) -> int:
@@ -170,7 +178,7 @@ class HybridCache:
         release window blocks that are no longer visible.
 
         ``block_hashes`` covers the whole blocks; it is empty for a sequence whose blocks are not shared.
-        ``source``: the sequence, for its tokens in events.
+        ``source``: the sequence, for its tokens in the log.
         """
         publish, start = self.pool.publish, blocks.window_start
         full: list[int] = []
@@ -183,10 +191,8 @@ class HybridCache:
             if self.tier is not None and index >= start and index % self._spacing >= self._resumed_from:
                 self._mark_resumed(block_hashes[index])
             blocks.num_published = index + 1
-        events = self.pool.events
-        if events is not None:
-            events.published(FULL, full, block_hashes, source, self.block_size)
-            events.published(WINDOW, window, block_hashes, source, self.block_size)
+        self.log.published(FULL, full, block_hashes, source, self.block_size)
+        self.log.published(WINDOW, window, block_hashes, source, self.block_size)
         unseen = self.first_window_block(num_computed) - start
         if unseen > 0:
             for block in blocks.window[:unseen]:

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from chorale.engine.kv_cache.cache import HybridCache
-from chorale.engine.kv_cache.events import TokenSource
 from chorale.engine.kv_cache.host_tier import HostTier, columns
+from chorale.engine.kv_cache.index_log import TokenSource
 from chorale.engine.types import CacheGroup, HostLoad, Transfers
 
 FULL, WINDOW = CacheGroup.FULL, CacheGroup.WINDOW
@@ -145,10 +145,9 @@ class HostLoads:
                 pool.share(indexed)
                 pool.release(block)
                 load.held[place] = indexed
-        if pool.events is not None:
-            size = self._cache.block_size
-            for group in CacheGroup:
-                pool.events.published(group, added[group], load.block_hashes, load.source, size)
+        size = self._cache.block_size
+        for group in CacheGroup:
+            self._cache.log.published(group, added[group], load.block_hashes, load.source, size)
 
     def release(self, load: Load) -> None:
         """Give the blocks back, at once or when the load ends. Repeating it is harmless."""

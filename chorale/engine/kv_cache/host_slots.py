@@ -12,18 +12,18 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 
-from chorale.engine.kv_cache.events import NO_TOKEN_IDS, KvEvents
+from chorale.engine.kv_cache.index_log import NO_TOKEN_IDS, IndexLog
 from chorale.engine.types import CacheGroup
 
 
 class HostSlots:
     """Slots ``0 .. num_slots - 1`` and what they hold. Operations on one slot are O(1)."""
 
-    __slots__ = ("_free", "_index", "_key", "_pins", "_used", "log", "num_slots")
+    __slots__ = ("_free", "_index", "_key", "_log", "_pins", "_used", "num_slots")
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, log: IndexLog | None = None) -> None:
         self.num_slots = num_slots
-        self.log: KvEvents | None = None
+        self._log = IndexLog() if log is None else log
         self._free = list(range(num_slots - 1, -1, -1))  # a stack: low slots first
         self._used: OrderedDict[int, None] = OrderedDict()  # longest unused first
         self._pins: dict[int, int] = {}
@@ -54,8 +54,7 @@ class HostSlots:
         self._key[slot] = (group, block_hash)
         self._index[group][block_hash] = slot
         self._used[slot] = None
-        if self.log is not None:
-            self.log.stored(group, [block_hash], None, NO_TOKEN_IDS, "CPU")
+        self._log.stored(group, [block_hash], None, NO_TOKEN_IDS, "CPU")
         return slot
 
     def touch(self, slot: int) -> None:
@@ -89,12 +88,12 @@ class HostSlots:
             self._free.append(slot)
 
     def clear(self) -> None:
-        """Empty the index. It is not logged: the caller empties the device's, too, and records that."""
-        log, self.log = self.log, None
-        for group in CacheGroup:
-            for block_hash in list(self._index[group]):
-                self.forget(group, block_hash)
-        self.log = log
+        """Empty the index. It is not logged: the caller empties the device's, too, and logs that."""
+        for index in self._index:
+            index.clear()
+        self._key = [None] * self.num_slots
+        self._free.extend(self._used)
+        self._used.clear()
 
     def _remove_key(self, slot: int) -> None:
         key = self._key[slot]
@@ -102,5 +101,4 @@ class HostSlots:
         group, block_hash = key
         del self._index[group][block_hash]
         self._key[slot] = None
-        if self.log is not None:
-            self.log.removed(group, [block_hash], "CPU")
+        self._log.removed(group, [block_hash], "CPU")

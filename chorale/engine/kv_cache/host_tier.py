@@ -13,6 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from chorale.engine.kv_cache.host_slots import HostSlots
+from chorale.engine.kv_cache.index_log import IndexLog
 from chorale.engine.types import CacheGroup, IntArray
 
 SPACING = 16  # windows between the places where any sequence can be resumed: 6 % more pages
@@ -23,9 +24,11 @@ class HostTier:
 
     __slots__ = ("_is_resumed", "_most", "_of_load", "_saved", "num_dropped", "num_saved", "slots")
 
-    def __init__(self, num_slots: int, num_blocks: int, max_saved_pages: int) -> None:
+    def __init__(
+        self, num_slots: int, num_blocks: int, max_saved_pages: int, log: IndexLog | None = None
+    ) -> None:
         """``max_saved_pages``: copies of one plan, at most. What exceeds them is dropped."""
-        self.slots = HostSlots(num_slots)
+        self.slots = HostSlots(num_slots, log)
         self._most = max_saved_pages
         self._is_resumed = bytearray(num_blocks)  # of WINDOW blocks in the prefix index
         self._saved: dict[int, int] = {}  # slot -> block, for the next plan

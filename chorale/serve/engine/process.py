@@ -26,8 +26,9 @@ import msgspec
 from chorale.client.base import Core, EngineInfo
 from chorale.client.wire.messages import Abort, CheckGrammar, FollowBlocks, Submit, ToEngine, Unregister
 from chorale.config.engine import EngineConfig
+from chorale.engine.kv_cache.index_log import net_changes
 from chorale.engine.pending_grammars import PATIENCE
-from chorale.engine.types import BlockChanges, EngineStats, GenerateRequest, PrefixIndexState
+from chorale.engine.types import EngineStats, GenerateRequest, PrefixIndexState
 from chorale.errors import ChoraleError, ConfigError, GpuError
 from chorale.kernels.triton.precompile import pool
 from chorale.machine.hardware import cpu_count
@@ -57,11 +58,7 @@ _NVIDIA = "/dev/nvidiactl"  # exists where an NVIDIA driver is loaded
 class FollowedCore(Core, RecordingCore, Protocol):
     """A core whose prefix index clients can follow: ``engine.core.EngineCore``."""
 
-    def follow_blocks(self) -> PrefixIndexState: ...
-
-    def unfollow_blocks(self) -> None: ...
-
-    def take_block_changes(self) -> BlockChanges | None: ...
+    def prefix_index(self) -> PrefixIndexState: ...
 
 
 Build = Callable[[EngineConfig, Progress], tuple[FollowedCore, EngineInfo]]
@@ -83,7 +80,6 @@ class EngineInbox:
         self._publisher = publisher
         self._draining = False
         self._checks: dict[Future[str | None], tuple[bytes, int]] = {}  # of grammars
-        self._is_followed = False  # the core records changes of the prefix index
 
     def drain(self) -> None:
         """End the loop as soon as there is no work left."""
@@ -97,13 +93,11 @@ class EngineInbox:
         for verdict in [verdict for verdict in self._checks if verdict.done()]:
             self._server_socket.answer_check(*self._checks.pop(verdict), verdict.result())
         self._server_socket.expire_silent_clients()
-        if self._is_followed and not core.has_work:
-            self._update_followers(core.stats)  # of requests that were refused
+        if not core.has_work:
+            self._report_index(self._heartbeat.stats)  # what aborts and refusals changed
         return core.has_work or not self._draining
 
     def wait(self, timeout: float) -> None:
-        if self._publisher is not None:
-            self._publish(self._publisher, self._heartbeat.stats)
         if self._checks:
             concurrent.futures.wait(self._checks, PATIENCE, concurrent.futures.FIRST_COMPLETED)
         else:
@@ -114,24 +108,24 @@ class EngineInbox:
         chunks = core.step()
         self._heartbeat.step_ends()
         stats = core.stats()
-        if self._publisher is not None:
-            self._publish(self._publisher, stats)
+        self._report_index(stats)
         self._heartbeat.stats = stats
-        if self._is_followed:
-            self._update_followers(lambda: stats)
         if chunks:
             self._server_socket.deliver(chunks, stats)
 
-    def _publish(self, publisher: KvEventPublisher, stats: EngineStats) -> None:
-        publisher.collect()
-        stats.kv_event_batches, stats.kv_event_batches_dropped = publisher.num_batches, publisher.num_dropped
-
-    def _update_followers(self, stats: Callable[[], EngineStats]) -> None:
+    def _report_index(self, stats: EngineStats) -> None:
+        """Tell subscribers and followers what entered and left the prefix index since the last call."""
+        publisher, events = self._publisher, self._core.index_log.take()
+        if publisher is not None:
+            publisher.publish(events)
+            stats.kv_event_batches, stats.kv_event_batches_dropped = (
+                publisher.num_batches,
+                publisher.num_dropped,
+            )
         if self._server_socket.has_followers:
-            self._server_socket.update_followers(self._core.take_block_changes(), stats())
+            self._server_socket.update_followers(net_changes(events), stats)
         else:
-            self._core.unfollow_blocks()
-            self._is_followed = False
+            self._core.log_index(publisher is not None)
 
     def abort(self, request_ids: list[str]) -> None:
         for request_id in request_ids:
@@ -145,8 +139,8 @@ class EngineInbox:
         elif isinstance(message, Abort):
             self._abort(client, message)
         elif isinstance(message, FollowBlocks):
-            self._is_followed = True
-            self._server_socket.follow(client, self._core.follow_blocks(), self._core.stats())
+            self._core.log_index()
+            self._server_socket.follow(client, self._core.prefix_index(), self._core.stats())
         elif isinstance(message, CheckGrammar):
             self._checks[self._core.check_grammar(message.grammar)] = client, message.number
         elif isinstance(message, Unregister):

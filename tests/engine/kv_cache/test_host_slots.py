@@ -68,8 +68,8 @@ def test_a_pinned_page_that_is_forgotten_is_free_afterwards() -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(CALLS), st.integers(0, 9))))
 def test_the_log_ends_with_the_index(calls: list[tuple[str, int]]) -> None:
-    slots, log, pinned = HostSlots(4), Log(), list[int]()
-    slots.log = log  # type: ignore[assignment]
+    log, pinned = Log(), list[int]()
+    slots = HostSlots(4, log)  # type: ignore[arg-type]
     for call, number in calls:
         group, name = CacheGroup(number % 2), bytes([number])
         slot = slots.find(group, name)

@@ -16,7 +16,7 @@ import zmq
 
 from chorale.client.base import EngineInfo
 from chorale.config.kv_events import KvEventsConfig, endpoint_of
-from chorale.engine.kv_cache.events import event_hash
+from chorale.engine.kv_cache.index_log import event_hash
 from chorale.engine.types import CacheGroup, EngineLimits, GenerateRequest, SamplingSpec
 from chorale.errors import ConfigError
 from chorale.llm.engine import OfflineEngine

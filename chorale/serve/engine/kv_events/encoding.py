@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from chorale.config.kv_events import Encoding
-from chorale.engine.kv_cache.events import BlocksRemoved, BlocksStored, KvEvent, event_hash
+from chorale.engine.kv_cache.index_log import BlocksRemoved, BlocksStored, IndexEvent, event_hash
 from chorale.engine.types import CacheGroup
 
 _KINDS = {CacheGroup.FULL: "full_attention", CacheGroup.WINDOW: "sliding_window"}
@@ -64,11 +64,11 @@ class BatchEncoder:
         self._cleared = _Cleared() if is_map else _ClearedArray()
         self._encode = msgspec.msgpack.Encoder().encode
 
-    def encode(self, seconds: float, events: Iterable[KvEvent]) -> bytes:
+    def encode(self, seconds: float, events: Iterable[IndexEvent]) -> bytes:
         """Returns the payload: the time, the events, and the number of the replica."""
         return self._encode((seconds, [self._event(event) for event in events], self._replica))
 
-    def _event(self, event: KvEvent) -> Any:
+    def _event(self, event: IndexEvent) -> Any:
         if isinstance(event, BlocksStored):
             return self._stored(event)
         if isinstance(event, BlocksRemoved):

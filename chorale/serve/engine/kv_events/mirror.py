@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from chorale.engine.kv_cache.events import BlocksRemoved, BlocksStored, IndexCleared, KvEvent, Medium
+from chorale.engine.kv_cache.index_log import BlocksRemoved, BlocksStored, IndexCleared, IndexEvent, Medium
 from chorale.engine.types import CacheGroup
 
 EVENTS_OF_PART = 256  # blocks in a message of a snapshot
@@ -26,7 +26,7 @@ class EventMirror:
         self._token_bytes = 4 * block_size
         self._blocks: dict[tuple[CacheGroup, Medium], dict[bytes, _Block]] = {}
 
-    def apply(self, events: Iterable[KvEvent]) -> None:
+    def apply(self, events: Iterable[IndexEvent]) -> None:
         for event in events:
             if isinstance(event, BlocksStored):
                 self._store(event)
@@ -45,7 +45,7 @@ class EventMirror:
             blocks[block_hash] = _Block(parent, tokens[place * size : (place + 1) * size], salt)
             parent, salt = block_hash, ""
 
-    def snapshot(self) -> Iterator[list[KvEvent]]:
+    def snapshot(self) -> Iterator[list[IndexEvent]]:
         """Yields events that lead to this state, whatever was known before."""
         yield [IndexCleared()]
         for (group, medium), blocks in self._blocks.items():

@@ -19,8 +19,8 @@ from typing import Protocol
 import zmq
 
 from chorale.config.kv_events import KvEventsConfig
-from chorale.engine.kv_cache.events import BlocksStored, IndexCleared, KvEvent
-from chorale.engine.types import EngineLimits
+from chorale.engine.kv_cache.index_log import BlocksStored, IndexCleared, IndexEvent, IndexLog
+from chorale.engine.types import CacheGroup, EngineLimits
 from chorale.serve.engine.kv_events.encoding import BatchEncoder
 from chorale.serve.engine.kv_events.mirror import EventMirror
 from chorale.serve.engine.kv_events.sockets import open_publisher, open_replay
@@ -35,13 +35,14 @@ _SLICE, _PAUSE = 64, 0.0005  # batches of a replay between two pauses, and their
 
 
 class RecordingCore(Protocol):
-    """A core that records KV events: ``engine.core.EngineCore``."""
+    """A core that logs what enters and leaves its prefix index: ``engine.core.EngineCore``."""
 
     limits: EngineLimits
 
-    def record_kv_events(self, *, both_groups: bool) -> None: ...
+    @property
+    def index_log(self) -> IndexLog: ...
 
-    def take_kv_events(self) -> list[KvEvent]: ...
+    def log_index(self, on: bool = True) -> None: ...
 
 
 def open_kv_events(config: KvEventsConfig | None, replica: int = 0) -> KvEventPublisher | None:
@@ -66,7 +67,7 @@ class KvEventPublisher:
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
         os.set_blocking(self._wake_read, False)
-        self._pending: deque[tuple[int, float, list[KvEvent]]] = deque()
+        self._pending: deque[tuple[int, float, list[IndexEvent]]] = deque()
         self._is_awake = False  # the thread will look at ``_pending`` again
         self._is_closing = False
         self.num_batches = 0  # also the next number of the sequence
@@ -83,26 +84,31 @@ class KvEventPublisher:
         self._warned_at = -_WARN_SECONDS
 
     def start(self, core: RecordingCore) -> None:
-        """Let ``core`` record events, and start publishing.
+        """Turn on the log of ``core``, and start publishing.
 
         The first batch clears what subscribers know of an earlier engine.
         """
-        self._core, limits = core, core.limits
-        core.record_kv_events(both_groups=self._config.groups == "all")
+        self._log, limits = core.index_log, core.limits
+        core.log_index()
         if self._router is not None:
             self._mirror = EventMirror(limits.block_size)
         self._encoder = BatchEncoder(
             self._config.encoding, self._replica, limits.block_size, limits.sliding_window
         )
-        self._publish([IndexCleared()])
+        self.publish([IndexCleared()])
         self._thread = threading.Thread(target=self._run, name="kv-events", daemon=True)
         self._thread.start()
 
     def collect(self) -> None:
-        """Publish what the core recorded since the last call. Never blocks."""
-        self._publish(self._core.take_kv_events())
+        """Publish what was logged since the last step, if nobody else reads the log."""
+        self.publish(self._log.take())
 
-    def _publish(self, events: list[KvEvent]) -> None:
+    def publish(self, events: list[IndexEvent]) -> None:
+        """Publish what the log of a step has. Never blocks."""
+        if self._config.groups != "all":
+            events = [
+                each for each in events if isinstance(each, IndexCleared) or each.group is CacheGroup.FULL
+            ]
         if not events:
             return
         if len(self._pending) >= self._config.max_queue_size:
@@ -122,7 +128,7 @@ class KvEventPublisher:
     def close(self) -> None:
         """Publish what is queued and that all blocks are gone, and close the sockets."""
         if self._thread is not None:
-            self._publish([IndexCleared()])
+            self.publish([IndexCleared()])
             self._is_closing = True
             self._wake()
             self._thread.join(_SHUTDOWN_SECONDS)

@@ -1,4 +1,7 @@
-"""KvEvents: each arrival in the prefix index and each departure, once, with the block's parent and tokens."""
+"""IndexLog: each arrival in the prefix index and each departure, once, with the block's parent and tokens.
+
+Also what a client that follows the index knows after each batch.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,27 @@ import random
 import numpy as np
 import pytest
 
+from chorale.client.routing.prefix_index import PrefixIndex
 from chorale.engine.kv_cache.blocks import BlockPool
 from chorale.engine.kv_cache.cache import BlockTables, HybridCache
-from chorale.engine.kv_cache.events import (
+from chorale.engine.kv_cache.hashing import extend_chain, salted_root, shared_secret
+from chorale.engine.kv_cache.index_log import (
     BlocksRemoved,
     BlocksStored,
     IndexCleared,
-    KvEvent,
-    KvEvents,
+    IndexEvent,
+    IndexLog,
     event_hash,
+    net_changes,
 )
-from chorale.engine.kv_cache.hashing import extend_chain, salted_root, shared_secret
-from chorale.engine.types import CacheGroup, EngineLimits, GenerateRequest, IntArray, SamplingSpec
+from chorale.engine.types import (
+    BlockChanges,
+    CacheGroup,
+    EngineLimits,
+    GenerateRequest,
+    IntArray,
+    SamplingSpec,
+)
 from tests.support.engine.simulation import EOS, VOCAB, Life
 
 FULL, WINDOW = CacheGroup.FULL, CacheGroup.WINDOW
@@ -45,7 +57,7 @@ class Reader:
         self.host: tuple[set[bytes], set[bytes]] = (set(), set())
         self.num_events = 0
 
-    def read(self, events: list[KvEvent]) -> None:
+    def read(self, events: list[IndexEvent]) -> None:
         for event in events:
             self.num_events += 1
             if isinstance(event, IndexCleared):
@@ -76,18 +88,23 @@ class Reader:
         self.index[event.group].update(event.hashes)
 
 
-def recorded(num_blocks: int) -> tuple[BlockPool, KvEvents]:
-    pool = BlockPool(num_blocks)
-    pool.events = KvEvents()
-    return pool, pool.events
+def recorded(num_blocks: int) -> tuple[BlockPool, IndexLog]:
+    log = log_on()
+    return BlockPool(num_blocks, log=log), log
+
+
+def log_on() -> IndexLog:
+    log = IndexLog()
+    log.is_on = True
+    return log
 
 
 def test_a_run_of_blocks_is_one_event_with_parent_tokens_and_salt() -> None:
     cache, tables = HybridCache(20, 4, 8), BlockTables()
-    cache.pool.events = KvEvents()
+    cache.log.is_on = True
     cache.grow(tables, 16)
     cache.commit(tables, 11, HASHES[:4], Tokens())  # two whole blocks
-    first = cache.pool.events.take()
+    first = cache.log.take()
     assert [(event.group, event.hashes) for event in first if isinstance(event, BlocksStored)] == [
         (FULL, HASHES[:2]),
         (WINDOW, HASHES[:2]),
@@ -97,7 +114,7 @@ def test_a_run_of_blocks_is_one_event_with_parent_tokens_and_salt() -> None:
     assert (event.parent, event.cache_salt, event.medium) == (None, "salt", "GPU")
     assert event.token_ids.tolist() == list(range(100, 108))
     cache.commit(tables, 16, HASHES[:4], Tokens())
-    event = cache.pool.events.take()[0]
+    event = cache.log.take()[0]
     assert isinstance(event, BlocksStored)
     assert (event.hashes, event.parent, event.cache_salt) == (HASHES[2:4], HASHES[1], "")
     assert event.token_ids.tolist() == list(range(108, 116))
@@ -107,10 +124,10 @@ def test_blocks_that_were_there_already_are_not_reported_again() -> None:
     cache, other, tables = HybridCache(20, 4, 40), BlockTables(), BlockTables()
     cache.grow(other, 12)
     cache.pool.publish(FULL, HASHES[1], other.full[1])
-    cache.pool.events = KvEvents()
+    cache.log.is_on = True
     cache.grow(tables, 12)
     cache.commit(tables, 12, HASHES[:3], Tokens())
-    stored = [event for event in cache.pool.events.take() if isinstance(event, BlocksStored)]
+    stored = [event for event in cache.log.take() if isinstance(event, BlocksStored)]
     assert [(event.group, event.hashes, event.parent) for event in stored] == [
         (FULL, HASHES[:1], None),
         (FULL, HASHES[2:3], HASHES[1]),
@@ -136,7 +153,7 @@ def test_evictions_of_a_group_are_one_event() -> None:
 
 
 def test_a_taken_event_never_changes() -> None:
-    events = KvEvents()
+    events = log_on()
     events.removed(FULL, HASHES[:1], "GPU")
     taken = events.take()
     events.removed(FULL, HASHES[1:2], "GPU")
@@ -146,7 +163,7 @@ def test_a_taken_event_never_changes() -> None:
 
 def test_no_removal_moves_before_an_arrival_in_the_other_medium() -> None:
     """A subscriber that learns the tokens from the GPU's event must still have them at the CPU's."""
-    events, none = KvEvents(), np.zeros(0, np.int32)
+    events, none = log_on(), np.zeros(0, np.int32)
     events.removed(FULL, HASHES[:1], "GPU")
     events.stored(FULL, HASHES[1:2], HASHES[0], none, "CPU")
     events.removed(FULL, HASHES[1:2], "GPU")
@@ -157,7 +174,7 @@ def test_no_removal_moves_before_an_arrival_in_the_other_medium() -> None:
 
 
 def test_a_block_that_comes_back_is_reported_in_order() -> None:
-    events = KvEvents()
+    events = log_on()
     events.removed(FULL, HASHES[:1], "GPU")
     events.stored(FULL, HASHES[:1], None, np.zeros(4, np.int32), "GPU")
     events.removed(FULL, HASHES[:1], "GPU")
@@ -174,6 +191,29 @@ def test_unpublished_and_forgotten_blocks_are_reported() -> None:
     pool.unpublish(FULL, HASHES[5])  # was never there
     pool.forget_all()
     assert events.take() == [BlocksRemoved(FULL, HASHES[:1], "GPU"), IndexCleared()]
+
+
+def test_a_follower_gets_the_last_state_of_each_block_on_the_device() -> None:
+    log, none = log_on(), np.zeros(0, np.int32)
+    log.stored(FULL, HASHES[:2], None, none, "GPU")
+    log.stored(WINDOW, HASHES[:1], None, none, "GPU")
+    log.removed(FULL, HASHES[1:2], "GPU")
+    log.removed(FULL, HASHES[:1], "CPU")
+    assert net_changes(log.take()) == BlockChanges(HASHES[0], HASHES[1], HASHES[0], b"")
+    log.removed(FULL, HASHES[:1], "GPU")
+    log.cleared()
+    log.stored(FULL, HASHES[2:3], None, none, "GPU")
+    assert net_changes(log.take()) == BlockChanges(HASHES[2], b"", b"", b"", is_cleared=True)
+    log.stored(FULL, HASHES[3:4], None, none, "CPU")
+    assert net_changes(log.take()) is None
+
+
+def test_nothing_is_recorded_while_nobody_reads() -> None:
+    log = IndexLog()
+    log.stored(FULL, HASHES[:2], None, np.zeros(0, np.int32), "GPU")
+    log.removed(FULL, HASHES[:1], "GPU")
+    log.cleared()
+    assert log.take() == []
 
 
 def test_the_number_of_a_block_is_the_low_half_of_its_hash() -> None:
@@ -201,7 +241,9 @@ def test_events_follow_a_life_of_the_engine(caching: bool, slots: int) -> None:
     life = Life(limits)
     tier = life.core._engine.cache.tier
     core, pool = life.core, life.core._engine.cache.pool
-    core.record_kv_events(both_groups=True)
+    log = core.index_log
+    core.log_index()
+    follower = PrefixIndex(core.prefix_index())
     reader = Reader(4, core._admission.prefix_secret)
     texts = [[rng.randrange(VOCAB) for _ in range(90)] for _ in range(3)]
     for number in range(150):
@@ -217,15 +259,20 @@ def test_events_follow_a_life_of_the_engine(caching: bool, slots: int) -> None:
         )
         for _ in range(rng.randint(1, 12)):
             life.step()
-            reader.read(core.take_kv_events())
+            events = log.take()
+            reader.read(events)
+            if (changes := net_changes(events)) is not None:
+                follower.apply(changes)
             if caching:
                 assert (set(pool.published(FULL)), set(pool.published(WINDOW))) == reader.index
+            assert (follower.full, follower.window_hashes) == reader.index
             if tier is not None:
                 assert tuple(set(tier.slots.published(group)) for group in CacheGroup) == reader.host
         if rng.random() < 0.2 and (name := life.unfinished_sample(rng)) is not None:
             life.abort(name)
         if number == 100:
             pool.forget_all()
+            follower = PrefixIndex(core.prefix_index()) if caching else follower  # in the middle of a batch
     assert core.stats().num_preemptions > 5
     assert (reader.num_events > 500) == caching
     assert (core.stats().num_host_loads > 10) == bool(slots)

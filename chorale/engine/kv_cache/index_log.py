@@ -1,18 +1,19 @@
-"""KvEvents: what entered and left the prefix index, in order, for subscribers outside the server.
+"""IndexLog: what entered and left the prefix index, in order.
 
-A follower of the index (``changes.py``) needs only its present state. Events also name each block's parent
-and tokens, and report each arrival and departure exactly once.
+It has two readers. Subscribers outside the server get every event, with each block's parent and tokens.
+Clients that route by prefix need only the last state of each block on the device: ``net_changes``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, Protocol
 
 import msgspec
 import numpy as np
 
-from chorale.engine.types import CacheGroup, IntArray
+from chorale.engine.kv_cache.hashing import HASH_SIZE
+from chorale.engine.types import BlockChanges, CacheGroup, IntArray
 
 Medium = Literal["GPU", "CPU"]  # where a block's keys and values are
 NO_TOKEN_IDS: IntArray = np.zeros(0, np.int32)
@@ -44,7 +45,7 @@ class IndexCleared(msgspec.Struct, frozen=True, gc=False):
     """All blocks left the index, of both groups and in every medium."""
 
 
-KvEvent = BlocksStored | BlocksRemoved | IndexCleared
+IndexEvent = BlocksStored | BlocksRemoved | IndexCleared
 
 
 class TokenSource(Protocol):
@@ -61,18 +62,17 @@ def event_hash(block_hash: bytes) -> int:
     return int.from_bytes(block_hash[-8:], "big")
 
 
-class KvEvents:
-    """The events since the last ``take``, which must follow every step.
+class IndexLog:
+    """The events since the last ``take``, which must follow every step while the log ``is_on``.
 
-    Removals of one group are joined to one event if nothing else happened to that group in between. Those of
-    the WINDOW group are recorded with ``both_groups`` only.
+    Removals of one group are joined to one event if nothing else happened to that group in between.
     """
 
-    __slots__ = ("_both_groups", "_events", "_open")
+    __slots__ = ("_events", "_open", "is_on")
 
-    def __init__(self, *, both_groups: bool = True) -> None:
-        self._both_groups = both_groups
-        self._events: list[KvEvent] = []
+    def __init__(self) -> None:
+        self.is_on = False  # somebody reads
+        self._events: list[IndexEvent] = []
         # The removal that later ones extend. There is none after an arrival in host memory, because a block
         # must not seem to be gone before it is reported there.
         self._open: dict[tuple[CacheGroup, Medium], BlocksRemoved] = {}
@@ -88,7 +88,7 @@ class KvEvents:
         cache_salt: str = "",
     ) -> None:
         """Record consecutive blocks of one chain that entered the index. ``token_ids`` is empty for "CPU"."""
-        if not self._records(group):
+        if not self.is_on:
             return
         if medium == "GPU":
             self._open.pop((group, medium), None)
@@ -98,7 +98,7 @@ class KvEvents:
 
     def removed(self, group: CacheGroup, hashes: Sequence[bytes], medium: Medium) -> None:
         """Record blocks that left the index."""
-        if not self._records(group):
+        if not self.is_on:
             return
         removal = self._open.get((group, medium))
         if removal is not None:
@@ -108,15 +108,13 @@ class KvEvents:
         self._open[group, medium] = removal
         self._events.append(removal)
 
-    def _records(self, group: CacheGroup) -> bool:
-        return self._both_groups or group is CacheGroup.FULL
-
     def cleared(self) -> None:
         """Record that the whole index was emptied."""
-        self._open.clear()
-        self._events.append(IndexCleared())
+        if self.is_on:
+            self._open.clear()
+            self._events.append(IndexCleared())
 
-    def take(self) -> list[KvEvent]:
+    def take(self) -> list[IndexEvent]:
         """Return the events since the last call. They do not change any more."""
         events, self._events = self._events, []
         self._open.clear()
@@ -132,7 +130,7 @@ class KvEvents:
     ) -> None:
         """Record blocks of a sequence that entered the index on the device, one event for each run of
         consecutive ones. ``indices``: their places in ``block_hashes``, ascending."""
-        if not self._records(group):
+        if not self.is_on:
             return
         for first, last in _runs(indices):
             self.stored(
@@ -145,6 +143,37 @@ class KvEvents:
                 "GPU",
                 cache_salt=source.cache_salt if source is not None and first == 0 else "",
             )
+
+
+def net_changes(events: Iterable[IndexEvent]) -> BlockChanges | None:
+    """Return the last state of each block on the device that ``events`` name, or None if they name none.
+
+    Applying a change again is harmless, so the state before them is not needed.
+    """
+    states: tuple[dict[bytes, bool], dict[bytes, bool]] = ({}, {})
+    is_cleared = False
+    for event in events:
+        if isinstance(event, IndexCleared):
+            is_cleared = True
+            for each in states:
+                each.clear()
+        elif event.medium == "GPU":
+            states[event.group].update(dict.fromkeys(event.hashes, isinstance(event, BlocksStored)))
+    if not is_cleared and not any(states):
+        return None
+    full, window = states
+    return BlockChanges(
+        _joined(full, True), _joined(full, False), _joined(window, True), _joined(window, False), is_cleared
+    )
+
+
+def _joined(states: dict[bytes, bool], wanted: bool) -> bytes:
+    return b"".join(block_hash for block_hash, state in states.items() if state is wanted)
+
+
+def split_hashes(joined: bytes) -> list[bytes]:
+    """Return the hashes of a string that holds one after the other."""
+    return [joined[start : start + HASH_SIZE] for start in range(0, len(joined), HASH_SIZE)]
 
 
 def _runs(indices: Sequence[int]) -> list[tuple[int, int]]:
