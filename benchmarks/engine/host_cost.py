@@ -118,7 +118,7 @@ def measure_runtime(rows: int, prompt: int, steps: int) -> list[float]:
     from chorale.runtime.device import CpuDevice
     from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
     from chorale.runtime.sizing.resolve import resolve
-    from chorale.serve.engine.assemble import load_model
+    from chorale.serve.engine.build_rank import load_model
     from chorale.testing.checkpoint_writer import write_random_checkpoint
 
     class Idle(CpuDevice):

@@ -30,7 +30,7 @@ from chorale.parallel.peer_memory import PeerMemory, simulated_memory
 from chorale.parallel.rank import Rank
 from chorale.parallel.shares import make_shares
 from chorale.runtime.sizing.resolve import resolve
-from chorale.serve.engine.assemble import ops_over_peers
+from chorale.serve.engine.build_rank import ops_over_peers
 from chorale.serve.engine.ranks import Place, exchange_of, note_slow_exchange
 from tests.parallel.test_shared_model import ODD
 

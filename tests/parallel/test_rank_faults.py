@@ -128,16 +128,16 @@ import sys, time
 from chorale.runtime.worker import Worker
 from chorale.serve.engine import rank_process
 
-def build_rank(start, channel):
+def load_rank(start, channel):
     Worker.is_last = start.rank == 3
-    return build(start, channel)
+    return load(start, channel)
 
 def run_step(self, plan):
     if self.is_last and plan.step_id >= 3:
         time.sleep(600)
     return run(self, plan)
 
-build, rank_process.build_rank = rank_process.build_rank, build_rank
+load, rank_process.load_rank = rank_process.load_rank, load_rank
 
 run, Worker.run = Worker.run, run_step
 sys.exit(rank_process.main())
@@ -249,7 +249,7 @@ ECC_RANK = """
 import dataclasses, sys
 import torch
 from chorale.runtime.worker import Worker
-from chorale.serve.engine import assemble, rank_process
+from chorale.serve.engine import build_rank, rank_process
 
 def open_device(*arguments, **options):
     device = opened(*arguments, **options)
@@ -261,7 +261,7 @@ def run_step(self, plan):
         raise torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered")
     return run(self, plan)
 
-opened, assemble.open_device = assemble.open_device, open_device
+opened, build_rank.open_device = build_rank.open_device, open_device
 run, Worker.run = Worker.run, run_step
 sys.exit(rank_process.main())
 """

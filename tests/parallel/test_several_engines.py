@@ -16,7 +16,7 @@ from chorale.model.config_writer import make_config
 from chorale.parallel.wire import Opened
 from chorale.runtime.device import CpuDevice
 from chorale.runtime.sizing.resolve import Resolved, resolve
-from chorale.serve.engine import assemble
+from chorale.serve.engine import build_rank
 from chorale.serve.engine.build import build_engine
 from chorale.serve.engine.ranks import common_memory
 from chorale.testing.checkpoint_writer import write_random_checkpoint
@@ -63,14 +63,14 @@ def test_two_engines_of_ranks_do_not_meet(odd: Path) -> None:
 # A rank whose device says that it has this much memory.
 UNEVEN_RANK = """
 import dataclasses, sys
-from chorale.serve.engine import assemble, rank_process
+from chorale.serve.engine import build_rank, rank_process
 
 def open_device(*arguments, **options):
     device = opened(*arguments, **options)
     hardware = dataclasses.replace(device.hardware, total_bytes={free}, free_bytes={free}, uuid="GPU-1")
     return dataclasses.replace(device, hardware=hardware)
 
-opened, assemble.open_device = assemble.open_device, open_device
+opened, build_rank.open_device = build_rank.open_device, open_device
 sys.exit(rank_process.main())
 """
 CONFIG = EngineConfig(
@@ -79,7 +79,7 @@ CONFIG = EngineConfig(
 
 
 def memory_is(free: int, of_rank_1: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = assemble.open_device
+    opened = build_rank.open_device
 
     def open_device(*arguments: object, **options: object) -> CpuDevice:
         device = opened(*arguments, **options)  # type: ignore[arg-type]
@@ -87,7 +87,7 @@ def memory_is(free: int, of_rank_1: int, monkeypatch: pytest.MonkeyPatch) -> Non
         hardware = replace(device.hardware, total_bytes=free, free_bytes=free, uuid="GPU-0")
         return replace(device, hardware=hardware)
 
-    monkeypatch.setattr(assemble, "open_device", open_device)
+    monkeypatch.setattr(build_rank, "open_device", open_device)
     command = (sys.executable, "-c", UNEVEN_RANK.format(free=of_rank_1))
     monkeypatch.setattr("chorale.serve.engine.ranks.RANK_COMMAND", command)
 

@@ -27,7 +27,7 @@ from chorale.runtime.device import CpuDevice
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
 from chorale.runtime.sizing.resolve import resolve
-from chorale.serve.engine.assemble import load_model
+from chorale.serve.engine.build_rank import load_model
 from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.parallel.ranks import Meeting, ThreadCommunicator, shares_of
 from tests.parallel.test_ranks import check_equal, common

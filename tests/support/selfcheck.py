@@ -21,7 +21,7 @@ from chorale.measure.selfcheck.recorded import Draw, Position, Recording, Sequen
 from chorale.model import gpt_oss
 from chorale.model.checkpoint import Checkpoint
 from chorale.model.config import ModelConfig
-from chorale.serve.engine import assemble
+from chorale.serve.engine import build_rank
 from tests.support.runtime import make_engine
 
 Patch = Callable[[pytest.MonkeyPatch], Ops]
@@ -137,7 +137,7 @@ CODE_FAULTS: dict[str, Patch] = {
 def engine_with(folder: Path, ops: Ops, **options: Any) -> Iterator[EngineCore]:
     """An engine that computes with ``ops``."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(assemble, "select_ops", lambda *_, **__: ops)
+        patch.setattr(build_rank, "select_ops", lambda *_, **__: ops)
         core = make_engine(folder, **options)
     try:
         yield core

@@ -5,32 +5,38 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from chorale.client.base import EngineInfo
 from chorale.config.engine import EngineConfig
+from chorale.config.speculative import SpeculativeConfig
 from chorale.engine.core import EngineCore
+from chorale.engine.drafts.head import HeadDrafter
+from chorale.engine.drafts.ngram import NgramDrafter
+from chorale.engine.drafts.suffix import SuffixDrafter
+from chorale.engine.scheduling.scheduler import PlanningDrafter
 from chorale.engine.types import GrammarService
 from chorale.errors import ChoraleError
 from chorale.kernels.triton.precompile.pool import CompilePool
 from chorale.machine.hardware import available_memory
 from chorale.model.config import ModelConfig
-from chorale.model.hub import resolve_model
+from chorale.model.hub import resolve_head, resolve_model
 from chorale.parallel.executor import RankedExecutor
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.gpu_faults import explained
 from chorale.runtime.progress import Progress
 from chorale.runtime.sampling.grammar import GrammarCache
+from chorale.runtime.sizing.graph_sizes import MOST_DRAFTING_ROWS
 from chorale.runtime.sizing.memory import weight_bytes
 from chorale.runtime.sizing.offload import check_host_memory
 from chorale.runtime.sizing.resolve import check_model, parts_of
 from chorale.runtime.warmup.captures import CAPTURE_SECONDS, capture_first, warm_up
-from chorale.serve.engine.assemble import Assembled, Phases, assemble, open_rank
-from chorale.serve.engine.drafting import make_drafter, most_drafts, with_local_head
+from chorale.serve.engine.build_rank import BuiltRank, Phases, build_rank, open_rank
 from chorale.serve.engine.ranks import Place, StartedRanks, start_ranks
 
 logger = logging.getLogger(__name__)
+CACHED_TOKENS = 65_536  # of answers that ended, for each cache_salt
 
 
 def build_engine(
@@ -69,6 +75,24 @@ def build_engine(
         raise
 
 
+def with_local_head(config: EngineConfig, progress: Progress | None) -> EngineConfig:
+    """Returns the configuration with the folder of its head, which is downloaded if needed. Raises
+    ``ConfigError``."""
+    speculation = config.speculative_config
+    if speculation is None or not speculation.has_head or speculation.model is None:
+        return config
+    folder = resolve_head(
+        speculation.model,
+        revision=speculation.revision,
+        download_dir=config.download_dir,
+        progress=progress,
+    )
+    return replace(
+        config,
+        speculative_config=replace(speculation, model=str(folder), revision=None, shown=speculation.model),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Start:
     """Everything that an engine is built from."""
@@ -94,7 +118,7 @@ def _build(start: _Start) -> tuple[EngineCore, EngineInfo]:
 def _build_on(place: Place, start: _Start) -> tuple[EngineCore, EngineInfo]:
     phases, pool, ranks = start.phases, start.pool, start.ranks
     grammars = GrammarCache(start.model.vocab_size)
-    found = assemble(start.config, start.folder, start.model, place, grammars, phases, pool)
+    found = build_rank(start.config, start.folder, start.model, place, grammars, phases, pool)
     executor: LocalExecutor | RankedExecutor = found.executor
     service: GrammarService = grammars
     if ranks is not None:
@@ -122,10 +146,26 @@ def _build_on(place: Place, start: _Start) -> tuple[EngineCore, EngineInfo]:
     return core, _info(start.config, start.model, found, place, links, phases.seconds)
 
 
+def make_drafter(config: SpeculativeConfig | None) -> PlanningDrafter | None:
+    """Returns the drafter of one engine."""
+    if config is None:
+        return None
+    if config.method == "ngram":
+        return NgramDrafter(config.num_speculative_tokens, config.prompt_lookup_min, config.prompt_lookup_max)
+    if config.method == "suffix":
+        return SuffixDrafter(
+            config.num_speculative_tokens,
+            most=config.suffix_decoding_max_tree_depth,
+            factor=config.suffix_decoding_max_spec_factor,
+            capacity=CACHED_TOKENS if config.suffix_decoding_max_cached_requests else 0,
+        )
+    return HeadDrafter(config.num_speculative_tokens, MOST_DRAFTING_ROWS)
+
+
 def _info(
     config: EngineConfig,
     model: ModelConfig,
-    found: Assembled,
+    found: BuiltRank,
     place: Place,
     links: str,
     seconds: dict[str, float],
@@ -165,7 +205,7 @@ def _info(
         parameters=found.model.weights.num_parameters,
         enable_prefix_caching=limits.enable_prefix_caching,
         speculation="" if config.speculative_config is None else str(config.speculative_config),
-        num_speculative_tokens=most_drafts(config.speculative_config),
+        num_speculative_tokens=resolved.most_drafts,
         synthetic_acceptance=bool(config.speculative_config and config.speculative_config.is_synthetic),
         max_logprobs=resolved.max_logprobs,
         default_sampling=sampling,

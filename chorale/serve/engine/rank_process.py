@@ -45,7 +45,7 @@ from chorale.runtime.gpu_faults import explained
 from chorale.runtime.sampling.grammar import GrammarCache
 from chorale.runtime.worker import Worker
 from chorale.serve.bootstrap import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, read_start
-from chorale.serve.engine.assemble import Phases, assemble, open_rank
+from chorale.serve.engine.build_rank import Phases, build_rank, open_rank
 from chorale.serve.engine.ranks import RankStart, make_place, opened
 from chorale.serve.logs import configure_logging
 
@@ -68,7 +68,7 @@ def main() -> int:
     step = CurrentStep()
     threading.Thread(target=_beat, args=(channel, step), name="beat", daemon=True).start()
     try:
-        serving = build_rank(start, channel)
+        serving = load_rank(start, channel)
         gc.collect()
         tune_garbage_collector()
         channel.send(encode(Ready()))
@@ -92,7 +92,7 @@ class Serving:
     gpu: str  # ``Hardware.place``
 
 
-def build_rank(start: RankStart, channel: Channel) -> Serving:
+def load_rank(start: RankStart, channel: Channel) -> Serving:
     """Opens the device, meets the other ranks, and loads this rank's share."""
     config, model = start.config, ModelConfig.load(start.folder)
     device = open_rank(config, model, start.rank)
@@ -108,7 +108,7 @@ def build_rank(start: RankStart, channel: Channel) -> Serving:
     grammars = GrammarCache(model.vocab_size)
     with explained("it could not be loaded", hardware.place):
         place = make_place(config, model, device, start.rank, machine, meet)
-        found = assemble(config, Path(start.folder), model, place, grammars, Phases(None))
+        found = build_rank(config, Path(start.folder), model, place, grammars, Phases(None))
     if found.precompiler is not None:
         found.precompiler.throttle()
     assert place.rank is not None

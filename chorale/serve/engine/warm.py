@@ -25,7 +25,7 @@ from chorale.runtime.sampling.grammar import GrammarCache
 from chorale.runtime.sizing.resolve import resolve
 from chorale.runtime.warmup.dry_run import LAYERS
 from chorale.runtime.warmup.target_device import TargetDevice
-from chorale.serve.engine.assemble import ops_over_peers, step_sizes
+from chorale.serve.engine.build_rank import ops_over_peers, step_sizes
 from chorale.serve.engine.compile_phase import SOURCES, DryRank, facts_of, record, wait
 
 

@@ -13,7 +13,7 @@ from chorale.engine.drafts.ngram import NgramDrafter
 from chorale.engine.drafts.suffix import RecentAnswers, SuffixDrafter
 from chorale.engine.sequence import RequestState, Sequence
 from chorale.engine.types import GenerateRequest
-from chorale.serve.engine.drafting import make_drafter
+from chorale.serve.engine.build import make_drafter
 
 
 def sequence(prompt: list[int], output: list[int] | None = None, salt: str = "") -> Sequence:

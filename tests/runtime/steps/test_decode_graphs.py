@@ -52,7 +52,7 @@ from chorale.runtime.steps.decode_graphs import (
 from chorale.runtime.steps.mixed_graphs import MixedGraphRunner, pad_plan
 from chorale.runtime.warmup.captures import capture_first, draft_preparations, preparations
 from chorale.runtime.worker import Worker
-from chorale.serve.engine.assemble import load_model
+from chorale.serve.engine.build_rank import load_model
 from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.runtime.test_engine_properties import SAMPLINGS, mixed_requests, tokens_of
 from tests.support.device.soak import soak

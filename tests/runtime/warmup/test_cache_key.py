@@ -16,7 +16,7 @@ from chorale.model.hub import resolve_model
 from chorale.runtime.device import open_device
 from chorale.runtime.sizing.resolve import Resolved, resolve
 from chorale.runtime.warmup.cache_key import cache_key
-from chorale.serve.engine.assemble import load_model
+from chorale.serve.engine.build_rank import load_model
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from chorale.runtime.sampling.grammar import GrammarCache
 from chorale.runtime.sizing.resolve import resolve
 from chorale.runtime.warmup.captures import preparations
 from chorale.serve.engine import compile_phase
-from chorale.serve.engine.assemble import load_model
+from chorale.serve.engine.build_rank import load_model
 
 DEVICE = CpuDevice(Hardware("cpu", "stand-in", 2**34, 2**34), can_capture=True, overlap=True)
 

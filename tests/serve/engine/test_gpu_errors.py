@@ -13,7 +13,7 @@ from chorale.errors import GpuError
 from chorale.model.config_writer import make_config
 from chorale.runtime.device import CpuDevice
 from chorale.runtime.worker import Worker
-from chorale.serve.engine import assemble
+from chorale.serve.engine import build_rank
 from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.llm.test_llm import SIZES
 from tests.support.runtime import make_engine, random_prompt, request
@@ -25,14 +25,14 @@ ECC = "CUDA error: uncorrectable ECC error encountered"
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkpoint; engines run on a CPU that says that it is a GPU."""
-    opened = assemble.open_device
+    opened = build_rank.open_device
 
     def open_device(*arguments: Any, **options: Any) -> CpuDevice:
         device = opened(*arguments, **options)
         assert isinstance(device, CpuDevice)
         return replace(device, hardware=replace(device.hardware, place=PLACE))
 
-    monkeypatch.setattr(assemble, "open_device", open_device)
+    monkeypatch.setattr(build_rank, "open_device", open_device)
     return write_random_checkpoint(tmp_path / "model", make_config(**SIZES), seed=3)
 
 
@@ -41,7 +41,7 @@ def fail(*_: object, **__: object) -> None:
 
 
 def test_while_it_loads(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assemble, "load_weights", fail)
+    monkeypatch.setattr(build_rank, "load_weights", fail)
     with pytest.raises(GpuError, match=r"the engine could not be loaded: GPU 2 \(NVIDIA H200, GPU-1a2b"):
         make_engine(folder)
 

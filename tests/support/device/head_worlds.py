@@ -26,7 +26,7 @@ from chorale.runtime.drafts.setup import DraftSetup
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
 from chorale.runtime.sizing.resolve import resolve
-from chorale.serve.engine.assemble import load_model
+from chorale.serve.engine.build_rank import load_model
 from tests.support.device.draft_worlds import (
     Answers,
     World,

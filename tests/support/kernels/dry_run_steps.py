@@ -54,7 +54,7 @@ from chorale.runtime.warmup import captures
 from chorale.runtime.warmup.plans import eager_plan
 from chorale.runtime.warmup.target_device import TargetDevice
 from chorale.runtime.worker import Worker
-from chorale.serve.engine import assemble, compile_phase
+from chorale.serve.engine import build_rank, compile_phase
 
 DEVICE = CpuDevice(Hardware("cuda", "stand-in", 140 * 2**30, 139 * 2**30), can_capture=True, overlap=True)
 
@@ -135,7 +135,7 @@ def first_of(config: ModelConfig, num_ranks: int, *, by_expert: bool) -> Rank | 
 def ops_of(rank: Rank | None, config: ModelConfig, found: Resolved, device: torch.device) -> Ops:
     if rank is None:
         return TRITON_OPS
-    ops = shared_ops.over_peers(rank, assemble.step_sizes(config, found), device)
+    ops = shared_ops.over_peers(rank, build_rank.step_sizes(config, found), device)
     assert ops is not None
     return ops
 

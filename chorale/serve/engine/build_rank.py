@@ -1,4 +1,4 @@
-"""assemble: one rank, from its device to its first step. An engine of one device has one rank."""
+"""build_rank: one rank, from its device to its first step. An engine of one device has one rank."""
 
 from __future__ import annotations
 
@@ -7,20 +7,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chorale.config.engine import EngineConfig
+from chorale.config.speculative import MOST_DRAFT_TOKENS, SpeculativeConfig
 from chorale.kernels import select_ops
 from chorale.kernels.cpu.library import library
 from chorale.kernels.ops import Ops, Precision, StepSizes
 from chorale.kernels.triton.precompile.pool import CompilePool
 from chorale.model.config import ModelConfig
+from chorale.model.draft.config import published_head
+from chorale.model.draft.head import DraftHead
+from chorale.model.draft.load import Target, load_head
+from chorale.model.draft.random_head import random_head
 from chorale.model.gpt_oss import GptOss
 from chorale.model.weights import load_weights
 from chorale.parallel.shares import Share
 from chorale.runtime.build_executor import DTYPES, allocate_kv, make_executor
 from chorale.runtime.device import Device, default_threads, open_device
+from chorale.runtime.drafts.setup import DraftSetup
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.progress import Progress
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
@@ -29,7 +36,6 @@ from chorale.runtime.sizing.memory import gib
 from chorale.runtime.sizing.resolve import Decision, Resolved, cpu_precision, resolve
 from chorale.serve.engine import compile_phase
 from chorale.serve.engine.compile_phase import DryRank
-from chorale.serve.engine.drafting import make_setup
 from chorale.serve.engine.ranks import Place, exchange_of, note_poorest, note_slow_exchange
 
 if TYPE_CHECKING:
@@ -58,7 +64,7 @@ def _silent(phase: str, fraction: float | None = None, message: str = "") -> Non
 
 
 @dataclass(frozen=True, slots=True)
-class Assembled:
+class BuiltRank:
     """One rank, ready for its first step."""
 
     model: GptOss
@@ -76,7 +82,7 @@ def open_rank(config: EngineConfig, model: ModelConfig, rank: int) -> Device:
     return open_device(config.device, max(1, threads // size), sharing, rank=rank, ranks=size)
 
 
-def assemble(
+def build_rank(
     config: EngineConfig,
     folder: Path,
     model_config: ModelConfig,
@@ -84,7 +90,7 @@ def assemble(
     grammars: GrammarCache,
     phases: Phases,
     pool: CompilePool | None = None,
-) -> Assembled:
+) -> BuiltRank:
     """Loads and allocates one rank's part of the engine. Raises as ``build_engine``."""
     device, rank = place.device, place.rank
     name, dense = str(device.torch_device), model_config.dense_experts
@@ -128,9 +134,10 @@ def assemble(
             folder, model_config, ops, resolved, device, phases.report, fp8_activations=fp8, share=share
         )
         plain = select_ops(config.ops, name, dense_experts=dense, precision=precision)
-        drafts = make_setup(
-            config.speculative_config, folder, model, model_config, plain, resolved, device, rank
-        )
+        embedding = model.weights.embedding
+        embed = None if rank is None else partial(model.ops.embed, embedding)
+        target = Target(model_config, folder, embedding, embed)
+        drafts = draft_setup(config.speculative_config, target, plain, resolved, device)
         device.trim()
     if precompiler is not None:
         with phases.phase("compile"):
@@ -142,7 +149,7 @@ def assemble(
         kv = allocate_kv(model.config, resolved, device)
         executor = make_executor(model, kv, resolved, device, GrammarRows(device, grammars), rank, drafts)
     grammars.wait_warm()
-    return Assembled(model, resolved, executor, precompiler, exchange)
+    return BuiltRank(model, resolved, executor, precompiler, exchange)
 
 
 def step_sizes(model: ModelConfig, resolved: Resolved) -> StepSizes:
@@ -196,6 +203,35 @@ def load_model(
     )
     own = model_config if share is None else model_config.part(share)
     return GptOss(own, weights, ops, resolved.limits.max_model_len)
+
+
+def draft_setup(
+    config: SpeculativeConfig | None, target: Target, ops: Ops, resolved: Resolved, device: Device
+) -> DraftSetup | None:
+    """Returns what the device drafts with. ``ops``: of one rank. Raises ``ConfigError``."""
+    if config is None:
+        return None
+    head = _load_head(config, target, ops, resolved, device) if config.has_head else None
+    return DraftSetup(config.num_speculative_tokens, head, ops, _conditional(config.acceptance))
+
+
+def _load_head(
+    config: SpeculativeConfig, target: Target, ops: Ops, resolved: Resolved, device: Device
+) -> DraftHead:
+    dtype, longest = DTYPES[resolved.dtype], resolved.limits.max_model_len + MOST_DRAFT_TOKENS
+    where = device.torch_device
+    if config.model is not None:
+        return load_head(config.model, target, ops, device=where, dtype=dtype, max_len=longest)
+    embedding = target.embedding if target.embed is None else None
+    head = published_head(target.config)
+    return random_head(head, ops, device=where, dtype=dtype, max_len=longest, embedding=embedding)
+
+
+def _conditional(acceptance: tuple[float, ...]) -> tuple[float, ...]:
+    """From the share of drafts whose first 1, 2, ... tokens are accepted to the probability of each token
+    after those before it."""
+    shares = (1.0, *acceptance)
+    return tuple(after / before if before else 0.0 for before, after in pairwise(shares))
 
 
 def _pool_message(resolved: Resolved) -> str:
