@@ -7,21 +7,24 @@ from typing import Any
 
 import msgspec
 import pytest
-import torch
 
 from chorale.config.speculative import SpeculativeConfig
 from chorale.engine.core import EngineCore
-from tests.gpu.test_gpu_engine import checkpoint  # noqa: F401  (a fixture)
-from tests.runtime.test_engine_properties import mixed_requests, tokens_of
 from tests.support.device.draft_worlds import check_equal
 from tests.support.device.head_worlds import known_drafts
 from tests.support.engine.drafters import knowing
-from tests.support.runtime import VOCAB, make_engine, random_prompt, request, run, with_drafter
+from tests.support.runtime import (
+    VOCAB,
+    make_engine,
+    mixed_requests,
+    random_prompt,
+    request,
+    run,
+    tokens_of,
+    with_drafter,
+)
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
-]
+pytestmark = pytest.mark.gpu
 SETTINGS: dict[str, Any] = {"device": "cuda", "dtype": "float32", "ops": "triton", "max_model_len": 700}
 HEAD = SpeculativeConfig(method="synthetic", num_speculative_tokens=3)  # a random head
 
@@ -31,7 +34,7 @@ def head_core(folder: Path, **options: Any) -> EngineCore:
 
 
 @pytest.fixture(scope="module")
-def expected(checkpoint: Path) -> dict[str, list[Any]]:  # noqa: F811
+def expected(checkpoint: Path) -> dict[str, list[Any]]:
     return run(make_engine(checkpoint, **SETTINGS), requests())
 
 
@@ -49,7 +52,7 @@ def requests() -> list[Any]:
 
 @pytest.mark.parametrize("options", [{}, {"enforce_eager": True}, {"max_num_batched_tokens": 64}])
 def test_a_random_head_changes_nothing(
-    checkpoint: Path,  # noqa: F811
+    checkpoint: Path,
     expected: dict[str, list[Any]],
     options: dict[str, Any],
 ) -> None:
@@ -61,7 +64,7 @@ def test_a_random_head_changes_nothing(
 
 @pytest.mark.parametrize("wrong", [0.0, 0.3])
 def test_a_head_that_often_knows_changes_nothing(
-    checkpoint: Path,  # noqa: F811
+    checkpoint: Path,
     expected: dict[str, list[Any]],
     wrong: float,
 ) -> None:
@@ -74,7 +77,7 @@ def test_a_head_that_often_knows_changes_nothing(
 
 
 def test_drafts_of_the_host_are_captured(
-    checkpoint: Path,  # noqa: F811
+    checkpoint: Path,
     expected: dict[str, list[Any]],
 ) -> None:
     core = make_engine(
@@ -84,7 +87,7 @@ def test_drafts_of_the_host_are_captured(
     check_equal(run(with_drafter(core, oracle), requests()), expected)
 
 
-def test_bfloat16_draws_the_same_tokens(checkpoint: Path) -> None:  # noqa: F811
+def test_bfloat16_draws_the_same_tokens(checkpoint: Path) -> None:
     """Rounding may turn a choice between nearly equal tokens, after which an answer is another one."""
     options = SETTINGS | {"dtype": "bfloat16"}
     plain = tokens_of(run(make_engine(checkpoint, **options), requests()))

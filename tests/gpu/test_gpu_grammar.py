@@ -7,7 +7,6 @@ import time
 from dataclasses import replace
 
 import pytest
-import torch
 
 from chorale.config.engine import EngineConfig
 from chorale.engine.core import EngineCore
@@ -21,10 +20,7 @@ from chorale.serve.engine.build import build_engine
 from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.support.grammar.schema_cases import BIAS, SCHEMAS, VOCAB, valid
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
-]
+pytestmark = pytest.mark.gpu
 NAMES = [name for name in SCHEMAS if name != "anything"]
 LOGIT_BIAS = {int(token): bias for token, bias in BIAS.items()}
 

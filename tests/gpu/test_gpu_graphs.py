@@ -6,33 +6,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from tests.gpu.test_gpu_engine import checkpoint  # noqa: F401  (a fixture)
-from tests.runtime.test_engine_properties import SAMPLINGS, mixed_requests, tokens_of
-from tests.support.runtime import Answer, make_engine, random_prompt, request, run
+from tests.support.runtime import (
+    Answer,
+    check_preempted,
+    each_alone,
+    make_engine,
+    mixed_requests,
+    random_prompt,
+    request,
+    run,
+    tokens_of,
+)
 
-if torch.cuda.is_available():
-    from tests.kernels.triton.draft_twins import *  # noqa: F403
-    from tests.kernels.triton.filter_twins import *  # noqa: F403
-    from tests.kernels.triton.step_twins import *  # noqa: F403
-
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
-]
+pytestmark = pytest.mark.gpu
 SETTINGS: dict[str, Any] = {"device": "cuda", "dtype": "float32", "ops": "triton", "max_model_len": 700}
 
 
 @pytest.fixture(scope="module")
-def eager(checkpoint: Path) -> dict[str, list[list[int]]]:  # noqa: F811
+def eager(checkpoint: Path) -> dict[str, list[list[int]]]:
     """One request at a time, no graph, no overlap, no cache."""
     options = {"enforce_eager": True, "enable_prefix_caching": False, "async_scheduling": False}
-    core = make_engine(checkpoint, **SETTINGS, **options)
-    found: dict[str, list[list[int]]] = {}
-    for each in mixed_requests():
-        found |= tokens_of(run(core, [each]))
-    return found
+    return each_alone(make_engine(checkpoint, **SETTINGS, **options), mixed_requests())
 
 
 @pytest.mark.parametrize(
@@ -46,7 +41,7 @@ def eager(checkpoint: Path) -> dict[str, list[list[int]]]:  # noqa: F811
     ids=["overlap", "serial", "padded, chunked", "few blocks"],
 )
 def test_graph_equals_eager(
-    checkpoint: Path,  # noqa: F811
+    checkpoint: Path,
     eager: dict[str, list[list[int]]],
     options: dict[str, Any],
 ) -> None:
@@ -56,17 +51,11 @@ def test_graph_equals_eager(
     assert core._executor._worker._decode_graphs.num_graphs > 1
 
 
-def test_preempted_equals_alone(checkpoint: Path) -> None:  # noqa: F811
-    asked = [
-        request(f"r{i}", random_prompt(10 + i, seed=i), **{**sampling, "max_tokens": 50})
-        for i, sampling in enumerate(SAMPLINGS)
-    ]
-    roomy = make_engine(checkpoint, **SETTINGS, enforce_eager=True)
-    expected = {each.request_id: tokens_of(run(roomy, [each]))[each.request_id] for each in asked}
+def test_preempted_equals_alone(checkpoint: Path) -> None:
     options = {**SETTINGS, "num_gpu_blocks_override": 24, "max_model_len": 128}
-    answers = run(make_engine(checkpoint, **options), asked)
-    assert tokens_of(answers) == expected
-    assert sum(choices[0].num_preemptions for choices in answers.values()) >= 3
+    check_preempted(
+        make_engine(checkpoint, **SETTINGS, enforce_eager=True), make_engine(checkpoint, **options)
+    )
 
 
 def logprobs_of(answers: dict[str, list[Answer]]) -> list[float]:
@@ -74,7 +63,7 @@ def logprobs_of(answers: dict[str, list[Answer]]) -> list[float]:
 
 
 @pytest.mark.parametrize("rows", [1, 5, 8])
-def test_logprobs_equal_eager_and_the_cpu(checkpoint: Path, rows: int) -> None:  # noqa: F811
+def test_logprobs_equal_eager_and_the_cpu(checkpoint: Path, rows: int) -> None:
     asked = [
         request(f"r{i}", random_prompt(90 + i, seed=i), seed=i, max_tokens=60, logprobs=2)
         for i in range(rows)
@@ -87,7 +76,7 @@ def test_logprobs_equal_eager_and_the_cpu(checkpoint: Path, rows: int) -> None: 
         assert max(abs(a - b) for a, b in pairs) < 1e-3
 
 
-def test_many_rows_in_bfloat16_equal_their_eager_selves_mostly(checkpoint: Path) -> None:  # noqa: F811
+def test_many_rows_in_bfloat16_equal_their_eager_selves_mostly(checkpoint: Path) -> None:
     """200 rows, more than are sampled at once; bfloat16 rounds differently by batch, so a few may part."""
     asked = [request(f"r{i}", random_prompt(5 + i % 40, seed=i), seed=i, max_tokens=12) for i in range(300)]
     options = {**SETTINGS, "dtype": "bfloat16", "max_num_seqs": 300, "num_gpu_blocks_override": 4000}

@@ -13,19 +13,14 @@ import torch
 
 from chorale.engine.core import EngineCore
 from chorale.kernels.reference.pages import ReferencePageCopies
-from tests.gpu.test_gpu_engine import checkpoint  # noqa: F401  (a fixture)
 from tests.runtime.test_host_tier import check_traffic, tokens
 from tests.support.runtime import make_engine, random_prompt, request, run
 
 if torch.cuda.is_available():
     from chorale.kernels.triton.pages import TritonPageCopies
     from chorale.runtime.device import open_device
-    from tests.kernels.triton.page_twins import *  # noqa: F403
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
-]
+pytestmark = pytest.mark.gpu
 SETTINGS: dict[str, Any] = {"device": "cuda", "dtype": "float32", "ops": "triton", "max_model_len": 1024}
 
 
@@ -52,7 +47,7 @@ def tier(folder: Path, **options: Any) -> EngineCore:
     ids=["overlap", "serial", "eager", "thrashing", "chunked"],
 )
 def test_conversations_return_while_others_decode(
-    checkpoint: Path,  # noqa: F811
+    checkpoint: Path,
     options: dict[str, Any],
 ) -> None:
     """Eight conversations of 400 to 700 tokens over a pool that holds three, each round with one that
@@ -81,7 +76,7 @@ def test_conversations_return_while_others_decode(
     assert stats.host_bytes_saved > 0
 
 
-def test_a_load_runs_beside_decoding_steps(checkpoint: Path) -> None:  # noqa: F811
+def test_a_load_runs_beside_decoding_steps(checkpoint: Path) -> None:
     """The conversation returns while eight rows decode in graphs; all equal an engine without the tier."""
     core, plain = (
         tier(checkpoint, num_gpu_blocks_override=200, max_num_seqs=16),

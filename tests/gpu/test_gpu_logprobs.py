@@ -32,10 +32,7 @@ from chorale.model.config_writer import SHAPES, make_config
 from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.gpu.full_size import Errors, Scored, check, engine, parts, random_texts, score, unrelated
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
-]
+pytestmark = pytest.mark.gpu
 TEXTS = random_texts((1, 2, 17, 127, 128, 129, 1000, 4096), 32, 199_000)
 TABLE: dict[str, dict[str, Errors]] = {}
 Note = Callable[[str, dict[str, Errors], float], None]  # (what was measured, its errors, when it began)

@@ -15,13 +15,7 @@ import torch
 from chorale.engine.types import GenerateRequest
 from chorale.model.config_writer import make_config
 from chorale.testing.checkpoint_writer import write_random_checkpoint
-from tests.gpu.test_gpu_engine import (
-    BFLOAT16_MEAN_BOUND,
-    BFLOAT16_WORST_BOUND,
-    FLOAT32_BOUND,
-    LENGTHS,
-    differences,
-)
+from tests.gpu.scores import FLOAT32_BOUND, check_rounding, differences, scores
 from tests.parallel.test_ranks import WIDE, common
 from tests.serve.engine.test_ranks import NOTICED, RESTARTED, failure_of, rank_of
 from tests.support.runtime import make_engine, random_prompt, request, run
@@ -48,18 +42,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_random_checkpoint(tmp_path_factory.mktemp("ranks"), make_config(**SIZES), seed=3)
 
 
-def scores(checkpoint: Path, **options: Any) -> dict[str, list[float]]:
-    """Log-probabilities of every prompt token."""
-    core = make_engine(checkpoint, **options)
-    asked = [request(f"r{n}", random_prompt(n, seed=n), max_tokens=1, prompt_logprobs=0) for n in LENGTHS]
-    answers = run(core, asked)
-    core.shutdown()
-    return {
-        name: [entry.logprob for entry in (choices[0].prompt_logprobs or []) if entry is not None]
-        for name, choices in answers.items()
-    }
-
-
 @pytest.mark.parametrize("size", RANKS)
 @pytest.mark.parametrize("ops", ["reference", "triton"])
 @pytest.mark.parametrize("chunk", [7, 2048])
@@ -75,9 +57,7 @@ def test_float32_equals_the_cpu(checkpoint: Path, size: int, ops: str, chunk: in
 def test_bfloat16_stays_within_its_bound(checkpoint: Path, size: int) -> None:
     cpu = scores(checkpoint, device="cpu", ops="reference")
     gpu = scores(checkpoint, device="cuda", ops="triton", dtype="bfloat16", tensor_parallel_size=size)
-    found = differences(cpu, gpu)
-    assert sum(found) / len(found) < BFLOAT16_MEAN_BOUND
-    assert max(found) < BFLOAT16_WORST_BOUND
+    check_rounding(differences(cpu, gpu))
 
 
 @pytest.mark.parametrize("size", RANKS)
@@ -126,9 +106,7 @@ def test_whole_experts_in_bfloat16(nine_experts: Path, size: int, chunk: int) ->
     """The streaming products, of tokens as they come and of sorted pairs, and the grouped ones."""
     cpu = scores(nine_experts, device="cpu", ops="reference")
     options = WHOLE | {"dtype": "bfloat16", "max_num_batched_tokens": chunk}
-    found = differences(cpu, scores(nine_experts, tensor_parallel_size=size, **options))
-    assert sum(found) / len(found) < BFLOAT16_MEAN_BOUND
-    assert max(found) < BFLOAT16_WORST_BOUND
+    check_rounding(differences(cpu, scores(nine_experts, tensor_parallel_size=size, **options)))
 
 
 @pytest.mark.parametrize("size", RANKS)

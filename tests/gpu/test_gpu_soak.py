@@ -8,14 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.gpu.test_gpu_engine import checkpoint  # noqa: F401  (a fixture)
 from tests.support.device.soak import soak
 from tests.support.runtime import make_engine
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
-]
+pytestmark = pytest.mark.gpu
 
 
 def allocated() -> int:
@@ -25,7 +21,7 @@ def allocated() -> int:
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_memory_stays_flat(checkpoint: Path, depth: int) -> None:  # noqa: F811
+def test_memory_stays_flat(checkpoint: Path, depth: int) -> None:
     options = {"num_gpu_blocks_override": 100, "max_model_len": 256, "max_num_batched_tokens": 256}
     core = make_engine(checkpoint, device="cuda", ops="triton", async_scheduling=bool(depth), **options)
     while core.use_idle_time():  # every graph is there, so that none is made on the way

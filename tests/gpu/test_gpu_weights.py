@@ -12,10 +12,7 @@ from chorale.model.checkpoint import Checkpoint
 from chorale.model.device_reader import DeviceReader
 from tests.support.runtime import small_config, write_checkpoint
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
-]
+pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize(("threads", "piece"), [(1, 97), (8, 4096), (8, 2**24)])

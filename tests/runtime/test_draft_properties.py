@@ -6,16 +6,34 @@ can turn the choice between two nearly equal tokens. The seeds here are fixed, a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from chorale.engine.core import EngineCore
+from chorale.grammar import constraint
+from chorale.grammar.frames import raw_grammar
 from chorale.model.config_writer import make_config
 from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.support.device.draft_worlds import KINDS, Tally, check_world
+from tests.support.grammar import structured
 from tests.support.runtime import SIZES, make_engine
 
-REQUESTS, WORLDS = 20, 50  # of a world; of a test
 SMALL = SIZES | {"layers": 2, "experts": 4, "hidden": 32, "inter": 32, "heads": 4, "sliding_window": 16}
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "b": {"enum": ["left", "right"]}},
+    "required": ["a", "b"],
+}
+GRAMMARS = [
+    raw_grammar(each)
+    for each in (
+        constraint.regex("[0-9]{3}-[a-z]{2,9}", "p"),
+        constraint.regex("(ab|ba)*c", "p"),
+        constraint.regex("yes|no", "p"),
+        constraint.json_schema(SCHEMA, "p"),
+    )
+]
 
 
 @pytest.fixture(scope="module")
@@ -26,21 +44,43 @@ def devices(tmp_path_factory: pytest.TempPathFactory) -> list[EngineCore]:
     return [make_engine(folder, max_model_len=128, block_size=size) for size in (4, 16)]
 
 
-def check_worlds(devices: list[EngineCore], first: int, count: int = WORLDS) -> None:
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> list[EngineCore]:
+    """One with the vocabulary that grammars need."""
+    folder = structured.write_checkpoint(tmp_path_factory.mktemp("wide") / "random")
+    return [make_engine(folder, max_model_len=128, block_size=4)]
+
+
+def check_worlds(
+    devices: list[EngineCore], seeds: range, num_requests: int, grammars: Sequence[str] = ()
+) -> Tally:
     tally = Tally()
-    for seed in range(first, first + count):
+    for seed in seeds:
         kind = KINDS[seed % len(KINDS)]
-        tally.add(kind, check_world(devices[seed // len(KINDS) % 2], seed, kind, REQUESTS))
-    tally.check()
+        device = devices[seed // len(KINDS) % len(devices)]
+        tally.add(kind, check_world(device, seed, kind, num_requests, grammars))
+    return tally
 
 
 def test_drafts_change_nothing(devices: list[EngineCore]) -> None:
-    """200 requests: drafts of every kind with either block size."""
-    check_worlds(devices, 0, 20)
+    """Drafts of every kind with either block size."""
+    check_worlds(devices, range(10), 20).check()
+
+
+def test_drafts_change_nothing_under_grammars(wide: list[EngineCore]) -> None:
+    tally = check_worlds(wide, range(10), 8, GRAMMARS)
+    assert tally.accepted["right"] == tally.drafted["right"] > 20
+    assert sum(tally.drafted.values()) > sum(tally.accepted.values())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 1000, WORLDS))
+@pytest.mark.parametrize("first", range(0, 1000, 50))
 def test_drafts_change_nothing_in_many_more(devices: list[EngineCore], first: int) -> None:
-    """20,000 in total."""
-    check_worlds(devices, first)
+    """20,000 requests in total."""
+    check_worlds(devices, range(first, first + 50), 20).check()
+
+
+@pytest.mark.slow
+def test_drafts_change_nothing_under_grammars_in_many_more(wide: list[EngineCore]) -> None:
+    """960 requests."""
+    check_worlds(wide, range(10, 130), 8, GRAMMARS)

@@ -13,53 +13,25 @@ import numpy as np
 import pytest
 import torch
 
-from chorale.engine.types import GenerateRequest, TokenLogprobs, choice_seed
+from chorale.engine.types import TokenLogprobs, choice_seed
 from chorale.errors import EngineError
 from chorale.model.config import ModelConfig
 from chorale.model.config_writer import config_json
 from chorale.model.layouts import tensor_specs
 from chorale.testing.checkpoint_writer import RandomTensors
-from tests.support.runtime import VOCAB, Answer, make_engine, random_prompt, request, run
+from tests.support.runtime import (
+    VOCAB,
+    Answer,
+    check_preempted,
+    make_engine,
+    mixed_requests,
+    random_prompt,
+    request,
+    run,
+    tokens_of,
+)
 
 BOUND = 1e-3  # the issue's; float32 gives about 1e-5 at this size
-
-SAMPLINGS: list[dict[str, Any]] = [
-    {"temperature": 0.0, "max_tokens": 24},
-    {"seed": 3, "max_tokens": 40},
-    {"seed": 4, "max_tokens": 9, "top_p": 0.8, "temperature": 0.7},
-    {"seed": 5, "max_tokens": 30, "top_k": 20, "min_p": 0.01},
-    {
-        "seed": 6,
-        "max_tokens": 33,
-        "presence_penalty": 1.0,
-        "frequency_penalty": 0.5,
-        "repetition_penalty": 1.2,
-    },
-    {"seed": 7, "max_tokens": 12, "logit_bias": {3: 5.0}, "bad_words": ((3, 3), (9,)), "min_tokens": 5},
-    {"seed": 8, "max_tokens": 16, "allowed_token_ids": tuple(range(50))},
-]
-
-
-def mixed_requests() -> list[GenerateRequest]:
-    lengths = [1, 31, 32, 33, 100, 161, 7]
-    return [
-        request(f"r{i}", random_prompt(length, seed=i), **sampling)
-        for i, (length, sampling) in enumerate(zip(lengths, SAMPLINGS, strict=True))
-    ]
-
-
-def tokens_of(answers: dict[str, list[Answer]]) -> dict[str, list[list[int]]]:
-    return {name: [answer.token_ids for answer in choices] for name, choices in answers.items()}
-
-
-@pytest.fixture(scope="module")
-def alone(checkpoint: Path) -> dict[str, list[list[int]]]:
-    """What each of ``mixed_requests`` gives when nothing else runs and its prompt is computed at once."""
-    core = make_engine(checkpoint, enable_prefix_caching=False)
-    found: dict[str, list[list[int]]] = {}
-    for each in mixed_requests():
-        found |= tokens_of(run(core, [each]))
-    return found
 
 
 @pytest.mark.parametrize(
@@ -80,17 +52,9 @@ def test_batched_and_chunked_equal_alone(
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_preempted_equals_alone(checkpoint: Path, overlap: bool) -> None:
-    """Short prompts are all let in, and their outputs outgrow the pool; penalties are counted anew."""
-    requests = [
-        request(f"r{i}", random_prompt(10 + i, seed=i), **{**sampling, "max_tokens": 50})
-        for i, sampling in enumerate(SAMPLINGS)
-    ]
-    roomy = make_engine(checkpoint, enable_prefix_caching=False)
-    expected = {each.request_id: tokens_of(run(roomy, [each]))[each.request_id] for each in requests}
     options = {"num_gpu_blocks_override": 24, "max_model_len": 128, "async_scheduling": overlap}
-    answers = run(make_engine(checkpoint, **options), requests)
-    assert tokens_of(answers) == expected
-    assert sum(choices[0].num_preemptions for choices in answers.values()) >= 3
+    roomy = make_engine(checkpoint, enable_prefix_caching=False)
+    check_preempted(roomy, make_engine(checkpoint, **options))
 
 
 def test_prefix_hit_equals_miss(checkpoint: Path, alone: dict[str, list[list[int]]]) -> None:

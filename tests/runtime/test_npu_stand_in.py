@@ -20,10 +20,12 @@ from chorale.config.engine import EngineConfig
 from chorale.errors import ConfigError
 from chorale.machine.hardware import Hardware
 from chorale.model.config_writer import SHAPES, make_config
+from chorale.runtime.device import open_device
 from chorale.runtime.sizing.memory import weight_bytes
 from chorale.runtime.sizing.resolve import resolve
+from tests.support import ROOT
+from tests.support.stand_in.generate import generate
 
-ROOT = Path(__file__).parents[2]
 STAND_IN = ROOT / "tests" / "support" / "stand_in"
 needs_backend = pytest.mark.skipif(
     not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
@@ -31,23 +33,9 @@ needs_backend = pytest.mark.skipif(
 )
 
 
-def run(program: list[str], *, stand_in: Path = STAND_IN) -> subprocess.CompletedProcess[str]:
-    settings = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{stand_in}", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, *program], env=settings, capture_output=True, text=True, timeout=240, cwd=ROOT
-    )
-
-
-def generate(**options: Any) -> tuple[dict[str, Any], str]:
-    done = run(["-m", "tests.support.stand_in.generate", json.dumps(options)])
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found, done.stderr
-
-
 @pytest.fixture(scope="module")
 def exact() -> dict[str, Any]:
-    return generate(device="cpu")[0]
+    return generate(device="cpu", num_threads=1)
 
 
 @needs_backend
@@ -55,33 +43,32 @@ def exact() -> dict[str, Any]:
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_device_of_its_own_gives_the_tokens_of_a_cpu(ranks: int, exact: dict[str, Any]) -> None:
     """Seeds, filters, a grammar, penalties and log-probabilities; of two ranks, over a group of "HCCL"."""
-    found, said = generate(device="npu", tensor_parallel_size=ranks)
+    options = json.dumps({"device": "npu", "tensor_parallel_size": ranks})
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.stand_in.generate", options],
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{STAND_IN}", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
     assert found["tokens"] == exact["tokens"]
     assert len(found["scores"][1]) == 8
     for own, others in zip(found["scores"][1], exact["scores"][1], strict=True):
         assert own == pytest.approx(others, abs=1e-4)
-    assert "Chorale has never run on an Ascend NPU" in said
+    assert "Chorale has never run on an Ascend NPU" in done.stderr
 
 
-@needs_backend
-def test_the_stand_in_tells_host_and_device_apart() -> None:
-    program = "import torch, torch_npu; torch.ones(2, device='npu') + torch.ones(2)"
-    done = run(["-c", program])
-    assert done.returncode == 1
-    assert "tensors are on npu and on cpu" in done.stderr
-
-
-def test_a_package_that_cannot_be_loaded_is_one_line(tmp_path: Path) -> None:
+def test_a_package_that_cannot_be_loaded_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As torch_npu is without CANN."""
     (tmp_path / "torch_npu.py").write_text("raise ImportError('libhccl.so: cannot open shared object file')")
-    program = (
-        "from chorale.errors import ConfigError\n"
-        "from chorale.runtime.device import open_device\n"
-        "try: open_device('npu')\n"
-        "except ConfigError as error: print(error.message)\n"
-    )
-    said = run(["-c", program], stand_in=tmp_path).stdout
-    assert said.startswith("--device npu: torch_npu cannot be loaded (is CANN set up?): libhccl.so")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError) as error:
+        open_device("npu")
+    expected = "--device npu: torch_npu cannot be loaded (is CANN set up?): libhccl.so"
+    assert error.value.message.startswith(expected)
 
 
 def test_the_weights_are_decoded_and_refused_where_they_do_not_fit() -> None:

@@ -107,6 +107,55 @@ def run(core: EngineCore, requests: Iterable[GenerateRequest]) -> dict[str, list
     return answers
 
 
+SAMPLINGS: list[dict[str, Any]] = [
+    {"temperature": 0.0, "max_tokens": 24},
+    {"seed": 3, "max_tokens": 40},
+    {"seed": 4, "max_tokens": 9, "top_p": 0.8, "temperature": 0.7},
+    {"seed": 5, "max_tokens": 30, "top_k": 20, "min_p": 0.01},
+    {
+        "seed": 6,
+        "max_tokens": 33,
+        "presence_penalty": 1.0,
+        "frequency_penalty": 0.5,
+        "repetition_penalty": 1.2,
+    },
+    {"seed": 7, "max_tokens": 12, "logit_bias": {3: 5.0}, "bad_words": ((3, 3), (9,)), "min_tokens": 5},
+    {"seed": 8, "max_tokens": 16, "allowed_token_ids": tuple(range(50))},
+]
+
+
+def mixed_requests() -> list[GenerateRequest]:
+    lengths = [1, 31, 32, 33, 100, 161, 7]
+    return [
+        request(f"r{i}", random_prompt(length, seed=i), **sampling)
+        for i, (length, sampling) in enumerate(zip(lengths, SAMPLINGS, strict=True))
+    ]
+
+
+def tokens_of(answers: dict[str, list[Answer]]) -> dict[str, list[list[int]]]:
+    return {name: [answer.token_ids for answer in choices] for name, choices in answers.items()}
+
+
+def each_alone(core: EngineCore, requests: Iterable[GenerateRequest]) -> dict[str, list[list[int]]]:
+    """What each gives when nothing else runs."""
+    found: dict[str, list[list[int]]] = {}
+    for each in requests:
+        found |= tokens_of(run(core, [each]))
+    return found
+
+
+def check_preempted(roomy: EngineCore, crowded: EngineCore) -> None:
+    """Short prompts are all let in, and their outputs outgrow the pool of 24 blocks; penalties are counted
+    anew."""
+    requests = [
+        request(f"r{i}", random_prompt(10 + i, seed=i), **{**sampling, "max_tokens": 50})
+        for i, sampling in enumerate(SAMPLINGS)
+    ]
+    answers = run(crowded, requests)
+    assert tokens_of(answers) == each_alone(roomy, requests)
+    assert sum(choices[0].num_preemptions for choices in answers.values()) >= 3
+
+
 def random_prompt(length: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
 

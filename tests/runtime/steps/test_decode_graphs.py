@@ -54,10 +54,20 @@ from chorale.runtime.warmup.captures import capture_first, draft_preparations, p
 from chorale.runtime.worker import Worker
 from chorale.serve.engine.build_rank import load_model
 from chorale.testing.checkpoint_writer import write_random_checkpoint
-from tests.runtime.test_engine_properties import SAMPLINGS, mixed_requests, tokens_of
 from tests.support.device.soak import soak
 from tests.support.engine.drafters import knowing
-from tests.support.runtime import Answer, make_engine, random_prompt, request, row_start, run, with_drafter
+from tests.support.runtime import (
+    Answer,
+    check_preempted,
+    make_engine,
+    mixed_requests,
+    random_prompt,
+    request,
+    row_start,
+    run,
+    tokens_of,
+    with_drafter,
+)
 
 DEVICE = CpuDevice(Hardware("cpu", "stand-in", 2**34, 2**34), can_capture=True, overlap=True)
 
@@ -225,16 +235,6 @@ def test_a_padded_plan_computes_dummies_last() -> None:
 # ------------------------------------------------------------------ the engine
 
 
-@pytest.fixture(scope="module")
-def alone(checkpoint: Path) -> dict[str, list[list[int]]]:
-    """Without static memory, one request at a time."""
-    core = make_engine(checkpoint, enable_prefix_caching=False)
-    found: dict[str, list[list[int]]] = {}
-    for each in mixed_requests():
-        found |= tokens_of(run(core, [each]))
-    return found
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -297,15 +297,8 @@ def test_a_batch_that_shrinks_borrows_graphs(checkpoint: Path) -> None:
 
 
 def test_preempted_equals_alone(checkpoint: Path) -> None:
-    requests = [
-        request(f"r{i}", random_prompt(10 + i, seed=i), **{**sampling, "max_tokens": 50})
-        for i, sampling in enumerate(SAMPLINGS)
-    ]
     roomy = make_engine(checkpoint, enable_prefix_caching=False)
-    expected = {each.request_id: tokens_of(run(roomy, [each]))[each.request_id] for each in requests}
-    answers = run(graph_engine(checkpoint, num_gpu_blocks_override=24, max_model_len=128), requests)
-    assert tokens_of(answers) == expected
-    assert sum(choices[0].num_preemptions for choices in answers.values()) >= 3
+    check_preempted(roomy, graph_engine(checkpoint, num_gpu_blocks_override=24, max_model_len=128))
 
 
 def entries_of(answer: Answer) -> list[tuple[int, list[int]]]:

@@ -36,7 +36,7 @@ def drafters(seed: int, vocab_size: int, known: Answers) -> dict[str, Callable[[
         "suffix": lambda: SuffixDrafter(6, least=1, capacity=512),
         "nonsense": lambda: Nonsense(vocab_size, 1 + seed % 4, seed),
         "some right": lambda: knowing(
-            known, most=8, varies=True, wrong=0.2, vocab_size=vocab_size, seed=seed
+            known, most=8 + 22 * (seed % 2), varies=True, wrong=0.2, vocab_size=vocab_size, seed=seed
         ),
     }
 

@@ -9,6 +9,9 @@ import json
 import sys
 from typing import Any
 
+import pytest
+import torch
+
 from chorale import LLM, SamplingParams
 from chorale.llm.params import StructuredOutputsParams
 
@@ -22,7 +25,7 @@ PARAMS = [
 ]
 
 
-def main(options: dict[str, Any]) -> None:
+def generate(**options: Any) -> dict[str, Any]:
     with LLM("demo", dtype="float32", max_model_len=256, max_num_seqs=8, **options) as llm:
         found = [llm.generate(PROMPTS, PARAMS) for _ in range(2)][1]  # the second time from cached blocks
     outputs = [each.outputs[0] for each in found]
@@ -30,8 +33,15 @@ def main(options: dict[str, Any]) -> None:
         [sorted(value.logprob for value in place.values()) for place in output.logprobs or []]
         for output in outputs
     ]
-    json.dump({"tokens": [list(each.token_ids) for each in outputs], "scores": scores}, sys.stdout)
+    return {"tokens": [list(each.token_ids) for each in outputs], "scores": scores}
+
+
+def check_apart() -> None:
+    """A tensor of the device meets none of the host's."""
+    with pytest.raises(RuntimeError, match="tensors are on npu and on cpu"):
+        _ = torch.ones(2, device="npu") + torch.ones(2)
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    json.dump(generate(**json.loads(sys.argv[1])), sys.stdout)
+    check_apart()
