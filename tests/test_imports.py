@@ -37,7 +37,7 @@ testing: client engine errors grammar kernels model
 jobs: api client config errors harmony ids machine requests store tracing
 api: client config engine errors grammar harmony ids jobs machine requests store tools tracing turns version
 serve: api client config engine errors grammar harmony jobs kernels machine model parallel runtime store tools
-serve: tracing
+serve: requests tracing
 measure: config engine errors harmony kernels machine model requests runtime serve
 llm: client config engine errors grammar harmony machine requests serve tools.contract turns
 """

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import httpx2
 import msgspec
 
-from chorale.errors import ChoraleError
 from chorale.ids import new_id
 from chorale.jobs.line import Answer, Line, Record, unanswered
+from chorale.requests.openai_client import BUSY, NoAnswerError, Retries, retry_after
 from chorale.tracing.ignored import HEADER
 
 logger = logging.getLogger(__name__)
@@ -24,13 +22,6 @@ Scope = dict[str, Any]
 Message = dict[str, Any]
 App = Callable[[Any, Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]], Awaitable[None]]
 Place = TypeVar("Place")
-
-# Statuses that say nothing about the request: the queue is full, the engine is loading or was restarted.
-BUSY = frozenset({429, 502, 503, 504})
-
-
-class NoAnswerError(ChoraleError, code="no_answer"):
-    """A request got no answer: the connection failed, or the app ended it without one."""
 
 
 class Sender(Protocol):
@@ -108,7 +99,7 @@ class _Exchange:
         if message["type"] == "http.response.start":
             self._status = message["status"]
             headers = dict(message.get("headers", ()))
-            self._retry_after = _seconds(headers.get(b"retry-after", b"").decode("latin-1"))
+            self._retry_after = retry_after(headers.get(b"retry-after", b"").decode("latin-1"))
             self._ignored = headers.get(HEADER.encode(), b"").decode("latin-1")
         elif message["type"] == "http.response.body":
             self._pieces.append(message.get("body", b""))
@@ -139,7 +130,7 @@ class UrlSender:
             response.status_code,
             response.headers.get("x-request-id") or new_id("req"),
             one_line(response.content),
-            _seconds(response.headers.get("retry-after", "")),
+            retry_after(response.headers.get("retry-after", "")),
             response.headers.get(HEADER, ""),
         )
 
@@ -157,33 +148,7 @@ def _valid(body: bytes) -> bytes:
     return body
 
 
-def _seconds(text: str) -> float | None:
-    try:
-        return min(max(float(text), 0.0), 600.0)
-    except ValueError:
-        return None
-
-
 # --------------------------------------------------------------------------- many lines
-
-
-@dataclass(frozen=True, slots=True)
-class Retries:
-    """The times at which a request without an answer, or with one of ``BUSY``, is sent again. Seconds.
-
-    An engine that is restarted loads its weights again, so ``patience`` is minutes. ``attempts``: at most so
-    many, for a sender that is patient itself.
-    """
-
-    attempts: int | None = None
-    patience: float = 900.0
-    first_delay: float = 0.25  # doubled each time
-    longest_delay: float = 15.0
-
-    def delay(self, attempt: int, asked: float | None) -> float:
-        """Returns the time before the next attempt; ``asked``: the server's Retry-After."""
-        doubled = min(self.first_delay * 2.0 ** min(attempt, 16), self.longest_delay)
-        return max(asked or 0.0, doubled * random.uniform(0.5, 1.0))
 
 
 PATIENT = Retries()

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 import msgspec
 
 from chorale.errors import ChoraleError
-from chorale.jobs.execute import PATIENT, Retries, Sender, execute_all
+from chorale.jobs.execute import PATIENT, Sender, execute_all
 from chorale.jobs.files import Source, lines_of
 from chorale.jobs.journal import Journal
 from chorale.jobs.line import MAX_LINE_BYTES, Line, LineError, parse_line, refused
+from chorale.requests.openai_client import Retries
 from chorale.requests.usage import TokenUsage, usage_of
 
 _TURN = 64  # lines that are read before other tasks get a turn

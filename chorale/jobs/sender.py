@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 
-from chorale.jobs.execute import BUSY, NoAnswerError, Retries, Sender
+from chorale.jobs.execute import Sender
 from chorale.jobs.line import Answer, Line
+from chorale.requests.openai_client import BUSY, NoAnswerError, Retries
 
 # A line in flight while the engine died may be the reason: it is answered by an error in the end.
 MAX_CRASHES = 10

@@ -18,10 +18,11 @@ from typing import Any, Literal
 
 from chorale.errors import ChoraleError
 from chorale.jobs.contents import Contents, ContentsError, MissingContentError
-from chorale.jobs.execute import Retries, Sender, execute_all
+from chorale.jobs.execute import Sender, execute_all
 from chorale.jobs.input import inspect, split_lines
 from chorale.jobs.line import LARGE, Fault, Line, Record, parse_line
 from chorale.jobs.slots import Slots
+from chorale.requests.openai_client import Retries
 from chorale.requests.usage import usage_of
 from chorale.store.batch_rows import Result, StoredBatch, Tokens
 from chorale.store.batches import MAX_ATTEMPTS

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from chorale.errors import ConfigError
+from chorale.requests.openai_client import AsyncClient
 from chorale_evals.errors import RefusedError, ServerLostError, UnansweredError
 from chorale_evals.journal import Journal
 from chorale_evals.record import Key, Record, Status
-from chorale_evals.server import Server
 from chorale_evals.session import RecordingSession
 from chorale_evals.task import Outcome, Sample, Task
 from chorale_evals.wire import WIRES, Api
@@ -75,9 +75,9 @@ class Runner:
     """Runs a plan once. ``on_record`` is called after each journalled answer."""
 
     def __init__(
-        self, plan: Plan, server: Server, journal: Journal, on_record: Callable[[Record], None]
+        self, plan: Plan, client: AsyncClient, journal: Journal, on_record: Callable[[Record], None]
     ) -> None:
-        self._plan, self._server, self._journal, self._on_record = plan, server, journal, on_record
+        self._plan, self._client, self._journal, self._on_record = plan, client, journal, on_record
         self._num_answered = 0
         self._in_a_row = 0  # failures or refusals since the last answer
 
@@ -105,7 +105,7 @@ class Runner:
 
     async def _record(self, job: Job) -> Record:
         plan, task = self._plan, job.part.task
-        session = RecordingSession(self._server, WIRES[plan.api], plan.model, plan.fields_of(job))
+        session = RecordingSession(self._client, WIRES[plan.api], plan.model, plan.fields_of(job))
         status: Status = "answered"
         try:
             outcome = await task.run(job.sample, job.repeat, session)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from chorale.errors import ConfigError
+from chorale.requests.openai_client import BUSY, AsyncClient, NoAnswerError, Retries, error_text
 from chorale.requests.usage import TokenUsage
-from chorale_evals.errors import UnansweredError
-from chorale_evals.server import Server
+from chorale_evals.errors import RefusedError, UnansweredError
 from chorale_evals.task import Message, Reply
 from chorale_evals.wire import Wire
+
+# Some seven minutes in all: an engine that is restarted loads its weights again.
+RETRIES = Retries(attempts=12, patience=math.inf, first_delay=1.0, longest_delay=60.0)
+_AGAIN = BUSY | {408, 409, 425, 500, 529}
+# No other request would fare better.
+_MISCONFIGURED = frozenset({401, 403, 404, 405})
 
 
 class RecordingSession:
@@ -20,8 +28,8 @@ class RecordingSession:
     ``fields`` are those of the run; an ``ask`` may override them.
     """
 
-    def __init__(self, server: Server, wire: Wire, model: str, fields: Mapping[str, Any]) -> None:
-        self._server, self._wire, self._model, self._fields = server, wire, model, fields
+    def __init__(self, client: AsyncClient, wire: Wire, model: str, fields: Mapping[str, Any]) -> None:
+        self._client, self._wire, self._model, self._fields = client, wire, model, fields
         self.exchanges: list[dict[str, Any]] = []
         self.usage = TokenUsage()
         self.seconds = 0.0
@@ -33,7 +41,7 @@ class RecordingSession:
         self.exchanges.append(entry)
         wanted = {name: value for name, value in {**self._fields, **fields}.items() if value is not None}
         began = time.monotonic()
-        answer = await self._server.post(self._wire.path, self._wire.body(self._model, messages, wanted))
+        answer = await self._answer(self._wire.body(self._model, messages, wanted))
         self.seconds += time.monotonic() - began
         try:
             reply = self._wire.read(answer)
@@ -44,6 +52,26 @@ class RecordingSession:
         self.finish_reason = reply.finish_reason
         self.fingerprint = str(answer.get("system_fingerprint") or self.fingerprint)
         return reply
+
+    async def _answer(self, body: dict[str, Any]) -> Any:
+        """Returns the JSON of the answer.
+
+        Raises ``RefusedError`` if the server refuses the request, ``UnansweredError`` after all attempts, and
+        ``ConfigError`` if every request would fail (a wrong key, model or path).
+        """
+        path = self._wire.path
+        try:
+            response = await self._client.post(path, body, again=_AGAIN)
+            if response.status_code == 200:
+                return response.json()
+        except NoAnswerError as error:
+            raise UnansweredError(error.message) from None
+        except ValueError as error:
+            raise UnansweredError(f"the body is not JSON ({error})") from None
+        if response.status_code in _MISCONFIGURED:
+            raise ConfigError(f"the server refuses every request to {path}: {error_text(response)}")
+        kind = UnansweredError if response.status_code in _AGAIN else RefusedError
+        raise kind(error_text(response))
 
 
 def _short(reply: Reply) -> dict[str, Any]:

@@ -15,20 +15,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import numpy as np
 import pytest
 from chorale_evals.commands import parity as eval_parity
 from chorale_evals.parity.differences import compare
-from chorale_evals.parity.measure import Plan, measure, plan_of
+from chorale_evals.parity.measure import Plan, plan_of
 from chorale_evals.parity.recording import Recording, save
-from chorale_evals.parity.scorer import Scorer
 from chorale_evals.parity.texts import Text
 from chorale_evals.parity.verdict import judge
 from readings import recording
 
 from chorale.cli.main import main
 from chorale.model.demo import ensure_demo
+from chorale.requests.openai_client import Endpoint
 from tests.support.device.faults import (
     FAULTS,
     Fault,
@@ -122,12 +121,9 @@ def test_a_window_that_is_one_less_on_a_small_checkpoint(tmp_path: Path) -> None
 def _measured(folder: Path, plan: Plan) -> Recording:
     """The whole app over the real engine, on a port of this process: quicker than ``chorale serve``."""
     client: Any = make_client(folder, max_model_len=1024, num_gpu_blocks_override=256)
-    with (
-        in_thread(client, names=("demo",)) as server,
-        httpx2.Client(base_url=server.url) as http,
-    ):
-        about = {"formats": eval_parity._formats(http)}
-        found = measure(Scorer(http, "demo", "here", plan.top_k), plan, lambda _: None, about)
+    with in_thread(client, names=("demo",)) as server:
+        endpoint = Endpoint(server.url)
+        found = asyncio.run(eval_parity.measured(endpoint, "here", None, plan, lambda _: None))
     asyncio.run(client.close())
     return found
 

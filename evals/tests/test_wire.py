@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
+import httpx2
 import pytest
 from chorale_evals.session import RecordingSession
 from chorale_evals.wire import WIRES, read_chat, read_responses
 
+from chorale.requests.openai_client import AsyncClient, Endpoint
 from chorale.requests.usage import TokenUsage
 
 TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
@@ -34,17 +37,6 @@ RESPONSE = {
 }
 
 
-class Posts:
-    """Stands for ``Server``."""
-
-    def __init__(self, answer: dict[str, Any]) -> None:
-        self.answer, self.bodies = answer, list[dict[str, Any]]()
-
-    async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        self.bodies.append(body)
-        return self.answer
-
-
 HISTORY = [
     {"role": "system", "content": "s"},
     {"role": "user", "content": "u"},
@@ -55,10 +47,16 @@ HISTORY = [
 
 def asked(api: Any, answer: dict[str, Any]) -> tuple[dict[str, Any], RecordingSession]:
     """Returns the body of a request and its session."""
-    posts = Posts(answer)
-    session = RecordingSession(posts, WIRES[api], "m", FIELDS)  # type: ignore[arg-type]
+    bodies: list[dict[str, Any]] = []
+
+    def respond(request: httpx2.Request) -> httpx2.Response:
+        bodies.append(json.loads(request.content))
+        return httpx2.Response(200, json=answer)
+
+    client = AsyncClient(Endpoint(), transport=httpx2.MockTransport(respond))
+    session = RecordingSession(client, WIRES[api], "m", FIELDS)
     asyncio.run(session.ask(HISTORY, tools=[TOOL], max_tokens=5))
-    return posts.bodies[0], session
+    return bodies[0], session
 
 
 def test_chat_sends_messages_and_fields_as_they_are() -> None:

@@ -16,11 +16,11 @@ import pytest
 
 from chorale.errors import ChoraleError, ConfigError
 from chorale.jobs import files
-from chorale.jobs.execute import NoAnswerError, Retries
 from chorale.jobs.files import Destination, download, examine, lines_of
 from chorale.jobs.journal import Header, Journal
 from chorale.jobs.line import Answer, Line
 from chorale.jobs.run_file import FileRun, ServerGoneError
+from chorale.requests.openai_client import NoAnswerError, Retries
 from tests.support.tools.http_files import http_files
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
+import asyncio
 import json
 import os
 import re
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -19,7 +19,8 @@ import httpx2
 from chorale.config.options.parser import Parser
 from chorale.errors import ConfigError
 from chorale.machine.folders import write_whole
-from chorale.serve.private_server import Connection, connect
+from chorale.requests.openai_client import AsyncClient, Endpoint
+from chorale.serve.private_server import reach
 from chorale_evals.commands.progress import duration
 from chorale_evals.parity.differences import compare
 from chorale_evals.parity.measure import Plan, measure, new_plan, plan_of
@@ -27,6 +28,7 @@ from chorale_evals.parity.recording import Recording, load, save
 from chorale_evals.parity.result import table, to_json
 from chorale_evals.parity.scorer import Scorer
 from chorale_evals.parity.verdict import BOUNDS, judge
+from chorale_evals.session import RETRIES
 
 LENGTHS, DEMO_LENGTHS = (
     "128,1024,8192",
@@ -191,26 +193,26 @@ def _recording_at(source: str) -> Path | None:
 def _measured(
     source: str, plan: Plan, name: str, model: str | None, key: str | None, quiet: bool
 ) -> Recording:
-    with _connected(source, model, key) as connection:
-        advance = _progress(plan.num_tokens, f"{name}  {source or 'demo'}", quiet)
-        scorer = Scorer(connection.client, connection.model, source or "demo", plan.top_k)
-        about: dict[str, object] = {
-            "where": source or "demo",
-            "model": connection.model,
-            "version": _version(connection.client),
-            "formats": _formats(connection.client),
-            "recorded": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        }
-        return measure(scorer, plan, advance, about)
-
-
-@contextlib.contextmanager
-def _connected(source: str, model: str | None, key: str | None) -> Iterator[Connection]:
     key = key or os.environ.get("CHORALE_API_KEY") or os.environ.get("VLLM_API_KEY")
     is_url = source.startswith(("http://", "https://"))
-    arguments = [] if is_url else _serve_arguments(source)
-    with connect(source if is_url else None, model, key, arguments) as connection:
-        yield connection
+    advance = _progress(plan.num_tokens, f"{name}  {source or 'demo'}", quiet)
+    with reach(source if is_url else None, key, [] if is_url else _serve_arguments(source)) as endpoint:
+        return asyncio.run(measured(endpoint, source or "demo", model, plan, advance))
+
+
+async def measured(
+    endpoint: Endpoint, where: str, model: str | None, plan: Plan, advance: Callable[[int], None]
+) -> Recording:
+    async with AsyncClient(endpoint, retries=RETRIES) as client:
+        model = model or await client.first_model()
+        about: dict[str, object] = {
+            "where": where,
+            "model": model,
+            "version": await _version(client),
+            "formats": await _formats(client),
+            "recorded": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        }
+        return await measure(Scorer(client, model, where, plan.top_k), plan, advance, about)
 
 
 def _serve_arguments(source: str) -> list[str]:
@@ -220,19 +222,19 @@ def _serve_arguments(source: str) -> list[str]:
         raise ConfigError(f"{source}: {error}") from None
 
 
-def _version(client: httpx2.Client) -> str | None:
+async def _version(client: AsyncClient) -> str | None:
     """Returns what Chorale and vLLM say at /version, which is beside /v1."""
     try:
-        response = client.get(client.base_url.copy_with(path="/version"))
+        response = await client.get("/version")
         return str(response.json()["version"]) if response.status_code == 200 else None
     except (httpx2.HTTPError, ValueError, KeyError, TypeError):
         return None
 
 
-def _formats(client: httpx2.Client) -> str | None:
+async def _formats(client: AsyncClient) -> str | None:
     """Returns how a Chorale server's engines compute, from /metrics, which is beside /v1."""
     try:
-        text = client.get(client.base_url.copy_with(path="/metrics")).text
+        text = (await client.get("/metrics")).text
     except httpx2.HTTPError:
         return None
     engines = re.findall(r"^chorale:engine_info{(.*)}", text, re.MULTILINE)

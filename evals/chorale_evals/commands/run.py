@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from chorale.errors import ChoraleError, ConfigError
 from chorale.machine.folders import write_whole
 from chorale.machine.signals import signals_as_exceptions
-from chorale.serve.private_server import api_url, private_server
+from chorale.requests.openai_client import AsyncClient, Endpoint, api_url
+from chorale.serve.private_server import private_server
 from chorale_evals.commands import options
 from chorale_evals.commands.progress import Display
 from chorale_evals.commands.table import lines
@@ -22,7 +23,7 @@ from chorale_evals.manifest import Manifest, TaskInfo, read_manifest
 from chorale_evals.record import Key, Record
 from chorale_evals.report.page import write_report
 from chorale_evals.runner import Part, Plan, Runner
-from chorale_evals.server import Endpoint, Patience, Server, open_server
+from chorale_evals.session import RETRIES
 from chorale_evals.summary import Tally, cost, summarise, tallies, total_usage
 from chorale_evals.task import Sample
 from chorale_evals.tasks import make_task
@@ -69,14 +70,15 @@ def _endpoint(given: argparse.Namespace) -> Iterator[Endpoint]:
     if given.base_url is not None:
         yield Endpoint(api_url(given.base_url, "--base-url"), options.api_key(given))
         return
-    with private_server([given.model, *given.serve_arguments]) as socket:
-        yield Endpoint("http://localhost/v1", socket=str(socket))
+    with private_server([given.model, *given.serve_arguments]) as endpoint:
+        yield endpoint
 
 
 async def _run(given: argparse.Namespace, parts: list[Part], journal: Journal, endpoint: Endpoint) -> int:
-    patience = Patience(seconds=float(given.timeout))
-    async with open_server(endpoint, patience=patience, connections=given.max_concurrency) as server:
-        entry = await _entry(server, given.model if given.base_url else None)
+    async with AsyncClient(
+        endpoint, seconds=float(given.timeout), connections=given.max_concurrency, retries=RETRIES
+    ) as client:
+        entry = await _entry(client, given.model if given.base_url else None)
         plan = Plan(
             parts, given.effort, str(entry["id"]), given.api, options.fields(given), given.seed,
             given.max_concurrency,
@@ -91,22 +93,21 @@ async def _run(given: argparse.Namespace, parts: list[Part], journal: Journal, e
         (before.continued_by(manifest) if before else manifest).write(given.out)
         for part in parts:
             await part.task.prepare()
-        await _ask(plan, server, journal, records, given)
+        await _ask(plan, client, journal, records, given)
     results = summarise(plan, records.values())
     return _finish(given, plan, results)
 
 
-async def _entry(server: Server, name: str | None) -> dict[str, object]:
+async def _entry(client: AsyncClient, name: str | None) -> dict[str, object]:
     """Returns the server's entry of the model, its first if no name is given."""
-    entries = await server.models()
-    names = [str(entry.get("id")) for entry in entries]
-    if not entries:
-        raise ConfigError("the server lists no models")
-    if name is None:
-        return entries[0] | {"id": names[0]}
-    if name not in names:
-        raise ConfigError(f"the server has no model {name!r}; it has {', '.join(names[:10])}")
-    return entries[names.index(name)] | {"id": name}
+    try:
+        entries = {entry["id"]: entry for entry in await client.models()}
+    except ChoraleError as error:  # no request would fare better
+        raise ConfigError(error.message) from None
+    if not entries or (name is not None and name not in entries):
+        known = ", ".join(list(entries)[:10]) or "none"
+        raise ConfigError(f"the server has no model {name or ''!r}; it has {known}")
+    return entries[name or next(iter(entries))]
 
 
 def _manifest(given: argparse.Namespace, plan: Plan, entry: dict[str, object]) -> Manifest:
@@ -121,7 +122,7 @@ def _manifest(given: argparse.Namespace, plan: Plan, entry: dict[str, object]) -
 
 
 async def _ask(
-    plan: Plan, server: Server, journal: Journal, records: dict[Key, Record], given: argparse.Namespace
+    plan: Plan, client: AsyncClient, journal: Journal, records: dict[Key, Record], given: argparse.Namespace
 ) -> None:
     """Asks what has no final answer yet. ``records`` grows."""
     done = {key for key, record in records.items() if record.status == "answered"}
@@ -137,7 +138,7 @@ async def _ask(
             records[record.key] = record.light()
             display.add(record)
 
-        await Runner(plan, server, journal, on_record).run(done)
+        await Runner(plan, client, journal, on_record).run(done)
 
 
 def _finish(given: argparse.Namespace, plan: Plan, results: list[Tally]) -> int:

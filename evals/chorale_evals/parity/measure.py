@@ -8,18 +8,16 @@ two is rounding: the server's own noise, against which a second server is judged
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from chorale.errors import ConfigError
 from chorale_evals.parity.recording import Reading, Recording, Scores
-from chorale_evals.parity.scorer import Answer, Scorer
+from chorale_evals.parity.scorer import Scorer
 from chorale_evals.parity.texts import Text, make_texts
 
-TOKENS_IN_FLIGHT = 65_536  # of the second pass
+TOKENS_IN_FLIGHT = 131_072  # of the second pass, in requests as long as the longest
 REQUESTS_IN_FLIGHT = 16
 
 OnText = Callable[[int], None]  # called with the tokens of each request that has been answered
@@ -56,70 +54,31 @@ def plan_of(reference: Recording) -> Plan:
     )
 
 
-def measure(scorer: Scorer, plan: Plan, on_text: OnText, about: dict[str, object]) -> Recording:
+async def measure(scorer: Scorer, plan: Plan, on_text: OnText, about: dict[str, object]) -> Recording:
     """Raises ``ConfigError`` for texts that are too long, ``ChoraleError`` if the server fails."""
-    _check_lengths(scorer, plan)
-    alone = []
-    for text in plan.texts:
-        alone.append(scorer.score(text.token_ids, plan.num_greedy))
-        on_text(text.length + plan.num_greedy)
-    continuations = plan.continuations or tuple(one.greedy for one in alone)
-    again = _in_a_crowd(scorer, plan, continuations, on_text)
-    readings = tuple(
-        Reading(text, first.prompt, first.greedy, first.greedy_scores, continuation, second)
-        for text, first, continuation, second in zip(plan.texts, alone, continuations, again, strict=True)
-    )
-    return Recording(readings, plan.top_k, {**about, "form": scorer.form})
-
-
-def _check_lengths(scorer: Scorer, plan: Plan) -> None:
-    longest = scorer.longest()
     needed = max(text.length for text in plan.texts) + plan.num_greedy + 1
+    longest = await scorer.longest()
     if longest is not None and needed > longest:
         raise ConfigError(
             f"{scorer.where} takes at most {longest} tokens, and the longest text needs {needed} with its "
             "continuation: give shorter --lengths"
         )
+    alone = []
+    for text in plan.texts:
+        alone.append(await scorer.score(text.token_ids, plan.num_greedy))
+        on_text(text.length + plan.num_greedy)
+    continuations = plan.continuations or tuple(one.greedy for one in alone)
+    at_once = asyncio.Semaphore(max(1, min(REQUESTS_IN_FLIGHT, TOKENS_IN_FLIGHT // needed)))
 
-
-def _in_a_crowd(
-    scorer: Scorer, plan: Plan, continuations: Sequence[tuple[int, ...]], on_text: OnText
-) -> list[Scores]:
-    room = _Room(TOKENS_IN_FLIGHT)
-    lock = threading.Lock()
-
-    def one(text: Text, continuation: tuple[int, ...]) -> Scores:
-        prompt = (*text.token_ids, *continuation)
-        with room.taken(len(prompt)):
-            answer: Answer = scorer.score(prompt, 1)
-        with lock:
-            on_text(text.length + plan.num_greedy)
+    async def again(text: Text, continuation: tuple[int, ...]) -> Scores:
+        async with at_once:
+            answer = await scorer.score((*text.token_ids, *continuation), 1)
+        on_text(text.length + plan.num_greedy)
         return answer.prompt
 
-    with ThreadPoolExecutor(REQUESTS_IN_FLIGHT) as pool:
-        jobs = [pool.submit(one, *pair) for pair in zip(plan.texts, continuations, strict=True)]
-        try:
-            return [job.result() for job in jobs]
-        finally:
-            for job in jobs:
-                job.cancel()
-
-
-class _Room:
-    """Limits the tokens of requests that run at once. A request above the limit runs alone."""
-
-    def __init__(self, limit: int) -> None:
-        self._free, self._limit, self._changed = limit, limit, threading.Condition()
-
-    @contextlib.contextmanager
-    def taken(self, number: int) -> Iterator[None]:
-        number = min(number, self._limit)
-        with self._changed:
-            self._changed.wait_for(lambda: self._free >= number)
-            self._free -= number
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._free += number
-                self._changed.notify_all()
+    crowd = await asyncio.gather(*map(again, plan.texts, continuations))
+    readings = tuple(
+        Reading(text, first.prompt, first.greedy, first.greedy_scores, continuation, second)
+        for text, first, continuation, second in zip(plan.texts, alone, continuations, crowd, strict=True)
+    )
+    return Recording(readings, plan.top_k, about)

@@ -13,7 +13,7 @@ import pytest
 from chorale.cli.commands.client import complete
 from chorale.cli.commands.client.chat import Session, parser
 from chorale.cli.main import main
-from chorale.serve.private_server import Connection
+from chorale.requests.openai_client import Client, Endpoint
 
 
 class Stream(httpx2.SyncByteStream):
@@ -39,11 +39,13 @@ def answer(request: httpx2.Request) -> httpx2.Response:
 def session() -> Session:
     options = parser("chat", "")
     options.set_defaults(system_prompt=None, reasoning_effort=None)
-    client = httpx2.Client(transport=httpx2.MockTransport(answer), base_url="http://test/v1")
-    return Session(Connection(client, "m", "http://test/v1"), options.parse_args([]))
+    client = Client(Endpoint("http://test/v1"), transport=httpx2.MockTransport(answer))
+    return Session(client, "m", options.parse_args([]))
 
 
-@pytest.mark.parametrize(("text", "words"), [("gone", "refused"), ("broken off", "cut")])
+@pytest.mark.parametrize(
+    ("text", "words"), [("gone", "ConnectError: refused"), ("broken off", "RemoteProtocolError: cut")]
+)
 def test_a_server_that_goes_is_an_error_of_that_message(
     session: Session, text: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -92,11 +94,10 @@ def test_complete_shows_its_speed_where_that_is_asked_for(
         return httpx2.Response(200, text="".join(f"data: {json.dumps(event)}\n\n" for event in events))
 
     @contextlib.contextmanager
-    def connected(*_: object) -> Iterator[Connection]:
-        client = httpx2.Client(transport=httpx2.MockTransport(answer), base_url="http://test/v1")
-        yield Connection(client, "m", "http://test/v1")
+    def connected(*_: object) -> Iterator[tuple[Client, str]]:
+        yield Client(Endpoint("http://test/v1"), transport=httpx2.MockTransport(answer)), "m"
 
-    monkeypatch.setattr(complete, "connection_of", connected)
+    monkeypatch.setattr(complete, "connected", connected)
     assert main(["complete", "-q", "one"]) == 0
     assert capsys.readouterr() == ("two\n", "")
     assert main(["complete", "-q", "one", "--stats"]) == 0

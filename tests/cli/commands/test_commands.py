@@ -20,7 +20,7 @@ from chorale.cli.commands.client.terminal import Printer, printable, show_chat
 from chorale.cli.commands.measure.bench import BENCHES
 from chorale.cli.main import COMMANDS, main
 from chorale.machine.folders import sweep
-from chorale.serve.private_server import api_url
+from chorale.requests.openai_client import api_url
 from chorale.version import __version__
 
 

@@ -323,7 +323,7 @@ def test_what_the_engine_cannot_do_is_explained(
 def test_no_server_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     for where in (["--port", "9"], ["--host", "::1", "--port", "9"], ["--base-url", "http://localhost:9/v1"]):
         assert main(["bench", "serve", *where, "--num-prompts", "1"]) == 1
-        assert "no server answers" in capsys.readouterr().err
+        assert "no server at" in capsys.readouterr().err
     assert main(["bench", "serve", "--base-url", "http://localhost:x", "--num-prompts", "1"]) == 2
 
 
@@ -338,13 +338,13 @@ def test_a_server_that_answers_otherwise_is_told_from_none(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refusal = httpx2.Response(401, json={"error": {"message": "a valid API key is needed"}})
-    monkeypatch.setattr(httpx2, "get", lambda *_, **__: refusal)
+    monkeypatch.setattr(httpx2.HTTPTransport, "handle_request", lambda *_: refusal)
     assert main(["bench", "serve", "--num-prompts", "1"]) == 1
     shown = capsys.readouterr().err
     assert "HTTP 401" in shown
     assert "a valid API key is needed" in shown
     assert "OPENAI_API_KEY" in shown
-    assert "no server answers" not in shown
+    assert "no server at" not in shown
 
 
 def test_a_label_is_no_folder(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from chorale.cli.error import print_error
 from chorale.config.options.parser import Parser
 from chorale.errors import ChoraleError
 from chorale.machine.folders import write_whole
-from chorale.serve.private_server import Connection, connect
+from chorale.requests.openai_client import Client
+from chorale.serve.private_server import reach
 
 HELP = "/reset clears the conversation, /save FILE, /effort low|medium|high, /quit; Ctrl-C stops an answer"
 
@@ -49,8 +50,8 @@ def chat_parser() -> Parser:
 
 def run(arguments: list[str]) -> int:
     given = chat_parser().read(arguments)
-    with connection_of(given) as connection:
-        session = Session(connection, given)
+    with connected(given) as (client, model):
+        session = Session(client, model, given)
         if given.quick is not None:
             return session.ask(given.quick)
         return session.loop()
@@ -61,10 +62,12 @@ def sampling(given: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in chosen.items() if value is not None}
 
 
-def connection_of(given: argparse.Namespace) -> AbstractContextManager[Connection]:
-    """Returns the connection that the options describe."""
+@contextmanager
+def connected(given: argparse.Namespace) -> Iterator[tuple[Client, str]]:
+    """Yields a client of the server that the options describe, and the model name to send."""
     key = given.api_key or os.environ.get("CHORALE_API_KEY") or os.environ.get("VLLM_API_KEY")
-    return connect(given.url, given.model_name, key, [given.model] if given.model else [])
+    with reach(given.url, key, [given.model] if given.model else []) as endpoint, Client(endpoint) as client:
+        yield client, given.model_name or client.first_model()
 
 
 def typed_lines() -> Iterator[str]:
@@ -83,9 +86,8 @@ def typed_lines() -> Iterator[str]:
 class Session:
     """One conversation. ``messages`` is its only state."""
 
-    def __init__(self, connection: Connection, given: argparse.Namespace) -> None:
-        self._connection = connection
-        self._given = given
+    def __init__(self, client: Client, model: str, given: argparse.Namespace) -> None:
+        self._client, self._model, self._given = client, model, given
         self._effort: str | None = given.reasoning_effort
         self.messages: list[dict[str, Any]] = []
         self._reset()
@@ -95,7 +97,7 @@ class Session:
         self.messages = [{"role": "system", "content": system}] if system else []
 
     def loop(self) -> int:
-        print(f"chorale chat with {self._connection.model} ({self._connection.where})")
+        print(f"chorale chat with {self._model} ({self._client.endpoint.where})")
         print(HELP)
         for line in map(str.strip, typed_lines()):
             if line in ("/quit", "/exit"):
@@ -133,14 +135,14 @@ class Session:
         """
         self.messages.append({"role": "user", "content": text})
         body: dict[str, Any] = {
-            "model": self._connection.model,
+            "model": self._model,
             "messages": self.messages,
             "stream_options": {"include_usage": True},
         } | sampling(self._given)
         if self._effort:
             body["reasoning_effort"] = self._effort
         try:
-            answer = show_chat(self._connection.stream("chat/completions", body), Printer())
+            answer = show_chat(self._client.stream("chat/completions", body), Printer())
         except ChoraleError as error:
             self.messages.pop()
             print_error(error.message)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
+from typing import Any
 
-from chorale.cli.commands.client.chat import connection_of, parser, sampling, typed_lines
+from chorale.cli.commands.client.chat import connected, parser, sampling, typed_lines
 from chorale.cli.commands.client.terminal import Answer, printable
 from chorale.cli.error import print_error
 from chorale.config.options.parser import Parser
 from chorale.errors import ChoraleError
-from chorale.serve.private_server import Connection
+from chorale.requests.openai_client import Client
 
 
 def complete_parser() -> Parser:
@@ -19,20 +20,20 @@ def complete_parser() -> Parser:
 
 def run(arguments: list[str]) -> int:
     given = complete_parser().read(arguments)
-    with connection_of(given) as connection:
-        options = {"max_tokens": 128} | sampling(given)
+    with connected(given) as (client, model):
+        body = {"model": model, "stream_options": {"include_usage": True}, "max_tokens": 128}
+        body |= sampling(given)
         if given.quick is not None:
-            return _complete(connection, given.quick, options, given.stats)
+            return _complete(client, body | {"prompt": given.quick}, given.stats)
         for text in filter(None, typed_lines()):
-            _complete(connection, text, options, given.stats)
+            _complete(client, body | {"prompt": text}, given.stats)
     return 0
 
 
-def _complete(connection: Connection, prompt: str, options: dict[str, object], stats: bool) -> int:
+def _complete(client: Client, body: dict[str, Any], stats: bool) -> int:
     answer, started = Answer(), time.perf_counter()
-    body = {"model": connection.model, "prompt": prompt, "stream_options": {"include_usage": True}}
     try:
-        for event in connection.stream("completions", body | options):
+        for event in client.stream("completions", body):
             answer.usage = event.get("usage") or answer.usage
             for choice in event.get("choices", []):
                 answer.seconds_to_first = answer.seconds_to_first or time.perf_counter() - started

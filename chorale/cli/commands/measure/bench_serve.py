@@ -34,7 +34,7 @@ from chorale.measure.bench.prompts import (
     random_prompts,
     request_for,
 )
-from chorale.serve.private_server import api_url
+from chorale.requests.openai_client import Client, Endpoint, api_url
 
 BACKENDS = {
     "openai": "/v1/completions",
@@ -170,8 +170,9 @@ def run(_: str, arguments: list[str]) -> int:
 def draft_counts(base: str, headers: list[tuple[str, str]]) -> DraftCounts | None:
     """Returns the server's counters of drafts, or None if it shows none."""
     try:
-        answer = httpx2.get(base + "/metrics", headers=dict(headers), timeout=10)
-    except (httpx2.HTTPError, httpx2.InvalidURL):
+        with Client(Endpoint(base, headers=tuple(headers))) as client:
+            answer = client.get("/metrics")
+    except httpx2.HTTPError:
         return None
     return DraftCounts.of_metrics(answer.text) if answer.status_code == 200 else None
 
@@ -239,20 +240,12 @@ def _pairs(texts: list[str], flag: str) -> list[tuple[str, str]]:
 
 
 def first_model(base: str, headers: list[tuple[str, str]]) -> str:
+    """Returns the name of the server's first model. Raises ``ChoraleError``."""
     try:
-        answer = httpx2.get(base + "/v1/models", headers=dict(headers), timeout=10)
-        if answer.status_code != 200:
-            raise ChoraleError(_refusal(base, answer))
-        return str(answer.json()["data"][0]["id"])
-    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, KeyError, IndexError, TypeError) as error:
-        raise ChoraleError(f"no server answers at {base} ({type(error).__name__}: {error})") from error
-
-
-def _refusal(base: str, answer: httpx2.Response) -> str:
-    words = f"{base}/v1/models: HTTP {answer.status_code}: {answer.text[:300]}"
-    if answer.status_code == 401:
-        words += "; set OPENAI_API_KEY or pass the key with --header"
-    return words
+        with Client(Endpoint(f"{base}/v1", headers=tuple(headers))) as client:
+            return client.first_model()
+    except ConfigError as error:  # no fault of the options
+        raise ChoraleError(error.message) from None
 
 
 def make_requests(given: argparse.Namespace, endpoint: str, model: str) -> list[LoadRequest]:

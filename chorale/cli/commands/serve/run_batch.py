@@ -234,7 +234,7 @@ def _at_engine(given: argparse.Namespace, settings: Settings, batch: FileRun, pr
 
 def base_of(url: str) -> str:
     """Returns a base URL without ``/v1``, with which the lines' URLs begin. Raises ``ConfigError``."""
-    from chorale.serve.private_server import api_url
+    from chorale.requests.openai_client import api_url
 
     return api_url(url, "--base-url").removesuffix("/v1")
 
