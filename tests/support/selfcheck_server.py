@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +13,10 @@ import httpx2
 from chorale.measure.selfcheck.check import Check, Outcome
 from chorale.measure.selfcheck.run import run_one
 from chorale.measure.selfcheck.serving.server import Context, Server, ServerCheck
+from chorale.requests.openai_client import AsyncClient, Endpoint
+from chorale.serve.private_server import PrivateProcess
 
 Answer = Callable[[str, dict[str, Any]], Any]  # (path, body) -> the JSON of a response, or a response
-
-
-@dataclass
-class Started:
-    process: subprocess.Popen[bytes]
-    socket: Path
-    log: Path
 
 
 def outcome(
@@ -37,8 +30,9 @@ def outcome(
 
     async def run() -> Outcome:
         (tmp_path / "log").write_text("the last line")
-        async with httpx2.AsyncClient(transport=httpx2.MockTransport(handle), base_url="http://s") as client:
-            server = Server(Started(process, tmp_path, tmp_path / "log"), client)
+        transport = httpx2.MockTransport(handle)
+        async with AsyncClient(Endpoint("http://s/v1"), transport=transport) as client:
+            server = Server(PrivateProcess(process, tmp_path, tmp_path / "log"), client)
             server.model, server.max_model_len, server.kv_tokens = "m", 4096, 65536
             context = Context(quick=True, is_slow=False, has_accelerator=False)
             return await run_one(Check("stops", "server", "", "", seconds), check, server, context)

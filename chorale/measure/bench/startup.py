@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
-import signal
-import socket
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx2
-
 from chorale.errors import ChoraleError
 from chorale.machine.folders import Folder
+from chorale.requests.openai_client import Client, Endpoint, error_text
+from chorale.serve.private_server import private_process, wait_until_healthy
 
 _PROMPT = {"prompt": "The first token", "max_tokens": 1, "temperature": 0}
 
@@ -55,50 +50,22 @@ def _start(
     serve_arguments: Sequence[str], cache: Path, timeout: float, api_key: str | None
 ) -> tuple[float, float]:
     """Starts a server and stops it. Returns the seconds to healthy and to the first token."""
-    port = _free_port()
-    arguments = ["serve", *serve_arguments, "--port", str(port)]
-    command = [sys.executable, "-m", "chorale.cli.bound", str(os.getpid()), *arguments]
     hub = os.environ.get("HF_HOME") or str(
         Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
     )
-    environment = os.environ | {
+    environment = {
         "TRITON_CACHE_DIR": f"{cache}/triton", "XDG_CACHE_HOME": str(cache),
         "HF_HOME": str(Path(hub).expanduser()),  # checkpoints are not downloaded again
     }  # fmt: skip
     begin = time.perf_counter()
-    server = subprocess.Popen(
-        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
-    )
-    try:
-        headers = {b"authorization": f"Bearer {api_key}".encode()} if api_key else {}
-        with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=timeout, headers=headers) as client:
-            healthy = _wait(client, server, begin, timeout)
-            model = client.get("/v1/models").json()["data"][0]["id"]
-            answer = client.post("/v1/completions", json=_PROMPT | {"model": model})
+    with private_process(serve_arguments, environment) as started:
+        endpoint = Endpoint("http://localhost/v1", api_key, started.socket)
+        with Client(endpoint) as client:
+            wait_until_healthy(client, started, timeout, pause=0.02)
+            healthy = time.perf_counter() - begin
+            answer = client.http.post(
+                endpoint.url("completions"), json=_PROMPT | {"model": client.first_model()}
+            )
             if answer.status_code != 200:
-                raise ChoraleError(f"the first request failed: {json.dumps(answer.json())[:300]}")
-        return healthy, time.perf_counter() - begin
-    finally:
-        if server.poll() is None:
-            os.killpg(server.pid, signal.SIGTERM)
-        server.communicate(timeout=60)
-
-
-def _wait(client: httpx2.Client, server: subprocess.Popen[bytes], begin: float, timeout: float) -> float:
-    while time.perf_counter() - begin < timeout:
-        if server.poll() is not None:
-            _, text = server.communicate()
-            raise ChoraleError(f"the server exited: {text.decode('utf-8', 'replace')[-500:]}")
-        try:
-            if client.get("/health", timeout=2).status_code == 200:
-                return time.perf_counter() - begin
-        except httpx2.HTTPError:
-            pass
-        time.sleep(0.02)
-    raise ChoraleError(f"the server was not healthy after {timeout:g} s")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+                raise ChoraleError(f"the first request failed: {error_text(answer)}")
+            return healthy, time.perf_counter() - begin

@@ -14,7 +14,9 @@ from chorale.errors import ChoraleError
 from chorale.measure.selfcheck.check import Check, Failed, Outcome, outcome_of
 from chorale.measure.selfcheck.child import device_outcomes
 from chorale.measure.selfcheck.serving import harmony, record
-from chorale.measure.selfcheck.serving.server import Context, Server, ServerCheck, StartServer, client_of
+from chorale.measure.selfcheck.serving.server import Context, Server, ServerCheck
+from chorale.requests.openai_client import AsyncClient, Client, Endpoint
+from chorale.serve.private_server import PrivateProcess, private_process, wait_until_healthy
 
 _SERVER_CHECKS: dict[str, ServerCheck] = {
     "harmony": harmony.check_harmony,
@@ -32,7 +34,7 @@ Report = Callable[[Check | Outcome], None]
 class Plan:
     checks: Sequence[Check]
     config: EngineConfig
-    start_server: StartServer
+    serve_arguments: Sequence[str]
     context: Context
     api_key: str | None = field(default=None, repr=False)
     tls: bool = False
@@ -66,10 +68,14 @@ async def _run_server(plan: Plan, checks: list[Check], note: Report) -> None:
     note(start)
     begin = time.perf_counter()
     try:
-        with plan.start_server() as started:
-            async with client_of(started.socket, plan.api_key, tls=plan.tls) as client:
+        with private_process(plan.serve_arguments) as started:
+            scheme = "https" if plan.tls else "http"
+            endpoint = Endpoint(f"{scheme}://localhost/v1", plan.api_key, started.socket)
+            await asyncio.to_thread(_wait, endpoint, started)
+            # Each check has its own time limit.
+            async with AsyncClient(endpoint, seconds=None) as client:
                 server = Server(started, client)
-                detail = await _ready(server)
+                detail = await _learn(server)
                 note(Outcome("start", "ok", detail, time.perf_counter() - begin))
                 for check in rest:
                     note(check)
@@ -80,13 +86,14 @@ async def _run_server(plan: Plan, checks: list[Check], note: Report) -> None:
             note(Outcome(check.name, "skipped", "there is no server", 0.0))
 
 
-async def _ready(server: Server) -> str:
+def _wait(endpoint: Endpoint, started: PrivateProcess) -> None:
+    with Client(endpoint) as client:
+        wait_until_healthy(client, started, _START_SECONDS)
+
+
+async def _learn(server: Server) -> str:
     try:
-        async with asyncio.timeout(_START_SECONDS):
-            await server.wait_ready()
-            return await server.learn()
-    except TimeoutError:
-        raise Failed(f"not ready within {_START_SECONDS:.0f} s: {server.log_tail()}") from None
+        return await server.learn()
     except (httpx2.HTTPError, KeyError, IndexError, ValueError) as error:
         raise Failed(f"it started, but does not say what it serves: {error}") from None
 

@@ -57,7 +57,7 @@ def wrong_stops(fault: str) -> Answer:
         ("goes on", "stop token 200012: "),
         ("shown", "stop token 200002: "),
         ("stop string", "a stop string over two tokens: "),
-        ("error", "gave 500: broken"),
+        ("error", "/v1/completions: HTTP 500: broken"),
     ],
 )
 def test_stops(fault: str, words: str, process: Any, tmp_path: Path) -> None:

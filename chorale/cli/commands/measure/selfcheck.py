@@ -28,7 +28,6 @@ from chorale.measure.selfcheck.table import CHECKS, select
 from chorale.model.config import ModelConfig
 from chorale.model.hub import resolve_model
 from chorale.runtime.sizing.memory import SMALL_PARAMETERS
-from chorale.serve.private_server import private_process
 from chorale.version import __version__
 
 _MOST_WIDTH = 110
@@ -98,7 +97,7 @@ def _plan(given: argparse.Namespace, rest: list[str], settings: Settings, chosen
     return Plan(
         checks=chosen,
         config=engine,
-        start_server=lambda: private_process(private),
+        serve_arguments=private,
         context=Context(
             quick=given.quick,
             is_slow=not has_accelerator and not is_small,
