@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import os
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from chorale.config.engine import ToolConfig
 from chorale.machine.folders import Folder
 from chorale.machine.processes import collect_rarely, die_with_parent, tune_garbage_collector
 from tests.support import ROOT
+from tests.support.event_loop import run
 from tests.support.serve.sockets import socket_folder
 
 RUN = "CHORALE_TEST_RUN"  # the process of the whole run, for its workers
@@ -69,6 +71,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Ten thousand tests and what they import stay until the end: no collection need look at them again."""
     tune_garbage_collector()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test that is a coroutine has an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 from collections.abc import Callable
@@ -192,20 +191,17 @@ def test_anchors_go_and_what_is_escaped_stays(pattern: str, text: str) -> None:
     assert compile_grammar(raw_grammar(constraint)).validate_tokens(tokens) == len(tokens)
 
 
-def test_the_checker_counts_what_it_compiles_and_not_what_it_has_compiled(
+async def test_the_checker_counts_what_it_compiles_and_not_what_it_has_compiled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(checker, "MAX_PENDING", 2)
 
-    async def main() -> None:
-        own = GrammarChecker(ScriptedClient(lambda request, index: Script(())).check_grammar)
-        for pattern in ("a", "b", "c"):
-            await own.check([regex(pattern, "p")])
-            with pytest.raises(RequestError):
-                await own.check([regex(pattern + "(", "p")])
-        await own.check([json_object("p")])
-
-    asyncio.run(main())
+    own = GrammarChecker(ScriptedClient(lambda request, index: Script(())).check_grammar)
+    for pattern in ("a", "b", "c"):
+        await own.check([regex(pattern, "p")])
+        with pytest.raises(RequestError):
+            await own.check([regex(pattern + "(", "p")])
+    await own.check([json_object("p")])
 
 
 def nested_lists(count: int) -> dict[str, Any]:

@@ -23,7 +23,8 @@ from chorale.tools.contract import (
 )
 from chorale.tools.python.wasm import module as interpreter
 from chorale.tools.service import BuiltinToolService, container_id, probe_tools, start_tools
-from tests.support.tools.drive import cite, count_words, drive, run
+from tests.support.event_loop import run
+from tests.support.tools.drive import cite, count_words, drive
 
 BOTH = RequestTools(web_search=WebSearchRequest(), code_interpreter=CodeInterpreterRequest())
 

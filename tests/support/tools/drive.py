@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import gc
+import contextlib
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Any
 
+from chorale.config.engine import ToolConfig
+from chorale.tools.box import Box
 from chorale.tools.browser.history import History
 from chorale.tools.browser.html import html_page
 from chorale.tools.browser.offline import OfflinePages
@@ -15,6 +16,7 @@ from chorale.tools.browser.tool import Browser, PageCache
 from chorale.tools.contract import (
     CitationStream,
     Progress,
+    RequestTools,
     ToolCall,
     ToolResult,
     UrlCitation,
@@ -22,6 +24,7 @@ from chorale.tools.contract import (
 )
 from chorale.tools.net.addresses import AddressPolicy
 from chorale.tools.net.fetch import Fetcher, FetchLimits
+from chorale.tools.service import BuiltinToolService, start_tools
 
 Caller = Callable[[ToolCall], AsyncGenerator[Progress | ToolResult, None]]
 
@@ -58,17 +61,23 @@ def make_browser(
     return Browser(backend, fetcher, PageCache(), count_words, options or WebSearchRequest(), history)
 
 
-def run(coroutine: Any) -> Any:
-    """Its outcome; asserts that no task or future is left with a fault that nobody has seen: the collector
-    would write it into the log, some time, of whoever runs then."""
-    lost: list[dict[str, Any]] = []
-
-    async def watched() -> Any:
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: lost.append(context))
-        return await coroutine
-
+@contextlib.asynccontextmanager
+async def service_of(
+    environment: Mapping[str, str] | None = None, **config: Any
+) -> AsyncIterator[BuiltinToolService]:
+    """The tools of an HTTP process, as its operator configured them."""
+    service = await start_tools(ToolConfig(**config), environment or {}, count_words)
     try:
-        return asyncio.run(watched())
+        yield service
     finally:
-        gc.collect()
-        assert not lost, lost
+        await service.aclose()
+
+
+@contextlib.asynccontextmanager
+async def box_of(service: BuiltinToolService, request: RequestTools, state: Any = None) -> AsyncIterator[Box]:
+    """The tools of one response."""
+    box = await service.open(request, session_key="k", state=state)
+    try:
+        yield box
+    finally:
+        await box.aclose()

@@ -19,7 +19,8 @@ from chorale.tools.contract import (
     SearchStarted,
     WebSearchRequest,
 )
-from tests.support.tools.drive import drive, make_browser, run
+from tests.support.event_loop import run
+from tests.support.tools.drive import drive, make_browser
 
 PAGES = {
     "https://otters.example/sea": "<title>Sea otters</title><h1>Sea otters</h1><p>They hold hands.</p>"

@@ -9,7 +9,8 @@ from chorale.config.engine import ToolConfig
 from chorale.tools.mcp_server.app import create_app
 from chorale.tools.mcp_server.server import ToolServer
 from chorale.tools.service import start_tools
-from tests.support.tools.drive import count_words, run
+from tests.support.event_loop import run
+from tests.support.tools.drive import count_words
 
 
 async def posted(message: object, **headers: str) -> httpx2.Response:

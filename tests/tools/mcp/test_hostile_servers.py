@@ -32,7 +32,8 @@ from chorale.tools.mcp.transport import Stdio
 from chorale.tools.mcp.wire import McpError, decode
 from chorale.tools.service import start_tools
 from tests.support import ROOT
-from tests.support.tools.drive import count_words, run
+from tests.support.event_loop import run
+from tests.support.tools.drive import count_words
 from tests.support.tools.local_http import Handler, answer, serve
 
 LIAR = ROOT / "tests" / "support" / "tools" / "stdio_liar.py"

@@ -37,7 +37,8 @@ from chorale.tools.contract import (
 from chorale.tools.mcp_server.app import create_app
 from chorale.tools.mcp_server.server import ServerName, ToolServer
 from chorale.tools.service import BuiltinToolService, start_tools
-from tests.support.tools.drive import count_words, drive, run
+from tests.support.event_loop import run
+from tests.support.tools.drive import count_words, drive
 from tests.support.tools.sdk_server import SERVER, sdk_server
 
 OLD_PYTHON = os.environ.get("CHORALE_TEST_MCP1_PYTHON")

@@ -24,7 +24,7 @@ from chorale.tools.python.launch import NOBODY
 from chorale.tools.python.proof import prove
 from chorale.tools.python.sandbox import SandboxKind
 from chorale.tools.python.wasm import module as interpreter
-from tests.support.tools.drive import run
+from tests.support.event_loop import run
 from tests.tools.escape_run import forbidden, greedy, shared_bytes
 from tests.tools.escapes import FORBIDDEN, GREEDY, SUCCEED_UNHELD
 from tests.tools.python.test_sandboxes import sandbox_of

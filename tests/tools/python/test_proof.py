@@ -16,7 +16,7 @@ from chorale.tools.python.launch import GUEST, SandboxLaunch, SandboxLimits, gue
 from chorale.tools.python.proof import prove
 from chorale.tools.python.sandbox import Sandbox, SandboxMissing
 from chorale.tools.service import probe_tools
-from tests.support.tools.drive import run
+from tests.support.event_loop import run
 from tests.tools.python.test_sandboxes import LIMITS, sandbox_of
 
 

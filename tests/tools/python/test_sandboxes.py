@@ -26,7 +26,8 @@ from chorale.tools.python.sandbox import Sandbox, SandboxKind, SandboxMissing
 from chorale.tools.python.session import KeptOutput
 from chorale.tools.python.tool import PythonTool, SessionPool, new_container_id
 from chorale.tools.python.visible import Visible
-from tests.support.tools.drive import drive, run
+from tests.support.event_loop import run
+from tests.support.tools.drive import drive
 
 LIMITS = SandboxLimits(
     seconds=5, memory_bytes=192 * 2**20, num_processes=32, disk_bytes=8 * 2**20, output_bytes=4000

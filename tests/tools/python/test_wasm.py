@@ -26,7 +26,7 @@ from chorale.tools.python.wasm import module as interpreter
 from chorale.tools.python.wasm.calls import Calls
 from chorale.tools.python.wasm.files import MAX_NODES, Errno, FileError, Files
 from chorale.tools.service import probe_tools
-from tests.support.tools.drive import run
+from tests.support.event_loop import run
 from tests.tools.python.test_sandboxes import LIMITS, cells, sandbox_of
 
 
