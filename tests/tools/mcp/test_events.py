@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -41,7 +40,7 @@ FLOODS = {
 
 @pytest.mark.parametrize("repeated", FLOODS.values(), ids=list(FLOODS))
 @pytest.mark.parametrize("size", [100, 65_536])
-def test_a_flood_from_a_server_holds_nobody_up(repeated: bytes, size: int) -> None:
+async def test_a_flood_from_a_server_holds_nobody_up(repeated: bytes, size: int) -> None:
     """The stream ends with an error, or the call with its time; meanwhile the event loop is free."""
 
     async def chunks() -> AsyncIterator[bytes]:
@@ -49,17 +48,14 @@ def test_a_flood_from_a_server_holds_nobody_up(repeated: bytes, size: int) -> No
         for start in range(0, len(data), size):
             yield data[start : start + size]
 
-    async def main() -> None:
-        async with watched() as cost:
-            cost.num_bytes = 4_000_000
-            try:
-                async for event in EventReader().read(chunks()):
-                    decode(event.data)
-            except McpError:
-                pass
-        cost.check(max_cpu_seconds=3)
-
-    asyncio.run(main())
+    async with watched() as cost:
+        cost.num_bytes = 4_000_000
+        try:
+            async for event in EventReader().read(chunks()):
+                decode(event.data)
+        except McpError:
+            pass
+    cost.check(max_cpu_seconds=3)
 
 
 def test_the_rate_of_lines_is_bounded() -> None:

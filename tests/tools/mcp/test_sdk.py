@@ -21,7 +21,6 @@ import uvicorn
 from mcp import ClientSession
 from mcp.client.streamable_http import streamable_http_client
 
-from chorale.config.engine import ToolConfig
 from chorale.harmony.messages import ToolNamespace
 from chorale.tools.contract import (
     CodeInterpreterRequest,
@@ -36,9 +35,8 @@ from chorale.tools.contract import (
 )
 from chorale.tools.mcp_server.app import create_app
 from chorale.tools.mcp_server.server import ServerName, ToolServer
-from chorale.tools.service import BuiltinToolService, start_tools
-from tests.support.event_loop import run
-from tests.support.tools.drive import count_words, drive
+from chorale.tools.service import BuiltinToolService
+from tests.support.tools.drive import box_of, cite, drive, service_of
 from tests.support.tools.sdk_server import SERVER, sdk_server
 
 OLD_PYTHON = os.environ.get("CHORALE_TEST_MCP1_PYTHON")
@@ -52,20 +50,10 @@ SDKS = [
 ]
 
 
-@contextlib.asynccontextmanager
-async def service_of(**config: object) -> AsyncIterator[BuiltinToolService]:
-    service = await start_tools(ToolConfig(**config), os.environ, count_words)  # type: ignore[arg-type]
-    try:
-        yield service
-    finally:
-        await service.aclose()
-
-
 async def walk(service: BuiltinToolService, request: McpRequest) -> None:
     """Listing, a call, an error of the tool, an error of ours, progress."""
-    box = await service.open(RequestTools(mcp=(request,)), session_key="k")
     label = request.server_label
-    try:
+    async with box_of(service, RequestTools(mcp=(request,))) as box:
         assert box.listings[0].error is None
         assert [tool.name for tool in box.listings[0].tools] == ["add", "fail", "slow", "big"]
         assert box.developer_namespaces[0].name == label
@@ -85,38 +73,32 @@ async def walk(service: BuiltinToolService, request: McpRequest) -> None:
         _, big = await drive(box.call, f"{label}.big", {"size": 200_000})
         assert big.content.endswith("[134464 characters left out]")
         assert box.identify(f"{label}.add").needs_approval
-    finally:
-        await box.aclose()
 
 
 @pytest.mark.parametrize("python", SDKS)
 @pytest.mark.parametrize(("transport", "path"), [("streamable-http", "/mcp"), ("sse", "/sse")])
-def test_servers_of_requests_and_of_the_flag(python: str, transport: str, path: str) -> None:
+async def test_servers_of_requests_and_of_the_flag(python: str, transport: str, path: str) -> None:
     """By address, and as ``--tool-server host:port``: vLLM's SSE address first, then streamable HTTP."""
 
-    async def work() -> None:
-        async with sdk_server(python, transport) as port:
-            async with service_of(allow_private_hosts=True) as service:
-                await walk(service, McpRequest("sample", f"http://127.0.0.1:{port}{path}"))
-            async with service_of(servers=(f"127.0.0.1:{port}",)) as service:
-                assert service.available["sample"].endswith("4 tools")
-                await walk(service, McpRequest("sample"))
-
-    run(work())
+    async with sdk_server(python, transport) as port:
+        async with service_of(allow_private_hosts=True) as service:
+            await walk(service, McpRequest("sample", f"http://127.0.0.1:{port}{path}"))
+        async with service_of(servers=(f"127.0.0.1:{port}",)) as service:
+            assert service.available["sample"].endswith("4 tools")
+            await walk(service, McpRequest("sample"))
 
 
-def test_a_python_of_the_flag_takes_the_built_in_place(
+async def test_a_python_of_the_flag_takes_the_built_in_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CLEANED", str(tmp_path / "cleaned"))
 
-    async def work() -> None:
-        async with (
-            sdk_server(sys.executable, "sse", "python") as port,
-            service_of(servers=(f"127.0.0.1:{port}",)) as service,
-        ):
-            wanted = RequestTools(code_interpreter=CodeInterpreterRequest())
-            box = await service.open(wanted, session_key="chain")
+    async with (
+        sdk_server(sys.executable, "sse", "python") as port,
+        service_of(servers=(f"127.0.0.1:{port}",)) as service,
+    ):
+        wanted = RequestTools(code_interpreter=CodeInterpreterRequest())
+        async with box_of(service, wanted) as box:
             assert box.system_namespaces == (ToolNamespace("python", "a sample"),)
             assert box.recipients == {"python"}
             progress, result = await drive(box.call, "python", "x = 1")
@@ -124,170 +106,112 @@ def test_a_python_of_the_flag_takes_the_built_in_place(
             assert isinstance(result.detail, PythonDetail)
             assert progress == [CodeStarted(result.detail.container_id), CodeOutput("ran 5 characters")]
             assert not (tmp_path / "cleaned").exists()
-            await box.aclose()
-            assert (tmp_path / "cleaned").read_text() == "yes"
-
-    run(work())
+        assert (tmp_path / "cleaned").read_text() == "yes"
 
 
 @pytest.mark.parametrize("python", SDKS)
-def test_programs_of_the_operator(python: str, tmp_path: Path) -> None:
+async def test_programs_of_the_operator(python: str, tmp_path: Path) -> None:
     file = tmp_path / "mcp.json"
     entry = {"command": python, "args": [str(SERVER), "stdio"]}
     file.write_text(json.dumps({"mcpServers": {"local": entry}}))
 
-    async def work() -> None:
-        async with service_of(mcp_config=str(file)) as service:
-            assert service.available["local"] == "MCP program"
-            await walk(service, McpRequest("local"))
-
-    run(work())
+    async with service_of(os.environ, mcp_config=str(file)) as service:
+        assert service.available["local"] == "MCP program"
+        await walk(service, McpRequest("local"))
 
 
 # --------------------------------------------------------------------------- our servers
 
 
 @contextlib.asynccontextmanager
-async def our_server(name: ServerName, key: str | None = None) -> AsyncIterator[int]:
-    config = ToolConfig(browser="offline") if name == "browser" else ToolConfig(python="auto")
-    service = await start_tools(config, {}, count_words)
-    if name not in service.available:
-        await service.aclose()
-        pytest.skip(service.missing[name])
-    tools = ToolServer(name, service)
-    listening = socket.create_server(("127.0.0.1", 0))
-    settings = uvicorn.Config(
-        create_app(tools, host="127.0.0.1", key=key),
-        log_level="error",
-        lifespan="off",
-        timeout_graceful_shutdown=1,
-    )
-    server = uvicorn.Server(settings)
-    task = asyncio.create_task(server.serve(sockets=[listening]))
-    while not server.started:
-        await asyncio.sleep(0.01)
-    try:
-        yield int(listening.getsockname()[1])
-    finally:
-        server.should_exit = True
-        await task
-        await tools.aclose()
-        await service.aclose()
+async def our_server(name: ServerName) -> AsyncIterator[int]:
+    config = {"browser": "offline"} if name == "browser" else {"python": "auto"}
+    async with service_of(**config) as service:
+        if name not in service.available:
+            pytest.skip(service.missing[name])
+        tools = ToolServer(name, service)
+        listening = socket.create_server(("127.0.0.1", 0))
+        app = create_app(tools, host="127.0.0.1", key=None)
+        server = uvicorn.Server(
+            uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=1)
+        )
+        task = asyncio.create_task(server.serve(sockets=[listening]))
+        while not server.started:
+            await asyncio.sleep(0.01)
+        try:
+            yield int(listening.getsockname()[1])
+        finally:
+            server.should_exit = True
+            await task
+            await tools.aclose()
 
 
-async def use_browser(session: ClientSession) -> None:
-    await session.initialize()
-    listed = await session.list_tools()
-    assert [tool.name for tool in listed.tools] == ["search", "open", "find"]
-    found = await session.call_tool("search", {"query": "sea otters"})
-    assert found.content[0].text.startswith("[0] sea otters")
-    opened = await session.call_tool("open", {"id": 0})
-    assert opened.content[0].text.startswith("[1] Sea otters (https://sample.chorale.invalid/sea-otters)")
-    assert not opened.is_error
-    wrong = await session.call_tool("open", {"cursor": 99})
-    assert wrong.is_error
+@contextlib.asynccontextmanager
+async def official_client(name: ServerName) -> AsyncIterator[ClientSession]:
+    async with (
+        our_server(name) as port,
+        streamable_http_client(f"http://127.0.0.1:{port}/mcp") as streams,
+        ClientSession(streams[0], streams[1]) as session,
+    ):
+        yield session
 
 
-def test_the_official_client_reaches_our_browser() -> None:
-    async def work() -> None:
-        async with (
-            our_server("browser") as port,
-            streamable_http_client(f"http://127.0.0.1:{port}/mcp") as streams,
-            ClientSession(streams[0], streams[1]) as session,
-        ):
-            await use_browser(session)
-
-    run(work())
-
-
-def test_the_official_client_reaches_our_python() -> None:
-    async def work() -> None:
-        async with (
-            our_server("python") as port,
-            streamable_http_client(f"http://127.0.0.1:{port}/mcp") as streams,
-            ClientSession(streams[0], streams[1]) as session,
-        ):
-            started = await session.initialize()
-            assert started.server_info.name == "python"
-            assert "stateful Jupyter" in (started.instructions or "")
-            listed = await session.list_tools()
-            assert listed.tools[0].meta == {"include_in_prompt": False}
-            await session.call_tool("python", {"code": "x = 41"})
-            answer = await session.call_tool("python", {"code": "x + 1"})
-            assert answer.content[0].text == "42\n"
-
-    run(work())
+async def test_the_official_client_reaches_our_browser() -> None:
+    async with official_client("browser") as session:
+        await session.initialize()
+        listed = await session.list_tools()
+        assert [tool.name for tool in listed.tools] == ["search", "open", "find"]
+        found = await session.call_tool("search", {"query": "sea otters"})
+        assert found.content[0].text.startswith("[0] sea otters")
+        opened = await session.call_tool("open", {"id": 0})
+        assert opened.content[0].text.startswith("[1] Sea otters (https://sample.chorale.invalid/sea-otters)")
+        assert not opened.is_error
+        wrong = await session.call_tool("open", {"cursor": 99})
+        assert wrong.is_error
 
 
-def test_our_client_takes_our_servers_as_its_built_in_tools() -> None:
-    async def work() -> None:
-        async with our_server("browser") as port, service_of(servers=(f"127.0.0.1:{port}",)) as service:
-            box = await service.open(RequestTools(web_search=WebSearchRequest()), session_key="chain")
+async def test_the_official_client_reaches_our_python() -> None:
+    async with official_client("python") as session:
+        started = await session.initialize()
+        assert started.server_info.name == "python"
+        assert "stateful Jupyter" in (started.instructions or "")
+        listed = await session.list_tools()
+        assert listed.tools[0].meta == {"include_in_prompt": False}
+        await session.call_tool("python", {"code": "x = 41"})
+        answer = await session.call_tool("python", {"code": "x + 1"})
+        assert answer.content[0].text == "42\n"
+
+
+async def test_our_client_takes_our_servers_as_its_built_in_tools() -> None:
+    request, address = RequestTools(web_search=WebSearchRequest()), "https://sample.chorale.invalid/kelp"
+    async with our_server("browser") as port, service_of(servers=(f"127.0.0.1:{port}",)) as service:
+        async with box_of(service, request) as box:
             assert box.system_namespaces[0].name == "browser"
             _, found = await drive(box.call, "browser.search", {"query": "kelp"})
-            sources = found.detail.action.sources
-            assert sources[0].url == "https://sample.chorale.invalid/kelp"
+            assert found.detail.action.sources[0].url == address
             _, opened = await drive(box.call, "browser.open", {"id": 0})
-            assert opened.detail.action.url == "https://sample.chorale.invalid/kelp"
-            stream = box.citation_stream()
-            pieces = stream.feed("fast【1†L3】") + stream.finish()
-            assert pieces[1].citation is not None
-            assert pieces[1].citation.url == "https://sample.chorale.invalid/kelp"
+            assert opened.detail.action.url == address
+            _, citations = cite(box.citation_stream(), "fast【1†L3】")
+            assert [citation.url for citation in citations] == [address]
             state = box.state()
-            await box.aclose()
-            again = await service.open(
-                RequestTools(web_search=WebSearchRequest()), session_key="chain", state=state
-            )
+        async with box_of(service, request, state) as again:
             _, scrolled = await drive(again.call, "browser.find", {"pattern": "grow"})
             assert scrolled.content.startswith("[2] Find results")  # the server kept the session
-            await again.aclose()
-
-    run(work())
 
 
-def test_doors_are_closed_to_others() -> None:
-    async def ask(port: int, *lines: str) -> int:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        head = "\r\n".join(["GET /mcp HTTP/1.1", "Connection: close", *lines])
-        writer.write(head.encode() + b"\r\n\r\n")
-        status = int((await reader.readline()).split()[1])
-        writer.close()
-        return status
-
-    async def work() -> None:
-        async with our_server("browser", key="s3cret") as port:
-            assert await ask(port, "Host: localhost") == 401
-            assert await ask(port, "Host: localhost", "Authorization: Bearer nope") == 401
-            assert await ask(port, "Host: evil.example", "Authorization: Bearer s3cret") == 403
-            assert (
-                await ask(
-                    port, "Host: localhost", "Origin: https://evil.example", "Authorization: Bearer s3cret"
-                )
-                == 403
-            )
-            assert (
-                await ask(port, "Host: localhost:1", "Authorization: Bearer s3cret") == 405
-            )  # no GET: the door is open
-
-    run(work())
-
-
-def test_the_command_serves_until_it_is_told_to_stop() -> None:
-    async def work() -> None:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-u", "-m", "chorale", "tools", "serve", "browser", "--port", "0"),
-            stdout=asyncio.subprocess.PIPE,
-        )
-        assert process.stdout is not None
-        try:
-            async with asyncio.timeout(60):
-                assert (await process.stdout.readline()).startswith(b"browser: offline, 7 pages")
-                where = (await process.stdout.readline()).decode().split()[2].removesuffix("/mcp")
-            async with service_of(servers=(where.removeprefix("http://"),)) as service:
-                assert "3 tools" in service.available["browser"]
-        finally:
-            process.send_signal(signal.SIGTERM)
-            await process.wait()
-        assert process.returncode in (0, -signal.SIGTERM)
-
-    run(work())
+async def test_the_command_serves_until_it_is_told_to_stop() -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-u", "-m", "chorale", "tools", "serve", "browser", "--port", "0"),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(60):
+            assert (await process.stdout.readline()).startswith(b"browser: offline, 7 pages")
+            where = (await process.stdout.readline()).decode().split()[2].removesuffix("/mcp")
+        async with service_of(servers=(where.removeprefix("http://"),)) as service:
+            assert "3 tools" in service.available["browser"]
+    finally:
+        process.send_signal(signal.SIGTERM)
+        await process.wait()
+    assert process.returncode in (0, -signal.SIGTERM)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -22,7 +21,7 @@ async def streamed(message: Message) -> AsyncIterator[bytes]:
 
 
 @pytest.mark.parametrize("traced", [False, True])
-def test_a_call_carries_its_traceparent(traced: bool) -> None:
+async def test_a_call_carries_its_traceparent(traced: bool) -> None:
     seen: list[tuple[str, Any, str | None]] = []
 
     def answer(request: httpx2.Request) -> httpx2.Response:
@@ -47,12 +46,10 @@ def test_a_call_carries_its_traceparent(traced: bool) -> None:
             await client.aclose()
         raise AssertionError("no outcome")
 
-    async def scenario() -> None:
-        if traced:
-            CURRENT.set(RequestContext("req_1", KeptTracer().start("x", {}, {}, "server")))
-        assert (await call()).text == "42"
+    if traced:
+        CURRENT.set(RequestContext("req_1", KeptTracer().start("x", {}, {}, "server")))
+    assert (await call()).text == "42"
 
-    asyncio.run(scenario())
     wanted = f"00-{1:032x}-{3:016x}-01" if traced else None  # the span of the call, below the request's
     assert seen[-1] == ("tools/call", wanted, wanted)
     assert [method for method, *_ in seen] == ["initialize", "notifications/initialized", "tools/call"]
