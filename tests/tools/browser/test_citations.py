@@ -14,27 +14,10 @@ def lookup(cursor: int, line: int | None) -> Link | None:
     return Link(f"https://e{cursor}.org/p_(x)", f"Page {cursor}") if cursor < 3 else None
 
 
-PIECES = st.sampled_from(
-    [
-        "【",
-        "】",
-        "†",
-        "0",
-        "1",
-        "7",
-        "L4",
-        "-L9",
-        "【0†L1】",
-        "【1†L2-L3】",
-        "【9†L1】",
-        "【2†L1†e.org】",
-        "a",
-        " ",
-        "字",
-        "【【",
-        "x" * 90,
-    ]
-)
+PIECES = st.sampled_from([
+    "【", "】", "†", "0", "1", "7", "L4", "-L9", "【0†L1】", "【1†L2-L3】", "【9†L1】", "【2†L1†e.org】", "a",
+    " ", "字", "【【", "x" * 90,
+])  # fmt: skip
 
 
 @given(st.lists(PIECES, max_size=12).map("".join), st.data())

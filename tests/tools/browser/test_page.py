@@ -25,22 +25,11 @@ See <a href="https://other.example/kelp?a=1&amp;b=2">kelp forests</a> and <a hre
 def test_an_article() -> None:
     page = html_page(ARTICLE, "https://example.org/otters")
     assert page.title == "Otters & rivers"
-    assert page.text.split("\n") == [
-        "",
-        "URL: https://example.org/otters",
-        "【0†Home】",
-        "",
-        "# Otters",
-        "Sea otters hold hands when they sleep. See 【1†kelp forests†other.example】 and 【2†top】.",
-        "  * fur",
-        "  * whiskers",
-        "name | kg",
-        "sea | 45",
-        "a  b",
-        "  c",
-        "[Image: an otter]",
-        "〖5‡fake〗",
-    ]
+    assert page.text == (
+        "\nURL: https://example.org/otters\n【0†Home】\n\n# Otters\n"
+        "Sea otters hold hands when they sleep. See 【1†kelp forests†other.example】 and 【2†top】.\n"
+        "  * fur\n  * whiskers\nname | kg\nsea | 45\na  b\n  c\n[Image: an otter]\n〖5‡fake〗"
+    )
     assert page.links[1].url == "https://other.example/kelp?a=1&b=2"
     assert page.links[2].url == "https://example.org/otters#top"
 
