@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
@@ -21,7 +20,8 @@ from chorale.client.base import EngineStatus
 from chorale.config.engine import hash_key
 from tests.support.raw_http import Answer, Probe, call, exchange
 from tests.support.scripted import scripted
-from tests.support.server import Server, make_state, with_server
+from tests.support.server import Server, make_state
+from tests.support.server import served as started
 
 KEY = "sk-canary-7f3a9"
 WEBSOCKET = {
@@ -32,13 +32,13 @@ WEBSOCKET = {
 }
 
 
-def served(test: Callable[[Server], Awaitable[None]], client: Any = None, **options: Any) -> None:
-    with_server(client, test, listens=True, **options)
+def served(client: Any = None, **options: Any) -> AbstractAsyncContextManager[Server]:
+    return started(client, listens=True, **options)
 
 
-def probed(test: Callable[[Server], Awaitable[None]], **options: Any) -> None:
+def probed() -> AbstractAsyncContextManager[Server]:
     probe = Probe()
-    served(test, handlers={"/echo": probe.echo, "/fault": probe.fault}, **options)
+    return served(handlers={"/echo": probe.echo, "/fault": probe.fault})
 
 
 # --------------------------------------------------------------------------- keys
@@ -56,8 +56,8 @@ async def asked(port: int, method: str, path: str, headers: dict[str, str]) -> A
     return await exchange(port, f"GET {path} HTTP/1.1\r\nhost: localhost\r\n{lines}\r\n".encode())
 
 
-def test_every_route_but_the_probes_needs_a_key() -> None:
-    async def test(server: Server) -> None:
+async def test_every_route_but_the_probes_needs_a_key() -> None:
+    async with served(keys=(hash_key("other"), hash_key(KEY))) as server:
         for route in all_routes(server.state):
             methods = getattr(route, "methods", None) or {"GET"}
             method = next(name for name in ("POST", "GET", "DELETE") if name in methods)
@@ -87,39 +87,30 @@ def test_every_route_but_the_probes_needs_a_key() -> None:
             key = {"x-api-key": KEY}  # Anthropic's way
             assert (await call(server.port, method, concrete(route.path), {}, key)).status != 401
 
-    served(test, keys=(hash_key("other"), hash_key(KEY)))
-
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
-def test_the_name_of_the_scheme_may_be_written_in_any_case(scheme: str) -> None:
-    async def test(server: Server) -> None:
+async def test_the_name_of_the_scheme_may_be_written_in_any_case(scheme: str) -> None:
+    async with served(keys=(hash_key(KEY),)) as server:
         headers = {"authorization": f"{scheme} {KEY}"}
         assert (await call(server.port, "GET", "/v1/models", None, headers)).status == 200
 
-    served(test, keys=(hash_key(KEY),))
-
 
 @pytest.mark.parametrize("line", ["x-api-key:  {} \t", "authorization: Bearer   {}  ", "X-API-Key:{}"])
-def test_blanks_around_a_key_do_not_count(line: str) -> None:
-    async def test(server: Server) -> None:
+async def test_blanks_around_a_key_do_not_count(line: str) -> None:
+    async with served(keys=(hash_key(KEY),)) as server:
         raw = f"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n{line.format(KEY)}\r\n\r\n"
         assert (await exchange(server.port, raw.encode())).status == 200
 
-    served(test, keys=(hash_key(KEY),))
 
-
-def test_a_key_that_is_sent_twice_is_no_key() -> None:
+async def test_a_key_that_is_sent_twice_is_no_key() -> None:
     """Of two headers a proxy in front may have checked the other one."""
-
-    async def test(server: Server) -> None:
+    async with served(keys=(hash_key(KEY),)) as server:
         for name, text in ((b"x-api-key", KEY), (b"authorization", f"Bearer {KEY}")):
             line = b"%s: %s\r\n" % (name, text.encode())
             other = b"%s: %s\r\n" % (name, text.replace(KEY, "wrong").encode())
             for lines, status in ((line, 200), (line + other, 401), (other + line, 401), (line + line, 401)):
                 raw = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n" + lines + b"\r\n"
                 assert (await exchange(server.port, raw)).status == status
-
-    served(test, keys=(hash_key(KEY),))
 
 
 @pytest.mark.parametrize(
@@ -134,25 +125,21 @@ def test_a_key_that_is_sent_twice_is_no_key() -> None:
         "/health/../v1/models",
     ],
 )
-def test_no_spelling_of_a_path_gets_around_the_key(path: str) -> None:
-    async def test(server: Server) -> None:
+async def test_no_spelling_of_a_path_gets_around_the_key(path: str) -> None:
+    async with served(keys=(hash_key(KEY),)) as server:
         for host in ("localhost", "localhost/health?", "x/health#"):
             raw = f"GET {path} HTTP/1.1\r\nhost: {host}\r\n\r\n".encode()
             assert (await exchange(server.port, raw)).status in (307, 400, 401, 404)
         raw = f"GET http://localhost{path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode()
         assert (await exchange(server.port, raw)).status in (307, 400, 401, 404)
 
-    served(test, keys=(hash_key(KEY),))
 
-
-def test_keys_never_reach_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    async def test(server: Server) -> None:
-        for key in (KEY, KEY + "wrong"):
-            await call(server.port, "GET", "/v1/models", None, {"authorization": f"Bearer {key}"})
-            await call(server.port, "POST", "/tokenize", {"bad": 1}, {"authorization": f"Bearer {key}"})
-
+async def test_keys_never_reach_the_log(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
-        served(test, keys=(hash_key(KEY),))
+        async with served(keys=(hash_key(KEY),)) as server:
+            for key in (KEY, KEY + "wrong"):
+                await call(server.port, "GET", "/v1/models", None, {"authorization": f"Bearer {key}"})
+                await call(server.port, "POST", "/tokenize", {"bad": 1}, {"authorization": f"Bearer {key}"})
     assert "/v1/models" in caplog.text
     assert KEY not in caplog.text
 
@@ -164,39 +151,33 @@ def test_keys_never_reach_the_log(caplog: pytest.LogCaptureFixture) -> None:
     ("given", "echoed"),
     [("abc-123", True), ("x" * 128, True), ("x" * 129, False), ("a b", False), ("é", False)],
 )
-def test_request_ids(given: str, echoed: bool) -> None:
-    async def test(server: Server) -> None:
-        raw = f"GET /version HTTP/1.1\r\nhost: localhost\r\nx-request-id: {given}\r\n\r\n".encode("latin-1")
+async def test_request_ids(given: str, echoed: bool) -> None:
+    raw = f"GET /version HTTP/1.1\r\nhost: localhost\r\nx-request-id: {given}\r\n\r\n".encode("latin-1")
+    async with served() as server:
         answer = await exchange(server.port, raw)
         assert (answer.headers["x-request-id"] == given) is echoed
         assert answer.headers["x-request-id"]
         assert int(answer.headers["openai-processing-ms"]) >= 0
         assert "server" not in answer.headers
 
-    served(test)
 
-
-def test_request_ids_can_be_left_out() -> None:
-    async def test(server: Server) -> None:
+async def test_request_ids_can_be_left_out() -> None:
+    async with served(enable_request_id_headers=False) as server:
         assert "x-request-id" not in (await call(server.port, "GET", "/version")).headers
 
-    served(test, enable_request_id_headers=False)
 
-
-def test_a_fault_of_ours_is_500_without_its_insides(caplog: pytest.LogCaptureFixture) -> None:
-    async def test(server: Server) -> None:
+async def test_a_fault_of_ours_is_500_without_its_insides(caplog: pytest.LogCaptureFixture) -> None:
+    async with probed() as server:
         answer = await call(server.port, "POST", "/fault", {}, {"x-request-id": "find-me"})
         assert (answer.status, answer.code) == (500, "internal_error")
         assert "find-me" in answer.json["error"]["message"]
         assert b"secret" not in answer.body
-
-    probed(test)
     assert "find-me" in caplog.text
     assert "a secret detail" in caplog.text
 
 
-def test_unknown_paths_and_methods() -> None:
-    async def test(server: Server) -> None:
+async def test_unknown_paths_and_methods() -> None:
+    async with served() as server:
         unknown = await call(server.port, "GET", "/v1/nothing")
         assert (unknown.status, unknown.code) == (404, "unknown_url")
         assert unknown.json["error"]["type"] == "invalid_request_error"
@@ -205,8 +186,6 @@ def test_unknown_paths_and_methods() -> None:
         assert wrong.headers["allow"] == "POST"
         head = await exchange(server.port, b"HEAD /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert head.status == 200
-
-    served(test)
 
 
 @pytest.mark.parametrize(
@@ -219,37 +198,31 @@ def test_unknown_paths_and_methods() -> None:
         ("GET", "/v1/models/a%0db/", "/prefix/v1/models/a%0Db"),
     ],
 )
-def test_a_trailing_slash_is_redirected(method: str, path: str, location: str) -> None:
-    async def test(server: Server) -> None:
+async def test_a_trailing_slash_is_redirected(method: str, path: str, location: str) -> None:
+    async with served(**{"root_path": "/prefix"} if "/prefix" in location else {}) as server:
         answer = await call(server.port, method, path, {} if method == "POST" else None)
         assert (answer.status, answer.headers["location"]) == (307, location)
 
-    served(test, **({"root_path": "/prefix"} if "/prefix" in location else {}))
-
 
 @pytest.mark.parametrize("path", ["/v1/nothing/", "//evil.example/", "//", "/%2f/"])
-def test_no_other_path_is_redirected(path: str) -> None:
-    async def test(server: Server) -> None:
+async def test_no_other_path_is_redirected(path: str) -> None:
+    async with served() as server:
         assert (await call(server.port, "GET", path)).status == 404
 
-    served(test)
 
-
-def test_the_access_log_is_one_escaped_line_and_can_be_off(caplog: pytest.LogCaptureFixture) -> None:
-    async def test(server: Server) -> None:
-        await call(server.port, "GET", "/a%0ab%1b[31m", None, {"x-request-id": "one"})
-        await call(server.port, "GET", "/health")
-
-    with caplog.at_level(logging.INFO, "chorale.access"):
-        served(test)
+@pytest.mark.parametrize("access_log", [True, False])
+async def test_the_access_log_is_one_escaped_line_and_can_be_off(
+    caplog: pytest.LogCaptureFixture, access_log: bool
+) -> None:
+    with caplog.at_level(logging.INFO if access_log else logging.DEBUG, "chorale.access"):
+        async with served(access_log=access_log) as server:
+            await call(server.port, "GET", "/a%0ab%1b[31m", None, {"x-request-id": "one"})
+            await call(server.port, "GET", "/health")
     lines = [record.getMessage() for record in caplog.records if record.name == "chorale.access"]
-    assert len(lines) == 1  # probes are logged at debug
-    assert lines[0].startswith("127.0.0.1 GET /a\\nb\\x1b[31m 404 ")
-    assert lines[0].endswith("id=one")
-    caplog.clear()
-    with caplog.at_level(logging.DEBUG, "chorale.access"):
-        served(test, access_log=False)
-    assert not [record for record in caplog.records if record.name == "chorale.access"]
+    assert len(lines) == access_log  # probes are logged at debug
+    for line in lines:
+        assert line.startswith("127.0.0.1 GET /a\\nb\\x1b[31m 404 ")
+        assert line.endswith("id=one")
 
 
 # --------------------------------------------------------------------------- probes
@@ -265,8 +238,10 @@ def test_the_access_log_is_one_escaped_line_and_can_be_off(caplog: pytest.LogCap
         (EngineStatus("draining"), 200, 503),
     ],
 )
-def test_probes_follow_the_engine(status: EngineStatus, health: int, ready: int) -> None:
-    async def test(server: Server) -> None:
+async def test_probes_follow_the_engine(status: EngineStatus, health: int, ready: int) -> None:
+    client = scripted()
+    client.status_value = status
+    async with served(client=client) as server:
         answer = await call(server.port, "GET", "/health")
         assert answer.status == health
         if health == 200:
@@ -280,13 +255,9 @@ def test_probes_follow_the_engine(status: EngineStatus, health: int, ready: int)
         assert (await call(server.port, "POST", "/ping")).status == health
         assert (await call(server.port, "GET", "/metrics")).status == 200
 
-    client = scripted()
-    client.status_value = status
-    served(test, client=client)
 
-
-def test_a_scrape_shows_the_response_store_and_survives_its_end() -> None:
-    async def test(server: Server) -> None:
+async def test_a_scrape_shows_the_response_store_and_survives_its_end() -> None:
+    async with served() as server:
         text = (await call(server.port, "GET", "/metrics")).body.decode()
         assert re.search(r"chorale:response_store_responses{.*} 0.0", text)
         assert re.search(r"chorale:response_store_conversations{.*} 0.0", text)
@@ -296,35 +267,29 @@ def test_a_scrape_shows_the_response_store_and_survives_its_end() -> None:
         await server.state.store.close()
         assert (await call(server.port, "GET", "/metrics")).status == 200
 
-    served(test)
 
-
-def test_a_loading_engine_answers_503_to_work() -> None:
-    async def test(server: Server) -> None:
+async def test_a_loading_engine_answers_503_to_work() -> None:
+    client = scripted()
+    client.status_value = EngineStatus("loading")
+    async with served(client=client) as server:
         answer = await call(server.port, "GET", "/v1/models")
         assert (answer.status, answer.code) == (503, "engine_loading")
         assert answer.headers["retry-after"] == "1"
 
-    client = scripted()
-    client.status_value = EngineStatus("loading")
-    served(test, client=client)
 
-
-def test_version_and_load() -> None:
-    async def test(server: Server) -> None:
+async def test_version_and_load() -> None:
+    async with served() as server:
         from chorale.version import __version__
 
         assert (await call(server.port, "GET", "/version")).json == {"version": __version__}
         assert (await call(server.port, "GET", "/load")).json == {"server_load": 0}
 
-    served(test)
-
 
 # --------------------------------------------------------------------------- models, tokens
 
 
-def test_models() -> None:
-    async def test(server: Server) -> None:
+async def test_models() -> None:
+    async with served() as server:
         listed = (await call(server.port, "GET", "/v1/models")).json
         assert [card["id"] for card in listed["data"]] == ["demo", "gpt-oss-20b"]
         card = (await call(server.port, "GET", "/v1/models/gpt-oss-20b")).json
@@ -333,12 +298,10 @@ def test_models() -> None:
         unknown = await call(server.port, "GET", "/v1/models/openai/other")
         assert (unknown.status, unknown.code) == (404, "model_not_found")
 
-    served(test)
-
 
 @pytest.mark.parametrize("repeats", [1, 3000])  # the longer one is counted and decoded in threads
-def test_tokenize_and_back(repeats: int) -> None:
-    async def test(server: Server) -> None:
+async def test_tokenize_and_back(repeats: int) -> None:
+    async with served() as server:
         text = "Hello wörld 🎉<|return|>" * repeats
         answer = (
             await call(server.port, "POST", "/tokenize", {"prompt": text, "return_token_strs": True})
@@ -348,8 +311,6 @@ def test_tokenize_and_back(repeats: int) -> None:
         assert answer["max_model_len"] == 131072
         back = await call(server.port, "POST", "/detokenize", {"tokens": answer["tokens"]})
         assert back.json == {"prompt": text}
-
-    served(test)
 
 
 _CHAT = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "So"}]}
@@ -381,42 +342,36 @@ _CHAT = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "
         ("/tokenize", {**_CHAT, "nonsense": 1}, 400, "nonsense"),
     ],
 )
-def test_tokenize_faults(path: str, data: dict[str, Any], status: int, param: str) -> None:
-    async def test(server: Server) -> None:
+async def test_tokenize_faults(path: str, data: dict[str, Any], status: int, param: str) -> None:
+    async with served(unknown_fields="refuse") as server:
         answer = await call(server.port, "POST", path, data)
         assert answer.status == status
         assert answer.json["error"]["param"] == param
-
-    served(test, unknown_fields="refuse")
 
 
 @pytest.mark.parametrize(
     ("path", "data", "hint"),
     [("/tokenize", {"promt": "a"}, "prompt"), ("/detokenize", {"token": [1]}, "tokens")],
 )
-def test_an_unknown_name_is_offered_the_nearest(path: str, data: dict[str, Any], hint: str) -> None:
-    async def test(server: Server) -> None:
+async def test_an_unknown_name_is_offered_the_nearest(path: str, data: dict[str, Any], hint: str) -> None:
+    async with served(unknown_fields="refuse") as server:
         answer = await call(server.port, "POST", path, data)
         assert answer.status == 400
         assert answer.json["error"]["code"] == "unknown_parameter"
         assert f"did you mean '{hint}'?" in answer.json["error"]["message"]
 
-    served(test, unknown_fields="refuse")
-
 
 @pytest.mark.parametrize("data", [{"prompt": "a"}, _CHAT])
-def test_null_is_not_set(data: dict[str, Any]) -> None:
-    async def test(server: Server) -> None:
+async def test_null_is_not_set(data: dict[str, Any]) -> None:
+    async with served() as server:
         nulls = {"model": None, "add_special_tokens": None, "return_token_strs": None}
         answer = await call(server.port, "POST", "/tokenize", {**data, **nulls})
         assert answer.status == 200
         assert answer.json == (await call(server.port, "POST", "/tokenize", data)).json
 
-    served(test)
 
-
-def test_a_chat_is_tokenized_as_it_would_be_asked() -> None:
-    async def test(server: Server) -> None:
+async def test_a_chat_is_tokenized_as_it_would_be_asked() -> None:
+    async with served() as server:
         tool = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
         chat = {"messages": [{"role": "user", "content": "Hi <|end|>"}], "tools": [tool]}
         answer = await call(server.port, "POST", "/tokenize", {**chat, "return_token_strs": True})
@@ -437,8 +392,6 @@ def test_a_chat_is_tokenized_as_it_would_be_asked() -> None:
         fault = await call(server.port, "POST", "/tokenize", {"messages": [{"role": "nobody"}]})
         assert fault.status == 400
 
-    served(test)
-
 
 # --------------------------------------------------------------------------- heads
 
@@ -456,14 +409,12 @@ def test_a_chat_is_tokenized_as_it_would_be_asked() -> None:
         (b"//evil.example/health", b"localhost", 404),
     ],
 )
-def test_a_host_in_the_target_stands_for_the_header(target: bytes, host: bytes, status: int) -> None:
-    async def test(server: Server) -> None:
+async def test_a_host_in_the_target_stands_for_the_header(target: bytes, host: bytes, status: int) -> None:
+    async with served() as server:
         answer = await exchange(server.port, b"GET %s HTTP/1.1\r\nhost: %s\r\n\r\n" % (target, host))
         assert answer.status == status
         if status == 400:
             assert answer.code == "invalid_host"
-
-    served(test)
 
 
 @pytest.mark.parametrize(
@@ -478,8 +429,8 @@ def test_a_host_in_the_target_stands_for_the_header(target: bytes, host: bytes, 
         ("content-type", 'application/json; charset="utf-8"; x=y', 200),
     ],
 )
-def test_what_cannot_be_met_is_refused(header: str, value: str, status: int) -> None:
-    async def test(server: Server) -> None:
+async def test_what_cannot_be_met_is_refused(header: str, value: str, status: int) -> None:
+    async with probed() as server:
         answer = await call(server.port, "POST", "/echo", {"a": 1}, {header: value})
         if answer.status == 100:
             return  # the answer itself comes behind it
@@ -487,13 +438,10 @@ def test_what_cannot_be_met_is_refused(header: str, value: str, status: int) -> 
         codes = {417: "unsupported_expectation", 415: "unsupported_media_type"}
         assert status == 200 or answer.code == codes[status]
 
-    probed(test)
 
-
-def test_no_answer_says_a_long_path_again() -> None:
+async def test_no_answer_says_a_long_path_again() -> None:
     fills = ("a" * 60_000, "%22%5C" * 9_000, "conv_" + "0" * 60_000, "resp_" + "0" * 60_000)
-
-    async def test(server: Server) -> None:
+    async with served() as server:
         paths = {(op.method, op.path) for op in operations() if "{" in op.path}
         paths |= {(method, "/{x}") for method in ("GET", "PUT", "OPTIONS", "M-SEARCH")}
         for method, path in paths:
@@ -503,26 +451,21 @@ def test_no_answer_says_a_long_path_again() -> None:
                 assert answer.status in (400, 404, 405)
                 assert len(answer.body) < 1_500, (method, path)
 
-    served(test)
-
 
 # --------------------------------------------------------------------------- description, CORS, imports
 
 
-def test_the_description_lists_exactly_the_routes() -> None:
-    async def main() -> None:
-        async with make_state() as state:
-            routed = {
-                (method, route.path.replace(":path", ""))
-                for route in all_routes(state)
-                if isinstance(route, Route)  # OpenAPI has no words for a WebSocket
-                for method in (route.methods or set()) - {"HEAD"}
-            }
-        described = {(operation.method, operation.path) for operation in operations()}
-        assert routed - described == {("GET", path) for path in ("/", "/openapi.json", *DOCS_PATHS)}
-        assert described <= routed
-
-    asyncio.run(main())
+async def test_the_description_lists_exactly_the_routes() -> None:
+    async with make_state() as state:
+        routed = {
+            (method, route.path.replace(":path", ""))
+            for route in all_routes(state)
+            if isinstance(route, Route)  # OpenAPI has no words for a WebSocket
+            for method in (route.methods or set()) - {"HEAD"}
+        }
+    described = {(operation.method, operation.path) for operation in operations()}
+    assert routed - described == {("GET", path) for path in ("/", "/openapi.json", *DOCS_PATHS)}
+    assert described <= routed
 
 
 def test_every_reference_of_the_description_resolves() -> None:
@@ -544,33 +487,27 @@ def test_every_reference_of_the_description_resolves() -> None:
         assert reference.removeprefix("#/components/schemas/") in document["components"]["schemas"]
 
 
-def test_cors_is_off_unless_asked_for() -> None:
+async def test_cors_is_off_unless_asked_for() -> None:
     preflight = {
         "origin": "https://a.example",
         "access-control-request-method": "POST",
         "access-control-request-headers": "content-type",
     }
-
-    async def off(server: Server) -> None:
+    async with served() as server:
         answer = await call(server.port, "GET", "/version", None, {"origin": "https://a.example"})
         assert "access-control-allow-origin" not in answer.headers
         assert (await call(server.port, "OPTIONS", "/tokenize", None, preflight)).status == 405
-
-    async def on(server: Server) -> None:
+    async with served(allowed_origins=("https://a.example",)) as server:
         answer = await call(server.port, "GET", "/version", None, {"origin": "https://a.example"})
         assert answer.headers["access-control-allow-origin"] == "https://a.example"
         assert (await call(server.port, "OPTIONS", "/tokenize", None, preflight)).status == 200
         other = await call(server.port, "GET", "/version", None, {"origin": "https://b.example"})
         assert "access-control-allow-origin" not in other.headers
 
-    served(off)
-    served(on, allowed_origins=("https://a.example",))
 
-
-def test_a_page_of_an_allowed_origin_can_read_errors_too() -> None:
+async def test_a_page_of_an_allowed_origin_can_read_errors_too() -> None:
     """Without the header a browser tells its page nothing but that the request failed."""
-
-    async def test(server: Server) -> None:
+    async with served(allowed_origins=("https://a.example",)) as server:
         origin = {"origin": "https://a.example"}
         for method, path, body, status in (
             ("GET", "/nope", None, 404),
@@ -585,13 +522,9 @@ def test_a_page_of_an_allowed_origin_can_read_errors_too() -> None:
             assert {"retry-after", "request-id", "x-request-id"} <= set(exposed)
             other = await call(server.port, method, path, body, {"origin": "https://b.example"})
             assert "access-control-allow-origin" not in other.headers
-
-    async def keyed(server: Server) -> None:
+    async with served(keys=(hash_key(KEY),), allowed_origins=("https://a.example",)) as server:
         answer = await call(server.port, "GET", "/v1/models", None, {"origin": "https://a.example"})
         assert (answer.status, answer.headers["access-control-allow-origin"]) == (401, "https://a.example")
-
-    served(test, allowed_origins=("https://a.example",))
-    served(keyed, keys=(hash_key(KEY),), allowed_origins=("https://a.example",))
 
 
 def test_the_http_process_imports_no_torch() -> None:

@@ -54,30 +54,26 @@ ASKED: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("path", "data", "named"), ASKED)
-def test_an_unknown_field_is_ignored_and_named(path: str, data: dict[str, Any], named: str) -> None:
-    async def test(server: Server) -> None:
+async def test_an_unknown_field_is_ignored_and_named(path: str, data: dict[str, Any], named: str) -> None:
+    async with served() as server:
         answer = await call(server.port, "POST", path, data)
         assert (answer.status, answer.headers[NAME]) == (200, named)
 
-    served(test)
-
 
 @pytest.mark.parametrize(("path", "data", "named"), ASKED)
-def test_an_unknown_field_is_refused_in_the_same_words_everywhere(
+async def test_an_unknown_field_is_refused_in_the_same_words_everywhere(
     path: str, data: dict[str, Any], named: str
 ) -> None:
-    async def test(server: Server) -> None:
+    async with served(unknown_fields="refuse") as server:
         answer = await call(server.port, "POST", path, data)
         message = answer.json["error"]["message"]
         assert answer.status == 400
         assert NAME not in answer.headers
         assert message.startswith("unknown parameter '")
 
-    served(test, unknown_fields="refuse")
 
-
-def test_fields_that_are_refused_by_name_stay_errors_and_the_rest_is_named() -> None:
-    async def test(server: Server) -> None:
+async def test_fields_that_are_refused_by_name_stay_errors_and_the_rest_is_named() -> None:
+    async with served() as server:
         data = {"messages": MESSAGES, "num_ctx": 1, "suffix": "x", "chat_template": "{{ x }}"}
         answer = await call(server.port, "POST", "/v1/chat/completions", data)
         assert (answer.status, answer.json["error"]["param"]) == (400, "chat_template")
@@ -85,11 +81,9 @@ def test_fields_that_are_refused_by_name_stay_errors_and_the_rest_is_named() -> 
         plain = await call(server.port, "POST", "/v1/chat/completions", {"messages": MESSAGES})
         assert NAME not in plain.headers
 
-    served(test)
 
-
-def test_the_header_is_bounded_and_pages_of_other_origins_can_read_it() -> None:
-    async def test(server: Server) -> None:
+async def test_the_header_is_bounded_and_pages_of_other_origins_can_read_it() -> None:
+    async with served(allowed_origins=("https://a.example",)) as server:
         data = {"messages": MESSAGES} | {f"f{number}": 1 for number in range(30)}
         origin = {"origin": "https://a.example"}
         answer = await call(server.port, "POST", "/v1/chat/completions", data, origin)
@@ -100,42 +94,31 @@ def test_the_header_is_bounded_and_pages_of_other_origins_can_read_it() -> None:
         assert len(named) <= 1100
         assert named.endswith(", ...")
 
-    served(test, allowed_origins=("https://a.example",))
 
-
-def test_the_log_names_a_field_once_and_remembers_a_bounded_number(
+async def test_the_log_names_a_field_once_and_remembers_a_bounded_number(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ignored, "_logged", set())
     monkeypatch.setattr(ignored, "_MOST_LOGGED", 3)
-
-    async def test(server: Server) -> None:
-        for name in ("max_tokenz", "max_tokenz", "b", "c", "d", "e"):
-            await call(server.port, "POST", "/tokenize", {"messages": MESSAGES, name: 1})
-
     with caplog.at_level(logging.WARNING, ignored.__name__):
-        served(test)
+        async with served() as server:
+            for name in ("max_tokenz", "max_tokenz", "b", "c", "d", "e"):
+                await call(server.port, "POST", "/tokenize", {"messages": MESSAGES, name: 1})
     lines = [record.getMessage() for record in caplog.records if record.name == ignored.__name__]
     assert len(lines) == 3
     assert "did you mean 'max_tokens'?" in lines[0]
 
 
-def test_the_first_event_of_a_websocket_names_them() -> None:
-    async def test(server: Server) -> None:
-        async with opened(server) as connection:
-            for fields, warned in (
-                ({"num_ctx": 1, "reasoning": {"x": 1}}, ["num_ctx", "reasoning.x"]),
-                ({}, []),
-            ):
-                await send(connection, **fields)
-                events = []
-                while not events or events[-1]["type"] != "response.completed":
-                    events.append(json.loads(await connection.recv()))
-                expected = [f"unknown parameter '{name}' was ignored" for name in warned]
-                assert events[0].get("warnings", []) == expected
-                assert not any("warnings" in event for event in events[1:])
-
-    socket_served(test)
+async def test_the_first_event_of_a_websocket_names_them() -> None:
+    async with socket_served() as server, opened(server) as connection:
+        for fields, warned in (({"num_ctx": 1, "reasoning": {"x": 1}}, ["num_ctx", "reasoning.x"]), ({}, [])):
+            await send(connection, **fields)
+            events = []
+            while not events or events[-1]["type"] != "response.completed":
+                events.append(json.loads(await connection.recv()))
+            expected = [f"unknown parameter '{name}' was ignored" for name in warned]
+            assert events[0].get("warnings", []) == expected
+            assert not any("warnings" in event for event in events[1:])
 
 
 def test_a_line_of_a_batch_names_them(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from chorale.config.engine import ServerConfig
 from tests.support.scripted import FINAL, playing
-from tests.support.server import Server, with_server
+from tests.support.server import served
 
 CHAT = "/v1/chat/completions"
 ASK = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -38,11 +38,8 @@ WORDS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", WORDS)
-def test_an_error_says_what_to_do(name: str) -> None:
+async def test_an_error_says_what_to_do(name: str) -> None:
     path, body, config, words = WORDS[name]
-
-    async def main(server: Server) -> None:
+    async with served(playing(FINAL + "ok<|return|>"), settings=ServerConfig(port=0, **config)) as server:
         response = await server.http.post(path, json=body)
         assert words in response.json()["error"]["message"]
-
-    with_server(playing(FINAL + "ok<|return|>"), main, settings=ServerConfig(port=0, **config))

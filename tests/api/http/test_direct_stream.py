@@ -52,7 +52,7 @@ def events(body: bytes) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("fields", [{}, {"logprobs": True}, {"stop": ["lights went out. The"]}, {"n": 2}])
-def test_the_events_are_those_of_the_generators(
+async def test_the_events_are_those_of_the_generators(
     monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
 ) -> None:
     num_direct = 0
@@ -63,30 +63,24 @@ def test_the_events_are_those_of_the_generators(
         num_direct += 1
         write(self, batch)
 
-    async def main() -> list[list[dict[str, Any]]]:
-        async with served(ScriptedClient(play), listens=True) as server:
-            first = events(await ask(server, **fields))
-            monkeypatch.setattr(EventStream, "is_open", False)
-            return [first, events(await ask(server, **fields))]
-
     monkeypatch.setattr(EventStream, "write", counted)
-    direct, woken = asyncio.run(main())
+    async with served(ScriptedClient(play), listens=True) as server:
+        first = events(await ask(server, **fields))
+        monkeypatch.setattr(EventStream, "is_open", False)
+        direct, woken = [first, events(await ask(server, **fields))]
     assert direct == woken
     assert (num_direct > 5) == ("n" not in fields)
 
 
-def test_a_reader_that_pauses_gets_everything() -> None:
-    async def main() -> None:
-        tokens = (*TOKENS[:3], *VOCAB.encode(TEXT * 20), 200002)
-        async with served(ScriptedClient(lambda request, index: Script(tokens)), listens=True) as server:
-            found = events(await ask(server, pause=1.0))
-            text = "".join(each["choices"][0]["delta"].get("content", "") for each in found)
-            assert text == TEXT * 20
-
-    asyncio.run(main())
+async def test_a_reader_that_pauses_gets_everything() -> None:
+    tokens = (*TOKENS[:3], *VOCAB.encode(TEXT * 20), 200002)
+    async with served(ScriptedClient(lambda request, index: Script(tokens)), listens=True) as server:
+        found = events(await ask(server, pause=1.0))
+        text = "".join(each["choices"][0]["delta"].get("content", "") for each in found)
+        assert text == TEXT * 20
 
 
-def test_a_fault_ends_its_own_stream_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_fault_ends_its_own_stream_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     feed, faulty = ChunkWriter.feed, list[ChunkWriter]()
 
     def fails(self: ChunkWriter, batch: Any) -> bytes:
@@ -95,17 +89,14 @@ def test_a_fault_ends_its_own_stream_alone(monkeypatch: pytest.MonkeyPatch) -> N
             raise ZeroDivisionError
         return feed(self, batch)
 
-    async def main() -> None:
-        async with served(ScriptedClient(play), listens=True) as server:
-            broken = asyncio.create_task(ask(server))
-            while not faulty:
-                await asyncio.sleep(0)
-            whole = await ask(server)
-            assert events(whole)
-            assert not (await broken).endswith(b"0\r\n\r\n")
-
     monkeypatch.setattr(ChunkWriter, "feed", fails)
-    asyncio.run(main())
+    async with served(ScriptedClient(play), listens=True) as server:
+        broken = asyncio.create_task(ask(server))
+        while not faulty:
+            await asyncio.sleep(0)
+        whole = await ask(server)
+        assert events(whole)
+        assert not (await broken).endswith(b"0\r\n\r\n")
 
 
 def test_chunks_of_a_closed_connection_do_not_hold_up_those_of_others() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
@@ -14,17 +15,16 @@ from chorale.testing.scripted_client import ScriptedClient
 from tests.support import PATIENCE
 from tests.support.raw_http import call, connect, read_answer
 from tests.support.scripted import scripted
-from tests.support.server import Server, with_server
+from tests.support.server import Server
+from tests.support.server import served as started
 
 TEXT = [200005, 17196, 200008, 13225, 11, 1495]  # <|channel|>final<|message|>Hello, ...
 CHAT = "/v1/chat/completions"
 ASK = {"messages": [{"role": "user", "content": "Hi"}]}
 
 
-def served(
-    test: Callable[[Server, ScriptedClient], Awaitable[None]], client: ScriptedClient, **config: Any
-) -> None:
-    with_server(client, lambda server: test(server, client), listens=True, **config)
+def served(client: ScriptedClient, **config: Any) -> AbstractAsyncContextManager[Server]:
+    return started(client, listens=True, **config)
 
 
 @pytest.mark.parametrize(
@@ -49,18 +49,16 @@ def served(
         ("/v1/responses/resp_" + "0" * 32, None, 405, "method_not_allowed", None),
     ],
 )
-def test_requests_that_cannot_be(
+async def test_requests_that_cannot_be(
     path: str, data: Any, status: int, code: str | None, param: str | None
 ) -> None:
-    async def test(server: Server, client: ScriptedClient) -> None:
+    async with served(scripted(TEXT)) as server:
         answer = await call(server.port, "POST", path, data)
         assert answer.status == status, answer.body[:300]
         assert code is None or answer.code == code
         assert param is None or answer.json["error"]["param"] == param
         assert isinstance(answer.json["error"]["code"], str)
-        assert client.requests == []
-
-    served(test, scripted(TEXT))
+        assert server.client.requests == []
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses", "/tokenize", "/detokenize"])
@@ -73,31 +71,27 @@ def test_requests_that_cannot_be(
         (b'{"temperature": NaN}', "invalid_json"),
     ],
 )
-def test_bodies_that_cannot_be(path: str, body: bytes, code: str) -> None:
-    async def test(server: Server, client: ScriptedClient) -> None:
+async def test_bodies_that_cannot_be(path: str, body: bytes, code: str) -> None:
+    async with served(scripted(TEXT)) as server:
         answer = await call(server.port, "POST", path, body=body)
         assert (answer.status, answer.code) == (400, code)
-
-    served(test, scripted(TEXT))
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/responses"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_full_queue_is_429_before_anything_is_streamed(path: str, stream: bool) -> None:
-    async def test(server: Server, client: ScriptedClient) -> None:
+async def test_a_full_queue_is_429_before_anything_is_streamed(path: str, stream: bool) -> None:
+    client = scripted(TEXT)
+    client.max_in_flight = 0
+    async with served(client) as server:
         data = {**(ASK if path == CHAT else {}), "stream": stream}
         data |= {} if path == CHAT else {"prompt" if "completions" in path else "input": "a"}
         answer = await call(server.port, "POST", path, data)
         assert (answer.status, answer.code) == (429, "rate_limit_exceeded")
         assert int(answer.headers["retry-after"]) >= 1
 
-    client = scripted(TEXT)
-    client.max_in_flight = 0
-    served(test, client)
 
-
-def test_a_death_in_mid_stream_is_told() -> None:
-    async def test(server: Server, client: ScriptedClient) -> None:
+async def test_a_death_in_mid_stream_is_told() -> None:
+    async with served(scripted(TEXT, error=EngineDeadError("the engine died"))) as server:
         answer = await call(server.port, "POST", CHAT, {**ASK, "stream": True})
         assert answer.status == 200
         events = [line for line in answer.body.decode().split("\n\n") if line]
@@ -106,24 +100,20 @@ def test_a_death_in_mid_stream_is_told() -> None:
         body = await call(server.port, "POST", CHAT, ASK)
         assert (body.status, body.code) == (503, "engine_restarted")
 
-    served(test, scripted(TEXT, error=EngineDeadError("the engine died")))
 
-
-def test_what_is_cut_at_the_end_of_the_drain_is_told() -> None:
-    async def test(server: Server, client: ScriptedClient) -> None:
+async def test_what_is_cut_at_the_end_of_the_drain_is_told() -> None:
+    async with served(scripted(TEXT, hang=True), shutdown_timeout=0.3) as server:
         body = json.dumps({**ASK, "stream": True}).encode()
         head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         reader, writer = await connect(server.port)
         writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-        await _until(lambda: len(client.requests) == 1)
+        await _until(lambda: len(server.client.requests) == 1)
         await asyncio.sleep(0.05)
         server.stop()
         answer = await asyncio.wait_for(read_answer(reader), 30)
         assert answer.body.endswith(b"data: [DONE]\n\n")
         writer.close()
         await asyncio.wait_for(server.task, 30)
-
-    served(test, scripted(TEXT, hang=True), shutdown_timeout=0.3)
 
 
 async def _until(condition: Callable[[], bool]) -> None:

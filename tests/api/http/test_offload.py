@@ -60,7 +60,7 @@ async def longest_tick(done: asyncio.Event) -> float:
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_body_is_refused_before_a_parser_sees_it(
+async def test_a_hostile_body_is_refused_before_a_parser_sees_it(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = HOSTILE[name]()
@@ -68,23 +68,20 @@ def test_a_hostile_body_is_refused_before_a_parser_sees_it(
     def parse(*_: Any, **__: Any) -> None:
         raise AssertionError("parsed")
 
-    async def main() -> None:
-        async with served(playing(ANSWER)) as server:
-            monkeypatch.setattr(body.json, "loads", parse)
-            done = asyncio.Event()
-            ticking = asyncio.create_task(longest_tick(done))
-            answer = await server.http.post(
-                "/v1/chat/completions", content=content, headers={"content-type": "application/json"}
-            )
-            done.set()
-            monkeypatch.undo()
-            assert (answer.status_code, answer.json()["error"]["code"]) == (400, "json_too_large")
-            assert await ticking < 1.0
-
-    run(main)
+    async with served(playing(ANSWER)) as server:
+        monkeypatch.setattr(body.json, "loads", parse)
+        done = asyncio.Event()
+        ticking = asyncio.create_task(longest_tick(done))
+        answer = await server.http.post(
+            "/v1/chat/completions", content=content, headers={"content-type": "application/json"}
+        )
+        done.set()
+        monkeypatch.undo()
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "json_too_large")
+        assert await ticking < 1.0
 
 
-def test_what_a_large_body_needs_is_done_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_a_large_body_needs_is_done_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parsing, validation, conversion and encoding: each in a thread of ``offload``."""
     seen: dict[str, str] = {}
 
@@ -99,25 +96,21 @@ def test_what_a_large_body_needs_is_done_beside_the_loop(monkeypatch: pytest.Mon
     for name in ("read_rules", "conversation", "render_conversation"):
         monkeypatch.setattr(chat_prepare, name, note(name, getattr(chat_prepare, name)))
     parts = [{"type": "text", "text": ""}] * 20_000
-
-    async def main() -> None:
-        async with served(playing(ANSWER, ANSWER)) as server:
-            small = await server.chat("hi")
-            assert small.status_code == 200, small.text
-            assert set(seen.values()) == {threading.current_thread().name}, "a small one is not worth the hop"
-            seen.clear()
-            large = await server.http.post(
-                "/v1/chat/completions", json={"messages": [{"role": "user", "content": parts}]}
-            )
-            assert large.status_code == 200, large.text
-            assert len(seen) == 4
-            assert all(name.startswith("chorale-heavy") for name in seen.values()), seen
-
-    run(main)
+    async with served(playing(ANSWER, ANSWER)) as server:
+        small = await server.chat("hi")
+        assert small.status_code == 200, small.text
+        assert set(seen.values()) == {threading.current_thread().name}, "a small one is not worth the hop"
+        seen.clear()
+        large = await server.http.post(
+            "/v1/chat/completions", json={"messages": [{"role": "user", "content": parts}]}
+        )
+        assert large.status_code == 200, large.text
+        assert len(seen) == 4
+        assert all(name.startswith("chorale-heavy") for name in seen.values()), seen
 
 
 @pytest.mark.parametrize(("path", "field"), [("/v1/completions", "prompt"), ("/tokenize", "prompt")])
-def test_a_long_raw_prompt_is_encoded_beside_the_loop(
+async def test_a_long_raw_prompt_is_encoded_beside_the_loop(
     path: str, field: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[str, str]] = []  # what was encoded, in which thread
@@ -128,17 +121,13 @@ def test_a_long_raw_prompt_is_encoded_beside_the_loop(
         return encode(vocab, text, *more)
 
     monkeypatch.setattr(Vocabulary, "encode_with_special", noted)
-
-    async def main() -> None:
-        async with served(playing("ok<|return|>")) as server:
-            loop = threading.current_thread().name
-            for text, beside in (("a b", False), ("a b " * HEAVY, True)):
-                answer = await server.http.post(path, json={field: text})
-                assert answer.status_code in (200, 400), answer.text  # 400: longer than the window
-                (thread,) = [thread for encoded, thread in seen if encoded == text]
-                assert thread.startswith("chorale-heavy") if beside else thread == loop
-
-    run(main)
+    async with served(playing("ok<|return|>")) as server:
+        loop = threading.current_thread().name
+        for text, beside in (("a b", False), ("a b " * HEAVY, True)):
+            answer = await server.http.post(path, json={field: text})
+            assert answer.status_code in (200, 400), answer.text  # 400: longer than the window
+            (thread,) = [thread for encoded, thread in seen if encoded == text]
+            assert thread.startswith("chorale-heavy") if beside else thread == loop
 
 
 @pytest.mark.parametrize(
@@ -173,7 +162,7 @@ def test_asking_whether_a_value_is_heavy_is_cheap() -> None:
     assert len(looked) <= HEAVY
 
 
-def test_heavy_work_waits_for_a_thread() -> None:
+async def test_heavy_work_waits_for_a_thread() -> None:
     """However many large bodies come at once, two are read at a time."""
     most = running = 0
     lock = threading.Lock()
@@ -187,25 +176,19 @@ def test_heavy_work_waits_for_a_thread() -> None:
         with lock:
             running -= 1
 
-    async def main() -> None:
-        await asyncio.gather(*[offload.beside(work) for _ in range(12)])
-
-    run(main)
+    await asyncio.gather(*[offload.beside(work) for _ in range(12)])
     assert most == 2
 
 
-def test_answers_with_more_log_probabilities_than_allowed_are_refused() -> None:
-    async def main() -> None:
-        async with served(playing(ANSWER)) as server:
-            for path, more in (
-                ("prompt_logprobs", {"prompt_logprobs": 20}),
-                ("echo", {"echo": True, "logprobs": 20}),
-            ):
-                answer = await server.complete([1000] * 12_500, **more)
-                assert answer.status_code == 400, path
-                assert answer.json()["error"]["param"] == "prompt_logprobs", json.dumps(answer.json())
-
-    run(main)
+async def test_answers_with_more_log_probabilities_than_allowed_are_refused() -> None:
+    async with served(playing(ANSWER)) as server:
+        for path, more in (
+            ("prompt_logprobs", {"prompt_logprobs": 20}),
+            ("echo", {"echo": True, "logprobs": 20}),
+        ):
+            answer = await server.complete([1000] * 12_500, **more)
+            assert answer.status_code == 400, path
+            assert answer.json()["error"]["param"] == "prompt_logprobs", json.dumps(answer.json())
 
 
 WORDS = "word " * 600_000  # three windows
@@ -232,7 +215,7 @@ TOO_LONG: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", TOO_LONG)
-def test_a_text_beyond_any_window_is_not_encoded_to_its_end(
+async def test_a_text_beyond_any_window_is_not_encoded_to_its_end(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Millions of ids take long to copy and to free, with the interpreter's lock held."""
@@ -244,32 +227,25 @@ def test_a_text_beyond_any_window_is_not_encoded_to_its_end(
         longest[0] = max(longest[0], len(ids))
         return ids
 
-    async def main() -> None:
-        async with served(playing(ANSWER)) as server:
-            monkeypatch.setattr(LinearEncoder, "encode", measured)
-            answer = await server.http.post(path, json=given)
-            error = answer.json()["error"]
-            assert answer.status_code == 400, answer.text
-            assert "maximum context length is" in error["message"]
-            if path != "/v1/messages":
-                param = next(key for key in ("messages", "prompt", "input") if key in given)
-                assert (error["code"], error["param"]) == ("context_length_exceeded", param)
-            assert longest[0] < SIZES["prompt_tokens"].max + SLICE
-
-    run(main)
+    async with served(playing(ANSWER)) as server:
+        monkeypatch.setattr(LinearEncoder, "encode", measured)
+        answer = await server.http.post(path, json=given)
+        error = answer.json()["error"]
+        assert answer.status_code == 400, answer.text
+        assert "maximum context length is" in error["message"]
+        if path != "/v1/messages":
+            param = next(key for key in ("messages", "prompt", "input") if key in given)
+            assert (error["code"], error["param"]) == ("context_length_exceeded", param)
+        assert longest[0] < SIZES["prompt_tokens"].max + SLICE
 
 
-def test_a_prompt_that_a_client_lets_be_cut_may_be_of_any_length() -> None:
+async def test_a_prompt_that_a_client_lets_be_cut_may_be_of_any_length() -> None:
     old = {"role": "user", "content": WORDS}
-
-    async def main() -> None:
-        async with served(playing(ANSWER)) as server:
-            given = [old, {"role": "user", "content": "hi"}]
-            answer = await server.http.post("/v1/responses", json={"input": given, "truncation": "auto"})
-            assert answer.status_code == 200, answer.text
-            assert answer.json()["usage"]["input_tokens"] < 200
-
-    run(main)
+    async with served(playing(ANSWER)) as server:
+        given = [old, {"role": "user", "content": "hi"}]
+        answer = await server.http.post("/v1/responses", json={"input": given, "truncation": "auto"})
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["usage"]["input_tokens"] < 200
 
 
 @pytest.mark.parametrize(
@@ -311,7 +287,7 @@ def test_a_signature_longer_than_any_thought_is_not_read() -> None:
     assert read_reasoning(write_reasoning([1] * 131_073)) == ()
 
 
-def test_signatures_of_a_request_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_signatures_of_a_request_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SIZES, "thought_tokens", replace(SIZES["thought_tokens"], max=1_000))
     thinking = {"type": "thinking", "thinking": "", "signature": write_reasoning([1000] * 400)}
 
@@ -319,12 +295,9 @@ def test_signatures_of_a_request_are_bounded_together(monkeypatch: pytest.Monkey
         turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": [thinking] * count}]
         return {"max_tokens": 9, "messages": [*turns, {"role": "user", "content": "b"}]}
 
-    async def main() -> None:
-        async with served(playing(ANSWER, ANSWER)) as server:
-            answer = await server.http.post("/v1/messages", json=body(2))
-            assert answer.status_code == 200, answer.text
-            answer = await server.http.post("/v1/messages", json=body(3))
-            assert answer.status_code == 400, answer.text
-            assert "messages[1].content[2].signature" in answer.json()["error"]["message"]
-
-    run(main)
+    async with served(playing(ANSWER, ANSWER)) as server:
+        answer = await server.http.post("/v1/messages", json=body(2))
+        assert answer.status_code == 200, answer.text
+        answer = await server.http.post("/v1/messages", json=body(3))
+        assert answer.status_code == 400, answer.text
+        assert "messages[1].content[2].signature" in answer.json()["error"]["message"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
@@ -10,7 +10,8 @@ import pytest
 from chorale.api.app import all_routes
 from chorale.config.engine import hash_key
 from tests.support.raw_http import call
-from tests.support.server import Server, with_server
+from tests.support.server import Server
+from tests.support.server import served as started
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
 FORM = (
@@ -34,13 +35,13 @@ OWN: list[dict[str, str]] = [
 ]
 
 
-def served(test: Callable[[Server], Awaitable[None]], **config: Any) -> None:
-    with_server(None, test, listens=True, **config)
+def served(**config: Any) -> AbstractAsyncContextManager[Server]:
+    return started(listens=True, **config)
 
 
 @pytest.mark.parametrize("headers", FOREIGN, ids=str)
-def test_a_foreign_page_can_call_no_endpoint_that_changes_something(headers: dict[str, str]) -> None:
-    async def test(server: Server) -> None:
+async def test_a_foreign_page_can_call_no_endpoint_that_changes_something(headers: dict[str, str]) -> None:
+    async with served() as server:
         routes = [(path, method) for path, method in every_route(server) if method in ("POST", "DELETE")]
         assert len(routes) > 20
         for path, method in routes:
@@ -51,8 +52,6 @@ def test_a_foreign_page_can_call_no_endpoint_that_changes_something(headers: dic
             else:
                 assert answer.code == "origin_not_allowed"
 
-    served(test)
-
 
 def every_route(server: Server) -> list[tuple[str, str]]:
     routes: list[Any] = all_routes(server.state)
@@ -61,69 +60,53 @@ def every_route(server: Server) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("headers", FOREIGN, ids=str)
-def test_a_foreign_page_can_upload_nothing(headers: dict[str, str], tmp_path: Any) -> None:
-    async def test(server: Server) -> None:
+async def test_a_foreign_page_can_upload_nothing(headers: dict[str, str], tmp_path: Any) -> None:
+    async with served(response_store=f"{tmp_path}/store.db") as server:
         form = {"content-type": "multipart/form-data; boundary=b"}
         answer = await call(server.port, "POST", "/v1/files", None, form | headers, FORM)
         assert (answer.status, answer.code) == (403, "origin_not_allowed")
         assert (await call(server.port, "GET", "/v1/files")).json["data"] == []
         assert (await call(server.port, "POST", "/v1/files", None, form, FORM)).status == 200
 
-    served(test, response_store=f"{tmp_path}/store.db")
-
 
 @pytest.mark.parametrize("headers", OWN, ids=str)
-def test_pages_of_the_server_and_clients_without_a_page_are_served(headers: dict[str, str]) -> None:
-    async def test(server: Server) -> None:
+async def test_pages_of_the_server_and_clients_without_a_page_are_served(headers: dict[str, str]) -> None:
+    async with served() as server:
         assert (await call(server.port, "POST", "/v1/chat/completions", CHAT, headers)).status == 200
 
-    served(test)
 
-
-def test_reading_needs_no_origin() -> None:
-    async def test(server: Server) -> None:
+async def test_reading_needs_no_origin() -> None:
+    async with served() as server:
         for headers in FOREIGN:
             assert (await call(server.port, "GET", "/v1/models", None, headers)).status == 200
 
-    served(test)
 
-
-def test_an_allowed_origin_is_served() -> None:
-    async def test(server: Server) -> None:
+async def test_an_allowed_origin_is_served() -> None:
+    async with served(allowed_origins=("https://app.example",)) as server:
         for headers in FOREIGN[:2]:
             allowed = headers | {"sec-fetch-site": "cross-site", "origin": "https://app.example"}
             assert (await call(server.port, "POST", "/v1/chat/completions", CHAT, allowed)).status == 200
             assert (await call(server.port, "POST", "/v1/chat/completions", CHAT, headers)).status == 403
 
-    served(test, allowed_origins=("https://app.example",))
 
-
-def test_a_key_is_proof_enough() -> None:
+async def test_a_key_is_proof_enough() -> None:
     """A page of another site does not have it, and browsers do not send it by themselves."""
-
-    async def test(server: Server) -> None:
+    async with served(keys=[hash_key("k")]) as server:
         sent = {"origin": "app://notes", "authorization": "Bearer k"}
         assert (await call(server.port, "POST", "/v1/chat/completions", CHAT, sent)).status == 200
 
-    served(test, keys=[hash_key("k")])
-
 
 @pytest.mark.parametrize("host", ["0.0.0.0:8000", "0.0.0.0", "[::]:8000"])
-def test_the_unspecified_address_is_this_machine(host: str) -> None:
+async def test_the_unspecified_address_is_this_machine(host: str) -> None:
     """Benchmarks of guides are run with ``--host 0.0.0.0``."""
-
-    async def test(server: Server) -> None:
+    async with served() as server:
         for path in ("/health", "/metrics", "/v1/models"):
             assert (await call(server.port, "GET", path, None, {"host": host})).status == 200
         assert (await call(server.port, "GET", "/health", None, {"host": "0.0.0.1"})).status == 400
 
-    served(test)
 
-
-def test_the_headers_of_all_providers_hold_the_key() -> None:
-    async def test(server: Server) -> None:
+async def test_the_headers_of_all_providers_hold_the_key() -> None:
+    async with served(keys=[hash_key("k")]) as server:
         for header in ("api-key", "x-api-key"):
             assert (await call(server.port, "GET", "/v1/models", None, {header: "k"})).status == 200
             assert (await call(server.port, "GET", "/v1/models", None, {header: "other"})).status == 401
-
-    served(test, keys=[hash_key("k")])

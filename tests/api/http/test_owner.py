@@ -17,7 +17,7 @@ from chorale.engine.types import NOBODY, EngineLimits, GenerateRequest, Owner
 from chorale.testing.fake_executor import FakeExecutor
 from chorale.testing.scripted_client import Script, ScriptedClient
 from tests.support.local_client import LocalClient
-from tests.support.server import Server, served, with_server
+from tests.support.server import served
 
 COMPLETIONS = "/v1/completions"
 LIMITS = EngineLimits(
@@ -29,11 +29,7 @@ ENDPOINTS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": LONG}], "max_tokens": 2},
     "/v1/completions": {"prompt": LONG, "max_tokens": 2},
     "/v1/responses": {"input": LONG, "max_output_tokens": 2, "store": False},
-    "/v1/messages": {
-        "model": "demo",
-        "messages": [{"role": "user", "content": LONG}],
-        "max_tokens": 2,
-    },
+    "/v1/messages": {"model": "demo", "messages": [{"role": "user", "content": LONG}], "max_tokens": 2},
 }
 
 
@@ -50,35 +46,35 @@ def cached(body: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize("path", ENDPOINTS)
-def test_a_key_finds_its_own_prompts_in_the_cache_and_no_others(path: str) -> None:
-    async def main() -> None:
-        client: Any = LocalClient(EngineCore(LIMITS, FakeExecutor(LIMITS)), INFO)
-        async with served(client, keys=[hash_key(key) for key in ("one", "two")]) as server:
+async def test_a_key_finds_its_own_prompts_in_the_cache_and_no_others(path: str) -> None:
+    client: Any = LocalClient(EngineCore(LIMITS, FakeExecutor(LIMITS)), INFO)
+    async with served(client, keys=[hash_key(key) for key in ("one", "two")]) as server:
 
-            async def ask(key: str, **more: Any) -> int:
-                headers = {"Authorization": f"Bearer {key}"}
-                response = await server.http.post(path, json={**ENDPOINTS[path], **more}, headers=headers)
-                assert response.status_code == 200, response.text
-                return cached(response.json())
+        async def ask(key: str, **more: Any) -> int:
+            headers = {"Authorization": f"Bearer {key}"}
+            response = await server.http.post(path, json={**ENDPOINTS[path], **more}, headers=headers)
+            assert response.status_code == 200, response.text
+            return cached(response.json())
 
-            assert await ask("one") == 0
-            shared = await ask("one")
-            assert shared > 200  # a key shares with itself
-            assert await ask("two") == 0
-            assert await ask("two") == shared
-            assert await ask("one", cache_salt="mine") == 0  # the client's own salt acts under the key's
-            assert await ask("two", cache_salt="mine") == 0
-            assert await ask("one", cache_salt="mine") == shared
-        await client.close()
-
-    asyncio.run(main())
+        assert await ask("one") == 0
+        shared = await ask("one")
+        assert shared > 200  # a key shares with itself
+        assert await ask("two") == 0
+        assert await ask("two") == shared
+        assert await ask("one", cache_salt="mine") == 0  # the client's own salt acts under the key's
+        assert await ask("two", cache_salt="mine") == 0
+        assert await ask("one", cache_salt="mine") == shared
+    await client.close()
 
 
 @pytest.mark.parametrize("path", [*ENDPOINTS, "background", "batch"])
-def test_the_engine_knows_whose_each_request_is(path: str, tmp_path: Path) -> None:
+async def test_the_engine_knows_whose_each_request_is(path: str, tmp_path: Path) -> None:
     one, two = (owner_name(hash_key(key)) for key in ("one", "two"))
-
-    async def main(server: Server) -> None:
+    keys = [hash_key(key) for key in ("one", "two")]
+    store = str(tmp_path / "store.sqlite3")
+    async with served(
+        ScriptedClient(answer_all), keys=keys, key_weights={one: 2.5}, response_store=store
+    ) as server:
         for key in ("one", "two"):
             headers = {"authorization": f"Bearer {key}"}
             sdk = server.sdk.with_options(api_key=key)
@@ -101,17 +97,11 @@ def test_the_engine_knows_whose_each_request_is(path: str, tmp_path: Path) -> No
         owners = {request.owner for request in server.client.requests}
         assert owners == {Owner(one, 2.5), Owner(two, 1.0)}
 
-    keys = [hash_key(key) for key in ("one", "two")]
-    store = str(tmp_path / "store.sqlite3")
-    with_server(ScriptedClient(answer_all), main, keys=keys, key_weights={one: 2.5}, response_store=store)
 
-
-def test_a_server_without_keys_has_one_owner() -> None:
-    async def main(server: Server) -> None:
+async def test_a_server_without_keys_has_one_owner() -> None:
+    async with served(ScriptedClient(answer_all)) as server:
         await server.complete()
         assert server.client.requests[0].owner == NOBODY
-
-    with_server(ScriptedClient(answer_all), main)
 
 
 def test_the_salt_of_a_server_without_keys_is_the_clients_own() -> None:

@@ -7,33 +7,32 @@ import contextlib
 import resource
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
 import uvloop
 
 from tests.support.raw_http import Probe, call, connect, exchange, read_answer
-from tests.support.server import Server, served, with_server
+from tests.support.server import Server, served
 
+RUN = uvloop.run
 HEAD = b"POST /echo HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 _ENCODED = "unsupported_content_encoding"
 
 
-def probed(test: Callable[[Server, Probe], Awaitable[None]], **config: Any) -> None:
-    probe = Probe()
+def probed(probe: Probe | None = None, **config: Any) -> AbstractAsyncContextManager[Server]:
+    probe = probe or Probe()
     handlers = {"/echo": probe.echo, "/slow": probe.slow, "/hang": probe.hang, "/fault": probe.fault}
-    with_server(
-        None, lambda server: test(server, probe), runner=uvloop.run, listens=True, handlers=handlers, **config
-    )
+    return served(listens=True, handlers=handlers, **config)
 
 
 def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def test_a_60_mb_header_is_431_and_costs_no_memory() -> None:
-    async def test(server: Server, probe: Probe) -> None:
+async def test_a_60_mb_header_is_431_and_costs_no_memory() -> None:
+    async with probed() as server:
         reader, writer = await connect(server.port)
         writer.transport.set_write_buffer_limits(high=0)
         before = peak_bytes()
@@ -54,8 +53,6 @@ def test_a_60_mb_header_is_431_and_costs_no_memory() -> None:
         assert answer.code == "headers_too_large"
         assert peak_bytes() - before < 8 * 2**20
 
-    probed(test)
-
 
 @pytest.mark.parametrize(
     ("raw", "status"),
@@ -67,24 +64,20 @@ def test_a_60_mb_header_is_431_and_costs_no_memory() -> None:
         (b"".join(b"x: a\r\n" for _ in range(500_000)) + b"\r\n", 431),
     ],
 )
-def test_header_limits(raw: bytes, status: int) -> None:
-    async def test(server: Server, probe: Probe) -> None:
+async def test_header_limits(raw: bytes, status: int) -> None:
+    async with probed() as server:
         answer = await exchange(server.port, HEAD + b"content-length: 2\r\n" + raw + b"{}")
         assert answer.status == status
 
-    probed(test)
 
-
-def test_a_long_url_is_431() -> None:
-    async def test(server: Server, probe: Probe) -> None:
+async def test_a_long_url_is_431() -> None:
+    async with probed() as server:
         raw = b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n"
         assert (await exchange(server.port, raw)).status == 431
 
-    probed(test)
 
-
-def test_pipelined_and_kept_alive_requests_are_each_counted_alone() -> None:
-    async def test(server: Server, probe: Probe) -> None:
+async def test_pipelined_and_kept_alive_requests_are_each_counted_alone() -> None:
+    async with probed() as server:
         one = HEAD + b"x-pad: " + b"p" * 40_000 + b"\r\ncontent-length: 2\r\n\r\n{}"
         reader, writer = await connect(server.port)
         writer.write(one * 5)
@@ -93,8 +86,6 @@ def test_pipelined_and_kept_alive_requests_are_each_counted_alone() -> None:
         writer.write(one)
         assert (await asyncio.wait_for(read_answer(reader), 30)).status == 200
         writer.close()
-
-    probed(test)
 
 
 OFFER = HEAD + b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAMAAABkAAQAAP__\r\n"
@@ -108,10 +99,9 @@ OFFER = HEAD + b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-se
     ],
 )
 @pytest.mark.parametrize("at_once", [True, False])
-def test_an_offer_of_another_protocol_is_passed_over(body: bytes, at_once: bool) -> None:
+async def test_an_offer_of_another_protocol_is_passed_over(body: bytes, at_once: bool) -> None:
     """Java's HTTP client offers HTTP/2 with the first request of each connection, its body included."""
-
-    async def test(server: Server, probe: Probe) -> None:
+    async with probed() as server:
         reader, writer = await connect(server.port)
         everything = (OFFER + body) * 2 + HEAD + b'content-length: 7\r\n\r\n{"b":2}'
         pieces = [everything] if at_once else [bytes([byte]) for byte in everything]
@@ -123,13 +113,10 @@ def test_an_offer_of_another_protocol_is_passed_over(body: bytes, at_once: bool)
             assert (answer.status, answer.json) == (200, expected)
         writer.close()
 
-    probed(test)
 
-
-def test_the_body_of_an_offer_is_no_request() -> None:
+async def test_the_body_of_an_offer_is_no_request() -> None:
     """Nor is it once the head was a piece of its own."""
-
-    async def test(server: Server, probe: Probe) -> None:
+    async with probed() as server:
         reader, writer = await connect(server.port)
         hidden = b"GET /nowhere HTTP/1.1\r\nhost: localhost\r\n\r\n"
         writer.write(OFFER + b"content-length: %d\r\n\r\n" % len(hidden))
@@ -143,11 +130,9 @@ def test_the_body_of_an_offer_is_no_request() -> None:
         assert (await asyncio.wait_for(read_answer(reader), 30)).status == 200
         writer.close()
 
-    probed(test)
 
-
-def test_dripped_headers_end_in_408() -> None:
-    async def test(server: Server, probe: Probe) -> None:
+async def test_dripped_headers_end_in_408() -> None:
+    async with probed(header_timeout=0.5) as server:
         reader, writer = await connect(server.port)
         began = time.monotonic()
 
@@ -163,20 +148,16 @@ def test_dripped_headers_end_in_408() -> None:
         assert (answer.status, answer.code) == (408, "request_timeout")
         assert time.monotonic() - began > 0.4
 
-    probed(test, header_timeout=0.5)
 
-
-def test_a_connection_that_says_nothing_is_closed() -> None:
-    async def test(server: Server, probe: Probe) -> None:
+async def test_a_connection_that_says_nothing_is_closed() -> None:
+    async with probed(header_timeout=0.3) as server:
         reader, writer = await connect(server.port)
         assert await asyncio.wait_for(reader.read(), 60) == b""
         writer.close()
 
-    probed(test, header_timeout=0.3)
 
-
-def test_the_second_head_of_a_connection_has_the_same_time() -> None:
-    async def test(server: Server, probe: Probe) -> None:
+async def test_the_second_head_of_a_connection_has_the_same_time() -> None:
+    async with probed(header_timeout=0.3) as server:
         reader, writer = await connect(server.port)
         writer.write(HEAD + b"content-length: 2\r\n\r\n{}")
         assert (await read_answer(reader)).status == 200
@@ -185,19 +166,15 @@ def test_the_second_head_of_a_connection_has_the_same_time() -> None:
         assert (await asyncio.wait_for(read_answer(reader), 60)).status == 408
         writer.close()
 
-    probed(test, header_timeout=0.3)
 
-
-def test_slow_heads_do_not_slow_others() -> None:
-    async def test(server: Server, probe: Probe) -> None:
+async def test_slow_heads_do_not_slow_others() -> None:
+    async with probed(header_timeout=600.0) as server:
         dripping = [await connect(server.port) for _ in range(200)]
         for _, writer in dripping:
             writer.write(b"GET /echo HTTP/1.1\r\nhost:")
         assert (await asyncio.wait_for(call(server.port, "POST", "/echo", {}), 60)).status == 200
         for _, writer in dripping:
             writer.close()
-
-    probed(test, header_timeout=600.0)
 
 
 @pytest.mark.parametrize(
@@ -237,27 +214,23 @@ def test_slow_heads_do_not_slow_others() -> None:
         (b"GET //echo HTTP/1.1\r\nhost: localhost\r\n\r\n", 404, "unknown_url"),
     ],
 )
-def test_raw_requests(raw: bytes, status: int, code: str) -> None:
-    async def test(server: Server, probe: Probe) -> None:
+async def test_raw_requests(raw: bytes, status: int, code: str) -> None:
+    async with probed() as server:
         answer = await exchange(server.port, raw)
         assert (answer.status, answer.code) == (status, code)
         assert answer.json["error"].keys() == {"message", "type", "param", "code"}
         assert (await call(server.port, "POST", "/echo", {"still": "here"})).json == {"still": "here"}
 
-    probed(test)
 
-
-def test_local_names_are_served() -> None:
-    async def test(server: Server, probe: Probe) -> None:
+async def test_local_names_are_served() -> None:
+    async with probed() as server:
         for host in ("localhost", f"localhost:{server.port}", "127.0.0.1", "[::1]:8000", "a.localhost"):
             assert (await call(server.port, "POST", "/echo", {}, {"host": host})).status == 200, host
 
-    probed(test)
-
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_a_body_over_the_limit_is_413_even_while_it_is_being_sent(chunked: bool) -> None:
-    async def test(server: Server, probe: Probe) -> None:
+async def test_a_body_over_the_limit_is_413_even_while_it_is_being_sent(chunked: bool) -> None:
+    async with probed(max_body_bytes=1_000_000) as server:
         reader, writer = await connect(server.port)
         framing = b"transfer-encoding: chunked\r\n" if chunked else b"content-length: 3000000\r\n"
         writer.write(HEAD + framing + b"\r\n")
@@ -270,11 +243,9 @@ def test_a_body_over_the_limit_is_413_even_while_it_is_being_sent(chunked: bool)
         assert (answer.status, answer.code) == (413, "payload_too_large")
         writer.close()
 
-    probed(test, max_body_bytes=1_000_000)
 
-
-def test_a_dripped_body_is_408_and_an_idle_one_too() -> None:
-    async def test(server: Server, probe: Probe) -> None:
+async def test_a_dripped_body_is_408_and_an_idle_one_too() -> None:
+    async with probed(body_timeout=0.4) as server:
         for drip in (True, False):
             reader, writer = await connect(server.port)
             writer.write(HEAD + b"content-length: 1000\r\n\r\n")
@@ -287,36 +258,30 @@ def test_a_dripped_body_is_408_and_an_idle_one_too() -> None:
             assert answer.headers["connection"] == "close"
             writer.close()
 
-    probed(test, body_timeout=0.4)
 
-
-def test_a_client_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     from chorale.api.http.responses import EventStream
     from chorale.serve.http import protocol
 
     monkeypatch.setattr(protocol, "WRITE_TIMEOUT_SECONDS", 0.5)
+    closed = asyncio.Event()
 
-    async def main() -> None:
-        closed = asyncio.Event()
+    async def flood() -> Any:
+        try:
+            while True:
+                await asyncio.sleep(0)
+                yield b"x" * 100_000
+        finally:
+            closed.set()
 
-        async def flood() -> Any:
-            try:
-                while True:
-                    await asyncio.sleep(0)
-                    yield b"x" * 100_000
-            finally:
-                closed.set()
+    async def handler(request: Any) -> Any:
+        return EventStream(flood())
 
-        async def handler(request: Any) -> Any:
-            return EventStream(flood())
-
-        async with served(handlers={"/flood": handler}, listens=True) as server:
-            _, writer = await connect(server.port, limit=1000)
-            writer.write(b"GET /flood HTTP/1.1\r\nhost: localhost\r\n\r\n")
-            await asyncio.wait_for(closed.wait(), 30)
-            writer.close()
-
-    uvloop.run(main())
+    async with served(handlers={"/flood": handler}, listens=True) as server:
+        _, writer = await connect(server.port, limit=1000)
+        writer.write(b"GET /flood HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        await asyncio.wait_for(closed.wait(), 30)
+        writer.close()
 
 
 def test_the_protocol_is_uvicorns_own() -> None:
@@ -349,8 +314,8 @@ END = b"0\r\n\r\n"
         ([b"30D42\r\n{" + b" " * 200_001 + b"\r\n1\r\n}\r\n", END], 200),
     ],
 )
-def test_what_chunks_carry_beside_their_data_is_bounded(chunks: list[bytes], status: int) -> None:
-    async def test(server: Server, probe: Probe) -> None:
+async def test_what_chunks_carry_beside_their_data_is_bounded(chunks: list[bytes], status: int) -> None:
+    async with probed() as server:
         for _ in range(2):
             answer = await exchange(server.port, chunked(*chunks))
             assert answer.status == status
@@ -368,8 +333,6 @@ def test_what_chunks_carry_beside_their_data_is_bounded(chunks: list[bytes], sta
                 break
         writer.close()
 
-    probed(test)
-
 
 # --------------------------------------------------------------------------- several requests
 
@@ -383,11 +346,10 @@ def numbered(number: int, is_chunked: bool) -> bytes:
 
 @pytest.mark.parametrize("piece", [1, 3, 1000, 70_000])
 @pytest.mark.parametrize("is_chunked", [False, True])
-def test_pipelined_requests_are_answered_in_order(piece: int, is_chunked: bool) -> None:
+async def test_pipelined_requests_are_answered_in_order(piece: int, is_chunked: bool) -> None:
     """However they are cut: at most one waits behind the one that runs, and the rest is not read."""
     number = 100 if is_chunked and piece < 1000 else (10 if is_chunked else 500)
-
-    async def test(server: Server, probe: Probe) -> None:
+    async with probed() as server:
         reader, writer = await connect(server.port)
         everything = b"".join(numbered(index, is_chunked) for index in range(number))
 
@@ -404,11 +366,10 @@ def test_pipelined_requests_are_answered_in_order(piece: int, is_chunked: bool) 
         await sending
         writer.close()
 
-    probed(test)
 
-
-def test_requests_that_wait_for_a_slow_one_are_not_read() -> None:
-    async def test(server: Server, probe: Probe) -> None:
+async def test_requests_that_wait_for_a_slow_one_are_not_read() -> None:
+    probe = Probe()
+    async with probed(probe) as server:
         _, writer = await connect(server.port)
         writer.transport.set_write_buffer_limits(high=0)
         writer.write(b"GET /slow HTTP/1.1\r\nhost: localhost\r\n\r\n")
@@ -423,13 +384,10 @@ def test_requests_that_wait_for_a_slow_one_are_not_read() -> None:
         assert sent < 100  # the socket's buffers are full
         assert server.state.lifecycle.num_requests == 1
 
-    probed(test)
 
-
-def test_many_requests_behind_a_chunked_body_are_refused() -> None:
+async def test_many_requests_behind_a_chunked_body_are_refused() -> None:
     """The end of such a body is not known before the part is parsed."""
-
-    async def test(server: Server, probe: Probe) -> None:
+    async with probed() as server:
         reader, writer = await connect(server.port)
         rest = b"GET /nowhere HTTP/1.1\r\nhost: localhost\r\n\r\n"
         writer.write(chunked(b"2\r\n{}\r\n"))
@@ -439,12 +397,10 @@ def test_many_requests_behind_a_chunked_body_are_refused() -> None:
         assert answers.count(b"HTTP/1.1") <= 2
         assert (await call(server.port, "POST", "/echo", {})).status == 200
 
-    probed(test)
-
 
 @pytest.mark.parametrize("path", [b"/hang", b"/echo"])
-def test_an_answer_to_http_1_0_is_not_chunked(path: bytes) -> None:
-    async def test(server: Server, probe: Probe) -> None:
+async def test_an_answer_to_http_1_0_is_not_chunked(path: bytes) -> None:
+    async with probed() as server:
         reader, writer = await connect(server.port)
         raw = HEAD.replace(b"/echo", path).replace(b"HTTP/1.1", b"HTTP/1.0")
         writer.write(raw + b"content-length: 2\r\n\r\n{}")
@@ -460,26 +416,21 @@ def test_an_answer_to_http_1_0_is_not_chunked(path: bytes) -> None:
             assert answer.endswith(b"\r\n\r\n{}")
         writer.close()
 
-    probed(test)
-
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_a_client_that_still_sends_sees_the_error(status: int) -> None:
+async def test_a_client_that_still_sends_sees_the_error(status: int) -> None:
     from chorale.errors import EngineLoadingError, QueueFullError
 
-    async def main() -> None:
-        async def refuse(request: Any) -> Any:
-            await anext(request.stream())
-            raise QueueFullError("full") if status == 429 else EngineLoadingError("loading")
+    async def refuse(request: Any) -> Any:
+        await anext(request.stream())
+        raise QueueFullError("full") if status == 429 else EngineLoadingError("loading")
 
-        async with served(handlers={"/refuse": refuse}, max_body_bytes=2**26, listens=True) as server:
-            reader, writer = await connect(server.port)
-            writer.write(b"POST /refuse HTTP/1.1\r\nhost: localhost\r\ncontent-length: 30000000\r\n\r\n")
-            for _ in range(30):
-                writer.write(b"a" * 1_000_000)
-                await writer.drain()
-                await asyncio.sleep(0.02)
-            assert (await asyncio.wait_for(read_answer(reader), 30)).status == status
-            writer.close()
-
-    uvloop.run(main())
+    async with served(handlers={"/refuse": refuse}, max_body_bytes=2**26, listens=True) as server:
+        reader, writer = await connect(server.port)
+        writer.write(b"POST /refuse HTTP/1.1\r\nhost: localhost\r\ncontent-length: 30000000\r\n\r\n")
+        for _ in range(30):
+            writer.write(b"a" * 1_000_000)
+            await writer.drain()
+            await asyncio.sleep(0.02)
+        assert (await asyncio.wait_for(read_answer(reader), 30)).status == status
+        writer.close()

@@ -74,50 +74,34 @@ def test_unix_socket_is_private_and_replaced_when_stale(sockets: Path) -> None:
             bind_sockets(ServerConfig(uds=str(place)))
 
 
-def test_serving_on_a_unix_socket(sockets: Path) -> None:
+async def test_serving_on_a_unix_socket(sockets: Path) -> None:
     path = str(sockets / "s")
-
-    async def main() -> None:
-        async with served(uds=path, listens=True):
-            reader, writer = await asyncio.open_unix_connection(path)
-            writer.write(b"GET /version HTTP/1.1\r\nhost: anything\r\n\r\n")
-            assert (await read_answer(reader)).status == 200
-            writer.close()
-            await writer.wait_closed()
-        assert not os.path.exists(path)
-
-    asyncio.run(main())
+    async with served(uds=path, listens=True):
+        reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(b"GET /version HTTP/1.1\r\nhost: anything\r\n\r\n")
+        assert (await read_answer(reader)).status == 200
+        writer.close()
+        await writer.wait_closed()
+    assert not os.path.exists(path)
 
 
 @pytest.mark.parametrize("root_path", ["/llm", "/llm/"])
-def test_a_proxy_may_keep_its_prefix_or_take_it_away(root_path: str) -> None:
-    async def main() -> None:
-        async with served(root_path=root_path, listens=True) as server:
-            for path, status in {
-                "/version": 200,
-                "/llm/version": 200,
-                "/llmx/version": 404,
-                "/llm": 404,
-            }.items():
-                assert (
-                    await call(server.port, "GET", path, headers={"host": "example.org"})
-                ).status == status, path
-            for path in ("/v1/messages", "/llm/v1/messages"):
-                answer = await call(server.port, "POST", path, [])
-                assert (answer.status, answer.json["type"]) == (400, "error")  # Anthropic's form
-
-    asyncio.run(main())
+async def test_a_proxy_may_keep_its_prefix_or_take_it_away(root_path: str) -> None:
+    async with served(root_path=root_path, listens=True) as server:
+        for path, status in {"/version": 200, "/llm/version": 200, "/llmx/version": 404, "/llm": 404}.items():
+            assert (await call(server.port, "GET", path, headers={"host": "example.org"})).status == status, (
+                path
+            )
+        for path in ("/v1/messages", "/llm/v1/messages"):
+            answer = await call(server.port, "POST", path, [])
+            assert (answer.status, answer.json["type"]) == (400, "error")  # Anthropic's form
 
 
-def test_one_of_several_processes_leaves_the_unix_socket_to_the_others(sockets: Path) -> None:
+async def test_one_of_several_processes_leaves_the_unix_socket_to_the_others(sockets: Path) -> None:
     path = str(sockets / "s")
-
-    async def main() -> None:
-        async with served(uds=path, api_server_count=2, listens=True):
-            pass
-        assert os.path.exists(path)
-
-    asyncio.run(main())
+    async with served(uds=path, api_server_count=2, listens=True):
+        pass
+    assert os.path.exists(path)
 
 
 @pytest.mark.parametrize("is_frozen", [False, True])
@@ -134,7 +118,7 @@ def test_the_collector_is_as_it_was_afterwards(is_frozen: bool) -> None:
     tune_garbage_collector()  # as it was for the other tests
 
 
-def test_tls(tmp_path: Path) -> None:
+async def test_tls(tmp_path: Path) -> None:
     key, certificate = str(tmp_path / "key.pem"), str(tmp_path / "cert.pem")
     openssl = [
         "openssl",
@@ -151,30 +135,26 @@ def test_tls(tmp_path: Path) -> None:
     made = subprocess.run([*openssl, "-keyout", key, "-out", certificate], capture_output=True, check=False)
     if made.returncode != 0:
         pytest.skip("no openssl to make a certificate with")
+    context = ssl.create_default_context(cafile=certificate)
+    async with served(ssl_keyfile=key, ssl_certfile=certificate, listens=True) as server:
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", server.port, ssl=context, server_hostname="localhost"
+        )
+        writer.write(b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert (await read_answer(reader)).status == 200
+        writer.write(b"GET /version HTTP/1.1\r\nx-big: " + b"a" * 100_000)
+        assert (await asyncio.wait_for(read_answer(reader), PATIENCE)).status == 431
+        writer.transport.abort()
+        address = f"wss://127.0.0.1:{server.port}/v1/responses"
+        async with websockets.connect(address, ssl=context, server_hostname="localhost") as connection:
+            await connection.send('{"type": "response.create", "input": "Hi"}')
+            assert '"response.created"' in str(await asyncio.wait_for(connection.recv(), PATIENCE))
 
-    async def main() -> None:
-        context = ssl.create_default_context(cafile=certificate)
-        async with served(ssl_keyfile=key, ssl_certfile=certificate, listens=True) as server:
-            reader, writer = await asyncio.open_connection(
-                "127.0.0.1", server.port, ssl=context, server_hostname="localhost"
-            )
-            writer.write(b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n")
-            assert (await read_answer(reader)).status == 200
-            writer.write(b"GET /version HTTP/1.1\r\nx-big: " + b"a" * 100_000)
-            assert (await asyncio.wait_for(read_answer(reader), PATIENCE)).status == 431
-            writer.transport.abort()
-            address = f"wss://127.0.0.1:{server.port}/v1/responses"
-            async with websockets.connect(address, ssl=context, server_hostname="localhost") as connection:
-                await connection.send('{"type": "response.create", "input": "Hi"}')
-                assert '"response.created"' in str(await asyncio.wait_for(connection.recv(), PATIENCE))
-
-        demanding = {"ssl_ca_certs": certificate, "ssl_cert_reqs": 2}
-        async with served(ssl_keyfile=key, ssl_certfile=certificate, **demanding, listens=True) as server:
-            assert not await answers(server.port, context)
-            context.load_cert_chain(certificate, key)
-            assert await answers(server.port, context)
-
-    asyncio.run(main())
+    demanding = {"ssl_ca_certs": certificate, "ssl_cert_reqs": 2}
+    async with served(ssl_keyfile=key, ssl_certfile=certificate, **demanding, listens=True) as server:
+        assert not await answers(server.port, context)
+        context.load_cert_chain(certificate, key)
+        assert await answers(server.port, context)
 
 
 async def answers(port: int, context: ssl.SSLContext) -> bool:
@@ -197,34 +177,31 @@ async def answers(port: int, context: ssl.SSLContext) -> bool:
 # --------------------------------------------------------------------------- the end
 
 
-def test_drain_lets_running_requests_finish() -> None:
-    async def main() -> None:
-        release = asyncio.Event()
+async def test_drain_lets_running_requests_finish() -> None:
+    release = asyncio.Event()
 
-        async def slow(request: object) -> object:
-            from chorale.api.http.responses import json_response
+    async def slow(request: object) -> object:
+        from chorale.api.http.responses import json_response
 
-            await release.wait()
-            return json_response("done")
+        await release.wait()
+        return json_response("done")
 
-        async with (
-            make_state(shutdown_timeout=120.0) as state,
-            listening(probe_app(state, {"/slow": slow})) as server,  # type: ignore[dict-item]
-        ):
-            waiting = asyncio.create_task(call(server.port, "POST", "/slow"))
-            await asyncio.sleep(0.1)
-            server.stop()
-            await asyncio.sleep(0.5)
-            assert state.lifecycle.draining
-            with pytest.raises(OSError, match="Connect call failed"):
-                await connect(server.port)
-            assert not server.task.done()
-            release.set()
-            assert (await asyncio.wait_for(waiting, PATIENCE)).json == "done"
-            await close_connections()
-            await asyncio.wait_for(server.task, PATIENCE)
-
-    asyncio.run(main())
+    async with (
+        make_state(shutdown_timeout=120.0) as state,
+        listening(probe_app(state, {"/slow": slow})) as server,  # type: ignore[dict-item]
+    ):
+        waiting = asyncio.create_task(call(server.port, "POST", "/slow"))
+        await asyncio.sleep(0.1)
+        server.stop()
+        await asyncio.sleep(0.5)
+        assert state.lifecycle.draining
+        with pytest.raises(OSError, match="Connect call failed"):
+            await connect(server.port)
+        assert not server.task.done()
+        release.set()
+        assert (await asyncio.wait_for(waiting, PATIENCE)).json == "done"
+        await close_connections()
+        await asyncio.wait_for(server.task, PATIENCE)
 
 
 def test_a_server_without_requests_ends_at_once() -> None:
@@ -243,39 +220,33 @@ def test_a_server_without_requests_ends_at_once() -> None:
     assert min(asyncio.run(main()) for _ in range(3)) < 0.3  # the best of three: the machine may be busy
 
 
-def test_during_the_grace_probes_say_so_and_requests_are_taken() -> None:
-    async def main() -> None:
-        async with make_state() as state, listening(create_app(state), drain_grace=1.0) as server:
-            server.stop()
-            await asyncio.sleep(0.1)
-            assert (await call(server.port, "GET", "/health")).status == 200
-            ready = await call(server.port, "GET", "/ready")
-            assert (ready.status, ready.json["status"]) == (503, "draining")
-            assert (await call(server.port, "GET", "/v1/models")).status == 200
-
-    asyncio.run(main())
+async def test_during_the_grace_probes_say_so_and_requests_are_taken() -> None:
+    async with make_state() as state, listening(create_app(state), drain_grace=1.0) as server:
+        server.stop()
+        await asyncio.sleep(0.1)
+        assert (await call(server.port, "GET", "/health")).status == 200
+        ready = await call(server.port, "GET", "/ready")
+        assert (ready.status, ready.json["status"]) == (503, "draining")
+        assert (await call(server.port, "GET", "/v1/models")).status == 200
 
 
 @pytest.mark.parametrize("twice", [False, True])
-def test_what_does_not_finish_in_time_is_cut(twice: bool) -> None:
-    async def main() -> None:
-        probe = Probe()
-        timeout = 60.0 if twice else 0.3
-        async with (
-            make_state(shutdown_timeout=timeout) as state,
-            listening(probe_app(state, {"/hang": probe.hang})) as server,
-        ):
-            reader, writer = await connect(server.port)
-            writer.write(GET_HANG)
-            await asyncio.wait_for(probe.started.wait(), PATIENCE)
+async def test_what_does_not_finish_in_time_is_cut(twice: bool) -> None:
+    probe = Probe()
+    timeout = 60.0 if twice else 0.3
+    async with (
+        make_state(shutdown_timeout=timeout) as state,
+        listening(probe_app(state, {"/hang": probe.hang})) as server,
+    ):
+        reader, writer = await connect(server.port)
+        writer.write(GET_HANG)
+        await asyncio.wait_for(probe.started.wait(), PATIENCE)
+        server.stop()
+        if twice:
             server.stop()
-            if twice:
-                server.stop()
-            await asyncio.wait_for(server.task, PATIENCE)
-            with contextlib.suppress(ConnectionResetError):
-                await asyncio.wait_for(reader.read(), PATIENCE)  # the connection is closed too
-
-    asyncio.run(main())
+        await asyncio.wait_for(server.task, PATIENCE)
+        with contextlib.suppress(ConnectionResetError):
+            await asyncio.wait_for(reader.read(), PATIENCE)  # the connection is closed too
 
 
 class Late:
@@ -290,18 +261,15 @@ class Late:
         asyncio.get_running_loop().call_later(0.05, self._connections.discard, self)
 
 
-def test_a_connection_that_is_made_while_the_server_ends_is_asked_to_end_once() -> None:
-    async def main() -> None:
-        server = _Server(uvicorn.Config("none"))
-        server.servers = []
-        ending = asyncio.create_task(server.shutdown())
-        await asyncio.sleep(0)  # it has looked at the connections
-        late = Late(server.server_state.connections)
-        await asyncio.wait_for(ending, PATIENCE)
-        assert late.num_asked == 1
-        assert not server.server_state.connections
-
-    asyncio.run(main())
+async def test_a_connection_that_is_made_while_the_server_ends_is_asked_to_end_once() -> None:
+    server = _Server(uvicorn.Config("none"))
+    server.servers = []
+    ending = asyncio.create_task(server.shutdown())
+    await asyncio.sleep(0)  # it has looked at the connections
+    late = Late(server.server_state.connections)
+    await asyncio.wait_for(ending, PATIENCE)
+    assert late.num_asked == 1
+    assert not server.server_state.connections
 
 
 SERVE = """

@@ -46,74 +46,62 @@ async def count_to(number: int) -> AsyncGenerator[bytes]:
         yield b"%d;" % index
 
 
-def test_chunks_and_headers() -> None:
-    async def main() -> None:
-        wire = Wire()
-        await wire.play(EventStream(count_to(3), {"X-Own": "1"}))
-        headers = dict(wire.sent[0]["headers"])
-        assert headers[b"content-type"] == b"text/event-stream; charset=utf-8"
-        assert headers[b"cache-control"] == b"no-cache"
-        assert headers[b"x-accel-buffering"] == b"no"
-        assert headers[b"x-own"] == b"1"
-        assert wire.body == b"0;1;2;"
-        assert [message.get("more_body") for message in wire.sent[1:]] == [True, True, True, False]
-
-    asyncio.run(main())
+async def test_chunks_and_headers() -> None:
+    wire = Wire()
+    await wire.play(EventStream(count_to(3), {"X-Own": "1"}))
+    headers = dict(wire.sent[0]["headers"])
+    assert headers[b"content-type"] == b"text/event-stream; charset=utf-8"
+    assert headers[b"cache-control"] == b"no-cache"
+    assert headers[b"x-accel-buffering"] == b"no"
+    assert headers[b"x-own"] == b"1"
+    assert wire.body == b"0;1;2;"
+    assert [message.get("more_body") for message in wire.sent[1:]] == [True, True, True, False]
 
 
-def test_an_error_before_the_first_chunk_is_raised_and_nothing_is_sent() -> None:
+async def test_an_error_before_the_first_chunk_is_raised_and_nothing_is_sent() -> None:
     async def full() -> AsyncGenerator[bytes]:
         raise QueueFullError("full", retry_after=2)
         yield b""
 
-    async def main() -> None:
-        wire = Wire()
-        with pytest.raises(QueueFullError):
-            await wire.play(EventStream(full()))
-        assert wire.sent == []
-
-    asyncio.run(main())
+    wire = Wire()
+    with pytest.raises(QueueFullError):
+        await wire.play(EventStream(full()))
+    assert wire.sent == []
 
 
-def test_an_error_later_cuts_the_stream(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_error_later_cuts_the_stream(caplog: pytest.LogCaptureFixture) -> None:
     async def faulty() -> AsyncGenerator[bytes]:
         yield b"a"
         raise RuntimeError("a bug")
 
-    async def main() -> None:
-        wire = Wire()
-        with caplog.at_level(logging.ERROR):
-            await wire.play(EventStream(faulty()))
-        assert wire.sent[-1] == {"type": "http.response.body", "body": b"a", "more_body": True}
-
-    asyncio.run(main())
+    wire = Wire()
+    with caplog.at_level(logging.ERROR):
+        await wire.play(EventStream(faulty()))
+    assert wire.sent[-1] == {"type": "http.response.body", "body": b"a", "more_body": True}
     assert "a bug" in caplog.text
 
 
 @pytest.mark.parametrize("num_before", [0, 1, 5])
-def test_a_client_that_leaves_closes_the_source_where_it_waits(num_before: int) -> None:
-    async def main() -> None:
-        wire, closed, waiting = Wire(), asyncio.Event(), asyncio.Event()
+async def test_a_client_that_leaves_closes_the_source_where_it_waits(num_before: int) -> None:
+    wire, closed, waiting = Wire(), asyncio.Event(), asyncio.Event()
 
-        async def source() -> AsyncGenerator[bytes]:
-            try:
-                for _ in range(num_before):
-                    yield b"x"
-                waiting.set()
-                await asyncio.sleep(60)
-            finally:
-                closed.set()
+    async def source() -> AsyncGenerator[bytes]:
+        try:
+            for _ in range(num_before):
+                yield b"x"
+            waiting.set()
+            await asyncio.sleep(60)
+        finally:
+            closed.set()
 
-        playing = asyncio.create_task(wire.play(EventStream(source())))
-        await waiting.wait()
-        wire.leave.set()
-        await asyncio.wait_for(closed.wait(), 30)
-        await asyncio.wait_for(playing, 30)
-
-    asyncio.run(main())
+    playing = asyncio.create_task(wire.play(EventStream(source())))
+    await waiting.wait()
+    wire.leave.set()
+    await asyncio.wait_for(closed.wait(), 30)
+    await asyncio.wait_for(playing, 30)
 
 
-def test_a_client_that_leaves_while_a_chunk_is_sent_closes_the_source() -> None:
+async def test_a_client_that_leaves_while_a_chunk_is_sent_closes_the_source() -> None:
     """The source waits at its ``yield`` then: no cancellation reaches it."""
     closed = False
 
@@ -125,103 +113,88 @@ def test_a_client_that_leaves_while_a_chunk_is_sent_closes_the_source() -> None:
         finally:
             closed = True
 
-    async def main() -> None:
-        wire = Wire()
+    wire = Wire()
 
-        async def send(message: Any) -> None:
-            if message.get("body") == b"2;":
-                wire.leave.set()
-                await asyncio.Event().wait()
+    async def send(message: Any) -> None:
+        if message.get("body") == b"2;":
+            wire.leave.set()
+            await asyncio.Event().wait()
 
-        await EventStream(source())({"type": "http"}, wire.receive, send)
-        assert closed
-
-    asyncio.run(main())
+    await EventStream(source())({"type": "http"}, wire.receive, send)
+    assert closed
 
 
-def test_no_comment_is_sent_while_a_chunk_is_on_its_way() -> None:
-    async def main() -> None:
-        wire, others = Wire(), []
+async def test_no_comment_is_sent_while_a_chunk_is_on_its_way() -> None:
+    wire, others = Wire(), []
 
-        async def send(message: Any) -> None:
-            others.append(message)
-            if message.get("body") == b"0;":
-                await asyncio.sleep(0.3)
-                assert others[-1] is message, "two messages at once"
+    async def send(message: Any) -> None:
+        others.append(message)
+        if message.get("body") == b"0;":
+            await asyncio.sleep(0.3)
+            assert others[-1] is message, "two messages at once"
 
-        await EventStream(count_to(1), keep_alive=0.04)({"type": "http"}, wire.receive, send)
-        assert len([each for each in others if not each.get("body", b"").startswith(b":")]) == 3
-
-    asyncio.run(main())
+    await EventStream(count_to(1), keep_alive=0.04)({"type": "http"}, wire.receive, send)
+    assert len([each for each in others if not each.get("body", b"").startswith(b":")]) == 3
 
 
-def test_a_server_that_cancels_closes_the_source() -> None:
-    async def main() -> None:
-        wire, closed = Wire(), asyncio.Event()
+async def test_a_server_that_cancels_closes_the_source() -> None:
+    wire, closed = Wire(), asyncio.Event()
 
-        async def source() -> AsyncGenerator[bytes]:
-            try:
-                yield b"x"
-                await asyncio.sleep(60)
-            finally:
-                closed.set()
+    async def source() -> AsyncGenerator[bytes]:
+        try:
+            yield b"x"
+            await asyncio.sleep(60)
+        finally:
+            closed.set()
 
-        playing = asyncio.create_task(wire.play(EventStream(source())))
-        await asyncio.sleep(0.01)
-        playing.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await playing
-        assert closed.is_set()
-
-    asyncio.run(main())
+    playing = asyncio.create_task(wire.play(EventStream(source())))
+    await asyncio.sleep(0.01)
+    playing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await playing
+    assert closed.is_set()
 
 
-def test_silence_is_filled_with_comments_and_only_silence() -> None:
-    async def main() -> None:
-        wire = Wire()
+async def test_silence_is_filled_with_comments_and_only_silence() -> None:
+    wire = Wire()
 
-        async def source() -> AsyncGenerator[bytes]:
-            yield b"first"
-            await asyncio.sleep(0.35)
-            for _ in range(20):
-                await asyncio.sleep(0.01)
-                yield b"t"
+    async def source() -> AsyncGenerator[bytes]:
+        yield b"first"
+        await asyncio.sleep(0.35)
+        for _ in range(20):
+            await asyncio.sleep(0.01)
+            yield b"t"
 
-        await wire.play(EventStream(source(), keep_alive=0.2))
-        body = wire.body.replace(b": keep-alive\n\n", b"#")
-        assert b"first#" in body
-        assert body.count(b"#") <= 3
-        assert body.endswith(b"t" * 10)  # none between tokens that flow
-
-    asyncio.run(main())
+    await wire.play(EventStream(source(), keep_alive=0.2))
+    body = wire.body.replace(b": keep-alive\n\n", b"#")
+    assert b"first#" in body
+    assert body.count(b"#") <= 3
+    assert body.endswith(b"t" * 10)  # none between tokens that flow
 
 
-def test_silence_before_the_first_chunk_begins_the_stream() -> None:
+async def test_silence_before_the_first_chunk_begins_the_stream() -> None:
     """A prompt of minutes: clients and proxies must hear something. What fails then is an event."""
 
-    async def main() -> None:
-        async def answering() -> AsyncGenerator[bytes]:
-            await asyncio.sleep(0.3)
-            yield b"first"
+    async def answering() -> AsyncGenerator[bytes]:
+        await asyncio.sleep(0.3)
+        yield b"first"
 
-        async def failing() -> AsyncGenerator[bytes]:
-            await asyncio.sleep(0.3)
-            raise QueueFullError("full")
-            yield b""
+    async def failing() -> AsyncGenerator[bytes]:
+        await asyncio.sleep(0.3)
+        raise QueueFullError("full")
+        yield b""
 
-        wire = Wire()
-        await wire.play(EventStream(answering(), keep_alive=0.1))
-        assert [message["type"] for message in wire.sent].count("http.response.start") == 1
-        assert wire.body.startswith(b": keep-alive\n\n")
-        assert wire.body.endswith(b"first")
-        wire = Wire()
-        await wire.play(EventStream(failing(), keep_alive=0.1, on_error=last_error))
-        assert [message["type"] for message in wire.sent].count("http.response.start") == 1
-        assert b'"code":"rate_limit_exceeded"' in wire.body
-        assert wire.body.endswith(DONE)
-        assert wire.sent[-1]["more_body"] is False
-
-    asyncio.run(main())
+    wire = Wire()
+    await wire.play(EventStream(answering(), keep_alive=0.1))
+    assert [message["type"] for message in wire.sent].count("http.response.start") == 1
+    assert wire.body.startswith(b": keep-alive\n\n")
+    assert wire.body.endswith(b"first")
+    wire = Wire()
+    await wire.play(EventStream(failing(), keep_alive=0.1, on_error=last_error))
+    assert [message["type"] for message in wire.sent].count("http.response.start") == 1
+    assert b'"code":"rate_limit_exceeded"' in wire.body
+    assert wire.body.endswith(DONE)
+    assert wire.sent[-1]["more_body"] is False
 
 
 @pytest.mark.parametrize(
@@ -237,47 +210,40 @@ def test_silence_before_the_first_chunk_begins_the_stream() -> None:
         ("/v1/responses", {"input": "Hi"}, b"}\n\n"),
     ],
 )
-def test_every_endpoint_fills_silence(
+async def test_every_endpoint_fills_silence(
     path: str, body: dict[str, Any], end: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before the first token, and between tokens that are no event."""
     monkeypatch.setattr(stream, "KEEP_ALIVE_SECONDS", 0.1)
-
-    async def main() -> None:
-        slow = scripted((200005, 17196, 200008, 13225, 200002), delay=0.12)
-        async with served(slow, listens=True) as server:
-            answer = await call(server.port, "POST", path, {"model": "demo", "stream": True, **body})
-            assert answer.status == 200
-            assert answer.body.count(b": keep-alive\n\n") >= 2
-            assert answer.body.endswith(end)
-
-    asyncio.run(main())
+    slow = scripted((200005, 17196, 200008, 13225, 200002), delay=0.12)
+    async with served(slow, listens=True) as server:
+        answer = await call(server.port, "POST", path, {"model": "demo", "stream": True, **body})
+        assert answer.status == 200
+        assert answer.body.count(b": keep-alive\n\n") >= 2
+        assert answer.body.endswith(end)
 
 
-def test_until_disconnect() -> None:
-    async def main() -> None:
-        wire, cancelled = Wire(), asyncio.Event()
-        request = Request({"type": "http", "headers": []}, wire.receive)
-
-        async def work(seconds: float) -> str:
-            try:
-                await asyncio.sleep(seconds)
-            except asyncio.CancelledError:
-                cancelled.set()
-                raise
-            return "done"
-
-        assert await until_disconnect(request, work(0.01)) == "done"
-        with pytest.raises(QueueFullError):
-            await until_disconnect(request, _refuse())
-        waiting = asyncio.create_task(until_disconnect(request, work(60)))
-        await asyncio.sleep(0.01)
-        wire.leave.set()
-        with pytest.raises(ClientDisconnect):
-            await asyncio.wait_for(waiting, 30)
-        assert cancelled.is_set()
-
+async def test_until_disconnect() -> None:
     async def _refuse() -> str:
         raise QueueFullError("full")
 
-    asyncio.run(main())
+    wire, cancelled = Wire(), asyncio.Event()
+    request = Request({"type": "http", "headers": []}, wire.receive)
+
+    async def work(seconds: float) -> str:
+        try:
+            await asyncio.sleep(seconds)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+        return "done"
+
+    assert await until_disconnect(request, work(0.01)) == "done"
+    with pytest.raises(QueueFullError):
+        await until_disconnect(request, _refuse())
+    waiting = asyncio.create_task(until_disconnect(request, work(60)))
+    await asyncio.sleep(0.01)
+    wire.leave.set()
+    with pytest.raises(ClientDisconnect):
+        await asyncio.wait_for(waiting, 30)
+    assert cancelled.is_set()

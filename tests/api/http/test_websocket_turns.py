@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from socket import socket
 from typing import Any
 
@@ -13,8 +13,10 @@ import uvloop
 
 from chorale.api.http.websocket import WebSocketProtocol
 from tests.support.raw_http import call, exchange
-from tests.support.server import Server, with_server
+from tests.support.server import Server
+from tests.support.server import served as started
 
+RUN = uvloop.run
 HANDSHAKE = (
     b"GET /v1/responses HTTP/1.1\r\nhost: localhost\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"
     b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n%s\r\n"
@@ -22,8 +24,8 @@ HANDSHAKE = (
 PING = b"\x89\x80\x00\x00\x00\x00"
 
 
-def served(test: Callable[[Server], Awaitable[None]]) -> None:
-    with_server(None, test, runner=uvloop.run, listens=True)
+def served() -> AbstractAsyncContextManager[Server]:
+    return started(listens=True)
 
 
 def opened(port: int, with_handshake: bytes = b"") -> socket:
@@ -52,7 +54,7 @@ def read_frame(connection: socket) -> tuple[int, bytes]:
     return opcode & 0xF, exactly(int.from_bytes(exactly(2), "big") if size == 126 else size)
 
 
-def test_a_client_that_reads_again_is_heard_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_reads_again_is_heard_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The server stops reading while it cannot write. Here the test makes the calls of the transport."""
     protocols: list[WebSocketProtocol] = []
     opens = WebSocketProtocol.open
@@ -62,8 +64,7 @@ def test_a_client_that_reads_again_is_heard_again(monkeypatch: pytest.MonkeyPatc
         opens(self, *args)
 
     monkeypatch.setattr(WebSocketProtocol, "open", spy)
-
-    async def test(server: Server) -> None:
+    async with served() as server:
         with await asyncio.to_thread(opened, server.port) as connection:
             for is_held in (False, True):  # read by the protocol, or only by the kernel
                 protocols[0].pause_writing()
@@ -79,15 +80,13 @@ def test_a_client_that_reads_again_is_heard_again(monkeypatch: pytest.MonkeyPatc
                 for _ in range(1 + is_held):
                     assert (await asyncio.to_thread(read_frame, connection))[0] == 10
 
-    served(test)
 
-
-def test_frames_beyond_the_first_part_of_a_handshake_keep_their_order() -> None:
+async def test_frames_beyond_the_first_part_of_a_handshake_keep_their_order() -> None:
     """The HTTP parser takes at most 64 kB with a head; what follows must not overtake it."""
     text = b'{"type":"%s"}' % (b"a" * 60_000)
     large = b"\x81\xfe" + len(text).to_bytes(2, "big") + b"\x00" * 4 + text
+    async with served() as server:
 
-    async def test(server: Server) -> None:
         def client() -> list[tuple[int, bytes]]:
             with opened(server.port, large + large + PING) as connection:
                 return [read_frame(connection) for _ in range(3)]
@@ -96,14 +95,12 @@ def test_frames_beyond_the_first_part_of_a_handshake_keep_their_order() -> None:
         assert sorted(opcode for opcode, _ in frames) == [1, 1, 10]
         assert sum(b"unknown_event_type" in data for _, data in frames) == 2
 
-    served(test)
-
 
 @pytest.mark.parametrize("frame", [PING, b"\x8a\x80\x00\x00\x00\x00", b"\x00\x81\x00\x00\x00\x00a"])
-def test_small_frames_without_end_are_1008(frame: bytes) -> None:
+async def test_small_frames_without_end_are_1008(frame: bytes) -> None:
     begin = b"\x01\x80\x00\x00\x00\x00" if frame[0] == 0 else b""
+    async with served() as server:
 
-    async def test(server: Server) -> None:
         def client() -> tuple[int, bytes]:
             with opened(server.port) as connection:
                 connection.sendall(begin + frame * 1_500)
@@ -115,11 +112,10 @@ def test_small_frames_without_end_are_1008(frame: bytes) -> None:
         opcode, data = await asyncio.to_thread(client)
         assert (opcode, int.from_bytes(data[:2], "big")) == (8, 1008)
 
-    served(test)
 
+async def test_small_frames_at_a_client_s_pace_are_allowed() -> None:
+    async with served() as server:
 
-def test_small_frames_at_a_client_s_pace_are_allowed() -> None:
-    async def test(server: Server) -> None:
         def client() -> int:
             with opened(server.port) as connection:
                 connection.sendall(b"\x01\x80\x00\x00\x00\x00" + b"\x00\x80\x00\x00\x00\x00" * 500)
@@ -128,23 +124,15 @@ def test_small_frames_at_a_client_s_pace_are_allowed() -> None:
 
         assert await asyncio.to_thread(client) == 1
 
-    served(test)
-
 
 @pytest.mark.parametrize(
-    "header",
-    [
-        b"sec-websocket-protocol: " + b"a" * 29_000 + b"\r\n",
-        b"sec-websocket-key: x\r\n",
-    ],
+    "header", [b"sec-websocket-protocol: " + b"a" * 29_000 + b"\r\n", b"sec-websocket-key: x\r\n"]
 )
-def test_a_malformed_handshake_is_answered_without_a_traceback(
+async def test_a_malformed_handshake_is_answered_without_a_traceback(
     header: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def test(server: Server) -> None:
+    async with served() as server:
         answer = await exchange(server.port, HANDSHAKE % header)
         assert (answer.status, answer.code) == (400, "invalid_handshake")
         assert (await call(server.port, "GET", "/health")).status == 200
-
-    served(test)
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []

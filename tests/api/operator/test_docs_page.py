@@ -5,7 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from chorale.config.engine import hash_key
 from tests.support.raw_http import call
 from tests.support.scripted import FINAL, playing
 from tests.support.serve.chromium import PATH, Page
-from tests.support.server import Server, in_thread, with_server
+from tests.support.server import Server, in_thread
+from tests.support.server import served as started
 
 browser = pytest.mark.skipif(PATH is None, reason="there is no Chromium on this machine")
 
@@ -89,12 +91,12 @@ def test_a_page_of_another_origin_opens_no_websocket(page: Page) -> None:
             assert page.value(script.replace("PORT", str(server.port))) == found
 
 
-def served(test: Callable[[Server], Awaitable[None]], client: Any = None, **config: Any) -> None:
-    with_server(client, test, listens=True, **config)
+def served(client: Any = None, **config: Any) -> AbstractAsyncContextManager[Server]:
+    return started(client, listens=True, **config)
 
 
-def test_files_come_compressed_or_not_under_a_strict_policy() -> None:
-    async def test(server: Server) -> None:
+async def test_files_come_compressed_or_not_under_a_strict_policy() -> None:
+    async with served() as server:
         for path in DOCS_PATHS:
             plain = await call(server.port, "GET", path)
             packed = await call(server.port, "GET", path, None, {"accept-encoding": "br, gzip"})
@@ -108,8 +110,6 @@ def test_files_come_compressed_or_not_under_a_strict_policy() -> None:
             assert "unsafe-eval" not in policy
             assert "http" not in policy
 
-    served(test)
-
 
 def test_the_page_names_nothing_elsewhere() -> None:
     text = load("index.html")[0].decode()
@@ -118,18 +118,15 @@ def test_the_page_names_nothing_elsewhere() -> None:
     assert "<script>" not in text
 
 
-def test_it_is_off_where_it_is_unwanted() -> None:
-    async def test(server: Server) -> None:
+async def test_it_is_off_where_it_is_unwanted() -> None:
+    async with served(disable_docs=True) as server:
         for path in (*DOCS_PATHS, "/openapi.json"):
             assert (await call(server.port, "GET", path)).status == 404
 
-    served(test, disable_docs=True)
 
-
-def test_examples_work_as_they_stand() -> None:
+async def test_examples_work_as_they_stand() -> None:
     """Each body that the page offers, sent as it is."""
-
-    async def test(server: Server) -> None:
+    async with served(client=playing(FINAL + "Hello<|return|>")) as server:
         described = describe("/", "demo")
         sent = 0
         made = (await call(server.port, "POST", "/v1/conversations", {})).json["id"]
@@ -142,8 +139,6 @@ def test_examples_work_as_they_stand() -> None:
             assert answer.status == 200, (operation.path, answer.body)
             sent += 1
         assert sent >= 12
-
-    served(test, client=playing(FINAL + "Hello<|return|>"))
 
 
 def test_every_part_of_a_path_is_described() -> None:

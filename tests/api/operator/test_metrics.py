@@ -49,82 +49,70 @@ async def drain(client: MeteredClient, wanted: GenerateRequest) -> None:
         pass
 
 
-def test_every_token_and_request_is_counted_at_the_seam() -> None:
-    async def main() -> None:
-        metrics = Metrics("demo")
-        client = MeteredClient(scripted([1, 2, 3, 200002], num_cached_tokens=5), metrics)
-        await drain(client, request(n=2))
-        assert value(metrics, "vllm:request_success_total", finished_reason="stop") == 2
-        assert value(metrics, "vllm:prompt_tokens_cached_total") == 5
-        assert value(metrics, "vllm:time_to_first_token_seconds_count") == 2
-        assert value(metrics, "vllm:request_generation_tokens_sum") == 8
-        assert value(metrics, "vllm:request_prompt_tokens_sum") == 7
-        assert value(metrics, "vllm:request_max_num_generation_tokens_sum") == 4
-        assert value(metrics, "vllm:request_params_n_sum") == 2
-        assert value(metrics, "vllm:request_params_max_tokens_sum") == 50
-        assert value(metrics, "vllm:e2e_request_latency_seconds_count") == 2
-
-    asyncio.run(main())
+async def test_every_token_and_request_is_counted_at_the_seam() -> None:
+    metrics = Metrics("demo")
+    client = MeteredClient(scripted([1, 2, 3, 200002], num_cached_tokens=5), metrics)
+    await drain(client, request(n=2))
+    assert value(metrics, "vllm:request_success_total", finished_reason="stop") == 2
+    assert value(metrics, "vllm:prompt_tokens_cached_total") == 5
+    assert value(metrics, "vllm:time_to_first_token_seconds_count") == 2
+    assert value(metrics, "vllm:request_generation_tokens_sum") == 8
+    assert value(metrics, "vllm:request_prompt_tokens_sum") == 7
+    assert value(metrics, "vllm:request_max_num_generation_tokens_sum") == 4
+    assert value(metrics, "vllm:request_params_n_sum") == 2
+    assert value(metrics, "vllm:request_params_max_tokens_sum") == 50
+    assert value(metrics, "vllm:e2e_request_latency_seconds_count") == 2
 
 
-def test_the_time_of_a_token_is_that_between_the_first_and_the_last() -> None:
-    async def main() -> None:
-        metrics = Metrics("demo")
-        client = MeteredClient(scripted([1, 2, 3, 4, 200002], delay=0.05), metrics)
-        await drain(client, request())
-        between = value(metrics, "vllm:inter_token_latency_seconds_sum")
-        assert between > 0.15
-        mean = value(metrics, "vllm:request_time_per_output_token_seconds_sum")
-        assert mean == pytest.approx(between / 4)  # of five tokens
-
-    asyncio.run(main())
+async def test_the_time_of_a_token_is_that_between_the_first_and_the_last() -> None:
+    metrics = Metrics("demo")
+    client = MeteredClient(scripted([1, 2, 3, 4, 200002], delay=0.05), metrics)
+    await drain(client, request())
+    between = value(metrics, "vllm:inter_token_latency_seconds_sum")
+    assert between > 0.15
+    mean = value(metrics, "vllm:request_time_per_output_token_seconds_sum")
+    assert mean == pytest.approx(between / 4)  # of five tokens
 
 
-def test_how_requests_end() -> None:
-    async def main() -> None:
-        metrics = Metrics("demo")
-        dying = MeteredClient(scripted([1], error=EngineDeadError("dead")), metrics)
-        with pytest.raises(EngineDeadError):
-            await drain(dying, request())
-        hanging = MeteredClient(scripted([1, 2], hang=True), metrics)
+async def test_how_requests_end() -> None:
+    metrics = Metrics("demo")
+    dying = MeteredClient(scripted([1], error=EngineDeadError("dead")), metrics)
+    with pytest.raises(EngineDeadError):
+        await drain(dying, request())
+    hanging = MeteredClient(scripted([1, 2], hang=True), metrics)
 
-        async def leave() -> None:
-            stream = hanging.submit(request())
-            try:
-                async for _ in stream:
-                    pass
-            finally:
-                await stream.aclose()
-
-        leaving = asyncio.create_task(leave())
-        await asyncio.sleep(0.05)
-        leaving.cancel()
-        await asyncio.gather(leaving, return_exceptions=True)
+    async def leave() -> None:
         stream = hanging.submit(request())
-        await stream.__anext__()
-        await stream.aclose()  # enough text was seen
-        assert value(metrics, "vllm:request_success_total", finished_reason="error") == 1
-        assert value(metrics, "vllm:request_success_total", finished_reason="abort") == 1
-        assert value(metrics, "vllm:request_success_total", finished_reason="stop") == 1
-        assert value(metrics, "chorale:aborts_total", reason="engine") == 1
-        assert value(metrics, "chorale:aborts_total", reason="disconnect") == 1
+        try:
+            async for _ in stream:
+                pass
+        finally:
+            await stream.aclose()
 
-    asyncio.run(main())
+    leaving = asyncio.create_task(leave())
+    await asyncio.sleep(0.05)
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    stream = hanging.submit(request())
+    await stream.__anext__()
+    await stream.aclose()  # enough text was seen
+    assert value(metrics, "vllm:request_success_total", finished_reason="error") == 1
+    assert value(metrics, "vllm:request_success_total", finished_reason="abort") == 1
+    assert value(metrics, "vllm:request_success_total", finished_reason="stop") == 1
+    assert value(metrics, "chorale:aborts_total", reason="engine") == 1
+    assert value(metrics, "chorale:aborts_total", reason="disconnect") == 1
 
 
-def test_rejections_and_repairs() -> None:
-    async def main() -> None:
-        metrics = Metrics("demo")
-        inner = scripted()
-        inner.max_in_flight = 0
-        with pytest.raises(QueueFullError):
-            MeteredClient(inner, metrics).submit(request())
-        metrics.repaired({"cut_header": 2, "glued_token": 1})
-        metrics.repaired({"cut_header": 1})
-        assert value(metrics, "chorale:queue_rejections_total") == 1
-        assert value(metrics, "chorale:harmony_repairs_total", kind="cut_header") == 3
-
-    asyncio.run(main())
+async def test_rejections_and_repairs() -> None:
+    metrics = Metrics("demo")
+    inner = scripted()
+    inner.max_in_flight = 0
+    with pytest.raises(QueueFullError):
+        MeteredClient(inner, metrics).submit(request())
+    metrics.repaired({"cut_header": 2, "glued_token": 1})
+    metrics.repaired({"cut_header": 1})
+    assert value(metrics, "chorale:queue_rejections_total") == 1
+    assert value(metrics, "chorale:harmony_repairs_total", kind="cut_header") == 3
 
 
 class Engine:
@@ -210,16 +198,13 @@ def test_host_memory_is_counted_where_an_engine_has_it() -> None:
     assert value(metrics, "vllm:kv_offload_load_time_total") == 0.75
 
 
-def test_tokens_that_come_together_share_the_time() -> None:
-    async def main() -> None:
-        metrics = Metrics("demo")
-        script = scripted([*range(1, 9), 200002], tokens_per_step=3, delay=0.05)
-        await drain(MeteredClient(script, metrics), request())
-        assert value(metrics, "vllm:inter_token_latency_seconds_count") == 6  # after the first step's three
-        assert 0.1 <= value(metrics, "vllm:inter_token_latency_seconds_sum") < 1
-        assert value(metrics, "vllm:inter_token_latency_seconds_bucket", le="0.01") == 0
-
-    asyncio.run(main())
+async def test_tokens_that_come_together_share_the_time() -> None:
+    metrics = Metrics("demo")
+    script = scripted([*range(1, 9), 200002], tokens_per_step=3, delay=0.05)
+    await drain(MeteredClient(script, metrics), request())
+    assert value(metrics, "vllm:inter_token_latency_seconds_count") == 6  # after the first step's three
+    assert 0.1 <= value(metrics, "vllm:inter_token_latency_seconds_sum") < 1
+    assert value(metrics, "vllm:inter_token_latency_seconds_bucket", le="0.01") == 0
 
 
 def test_processes_add_up(tmp_path: Path) -> None:
@@ -271,19 +256,16 @@ python_info python_gc_collections_total http_request_duration_highr_seconds_buck
 """
 
 
-def test_names_that_dashboards_read() -> None:
-    async def main() -> None:
-        async with served(listens=True) as server:
-            await call(server.port, "GET", "/v1/models/none%0a")
-            answer = await call(server.port, "GET", "/metrics")
-            text = answer.body.decode()
-        for name in BOARD.split():
-            assert f"vllm:{name}" in text, name
-        for name in OTHERS.split():
-            assert f"\n{name}" in text, name
-        assert 'http_requests_total{handler="/v1/models/{model:path}",method="GET",status="4xx"} 1.0' in text
-
-    asyncio.run(main())
+async def test_names_that_dashboards_read() -> None:
+    async with served(listens=True) as server:
+        await call(server.port, "GET", "/v1/models/none%0a")
+        answer = await call(server.port, "GET", "/metrics")
+        text = answer.body.decode()
+    for name in BOARD.split():
+        assert f"vllm:{name}" in text, name
+    for name in OTHERS.split():
+        assert f"\n{name}" in text, name
+    assert 'http_requests_total{handler="/v1/models/{model:path}",method="GET",status="4xx"} 1.0' in text
 
 
 def test_counting_a_token_is_cheap() -> None:
@@ -338,17 +320,14 @@ def test_engine_facts_by_label() -> None:
     assert value(metrics, source, source="local_cache_hit") == 53
 
 
-def test_computed_prompt_tokens_of_a_request() -> None:
-    async def main() -> None:
-        metrics = Metrics("demo")
-        client = MeteredClient(scripted([1, 2, 200002], num_cached_tokens=16), metrics)
-        await drain(client, request(n=2, prompt=40))
-        await drain(MeteredClient(scripted([200002]), metrics), request(prompt=9))
-        name = "vllm:request_prefill_kv_computed_tokens"
-        assert value(metrics, f"{name}_count") == 2  # requests, not choices
-        assert value(metrics, f"{name}_sum") == 24 + 9
-
-    asyncio.run(main())
+async def test_computed_prompt_tokens_of_a_request() -> None:
+    metrics = Metrics("demo")
+    client = MeteredClient(scripted([1, 2, 200002], num_cached_tokens=16), metrics)
+    await drain(client, request(n=2, prompt=40))
+    await drain(MeteredClient(scripted([200002]), metrics), request(prompt=9))
+    name = "vllm:request_prefill_kv_computed_tokens"
+    assert value(metrics, f"{name}_count") == 2  # requests, not choices
+    assert value(metrics, f"{name}_sum") == 24 + 9
 
 
 def test_processes_of_the_server_and_of_the_engine(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -43,29 +42,26 @@ COMPLETIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-def test_the_engine_gets_what_was_rendered(path: str) -> None:
-    async def main() -> None:
-        seen: list[Any] = []
+async def test_the_engine_gets_what_was_rendered(path: str) -> None:
+    seen: list[Any] = []
 
-        def source(request: Any, index: int) -> Script:
-            if index == 0:
-                seen.append(request)
-            return Script((200005, 17196, 200008, 13225, 200002))
+    def source(request: Any, index: int) -> Script:
+        if index == 0:
+            seen.append(request)
+        return Script((200005, 17196, 200008, 13225, 200002))
 
-        async with make_state(ScriptedClient(source)) as state, listening(create_app(state)) as server:
-            for body in CHATS if "chat" in path else COMPLETIONS:
-                answer = await call(server.port, "POST", f"{path}/render", body)
-                assert answer.status == 200, answer.body
-                assert not seen  # nothing was run
-                found = answer.json if isinstance(answer.json, list) else [answer.json]
-                assert (path == "/v1/completions") == isinstance(answer.json, list)
-                assert (await call(server.port, "POST", path, body)).status == 200
-                assert [each["token_ids"] for each in found] == [each.prompt_token_ids for each in seen]
-                for each, request in zip(found, seen, strict=True):
-                    check_request(each, request, body)
-                seen.clear()
-
-    asyncio.run(main())
+    async with make_state(ScriptedClient(source)) as state, listening(create_app(state)) as server:
+        for body in CHATS if "chat" in path else COMPLETIONS:
+            answer = await call(server.port, "POST", f"{path}/render", body)
+            assert answer.status == 200, answer.body
+            assert not seen  # nothing was run
+            found = answer.json if isinstance(answer.json, list) else [answer.json]
+            assert (path == "/v1/completions") == isinstance(answer.json, list)
+            assert (await call(server.port, "POST", path, body)).status == 200
+            assert [each["token_ids"] for each in found] == [each.prompt_token_ids for each in seen]
+            for each, request in zip(found, seen, strict=True):
+                check_request(each, request, body)
+            seen.clear()
 
 
 def check_request(found: dict[str, Any], request: Any, body: dict[str, Any]) -> None:
@@ -93,33 +89,27 @@ def check_request(found: dict[str, Any], request: Any, body: dict[str, Any]) -> 
         ("completions", {"prompt": "x", "model": "other"}, 404),
     ],
 )
-def test_errors_are_those_of_the_request_itself(path: str, body: dict[str, Any], status: int) -> None:
-    async def main() -> None:
-        async with served(unknown_fields="refuse", listens=True) as server:
-            rendered = await call(server.port, "POST", f"/v1/{path}/render", body)
-            itself = await call(server.port, "POST", f"/v1/{path}", body)
-            assert (rendered.status, rendered.json["error"]) == (itself.status, itself.json["error"])
-            assert rendered.status == status
-
-    asyncio.run(main())
+async def test_errors_are_those_of_the_request_itself(path: str, body: dict[str, Any], status: int) -> None:
+    async with served(unknown_fields="refuse", listens=True) as server:
+        rendered = await call(server.port, "POST", f"/v1/{path}/render", body)
+        itself = await call(server.port, "POST", f"/v1/{path}", body)
+        assert (rendered.status, rendered.json["error"]) == (itself.status, itself.json["error"])
+        assert rendered.status == status
 
 
-def test_only_post_and_only_with_a_key() -> None:
-    async def main() -> None:
-        async with make_state() as state:
-            hashes = tuple(map(hash_key, ("one", "two")))
-            async with listening(create_app(state, api_key_hashes=hashes)) as server:
-                path, body = "/v1/completions/render", {"prompt": "x"}
-                assert (await call(server.port, "POST", path, body)).status == 401
-                salts = []
-                for key in ("one", "two"):
-                    answer = await call(server.port, "POST", path, body, {"authorization": f"Bearer {key}"})
-                    salts.append(answer.json[0]["cache_salt"])
-                assert None not in salts
-                assert salts[0] != salts[1]  # keys share no blocks, and hashes say so
-                metrics = (await call(server.port, "GET", "/metrics")).body.decode()
-                assert f'http_requests_total{{handler="{path}",method="POST",status="2xx"}} 2.0' in metrics
-        async with served(listens=True) as server:
-            assert (await call(server.port, "GET", "/v1/completions/render")).status == 405
-
-    asyncio.run(main())
+async def test_only_post_and_only_with_a_key() -> None:
+    async with make_state() as state:
+        hashes = tuple(map(hash_key, ("one", "two")))
+        async with listening(create_app(state, api_key_hashes=hashes)) as server:
+            path, body = "/v1/completions/render", {"prompt": "x"}
+            assert (await call(server.port, "POST", path, body)).status == 401
+            salts = []
+            for key in ("one", "two"):
+                answer = await call(server.port, "POST", path, body, {"authorization": f"Bearer {key}"})
+                salts.append(answer.json[0]["cache_salt"])
+            assert None not in salts
+            assert salts[0] != salts[1]  # keys share no blocks, and hashes say so
+            metrics = (await call(server.port, "GET", "/metrics")).body.decode()
+            assert f'http_requests_total{{handler="{path}",method="POST",status="2xx"}} 2.0' in metrics
+    async with served(listens=True) as server:
+        assert (await call(server.port, "GET", "/v1/completions/render")).status == 405

@@ -59,17 +59,14 @@ def test_another_engine_process_counts_from_zero() -> None:
 
 
 @pytest.mark.parametrize("disabled", [False, True])
-def test_a_server_logs_it(disabled: bool, caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
+async def test_a_server_logs_it(disabled: bool, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "chorale.stats"):
         client = scripted([1] * 5, hang=True)
         request = GenerateRequest(request_id="r", prompt_token_ids=[1, 2, 3])
         async with served(client, log_stats_interval=0.1, disable_log_stats=disabled, listens=True) as server:
             generating = server.state.client.submit(request)
             await asyncio.sleep(0.5)
             await generating.aclose()
-
-    with caplog.at_level(logging.INFO, "chorale.stats"):
-        asyncio.run(main())
     lines = [record.getMessage() for record in caplog.records if record.name == "chorale.stats"]
     assert bool(lines) != disabled
     assert all("Running: 1 reqs" in line for line in lines[:-1])

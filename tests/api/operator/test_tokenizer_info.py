@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import jinja2
@@ -47,46 +46,36 @@ async def info_of(server: Server) -> dict[str, Any]:
     return found
 
 
-def test_it_is_there_only_where_it_is_wanted() -> None:
-    async def main() -> None:
-        async with served(listens=True) as server:
-            assert (await call(server.port, "GET", "/tokenizer_info")).status == 404
-        async with served(tokenizer_info=True, listens=True) as server:
-            info = await info_of(server)
-        assert info["tokenizer_class"] == "PreTrainedTokenizerFast"
-        assert info["model_max_length"] == 131072
-        assert info["added_tokens_decoder"]["200002"]["content"] == info["eos_token"] == "<|return|>"
-
-    asyncio.run(main())
+async def test_it_is_there_only_where_it_is_wanted() -> None:
+    async with served(listens=True) as server:
+        assert (await call(server.port, "GET", "/tokenizer_info")).status == 404
+    async with served(tokenizer_info=True, listens=True) as server:
+        info = await info_of(server)
+    assert info["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert info["model_max_length"] == 131072
+    assert info["added_tokens_decoder"]["200002"]["content"] == info["eos_token"] == "<|return|>"
 
 
-def test_what_lm_eval_does_with_it() -> None:
+async def test_what_lm_eval_does_with_it() -> None:
     """The calls of RemoteTokenizer: ids of its special tokens, there and back."""
-
-    async def main() -> None:
-        async with served(tokenizer_info=True, listens=True) as server:
-            info = await info_of(server)
-            for name, token_id in (("bos_token", 199998), ("eos_token", 200002), ("pad_token", 199999)):
-                body = {"prompt": info[name], "add_special_tokens": False}
-                encoded = await call(server.port, "POST", "/tokenize", body)
-                assert encoded.json["tokens"] == [token_id]
-                decoded = await call(server.port, "POST", "/detokenize", {"tokens": [token_id]})
-                assert decoded.json["prompt"] == info[name]
-
-    asyncio.run(main())
+    async with served(tokenizer_info=True, listens=True) as server:
+        info = await info_of(server)
+        for name, token_id in (("bos_token", 199998), ("eos_token", 200002), ("pad_token", 199999)):
+            body = {"prompt": info[name], "add_special_tokens": False}
+            encoded = await call(server.port, "POST", "/tokenize", body)
+            assert encoded.json["tokens"] == [token_id]
+            decoded = await call(server.port, "POST", "/detokenize", {"tokens": [token_id]})
+            assert decoded.json["prompt"] == info[name]
 
 
 @pytest.mark.parametrize("opens", [True, False])
-def test_the_template_renders_what_the_server_renders(opens: bool) -> None:
-    async def main() -> None:
-        async with served(tokenizer_info=True, default_reasoning_effort="high", listens=True) as server:
-            template = (await info_of(server))["chat_template"]
-            for messages in CHATS:
-                body = {"messages": messages, "add_generation_prompt": opens}
-                answer = await call(server.port, "POST", "/tokenize", body)
-                expected = server.state.vocab.decode(answer.json["tokens"])
-                assert render(template, messages=messages, add_generation_prompt=opens) == expected
-            with pytest.raises(ValueError, match="only text messages"):
-                render(template, messages=[said("tool", "x")])
-
-    asyncio.run(main())
+async def test_the_template_renders_what_the_server_renders(opens: bool) -> None:
+    async with served(tokenizer_info=True, default_reasoning_effort="high", listens=True) as server:
+        template = (await info_of(server))["chat_template"]
+        for messages in CHATS:
+            body = {"messages": messages, "add_generation_prompt": opens}
+            answer = await call(server.port, "POST", "/tokenize", body)
+            expected = server.state.vocab.decode(answer.json["tokens"])
+            assert render(template, messages=messages, add_generation_prompt=opens) == expected
+        with pytest.raises(ValueError, match="only text messages"):
+            render(template, messages=[said("tool", "x")])
