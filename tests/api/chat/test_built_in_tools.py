@@ -11,7 +11,7 @@ from chorale.testing.scripted_client import Script
 from tests.api.responses.items.test_built_in_events import CITED, CITED_TEXT, LINK
 from tests.support.responses import TOOL
 from tests.support.scripted_tools import PAGE, ScriptedService, tools_served
-from tests.support.server import Server, run
+from tests.support.server import Server
 from tests.turns.tools.test_loop import CODE, ECHO, FINAL, MCP, PYTHON, SEARCH, THINK, WEB, failing, ids
 
 CHAT = "/v1/chat/completions"
@@ -57,107 +57,90 @@ async def streamed(server: Server, **fields: Any) -> dict[str, Any]:
     return message
 
 
-def test_the_body_and_the_stream_tell_the_same() -> None:
-    async def scenario() -> None:
-        preamble = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
-        rounds = (THINK + SEARCH, preamble + PYTHON, ECHO, Script(ids(CITED), tokens_per_step=3))
-        async with tools_served(*rounds) as server:
-            message = await chat(server, tools=[WEB, CODE, MCP])
-        async with tools_served(*rounds) as server:
-            pieces = await streamed(server, tools=[WEB, CODE, MCP])
-        assert message["content"] == pieces["content"] == f"I look.\n\n{CITED_TEXT}"
-        assert message["annotations"] == pieces["annotations"]
-        for entry in message["annotations"]:
-            cited = entry["url_citation"]
-            assert message["content"][cited["start_index"] : cited["end_index"]] == LINK
-            assert (cited["url"], cited["title"]) == (PAGE.url, PAGE.title)
-        assert len(message["annotations"]) == 2
-        calls, same = message["builtin_tool_calls"], pieces["builtin_tool_calls"]
-        assert [without_id(call) for call in calls] == [without_id(call) for call in same]
-        searched, computed, echoed = calls
-        assert (searched["type"], searched["name"]) == ("web_search_call", "search")
-        assert searched["action"]["sources"] == [{"type": "url", "url": PAGE.url}]
-        assert (computed["arguments"], computed["output"]) == ("print(6 * 7)", "42\n")
-        assert (echoed["server_label"], echoed["output"]) == ("srv", 'echo: {"text":"hi"}')
-        assert message["reasoning"] == "I need a tool."
-        assert {call["status"] for call in calls} == {"completed"}
-
-    run(scenario)
+async def test_the_body_and_the_stream_tell_the_same() -> None:
+    preamble = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+    rounds = (THINK + SEARCH, preamble + PYTHON, ECHO, Script(ids(CITED), tokens_per_step=3))
+    async with tools_served(*rounds) as server:
+        message = await chat(server, tools=[WEB, CODE, MCP])
+    async with tools_served(*rounds) as server:
+        pieces = await streamed(server, tools=[WEB, CODE, MCP])
+    assert message["content"] == pieces["content"] == f"I look.\n\n{CITED_TEXT}"
+    assert message["annotations"] == pieces["annotations"]
+    for entry in message["annotations"]:
+        cited = entry["url_citation"]
+        assert message["content"][cited["start_index"] : cited["end_index"]] == LINK
+        assert (cited["url"], cited["title"]) == (PAGE.url, PAGE.title)
+    assert len(message["annotations"]) == 2
+    calls, same = message["builtin_tool_calls"], pieces["builtin_tool_calls"]
+    assert [without_id(call) for call in calls] == [without_id(call) for call in same]
+    searched, computed, echoed = calls
+    assert (searched["type"], searched["name"]) == ("web_search_call", "search")
+    assert searched["action"]["sources"] == [{"type": "url", "url": PAGE.url}]
+    assert (computed["arguments"], computed["output"]) == ("print(6 * 7)", "42\n")
+    assert (echoed["server_label"], echoed["output"]) == ("srv", 'echo: {"text":"hi"}')
+    assert message["reasoning"] == "I need a tool."
+    assert {call["status"] for call in calls} == {"completed"}
 
 
 def without_id(call: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in call.items() if key != "id"}
 
 
-def test_output_streams_while_the_tool_runs() -> None:
-    async def scenario() -> None:
-        async with tools_served(PYTHON, FINAL) as server:
-            content = (await server.stream(CHAT, messages=USER, tools=[CODE])).decode()
-            outputs = [
-                entry["output"]
-                for frame in content.strip().split("\n\n")[:-1]
-                for choice in json.loads(frame.removeprefix("data: "))["choices"]
-                for entry in choice["delta"].get("builtin_tool_calls", ())
-                if "output" in entry
-            ]
-            assert outputs == ["4", "2\n", ""]
-
-    run(scenario)
+async def test_output_streams_while_the_tool_runs() -> None:
+    async with tools_served(PYTHON, FINAL) as server:
+        content = (await server.stream(CHAT, messages=USER, tools=[CODE])).decode()
+        outputs = [
+            entry["output"]
+            for frame in content.strip().split("\n\n")[:-1]
+            for choice in json.loads(frame.removeprefix("data: "))["choices"]
+            for entry in choice["delta"].get("builtin_tool_calls", ())
+            if "output" in entry
+        ]
+        assert outputs == ["4", "2\n", ""]
 
 
-def test_failures_are_shown() -> None:
-    async def scenario() -> None:
-        tools = ScriptedService(failing("no network"))
-        async with tools_served(PYTHON, ECHO, FINAL, tools=tools) as server:
-            message = await chat(server, tools=[CODE, MCP])
-            assert [call["status"] for call in message["builtin_tool_calls"]] == ["failed", "failed"]
-            assert message["builtin_tool_calls"][1]["error"] == "no network"
-            assert message["content"] == "It is 42."
-
-    run(scenario)
+async def test_failures_are_shown() -> None:
+    tools = ScriptedService(failing("no network"))
+    async with tools_served(PYTHON, ECHO, FINAL, tools=tools) as server:
+        message = await chat(server, tools=[CODE, MCP])
+        assert [call["status"] for call in message["builtin_tool_calls"]] == ["failed", "failed"]
+        assert message["builtin_tool_calls"][1]["error"] == "no network"
+        assert message["content"] == "It is 42."
 
 
-def test_a_function_call_after_a_tool() -> None:
-    async def scenario() -> None:
-        call = (
-            '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city":"a"}<|call|>'
-        )
-        async with tools_served(PYTHON, call) as server:
-            status, body = await server.post(CHAT, messages=USER, tools=[CODE, NESTED])
-            assert status == 200
-            choice = body["choices"][0]
-            assert choice["finish_reason"] == "tool_calls"
-            assert choice["message"]["tool_calls"][0]["function"]["name"] == "get_weather"
-            assert choice["message"]["builtin_tool_calls"][0]["name"] == "python"
-            # Clients send the message back as they got it.
-            history = [
-                *USER,
-                choice["message"],
-                {"role": "tool", "tool_call_id": choice["message"]["tool_calls"][0]["id"], "content": "warm"},
-            ]
-            status, _ = await server.post(CHAT, messages=history, tools=[CODE, NESTED])
-            assert status == 200
-
-    run(scenario)
+async def test_a_function_call_after_a_tool() -> None:
+    call = '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city":"a"}<|call|>'
+    async with tools_served(PYTHON, call) as server:
+        status, body = await server.post(CHAT, messages=USER, tools=[CODE, NESTED])
+        assert status == 200
+        choice = body["choices"][0]
+        assert choice["finish_reason"] == "tool_calls"
+        assert choice["message"]["tool_calls"][0]["function"]["name"] == "get_weather"
+        assert choice["message"]["builtin_tool_calls"][0]["name"] == "python"
+        # Clients send the message back as they got it.
+        history = [
+            *USER,
+            choice["message"],
+            {"role": "tool", "tool_call_id": choice["message"]["tool_calls"][0]["id"], "content": "warm"},
+        ]
+        status, _ = await server.post(CHAT, messages=history, tools=[CODE, NESTED])
+        assert status == 200
 
 
-def test_web_search_options_and_template_options() -> None:
-    async def scenario() -> None:
-        async with tools_served(FINAL) as server:
-            options = {
-                "search_context_size": "high",
-                "user_location": {"type": "approximate", "approximate": {"city": "Paris", "country": "FR"}},
-            }
-            await chat(server, web_search_options=options)
-            wanted = server.tools.boxes[0].wanted.web_search
-            assert wanted is not None
-            assert (wanted.context_size, wanted.user_location) == ("high", "Paris, FR")
-            assert "## browser" in server.prompt()
-            await chat(server, chat_template_kwargs={"builtin_tools": ["browser", "python"]})
-            assert "## browser" in server.prompt()
-            assert "## python" in server.prompt()
-
-    run(scenario)
+async def test_web_search_options_and_template_options() -> None:
+    async with tools_served(FINAL) as server:
+        options = {
+            "search_context_size": "high",
+            "user_location": {"type": "approximate", "approximate": {"city": "Paris", "country": "FR"}},
+        }
+        await chat(server, web_search_options=options)
+        wanted = server.tools.boxes[0].wanted.web_search
+        assert wanted is not None
+        assert (wanted.context_size, wanted.user_location) == ("high", "Paris, FR")
+        assert "## browser" in server.prompt()
+        await chat(server, chat_template_kwargs={"builtin_tools": ["browser", "python"]})
+        assert "## browser" in server.prompt()
+        assert "## python" in server.prompt()
 
 
 @pytest.mark.parametrize(
@@ -185,31 +168,25 @@ def test_web_search_options_and_template_options() -> None:
         ({"tools": [CODE], "tool_choice": {"type": "web_search"}}, "tool_choice"),
     ],
 )  # fmt: skip
-def test_what_is_refused(fields: dict[str, Any], param: str) -> None:
-    async def scenario() -> None:
-        async with tools_served(FINAL) as server:
-            status, body = await server.post(CHAT, messages=USER, **fields)
-            assert (status, body["error"]["param"]) == (400, param)
-            assert server.tools.boxes == []
-
-    run(scenario)
+async def test_what_is_refused(fields: dict[str, Any], param: str) -> None:
+    async with tools_served(FINAL) as server:
+        status, body = await server.post(CHAT, messages=USER, **fields)
+        assert (status, body["error"]["param"]) == (400, param)
+        assert server.tools.boxes == []
 
 
-def test_what_is_not_enabled_names_the_flag() -> None:
-    async def scenario() -> None:
-        tools = ScriptedService(available={}, missing={"python": "no sandbox: install bubblewrap"})
-        async with tools_served(FINAL, tools=tools) as server:
-            for path, given in ((CHAT, {"messages": USER}), ("/v1/responses", {"input": "x"})):
-                for tool in (WEB, CODE):
-                    status, body = await server.post(path, tools=[tool], **given)
-                    assert status == 400
-                    error = body["error"]
-                    assert (error["code"], error["param"]) == ("tool_not_enabled", "tools[0]")
-                    assert error["type"] == "invalid_request_error"
-                    assert "--tool-server" in error["message"]
-            assert "install bubblewrap" in error["message"]
-
-    run(scenario)
+async def test_what_is_not_enabled_names_the_flag() -> None:
+    tools = ScriptedService(available={}, missing={"python": "no sandbox: install bubblewrap"})
+    async with tools_served(FINAL, tools=tools) as server:
+        for path, given in ((CHAT, {"messages": USER}), ("/v1/responses", {"input": "x"})):
+            for tool in (WEB, CODE):
+                status, body = await server.post(path, tools=[tool], **given)
+                assert status == 400
+                error = body["error"]
+                assert (error["code"], error["param"]) == ("tool_not_enabled", "tools[0]")
+                assert error["type"] == "invalid_request_error"
+                assert "--tool-server" in error["message"]
+        assert "install bubblewrap" in error["message"]
 
 
 CHAT_FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -229,78 +206,60 @@ ASKS = ((CHAT, {"messages": USER}, CHAT_FUNCTION), ("/v1/responses", {"input": "
     ],
     ids=lambda tool: str(tool["type"]),
 )
-def test_tools_that_are_not_served_are_refused_alike(tool: dict[str, Any]) -> None:
+async def test_tools_that_are_not_served_are_refused_alike(tool: dict[str, Any]) -> None:
     """A 400 in Chat and Responses, but for what agents declare by default beside tools of their own."""
-
-    async def scenario() -> None:
-        async with tools_served(FINAL, tools=ScriptedService(available={})) as server:
-            for path, given, function in ASKS:
-                status, body = await server.post(path, tools=[tool], **given)
-                error = body["error"]
-                assert (status, error["code"], error["param"]) == (400, "tool_not_enabled", "tools[0]"), body
-                status, body = await server.post(path, tools=[function, tool], **given)
-                if tool["type"] in ("image_generation", "web_search"):
-                    assert status == 200, body
-                    assert "image" not in server.prompt()
-                else:
-                    assert (status, body["error"]["param"]) == (400, "tools[1]")
-                status, body = await server.post(
-                    path, tools=[function, tool], tool_choice={"type": tool["type"]}, **given
-                )
-                assert status == 400
-
-    run(scenario)
-
-
-def test_web_search_options_mean_it() -> None:
-    async def scenario() -> None:
-        async with tools_served(FINAL, tools=ScriptedService(available={})) as server:
-            ask = {"messages": USER, "tools": [CHAT_FUNCTION], "web_search_options": {}}
-            status, body = await server.post(CHAT, **ask)
-            assert (status, body["error"]["param"]) == (400, "web_search_options")
-
-    run(scenario)
-
-
-def test_a_tool_server_that_does_not_answer_is_named() -> None:
-    """It may be the one that has the tool: what it would offer is known only once it answers."""
-
-    async def scenario() -> None:
-        tools = ScriptedService(available={}, missing={"127.0.0.1:1": "could not be reached"})
-        async with tools_served(FINAL, tools=tools) as server:
-            for tool in (WEB, CODE, {"type": "mcp", "server_label": "theirs"}):
-                status, body = await server.post("/v1/responses", input="x", tools=[tool])
-                error = body["error"]
-                assert (status, error["code"], error["param"]) == (400, "tool_not_enabled", "tools[0]")
-                assert "--tool-server 127.0.0.1:1: could not be reached" in error["message"]
-            status, body = await server.post(CHAT, messages=USER, tools=[WEB])
-            assert status == 400
-            assert "--tool-server 127.0.0.1:1: could not be reached" in body["error"]["message"]
-
-    run(scenario)
-
-
-def test_servers_by_address_may_be_closed() -> None:
-    async def scenario() -> None:
-        async with tools_served(FINAL, tools=ScriptedService(available={"srv": "x"})) as server:
-            status, body = await server.post(input="x", tools=[MCP])
+    async with tools_served(FINAL, tools=ScriptedService(available={})) as server:
+        for path, given, function in ASKS:
+            status, body = await server.post(path, tools=[tool], **given)
             error = body["error"]
-            assert (status, error["param"], error["code"]) == (400, "tools[0].server_url", "tool_not_enabled")
-            assert "--mcp-requests" in error["message"]
-            await server.respond(input="x", tools=[{"type": "mcp", "server_label": "srv"}])
-
-    run(scenario)
-
-
-def test_an_agent_that_declares_web_search_beside_its_tools_goes_on_without() -> None:
-    """As Codex does. Unless it demands the search."""
-
-    async def scenario() -> None:
-        async with tools_served(FINAL, tools=ScriptedService(available={})) as server:
-            body = await server.respond(input="x", tools=[WEB, TOOL])
-            assert body["status"] == "completed"
-            assert "## browser" not in server.prompt()
-            status, _ = await server.post(input="x", tools=[WEB, TOOL], tool_choice={"type": "web_search"})
+            assert (status, error["code"], error["param"]) == (400, "tool_not_enabled", "tools[0]"), body
+            status, body = await server.post(path, tools=[function, tool], **given)
+            if tool["type"] in ("image_generation", "web_search"):
+                assert status == 200, body
+                assert "image" not in server.prompt()
+            else:
+                assert (status, body["error"]["param"]) == (400, "tools[1]")
+            status, body = await server.post(
+                path, tools=[function, tool], tool_choice={"type": tool["type"]}, **given
+            )
             assert status == 400
 
-    run(scenario)
+
+async def test_web_search_options_mean_it() -> None:
+    async with tools_served(FINAL, tools=ScriptedService(available={})) as server:
+        ask = {"messages": USER, "tools": [CHAT_FUNCTION], "web_search_options": {}}
+        status, body = await server.post(CHAT, **ask)
+        assert (status, body["error"]["param"]) == (400, "web_search_options")
+
+
+async def test_a_tool_server_that_does_not_answer_is_named() -> None:
+    """It may be the one that has the tool: what it would offer is known only once it answers."""
+    tools = ScriptedService(available={}, missing={"127.0.0.1:1": "could not be reached"})
+    async with tools_served(FINAL, tools=tools) as server:
+        for tool in (WEB, CODE, {"type": "mcp", "server_label": "theirs"}):
+            status, body = await server.post("/v1/responses", input="x", tools=[tool])
+            error = body["error"]
+            assert (status, error["code"], error["param"]) == (400, "tool_not_enabled", "tools[0]")
+            assert "--tool-server 127.0.0.1:1: could not be reached" in error["message"]
+        status, body = await server.post(CHAT, messages=USER, tools=[WEB])
+        assert status == 400
+        assert "--tool-server 127.0.0.1:1: could not be reached" in body["error"]["message"]
+
+
+async def test_servers_by_address_may_be_closed() -> None:
+    async with tools_served(FINAL, tools=ScriptedService(available={"srv": "x"})) as server:
+        status, body = await server.post(input="x", tools=[MCP])
+        error = body["error"]
+        assert (status, error["param"], error["code"]) == (400, "tools[0].server_url", "tool_not_enabled")
+        assert "--mcp-requests" in error["message"]
+        await server.respond(input="x", tools=[{"type": "mcp", "server_label": "srv"}])
+
+
+async def test_an_agent_that_declares_web_search_beside_its_tools_goes_on_without() -> None:
+    """As Codex does. Unless it demands the search."""
+    async with tools_served(FINAL, tools=ScriptedService(available={})) as server:
+        body = await server.respond(input="x", tools=[WEB, TOOL])
+        assert body["status"] == "completed"
+        assert "## browser" not in server.prompt()
+        status, _ = await server.post(input="x", tools=[WEB, TOOL], tool_choice={"type": "web_search"})
+        assert status == 400

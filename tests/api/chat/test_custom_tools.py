@@ -8,7 +8,7 @@ import pytest
 from openai.types.chat import ChatCompletion
 
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, call, events_of, playing
-from tests.support.server import Server, with_server
+from tests.support.server import Server, served, with_server
 
 TEXT: dict[str, Any] = {"type": "custom", "custom": {"name": "note", "description": "Writes a note."}}
 SQL: dict[str, Any] = {
@@ -24,13 +24,12 @@ NOTE = call("note", '{"input": "line 1\\nline \\"2\\""}') + "<|call|>"
 QUERY = "<|channel|>commentary to=functions.sql<|message|>SELECT a<|call|>"
 
 
-def test_a_custom_call_in_body_and_stream() -> None:
-    async def both(server: Server) -> tuple[Any, Any]:
-        return (await server.chat(tools=[TEXT])).json(), events_of(
-            await server.chat(tools=[TEXT], stream=True)
+async def test_a_custom_call_in_body_and_stream() -> None:
+    async with served(playing(ANALYSIS + "T." + NEXT + NOTE)) as server:
+        body, chunks = (
+            (await server.chat(tools=[TEXT])).json(),
+            events_of(await server.chat(tools=[TEXT], stream=True)),
         )
-
-    body, chunks = with_server(playing(ANALYSIS + "T." + NEXT + NOTE), both)
     ChatCompletion.model_validate(body)
     choice = body["choices"][0]
     [made] = choice["message"]["tool_calls"]
@@ -56,21 +55,21 @@ def test_an_input_of_nothing_stays_empty() -> None:
     assert (custom["custom"]["input"], function["function"]["arguments"]) == ("", "{}")
 
 
-def test_two_kinds_of_calls_are_numbered_together() -> None:
+async def test_two_kinds_of_calls_are_numbered_together() -> None:
     script = call("f", "{}") + "<|call|><|start|>assistant" + NOTE
-
-    async def both(server: Server) -> tuple[Any, Any]:
+    async with served(playing(script)) as server:
         tools = [FUNCTION, TEXT]
-        return (await server.chat(tools=tools)).json(), events_of(await server.chat(tools=tools, stream=True))
-
-    body, chunks = with_server(playing(script), both)
+        body, chunks = (
+            (await server.chat(tools=tools)).json(),
+            events_of(await server.chat(tools=tools, stream=True)),
+        )
     assert [made["type"] for made in body["choices"][0]["message"]["tool_calls"]] == ["function", "custom"]
     heads = [p for c in chunks for p in c["choices"][0]["delta"].get("tool_calls", ()) if "id" in p]
     assert [(head["index"], head["type"]) for head in heads] == [(0, "function"), (1, "custom")]
 
 
-def test_a_grammar_is_told_enforced_and_replayed() -> None:
-    async def main(server: Server) -> None:
+async def test_a_grammar_is_told_enforced_and_replayed() -> None:
+    async with served(playing(QUERY)) as server:
         first = (await server.chat(tools=[SQL])).json()["choices"][0]["message"]
         assert first["tool_calls"][0]["custom"] == {"name": "sql", "input": "SELECT a"}
         assert "type sql = (_: string) => any;" in server.prompt()
@@ -86,26 +85,21 @@ def test_a_grammar_is_told_enforced_and_replayed() -> None:
             in server.prompt()
         )
 
-    with_server(playing(QUERY), main)
 
-
-def test_a_custom_call_is_sent_back() -> None:
+async def test_a_custom_call_is_sent_back() -> None:
     made = {"id": "c1", "type": "custom", "custom": {"name": "note", "input": 'a "b"'}}
     messages = [
         {"role": "user", "content": "hi"},
         {"role": "assistant", "content": "Wait.", "tool_calls": [made]},
         {"role": "tool", "tool_call_id": "c1", "content": "ok"},
     ]
-
-    async def main(server: Server) -> None:
+    async with served(playing(FINAL + "ok<|return|>")) as server:
         await server.http.post("/v1/chat/completions", json={"messages": messages, "tools": [TEXT]})
         shown = (
             'to=functions.note<|channel|>commentary <|constrain|>json<|message|>{"input":"a \\"b\\""}<|call|>'
         )
         assert shown in server.prompt()
         assert "<|channel|>commentary<|message|>Wait.<|end|>" in server.prompt()
-
-    with_server(playing(FINAL + "ok<|return|>"), main)
 
 
 @pytest.mark.parametrize(
@@ -121,14 +115,12 @@ def test_a_custom_call_is_sent_back() -> None:
     ],
     ids=["custom", "function", "allowed", "required"],
 )
-def test_choices(choice: Any, names: set[str]) -> None:
-    async def main(server: Server) -> None:
+async def test_choices(choice: Any, names: set[str]) -> None:
+    async with served(playing(NOTE)) as server:
         response = await server.chat(tools=[TEXT, SQL, FUNCTION], tool_choice=choice)
         assert response.status_code == 200, response.text
         grammar = server.client.requests[0].sampling.grammar or ""
         assert {name for name in ("note", "sql", "f") if f" to=functions.{name}\\" in grammar} == names
-
-    with_server(playing(NOTE), main)
 
 
 @pytest.mark.parametrize(
@@ -149,9 +141,7 @@ def test_choices(choice: Any, names: set[str]) -> None:
          "messages[0].tool_calls[0].type"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:
-    async def main(server: Server) -> None:
+async def test_what_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:
+    async with served(playing(NOTE)) as server:
         response = await server.chat(**fields)
         assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
-
-    with_server(playing(NOTE), main)

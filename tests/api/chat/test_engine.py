@@ -6,6 +6,8 @@ The allowed tokens make control tokens frequent, so most turns are malformed in 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from chorale.engine.types import EngineLimits
 from chorale.testing.fake_executor import FakeExecutor, FakeModel
 from tests.support.local_client import LocalClient
 from tests.support.scripted import events_of, fold_chat, ids, of_body, without_ids
-from tests.support.server import VOCAB, Server, run, served
+from tests.support.server import VOCAB, Server, served
 
 LIMITS = EngineLimits(
     num_blocks=400, block_size=16, max_num_seqs=16, max_num_batched_tokens=256, max_model_len=1024
@@ -34,20 +36,18 @@ ALLOWED = sorted(
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 
 
-def with_engine(main: Any, **config: Any) -> Any:
-    async def body() -> Any:
-        model = FakeModel(eos_token_ids=INFO.eos_token_ids)
-        client: Any = LocalClient(EngineCore(LIMITS, FakeExecutor(LIMITS, model)), INFO)
-        try:
-            async with served(client, **config) as server:
-                return await main(server)
-        finally:
-            await client.close()
-
-    return run(body)
+@contextlib.asynccontextmanager
+async def with_engine(**config: Any) -> AsyncIterator[Server]:
+    model = FakeModel(eos_token_ids=INFO.eos_token_ids)
+    client: Any = LocalClient(EngineCore(LIMITS, FakeExecutor(LIMITS, model)), INFO)
+    try:
+        async with served(client, **config) as server:
+            yield server
+    finally:
+        await client.close()
 
 
-def test_fold_of_the_stream_is_the_body_for_the_same_seed() -> None:
+async def test_fold_of_the_stream_is_the_body_for_the_same_seed() -> None:
     async def one(server: Server, seed: int) -> None:
         fields: dict[str, Any] = {
             "seed": seed,
@@ -68,15 +68,13 @@ def test_fold_of_the_stream_is_the_body_for_the_same_seed() -> None:
         assert streamed["completion_tokens"] == usage["completion_tokens"]
         assert streamed["prompt_tokens_details"]["cached_tokens"] > 0  # the second identical call
 
-    async def main(server: Server) -> None:
+    async with with_engine(stream_interval=3) as server:
         await asyncio.gather(*(one(server, seed) for seed in range(24)))
         assert server.client.num_in_flight == 0
 
-    with_engine(main, stream_interval=3)
 
-
-def test_completions_over_the_engine() -> None:
-    async def main(server: Server) -> None:
+async def test_completions_over_the_engine() -> None:
+    async with with_engine() as server:
         fields: dict[str, Any] = {"seed": 5, "n": 2, "max_tokens": 30, "ignore_eos": True, "logprobs": 2}
         body = (await server.complete(["one two", [5, 6, 7]], echo=True, **fields)).json()
         assert body["usage"]["completion_tokens"] == 4 * 30
@@ -88,11 +86,9 @@ def test_completions_over_the_engine() -> None:
             assert None not in logprobs["token_logprobs"][1:]
             assert logprobs["text_offset"] == sorted(logprobs["text_offset"])
 
-    with_engine(main)
 
-
-def test_an_answer_of_one_choice_has_its_times_on_request() -> None:
-    async def main(server: Server) -> None:
+async def test_an_answer_of_one_choice_has_its_times_on_request() -> None:
+    async with with_engine(request_metrics=True) as server:
         fields: dict[str, Any] = {"ignore_eos": True, "allowed_token_ids": VOCAB.encode("a b"), "seed": 5}
         short = {**fields, "max_tokens": 30}
         streamed = {**short, "stream": True, "stream_options": {"include_usage": True}}
@@ -114,5 +110,3 @@ def test_an_answer_of_one_choice_has_its_times_on_request() -> None:
         assert answers[2]["choices"][0]["stop_reason"] == "a ba"
         assert "metrics" not in (await server.complete(["a", "b"], **short)).json()
         assert "metrics" not in (await server.chat(n=2, **short)).json()
-
-    with_engine(main, request_metrics=True)

@@ -247,47 +247,36 @@ def test_sampling_fields_reach_the_engine() -> None:
     )
 
 
-def test_defaults_come_from_the_model_then_from_the_request() -> None:
-    async def main() -> tuple[SamplingSpec, SamplingSpec]:
-        client = playing(FINAL + "ok<|return|>")
-        info = client.info_value
-        client.info_value = msgspec.structs.replace(
-            info, default_sampling={"temperature": 0.6, "top_k": 50.0}
-        )
-        async with served(client) as server:
-            await server.chat()
-            await server.chat(temperature=0)
-            return client.requests[0].sampling, client.requests[1].sampling
-
-    first, second = run(main)
+async def test_defaults_come_from_the_model_then_from_the_request() -> None:
+    client = playing(FINAL + "ok<|return|>")
+    info = client.info_value
+    client.info_value = msgspec.structs.replace(info, default_sampling={"temperature": 0.6, "top_k": 50.0})
+    async with served(client) as server:
+        await server.chat()
+        await server.chat(temperature=0)
+        first, second = client.requests[0].sampling, client.requests[1].sampling
     assert (first.temperature, first.top_k, first.top_p) == (0.6, 50, 1.0)
     assert (second.temperature, second.top_k) == (0.0, 50)
 
 
-def test_the_window_clamps_and_overlong_prompts_are_refused() -> None:
-    async def main() -> None:
-        client = playing(FINAL + "ok<|return|>")
-        client.info_value = msgspec.structs.replace(client.info_value, max_model_len=200)
-        async with served(client) as server:
-            response = await server.chat(max_tokens=131072)
-            assert response.status_code == 200
-            request = client.requests[-1]
-            assert request.sampling.max_tokens == 200 - len(request.prompt_token_ids)
-            response = await server.chat("word " * 300)
-            assert response.status_code == 400
-            error = response.json()["error"]
-            assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
-
-    run(main)
+async def test_the_window_clamps_and_overlong_prompts_are_refused() -> None:
+    client = playing(FINAL + "ok<|return|>")
+    client.info_value = msgspec.structs.replace(client.info_value, max_model_len=200)
+    async with served(client) as server:
+        response = await server.chat(max_tokens=131072)
+        assert response.status_code == 200
+        request = client.requests[-1]
+        assert request.sampling.max_tokens == 200 - len(request.prompt_token_ids)
+        response = await server.chat("word " * 300)
+        assert response.status_code == 400
+        error = response.json()["error"]
+        assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
 
 
-def test_tool_choice_none_suppresses_calls() -> None:
-    async def main() -> Any:
-        async with served(playing(call("f", "{}") + "<|call|>")) as server:
-            tools = [{"type": "function", "function": {"name": "f"}}]
-            response = await server.chat(tools=tools, tool_choice="none")
-            return response.json()["choices"][0]
-
-    choice = run(main)
+async def test_tool_choice_none_suppresses_calls() -> None:
+    async with served(playing(call("f", "{}") + "<|call|>")) as server:
+        tools = [{"type": "function", "function": {"name": "f"}}]
+        response = await server.chat(tools=tools, tool_choice="none")
+        choice = response.json()["choices"][0]
     assert "tool_calls" not in choice["message"]
     assert choice["finish_reason"] == "stop"

@@ -21,7 +21,7 @@ from tests.support.scripted import (
     playing,
     scoring,
 )
-from tests.support.server import Server, with_server
+from tests.support.server import Server, served, with_server
 
 ANSWER = ANALYSIS + "Think." + NEXT + FINAL + "Hello there.<|return|>"
 CALLS = ANALYSIS + "Look." + NEXT + PREAMBLE + "One moment." + NEXT + call("f", '{"a": 1}') + "<|call|>"
@@ -78,23 +78,23 @@ def test_stop_strings_and_min_tokens() -> None:
         assert body["choices"][0]["message"]["content"] == content
 
 
-def test_empty_arguments_are_an_object_in_both() -> None:
-    async def both(server: Server) -> tuple[Any, Any]:
-        return (await server.chat(tools=TOOLS)).json(), events_of(await server.chat(tools=TOOLS, stream=True))
-
-    body, chunks = with_server(playing(call("f", "") + "<|call|>"), both)
+async def test_empty_arguments_are_an_object_in_both() -> None:
+    async with served(playing(call("f", "") + "<|call|>")) as server:
+        body, chunks = (
+            (await server.chat(tools=TOOLS)).json(),
+            events_of(await server.chat(tools=TOOLS, stream=True)),
+        )
     assert body["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"] == "{}"
     assert fold_chat(chunks)[0]["calls"][0]["arguments"] == "{}"
 
 
-def test_legacy_functions_answer_with_function_call() -> None:
-    async def both(server: Server) -> tuple[Any, Any]:
+async def test_legacy_functions_answer_with_function_call() -> None:
+    async with served(playing(CALLS)) as server:
         functions = [{"name": "f"}]
-        return (await server.chat(functions=functions)).json(), events_of(
-            await server.chat(functions=functions, stream=True)
+        body, chunks = (
+            (await server.chat(functions=functions)).json(),
+            events_of(await server.chat(functions=functions, stream=True)),
         )
-
-    body, chunks = with_server(playing(CALLS), both)
     assert body["choices"][0]["message"]["function_call"] == {"name": "f", "arguments": '{"a": 1}'}
     assert body["choices"][0]["finish_reason"] == "function_call"
     deltas = [c["choices"][0]["delta"].get("function_call") for c in chunks]
@@ -103,25 +103,24 @@ def test_legacy_functions_answer_with_function_call() -> None:
     assert reasons == ["function_call"]
 
 
-def test_reasoning_can_be_hidden() -> None:
-    async def both(server: Server) -> tuple[Any, Any]:
+async def test_reasoning_can_be_hidden() -> None:
+    async with served(playing(ANSWER)) as server:
         hidden = {"include_reasoning": False}
-        return (await server.chat(**hidden)).json(), events_of(await server.chat(stream=True, **hidden))
-
-    body, chunks = with_server(playing(ANSWER), both)
+        body, chunks = (
+            (await server.chat(**hidden)).json(),
+            events_of(await server.chat(stream=True, **hidden)),
+        )
     assert "reasoning" not in body["choices"][0]["message"]
     assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] == 2
     assert fold_chat(chunks)[0]["reasoning"] == ""
     assert fold_chat(chunks)[0]["content"] == "Hello there."
 
 
-def test_usage_in_streams() -> None:
-    async def streams(server: Server) -> tuple[Any, Any]:
+async def test_usage_in_streams() -> None:
+    async with served(playing(ANSWER)) as server:
         once = await server.chat(stream=True, stream_options={"include_usage": True})
         always = {"include_usage": True, "continuous_usage_stats": True}
-        return events_of(once), events_of(await server.chat(stream=True, stream_options=always))
-
-    once, always = with_server(playing(ANSWER), streams)
+        once, always = events_of(once), events_of(await server.chat(stream=True, stream_options=always))
     assert all(chunk["usage"] is None for chunk in once[:-1])
     assert once[-1]["choices"] == []
     assert once[-1]["usage"]["completion_tokens"] == len(ids(ANSWER))
@@ -133,17 +132,13 @@ def test_usage_in_streams() -> None:
     assert always[-1]["usage"] == once[-1]["usage"]
 
 
-def test_the_operator_can_ask_for_usage_and_token_ids_in_every_answer() -> None:
-    async def both(server: Server) -> tuple[Any, Any, Any, Any]:
+async def test_the_operator_can_ask_for_usage_and_token_ids_in_every_answer() -> None:
+    async with served(playing(ANSWER, with_logprobs=True), force_usage=True, tokens_as_ids=True) as server:
         chat = events_of(await server.chat(stream=True))
         text = events_of(await server.complete(stream=True))
         scored = (await server.chat(logprobs=True)).json()
         declined = (await server.chat(logprobs=True, return_tokens_as_token_ids=False)).json()
-        return chat, text, scored, declined
-
-    chat, text, *bodies = with_server(
-        playing(ANSWER, with_logprobs=True), both, force_usage=True, tokens_as_ids=True
-    )
+        chat, text, *bodies = chat, text, scored, declined
     for chunks in (chat, text):
         assert all(chunk["usage"]["prompt_tokens"] > 0 for chunk in chunks)
         assert chunks[-1]["choices"] == []
@@ -151,13 +146,10 @@ def test_the_operator_can_ask_for_usage_and_token_ids_in_every_answer() -> None:
     assert tokens == [f"token_id:{ids('Hello')[0]}", "Hello"]
 
 
-def test_choices_are_interleaved_and_independent() -> None:
+async def test_choices_are_interleaved_and_independent() -> None:
     texts = [FINAL + "one two three four<|return|>", FINAL + "five six<|return|>"]
-
-    async def both(server: Server) -> tuple[Any, Any]:
-        return (await server.chat(n=2)).json(), events_of(await server.chat(n=2, stream=True))
-
-    body, chunks = with_server(playing(*texts), both)
+    async with served(playing(*texts)) as server:
+        body, chunks = (await server.chat(n=2)).json(), events_of(await server.chat(n=2, stream=True))
     assert [c["message"]["content"] for c in body["choices"]] == ["one two three four", "five six"]
     assert body["usage"]["completion_tokens"] == sum(len(ids(text)) for text in texts)
     folded = fold_chat(chunks)
@@ -166,12 +158,10 @@ def test_choices_are_interleaved_and_independent() -> None:
     assert order.index(1) < len(order) - 1 - order[::-1].index(0)
 
 
-def test_logprobs_are_of_the_content_only() -> None:
-    async def both(server: Server) -> tuple[Any, Any]:
+async def test_logprobs_are_of_the_content_only() -> None:
+    async with served(playing(ANSWER, with_logprobs=True)) as server:
         asked = {"logprobs": True, "top_logprobs": 1}
-        return (await server.chat(**asked)).json(), events_of(await server.chat(stream=True, **asked))
-
-    body, chunks = with_server(playing(ANSWER, with_logprobs=True), both)
+        body, chunks = (await server.chat(**asked)).json(), events_of(await server.chat(stream=True, **asked))
     ChatCompletion.model_validate(body)
     entries = body["choices"][0]["logprobs"]["content"]
     assert "".join(entry["token"] for entry in entries) == "Hello there."
@@ -187,12 +177,10 @@ def test_tokens_as_ids() -> None:
     assert body["choices"][0]["logprobs"]["content"][0]["token"] == f"token_id:{ids('Hello')[0]}"
 
 
-def test_token_ids_are_returned_whole() -> None:
-    async def both(server: Server) -> tuple[Any, Any]:
+async def test_token_ids_are_returned_whole() -> None:
+    async with served(playing(ANSWER)) as server:
         asked = {"return_token_ids": True}
-        return (await server.chat(**asked)).json(), events_of(await server.chat(stream=True, **asked))
-
-    body, chunks = with_server(playing(ANSWER), both)
+        body, chunks = (await server.chat(**asked)).json(), events_of(await server.chat(stream=True, **asked))
     assert body["choices"][0]["token_ids"] == ids(ANSWER)
     assert body["prompt_token_ids"] == chunks[0]["prompt_token_ids"]
     streamed = [token for c in chunks for choice in c["choices"] for token in choice.get("token_ids", [])]
@@ -206,13 +194,12 @@ def test_plain_prompt_tools_and_truncation() -> None:
     assert body["choices"][0]["finish_reason"] == "length"
 
 
-def test_stop_strings_name_themselves() -> None:
-    async def both(server: Server) -> tuple[Any, Any]:
-        return (await server.chat(stop="there")).json(), events_of(
-            await server.chat(stop=["there"], stream=True)
+async def test_stop_strings_name_themselves() -> None:
+    async with served(playing(ANSWER)) as server:
+        body, chunks = (
+            (await server.chat(stop="there")).json(),
+            events_of(await server.chat(stop=["there"], stream=True)),
         )
-
-    body, chunks = with_server(playing(ANSWER), both)
     choice = body["choices"][0]
     assert (choice["message"]["content"], choice["stop_reason"]) == ("Hello ", "there")
     assert fold_chat(chunks)[0]["stop_reason"] == "there"
@@ -273,8 +260,8 @@ def test_repairs_are_counted_in_the_metrics() -> None:
 # --------------------------------------------------------------------------- the SDK
 
 
-def test_the_sdk_raises_an_error_within_a_stream() -> None:
-    async def main(server: Server) -> None:
+async def test_the_sdk_raises_an_error_within_a_stream() -> None:
+    async with served(playing(FINAL + "x", error=EngineDeadError("gone"))) as server:
         messages: Any = [{"role": "user", "content": "hi"}]
         stream = await server.sdk.chat.completions.create(model="demo", messages=messages, stream=True)
         with pytest.raises(openai.APIError) as failed:
@@ -282,16 +269,12 @@ def test_the_sdk_raises_an_error_within_a_stream() -> None:
                 pass
         assert failed.value.code == "engine_restarted"
 
-    with_server(playing(FINAL + "x", error=EngineDeadError("gone")), main)
 
-
-def test_the_sdk_adds_up_choices_whichever_speaks_first() -> None:
-    async def main(server: Server) -> None:
+async def test_the_sdk_adds_up_choices_whichever_speaks_first() -> None:
+    late = "<|channel|>commentary to=nobody"  # a header that is longer than the others
+    texts = (late + "<|message|>One.", late + FINAL + "Two.", FINAL + "Three.")
+    async with served(playing(*[text + "<|return|>" for text in texts])) as server:
         messages: Any = [{"role": "user", "content": "hi"}]
         async with server.sdk.chat.completions.stream(model="demo", messages=messages, n=3) as stream:
             completion = await stream.get_final_completion()
         assert [choice.message.content for choice in completion.choices] == ["One.", "Two.", "Three."]
-
-    late = "<|channel|>commentary to=nobody"  # a header that is longer than the others
-    texts = (late + "<|message|>One.", late + FINAL + "Two.", FINAL + "Three.")
-    with_server(playing(*[text + "<|return|>" for text in texts]), main)

@@ -292,16 +292,13 @@ def test_continue_reasoning_and_after_it() -> None:
     )
 
 
-def test_continued_text_goes_on_in_the_answer() -> None:
-    async def main() -> Any:
-        async with served(playing(" four.<|return|>")) as server:
-            messages = [*USER, {"role": "assistant", "content": "It is"}]
-            response = await server.http.post(
-                "/v1/chat/completions", json={"messages": messages, "continue_final_message": True}
-            )
-            return response.json()["choices"][0]
-
-    choice = run(main)
+async def test_continued_text_goes_on_in_the_answer() -> None:
+    async with served(playing(" four.<|return|>")) as server:
+        messages = [*USER, {"role": "assistant", "content": "It is"}]
+        response = await server.http.post(
+            "/v1/chat/completions", json={"messages": messages, "continue_final_message": True}
+        )
+        choice = response.json()["choices"][0]
     assert choice["message"]["content"] == " four."
     assert choice["finish_reason"] == "stop"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import openai
@@ -10,23 +11,20 @@ import pytest
 from chorale.errors import EngineDeadError
 from chorale.testing.scripted_client import ScriptedClient
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, events_of, playing
-from tests.support.server import Server, run, served
+from tests.support.server import Server
+from tests.support.server import served as started
 
 ANSWER = ANALYSIS + "T." + NEXT + FINAL + "Hello.<|return|>"
 PATH = "/v1/chat/completions"
 
 
-def with_server(main: Any, client: ScriptedClient | None = None, **config: Any) -> Any:
-    async def body() -> Any:
-        async with served(client or playing(ANSWER), **config) as server:
-            return await main(server)
-
-    return run(body)
+def served(client: ScriptedClient | None = None, **config: Any) -> AbstractAsyncContextManager[Server]:
+    return started(client or playing(ANSWER), **config)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_was_sent_is_what_is_kept(stream: bool) -> None:
-    async def main(server: Server) -> None:
+async def test_what_was_sent_is_what_is_kept(stream: bool) -> None:
+    async with served() as server:
         response = await server.chat(store=True, metadata={"a": "b"}, stream=stream, n=2, temperature=0.5)
         sent = events_of(response)[0] if stream else response.json()
         kept = (await server.http.get(f"{PATH}/{sent['id']}")).json()
@@ -36,31 +34,25 @@ def test_what_was_sent_is_what_is_kept(stream: bool) -> None:
             assert {key: kept[key] for key in sent} == sent
         assert (await server.http.get(f"/v1/responses/{sent['id']}")).status_code == 404
 
-    with_server(main)
-
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_without_store_nothing_is_kept(stream: bool) -> None:
-    async def main(server: Server) -> None:
+async def test_without_store_nothing_is_kept(stream: bool) -> None:
+    async with served() as server:
         response = await server.chat(stream=stream)
         sent = events_of(response)[0] if stream else response.json()
         missing = await server.http.get(f"{PATH}/{sent['id']}")
         assert (missing.status_code, missing.json()["error"]["param"]) == (404, "completion_id")
         assert (await server.http.get(PATH)).json()["data"] == []
 
-    with_server(main)
 
-
-def test_a_failed_stream_is_not_kept() -> None:
-    async def main(server: Server) -> None:
+async def test_a_failed_stream_is_not_kept() -> None:
+    async with served(playing(FINAL + "x", error=EngineDeadError("gone"))) as server:
         events_of(await server.chat(store=True, stream=True))
         assert (await server.http.get(PATH)).json()["data"] == []
 
-    with_server(main, playing(FINAL + "x", error=EngineDeadError("gone")))
 
-
-def test_the_sdk_reads_lists_changes_and_deletes() -> None:
-    async def main(server: Server) -> None:
+async def test_the_sdk_reads_lists_changes_and_deletes() -> None:
+    async with served() as server:
         chat = server.sdk.chat.completions
         parts: Any = [{"type": "text", "text": "two"}]
         messages: Any = [{"role": "system", "content": "one"}, {"role": "user", "content": parts}]
@@ -91,8 +83,6 @@ def test_the_sdk_reads_lists_changes_and_deletes() -> None:
             await chat.retrieve(made[0].id)
         assert (await server.state.store.stats()).num_responses == 4
 
-    with_server(main)
-
 
 @pytest.mark.parametrize(
     ("query", "param"),
@@ -105,18 +95,16 @@ def test_the_sdk_reads_lists_changes_and_deletes() -> None:
         ("?metadata=x", "metadata"),
     ],
 )
-def test_bad_queries_are_named(query: str, param: str) -> None:
-    async def main(server: Server) -> None:
+async def test_bad_queries_are_named(query: str, param: str) -> None:
+    async with served(unknown_fields="refuse") as server:
         response = await server.http.get(PATH + query)
         assert (response.status_code, response.json()["error"]["param"]) == (400, param)
-
-    with_server(main, unknown_fields="refuse")
 
 
 @pytest.mark.parametrize("way", ["get", "delete", "post", "messages"])
 @pytest.mark.parametrize("completion_id", ["chatcmpl-" + "0" * 32, "x", "resp_" + "0" * 32])
-def test_unknown_ids(way: str, completion_id: str) -> None:
-    async def main(server: Server) -> None:
+async def test_unknown_ids(way: str, completion_id: str) -> None:
+    async with served() as server:
         path = f"{PATH}/{completion_id}"
         if way == "post":
             response = await server.http.post(path, json={"metadata": {}})
@@ -126,15 +114,11 @@ def test_unknown_ids(way: str, completion_id: str) -> None:
             response = await server.http.request(way, path)
         assert (response.status_code, response.json()["error"]["param"]) == (404, "completion_id")
 
-    with_server(main)
-
 
 @pytest.mark.parametrize("metadata", [None, "x", {"a": 5}, {"k" * 65: "v"}, {str(i): "" for i in range(17)}])
-def test_metadata_is_bounded(metadata: Any) -> None:
-    async def main(server: Server) -> None:
+async def test_metadata_is_bounded(metadata: Any) -> None:
+    async with served() as server:
         made = (await server.chat(store=True)).json()
         response = await server.http.post(f"{PATH}/{made['id']}", json={"metadata": metadata})
         assert response.status_code == 400
         assert response.json()["error"]["param"].startswith("metadata")
-
-    with_server(main)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from chorale.engine.types import EngineLimits
 from chorale.testing.fake_executor import FakeExecutor, FakeModel
 from tests.support.local_client import LocalClient
 from tests.support.scripted import events_of
-from tests.support.server import Server, run, served
+from tests.support.server import Server, served
 
 LIMITS = EngineLimits(
     num_blocks=400, block_size=16, max_num_seqs=4, max_num_batched_tokens=256, max_model_len=1024
@@ -22,23 +24,21 @@ INFO = EngineInfo(model="fake", max_model_len=1024, max_num_seqs=4)
 LONG: dict[str, Any] = {"max_tokens": 400, "ignore_eos": True}
 
 
-def with_engine(main: Any, step_seconds: float = 0.0) -> None:
-    async def body() -> None:
-        executor = FakeExecutor(LIMITS, FakeModel(), step_seconds=step_seconds)
-        client: Any = LocalClient(EngineCore(LIMITS, executor), INFO, max_queued_requests=8)
-        try:
-            async with served(client) as server:
-                await main(server)
-                assert client._in_flight.admission.num_admitted == 0
-        finally:
-            await client.close()
-
-    run(body)
+@contextlib.asynccontextmanager
+async def with_engine(step_seconds: float = 0.0) -> AsyncIterator[Server]:
+    executor = FakeExecutor(LIMITS, FakeModel(), step_seconds=step_seconds)
+    client: Any = LocalClient(EngineCore(LIMITS, executor), INFO, max_queued_requests=8)
+    try:
+        async with served(client) as server:
+            yield server
+            assert client._in_flight.admission.num_admitted == 0
+    finally:
+        await client.close()
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_idle_server_takes_what_fits_whole_and_refuses_what_cannot(stream: bool) -> None:
-    async def main(server: Server) -> None:
+async def test_an_idle_server_takes_what_fits_whole_and_refuses_what_cannot(stream: bool) -> None:
+    async with with_engine() as server:
         for prompts, n in ((12, 1), (6, 2), (3, 4), (1, 12)):
             response = await server.complete(["a"] * prompts, n=n, max_tokens=3, stream=stream)
             assert response.status_code == 200, response.text
@@ -54,12 +54,10 @@ def test_an_idle_server_takes_what_fits_whole_and_refuses_what_cannot(stream: bo
             assert error["param"] == ("prompt" if prompts > 1 else "n")
             assert "retry-after" not in response.headers
 
-    with_engine(main)
-
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_on_a_busy_server_a_request_is_refused_whole_and_harms_nobody(stream: bool) -> None:
-    async def main(server: Server) -> None:
+async def test_on_a_busy_server_a_request_is_refused_whole_and_harms_nobody(stream: bool) -> None:
+    async with with_engine(step_seconds=0.002) as server:
         running = asyncio.create_task(server.complete(["a"] * 2, **LONG))
         while server.client.num_in_flight < 2:
             await asyncio.sleep(0.005)
@@ -72,11 +70,9 @@ def test_on_a_busy_server_a_request_is_refused_whole_and_harms_nobody(stream: bo
         assert admitted.status_code == 200
         assert (await running).status_code == 200
 
-    with_engine(main, step_seconds=0.002)
 
-
-def test_places_are_given_back_whatever_happens() -> None:
-    async def main(server: Server) -> None:
+async def test_places_are_given_back_whatever_happens() -> None:
+    async with with_engine(step_seconds=0.002) as server:
         left = asyncio.create_task(server.complete(["a"] * 12, **LONG))
         while server.client.num_in_flight < 12:
             await asyncio.sleep(0.005)
@@ -86,14 +82,10 @@ def test_places_are_given_back_whatever_happens() -> None:
         assert too_long.status_code == 400
         assert (await server.complete(["a"] * 12, max_tokens=3)).status_code == 200
 
-    with_engine(main, step_seconds=0.002)
 
-
-def test_choices_of_a_chat_count_together() -> None:
-    async def main(server: Server) -> None:
+async def test_choices_of_a_chat_count_together() -> None:
+    async with with_engine() as server:
         assert (await server.chat(n=12, max_tokens=3)).status_code == 200
         refused = await server.chat(n=13, max_tokens=3)
         assert refused.status_code == 400
         assert refused.json()["error"]["param"] == "n"
-
-    with_engine(main)

@@ -13,7 +13,7 @@ from openai.types import Completion
 from chorale.errors import EngineDeadError
 from chorale.testing.scripted_client import Script, ScriptedClient
 from tests.support.scripted import ANALYSIS, FINAL, events_of, ids, playing, scoring
-from tests.support.server import VOCAB, Server, with_server
+from tests.support.server import VOCAB, Server, served, with_server
 
 RAW = ANALYSIS + "Hm.<|end|><|start|>assistant" + FINAL + "Hello there.<|return|>"
 
@@ -62,11 +62,9 @@ def test_text_is_raw_and_special_tokens_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_the_first_chunk_comes_with_the_first_token_though_that_has_no_text(n: int) -> None:
-    async def stream(server: Server) -> Any:
-        return events_of(await server.complete("hi", stream=True, n=n))
-
-    chunks = with_server(playing("<|start|>a b<|return|>"), stream)
+async def test_the_first_chunk_comes_with_the_first_token_though_that_has_no_text(n: int) -> None:
+    async with served(playing("<|start|>a b<|return|>")) as server:
+        chunks = events_of(await server.complete("hi", stream=True, n=n))
     for index in range(n):
         texts = [c["choices"][0]["text"] for c in chunks if c["choices"][0]["index"] == index]
         assert texts == ["", "a", " b", ""]
@@ -95,15 +93,13 @@ def test_text_prompts_spell_special_tokens() -> None:
         (["hi", [7]], [[3686], [7]]),
     ],
 )
-def test_prompt_shapes(prompt: Any, expected: list[list[int]]) -> None:
-    async def main(server: Server) -> None:
+async def test_prompt_shapes(prompt: Any, expected: list[list[int]]) -> None:
+    async with served(playing(RAW)) as server:
         body, _ = await both(server, prompt)
         sent = sorted(r.prompt_token_ids for r in server.client.requests[: len(expected)])
         assert sent == sorted(expected)
         assert [choice["index"] for choice in body["choices"]] == list(range(len(expected)))
         assert body["usage"]["prompt_tokens"] == sum(map(len, expected))
-
-    with_server(playing(RAW), main)
 
 
 @pytest.mark.parametrize(
@@ -148,8 +144,10 @@ def test_refusals_name_the_field(fields: dict[str, Any], param: str, code: str) 
     assert (response.json()["error"]["param"], response.json()["error"]["code"]) == (param, code)
 
 
-def test_the_servers_own_limit_of_logprobs() -> None:
-    async def main(server: Server) -> None:
+async def test_the_servers_own_limit_of_logprobs() -> None:
+    client = playing(RAW)
+    client.info_value = msgspec.structs.replace(client.info_value, max_logprobs=3)
+    async with served(client) as server:
         for response, param in (
             (await server.complete(logprobs=4), "logprobs"),
             (await server.complete(prompt_logprobs=4), "prompt_logprobs"),
@@ -159,13 +157,9 @@ def test_the_servers_own_limit_of_logprobs() -> None:
             assert response.json()["error"]["param"] == param
         assert (await server.complete(logprobs=3)).status_code == 200
 
-    client = playing(RAW)
-    client.info_value = msgspec.structs.replace(client.info_value, max_logprobs=3)
-    with_server(client, main)
 
-
-def test_defaults_and_limits() -> None:
-    async def main(server: Server) -> None:
+async def test_defaults_and_limits() -> None:
+    async with served(playing(RAW)) as server:
         await server.complete("hi", best_of=2, n=2, ignore_eos=True, suffix="")
         sampling = server.client.requests[-1].sampling
         assert (sampling.max_tokens, sampling.n, sampling.ignore_eos) == (16, 2, True)
@@ -174,8 +168,6 @@ def test_defaults_and_limits() -> None:
         response = await server.complete([5] * 131072)
         assert response.json()["error"]["code"] == "context_length_exceeded"
         assert response.json()["error"]["param"] == "prompt"
-
-    with_server(playing(RAW), main)
 
 
 def test_choices_of_several_prompts() -> None:
@@ -186,8 +178,8 @@ def test_choices_of_several_prompts() -> None:
     assert [choice["text"] for choice in body["choices"]] == ["a 0", "a 1", "b 0", "b 1"]
 
 
-def test_stop_strings() -> None:
-    async def main(server: Server) -> None:
+async def test_stop_strings() -> None:
+    async with served(playing(RAW)) as server:
         body, _ = await both(server, stop=["there"])
         assert body["choices"][0]["text"].endswith("Hello ")
         assert body["choices"][0]["stop_reason"] == "there"
@@ -196,8 +188,6 @@ def test_stop_strings() -> None:
         for min_tokens, stop in ((0, "Hm"), (3, "Hm"), (4, "there")):  # "Hm" is the fourth token
             body, _ = await both(server, stop=["Hm", "there"], min_tokens=min_tokens)
             assert body["choices"][0]["stop_reason"] == stop
-
-    with_server(playing(RAW), main)
 
 
 def test_logprobs_and_offsets() -> None:
@@ -214,8 +204,8 @@ def test_logprobs_and_offsets() -> None:
     assert logprobs["top_logprobs"][-1] == {" there": -0.5}
 
 
-def test_echo_scores_the_prompt_without_answering() -> None:
-    async def main(server: Server) -> None:
+async def test_echo_scores_the_prompt_without_answering() -> None:
+    async with served(scoring("x")) as server:
         prompt = "one two three"
         body, _ = await both(server, prompt, echo=True, max_tokens=0, logprobs=1)
         choice = body["choices"][0]
@@ -230,11 +220,9 @@ def test_echo_scores_the_prompt_without_answering() -> None:
         request = server.client.requests[-1]
         assert (request.sampling.max_tokens, request.sampling.prompt_logprobs) == (1, 1)
 
-    with_server(scoring("x"), main)
 
-
-def test_echo_of_ids_with_an_answer() -> None:
-    async def main(server: Server) -> None:
+async def test_echo_of_ids_with_an_answer() -> None:
+    async with served(scoring(" three<|return|>", with_logprobs=True)) as server:
         body, _ = await both(server, ids("one two"), echo=True, logprobs=0)
         choice = body["choices"][0]
         assert choice["text"] == "one two three"
@@ -242,11 +230,9 @@ def test_echo_of_ids_with_an_answer() -> None:
         assert choice["logprobs"]["text_offset"] == [0, 3, 7]
         assert choice["logprobs"]["top_logprobs"][1] == {" two": -1.0}
 
-    with_server(scoring(" three<|return|>", with_logprobs=True), main)
 
-
-def test_prompt_logprobs_and_token_ids() -> None:
-    async def main(server: Server) -> None:
+async def test_prompt_logprobs_and_token_ids() -> None:
+    async with served(scoring(RAW)) as server:
         body = (await server.complete("one two", prompt_logprobs=1, return_token_ids=True)).json()
         choice = body["choices"][0]
         assert choice["prompt_logprobs"][0] is None
@@ -257,12 +243,10 @@ def test_prompt_logprobs_and_token_ids() -> None:
         streamed = [token for c in chunks for choice in c["choices"] for token in choice["token_ids"]]
         assert streamed == ids(RAW)
 
-    with_server(scoring(RAW), main)
-
 
 @pytest.mark.parametrize("fields", [{}, {"echo": True}, {"echo": True, "max_tokens": 0}])
-def test_a_stream_names_the_tokens_of_each_prompt_once(fields: dict[str, Any]) -> None:
-    async def main(server: Server) -> None:
+async def test_a_stream_names_the_tokens_of_each_prompt_once(fields: dict[str, Any]) -> None:
+    async with served(playing(RAW)) as server:
         asked = {"n": 2, "return_token_ids": True, **fields}
         prompts = ["one two", "three"]
         body = (await server.complete(prompts, **asked)).json()
@@ -274,29 +258,23 @@ def test_a_stream_names_the_tokens_of_each_prompt_once(fields: dict[str, Any]) -
         named = {index: choice["prompt_token_ids"] for index, choice in firsts.items()}
         assert named == {choice["index"]: choice["prompt_token_ids"] for choice in body["choices"]}
 
-    with_server(playing(RAW), main)
 
-
-def test_continuous_usage() -> None:
-    async def main(server: Server) -> list[int]:
+async def test_continuous_usage() -> None:
+    async with served(playing(RAW)) as server:
         options = {"include_usage": True, "continuous_usage_stats": True}
         chunks = events_of(await server.complete("hi", stream=True, stream_options=options))
-        return [chunk["usage"]["completion_tokens"] for chunk in chunks]
-
-    counts = with_server(playing(RAW), main)
+        counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
     assert counts == sorted(counts)
     assert counts[-1] == len(ids(RAW))
 
 
-def test_errors() -> None:
-    async def main(server: Server) -> None:
+async def test_errors() -> None:
+    async with served(playing("partial", error=EngineDeadError("gone"))) as server:
         response = await server.complete("hi", stream=True, model="nope")
         assert response.status_code == 404
         chunks = events_of(await server.complete("hi", stream=True))
         assert chunks[-1]["error"]["code"] == "engine_restarted"
         assert (await server.complete("hi")).status_code == 503
-
-    with_server(playing("partial", error=EngineDeadError("gone")), main)
 
 
 def test_one_prompt_of_several_that_cannot_start() -> None:

@@ -17,7 +17,7 @@ from chorale.api.messages.request import HARMLESS, REFUSED, MessagesRequest
 from chorale.errors import EngineDeadError
 from chorale.testing.scripted_client import Script, ScriptedClient
 from tests.support.scripted import ANALYSIS, FINAL, NEXT, PREAMBLE, call, ids, in_rounds, playing
-from tests.support.server import Server, with_server
+from tests.support.server import Server, served, with_server
 
 ANSWER = ANALYSIS + "Think." + NEXT + FINAL + "Hello there.<|return|>"
 CALLS = ANALYSIS + "Look." + NEXT + PREAMBLE + "One moment." + NEXT + call("f", '{"a": 1}') + "<|call|>"
@@ -116,8 +116,8 @@ def test_the_body_of_an_answer() -> None:
     assert body["usage"]["output_tokens_details"] == {"thinking_tokens": 2}
 
 
-def test_a_call_and_its_result_come_back() -> None:
-    async def main(server: Server) -> str:
+async def test_a_call_and_its_result_come_back() -> None:
+    async with served(in_rounds(CALLS, ANSWER)) as server:
         first = (await post(server, tools=TOOLS, thinking=THINKING)).json()
         _, text, use = first["content"]
         assert (text["text"], first["stop_reason"]) == ("One moment.", "tool_use")
@@ -131,17 +131,15 @@ def test_a_call_and_its_result_come_back() -> None:
         ]
         answer = (await post(server, tools=TOOLS, messages=messages)).json()
         assert answer["content"][-1]["text"] == "Hello there."
-        return server.prompt()
-
-    prompt = with_server(in_rounds(CALLS, ANSWER), main)
+        prompt = server.prompt()
     assert "<|channel|>analysis<|message|>Look.<|end|>" in prompt
     assert "<|start|>assistant<|channel|>commentary<|message|>One moment.<|end|>" in prompt
     assert "<|start|>functions.f to=assistant<|channel|>commentary<|message|>42<|end|>" in prompt
     assert prompt.endswith("<|start|>user<|message|>go on<|end|><|start|>assistant")
 
 
-def test_an_omitted_thought_is_replayed_from_its_signature() -> None:
-    async def main(server: Server) -> str:
+async def test_an_omitted_thought_is_replayed_from_its_signature() -> None:
+    async with served(in_rounds(CALLS, ANSWER)) as server:
         first = (await post(server, tools=TOOLS, thinking={**THINKING, "display": "omitted"})).json()
         assert first["content"][0]["thinking"] == ""
         use = first["content"][-1]
@@ -152,9 +150,7 @@ def test_an_omitted_thought_is_replayed_from_its_signature() -> None:
             {"role": "user", "content": [result]},
         ]
         assert (await post(server, tools=TOOLS, messages=messages)).status_code == 200
-        return server.prompt()
-
-    assert "<|channel|>analysis<|message|>Look.<|end|>" in with_server(in_rounds(CALLS, ANSWER), main)
+        assert "<|channel|>analysis<|message|>Look.<|end|>" in server.prompt()
 
 
 def test_a_forged_signature_is_text_at_most() -> None:
@@ -165,20 +161,17 @@ def test_a_forged_signature_is_text_at_most() -> None:
         assert read_reasoning(bad) == ()
 
 
-def test_stop_sequences_and_limits() -> None:
-    async def main(server: Server) -> None:
+async def test_stop_sequences_and_limits() -> None:
+    async with served(playing(ANSWER)) as server:
         body, streamed = await both(server, stop_sequences=["there"])
         assert without_ids(body) == without_ids(streamed)
         assert (body["stop_reason"], body["stop_sequence"]) == ("stop_sequence", "there")
         assert body["content"][-1]["text"] == "Hello "
         body, _ = await both(server, stop_sequences=["there"], min_tokens=50, max_tokens=100)
         assert (body["stop_reason"], body["content"][-1]["text"]) == ("end_turn", "Hello there.")
-
-    with_server(playing(ANSWER), main)
-    cut = with_server(playing(FINAL + "Hello"), lambda s: post(s)).json()
-    assert cut["stop_reason"] == "max_tokens"
-    cut = with_server(playing(call("f", '{"a":')), lambda s: post(s, tools=TOOLS)).json()
-    assert (cut["stop_reason"], cut["content"][0]["input"]) == ("max_tokens", {})
+    async with served(playing(call("f", '{"a":'))) as server:
+        cut = (await post(server, tools=TOOLS)).json()
+        assert (cut["stop_reason"], cut["content"][0]["input"]) == ("max_tokens", {})
 
 
 @pytest.mark.parametrize(
@@ -191,8 +184,8 @@ def test_stop_sequences_and_limits() -> None:
         ({"type": "none"}, False, True),
     ],
 )
-def test_choices(choice: Any, calls: bool, answers: bool) -> None:
-    async def main(server: Server) -> None:
+async def test_choices(choice: Any, calls: bool, answers: bool) -> None:
+    async with served(playing(ANSWER if answers else CALLS)) as server:
         response = await post(server, tools=TOOLS, tool_choice=choice)
         assert response.status_code == 200, response.text
         grammar = server.client.requests[0].sampling.grammar
@@ -200,11 +193,9 @@ def test_choices(choice: Any, calls: bool, answers: bool) -> None:
         assert ("to=functions.f" in grammar, '\\"final\\"' in grammar) == (calls, answers)
         assert "type f =" in server.prompt()
 
-    with_server(playing(ANSWER if answers else CALLS), main)
 
-
-def test_thinking_and_effort_reach_the_prompt() -> None:
-    async def main(server: Server) -> list[str]:
+async def test_thinking_and_effort_reach_the_prompt() -> None:
+    async with served(playing(ANSWER)) as server:
         found = []
         for fields in (
             {},
@@ -216,23 +207,19 @@ def test_thinking_and_effort_reach_the_prompt() -> None:
             assert (await post(server, **fields)).status_code == 200
             found.append(server.prompt().partition("Reasoning: ")[2].partition("\n")[0])
         assert "{0,1024}" in (server.client.requests[2].sampling.grammar or "")
-        return found
-
-    assert with_server(playing(ANSWER), main) == ["medium", "low", "low", "high", "high"]
+        assert found == ["medium", "low", "low", "high", "high"]
 
 
-def test_a_format_binds_the_answer() -> None:
-    async def main(server: Server) -> None:
+async def test_a_format_binds_the_answer() -> None:
+    async with served(playing(FINAL + '{"a":1}<|return|>')) as server:
         config = {"format": {"type": "json_schema", "schema": SCHEMA}}
         assert (await post(server, output_config=config)).status_code == 200
         assert "# Response Formats" in server.prompt()
         assert server.client.requests[0].sampling.grammar
 
-    with_server(playing(FINAL + '{"a":1}<|return|>'), main)
 
-
-def test_a_message_may_be_continued() -> None:
-    async def main(server: Server) -> None:
+async def test_a_message_may_be_continued() -> None:
+    async with served(playing(" 42.<|return|>")) as server:
         messages = [*USER, {"role": "assistant", "content": "The answer is"}]
         body = (await post(server, messages=messages, tools=TOOLS)).json()
         assert body["content"] == [{"type": "text", "text": " 42."}]
@@ -240,12 +227,14 @@ def test_a_message_may_be_continued() -> None:
         response = await post(server, messages=messages, thinking={"type": "enabled", "budget_tokens": 2000})
         assert response.status_code == 400
 
-    with_server(playing(" 42.<|return|>"), main)
-
 
 @pytest.mark.parametrize("display", ["summarized", "omitted"])
-def test_a_thought_that_was_cut_goes_on_from_its_exact_tokens(display: str) -> None:
-    async def main(server: Server) -> None:
+async def test_a_thought_that_was_cut_goes_on_from_its_exact_tokens(display: str) -> None:
+    half = [*ids(ANALYSIS), *ids("Thi"), *ids("nk")]  # not how the text of it is encoded
+    assert half != ids(ANALYSIS + "Think")
+    rest = ids(NEXT + FINAL + "Hello there.<|return|>")
+    count = iter([half, rest])
+    async with served(ScriptedClient(lambda request, index: Script(next(count)))) as server:
         thinking = {**THINKING, "display": display}
         cut = (await post(server, max_tokens=5, thinking=thinking)).json()
         assert cut["stop_reason"] == "max_tokens"
@@ -254,12 +243,6 @@ def test_a_thought_that_was_cut_goes_on_from_its_exact_tokens(display: str) -> N
         first, second = (request.prompt_token_ids for request in server.client.requests)
         assert second == [*first, *half]
         assert body["content"][-1]["text"] == "Hello there."
-
-    half = [*ids(ANALYSIS), *ids("Thi"), *ids("nk")]  # not how the text of it is encoded
-    assert half != ids(ANALYSIS + "Think")
-    rest = ids(NEXT + FINAL + "Hello there.<|return|>")
-    count = iter([half, rest])
-    with_server(ScriptedClient(lambda request, index: Script(next(count))), main)
 
 
 @pytest.mark.parametrize(
@@ -270,8 +253,8 @@ def test_a_thought_that_was_cut_goes_on_from_its_exact_tokens(display: str) -> N
         [{"type": "thinking", "thinking": "", "signature": "of another server"}],
     ],
 )
-def test_an_assistants_message_that_says_nothing_is_not_continued(blocks: list[Any]) -> None:
-    async def main(server: Server) -> None:
+async def test_an_assistants_message_that_says_nothing_is_not_continued(blocks: list[Any]) -> None:
+    async with served(playing(ANSWER)) as server:
         silent = {"role": "assistant", "content": blocks}
         for messages in ([silent], [*USER, silent]):
             body = (await post(server, messages=messages)).json()
@@ -279,8 +262,6 @@ def test_an_assistants_message_that_says_nothing_is_not_continued(blocks: list[A
             assert server.prompt().endswith("<|end|><|start|>assistant")
             counted = await post(server, "/v1/messages/count_tokens", max_tokens=None, messages=messages)
             assert counted.json() == {"input_tokens": len(server.client.requests[-1].prompt_token_ids)}
-
-    with_server(playing(ANSWER), main)
 
 
 @pytest.mark.parametrize(
@@ -294,21 +275,18 @@ def test_an_assistants_message_that_says_nothing_is_not_continued(blocks: list[A
         *[('{"a": ' + "[" * n + "]" * n + "}", {}) for n in (48, 900, *range(960, 990), 5000)],
     ],
 )
-def test_calls_without_a_grammar_are_told_whole(written: str, told: Any) -> None:
+async def test_calls_without_a_grammar_are_told_whole(written: str, told: Any) -> None:
     """A continued answer is bound to no grammar, so what a call holds may be anything."""
-
-    async def main(server: Server) -> None:
+    async with served(playing("<|end|><|start|>assistant" + call("f", written) + "<|call|>")) as server:
         messages = [*USER, {"role": "assistant", "content": "Let me see."}]
         body, streamed = await both(server, messages=messages, tools=TOOLS)
         assert not server.client.requests[0].sampling.grammar
         assert without_ids(body) == without_ids(streamed)
         assert body["content"][-1]["input"] == told
 
-    with_server(playing("<|end|><|start|>assistant" + call("f", written) + "<|call|>"), main)
 
-
-def test_system_documents_and_results_are_read_as_text() -> None:
-    async def main(server: Server) -> str:
+async def test_system_documents_and_results_are_read_as_text() -> None:
+    async with served(playing(ANSWER)) as server:
         document = {
             "type": "document",
             "title": "Notes",
@@ -327,15 +305,13 @@ def test_system_documents_and_results_are_read_as_text() -> None:
         messages = [{"role": "user", "content": [document, found, {"type": "text", "text": "Well?"}]}]
         response = await post(server, system=system, messages=messages)
         assert response.status_code == 200, response.text
-        return server.prompt()
-
-    prompt = with_server(playing(ANSWER), main)
+        prompt = server.prompt()
     assert "# Instructions\n\nBe brief.\n\nBe kind.<|end|>" in prompt
     assert "<|message|>Notes\n\nBuy milk.\n\nX\n\nhttp://x\n\nY\n\nWell?<|end|>" in prompt
 
 
-def test_counting_is_the_length_of_the_prompt() -> None:
-    async def main(server: Server) -> None:
+async def test_counting_is_the_length_of_the_prompt() -> None:
+    async with served(playing(ANSWER)) as server:
         fields = {"tools": TOOLS, "system": "Be brief.", "thinking": THINKING}
         counted = await post(server, "/v1/messages/count_tokens", max_tokens=None, **fields)
         await post(server, **fields)
@@ -343,11 +319,9 @@ def test_counting_is_the_length_of_the_prompt() -> None:
         whole = await post(server, "/v1/messages/count_tokens", stream=True, **fields)
         assert whole.json() == counted.json()
 
-    with_server(playing(ANSWER), main)
 
-
-def test_tools_that_anthropic_defines() -> None:
-    async def main(server: Server) -> None:
+async def test_tools_that_anthropic_defines() -> None:
+    async with served(playing(ANSWER)) as server:
         tools = [
             {"type": "bash_20250124", "name": "bash"},
             {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool"},
@@ -359,8 +333,6 @@ def test_tools_that_anthropic_defines() -> None:
         for name in ("bash", "str_replace_based_edit_tool", "memory", "f"):
             assert f"type {name} = (_: {{" in server.prompt()
         assert "tool_search" not in server.prompt()
-
-    with_server(playing(ANSWER), main)
 
 
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
@@ -405,8 +377,8 @@ PDF = {"type": "document", "source": {"type": "base64", "media_type": "applicati
     ],
     ids=lambda value: str(value)[:40],
 )  # fmt: skip
-def test_refusals_have_anthropics_form(fields: dict[str, Any], word: str) -> None:
-    async def main(server: Server) -> None:
+async def test_refusals_have_anthropics_form(fields: dict[str, Any], word: str) -> None:
+    async with served(playing(ANSWER), unknown_fields="refuse") as server:
         for stream in (False, True):
             response = await post(server, stream=stream, **fields)
             assert response.status_code == 400, response.text
@@ -415,11 +387,9 @@ def test_refusals_have_anthropics_form(fields: dict[str, Any], word: str) -> Non
             assert word in body["error"]["message"]
             assert body["request_id"] == response.headers["request-id"]
 
-    with_server(playing(ANSWER), main, unknown_fields="refuse")
 
-
-def test_other_errors_have_their_types() -> None:
-    async def main(server: Server) -> None:
+async def test_other_errors_have_their_types() -> None:
+    async with served(playing(ANSWER)) as server:
         missing = await post(server, model="claude")
         assert (missing.status_code, missing.json()["error"]["type"]) == (404, "not_found_error")
         wrong = await server.http.get("/v1/messages")
@@ -433,14 +403,12 @@ def test_other_errors_have_their_types() -> None:
         assert (full.status_code, full.json()["error"]["type"]) == (429, "rate_limit_error")
         assert full.headers["retry-after"] == "1"
 
-    with_server(playing(ANSWER), main)
-    dead = with_server(playing("", error=EngineDeadError("gone", retry_after=2)), lambda s: post(s))
+
+async def test_an_error_within_a_stream_is_its_last_event() -> None:
+    async with served(playing(FINAL + "partial", error=EngineDeadError("gone"))) as server:
+        events = events_of(await post(server, stream=True))
+        dead = await post(server)
     assert (dead.status_code, dead.json()["error"]["type"]) == (503, "overloaded_error")
-
-
-def test_an_error_within_a_stream_is_its_last_event() -> None:
-    client = playing(FINAL + "partial", error=EngineDeadError("gone"))
-    events = events_of(with_server(client, lambda s: post(s, stream=True)))
     assert events[-1] == {"type": "error", "error": {"type": "overloaded_error", "message": "gone"}}
     assert events[-2]["type"] == "content_block_stop"
 
@@ -454,8 +422,8 @@ def sdk(server: Server) -> anthropic.AsyncAnthropic:
     )
 
 
-def test_the_sdk_reads_bodies_streams_counts_and_errors() -> None:
-    async def main(server: Server) -> None:
+async def test_the_sdk_reads_bodies_streams_counts_and_errors() -> None:
+    async with served(playing(CALLS)) as server:
         client, asked = sdk(server), {"model": "demo", "messages": USER, "tools": TOOLS}
         body = await client.messages.create(max_tokens=100, **asked)  # type: ignore[call-overload]
         assert body.stop_reason == "tool_use"
@@ -475,8 +443,6 @@ def test_the_sdk_reads_bodies_streams_counts_and_errors() -> None:
         with pytest.raises(anthropic.BadRequestError, match="max_tokens"):
             await client.messages.create(max_tokens=0, model="demo", messages=USER)  # type: ignore[arg-type]
 
-    with_server(playing(CALLS), main)
-
 
 @pytest.mark.parametrize(
     "sent", [MessageCreateParamsBase, BetaCreateParams, MessageCountTokensParams, BetaCountParams]
@@ -485,13 +451,13 @@ def test_no_field_of_the_sdk_is_unknown(sent: Any) -> None:
     assert set(sent.__annotations__) <= {*MessagesRequest.model_fields, *HARMLESS, *REFUSED}
 
 
-def test_the_sdks_tool_runner_goes_on_without_the_thread_that_it_asks_for() -> None:
+async def test_the_sdks_tool_runner_goes_on_without_the_thread_that_it_asks_for() -> None:
     @anthropic.beta_async_tool
     async def f(a: int) -> str:
         """F."""
         return str(a + 1)
 
-    async def main(server: Server) -> None:
+    async with served(in_rounds(CALLS, ANSWER)) as server:
         refused = await post(server, thread={"type": "create"})
         told = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
         assert (refused.status_code, refused.json()["error"]["details"]) == (400, told)
@@ -504,11 +470,9 @@ def test_the_sdks_tool_runner_goes_on_without_the_thread_that_it_asks_for() -> N
         kinds = [message.content[-1].type async for message in runner]
         assert kinds == ["tool_use", "text"]
 
-    with_server(in_rounds(CALLS, ANSWER), main)
 
-
-def test_the_sdk_raises_an_error_within_a_stream() -> None:
-    async def main(server: Server) -> None:
+async def test_the_sdk_raises_an_error_within_a_stream() -> None:
+    async with served(playing(FINAL + "x", error=EngineDeadError("gone"))) as server:
         stream = await sdk(server).messages.create(
             max_tokens=9,
             model="demo",
@@ -518,10 +482,8 @@ def test_the_sdk_raises_an_error_within_a_stream() -> None:
         with pytest.raises(anthropic.APIStatusError, match="gone"):
             [event async for event in stream]
 
-    with_server(playing(FINAL + "x", error=EngineDeadError("gone")), main)
 
-
-def test_a_request_as_claude_code_sends_it() -> None:
+async def test_a_request_as_claude_code_sends_it() -> None:
     """Blocks with cache marks everywhere, a large budget, labels, an unasked beta field, many tools."""
     mark = {"cache_control": {"type": "ephemeral"}}
     schema = {
@@ -545,8 +507,7 @@ def test_a_request_as_claude_code_sends_it() -> None:
         "stream": True,
     }
     script = ANALYSIS + "I read." + NEXT + call("Read", '{"file_path":"a.py"}') + "<|call|>"
-
-    async def main(server: Server) -> None:
+    async with served(playing(script)) as server:
         headers = {
             "anthropic-version": "2023-06-01",
             "anthropic-beta": "interleaved-thinking-2025-05-14",
@@ -558,5 +519,3 @@ def test_a_request_as_claude_code_sends_it() -> None:
         message = fold(events_of(response))
         assert [block["type"] for block in message["content"]] == ["thinking", "tool_use"]
         assert message["stop_reason"] == "tool_use"
-
-    with_server(playing(script), main)
