@@ -10,7 +10,6 @@ import pytest
 from chorale.errors import EngineDeadError
 from chorale.testing.scripted_client import Script
 from tests.support.responses import CALL, HELLO, TOOL, fold_events, serve, tokens
-from tests.support.server import run
 from tests.support.sse import parse_sse
 
 DIALECTS = ("openai", "open-responses", "summary")
@@ -33,121 +32,98 @@ def reasoning_items(value: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_reasoning_has_no_encrypted_content_unless_it_is_asked_for(dialect: str) -> None:
+async def test_reasoning_has_no_encrypted_content_unless_it_is_asked_for(dialect: str) -> None:
     headers = {"x-responses-dialect": dialect}
-
-    async def scenario() -> None:
-        async with serve(HELLO) as server:
-            answer = await server.http.post("/v1/responses", json={"input": "hi"}, headers=headers)
-            body = answer.json()
-            ask = {
-                "input": [*body["output"], GIVEN, {**GIVEN, SEALED: None}, {"role": "user", "content": "hi"}]
-            }
-            again = (await server.http.post("/v1/responses", json=ask, headers=headers)).json()
-            listed = await server.http.get(f"/v1/responses/{again['id']}/input_items", headers=headers)
-            stream = {"input": "hi", "stream": True}
-            streamed = await server.http.post("/v1/responses", json=stream, headers=headers)
-            shown = [*map(reasoning_items, (body, again, listed.json(), parse_sse(streamed.content)))]
-            assert [len(items) for items in shown] == [1, 1, 3, 3]
-            assert not any(SEALED in item for items in shown for item in items)
-            asking = {**stream, "include": [f"reasoning.{SEALED}"]}
-            streamed = await server.http.post("/v1/responses", json=asking, headers=headers)
-            assert SEALED in reasoning_items(parse_sse(streamed.content)[-1])[0]
-
-    run(scenario)
+    async with serve(HELLO) as server:
+        answer = await server.http.post("/v1/responses", json={"input": "hi"}, headers=headers)
+        body = answer.json()
+        ask = {"input": [*body["output"], GIVEN, {**GIVEN, SEALED: None}, {"role": "user", "content": "hi"}]}
+        again = (await server.http.post("/v1/responses", json=ask, headers=headers)).json()
+        listed = await server.http.get(f"/v1/responses/{again['id']}/input_items", headers=headers)
+        stream = {"input": "hi", "stream": True}
+        streamed = await server.http.post("/v1/responses", json=stream, headers=headers)
+        shown = [*map(reasoning_items, (body, again, listed.json(), parse_sse(streamed.content)))]
+        assert [len(items) for items in shown] == [1, 1, 3, 3]
+        assert not any(SEALED in item for items in shown for item in items)
+        asking = {**stream, "include": [f"reasoning.{SEALED}"]}
+        streamed = await server.http.post("/v1/responses", json=asking, headers=headers)
+        assert SEALED in reasoning_items(parse_sse(streamed.content)[-1])[0]
 
 
-def test_a_summary_is_there_if_it_was_asked_for() -> None:
+async def test_a_summary_is_there_if_it_was_asked_for() -> None:
     """OpenAI gives summaries to requests that ask for one, and clients that show only those ask."""
-
-    async def scenario() -> None:
-        async with serve(CALL, HELLO, HELLO, HELLO) as server:
-            ask = {"input": "hi", "tools": [TOOL], "reasoning": {"summary": "auto"}}
-            events = await server.events(**ask)
-            kinds = [event["type"] for event in events]
-            assert "response.reasoning_summary_text.delta" in kinds
-            assert not any("reasoning_text" in kind for kind in kinds)
-            body = events[-1]["response"]
-            assert body["output"][0]["summary"] == [{"type": "summary_text", "text": "Need weather."}]
-            assert (await server.http.get(f"/v1/responses/{body['id']}")).json()["output"] == body["output"]
-            status, plain = await server.post(input="hi")
-            assert plain["output"][0]["summary"] == []
-            older = {"reasoning": {"generate_summary": "concise"}}
-            status, body = await server.post(input="hi", **older)
-            assert body["output"][0]["summary"] == [{"type": "summary_text", "text": "Say hi."}]
-            assert body["reasoning"]["summary"] == "concise"
-            # Sent back, it is replayed as it was.
-            _, last = await server.post(input=[*body["output"], {"role": "user", "content": "go on"}])
-            assert status == 200
-            assert last["status"] == "completed"
-
-    run(scenario)
+    async with serve(CALL, HELLO, HELLO, HELLO) as server:
+        ask = {"input": "hi", "tools": [TOOL], "reasoning": {"summary": "auto"}}
+        events = await server.events(**ask)
+        kinds = [event["type"] for event in events]
+        assert "response.reasoning_summary_text.delta" in kinds
+        assert not any("reasoning_text" in kind for kind in kinds)
+        body = events[-1]["response"]
+        assert body["output"][0]["summary"] == [{"type": "summary_text", "text": "Need weather."}]
+        assert (await server.http.get(f"/v1/responses/{body['id']}")).json()["output"] == body["output"]
+        status, plain = await server.post(input="hi")
+        assert plain["output"][0]["summary"] == []
+        older = {"reasoning": {"generate_summary": "concise"}}
+        status, body = await server.post(input="hi", **older)
+        assert body["output"][0]["summary"] == [{"type": "summary_text", "text": "Say hi."}]
+        assert body["reasoning"]["summary"] == "concise"
+        # Sent back, it is replayed as it was.
+        _, last = await server.post(input=[*body["output"], {"role": "user", "content": "go on"}])
+        assert status == 200
+        assert last["status"] == "completed"
 
 
-def test_a_background_response_streams_the_summary_that_it_was_asked_for() -> None:
-    async def scenario() -> None:
-        async with serve(HELLO) as server:
-            made = (await server.post(input="hi", background=True, reasoning={"summary": "auto"}))[1]
-            streamed = await server.http.get(f"/v1/responses/{made['id']}?stream=true")
-            events = parse_sse(streamed.content)
-            assert "response.reasoning_summary_text.done" in [event["type"] for event in events]
-            assert events[-1]["response"]["output"][0]["summary"][0]["text"] == "Say hi."
-            other = {"x-responses-dialect": "open-responses"}
-            streamed = await server.http.get(f"/v1/responses/{made['id']}?stream=true", headers=other)
-            assert b"event: response.reasoning.delta" in streamed.content
-            plain = (await server.post(input="hi", background=True))[1]
-            streamed = await server.http.get(f"/v1/responses/{plain['id']}?stream=true")
-            assert fold_events(parse_sse(streamed.content))["output"][0]["summary"] == []
-
-    run(scenario)
+async def test_a_background_response_streams_the_summary_that_it_was_asked_for() -> None:
+    async with serve(HELLO) as server:
+        made = (await server.post(input="hi", background=True, reasoning={"summary": "auto"}))[1]
+        streamed = await server.http.get(f"/v1/responses/{made['id']}?stream=true")
+        events = parse_sse(streamed.content)
+        assert "response.reasoning_summary_text.done" in [event["type"] for event in events]
+        assert events[-1]["response"]["output"][0]["summary"][0]["text"] == "Say hi."
+        other = {"x-responses-dialect": "open-responses"}
+        streamed = await server.http.get(f"/v1/responses/{made['id']}?stream=true", headers=other)
+        assert b"event: response.reasoning.delta" in streamed.content
+        plain = (await server.post(input="hi", background=True))[1]
+        streamed = await server.http.get(f"/v1/responses/{plain['id']}?stream=true")
+        assert fold_events(parse_sse(streamed.content))["output"][0]["summary"] == []
 
 
-def test_open_responses_has_its_error_one_level_down() -> None:
-    async def scenario() -> None:
-        async with serve(Script(tokens(HELLO)[:3], error=EngineDeadError("it died"))) as server:
-            ask = {"input": "hi", "stream": True}
-            headers = {"x-responses-dialect": "open-responses"}
-            for spoken, has_payload in (({}, False), (headers, True)):
-                answer = await server.http.post("/v1/responses", json=ask, headers=spoken)
-                [event] = [event for event in parse_sse(answer.content) if event["type"] == "error"]
-                told = event["error"] if has_payload else event
-                assert told["message"] == "it died"
-                assert (told["code"], told["param"]) == ("engine_restarted", None)
-                if has_payload:
-                    assert set(event) == {"type", "error", "sequence_number"}
-                    assert told["type"] == "server_error"
-                assert json.dumps(event).count("it died") == 1
-
-    run(scenario)
+async def test_open_responses_has_its_error_one_level_down() -> None:
+    async with serve(Script(tokens(HELLO)[:3], error=EngineDeadError("it died"))) as server:
+        ask = {"input": "hi", "stream": True}
+        headers = {"x-responses-dialect": "open-responses"}
+        for spoken, has_payload in (({}, False), (headers, True)):
+            answer = await server.http.post("/v1/responses", json=ask, headers=spoken)
+            [event] = [event for event in parse_sse(answer.content) if event["type"] == "error"]
+            told = event["error"] if has_payload else event
+            assert told["message"] == "it died"
+            assert (told["code"], told["param"]) == ("engine_restarted", None)
+            if has_payload:
+                assert set(event) == {"type", "error", "sequence_number"}
+                assert told["type"] == "server_error"
+            assert json.dumps(event).count("it died") == 1
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_streams_end_with_done_in_open_responses_only(dialect: str) -> None:
+async def test_streams_end_with_done_in_open_responses_only(dialect: str) -> None:
     """Its specification demands the literal string; OpenAI's streams end with their last event."""
-
-    async def scenario() -> None:
-        headers = {"x-responses-dialect": dialect}
-        async with serve(HELLO) as server:
-            posted = await server.http.post(
-                "/v1/responses", json={"input": "hi", "stream": True}, headers=headers
-            )
-            made = (await server.post(input="hi", background=True))[1]
-            resumed = await server.http.get(f"/v1/responses/{made['id']}?stream=true", headers=headers)
-            for answer in (posted, resumed):
-                assert answer.content.endswith(b"\n\ndata: [DONE]\n\n") == (dialect == "open-responses")
-                assert parse_sse(answer.content)[-1]["type"] == "response.completed"
-
-    run(scenario)
+    headers = {"x-responses-dialect": dialect}
+    async with serve(HELLO) as server:
+        posted = await server.http.post(
+            "/v1/responses", json={"input": "hi", "stream": True}, headers=headers
+        )
+        made = (await server.post(input="hi", background=True))[1]
+        resumed = await server.http.get(f"/v1/responses/{made['id']}?stream=true", headers=headers)
+        for answer in (posted, resumed):
+            assert answer.content.endswith(b"\n\ndata: [DONE]\n\n") == (dialect == "open-responses")
+            assert parse_sse(answer.content)[-1]["type"] == "response.completed"
 
 
-def test_the_format_is_echoed_with_strict() -> None:
-    async def scenario() -> None:
-        schema = {"type": "object", "properties": {}, "additionalProperties": False}
-        async with serve("<|channel|>final<|message|>{}<|return|>") as server:
-            for given, echoed in (({}, False), ({"strict": None}, False), ({"strict": True}, True)):
-                form = {"type": "json_schema", "name": "a", "schema": schema, **given}
-                status, body = await server.post(input="hi", text={"format": form})
-                assert status == 200, body
-                assert body["text"]["format"]["strict"] is echoed
-
-    run(scenario)
+async def test_the_format_is_echoed_with_strict() -> None:
+    schema = {"type": "object", "properties": {}, "additionalProperties": False}
+    async with serve("<|channel|>final<|message|>{}<|return|>") as server:
+        for given, echoed in (({}, False), ({"strict": None}, False), ({"strict": True}, True)):
+            form = {"type": "json_schema", "name": "a", "schema": schema, **given}
+            status, body = await server.post(input="hi", text={"format": form})
+            assert status == 200, body
+            assert body["text"]["format"]["strict"] is echoed

@@ -91,27 +91,20 @@ async def check(server: Server, path: str, body: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "asked", [{}, {"container": None}, {"container": {"type": "auto", "memory_limit": "1g"}}]
 )
-def test_a_code_interpreter_is_shown_with_its_container(asked: dict[str, Any]) -> None:
+async def test_a_code_interpreter_is_shown_with_its_container(asked: dict[str, Any]) -> None:
     """OpenAI's type requires the container that a request may leave out here."""
-
-    async def main() -> None:
-        async with tools_served(FINAL) as server:
-            body = await server.respond(input="x", tools=[{"type": "code_interpreter", **asked}])
-            (shown,) = body["tools"]
-            assert shown["container"] == (asked.get("container") or {"type": "auto"})
-            CodeInterpreter.model_validate(shown, strict=True)
-
-    asyncio.run(main())
+    async with tools_served(FINAL) as server:
+        body = await server.respond(input="x", tools=[{"type": "code_interpreter", **asked}])
+        (shown,) = body["tools"]
+        assert shown["container"] == (asked.get("container") or {"type": "auto"})
+        CodeInterpreter.model_validate(shown, strict=True)
 
 
-def test_secrets_are_neither_shown_nor_stored() -> None:
-    async def main() -> None:
-        async with tools_served(FINAL) as server:
-            tool = {**MCP, "authorization": "sk-canary", "headers": {"X-Key": "sk-canary"}}
-            body = await server.respond(input="x", tools=[tool])
-            assert body["tools"][0]["headers"] == {"X-Key": "<redacted>"}
-            stored = await server.http.get(f"/v1/responses/{body['id']}")
-            assert "sk-canary" not in stored.text
-            assert server.tools.boxes[0].wanted.mcp[0].authorization == "sk-canary"
-
-    asyncio.run(main())
+async def test_secrets_are_neither_shown_nor_stored() -> None:
+    async with tools_served(FINAL) as server:
+        tool = {**MCP, "authorization": "sk-canary", "headers": {"X-Key": "sk-canary"}}
+        body = await server.respond(input="x", tools=[tool])
+        assert body["tools"][0]["headers"] == {"X-Key": "<redacted>"}
+        stored = await server.http.get(f"/v1/responses/{body['id']}")
+        assert "sk-canary" not in stored.text
+        assert server.tools.boxes[0].wanted.mcp[0].authorization == "sk-canary"

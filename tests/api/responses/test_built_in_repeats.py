@@ -10,7 +10,6 @@ import pytest
 
 from chorale.tools.contract import Progress, ToolCall, ToolResult
 from tests.support.scripted_tools import ScriptedService, tools_served
-from tests.support.server import run
 
 CODE: dict[str, Any] = {"type": "code_interpreter", "container": {"type": "auto"}}
 WEB: dict[str, Any] = {"type": "web_search"}
@@ -19,35 +18,30 @@ SEARCH = '<|channel|>analysis to=browser.search code<|message|>{"query": "tides"
 
 
 @pytest.mark.parametrize(("call", "tool", "repeatable"), [(PYTHON, CODE, False), (SEARCH, WEB, True)])
-def test_the_store_knows_before_a_tool_runs(call: str, tool: dict[str, Any], repeatable: bool) -> None:
-    async def scenario() -> None:
-        running, kept = asyncio.Event(), list[bool]()
+async def test_the_store_knows_before_a_tool_runs(call: str, tool: dict[str, Any], repeatable: bool) -> None:
+    running, kept = asyncio.Event(), list[bool]()
 
-        async def hang(call: ToolCall) -> AsyncGenerator[Progress | ToolResult, None]:
-            access = server.state.store._access
-            row = await access.read(
-                lambda db: db.execute("SELECT request IS NOT NULL FROM responses").fetchone()
-            )
-            kept.append(bool(row[0]))
-            running.set()
-            await asyncio.Event().wait()
-            yield ToolResult("python", "", True)
+    async def hang(call: ToolCall) -> AsyncGenerator[Progress | ToolResult, None]:
+        access = server.state.store._access
+        row = await access.read(lambda db: db.execute("SELECT request IS NOT NULL FROM responses").fetchone())
+        kept.append(bool(row[0]))
+        running.set()
+        await asyncio.Event().wait()
+        yield ToolResult("python", "", True)
 
-        async with tools_served(call, tools=ScriptedService(hang)) as server:
-            try:
-                status, made = await server.post(input="x", tools=[tool], background=True)
-                assert status == 200, made
-                await asyncio.wait_for(running.wait(), 10)
-                assert kept == [repeatable]
-                background = server.state.background
-                await background.put_back(server.state.store)
-                found = await server.state.store.get(made["id"], b"")
-                assert found is not None
-                assert (found.status == "queued") == repeatable
-            finally:
-                await server.state.background.close(server.state.store)
+    async with tools_served(call, tools=ScriptedService(hang)) as server:
+        try:
+            status, made = await server.post(input="x", tools=[tool], background=True)
+            assert status == 200, made
+            await asyncio.wait_for(running.wait(), 10)
+            assert kept == [repeatable]
+            background = server.state.background
+            await background.put_back(server.state.store)
             found = await server.state.store.get(made["id"], b"")
             assert found is not None
-            assert found.status == ("queued" if repeatable else "failed")
-
-    run(scenario)
+            assert (found.status == "queued") == repeatable
+        finally:
+            await server.state.background.close(server.state.store)
+        found = await server.state.store.get(made["id"], b"")
+        assert found is not None
+        assert found.status == ("queued" if repeatable else "failed")

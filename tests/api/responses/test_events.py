@@ -21,165 +21,137 @@ REQUIRED_KEYS = {
 }  # fmt: skip
 
 
-def test_the_events_of_an_answer() -> None:
-    async def scenario() -> None:
-        async with serve(HELLO) as server:
-            events = await server.events(input="hello")
-            kinds = [event["type"].removeprefix("response.") for event in events]
-            compact = [kind for i, kind in enumerate(kinds) if i == 0 or kinds[i - 1] != kind]
-            assert compact == [
-                "created",
-                "in_progress",
-                "output_item.added",
-                "content_part.added",
-                "reasoning_text.delta",
-                "reasoning_text.done",
-                "content_part.done",
-                "output_item.done",
-                "output_item.added",
-                "content_part.added",
-                "output_text.delta",
-                "output_text.done",
-                "content_part.done",
-                "output_item.done",
-                "completed",
-            ]
-            body = fold_events(events)
-            assert all(e["logprobs"] == [] for e in events if e["type"] == "response.output_text.delta")
-            assert sorted(REQUIRED_KEYS - set(body)) == []
-            assert events[0]["response"]["status"] == events[1]["response"]["status"] == "in_progress"
-            assert set(events[0]["response"]) == set(body)
-            assert body["status"] == "completed"
-            assert body["completed_at"] >= body["created_at"]
-            assert body["text"] == {"format": {"type": "text"}, "verbosity": "medium"}
-            reasoning, message = body["output"]
-            assert reasoning["content"] == [{"type": "reasoning_text", "text": "Say hi."}]
-            assert reasoning["summary"] == []
-            assert message["content"][0]["text"] == "Hi there!"
-            assert message["phase"] == "final_answer"
-            assert reasoning["id"].startswith("rs_")
-            assert message["id"].startswith("msg_")
-
-    run(scenario)
+async def test_the_events_of_an_answer() -> None:
+    async with serve(HELLO) as server:
+        events = await server.events(input="hello")
+        kinds = [event["type"].removeprefix("response.") for event in events]
+        compact = [kind for i, kind in enumerate(kinds) if i == 0 or kinds[i - 1] != kind]
+        assert compact == [
+            "created",
+            "in_progress",
+            "output_item.added",
+            "content_part.added",
+            "reasoning_text.delta",
+            "reasoning_text.done",
+            "content_part.done",
+            "output_item.done",
+            "output_item.added",
+            "content_part.added",
+            "output_text.delta",
+            "output_text.done",
+            "content_part.done",
+            "output_item.done",
+            "completed",
+        ]
+        body = fold_events(events)
+        assert all(e["logprobs"] == [] for e in events if e["type"] == "response.output_text.delta")
+        assert sorted(REQUIRED_KEYS - set(body)) == []
+        assert events[0]["response"]["status"] == events[1]["response"]["status"] == "in_progress"
+        assert set(events[0]["response"]) == set(body)
+        assert body["status"] == "completed"
+        assert body["completed_at"] >= body["created_at"]
+        assert body["text"] == {"format": {"type": "text"}, "verbosity": "medium"}
+        reasoning, message = body["output"]
+        assert reasoning["content"] == [{"type": "reasoning_text", "text": "Say hi."}]
+        assert reasoning["summary"] == []
+        assert message["content"][0]["text"] == "Hi there!"
+        assert message["phase"] == "final_answer"
+        assert reasoning["id"].startswith("rs_")
+        assert message["id"].startswith("msg_")
 
 
-def test_usage_counts_everything_once() -> None:
+async def test_usage_counts_everything_once() -> None:
     """Visible and reasoning tokens stay within the output; cached tokens are reported."""
-
-    async def scenario() -> None:
-        async with serve(HELLO, num_cached_tokens=16) as server:
-            status, body = await server.post(input="hello")
-            assert status == 200
-            usage = body["usage"]
-            assert usage["input_tokens"] == len(server.prompt_ids())
-            assert usage["input_tokens_details"] == {"cached_tokens": 16, "cache_write_tokens": 0}
-            assert usage["output_tokens"] == len(tokens(HELLO))
-            assert usage["output_tokens_details"] == {"reasoning_tokens": len(tokens("Say hi."))}
-            assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
-            events = await server.events(input="hello")
-            assert events[-1]["response"]["usage"] == usage
-
-    run(scenario)
+    async with serve(HELLO, num_cached_tokens=16) as server:
+        status, body = await server.post(input="hello")
+        assert status == 200
+        usage = body["usage"]
+        assert usage["input_tokens"] == len(server.prompt_ids())
+        assert usage["input_tokens_details"] == {"cached_tokens": 16, "cache_write_tokens": 0}
+        assert usage["output_tokens"] == len(tokens(HELLO))
+        assert usage["output_tokens_details"] == {"reasoning_tokens": len(tokens("Say hi."))}
+        assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
+        events = await server.events(input="hello")
+        assert events[-1]["response"]["usage"] == usage
 
 
-def test_a_call_streams_its_arguments() -> None:
-    async def scenario() -> None:
-        async with serve(CALL) as server:
-            events = await server.events(input="weather?", tools=[TOOL])
-            body = fold_events(events)
-            call = body["output"][1]
-            assert call["type"] == "function_call"
-            assert (call["name"], call["arguments"]) == ("get_weather", '{"city":"Paris"}')
-            assert call["id"].startswith("fc_")
-            assert call["call_id"].startswith("call_")
-            deltas = [e for e in events if e["type"] == "response.function_call_arguments.delta"]
-            assert len(deltas) > 1
-
-    run(scenario)
+async def test_a_call_streams_its_arguments() -> None:
+    async with serve(CALL) as server:
+        events = await server.events(input="weather?", tools=[TOOL])
+        body = fold_events(events)
+        call = body["output"][1]
+        assert call["type"] == "function_call"
+        assert (call["name"], call["arguments"]) == ("get_weather", '{"city":"Paris"}')
+        assert call["id"].startswith("fc_")
+        assert call["call_id"].startswith("call_")
+        deltas = [e for e in events if e["type"] == "response.function_call_arguments.delta"]
+        assert len(deltas) > 1
 
 
-def test_a_call_without_arguments_still_has_its_events() -> None:
-    async def scenario() -> None:
-        text = "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|><|call|>"
-        async with serve(text) as server:
-            body = fold_events(await server.events(input="weather?", tools=[TOOL]))
-            assert body["output"][0]["arguments"] == "{}"
-
-    run(scenario)
+async def test_a_call_without_arguments_still_has_its_events() -> None:
+    text = "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|><|call|>"
+    async with serve(text) as server:
+        body = fold_events(await server.events(input="weather?", tools=[TOOL]))
+        assert body["output"][0]["arguments"] == "{}"
 
 
-def test_an_engine_that_dies_ends_the_stream() -> None:
-    async def scenario() -> None:
-        dead = EngineDeadError("the engine was restarted", retry_after=1)
-        script = Script(tokens(HELLO)[:7], error=dead)
-        async with serve(script) as server:
-            events = await server.events(input="go")
-            body = fold_events(events)
-            assert events[-1]["type"] == "response.failed"
-            assert body["status"] == "failed"
-            assert body["error"] == {"code": "server_error", "message": "the engine was restarted"}
-            assert events[-2]["type"] == "error"
-            assert events[-2]["code"] == "engine_restarted"
-            assert "error" not in events[-2]
-            assert {item["status"] for item in body["output"]} <= {"completed", "incomplete"}
-            stored = await server.http.get(f"/v1/responses/{body['id']}")
-            assert stored.json() == body
-            status, error = await server.post(input="go")
-            assert status == 503
-            assert error["error"]["code"] == "engine_restarted"
-
-    run(scenario)
+async def test_an_engine_that_dies_ends_the_stream() -> None:
+    dead = EngineDeadError("the engine was restarted", retry_after=1)
+    script = Script(tokens(HELLO)[:7], error=dead)
+    async with serve(script) as server:
+        events = await server.events(input="go")
+        body = fold_events(events)
+        assert events[-1]["type"] == "response.failed"
+        assert body["status"] == "failed"
+        assert body["error"] == {"code": "server_error", "message": "the engine was restarted"}
+        assert events[-2]["type"] == "error"
+        assert events[-2]["code"] == "engine_restarted"
+        assert "error" not in events[-2]
+        assert {item["status"] for item in body["output"]} <= {"completed", "incomplete"}
+        stored = await server.http.get(f"/v1/responses/{body['id']}")
+        assert stored.json() == body
+        status, error = await server.post(input="go")
+        assert status == 503
+        assert error["error"]["code"] == "engine_restarted"
 
 
-def test_an_engine_that_dies_before_the_first_token() -> None:
-    async def scenario() -> None:
-        script = Script([], error=EngineDeadError("gone"))
-        async with serve(script) as server:
-            body = fold_events(await server.events(input="go"))
-            assert (body["status"], body["output"]) == ("failed", [])
-
-    run(scenario)
+async def test_an_engine_that_dies_before_the_first_token() -> None:
+    script = Script([], error=EngineDeadError("gone"))
+    async with serve(script) as server:
+        body = fold_events(await server.events(input="go"))
+        assert (body["status"], body["output"]) == ("failed", [])
 
 
-def test_log_probabilities_when_asked_for() -> None:
-    async def scenario() -> None:
-        include = ["message.output_text.logprobs"]
-        async with serve(HELLO) as server:
-            events = await server.events(input="go", include=include, top_logprobs=1)
-            body = fold_events(events)
-            part = body["output"][1]["content"][0]
-            assert "".join(entry["token"] for entry in part["logprobs"]) == "Hi there!"
-            assert part["logprobs"][0]["top_logprobs"][0]["logprob"] == -0.5
-            assert bytes(part["logprobs"][0]["bytes"]) == b"Hi"
-            assert "logprobs" not in body["output"][0]["content"][0]
-            _, whole = await server.post(input="go", include=include, top_logprobs=1)
-            assert without_ids(whole) == without_ids(body)
-            assert server.client.requests[-1].sampling.logprobs == 1
-            await server.post(input="go", top_logprobs=3)
-            assert server.client.requests[-1].sampling.logprobs is None
-
-    run(scenario)
+async def test_log_probabilities_when_asked_for() -> None:
+    include = ["message.output_text.logprobs"]
+    async with serve(HELLO) as server:
+        events = await server.events(input="go", include=include, top_logprobs=1)
+        body = fold_events(events)
+        part = body["output"][1]["content"][0]
+        assert "".join(entry["token"] for entry in part["logprobs"]) == "Hi there!"
+        assert part["logprobs"][0]["top_logprobs"][0]["logprob"] == -0.5
+        assert bytes(part["logprobs"][0]["bytes"]) == b"Hi"
+        assert "logprobs" not in body["output"][0]["content"][0]
+        _, whole = await server.post(input="go", include=include, top_logprobs=1)
+        assert without_ids(whole) == without_ids(body)
+        assert server.client.requests[-1].sampling.logprobs == 1
+        await server.post(input="go", top_logprobs=3)
+        assert server.client.requests[-1].sampling.logprobs is None
 
 
-def test_reasoning_can_be_hidden() -> None:
-    async def scenario() -> None:
-        async with serve(HELLO) as server:
-            body = fold_events(await server.events(input="go", include_reasoning=False))
-            assert [item["type"] for item in body["output"]] == ["message"]
-            _, whole = await server.post(input="go", include_reasoning=False)
-            assert without_ids(whole) == without_ids(body)
-
-    run(scenario)
+async def test_reasoning_can_be_hidden() -> None:
+    async with serve(HELLO) as server:
+        body = fold_events(await server.events(input="go", include_reasoning=False))
+        assert [item["type"] for item in body["output"]] == ["message"]
+        _, whole = await server.post(input="go", include_reasoning=False)
+        assert without_ids(whole) == without_ids(body)
 
 
-def test_stop_strings_end_the_text() -> None:
-    async def scenario() -> None:
-        async with serve(HELLO) as server:
-            body = fold_events(await server.events(input="go", stop=[" there"]))
-            assert body["output"][1]["content"][0]["text"] == "Hi"
-            assert body["status"] == "completed"
-
-    run(scenario)
+async def test_stop_strings_end_the_text() -> None:
+    async with serve(HELLO) as server:
+        body = fold_events(await server.events(input="go", stop=[" there"]))
+        assert body["output"][1]["content"][0]["text"] == "Hi"
+        assert body["status"] == "completed"
 
 
 # --------------------------------------------------------------------------- stream == body

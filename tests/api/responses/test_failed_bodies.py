@@ -19,7 +19,6 @@ from chorale.store.protocol import RESTARTED
 from chorale.testing.scripted_client import Script
 from tests.support.responses import TOOL, VOCAB
 from tests.support.scripted_tools import tools_served
-from tests.support.server import run
 from tests.support.sse import parse_sse
 from tests.turns.tools.test_loop import CODE, ECHO, FINAL, MCP, PYTHON, SEARCH, THINK, WEB, ids
 
@@ -61,58 +60,46 @@ def check_events(events: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", LASTS)
-def test_an_engine_that_dies_within_an_item(kind: str) -> None:
+async def test_an_engine_that_dies_within_an_item(kind: str) -> None:
     script = ids(THINK + LASTS[kind])
-
-    async def scenario() -> None:
-        for end in range(1, len(script), 7):
-            async with tools_served(Script(script[:end], error=EngineDeadError("gone"))) as server:
-                body = check_events(parse_sse(await server.stream(input="x", tools=TOOLS)))
-                assert body["status"] == "failed"
-                assert body["error"] == {"code": "server_error", "message": "gone"}
-
-    run(scenario)
+    for end in range(1, len(script), 7):
+        async with tools_served(Script(script[:end], error=EngineDeadError("gone"))) as server:
+            body = check_events(parse_sse(await server.stream(input="x", tools=TOOLS)))
+            assert body["status"] == "failed"
+            assert body["error"] == {"code": "server_error", "message": "gone"}
 
 
 @pytest.mark.parametrize("kind", LASTS)
-def test_the_limit_falls_within_an_item(kind: str) -> None:
+async def test_the_limit_falls_within_an_item(kind: str) -> None:
     script = ids(THINK + LASTS[kind])
-
-    async def scenario() -> None:
-        for end in range(1, len(script), 7):
-            async with tools_served(Script(script[:end], finish_reason="length")) as server:
-                body = check_events(parse_sse(await server.stream(input="x", tools=TOOLS)))
-                assert body["status"] == "incomplete"
-                assert body["incomplete_details"] == {"reason": "max_output_tokens"}
-                check_body(await server.respond(input="x", tools=TOOLS))
-
-    run(scenario)
+    for end in range(1, len(script), 7):
+        async with tools_served(Script(script[:end], finish_reason="length")) as server:
+            body = check_events(parse_sse(await server.stream(input="x", tools=TOOLS)))
+            assert body["status"] == "incomplete"
+            assert body["incomplete_details"] == {"reason": "max_output_tokens"}
+            check_body(await server.respond(input="x", tools=TOOLS))
 
 
 @pytest.mark.parametrize("kind", LASTS)
-def test_a_server_that_dies_within_an_item(kind: str) -> None:
+async def test_a_server_that_dies_within_an_item(kind: str) -> None:
     """What another server makes of the events that were stored until then."""
-
-    async def scenario() -> None:
-        async with tools_served(THINK + LASTS[kind], FINAL) as server:
-            made = await server.respond(input="x", tools=TOOLS, background=True)
-            await server.state.background.drain()
-            page = await server.state.store.background.events(made["id"], b"", 0)
-            stored = await server.state.store.get(made["id"], b"")
-        assert page is not None
-        assert stored is not None
-        log = [event for chunk in page.chunks for event in read_chunk(chunk.data)]
-        for end in range(len(log)):
-            told = join([data for event in log[:end] if (data := pack(event)) is not None])
-            begun = replace(stored, output=())
-            failed, closing, _ = recovery(VOCAB)(begun, [told], "failed")
-            translator = Translator(ResponseBuilder.of_stored(failed, VOCAB))
-            frames = translator.start() + translator.feed(log[:end] + read_chunk(closing))
-            frames += translator.finish(failed.to_object())
-            body = check_events([json.loads(data) for _, data in frames])
-            assert body["error"] == RESTARTED
-
-    run(scenario)
+    async with tools_served(THINK + LASTS[kind], FINAL) as server:
+        made = await server.respond(input="x", tools=TOOLS, background=True)
+        await server.state.background.drain()
+        page = await server.state.store.background.events(made["id"], b"", 0)
+        stored = await server.state.store.get(made["id"], b"")
+    assert page is not None
+    assert stored is not None
+    log = [event for chunk in page.chunks for event in read_chunk(chunk.data)]
+    for end in range(len(log)):
+        told = join([data for event in log[:end] if (data := pack(event)) is not None])
+        begun = replace(stored, output=())
+        failed, closing, _ = recovery(VOCAB)(begun, [told], "failed")
+        translator = Translator(ResponseBuilder.of_stored(failed, VOCAB))
+        frames = translator.start() + translator.feed(log[:end] + read_chunk(closing))
+        frames += translator.finish(failed.to_object())
+        body = check_events([json.loads(data) for _, data in frames])
+        assert body["error"] == RESTARTED
 
 
 @pytest.mark.parametrize(
@@ -124,12 +111,9 @@ def test_a_server_that_dies_within_an_item(kind: str) -> None:
         (ChoraleError("who knows", code="response_aborted"), "server_error"),
     ],
 )
-def test_each_error_has_a_code_of_the_list_and_says_what_it_was(error: ChoraleError, code: str) -> None:
-    async def scenario() -> None:
-        async with tools_served(Script(ids(THINK), error=error)) as server:
-            events = parse_sse(await server.stream(input="x"))
-            body = check_events(events)
-            assert body["error"] == {"code": code, "message": error.message}
-            assert events[-2]["code"] == error.code, "the error event has no closed list"
-
-    run(scenario)
+async def test_each_error_has_a_code_of_the_list_and_says_what_it_was(error: ChoraleError, code: str) -> None:
+    async with tools_served(Script(ids(THINK), error=error)) as server:
+        events = parse_sse(await server.stream(input="x"))
+        body = check_events(events)
+        assert body["error"] == {"code": code, "message": error.message}
+        assert events[-2]["code"] == error.code, "the error event has no closed list"

@@ -8,17 +8,11 @@ import pytest
 from openai.types.responses.response_create_params import ResponseCreateParamsStreaming
 
 from chorale.api.responses.prepare import read_rules
-from chorale.api.responses.request import (
-    HARMLESS,
-    REFUSED,
-    ResponsesRequest,
-    parse_request,
-)
+from chorale.api.responses.request import HARMLESS, REFUSED, ResponsesRequest, parse_request
 from chorale.api.responses.tools import read_tools
 from chorale.config.engine import ServerConfig
 from chorale.errors import RequestError
 from tests.support.responses import CALL, HELLO, MODEL, TOOL, serve, tokens
-from tests.support.server import run
 
 
 def test_every_field_of_the_sdk_has_a_verdict() -> None:
@@ -100,206 +94,172 @@ def test_what_asks_for_nothing_is_let_through(extra: dict[str, Any]) -> None:
     assert parse_request({"input": "x", **extra}).input is not None
 
 
-def test_fields_are_echoed() -> None:
-    async def scenario() -> None:
-        async with serve(HELLO) as server:
-            sent: dict[str, Any] = {
-                "instructions": "Be brief.",
-                "metadata": {"a": "b"},
-                "user": "u",
-                "safety_identifier": "s",
-                "prompt_cache_key": "k",
-                "temperature": 0.5,
-                "top_p": 0.25,
-                "presence_penalty": 0.5,
-                "frequency_penalty": -0.5,
-                "top_logprobs": 2,
-                "max_output_tokens": 131072,
-                "max_tool_calls": 3,
-                "truncation": "auto",
-                "parallel_tool_calls": False,
-                "store": False,
-            }
-            _, body = await server.post(
-                input="x", service_tier="priority", reasoning={"effort": "xhigh"}, **sent
-            )
-            assert {key: body[key] for key in sent} == sent
-            assert body["reasoning"] == {"effort": "xhigh", "summary": None}
-            assert body["service_tier"] == "default"
-            assert "Reasoning: high" in server.prompt()
-            sampling = server.client.requests[0].sampling
-            assert (sampling.temperature, sampling.top_p) == (0.5, 0.25)
-            assert sampling.max_tokens == 131072 - len(server.prompt_ids())
-            assert (await server.http.get(f"/v1/responses/{body['id']}")).status_code == 404  # store: false
-            _, body = await server.post(input="x")
-            assert body["max_output_tokens"] is None
-            assert body["store"] is True
-            assert body["reasoning"] == {"effort": "medium", "summary": None}
-            assert body["metadata"] == {}
-
-    run(scenario)
+async def test_fields_are_echoed() -> None:
+    async with serve(HELLO) as server:
+        sent: dict[str, Any] = {
+            "instructions": "Be brief.",
+            "metadata": {"a": "b"},
+            "user": "u",
+            "safety_identifier": "s",
+            "prompt_cache_key": "k",
+            "temperature": 0.5,
+            "top_p": 0.25,
+            "presence_penalty": 0.5,
+            "frequency_penalty": -0.5,
+            "top_logprobs": 2,
+            "max_output_tokens": 131072,
+            "max_tool_calls": 3,
+            "truncation": "auto",
+            "parallel_tool_calls": False,
+            "store": False,
+        }
+        _, body = await server.post(input="x", service_tier="priority", reasoning={"effort": "xhigh"}, **sent)
+        assert {key: body[key] for key in sent} == sent
+        assert body["reasoning"] == {"effort": "xhigh", "summary": None}
+        assert body["service_tier"] == "default"
+        assert "Reasoning: high" in server.prompt()
+        sampling = server.client.requests[0].sampling
+        assert (sampling.temperature, sampling.top_p) == (0.5, 0.25)
+        assert sampling.max_tokens == 131072 - len(server.prompt_ids())
+        assert (await server.http.get(f"/v1/responses/{body['id']}")).status_code == 404  # store: false
+        _, body = await server.post(input="x")
+        assert body["max_output_tokens"] is None
+        assert body["store"] is True
+        assert body["reasoning"] == {"effort": "medium", "summary": None}
+        assert body["metadata"] == {}
 
 
-def test_the_effort_of_requests_that_name_none() -> None:
-    async def main() -> None:
-        async with serve(HELLO, config=ServerConfig(default_reasoning_effort="low")) as server:
-            _, body = await server.post(input="x")
-            assert body["reasoning"]["effort"] == "low"
-            assert "Reasoning: low\n" in server.prompt()
-
-    run(main)
+async def test_the_effort_of_requests_that_name_none() -> None:
+    async with serve(HELLO, config=ServerConfig(default_reasoning_effort="low")) as server:
+        _, body = await server.post(input="x")
+        assert body["reasoning"]["effort"] == "low"
+        assert "Reasoning: low\n" in server.prompt()
 
 
-def test_a_line_of_the_instructions_sets_the_effort() -> None:
+async def test_a_line_of_the_instructions_sets_the_effort() -> None:
     system = {"type": "message", "role": "system", "content": "Be brief.\nreasoning: low"}
     user = {"type": "message", "role": "user", "content": "Reasoning: high"}
-
-    async def main() -> None:
-        async with serve(*[HELLO] * 4) as server:
-            _, body = await server.post(input="x", instructions="Reasoning: high\nBe kind.")
-            assert body["reasoning"]["effort"] == "high"
-            assert body["instructions"] == "Reasoning: high\nBe kind."  # as it was sent
-            assert "Reasoning: high\n\n# Valid channels" in server.prompt()
-            assert "# Instructions\n\nBe kind.<|end|>" in server.prompt()
-            _, body = await server.post(input=[system, user])
-            assert body["reasoning"]["effort"] == "low"
-            assert "# Instructions\n\nBe brief.<|end|>" in server.prompt()
-            assert "<|start|>user<|message|>Reasoning: high<|end|>" in server.prompt()
-            _, body = await server.post(input=[user], previous_response_id=body["id"])  # the chain's item
-            assert body["reasoning"]["effort"] == "low"
-            _, body = await server.post(input=[system, user], reasoning={"effort": "high"})
-            assert body["reasoning"]["effort"] == "high"
-            assert "Reasoning: high\n\n# Valid channels" in server.prompt()
-
-    run(main)
+    async with serve(*[HELLO] * 4) as server:
+        _, body = await server.post(input="x", instructions="Reasoning: high\nBe kind.")
+        assert body["reasoning"]["effort"] == "high"
+        assert body["instructions"] == "Reasoning: high\nBe kind."  # as it was sent
+        assert "Reasoning: high\n\n# Valid channels" in server.prompt()
+        assert "# Instructions\n\nBe kind.<|end|>" in server.prompt()
+        _, body = await server.post(input=[system, user])
+        assert body["reasoning"]["effort"] == "low"
+        assert "# Instructions\n\nBe brief.<|end|>" in server.prompt()
+        assert "<|start|>user<|message|>Reasoning: high<|end|>" in server.prompt()
+        _, body = await server.post(input=[user], previous_response_id=body["id"])  # the chain's item
+        assert body["reasoning"]["effort"] == "low"
+        _, body = await server.post(input=[system, user], reasoning={"effort": "high"})
+        assert body["reasoning"]["effort"] == "high"
+        assert "Reasoning: high\n\n# Valid channels" in server.prompt()
 
 
-def test_efforts_identity_and_instructions() -> None:
+async def test_efforts_identity_and_instructions() -> None:
     """An identity of one's own; every effort name of OpenAI's enum."""
-
-    async def scenario() -> None:
-        async with serve(HELLO) as server:
-            pairs = {"none": "low", "minimal": "low", "low": "low", "high": "high", "max": "high"}
-            for asked, meant in pairs.items():
-                _, body = await server.post(input="x", reasoning={"effort": asked, "summary": "auto"})
-                assert body["reasoning"] == {"effort": asked, "summary": "auto"}
-                assert f"Reasoning: {meant}\n" in server.prompt()
-            await server.post(
-                input="x", chat_template_kwargs={"model_identity": "I am Bob.", "reasoning_effort": "low"}
-            )
-            assert server.prompt().startswith("<|start|>system<|message|>I am Bob.\n")
-            assert "Reasoning: low\n" in server.prompt()
-
-    run(scenario)
+    async with serve(HELLO) as server:
+        pairs = {"none": "low", "minimal": "low", "low": "low", "high": "high", "max": "high"}
+        for asked, meant in pairs.items():
+            _, body = await server.post(input="x", reasoning={"effort": asked, "summary": "auto"})
+            assert body["reasoning"] == {"effort": asked, "summary": "auto"}
+            assert f"Reasoning: {meant}\n" in server.prompt()
+        await server.post(
+            input="x", chat_template_kwargs={"model_identity": "I am Bob.", "reasoning_effort": "low"}
+        )
+        assert server.prompt().startswith("<|start|>system<|message|>I am Bob.\n")
+        assert "Reasoning: low\n" in server.prompt()
 
 
-def test_what_agents_declare_by_default_is_left_out_beside_their_own_tools(
+async def test_what_agents_declare_by_default_is_left_out_beside_their_own_tools(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def scenario() -> None:
-        async with serve(CALL) as server:
-            built_in: list[dict[str, Any]] = [{"type": "web_search"}, {"type": "image_generation"}]
-            nested = {"type": "function", "function": {"name": "other", "parameters": {"type": "object"}}}
-            for _ in range(2):
-                status, body = await server.post(input="x", tools=[*built_in, TOOL, nested])
-                assert status == 200
-            assert body["tools"][:2] == built_in
-            assert body["tools"][2] == TOOL
-            assert body["tools"][3]["name"] == "other"
-            assert "type get_weather" in server.prompt()
-            assert "type other" in server.prompt()
-            assert "web_search" not in server.prompt()
-            assert "image" not in server.prompt()
-
-    run(scenario)
+    async with serve(CALL) as server:
+        built_in: list[dict[str, Any]] = [{"type": "web_search"}, {"type": "image_generation"}]
+        nested = {"type": "function", "function": {"name": "other", "parameters": {"type": "object"}}}
+        for _ in range(2):
+            status, body = await server.post(input="x", tools=[*built_in, TOOL, nested])
+            assert status == 200
+        assert body["tools"][:2] == built_in
+        assert body["tools"][2] == TOOL
+        assert body["tools"][3]["name"] == "other"
+        assert "type get_weather" in server.prompt()
+        assert "type other" in server.prompt()
+        assert "web_search" not in server.prompt()
+        assert "image" not in server.prompt()
     for kind in ("image_generation", "web_search"):
         assert sum(kind in record.message for record in caplog.records) <= 1
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_input_that_is_too_long(stream: bool) -> None:
-    async def scenario() -> None:
-        long: list[Any] = []
-        for n in range(40):
-            long.append({"role": "user", "content": f"question {n} " + "word " * 50})
-            long.append({"role": "assistant", "content": f"answer {n}"})
-        long.append({"role": "user", "content": "the last question"})
-        async with serve(HELLO, max_model_len=1000) as server:
-            status, body = await server.post(input=long, stream=stream)
-            assert status == 400
-            assert body["error"]["code"] == "context_length_exceeded"
-            assert body["error"]["param"] == "input"
+async def test_an_input_that_is_too_long(stream: bool) -> None:
+    long: list[Any] = []
+    for n in range(40):
+        long.append({"role": "user", "content": f"question {n} " + "word " * 50})
+        long.append({"role": "assistant", "content": f"answer {n}"})
+    long.append({"role": "user", "content": "the last question"})
+    async with serve(HELLO, max_model_len=1000) as server:
+        status, body = await server.post(input=long, stream=stream)
+        assert status == 400
+        assert body["error"]["code"] == "context_length_exceeded"
+        assert body["error"]["param"] == "input"
+        response = await server.http.post(
+            "/v1/responses",
+            json={"input": long, "truncation": "auto", "instructions": "Be brief.", "stream": stream},
+        )
+        assert response.status_code == 200
+        text = server.prompt()
+        assert 500 < len(server.prompt_ids()) <= 750
+        assert "Be brief." in text
+        assert "the last question" in text
+        assert "answer 39" in text
+        assert "question 0 " not in text
+        status, body = await server.post(input="word " * 2000, truncation="auto")
+        assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
+
+
+async def test_methods_and_paths() -> None:
+    async with serve(HELLO) as server:
+        for path in ("/v1/responses/nonsense", "/v1/responses/resp_" + "0" * 32):
+            for method in ("GET", "DELETE"):
+                response = await server.http.request(method, path)
+                assert response.status_code == 404
+                assert path.rsplit("/", 1)[1] in response.json()["error"]["message"]
+        assert (await server.http.get("/v1/responses/x/input_items")).status_code == 404
+        _, body = await server.post(input="x")
+        base = f"/v1/responses/{body['id']}"
+        assert (await server.http.get(f"{base}?stream=true")).json()["error"]["code"] == "unsupported_value"
+        assert (await server.http.get(f"{base}?stream=false")).json() == body
+        for query in ("limit=0", "limit=101", "limit=x", "order=up", "after=nobody"):
+            response = await server.http.get(f"{base}/input_items?{query}")
+            assert response.status_code == 400, query
+            assert response.json()["error"]["param"] == query.split("=")[0]
+        deleted = (await server.http.delete(base)).json()
+        assert deleted == {"id": body["id"], "object": "response.deleted", "deleted": True}
+
+
+async def test_a_store_that_fails_does_not_fail_the_response(caplog: pytest.LogCaptureFixture) -> None:
+    async with serve(HELLO) as server:
+        await server.store.close()
+        for stream in (False, True):
             response = await server.http.post(
-                "/v1/responses",
-                json={"input": long, "truncation": "auto", "instructions": "Be brief.", "stream": stream},
+                "/v1/responses", json={"model": MODEL, "input": "x", "stream": stream}
             )
             assert response.status_code == 200
-            text = server.prompt()
-            assert 500 < len(server.prompt_ids()) <= 750
-            assert "Be brief." in text
-            assert "the last question" in text
-            assert "answer 39" in text
-            assert "question 0 " not in text
-            status, body = await server.post(input="word " * 2000, truncation="auto")
-            assert (status, body["error"]["code"]) == (400, "context_length_exceeded")
-
-    run(scenario)
-
-
-def test_methods_and_paths() -> None:
-    async def scenario() -> None:
-        async with serve(HELLO) as server:
-            for path in ("/v1/responses/nonsense", "/v1/responses/resp_" + "0" * 32):
-                for method in ("GET", "DELETE"):
-                    response = await server.http.request(method, path)
-                    assert response.status_code == 404
-                    assert path.rsplit("/", 1)[1] in response.json()["error"]["message"]
-            assert (await server.http.get("/v1/responses/x/input_items")).status_code == 404
-            _, body = await server.post(input="x")
-            base = f"/v1/responses/{body['id']}"
-            assert (await server.http.get(f"{base}?stream=true")).json()["error"][
-                "code"
-            ] == "unsupported_value"
-            assert (await server.http.get(f"{base}?stream=false")).json() == body
-            for query in ("limit=0", "limit=101", "limit=x", "order=up", "after=nobody"):
-                response = await server.http.get(f"{base}/input_items?{query}")
-                assert response.status_code == 400, query
-                assert response.json()["error"]["param"] == query.split("=")[0]
-            deleted = (await server.http.delete(base)).json()
-            assert deleted == {"id": body["id"], "object": "response.deleted", "deleted": True}
-
-    run(scenario)
-
-
-def test_a_store_that_fails_does_not_fail_the_response(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        async with serve(HELLO) as server:
-            await server.store.close()
-            for stream in (False, True):
-                response = await server.http.post(
-                    "/v1/responses", json={"model": MODEL, "input": "x", "stream": stream}
-                )
-                assert response.status_code == 200
-                assert (
-                    b'"store":false'
-                    in response.content.replace(b" ", b"").rsplit(b"response.completed", 1)[-1]
-                )
-            assert server.app.state.metrics.series.counters["chorale:response_store_failures"] == {(): 2.0}
-
-    run(scenario)
+            assert (
+                b'"store":false' in response.content.replace(b" ", b"").rsplit(b"response.completed", 1)[-1]
+            )
+        assert server.app.state.metrics.series.counters["chorale:response_store_failures"] == {(): 2.0}
     assert "could not be stored" in caplog.text
 
 
-def test_the_prompt_of_a_plain_question() -> None:
-    async def scenario() -> None:
-        async with serve(HELLO) as server:
-            await server.post(input="What is 2 + 2?", instructions="Be brief.")
-            assert server.prompt_ids() == tokens(
-                "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n"
-                "Knowledge cutoff: 2024-06\nCurrent date: 2026-01-02\n\nReasoning: medium\n\n"
-                "# Valid channels: analysis, commentary, final. Channel must be included for every message."
-                "<|end|><|start|>developer<|message|># Instructions\n\nBe brief.<|end|>"
-                "<|start|>user<|message|>What is 2 + 2?<|end|><|start|>assistant"
-            )
-
-    run(scenario)
+async def test_the_prompt_of_a_plain_question() -> None:
+    async with serve(HELLO) as server:
+        await server.post(input="What is 2 + 2?", instructions="Be brief.")
+        assert server.prompt_ids() == tokens(
+            "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n"
+            "Knowledge cutoff: 2024-06\nCurrent date: 2026-01-02\n\nReasoning: medium\n\n"
+            "# Valid channels: analysis, commentary, final. Channel must be included for every message."
+            "<|end|><|start|>developer<|message|># Instructions\n\nBe brief.<|end|>"
+            "<|start|>user<|message|>What is 2 + 2?<|end|><|start|>assistant"
+        )

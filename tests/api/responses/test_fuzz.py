@@ -7,7 +7,6 @@ import random
 from typing import Any
 
 from tests.support.responses import CALL, MODEL, serve
-from tests.support.server import run
 
 ITEMS: list[dict[str, Any]] = [
     {"type": "message", "role": "system", "content": "rules"},
@@ -63,44 +62,40 @@ QUERIES = [
 VALUES = ["true", "1", "-1", "9" * 30, "", "x", "é", "asc", "desc", "resp_" + "0" * 32, "\x00", "٣"]
 
 
-def test_no_question_about_state_is_a_server_error() -> None:
+async def test_no_question_about_state_is_a_server_error() -> None:
     """Conversations, compaction, cancel, and every query string, mutated."""
-
-    async def scenario() -> None:
-        rng = random.Random(12)
-        async with serve(CALL, tokens_per_step=64) as server:
-            item = {"type": "message", "role": "user", "content": "hi"}
-            made = (await server.http.post("/v1/conversations", json={"items": [item]})).json()["id"]
-            response = (await server.post(input="x", background=True))[1]["id"]
-            bodies: list[tuple[str, dict[str, Any]]] = [
-                ("/v1/conversations", {"items": ITEMS, "metadata": {"a": "b"}}),
-                (f"/v1/conversations/{made}", {"metadata": {"a": "b"}}),
-                (f"/v1/conversations/{made}/items", {"items": ITEMS, "include": []}),
-                ("/v1/responses/compact", {"model": MODEL, "input": ITEMS, "instructions": "x"}),
-                ("/v1/responses", {"input": "x", "conversation": {"id": made}, "background": False}),
-                ("/v1/responses", {"input": "x", "background": True, "background_options": {}}),
-            ]
-            reads = [
-                f"/v1/responses/{response}",
-                f"/v1/responses/{response}/input_items",
-                f"/v1/conversations/{made}/items",
-                f"/v1/conversations/{rng.choice(VALUES[5:9])}",
-                f"/v1/responses/{rng.choice(VALUES[5:9])}/input_items",
-            ]
-            statuses: dict[int, int] = {}
-            for number in range(300):
-                if number % 3:
-                    path, body = copy.deepcopy(rng.choice(bodies))
-                    answer = await server.http.post(path, json=mutate(rng, body) or {})
-                else:
-                    query = {rng.choice(QUERIES): rng.choice(VALUES) for _ in range(rng.randrange(3))}
-                    answer = await server.http.get(rng.choice(reads), params=query)
-                statuses[answer.status_code] = statuses.get(answer.status_code, 0) + 1
-                # 500: a compaction for which the scripted model, which only calls tools, wrote no summary
-                assert answer.status_code in (200, 400, 404, 429) or "no summary" in answer.text, answer.text
-                if answer.status_code >= 400:
-                    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
-            assert statuses[200] > 30
-            assert statuses[400] > 30
-
-    run(scenario)
+    rng = random.Random(12)
+    async with serve(CALL, tokens_per_step=64) as server:
+        item = {"type": "message", "role": "user", "content": "hi"}
+        made = (await server.http.post("/v1/conversations", json={"items": [item]})).json()["id"]
+        response = (await server.post(input="x", background=True))[1]["id"]
+        bodies: list[tuple[str, dict[str, Any]]] = [
+            ("/v1/conversations", {"items": ITEMS, "metadata": {"a": "b"}}),
+            (f"/v1/conversations/{made}", {"metadata": {"a": "b"}}),
+            (f"/v1/conversations/{made}/items", {"items": ITEMS, "include": []}),
+            ("/v1/responses/compact", {"model": MODEL, "input": ITEMS, "instructions": "x"}),
+            ("/v1/responses", {"input": "x", "conversation": {"id": made}, "background": False}),
+            ("/v1/responses", {"input": "x", "background": True, "background_options": {}}),
+        ]
+        reads = [
+            f"/v1/responses/{response}",
+            f"/v1/responses/{response}/input_items",
+            f"/v1/conversations/{made}/items",
+            f"/v1/conversations/{rng.choice(VALUES[5:9])}",
+            f"/v1/responses/{rng.choice(VALUES[5:9])}/input_items",
+        ]
+        statuses: dict[int, int] = {}
+        for number in range(300):
+            if number % 3:
+                path, body = copy.deepcopy(rng.choice(bodies))
+                answer = await server.http.post(path, json=mutate(rng, body) or {})
+            else:
+                query = {rng.choice(QUERIES): rng.choice(VALUES) for _ in range(rng.randrange(3))}
+                answer = await server.http.get(rng.choice(reads), params=query)
+            statuses[answer.status_code] = statuses.get(answer.status_code, 0) + 1
+            # 500: a compaction for which the scripted model, which only calls tools, wrote no summary
+            assert answer.status_code in (200, 400, 404, 429) or "no summary" in answer.text, answer.text
+            if answer.status_code >= 400:
+                assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+        assert statuses[200] > 30
+        assert statuses[400] > 30

@@ -15,24 +15,20 @@ from chorale.harmony.vocab import CALL as CALL_ID
 from chorale.harmony.vocab import END, START
 from chorale.testing.scripted_client import Script
 from tests.support.responses import ANSWER, CALL, HELLO, MODEL, TOOL, serve, tokens
-from tests.support.server import run
 
 SDK_TOOL: Any = TOOL
 
 
-def test_raw_stream_ends_incomplete_and_failed() -> None:
-    async def scenario() -> None:
-        cut = Script(tokens(HELLO)[:12])
-        dead = Script(tokens(HELLO)[:12], error=EngineDeadError("gone"))
-        for script, kind in ((cut, "response.incomplete"), (dead, "response.failed")):
-            async with serve(script) as server:
-                stream = await server.sdk.responses.create(model=MODEL, input="x", stream=True)
-                events = [event async for event in stream]
-                assert events[-1].type == kind
-                async with server.sdk.responses.stream(model=MODEL, input="x") as managed:
-                    assert [event.type async for event in managed][-1] == kind
-
-    run(scenario)
+async def test_raw_stream_ends_incomplete_and_failed() -> None:
+    cut = Script(tokens(HELLO)[:12])
+    dead = Script(tokens(HELLO)[:12], error=EngineDeadError("gone"))
+    for script, kind in ((cut, "response.incomplete"), (dead, "response.failed")):
+        async with serve(script) as server:
+            stream = await server.sdk.responses.create(model=MODEL, input="x", stream=True)
+            events = [event async for event in stream]
+            assert events[-1].type == kind
+            async with server.sdk.responses.stream(model=MODEL, input="x") as managed:
+                assert [event.type async for event in managed][-1] == kind
 
 
 def check_exact_prefix(server: Any, output_script: str) -> None:
@@ -47,129 +43,106 @@ def check_exact_prefix(server: Any, output_script: str) -> None:
     assert END in rest
 
 
-def test_stripped_reasoning_is_found_again() -> None:
+async def test_stripped_reasoning_is_found_again() -> None:
     """Clients that keep only encrypted_content send reasoning items back empty."""
-
-    async def scenario() -> None:
-        async with serve(CALL, ANSWER) as server:
-            first = await server.sdk.responses.create(
-                model=MODEL, input="Weather?", tools=[SDK_TOOL], include=["reasoning.encrypted_content"]
-            )
-            reasoning, call = first.output
-            assert reasoning.type == "reasoning"
-            assert reasoning.encrypted_content
-            assert call.type == "function_call"
-            history: list[Any] = [
-                {"role": "user", "content": "Weather?"},
-                {"type": "reasoning", "id": reasoning.id, "summary": [], "encrypted_content": None},
-                call.model_dump(),
-                {"type": "function_call_output", "call_id": call.call_id, "output": "21"},
-            ]
-            await server.sdk.responses.create(model=MODEL, input=history, tools=[SDK_TOOL])
-            check_exact_prefix(server, CALL)
-
-    run(scenario)
+    async with serve(CALL, ANSWER) as server:
+        first = await server.sdk.responses.create(
+            model=MODEL, input="Weather?", tools=[SDK_TOOL], include=["reasoning.encrypted_content"]
+        )
+        reasoning, call = first.output
+        assert reasoning.type == "reasoning"
+        assert reasoning.encrypted_content
+        assert call.type == "function_call"
+        history: list[Any] = [
+            {"role": "user", "content": "Weather?"},
+            {"type": "reasoning", "id": reasoning.id, "summary": [], "encrypted_content": None},
+            call.model_dump(),
+            {"type": "function_call_output", "call_id": call.call_id, "output": "21"},
+        ]
+        await server.sdk.responses.create(model=MODEL, input=history, tools=[SDK_TOOL])
+        check_exact_prefix(server, CALL)
 
 
-def test_item_references() -> None:
-    async def scenario() -> None:
-        async with serve(CALL, ANSWER) as server:
-            first = await server.sdk.responses.create(model=MODEL, input="Weather?", tools=[SDK_TOOL])
-            call = first.output[1]
-            assert call.type == "function_call"
-            history: list[Any] = [
-                {"role": "user", "content": "Weather?"},
-                {"type": "item_reference", "id": first.output[0].id},
-                {"id": call.id},
-                {"type": "function_call_output", "call_id": call.call_id, "output": "21"},
-            ]
-            second = await server.sdk.responses.create(model=MODEL, input=history, tools=[SDK_TOOL])
-            check_exact_prefix(server, CALL)
-            listed = await server.sdk.responses.input_items.list(second.id, order="asc")
-            assert [item.type for item in listed.data] == [
-                "message",
-                "reasoning",
-                "function_call",
-                "function_call_output",
-            ]
-            with pytest.raises(openai.NotFoundError, match="msg_0000"):
-                await server.sdk.responses.create(
-                    model=MODEL, input=[{"type": "item_reference", "id": "msg_" + "0" * 32}]
-                )
-
-    run(scenario)
-
-
-def test_an_edited_answer_is_taken_as_edited() -> None:
-    async def scenario() -> None:
-        async with serve(HELLO) as server:
-            first = await server.sdk.responses.create(model=MODEL, input="hello")
-            message = first.output[1].model_dump()
-            message["content"][0]["text"] = "Edited!"
-            history: list[Any] = [
-                {"role": "user", "content": "hello"},
-                message,
-                {"role": "user", "content": "and?"},
-            ]
-            await server.sdk.responses.create(model=MODEL, input=history)
-            assert "Edited!" in server.prompt()
-            assert "Hi there!" not in server.prompt()
-
-    run(scenario)
-
-
-def test_input_items_page_by_page() -> None:
-    async def scenario() -> None:
-        async with serve(HELLO) as server:
-            inputs: list[Any] = [{"role": "user", "content": f"number {n}"} for n in range(7)]
-            response = await server.sdk.responses.create(model=MODEL, input=inputs)
-            for order in ("asc", "desc"):
-                found = [
-                    item
-                    async for item in server.sdk.responses.input_items.list(response.id, limit=3, order=order)  # type: ignore[arg-type]
-                ]
-                texts = [item.content[0].text for item in found]  # type: ignore[union-attr]
-                expected = [f"number {n}" for n in range(7)]
-                assert texts == (expected if order == "asc" else expected[::-1])
-
-    run(scenario)
-
-
-def test_errors_are_typed() -> None:
-    async def scenario() -> None:
-        async with serve(HELLO) as server:
-            with pytest.raises(openai.NotFoundError) as missing:
-                await server.sdk.responses.create(model="other", input="x")
-            assert missing.value.code == "model_not_found"
-            with pytest.raises(openai.NotFoundError) as unknown:
-                await server.sdk.responses.create(
-                    model=MODEL, input="x", previous_response_id="resp_" + "0" * 32
-                )
-            assert unknown.value.code == "previous_response_not_found"
-            assert unknown.value.param == "previous_response_id"
-            assert "resp_" + "0" * 32 in unknown.value.message
-            response = await server.sdk.responses.create(model="alias", input="x")
-            assert response.model == MODEL
-
-    run(scenario)
-
-
-def test_keys_have_their_own_responses() -> None:
-    async def scenario() -> None:
-        hashes = (hash_key("first"), hash_key("second"))
-        async with serve(HELLO, key_hashes=hashes, api_key="first") as server:
-            mine = await server.sdk.responses.create(model=MODEL, input="x")
-            other = AsyncOpenAI(
-                base_url="http://test/v1", api_key="second", http_client=server.http, max_retries=0
-            )
-            with pytest.raises(openai.NotFoundError):
-                await other.responses.retrieve(mine.id)
-            with pytest.raises(openai.NotFoundError):
-                await other.responses.create(model=MODEL, input="x", previous_response_id=mine.id)
-            with pytest.raises(openai.NotFoundError):
-                await other.responses.delete(mine.id)
-            assert (
-                json.loads((await server.sdk.responses.retrieve(mine.id)).model_dump_json())["id"] == mine.id
+async def test_item_references() -> None:
+    async with serve(CALL, ANSWER) as server:
+        first = await server.sdk.responses.create(model=MODEL, input="Weather?", tools=[SDK_TOOL])
+        call = first.output[1]
+        assert call.type == "function_call"
+        history: list[Any] = [
+            {"role": "user", "content": "Weather?"},
+            {"type": "item_reference", "id": first.output[0].id},
+            {"id": call.id},
+            {"type": "function_call_output", "call_id": call.call_id, "output": "21"},
+        ]
+        second = await server.sdk.responses.create(model=MODEL, input=history, tools=[SDK_TOOL])
+        check_exact_prefix(server, CALL)
+        listed = await server.sdk.responses.input_items.list(second.id, order="asc")
+        assert [item.type for item in listed.data] == [
+            "message",
+            "reasoning",
+            "function_call",
+            "function_call_output",
+        ]
+        with pytest.raises(openai.NotFoundError, match="msg_0000"):
+            await server.sdk.responses.create(
+                model=MODEL, input=[{"type": "item_reference", "id": "msg_" + "0" * 32}]
             )
 
-    run(scenario)
+
+async def test_an_edited_answer_is_taken_as_edited() -> None:
+    async with serve(HELLO) as server:
+        first = await server.sdk.responses.create(model=MODEL, input="hello")
+        message = first.output[1].model_dump()
+        message["content"][0]["text"] = "Edited!"
+        history: list[Any] = [
+            {"role": "user", "content": "hello"},
+            message,
+            {"role": "user", "content": "and?"},
+        ]
+        await server.sdk.responses.create(model=MODEL, input=history)
+        assert "Edited!" in server.prompt()
+        assert "Hi there!" not in server.prompt()
+
+
+async def test_input_items_page_by_page() -> None:
+    async with serve(HELLO) as server:
+        inputs: list[Any] = [{"role": "user", "content": f"number {n}"} for n in range(7)]
+        response = await server.sdk.responses.create(model=MODEL, input=inputs)
+        for order in ("asc", "desc"):
+            found = [
+                item
+                async for item in server.sdk.responses.input_items.list(response.id, limit=3, order=order)  # type: ignore[arg-type]
+            ]
+            texts = [item.content[0].text for item in found]  # type: ignore[union-attr]
+            expected = [f"number {n}" for n in range(7)]
+            assert texts == (expected if order == "asc" else expected[::-1])
+
+
+async def test_errors_are_typed() -> None:
+    async with serve(HELLO) as server:
+        with pytest.raises(openai.NotFoundError) as missing:
+            await server.sdk.responses.create(model="other", input="x")
+        assert missing.value.code == "model_not_found"
+        with pytest.raises(openai.NotFoundError) as unknown:
+            await server.sdk.responses.create(model=MODEL, input="x", previous_response_id="resp_" + "0" * 32)
+        assert unknown.value.code == "previous_response_not_found"
+        assert unknown.value.param == "previous_response_id"
+        assert "resp_" + "0" * 32 in unknown.value.message
+        response = await server.sdk.responses.create(model="alias", input="x")
+        assert response.model == MODEL
+
+
+async def test_keys_have_their_own_responses() -> None:
+    hashes = (hash_key("first"), hash_key("second"))
+    async with serve(HELLO, key_hashes=hashes, api_key="first") as server:
+        mine = await server.sdk.responses.create(model=MODEL, input="x")
+        other = AsyncOpenAI(
+            base_url="http://test/v1", api_key="second", http_client=server.http, max_retries=0
+        )
+        with pytest.raises(openai.NotFoundError):
+            await other.responses.retrieve(mine.id)
+        with pytest.raises(openai.NotFoundError):
+            await other.responses.create(model=MODEL, input="x", previous_response_id=mine.id)
+        with pytest.raises(openai.NotFoundError):
+            await other.responses.delete(mine.id)
+        assert json.loads((await server.sdk.responses.retrieve(mine.id)).model_dump_json())["id"] == mine.id

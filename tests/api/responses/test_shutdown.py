@@ -13,7 +13,7 @@ from chorale.testing.scripted_client import Script, ScriptedClient
 from tests.support import PATIENCE
 from tests.support.raw_http import call
 from tests.support.responses import HELLO, tokens
-from tests.support.server import listening, make_state, run
+from tests.support.server import listening, make_state
 
 
 @pytest.mark.parametrize(
@@ -24,27 +24,24 @@ from tests.support.server import listening, make_state, run
         (Script(tokens(HELLO)[:8], hang=True), True, "queued"),
     ],
 )
-def test_a_drain(tmp_path: Path, script: Script, hurry: bool, status: str) -> None:
-    async def scenario() -> None:
-        store = str(tmp_path / "responses.sqlite3")
-        client = ScriptedClient(lambda request, index: script)
-        timeout = 60.0 if status == "completed" or hurry else 0.3
-        async with make_state(client, response_store=store, shutdown_timeout=timeout) as state:
-            async with listening(create_app(state)) as server:
-                made = await call(server.port, "POST", "/v1/responses", {"input": "x", "background": True})
-                assert made.json["status"] == "queued"
-                await asyncio.sleep(0.1)
+async def test_a_drain(tmp_path: Path, script: Script, hurry: bool, status: str) -> None:
+    store = str(tmp_path / "responses.sqlite3")
+    client = ScriptedClient(lambda request, index: script)
+    timeout = 60.0 if status == "completed" or hurry else 0.3
+    async with make_state(client, response_store=store, shutdown_timeout=timeout) as state:
+        async with listening(create_app(state)) as server:
+            made = await call(server.port, "POST", "/v1/responses", {"input": "x", "background": True})
+            assert made.json["status"] == "queued"
+            await asyncio.sleep(0.1)
+            server.stop()
+            if hurry:
                 server.stop()
-                if hurry:
-                    server.stop()
-                await asyncio.wait_for(server.task, PATIENCE)
-            reopened = SqliteStore(store)  # what another process would see
-            found = await reopened.get(made.json["id"], b"")
-            assert found is not None
-            assert found.status == status
-            assert found.body["error"] is None
-            assert (await reopened.background.waiting() != []) == (status == "queued")
-            assert await reopened.jobs.servers() == {}
-            await reopened.close()
-
-    run(scenario)
+            await asyncio.wait_for(server.task, PATIENCE)
+        reopened = SqliteStore(store)  # what another process would see
+        found = await reopened.get(made.json["id"], b"")
+        assert found is not None
+        assert found.status == status
+        assert found.body["error"] is None
+        assert (await reopened.background.waiting() != []) == (status == "queued")
+        assert await reopened.jobs.servers() == {}
+        await reopened.close()

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from chorale.testing.scripted_client import Script
 from tests.support.responses import fold_events, without_ids
 from tests.support.scripted_tools import CONTAINER, PAGE, ScriptedService, tools_served
-from tests.support.server import VOCAB, Server, run
+from tests.support.server import VOCAB, Server
 from tests.support.sse import parse_sse
 from tests.turns.tools.test_loop import CODE, ECHO, FINAL, MCP, PYTHON, SEARCH, THINK, WEB, ids, kinds
 
@@ -83,21 +83,18 @@ MESSAGE_EVENTS = [
 AROUND = (["created", "in_progress"], ["completed"])
 
 
-def test_every_kind_streams_its_events_in_order() -> None:
-    async def scenario() -> None:
-        async with tools_served(SEARCH, PYTHON, ECHO, FINAL) as server:
-            events = await events_of(server, input="x", tools=[WEB, CODE, MCP], include=INCLUDE)
-            middle = [*LIST_EVENTS, *WEB_EVENTS, *CODE_EVENTS, *MCP_EVENTS, *MESSAGE_EVENTS]
-            assert types(events) == [*AROUND[0], *middle, *AROUND[1]]
-            streamed = fold_events(events)
-            Response.model_validate(streamed, strict=False)
-        async with tools_served(SEARCH, PYTHON, ECHO, FINAL) as server:
-            body = await server.respond(input="x", tools=[WEB, CODE, MCP], include=INCLUDE)
-            assert without_ids(streamed) == without_ids(body)
-            status, stored = await server_get(server, body["id"])
-            assert (status, stored) == (200, body)
-
-    run(scenario)
+async def test_every_kind_streams_its_events_in_order() -> None:
+    async with tools_served(SEARCH, PYTHON, ECHO, FINAL) as server:
+        events = await events_of(server, input="x", tools=[WEB, CODE, MCP], include=INCLUDE)
+        middle = [*LIST_EVENTS, *WEB_EVENTS, *CODE_EVENTS, *MCP_EVENTS, *MESSAGE_EVENTS]
+        assert types(events) == [*AROUND[0], *middle, *AROUND[1]]
+        streamed = fold_events(events)
+        Response.model_validate(streamed, strict=False)
+    async with tools_served(SEARCH, PYTHON, ECHO, FINAL) as server:
+        body = await server.respond(input="x", tools=[WEB, CODE, MCP], include=INCLUDE)
+        assert without_ids(streamed) == without_ids(body)
+        status, stored = await server_get(server, body["id"])
+        assert (status, stored) == (200, body)
 
 
 async def server_get(server: Server, response_id: str) -> tuple[int, Any]:
@@ -105,187 +102,159 @@ async def server_get(server: Server, response_id: str) -> tuple[int, Any]:
     return response.status_code, response.json()
 
 
-def test_the_items_hold_what_they_should() -> None:
-    async def scenario() -> None:
-        async with tools_served(SEARCH, PYTHON, ECHO, FINAL) as server:
-            body = await server.respond(input="x", tools=[WEB, CODE, MCP], include=INCLUDE)
-            listed, searched, computed, echoed, _ = body["output"]
-            assert listed["tools"][0]["name"] == "echo"
-            assert "error" not in listed
-            source = {"type": "url", "url": PAGE.url}
-            action = {"type": "search", "query": "q", "queries": ["q"], "sources": [source]}
-            assert searched["action"] == action
-            assert searched["results"][0]["title"] == PAGE.title
-            assert (computed["container_id"], computed["code"]) == (CONTAINER, "print(6 * 7)")
-            assert computed["outputs"] == [{"type": "logs", "logs": "42\n"}]
-            assert (echoed["server_label"], echoed["name"], echoed["error"]) == ("srv", "echo", None)
-            prefixes = [item["id"].split("_")[0] for item in body["output"]]
-            assert prefixes == ["mcpl", "ws", "ci", "mcp", "msg"]
-        async with tools_served(SEARCH, PYTHON, FINAL) as server:
-            body = await server.respond(input="x", tools=[WEB, CODE])
-            assert "sources" not in body["output"][0]["action"]
-            assert "results" not in body["output"][0]
-            assert body["output"][1]["outputs"] is None
-
-    run(scenario)
+async def test_the_items_hold_what_they_should() -> None:
+    async with tools_served(SEARCH, PYTHON, ECHO, FINAL) as server:
+        body = await server.respond(input="x", tools=[WEB, CODE, MCP], include=INCLUDE)
+        listed, searched, computed, echoed, _ = body["output"]
+        assert listed["tools"][0]["name"] == "echo"
+        assert "error" not in listed
+        source = {"type": "url", "url": PAGE.url}
+        action = {"type": "search", "query": "q", "queries": ["q"], "sources": [source]}
+        assert searched["action"] == action
+        assert searched["results"][0]["title"] == PAGE.title
+        assert (computed["container_id"], computed["code"]) == (CONTAINER, "print(6 * 7)")
+        assert computed["outputs"] == [{"type": "logs", "logs": "42\n"}]
+        assert (echoed["server_label"], echoed["name"], echoed["error"]) == ("srv", "echo", None)
+        prefixes = [item["id"].split("_")[0] for item in body["output"]]
+        assert prefixes == ["mcpl", "ws", "ci", "mcp", "msg"]
+    async with tools_served(SEARCH, PYTHON, FINAL) as server:
+        body = await server.respond(input="x", tools=[WEB, CODE])
+        assert "sources" not in body["output"][0]["action"]
+        assert "results" not in body["output"][0]
+        assert body["output"][1]["outputs"] is None
 
 
-def test_deltas_come_as_the_model_writes_and_the_call_before_its_result() -> None:
-    async def scenario() -> None:
-        async with tools_served(SEARCH, PYTHON, FINAL) as server:
-            events = await events_of(server, input="x", tools=[WEB, CODE])
-            code = [e["delta"] for e in events if e["type"].endswith("call_code.delta")]
-            assert len(code) > 3
-            assert "".join(code) == "print(6 * 7)"
-            added = [e["item"] for e in events if e["type"] == "response.output_item.added"]
-            assert added[0]["action"] == {"type": "search", "query": "q", "queries": ["q"]}
-            assert added[0]["status"] == "in_progress"
-            assert (added[1]["code"], added[1]["container_id"]) == ("", CONTAINER)
-
-    run(scenario)
+async def test_deltas_come_as_the_model_writes_and_the_call_before_its_result() -> None:
+    async with tools_served(SEARCH, PYTHON, FINAL) as server:
+        events = await events_of(server, input="x", tools=[WEB, CODE])
+        code = [e["delta"] for e in events if e["type"].endswith("call_code.delta")]
+        assert len(code) > 3
+        assert "".join(code) == "print(6 * 7)"
+        added = [e["item"] for e in events if e["type"] == "response.output_item.added"]
+        assert added[0]["action"] == {"type": "search", "query": "q", "queries": ["q"]}
+        assert added[0]["status"] == "in_progress"
+        assert (added[1]["code"], added[1]["container_id"]) == ("", CONTAINER)
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 7, 64])
-def test_citations_are_right_in_the_stream_and_in_the_body(step: int) -> None:
-    async def scenario() -> None:
-        script = Script(ids(CITED), tokens_per_step=step)
-        async with tools_served(SEARCH, script) as server:
-            events = await events_of(server, input="x", tools=[WEB])
-            body = fold_events(events)
-            part = body["output"][1]["content"][0]
-            assert part["text"] == CITED_TEXT
-            assert "".join(e["delta"] for e in events if e["type"].endswith("text.delta")) == CITED_TEXT
-            for annotation in part["annotations"]:
-                assert part["text"][annotation["start_index"] : annotation["end_index"]] == LINK
-                assert (annotation["type"], annotation["url"]) == ("url_citation", PAGE.url)
-                assert annotation["title"] == PAGE.title
-            assert len(part["annotations"]) == 2
-            shown = ""
-            for event in events:
-                if event["type"] == "response.output_text.delta":
-                    shown += event["delta"]
-                elif event["type"] == "response.output_text.annotation.added":
-                    cited = event["annotation"]
-                    assert shown[cited["start_index"] : cited["end_index"]] == LINK, "the text comes first"
-
-    run(scenario)
+async def test_citations_are_right_in_the_stream_and_in_the_body(step: int) -> None:
+    script = Script(ids(CITED), tokens_per_step=step)
+    async with tools_served(SEARCH, script) as server:
+        events = await events_of(server, input="x", tools=[WEB])
+        body = fold_events(events)
+        part = body["output"][1]["content"][0]
+        assert part["text"] == CITED_TEXT
+        assert "".join(e["delta"] for e in events if e["type"].endswith("text.delta")) == CITED_TEXT
+        for annotation in part["annotations"]:
+            assert part["text"][annotation["start_index"] : annotation["end_index"]] == LINK
+            assert (annotation["type"], annotation["url"]) == ("url_citation", PAGE.url)
+            assert annotation["title"] == PAGE.title
+        assert len(part["annotations"]) == 2
+        shown = ""
+        for event in events:
+            if event["type"] == "response.output_text.delta":
+                shown += event["delta"]
+            elif event["type"] == "response.output_text.annotation.added":
+                cited = event["annotation"]
+                assert shown[cited["start_index"] : cited["end_index"]] == LINK, "the text comes first"
 
 
-def test_the_next_turn_reads_the_marks_as_they_were_written() -> None:
-    async def scenario() -> None:
-        async with tools_served(SEARCH, CITED, FINAL) as server:
-            body = await server.respond(input="x", tools=[WEB])
-            more = [*body["output"], {"role": "user", "content": "more"}]
-            await server.respond(input=more, tools=[WEB])
-            assert "A is B.【0†L0】 Not" in server.prompt()
-            assert "example.com/a)" not in server.prompt()
-
-    run(scenario)
+async def test_the_next_turn_reads_the_marks_as_they_were_written() -> None:
+    async with tools_served(SEARCH, CITED, FINAL) as server:
+        body = await server.respond(input="x", tools=[WEB])
+        more = [*body["output"], {"role": "user", "content": "more"}]
+        await server.respond(input=more, tools=[WEB])
+        assert "A is B.【0†L0】 Not" in server.prompt()
+        assert "example.com/a)" not in server.prompt()
 
 
-def test_json_answers_keep_their_marks() -> None:
-    async def scenario() -> None:
-        answer = '<|channel|>final<|message|>{"a":"x【0†L0】"}<|return|>'
-        form = {"type": "json_schema", "name": "a", "schema": {"type": "object"}}
-        async with tools_served(SEARCH, answer) as server:
-            body = await server.respond(input="x", tools=[WEB], text={"format": form})
-            part = body["output"][1]["content"][0]
-            assert json.loads(part["text"]) == {"a": "x【0†L0】"}
-            assert part["annotations"] == []
-
-    run(scenario)
+async def test_json_answers_keep_their_marks() -> None:
+    answer = '<|channel|>final<|message|>{"a":"x【0†L0】"}<|return|>'
+    form = {"type": "json_schema", "name": "a", "schema": {"type": "object"}}
+    async with tools_served(SEARCH, answer) as server:
+        body = await server.respond(input="x", tools=[WEB], text={"format": form})
+        part = body["output"][1]["content"][0]
+        assert json.loads(part["text"]) == {"a": "x【0†L0】"}
+        assert part["annotations"] == []
 
 
-def test_failures_are_events_and_statuses() -> None:
+async def test_failures_are_events_and_statuses() -> None:
     from tests.turns.tools.test_loop import failing
 
-    async def scenario() -> None:
-        tools = ScriptedService(failing("no network"))
-        async with tools_served(SEARCH, PYTHON, ECHO, FINAL, tools=tools) as server:
-            events = await events_of(server, input="x", tools=[WEB, CODE, MCP], include=INCLUDE)
-            body = fold_events(events)
-            assert body["status"] == "completed"
-            assert [item.get("status") for item in body["output"]] == [None, *["failed"] * 3, "completed"]
-            assert "response.mcp_call.failed" in [event["type"] for event in events]
-            assert not any(e["type"].endswith("web_search_call.completed") for e in events)
-            call = body["output"][3]
-            assert call["output"] is None
-            assert call["error"]["content"][0]["text"] == "no network"
-
-    run(scenario)
+    tools = ScriptedService(failing("no network"))
+    async with tools_served(SEARCH, PYTHON, ECHO, FINAL, tools=tools) as server:
+        events = await events_of(server, input="x", tools=[WEB, CODE, MCP], include=INCLUDE)
+        body = fold_events(events)
+        assert body["status"] == "completed"
+        assert [item.get("status") for item in body["output"]] == [None, *["failed"] * 3, "completed"]
+        assert "response.mcp_call.failed" in [event["type"] for event in events]
+        assert not any(e["type"].endswith("web_search_call.completed") for e in events)
+        call = body["output"][3]
+        assert call["output"] is None
+        assert call["error"]["content"][0]["text"] == "no network"
 
 
-def test_a_dead_server_is_listed_with_its_error_and_the_turn_goes_on() -> None:
-    async def scenario() -> None:
-        tools = ScriptedService(broken={"srv": "connection refused"})
-        async with tools_served(FINAL, tools=tools) as server:
-            events = await events_of(server, input="x", tools=[MCP])
-            body = fold_events(events)
-            assert kinds(body) == ["mcp_list_tools", "message"]
-            assert body["output"][0] | {"id": ""} == {
-                "id": "",
-                "type": "mcp_list_tools",
-                "server_label": "srv",
-                "tools": [],
-                "error": "connection refused",
-            }
-            assert "response.mcp_list_tools.failed" in [event["type"] for event in events]
-            assert body["status"] == "completed"
-
-    run(scenario)
+async def test_a_dead_server_is_listed_with_its_error_and_the_turn_goes_on() -> None:
+    tools = ScriptedService(broken={"srv": "connection refused"})
+    async with tools_served(FINAL, tools=tools) as server:
+        events = await events_of(server, input="x", tools=[MCP])
+        body = fold_events(events)
+        assert kinds(body) == ["mcp_list_tools", "message"]
+        assert body["output"][0] | {"id": ""} == {
+            "id": "",
+            "type": "mcp_list_tools",
+            "server_label": "srv",
+            "tools": [],
+            "error": "connection refused",
+        }
+        assert "response.mcp_list_tools.failed" in [event["type"] for event in events]
+        assert body["status"] == "completed"
 
 
 # --------------------------------------------------------------------------- replay
 
 
-def test_items_replayed_by_hand_are_the_tokens_of_before() -> None:
+async def test_items_replayed_by_hand_are_the_tokens_of_before() -> None:
     """With ids, dumped whole or without nulls, the stored tokens stand for them."""
-
-    async def scenario() -> None:
-        for strip in (False, True):
-            async with tools_served(THINK + SEARCH, PYTHON, ECHO, FINAL, FINAL) as server:
-                tools = [WEB, CODE, MCP]
-                body = await server.respond(input="x", tools=tools, include=INCLUDE)
-                replayed = body["output"]
-                if strip:
-                    replayed = [{k: v for k, v in item.items() if v is not None} for item in replayed]
-                user = {"role": "user", "content": "x"}
-                await server.respond(input=[user, *replayed, {"role": "user", "content": "y"}], tools=tools)
-                third, last = server.prompt(3), server.prompt()
-                calls = third[third.index("<|start|>assistant<|channel|>analysis to=browser") :]
-                assert calls.removesuffix("<|start|>assistant") in last
-                assert kinds(body).count("mcp_list_tools") == 1
-
-    run(scenario)
+    for strip in (False, True):
+        async with tools_served(THINK + SEARCH, PYTHON, ECHO, FINAL, FINAL) as server:
+            tools = [WEB, CODE, MCP]
+            body = await server.respond(input="x", tools=tools, include=INCLUDE)
+            replayed = body["output"]
+            if strip:
+                replayed = [{k: v for k, v in item.items() if v is not None} for item in replayed]
+            user = {"role": "user", "content": "x"}
+            await server.respond(input=[user, *replayed, {"role": "user", "content": "y"}], tools=tools)
+            third, last = server.prompt(3), server.prompt()
+            calls = third[third.index("<|start|>assistant<|channel|>analysis to=browser") :]
+            assert calls.removesuffix("<|start|>assistant") in last
+            assert kinds(body).count("mcp_list_tools") == 1
 
 
-def test_items_of_another_server_say_what_they_can() -> None:
-    async def scenario() -> None:
-        items = [
-            {"role": "user", "content": "x"},
-            {"type": "web_search_call", "id": "ws_a", "action": {"type": "search", "query": "cats"}},
-            {"type": "web_search_call", "action": {"type": "open_page", "url": "http://c"}, "results": None},
-            {"type": "web_search_call", "action": {"type": "find_in_page", "pattern": "p", "url": "u"}},
-            {"type": "code_interpreter_call", "code": "1+1", "outputs": [{"type": "logs", "logs": "2"}]},
-            {"type": "mcp_list_tools", "server_label": "s", "tools": []},
-            {"type": "mcp_call", "server_label": "s", "name": "t", "arguments": "{}", "output": "fine"},
-            {"type": "mcp_call", "server_label": "s", "name": "t", "arguments": "{}", "error": "bad"},
-        ]
-        async with tools_served(FINAL) as server:
-            await server.respond(input=items, tools=[CODE])
-            prompt = server.prompt()
-            for text in (
-                'to=browser.search<|channel|>analysis code<|message|>{"query":"cats"}<|call|>',
-                'to=browser.open<|channel|>analysis code<|message|>{"id":"http://c"}<|call|>',
-                'to=browser.find<|channel|>analysis code<|message|>{"pattern":"p"}<|call|>',
-                "to=python<|channel|>analysis code<|message|>1+1<|call|>",
-                "<|start|>python to=assistant<|channel|>analysis<|message|>2<|end|>",
-                "<|start|>s.t to=assistant<|channel|>commentary<|message|>fine<|end|>",
-                '<|start|>s.t to=assistant<|channel|>commentary<|message|>Error: "bad"<|end|>',
-            ):
-                assert text in prompt
-
-    run(scenario)
+async def test_items_of_another_server_say_what_they_can() -> None:
+    items = [
+        {"role": "user", "content": "x"},
+        {"type": "web_search_call", "id": "ws_a", "action": {"type": "search", "query": "cats"}},
+        {"type": "web_search_call", "action": {"type": "open_page", "url": "http://c"}, "results": None},
+        {"type": "web_search_call", "action": {"type": "find_in_page", "pattern": "p", "url": "u"}},
+        {"type": "code_interpreter_call", "code": "1+1", "outputs": [{"type": "logs", "logs": "2"}]},
+        {"type": "mcp_list_tools", "server_label": "s", "tools": []},
+        {"type": "mcp_call", "server_label": "s", "name": "t", "arguments": "{}", "output": "fine"},
+        {"type": "mcp_call", "server_label": "s", "name": "t", "arguments": "{}", "error": "bad"},
+    ]
+    async with tools_served(FINAL) as server:
+        await server.respond(input=items, tools=[CODE])
+        prompt = server.prompt()
+        for text in (
+            'to=browser.search<|channel|>analysis code<|message|>{"query":"cats"}<|call|>',
+            'to=browser.open<|channel|>analysis code<|message|>{"id":"http://c"}<|call|>',
+            'to=browser.find<|channel|>analysis code<|message|>{"pattern":"p"}<|call|>',
+            "to=python<|channel|>analysis code<|message|>1+1<|call|>",
+            "<|start|>python to=assistant<|channel|>analysis<|message|>2<|end|>",
+            "<|start|>s.t to=assistant<|channel|>commentary<|message|>fine<|end|>",
+            '<|start|>s.t to=assistant<|channel|>commentary<|message|>Error: "bad"<|end|>',
+        ):
+            assert text in prompt
 
 
 # --------------------------------------------------------------------------- approvals
@@ -294,147 +263,120 @@ def test_items_of_another_server_say_what_they_can() -> None:
 ASKING = {**MCP, "require_approval": "always"}
 
 
-def test_an_approval_ends_the_response_and_the_next_goes_on() -> None:
-    async def scenario() -> None:
-        async with tools_served(THINK + ECHO, FINAL) as server:
-            events = await events_of(server, input="x", tools=[ASKING])
-            first = fold_events(events)
-            assert kinds(first) == ["mcp_list_tools", "reasoning", "mcp_approval_request"]
-            assert first["status"] == "completed"
-            assert server.tools.boxes[0].calls == []
-            asked = first["output"][2]
-            assert (asked["server_label"], asked["name"], asked["arguments"]) == (
-                "srv",
-                "echo",
-                '{"text":"hi"}',
-            )
-            answer = {"type": "mcp_approval_response", "approval_request_id": asked["id"], "approve": True}
-            events = await events_of(server, input=[answer], previous_response_id=first["id"], tools=[ASKING])
-            second = fold_events(events)
-            assert types(events) == [*AROUND[0], *MCP_EVENTS, *MESSAGE_EVENTS, *AROUND[1]]
-            assert kinds(second) == ["mcp_call", "message"]
-            assert second["output"][0]["approval_request_id"] == asked["id"]
-            assert second["output"][0]["output"] == 'echo: {"text":"hi"}'
-            before, after = (request.prompt_token_ids for request in server.client.requests)
-            reply = '<|start|>srv.echo to=assistant<|channel|>commentary<|message|>echo: {"text":"hi"}<|end|>'
-            assert after == before + ids(THINK + ECHO + reply + "<|start|>assistant")
-            assert second["usage"]["input_tokens"] == len(after)
-            # A third turn has the exchange once, where it was.
-            await server.respond(
-                input=[{"role": "user", "content": "y"}], previous_response_id=second["id"], tools=[ASKING]
-            )
-            assert server.prompt().count(reply) == 1
-            assert len(server.tools.boxes[2].calls) == 0
-
-    run(scenario)
+async def test_an_approval_ends_the_response_and_the_next_goes_on() -> None:
+    async with tools_served(THINK + ECHO, FINAL) as server:
+        events = await events_of(server, input="x", tools=[ASKING])
+        first = fold_events(events)
+        assert kinds(first) == ["mcp_list_tools", "reasoning", "mcp_approval_request"]
+        assert first["status"] == "completed"
+        assert server.tools.boxes[0].calls == []
+        asked = first["output"][2]
+        assert (asked["server_label"], asked["name"], asked["arguments"]) == ("srv", "echo", '{"text":"hi"}')
+        answer = {"type": "mcp_approval_response", "approval_request_id": asked["id"], "approve": True}
+        events = await events_of(server, input=[answer], previous_response_id=first["id"], tools=[ASKING])
+        second = fold_events(events)
+        assert types(events) == [*AROUND[0], *MCP_EVENTS, *MESSAGE_EVENTS, *AROUND[1]]
+        assert kinds(second) == ["mcp_call", "message"]
+        assert second["output"][0]["approval_request_id"] == asked["id"]
+        assert second["output"][0]["output"] == 'echo: {"text":"hi"}'
+        before, after = (request.prompt_token_ids for request in server.client.requests)
+        reply = '<|start|>srv.echo to=assistant<|channel|>commentary<|message|>echo: {"text":"hi"}<|end|>'
+        assert after == before + ids(THINK + ECHO + reply + "<|start|>assistant")
+        assert second["usage"]["input_tokens"] == len(after)
+        # A third turn has the exchange once, where it was.
+        await server.respond(
+            input=[{"role": "user", "content": "y"}], previous_response_id=second["id"], tools=[ASKING]
+        )
+        assert server.prompt().count(reply) == 1
+        assert len(server.tools.boxes[2].calls) == 0
 
 
-def test_approvals_by_hand_and_without_a_store() -> None:
-    async def scenario() -> None:
-        async with tools_served(ECHO, FINAL) as server:
-            first = await server.respond(input="x", tools=[ASKING], store=False)
-            asked = first["output"][-1]
-            answer = {"type": "mcp_approval_response", "approval_request_id": asked["id"], "approve": True}
-            user = {"role": "user", "content": "x"}
-            second = await server.respond(input=[user, *first["output"], answer], tools=[ASKING], store=False)
-            assert kinds(second) == ["mcp_call", "message"]
-            third = [user, *first["output"], answer, *second["output"], {"role": "user", "content": "y"}]
-            last = await server.respond(input=third, tools=[ASKING], store=False)
-            assert kinds(last) == ["message"], "an approval runs its call once"
-            assert server.prompt().count("echo: ") == 1
-
-    run(scenario)
+async def test_approvals_by_hand_and_without_a_store() -> None:
+    async with tools_served(ECHO, FINAL) as server:
+        first = await server.respond(input="x", tools=[ASKING], store=False)
+        asked = first["output"][-1]
+        answer = {"type": "mcp_approval_response", "approval_request_id": asked["id"], "approve": True}
+        user = {"role": "user", "content": "x"}
+        second = await server.respond(input=[user, *first["output"], answer], tools=[ASKING], store=False)
+        assert kinds(second) == ["mcp_call", "message"]
+        third = [user, *first["output"], answer, *second["output"], {"role": "user", "content": "y"}]
+        last = await server.respond(input=third, tools=[ASKING], store=False)
+        assert kinds(last) == ["message"], "an approval runs its call once"
+        assert server.prompt().count("echo: ") == 1
 
 
-def test_a_refusal_is_what_the_model_reads() -> None:
-    async def scenario() -> None:
-        async with tools_served(ECHO, FINAL) as server:
-            first = await server.respond(input="x", tools=[ASKING])
+async def test_a_refusal_is_what_the_model_reads() -> None:
+    async with tools_served(ECHO, FINAL) as server:
+        first = await server.respond(input="x", tools=[ASKING])
+        answer = {
+            "type": "mcp_approval_response",
+            "approval_request_id": first["output"][-1]["id"],
+            "approve": False,
+            "reason": "Too early.",
+        }
+        second = await server.respond(input=[answer], previous_response_id=first["id"], tools=[ASKING])
+        assert kinds(second) == ["message"]
+        assert "The user did not approve this call. Too early.<|end|>" in server.prompt()
+
+
+async def test_answers_to_nothing_are_refused() -> None:
+    async with tools_served(ECHO, FINAL) as server:
+        first = await server.respond(input="x", tools=[ASKING])
+        request_id = first["output"][-1]["id"]
+        for change, tools in (({"approval_request_id": "mcpr_no"}, [ASKING]), ({}, [CODE]), ({}, [])):
             answer = {
                 "type": "mcp_approval_response",
-                "approval_request_id": first["output"][-1]["id"],
-                "approve": False,
-                "reason": "Too early.",
+                "approval_request_id": request_id,
+                "approve": True,
+                **change,
             }
-            second = await server.respond(input=[answer], previous_response_id=first["id"], tools=[ASKING])
-            assert kinds(second) == ["message"]
-            assert "The user did not approve this call. Too early.<|end|>" in server.prompt()
-
-    run(scenario)
-
-
-def test_answers_to_nothing_are_refused() -> None:
-    async def scenario() -> None:
-        async with tools_served(ECHO, FINAL) as server:
-            first = await server.respond(input="x", tools=[ASKING])
-            request_id = first["output"][-1]["id"]
-            for change, tools in (({"approval_request_id": "mcpr_no"}, [ASKING]), ({}, [CODE]), ({}, [])):
-                answer = {
-                    "type": "mcp_approval_response",
-                    "approval_request_id": request_id,
-                    "approve": True,
-                    **change,
-                }
-                status, body = await server.post(
-                    input=[answer], previous_response_id=first["id"], tools=tools
-                )
-                assert (status, body["error"]["param"]) == (400, "input[0].approval_request_id")
-
-    run(scenario)
+            status, body = await server.post(input=[answer], previous_response_id=first["id"], tools=tools)
+            assert (status, body["error"]["param"]) == (400, "input[0].approval_request_id")
 
 
 # --------------------------------------------------------------------------- the SDK itself
 
 
-def test_the_sdk_streams_and_parses_it() -> None:
-    async def scenario() -> None:
-        async with tools_served(THINK + SEARCH, PYTHON, ECHO, CITED) as server:
-            sdk = openai.AsyncOpenAI(
-                api_key="none", base_url="http://test/v1", http_client=server.http, max_retries=0
-            )
-            tools: Any = [WEB, CODE, MCP]
-            async with sdk.responses.stream(model="gpt-oss-test", input="x", tools=tools) as stream:
-                async for _ in stream:
-                    pass
-                final = await stream.get_final_response()
-            assert final.output_text == CITED_TEXT
-            assert [item.type for item in final.output] == [
-                "mcp_list_tools",
-                "reasoning",
-                "web_search_call",
-                "code_interpreter_call",
-                "mcp_call",
-                "message",
-            ]
-            stored = await sdk.responses.retrieve(final.id)
-            assert stored.output_text == CITED_TEXT
-
-    run(scenario)
+async def test_the_sdk_streams_and_parses_it() -> None:
+    async with tools_served(THINK + SEARCH, PYTHON, ECHO, CITED) as server:
+        sdk = openai.AsyncOpenAI(
+            api_key="none", base_url="http://test/v1", http_client=server.http, max_retries=0
+        )
+        tools: Any = [WEB, CODE, MCP]
+        async with sdk.responses.stream(model="gpt-oss-test", input="x", tools=tools) as stream:
+            async for _ in stream:
+                pass
+            final = await stream.get_final_response()
+        assert final.output_text == CITED_TEXT
+        assert [item.type for item in final.output] == [
+            "mcp_list_tools",
+            "reasoning",
+            "web_search_call",
+            "code_interpreter_call",
+            "mcp_call",
+            "message",
+        ]
+        stored = await sdk.responses.retrieve(final.id)
+        assert stored.output_text == CITED_TEXT
 
 
-def test_the_state_of_tools_is_never_shown() -> None:
-    async def scenario() -> None:
-        async with tools_served(PYTHON, FINAL) as server:
-            body = await server.respond(input="x", tools=[CODE])
-            _, stored = await server_get(server, body["id"])
-            assert not any(key.startswith("_") for key in (*body, *stored))
-            assert VOCAB.decode(server.client.requests[0].prompt_token_ids).count("num_calls") == 0
-
-    run(scenario)
+async def test_the_state_of_tools_is_never_shown() -> None:
+    async with tools_served(PYTHON, FINAL) as server:
+        body = await server.respond(input="x", tools=[CODE])
+        _, stored = await server_get(server, body["id"])
+        assert not any(key.startswith("_") for key in (*body, *stored))
+        assert VOCAB.decode(server.client.requests[0].prompt_token_ids).count("num_calls") == 0
 
 
-def test_a_call_that_is_approved_twice_does_not_run_twice() -> None:
-    async def scenario() -> None:
-        async with tools_served(ECHO, FINAL) as server:
-            first = await server.respond(input="x", tools=[ASKING])
-            answer = {
-                "type": "mcp_approval_response",
-                "approval_request_id": first["output"][-1]["id"],
-                "approve": True,
-            }
-            status, body = await server.post(
-                input=[answer, answer], previous_response_id=first["id"], tools=[ASKING]
-            )
-            assert (status, body["error"]["param"]) == (400, "input[1].approval_request_id")
-
-    run(scenario)
+async def test_a_call_that_is_approved_twice_does_not_run_twice() -> None:
+    async with tools_served(ECHO, FINAL) as server:
+        first = await server.respond(input="x", tools=[ASKING])
+        answer = {
+            "type": "mcp_approval_response",
+            "approval_request_id": first["output"][-1]["id"],
+            "approve": True,
+        }
+        status, body = await server.post(
+            input=[answer, answer], previous_response_id=first["id"], tools=[ASKING]
+        )
+        assert (status, body["error"]["param"]) == (400, "input[1].approval_request_id")

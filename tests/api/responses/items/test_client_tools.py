@@ -12,7 +12,6 @@ from chorale.api.responses.items.client_calls import call_object
 from chorale.api.responses.items.shell_events import CommandReader, News
 from chorale.turns.events import ItemOpened
 from tests.support.responses import ANSWER, MODEL, TOOL, fold_events, serve, tokens
-from tests.support.server import run
 
 CUSTOM = {"type": "custom", "name": "note", "description": "Writes a note."}
 PATCH_GRAMMAR = 'start: "*** Begin Patch" LF line+ "*** End Patch"\nline: /[+-].*/ LF\n%import common.LF\n'
@@ -53,22 +52,19 @@ async def both(script: str, **body: Any) -> tuple[dict[str, Any], list[dict[str,
         return item, events, server.prompt()
 
 
-def test_a_custom_call_in_body_and_stream() -> None:
-    async def scenario() -> None:
-        text = 'line "one"\n\tzwei \u00fc \U0001f600'
-        script = calls("note", '{"input": "line \\"one\\"\\n\\tzwei \\u00fc \\ud83d\\ude00"}')
-        item, events, prompt = await both(script, tools=[CUSTOM])
-        assert (item["type"], item["name"], item["input"]) == ("custom_tool_call", "note", text)
-        assert item["id"].startswith("ctc_")
-        assert "type note = (_: {\ninput: string,\n}) => any;" in prompt
-        kinds = [event["type"] for event in events]
-        assert "response.custom_tool_call_input.delta" in kinds
-        assert "response.custom_tool_call_input.done" in kinds
-        deltas = [e["delta"] for e in events if e["type"].endswith("input.delta")]
-        assert len(deltas) > 3
-        assert "".join(deltas) == text
-
-    run(scenario)
+async def test_a_custom_call_in_body_and_stream() -> None:
+    text = 'line "one"\n\tzwei \u00fc \U0001f600'
+    script = calls("note", '{"input": "line \\"one\\"\\n\\tzwei \\u00fc \\ud83d\\ude00"}')
+    item, events, prompt = await both(script, tools=[CUSTOM])
+    assert (item["type"], item["name"], item["input"]) == ("custom_tool_call", "note", text)
+    assert item["id"].startswith("ctc_")
+    assert "type note = (_: {\ninput: string,\n}) => any;" in prompt
+    kinds = [event["type"] for event in events]
+    assert "response.custom_tool_call_input.delta" in kinds
+    assert "response.custom_tool_call_input.done" in kinds
+    deltas = [e["delta"] for e in events if e["type"].endswith("input.delta")]
+    assert len(deltas) > 3
+    assert "".join(deltas) == text
 
 
 @pytest.mark.parametrize(
@@ -83,35 +79,29 @@ def test_a_custom_call_in_body_and_stream() -> None:
         ("", ""),
     ],
 )
-def test_whatever_a_custom_call_holds_is_its_input(written: str, meant: str) -> None:
-    async def scenario() -> None:
-        item, _, _ = await both(calls("note", written), tools=[CUSTOM])
-        assert item["input"] == meant
-
-    run(scenario)
+async def test_whatever_a_custom_call_holds_is_its_input(written: str, meant: str) -> None:
+    item, _, _ = await both(calls("note", written), tools=[CUSTOM])
+    assert item["input"] == meant
 
 
-def test_a_grammar_makes_the_call_its_input() -> None:
-    async def scenario() -> None:
-        patch = "*** Begin Patch\n+x\n*** End Patch"
-        async with serve(calls("apply_patch", patch, ""), ANSWER) as server:
-            _, body = await server.post(input="x", tools=[PATCH])
-            [item] = body["output"]
-            assert (item["type"], item["input"]) == ("custom_tool_call", patch)
-            assert PATCH_GRAMMAR.splitlines()[0] in server.prompt()
-            grammar = server.client.requests[0].sampling.grammar
-            assert grammar is not None
-            assert "Begin Patch" in grammar
-            again = [
-                {"role": "user", "content": "x"},
-                {**item, "id": None},
-                {"type": "custom_tool_call_output", "call_id": item["call_id"], "output": "done"},
-            ]
-            await server.post(input=again, tools=[PATCH])
-            shown = f"to=functions.apply_patch<|channel|>commentary<|message|>{patch}<|call|>"
-            assert shown in server.prompt()
-
-    run(scenario)
+async def test_a_grammar_makes_the_call_its_input() -> None:
+    patch = "*** Begin Patch\n+x\n*** End Patch"
+    async with serve(calls("apply_patch", patch, ""), ANSWER) as server:
+        _, body = await server.post(input="x", tools=[PATCH])
+        [item] = body["output"]
+        assert (item["type"], item["input"]) == ("custom_tool_call", patch)
+        assert PATCH_GRAMMAR.splitlines()[0] in server.prompt()
+        grammar = server.client.requests[0].sampling.grammar
+        assert grammar is not None
+        assert "Begin Patch" in grammar
+        again = [
+            {"role": "user", "content": "x"},
+            {**item, "id": None},
+            {"type": "custom_tool_call_output", "call_id": item["call_id"], "output": "done"},
+        ]
+        await server.post(input=again, tools=[PATCH])
+        shown = f"to=functions.apply_patch<|channel|>commentary<|message|>{patch}<|call|>"
+        assert shown in server.prompt()
 
 
 @pytest.mark.parametrize(
@@ -125,13 +115,10 @@ def test_a_grammar_makes_the_call_its_input() -> None:
         (5, "tools[0].format.type"),
     ],
 )
-def test_formats_that_cannot_be_kept_are_named(form: Any, param: str) -> None:
-    async def scenario() -> None:
-        async with serve(ANSWER) as server:
-            status, body = await server.post(input="x", tools=[{**CUSTOM, "format": form}])
-            assert (status, body["error"]["param"]) == (400, param)
-
-    run(scenario)
+async def test_formats_that_cannot_be_kept_are_named(form: Any, param: str) -> None:
+    async with serve(ANSWER) as server:
+        status, body = await server.post(input="x", tools=[{**CUSTOM, "format": form}])
+        assert (status, body["error"]["param"]) == (400, param)
 
 
 SHELLS: list[tuple[dict[str, Any], str, str, str, dict[str, Any]]] = [
@@ -161,18 +148,15 @@ SHELLS: list[tuple[dict[str, Any], str, str, str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("tool", "name", "arguments", "key", "expected"), SHELLS)
-def test_calls_come_back_in_their_own_form(
+async def test_calls_come_back_in_their_own_form(
     tool: dict[str, Any], name: str, arguments: str, key: str, expected: dict[str, Any]
 ) -> None:
-    async def scenario() -> None:
-        item, events, prompt = await both(calls(name, arguments), tools=[tool])
-        assert (item["type"], item["status"], item[key]) == (f"{name}_call", "completed", expected)
-        assert item["call_id"].startswith("call_")
-        assert f"type {name} = (_: {{" in prompt
-        told = [e["type"] for e in events if "delta" in e["type"]]
-        assert set(told) == ({"response.shell_call_command.delta"} if name == "shell" else set())
-
-    run(scenario)
+    item, events, prompt = await both(calls(name, arguments), tools=[tool])
+    assert (item["type"], item["status"], item[key]) == (f"{name}_call", "completed", expected)
+    assert item["call_id"].startswith("call_")
+    assert f"type {name} = (_: {{" in prompt
+    told = [e["type"] for e in events if "delta" in e["type"]]
+    assert set(told) == ({"response.shell_call_command.delta"} if name == "shell" else set())
 
 
 COMMANDS = [
@@ -233,43 +217,36 @@ def test_commands_are_told_as_they_are_written_however_the_text_is_cut(arguments
         (SEARCH, '{"\\ud800":[{"a":"\\ud800"}]}'),
     ],
 )
-def test_half_a_surrogate_pair_in_arguments_breaks_nothing(tool: dict[str, Any], arguments: str) -> None:
-    async def scenario() -> None:
-        item, _, _ = await both(calls(tool["type"], arguments), tools=[tool])
-        assert "\ufffd" in json.dumps(item, ensure_ascii=False)
-        assert item["status"] == "completed"
-
-    run(scenario)
+async def test_half_a_surrogate_pair_in_arguments_breaks_nothing(
+    tool: dict[str, Any], arguments: str
+) -> None:
+    item, _, _ = await both(calls(tool["type"], arguments), tools=[tool])
+    assert "\ufffd" in json.dumps(item, ensure_ascii=False)
+    assert item["status"] == "completed"
 
 
 @pytest.mark.parametrize(
     "written", ["", "{}", "null", '{"path":3,"diff":[],"type":"x","commands":4}', "[" * 3000]
 )
 @pytest.mark.parametrize("kind", ["apply_patch", "shell", "local_shell", "tool_search", "custom"])
-def test_a_call_that_says_nothing_useful_can_be_sent_back(kind: str, written: str) -> None:
+async def test_a_call_that_says_nothing_useful_can_be_sent_back(kind: str, written: str) -> None:
     """As the client has it, with what it answered: the model then reads what was wrong."""
     tool = {"tool_search": SEARCH, "custom": CUSTOM}.get(kind, {"type": kind})
     answers: dict[str, Any] = {"local_shell": {"output": "no"}, "tool_search": {"tools": []}}
     answers |= {"apply_patch": {"status": "failed", "output": "no path"}, "custom": {"output": "no"}}
-
-    async def scenario() -> None:
-        async with serve(calls("note" if kind == "custom" else kind, written), ANSWER) as server:
-            status, body = await server.post(input="x", tools=[tool])
-            assert status == 200, body
-            [call] = body["output"]
-            answer = {
-                "type": f"{call['type']}_output",
-                "call_id": call["call_id"],
-                **answers.get(kind, {"output": []}),
-            }
-            if kind == "tool_search":
-                answer["type"] = "tool_search_output"
-            status, body = await server.post(
-                input=[{"role": "user", "content": "x"}, call, answer], tools=[tool]
-            )
-            assert status == 200, body
-
-    run(scenario)
+    async with serve(calls("note" if kind == "custom" else kind, written), ANSWER) as server:
+        status, body = await server.post(input="x", tools=[tool])
+        assert status == 200, body
+        [call] = body["output"]
+        answer = {
+            "type": f"{call['type']}_output",
+            "call_id": call["call_id"],
+            **answers.get(kind, {"output": []}),
+        }
+        if kind == "tool_search":
+            answer["type"] = "tool_search_output"
+        status, body = await server.post(input=[{"role": "user", "content": "x"}, call, answer], tools=[tool])
+        assert status == 200, body
 
 
 OUTPUTS: dict[str, tuple[dict[str, Any], str]] = {
@@ -282,121 +259,100 @@ OUTPUTS: dict[str, tuple[dict[str, Any], str]] = {
         {"status": "failed", "output": "no such file"},
         '{"status":"failed","output":"no such file"}',
     ),
-    "tool_search": (
-        {"tools": [TOOL], "execution": "client"},
-        '{"loaded":["get_weather"]}',
-    ),
+    "tool_search": ({"tools": [TOOL], "execution": "client"}, '{"loaded":["get_weather"]}'),
 }
 
 
 @pytest.mark.parametrize(("tool", "name", "arguments", "key", "expected"), SHELLS)
 @pytest.mark.parametrize("by_id", [True, False])
-def test_outputs_follow_their_calls_and_tokens_are_replayed(
+async def test_outputs_follow_their_calls_and_tokens_are_replayed(
     tool: dict[str, Any], name: str, arguments: str, key: str, expected: dict[str, Any], by_id: bool
 ) -> None:
-    async def scenario() -> None:
-        script = calls(name, arguments)
-        fields, read = OUTPUTS[name]
-        kind = "tool_search_output" if name == "tool_search" else f"{name}_call_output"
-        async with serve(script, ANSWER) as server:
-            _, first = await server.post(input="x", tools=[tool])
-            [item] = first["output"]
-            output = {"type": kind, "call_id": item["call_id"], **fields}
-            if name == "local_shell":  # the form of the SDK's types
-                output["id"] = output.pop("call_id")
-            if by_id:
-                continued: dict[str, Any] = {"input": [output], "previous_response_id": first["id"]}
-            else:
-                continued = {"input": [{"role": "user", "content": "x"}, item, output]}
-            status, body = await server.post(tools=[tool], **continued)
-            assert status == 200, body
-            before = server.prompt_ids(0) + tokens(script)
-            assert server.prompt_ids(1)[: len(before)] == before
-            shown = f"<|start|>functions.{name} to=assistant<|channel|>commentary<|message|>{read}<|end|>"
-            assert shown in server.prompt()
-            if name == "tool_search":
-                assert "type get_weather" in server.prompt().partition(shown)[2]
-
-    run(scenario)
+    script = calls(name, arguments)
+    fields, read = OUTPUTS[name]
+    kind = "tool_search_output" if name == "tool_search" else f"{name}_call_output"
+    async with serve(script, ANSWER) as server:
+        _, first = await server.post(input="x", tools=[tool])
+        [item] = first["output"]
+        output = {"type": kind, "call_id": item["call_id"], **fields}
+        if name == "local_shell":  # the form of the SDK's types
+            output["id"] = output.pop("call_id")
+        if by_id:
+            continued: dict[str, Any] = {"input": [output], "previous_response_id": first["id"]}
+        else:
+            continued = {"input": [{"role": "user", "content": "x"}, item, output]}
+        status, body = await server.post(tools=[tool], **continued)
+        assert status == 200, body
+        before = server.prompt_ids(0) + tokens(script)
+        assert server.prompt_ids(1)[: len(before)] == before
+        shown = f"<|start|>functions.{name} to=assistant<|channel|>commentary<|message|>{read}<|end|>"
+        assert shown in server.prompt()
+        if name == "tool_search":
+            assert "type get_weather" in server.prompt().partition(shown)[2]
 
 
 @pytest.mark.parametrize(("tool", "name", "arguments", "key", "expected"), SHELLS)
-def test_a_call_of_another_server_is_rendered(
+async def test_a_call_of_another_server_is_rendered(
     tool: dict[str, Any], name: str, arguments: str, key: str, expected: dict[str, Any]
 ) -> None:
-    async def scenario() -> None:
-        async with serve(ANSWER) as server:
-            foreign = {"type": f"{name}_call", "call_id": "c1", "status": "completed", key: expected}
-            status, body = await server.post(input=[{"role": "user", "content": "x"}, foreign], tools=[tool])
-            assert status == 200, body
-            assert f"to=functions.{name}<|channel|>commentary <|constrain|>json<|message|>" in server.prompt()
-
-    run(scenario)
+    async with serve(ANSWER) as server:
+        foreign = {"type": f"{name}_call", "call_id": "c1", "status": "completed", key: expected}
+        status, body = await server.post(input=[{"role": "user", "content": "x"}, foreign], tools=[tool])
+        assert status == 200, body
+        assert f"to=functions.{name}<|channel|>commentary <|constrain|>json<|message|>" in server.prompt()
 
 
-def test_a_call_that_was_cut_is_incomplete() -> None:
-    async def scenario() -> None:
-        async with serve(
-            '<|channel|>commentary to=functions.shell <|constrain|>json<|message|>{"commands":["l'
-        ) as server:
-            _, body = await server.post(input="x", tools=[{"type": "shell"}])
-            [item] = body["output"]
-            assert (body["status"], item["status"], item["action"]["commands"]) == (
-                "incomplete",
-                "incomplete",
-                [],
-            )
-
-    run(scenario)
-
-
-def test_tools_of_a_namespace() -> None:
-    async def scenario() -> None:
-        item, _, prompt = await both(calls("crm__lookup", "{}"), tools=[NAMESPACE, TOOL])
-        assert (item["type"], item["name"], item["namespace"]) == ("function_call", "lookup", "crm")
-        assert "// crm__*: Customers.\nnamespace functions {" in prompt
-        assert "type crm__lookup" in prompt
-        item, _, _ = await both(calls("crm__note", '{"input":"hi"}'), tools=[NAMESPACE])
-        assert (item["type"], item["name"], item["namespace"], item["input"]) == (
-            "custom_tool_call",
-            "note",
-            "crm",
-            "hi",
+async def test_a_call_that_was_cut_is_incomplete() -> None:
+    async with serve(
+        '<|channel|>commentary to=functions.shell <|constrain|>json<|message|>{"commands":["l'
+    ) as server:
+        _, body = await server.post(input="x", tools=[{"type": "shell"}])
+        [item] = body["output"]
+        assert (body["status"], item["status"], item["action"]["commands"]) == (
+            "incomplete",
+            "incomplete",
+            [],
         )
 
-    run(scenario)
+
+async def test_tools_of_a_namespace() -> None:
+    item, _, prompt = await both(calls("crm__lookup", "{}"), tools=[NAMESPACE, TOOL])
+    assert (item["type"], item["name"], item["namespace"]) == ("function_call", "lookup", "crm")
+    assert "// crm__*: Customers.\nnamespace functions {" in prompt
+    assert "type crm__lookup" in prompt
+    item, _, _ = await both(calls("crm__note", '{"input":"hi"}'), tools=[NAMESPACE])
+    assert (item["type"], item["name"], item["namespace"], item["input"]) == (
+        "custom_tool_call",
+        "note",
+        "crm",
+        "hi",
+    )
 
 
-def test_a_namespaced_call_is_replayed_under_its_name() -> None:
-    async def scenario() -> None:
-        async with serve(ANSWER) as server:
-            made = {
-                "type": "function_call",
-                "call_id": "c",
-                "name": "lookup",
-                "namespace": "crm",
-                "arguments": "{}",
-            }
-            output = {"type": "function_call_output", "call_id": "c", "output": "none"}
-            status, _ = await server.post(input=[made, output], tools=[NAMESPACE])
-            assert status == 200
-            assert "<|start|>functions.crm__lookup to=assistant" in server.prompt()
-
-    run(scenario)
+async def test_a_namespaced_call_is_replayed_under_its_name() -> None:
+    async with serve(ANSWER) as server:
+        made = {
+            "type": "function_call",
+            "call_id": "c",
+            "name": "lookup",
+            "namespace": "crm",
+            "arguments": "{}",
+        }
+        output = {"type": "function_call_output", "call_id": "c", "output": "none"}
+        status, _ = await server.post(input=[made, output], tools=[NAMESPACE])
+        assert status == 200
+        assert "<|start|>functions.crm__lookup to=assistant" in server.prompt()
 
 
-def test_loaded_tools_may_be_called_and_chosen() -> None:
-    async def scenario() -> None:
-        async with serve(calls("get_weather", '{"city":"Rome"}')) as server:
-            listed = {"type": "additional_tools", "role": "developer", "tools": [TOOL]}
-            _, body = await server.post(
-                input=[{"role": "user", "content": "x"}, listed],
-                tool_choice={"type": "function", "name": "get_weather"},
-            )
-            [item] = body["output"]
-            assert (item["type"], item["name"]) == ("function_call", "get_weather")
-
-    run(scenario)
+async def test_loaded_tools_may_be_called_and_chosen() -> None:
+    async with serve(calls("get_weather", '{"city":"Rome"}')) as server:
+        listed = {"type": "additional_tools", "role": "developer", "tools": [TOOL]}
+        _, body = await server.post(
+            input=[{"role": "user", "content": "x"}, listed],
+            tool_choice={"type": "function", "name": "get_weather"},
+        )
+        [item] = body["output"]
+        assert (item["type"], item["name"]) == ("function_call", "get_weather")
 
 
 @pytest.mark.parametrize(
@@ -413,20 +369,17 @@ def test_loaded_tools_may_be_called_and_chosen() -> None:
           {"type": "custom", "name": "note"}]}, ["shell", "note"]),
     ],
 )  # fmt: skip
-def test_choices_of_every_kind(choice: Any, names: list[str]) -> None:
-    async def scenario() -> None:
-        async with serve(ANSWER) as server:
-            tools = [CUSTOM, {"type": "shell"}, {"type": "apply_patch"}, NAMESPACE, TOOL]
-            status, body = await server.post(input="x", tools=tools, tool_choice=choice)
-            assert status == 200, body
-            assert body["tool_choice"] == choice
-            grammar = server.client.requests[0].sampling.grammar or ""
-            found = {n for n in ("note", "shell", "apply_patch", "crm__lookup", "crm__note", "get_weather")
-                     if f" to=functions.{n}\\" in grammar}  # fmt: skip
-            assert found == set(names)
-            assert "crm__lookup" in server.prompt()  # all stay rendered, for the prefix cache
-
-    run(scenario)
+async def test_choices_of_every_kind(choice: Any, names: list[str]) -> None:
+    async with serve(ANSWER) as server:
+        tools = [CUSTOM, {"type": "shell"}, {"type": "apply_patch"}, NAMESPACE, TOOL]
+        status, body = await server.post(input="x", tools=tools, tool_choice=choice)
+        assert status == 200, body
+        assert body["tool_choice"] == choice
+        grammar = server.client.requests[0].sampling.grammar or ""
+        found = {n for n in ("note", "shell", "apply_patch", "crm__lookup", "crm__note", "get_weather")
+                 if f" to=functions.{n}\\" in grammar}  # fmt: skip
+        assert found == set(names)
+        assert "crm__lookup" in server.prompt()  # all stay rendered, for the prefix cache
 
 
 @pytest.mark.parametrize(
@@ -447,13 +400,10 @@ def test_choices_of_every_kind(choice: Any, names: list[str]) -> None:
         {"type": "function"},
     ],
 )
-def test_choices_that_nothing_can_take(choice: Any) -> None:
-    async def scenario() -> None:
-        async with serve(ANSWER) as server:
-            status, body = await server.post(input="x", tools=[CUSTOM, TOOL], tool_choice=choice)
-            assert (status, body["error"]["param"]) == (400, "tool_choice"), body
-
-    run(scenario)
+async def test_choices_that_nothing_can_take(choice: Any) -> None:
+    async with serve(ANSWER) as server:
+        status, body = await server.post(input="x", tools=[CUSTOM, TOOL], tool_choice=choice)
+        assert (status, body["error"]["param"]) == (400, "tool_choice"), body
 
 
 @pytest.mark.parametrize(
@@ -469,41 +419,30 @@ def test_choices_that_nothing_can_take(choice: Any) -> None:
         ({"type": "tool_search", "execution": "client", "parameters": 5}, "tools[0].parameters"),
     ],
 )
-def test_declarations_that_are_wrong(tool: dict[str, Any], param: str) -> None:
-    async def scenario() -> None:
-        async with serve(ANSWER) as server:
-            status, body = await server.post(input="x", tools=[tool])
-            assert (status, body["error"]["param"]) == (400, param), body
-
-    run(scenario)
+async def test_declarations_that_are_wrong(tool: dict[str, Any], param: str) -> None:
+    async with serve(ANSWER) as server:
+        status, body = await server.post(input="x", tools=[tool])
+        assert (status, body["error"]["param"]) == (400, param), body
 
 
-def test_demanded_arguments_are_an_object_also_where_null_may_be() -> None:
-    async def scenario() -> None:
-        tool = {"type": "function", "name": "f", "parameters": {"type": ["object", "null"]}}
-        async with serve(calls("f", "{}")) as server:
-            status, _ = await server.post(input="x", tools=[tool], tool_choice="required")
-            assert status == 200
-            grammar = server.client.requests[0].sampling.grammar.replace(" ", "").replace("\\", "")
-            assert '"type":"object"' in grammar
-            assert '"null"' not in grammar
-
-    run(scenario)
+async def test_demanded_arguments_are_an_object_also_where_null_may_be() -> None:
+    tool = {"type": "function", "name": "f", "parameters": {"type": ["object", "null"]}}
+    async with serve(calls("f", "{}")) as server:
+        status, _ = await server.post(input="x", tools=[tool], tool_choice="required")
+        assert status == 200
+        grammar = server.client.requests[0].sampling.grammar.replace(" ", "").replace("\\", "")
+        assert '"type":"object"' in grammar
+        assert '"null"' not in grammar
 
 
-def test_the_sdk_reads_custom_calls() -> None:
-    async def scenario() -> None:
-        async with serve(calls("note", '{"input":"hi"}')) as server:
-            async with server.sdk.responses.stream(
-                model=MODEL,
-                input="x",
-                tools=[{"type": "custom", "name": "note"}],
-            ) as stream:
-                kinds = [event.type async for event in stream]
-                final = await stream.get_final_response()
-            assert "response.custom_tool_call_input.delta" in kinds
-            [item] = final.output
-            assert item.type == "custom_tool_call"
-            assert item.input == "hi"
-
-    run(scenario)
+async def test_the_sdk_reads_custom_calls() -> None:
+    async with serve(calls("note", '{"input":"hi"}')) as server:
+        async with server.sdk.responses.stream(
+            model=MODEL, input="x", tools=[{"type": "custom", "name": "note"}]
+        ) as stream:
+            kinds = [event.type async for event in stream]
+            final = await stream.get_final_response()
+        assert "response.custom_tool_call_input.delta" in kinds
+        [item] = final.output
+        assert item.type == "custom_tool_call"
+        assert item.input == "hi"

@@ -13,7 +13,7 @@ from chorale.errors import RequestError
 from chorale.harmony.messages import Message
 from chorale.store.protocol import StoredItem
 from tests.support.responses import ANSWER, CALL, HELLO, TOOL, serve
-from tests.support.server import VOCAB, run
+from tests.support.server import VOCAB
 
 
 def messages(items: list[dict[str, Any]]) -> list[Message]:
@@ -134,56 +134,43 @@ def test_what_the_model_cannot_take_is_named(item: dict[str, Any], param: str, w
     assert word in caught.value.message
 
 
-def test_instructions_are_not_inherited() -> None:
-    async def scenario() -> None:
-        async with serve(HELLO) as server:
-            _, first = await server.post(input="one", instructions="old rules", tools=[TOOL])
-            _, second = await server.post(
-                input="two", instructions="new rules", previous_response_id=first["id"]
-            )
-            assert second["instructions"] == "new rules"
-            assert "old rules" not in server.prompt()
-            assert "get_weather" not in server.prompt()
-            _, third = await server.post(input="three", previous_response_id=second["id"])
-            text = server.prompt()
-            assert third["instructions"] is None
-            assert "rules" not in text
-            assert [text.count(word) for word in ("one", "two", "three", "Hi there!")] == [1, 1, 1, 2]
-            assert "Say hi." not in text  # the reasoning of finished turns is dropped
-            await server.post(
-                input="four", previous_response_id=third["id"], reasoning={"context": "all_turns"}
-            )
-            assert server.prompt().count("Say hi.") == 3
-
-    run(scenario)
+async def test_instructions_are_not_inherited() -> None:
+    async with serve(HELLO) as server:
+        _, first = await server.post(input="one", instructions="old rules", tools=[TOOL])
+        _, second = await server.post(input="two", instructions="new rules", previous_response_id=first["id"])
+        assert second["instructions"] == "new rules"
+        assert "old rules" not in server.prompt()
+        assert "get_weather" not in server.prompt()
+        _, third = await server.post(input="three", previous_response_id=second["id"])
+        text = server.prompt()
+        assert third["instructions"] is None
+        assert "rules" not in text
+        assert [text.count(word) for word in ("one", "two", "three", "Hi there!")] == [1, 1, 1, 2]
+        assert "Say hi." not in text  # the reasoning of finished turns is dropped
+        await server.post(input="four", previous_response_id=third["id"], reasoning={"context": "all_turns"})
+        assert server.prompt().count("Say hi.") == 3
 
 
-def test_what_a_stop_string_cut_off_does_not_come_back() -> None:
-    async def scenario() -> None:
-        async with serve(HELLO) as server:
-            _, first = await server.post(input="one", stop=[" there"])
-            assert first["output"][1]["content"][0]["text"] == "Hi"
-            await server.post(input="two", previous_response_id=first["id"])
-            assert "<|channel|>final<|message|>Hi<|end|>" in server.prompt()
-
-    run(scenario)
+async def test_what_a_stop_string_cut_off_does_not_come_back() -> None:
+    async with serve(HELLO) as server:
+        _, first = await server.post(input="one", stop=[" there"])
+        assert first["output"][1]["content"][0]["text"] == "Hi"
+        await server.post(input="two", previous_response_id=first["id"])
+        assert "<|channel|>final<|message|>Hi<|end|>" in server.prompt()
 
 
-def test_branches_from_one_parent() -> None:
-    async def scenario() -> None:
-        async with serve(CALL, ANSWER, HELLO, ANSWER) as server:
-            _, root = await server.post(input="go", tools=[TOOL])
-            call_id = root["output"][1]["call_id"]
-            results = [output(call_id, "left"), output(call_id, "right")]
-            prompts = []
-            for result in (*results, results[0]):
-                await server.post(input=[result], previous_response_id=root["id"], tools=[TOOL])
-                prompts.append(server.prompt_ids())
-            assert prompts[0] == prompts[2]
-            assert prompts[0] != prompts[1]
-            assert "left" not in VOCAB.decode(prompts[1])
-
-    run(scenario)
+async def test_branches_from_one_parent() -> None:
+    async with serve(CALL, ANSWER, HELLO, ANSWER) as server:
+        _, root = await server.post(input="go", tools=[TOOL])
+        call_id = root["output"][1]["call_id"]
+        results = [output(call_id, "left"), output(call_id, "right")]
+        prompts = []
+        for result in (*results, results[0]):
+            await server.post(input=[result], previous_response_id=root["id"], tools=[TOOL])
+            prompts.append(server.prompt_ids())
+        assert prompts[0] == prompts[2]
+        assert prompts[0] != prompts[1]
+        assert "left" not in VOCAB.decode(prompts[1])
 
 
 def test_leading_instructions_stop_at_the_first_other_item() -> None:

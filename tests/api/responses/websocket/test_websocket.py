@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from socket import create_connection
 from typing import Any
@@ -32,9 +33,10 @@ from chorale.turns.choice import runaway
 from tests.support import PATIENCE
 from tests.support.raw_http import call, connect, exchange
 from tests.support.responses import ANSWER, CALL, HELLO, TOOL, tokens
-from tests.support.server import Server, listening, make_state, with_server
+from tests.support.server import Server, listening, make_state
 from tests.support.server import served as started
 
+RUN = uvloop.run
 ENDS = ("response.completed", "response.failed", "response.incomplete", "error")
 STRICT: TypeAdapter[Any] = TypeAdapter(ResponsesServerEvent)
 HANDSHAKE = (
@@ -48,10 +50,8 @@ def playing(text: str = HELLO, **options: Any) -> ScriptedClient:
     return ScriptedClient(lambda request, index: Script(tokens(text), **options))
 
 
-def served(
-    test: Callable[[Server], Awaitable[None]], client: ScriptedClient | None = None, **config: Any
-) -> None:
-    with_server(client or playing(), test, runner=uvloop.run, listens=True, **config)
+def served(client: ScriptedClient | None = None, **config: Any) -> AbstractAsyncContextManager[Server]:
+    return started(client or playing(), listens=True, **config)
 
 
 @contextlib.asynccontextmanager
@@ -93,8 +93,8 @@ def without_ids(event: Event) -> str:
 
 @pytest.mark.parametrize("dialect", ["openai", "open-responses", "summary"])
 @pytest.mark.parametrize("text", [HELLO, CALL])
-def test_the_events_are_those_of_the_sse_stream(text: str, dialect: str) -> None:
-    async def test(server: Server) -> None:
+async def test_the_events_are_those_of_the_sse_stream(text: str, dialect: str) -> None:
+    async with served(playing(text)) as server:
         header = {"x-responses-dialect": dialect}
         body = {"input": "Hi", "tools": [TOOL], "model": "demo", "store": False}
         sse = await call(server.port, "POST", "/v1/responses", body | {"stream": True}, header)
@@ -110,11 +110,9 @@ def test_the_events_are_those_of_the_sse_stream(text: str, dialect: str) -> None
                 found.append(json.loads(await connection.recv()))
         assert list(map(without_ids, found)) == list(map(without_ids, expected))
 
-    served(test, playing(text))
 
-
-def test_lanes_of_the_sdk_run_side_by_side() -> None:
-    async def test(server: Server) -> None:
+async def test_lanes_of_the_sdk_run_side_by_side() -> None:
+    async with served(playing(delay=0.01)) as server:
         client = AsyncOpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none")
         limits = ResponsesWebSocketLimits(8, 128, 512, 2**24, 2**25, None)
         async with (
@@ -129,28 +127,22 @@ def test_lanes_of_the_sdk_run_side_by_side() -> None:
             assert [end.output_text for end in ends] == ["Hi there!"] * 5
             assert len({end.id for end in ends}) == 5
 
-    served(test, playing(delay=0.01))
 
-
-def test_one_lane_answers_in_order() -> None:
-    async def test(server: Server) -> None:
-        async with opened(server) as connection:
-            for number in range(4):
-                await send(connection, metadata={"number": str(number)})
-            ends = [(await until_end(connection)) for _ in range(4)]
-            assert [events[-1]["response"]["metadata"]["number"] for events in ends] == list("0123")
-            assert all(events[0]["type"] == "response.created" for events in ends)
-
-    served(test)
+async def test_one_lane_answers_in_order() -> None:
+    async with served() as server, opened(server) as connection:
+        for number in range(4):
+            await send(connection, metadata={"number": str(number)})
+        ends = [(await until_end(connection)) for _ in range(4)]
+        assert [events[-1]["response"]["metadata"]["number"] for events in ends] == list("0123")
+        assert all(events[0]["type"] == "response.created" for events in ends)
 
 
 # --------------------------------------------------------------------------- conversations
 
 
-def test_a_response_that_is_not_stored_goes_on_where_it_was_made_only() -> None:
+async def test_a_response_that_is_not_stored_goes_on_where_it_was_made_only() -> None:
     client = playing()
-
-    async def test(server: Server) -> None:
+    async with served(client) as server:
         async with opened(server) as connection:
             first = await ask(connection, store=False, input="What I said.")
             second = await ask(connection, store=False, previous_response_id=first["response"]["id"])
@@ -168,57 +160,44 @@ def test_a_response_that_is_not_stored_goes_on_where_it_was_made_only() -> None:
             assert gone["error"]["param"] == "previous_response_id"
             assert (await ask(another, store=False))["type"] == "response.completed"
 
-    served(test, client)
+
+async def test_a_request_that_fails_takes_what_it_continued_with_it() -> None:
+    async with served() as server, opened(server) as connection:
+        first = await ask(connection, store=False)
+        previous = first["response"]["id"]
+        nothing = [{"type": "function_call_output", "call_id": "call_missing", "output": "x"}]
+        failed = await ask(connection, store=False, previous_response_id=previous, input=nothing)
+        assert failed["type"] == "error"
+        again = await ask(connection, store=False, previous_response_id=previous)
+        assert again["error"]["code"] == "previous_response_not_found"
 
 
-def test_a_request_that_fails_takes_what_it_continued_with_it() -> None:
-    async def test(server: Server) -> None:
-        async with opened(server) as connection:
-            first = await ask(connection, store=False)
-            previous = first["response"]["id"]
-            nothing = [{"type": "function_call_output", "call_id": "call_missing", "output": "x"}]
-            failed = await ask(connection, store=False, previous_response_id=previous, input=nothing)
-            assert failed["type"] == "error"
-            again = await ask(connection, store=False, previous_response_id=previous)
-            assert again["error"]["code"] == "previous_response_not_found"
-
-    served(test)
+async def test_a_lane_may_fork_what_another_has_made() -> None:
+    async with served() as server, opened(server) as connection:
+        first = await ask(connection, store=False, stream_id="a")
+        assert first["stream_id"] == "a"
+        forked = await ask(
+            connection, store=False, stream_id="b", previous_response_id=first["response"]["id"]
+        )
+        assert forked["type"] == "response.completed"
 
 
-def test_a_lane_may_fork_what_another_has_made() -> None:
-    async def test(server: Server) -> None:
-        async with opened(server) as connection:
-            first = await ask(connection, store=False, stream_id="a")
-            assert first["stream_id"] == "a"
-            forked = await ask(
-                connection, store=False, stream_id="b", previous_response_id=first["response"]["id"]
-            )
-            assert forked["type"] == "response.completed"
-
-    served(test)
-
-
-def test_a_call_and_its_output_over_one_connection() -> None:
+async def test_a_call_and_its_output_over_one_connection() -> None:
     texts = [CALL, ANSWER]
     client = ScriptedClient(lambda request, index: Script(tokens(texts[len(client.requests) - 1])))
-
-    async def test(server: Server) -> None:
-        async with opened(server) as connection:
-            first = await ask(connection, store=False, tools=[TOOL])
-            [made] = [item for item in first["response"]["output"] if item["type"] == "function_call"]
-            output = [{"type": "function_call_output", "call_id": made["call_id"], "output": "21"}]
-            second = await ask(
-                connection, store=False, input=output, previous_response_id=first["response"]["id"]
-            )
-            assert second["response"]["output"][-1]["content"][0]["text"] == "21 °C in Paris."
-
-    served(test, client)
+    async with served(client) as server, opened(server) as connection:
+        first = await ask(connection, store=False, tools=[TOOL])
+        [made] = [item for item in first["response"]["output"] if item["type"] == "function_call"]
+        output = [{"type": "function_call_output", "call_id": made["call_id"], "output": "21"}]
+        second = await ask(
+            connection, store=False, input=output, previous_response_id=first["response"]["id"]
+        )
+        assert second["response"]["output"][-1]["content"][0]["text"] == "21 °C in Paris."
 
 
-def test_a_stored_response_after_one_that_is_not_can_be_read_and_continued_over_http() -> None:
+async def test_a_stored_response_after_one_that_is_not_can_be_read_and_continued_over_http() -> None:
     client = playing()
-
-    async def test(server: Server) -> None:
+    async with served(client) as server:
         async with opened(server) as connection:
             first = await ask(connection, store=False, input="What I said.")
             second = await ask(connection, store=True, previous_response_id=first["response"]["id"])
@@ -235,50 +214,41 @@ def test_a_stored_response_after_one_that_is_not_can_be_read_and_continued_over_
         assert third.status == 200
         assert "What I said." in server.state.vocab.decode(client.requests[-1].prompt_token_ids)
 
-    served(test, client)
 
-
-def test_a_response_after_a_stored_one_that_is_not_stored_itself() -> None:
+async def test_a_response_after_a_stored_one_that_is_not_stored_itself() -> None:
     client = playing()
-
-    async def test(server: Server) -> None:
+    async with served(client) as server:
         async with opened(server) as connection:
             first = await ask(connection, store=True, input="What I said.")
             second = await ask(connection, store=False, previous_response_id=first["response"]["id"])
             await ask(connection, store=False, previous_response_id=second["response"]["id"])
         assert "What I said." in server.state.vocab.decode(client.requests[-1].prompt_token_ids)
 
-    served(test, client)
 
-
-def test_a_warm_up_computes_the_prompt_and_can_be_continued() -> None:
+async def test_a_warm_up_computes_the_prompt_and_can_be_continued() -> None:
     client = playing()
-
-    async def test(server: Server) -> None:
-        async with opened(server) as connection:
-            await send(connection, store=False, generate=False, input="What I said.", tools=[TOOL])
-            events = await until_end(connection)
-            assert [event["type"] for event in events] == [
-                "response.created",
-                "response.in_progress",
-                "response.completed",
-            ]
-            warm = events[-1]["response"]
-            assert warm["output"] == []
-            assert warm["usage"]["output_tokens"] == 0
-            assert warm["usage"]["input_tokens"] == len(client.requests[0].prompt_token_ids)
-            assert client.requests[0].sampling.max_tokens == 0
-            await ask(connection, store=False, previous_response_id=warm["id"])
-            assert "What I said." in server.state.vocab.decode(client.requests[1].prompt_token_ids)
-            empty = {"type": "response.create", "instructions": "Be brief.", "generate": False}
-            await connection.send(json.dumps(empty))
-            assert (await until_end(connection))[-1]["type"] == "response.completed"
-
-    served(test, client)
+    async with served(client) as server, opened(server) as connection:
+        await send(connection, store=False, generate=False, input="What I said.", tools=[TOOL])
+        events = await until_end(connection)
+        assert [event["type"] for event in events] == [
+            "response.created",
+            "response.in_progress",
+            "response.completed",
+        ]
+        warm = events[-1]["response"]
+        assert warm["output"] == []
+        assert warm["usage"]["output_tokens"] == 0
+        assert warm["usage"]["input_tokens"] == len(client.requests[0].prompt_token_ids)
+        assert client.requests[0].sampling.max_tokens == 0
+        await ask(connection, store=False, previous_response_id=warm["id"])
+        assert "What I said." in server.state.vocab.decode(client.requests[1].prompt_token_ids)
+        empty = {"type": "response.create", "instructions": "Be brief.", "generate": False}
+        await connection.send(json.dumps(empty))
+        assert (await until_end(connection))[-1]["type"] == "response.completed"
 
 
-def test_what_was_compacted_begins_a_new_chain() -> None:
-    async def test(server: Server) -> None:
+async def test_what_was_compacted_begins_a_new_chain() -> None:
+    async with served() as server:
         said = [{"type": "message", "role": "user", "content": "The word is slate."}]
         compacted = await call(server.port, "POST", "/v1/responses/compact", {"model": "demo", "input": said})
         assert compacted.status == 200
@@ -286,8 +256,6 @@ def test_what_was_compacted_begins_a_new_chain() -> None:
         async with opened(server) as connection:
             end = await ask(connection, store=False, input=[*compacted.json["output"], question])
             assert end["type"] == "response.completed"
-
-    served(test)
 
 
 # --------------------------------------------------------------------------- errors
@@ -313,42 +281,34 @@ def test_what_was_compacted_begins_a_new_chain() -> None:
         ('{"type": "response.create", "input": "x", "model": "gpt-x"}', 404, "model_not_found"),
     ],
 )
-def test_a_bad_message_is_an_error_and_the_connection_goes_on(
+async def test_a_bad_message_is_an_error_and_the_connection_goes_on(
     message: str | bytes, status: int, code: str
 ) -> None:
-    async def test(server: Server) -> None:
-        async with opened(server) as connection:
-            await connection.send(message)
-            [error] = await until_end(connection)
-            assert (error["type"], error["status"], error["error"]["code"]) == ("error", status, code)
-            assert (await ask(connection, stream=True, background=False))["type"] == "response.completed"
-
-    served(test, unknown_fields="refuse")
+    async with served(unknown_fields="refuse") as server, opened(server) as connection:
+        await connection.send(message)
+        [error] = await until_end(connection)
+        assert (error["type"], error["status"], error["error"]["code"]) == ("error", status, code)
+        assert (await ask(connection, stream=True, background=False))["type"] == "response.completed"
 
 
-def test_a_full_queue_says_when_to_come_again() -> None:
+async def test_a_full_queue_says_when_to_come_again() -> None:
     client = playing()
     client.max_in_flight = 0
-
-    async def test(server: Server) -> None:
-        async with opened(server) as connection:
-            error = await ask(connection, stream_id="a")
-            assert (error["status"], error["error"]["code"]) == (429, "rate_limit_exceeded")
-            assert error["error"]["headers"] == {"retry-after": "1"}
-            assert error["stream_id"] == "a"
-
-    served(test, client)
+    async with served(client) as server, opened(server) as connection:
+        error = await ask(connection, stream_id="a")
+        assert (error["status"], error["error"]["code"]) == (429, "rate_limit_exceeded")
+        assert error["error"]["headers"] == {"retry-after": "1"}
+        assert error["stream_id"] == "a"
 
 
-def test_lanes_are_admitted_like_requests_of_their_own() -> None:
+async def test_lanes_are_admitted_like_requests_of_their_own() -> None:
     """What does not fit beside the others is refused at once; the others and the connection go on."""
     begun, whole = tokens(HELLO.partition("Hi")[0]), tokens(HELLO)
     client = ScriptedClient(
         lambda request, index: Script(begun, hang=True) if len(client.requests) <= 2 else Script(whole)
     )
     client.max_in_flight = 2
-
-    async def test(server: Server) -> None:
+    async with served(client) as server:
         async with opened(server) as connection:
             for lane in ("a", "b", "c"):
                 await send(connection, stream_id=lane)
@@ -363,82 +323,67 @@ def test_lanes_are_admitted_like_requests_of_their_own() -> None:
             await asyncio.sleep(0.01)
         assert client.num_in_flight == 0
 
-    served(test, client)
 
-
-def test_reasoning_without_end_is_bounded() -> None:
+async def test_reasoning_without_end_is_bounded() -> None:
     """As in test_runaway.py: cut, and the answer is forced."""
     thoughts = "<|end|><|start|>assistant<|channel|>analysis<|message|>".join(["x"] * 1000)
     texts = ["<|channel|>analysis<|message|>" + thoughts, "So be it.<|return|>"]
     client = ScriptedClient(lambda request, index: Script(tokens(texts[min(len(client.requests), 2) - 1])))
-
-    async def test(server: Server) -> None:
-        async with opened(server) as connection:
-            response = (await ask(connection))["response"]
-            kinds = [item["type"] for item in response["output"]]
-            assert kinds == ["reasoning"] * runaway.MAX_ANALYSIS + ["message"]
-            assert response["output"][-1]["content"][0]["text"] == "So be it."
-
-    served(test, client)
+    async with served(client) as server, opened(server) as connection:
+        response = (await ask(connection))["response"]
+        kinds = [item["type"] for item in response["output"]]
+        assert kinds == ["reasoning"] * runaway.MAX_ANALYSIS + ["message"]
+        assert response["output"][-1]["content"][0]["text"] == "So be it."
 
 
-def test_a_response_that_fails_has_one_last_event() -> None:
-    async def test(server: Server) -> None:
-        async with opened(server) as connection:
-            for _ in range(2):
-                events = [await ask(connection, store=False) for _ in range(1)]
-                assert events[-1]["type"] == "response.failed"
-                assert events[-1]["response"]["error"]["message"] == "it broke"
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(connection.recv(), 0.2)
-
-    served(test, playing(HELLO.partition("Hi")[0], error=EngineError("it broke")))
+async def test_a_response_that_fails_has_one_last_event() -> None:
+    client = playing(HELLO.partition("Hi")[0], error=EngineError("it broke"))
+    async with served(client) as server, opened(server) as connection:
+        for _ in range(2):
+            events = [await ask(connection, store=False) for _ in range(1)]
+            assert events[-1]["type"] == "response.failed"
+            assert events[-1]["response"]["error"]["message"] == "it broke"
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(connection.recv(), 0.2)
 
 
-def test_lanes_and_what_waits_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lanes_and_what_waits_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lanes, "MAX_LANES", 3)
     monkeypatch.setattr(lanes, "MAX_WAITING", 4)
     monkeypatch.setattr(lanes, "MAX_RUNNING", 2)
     client = playing(HELLO[:40], hang=True)
-
-    async def test(server: Server) -> None:
-        async with opened(server) as connection:
-            for name in "abc":
-                await send(connection, stream_id=name)
-            await send(connection, stream_id="d")
-            codes: list[str] = []
-            while not codes:
-                event = json.loads(await connection.recv())
-                codes += [event["error"]["code"]] if event["type"] == "error" else []
-            assert codes == ["websocket_stream_limit_reached"]
-            for _ in range(6):
-                await send(connection, stream_id="a")
-            while len(codes) < 4:
-                event = json.loads(await connection.recv())
-                codes += [event["error"]["code"]] if event["type"] == "error" else []
-            assert codes[1:] == ["rate_limit_exceeded"] * 3
-            assert len(client.requests) == 2
-
-    served(test, client)
+    async with served(client) as server, opened(server) as connection:
+        for name in "abc":
+            await send(connection, stream_id=name)
+        await send(connection, stream_id="d")
+        codes: list[str] = []
+        while not codes:
+            event = json.loads(await connection.recv())
+            codes += [event["error"]["code"]] if event["type"] == "error" else []
+        assert codes == ["websocket_stream_limit_reached"]
+        for _ in range(6):
+            await send(connection, stream_id="a")
+        while len(codes) < 4:
+            event = json.loads(await connection.recv())
+            codes += [event["error"]["code"]] if event["type"] == "error" else []
+        assert codes[1:] == ["rate_limit_exceeded"] * 3
+        assert len(client.requests) == 2
 
 
 # --------------------------------------------------------------------------- the handshake
 
 
-def test_keys() -> None:
-    async def main() -> None:
-        async with started(playing(), keys=[hash_key("secret")], listens=True) as server:
-            for header in ({}, {"authorization": "Bearer wrong"}):
-                with pytest.raises(websockets.InvalidStatus) as refused:
-                    async with opened(server, additional_headers=header):
-                        pass
-                assert refused.value.response.status_code == 401
-                assert json.loads(refused.value.response.body)["error"]["code"] == "invalid_api_key"
-            for header in ({"authorization": "Bearer secret"}, {"x-api-key": "secret"}):
-                async with opened(server, additional_headers=header) as connection:
-                    assert (await ask(connection))["type"] == "response.completed"
-
-    uvloop.run(main())
+async def test_keys() -> None:
+    async with started(playing(), keys=[hash_key("secret")], listens=True) as server:
+        for header in ({}, {"authorization": "Bearer wrong"}):
+            with pytest.raises(websockets.InvalidStatus) as refused:
+                async with opened(server, additional_headers=header):
+                    pass
+            assert refused.value.response.status_code == 401
+            assert json.loads(refused.value.response.body)["error"]["code"] == "invalid_api_key"
+        for header in ({"authorization": "Bearer secret"}, {"x-api-key": "secret"}):
+            async with opened(server, additional_headers=header) as connection:
+                assert (await ask(connection))["type"] == "response.completed"
 
 
 @pytest.mark.parametrize(
@@ -459,54 +404,44 @@ def test_keys() -> None:
         (b"http://evil.example/v1/responses", b"", 400),
     ],
 )
-def test_handshakes(path: bytes, headers: bytes, status: int) -> None:
-    async def test(server: Server) -> None:
+async def test_handshakes(path: bytes, headers: bytes, status: int) -> None:
+    async with served() as server:
         answer = await exchange(server.port, HANDSHAKE % (path, headers))
         assert answer.status == status
         if status != 101:
             assert answer.json["error"]["message"]
             assert answer.headers["connection"] == "close"
 
-    served(test)
 
-
-def test_a_page_of_an_allowed_origin_and_the_wrong_host() -> None:
-    async def allowed(server: Server) -> None:
+async def test_a_page_of_an_allowed_origin_and_the_wrong_host() -> None:
+    async with served(allowed_origins=("http://app.example",)) as server:
         raw = HANDSHAKE % (b"/v1/responses", b"origin: http://app.example\r\n")
         assert (await exchange(server.port, raw)).status == 101
         raw = HANDSHAKE % (b"/v1/responses", b"origin: http://evil.example\r\n")
         assert (await exchange(server.port, raw)).code == "origin_not_allowed"
-
-    async def local(server: Server) -> None:
+    async with served() as server:
         raw = (HANDSHAKE % (b"/v1/responses", b"")).replace(b"host: localhost", b"host: evil.example")
         assert (await exchange(server.port, raw)).code == "invalid_host"
 
-    served(allowed, allowed_origins=("http://app.example",))
-    served(local)
 
-
-def test_a_path_in_front_and_a_request_id() -> None:
-    async def test(server: Server) -> None:
+async def test_a_path_in_front_and_a_request_id() -> None:
+    async with served(root_path="/prefix") as server:
         raw = HANDSHAKE % (b"/prefix/v1/responses", b"x-request-id: mine\r\n")
         answer = await exchange(server.port, raw)
         assert answer.status == 101
         assert answer.headers["x-request-id"] == "mine"
 
-    served(test, root_path="/prefix")
 
-
-def test_without_an_upgrade_it_is_a_405_and_a_post_passes_the_offer_over() -> None:
-    async def test(server: Server) -> None:
+async def test_without_an_upgrade_it_is_a_405_and_a_post_passes_the_offer_over() -> None:
+    async with served() as server:
         assert (await call(server.port, "GET", "/v1/responses")).status == 405
         offer = {"connection": "upgrade", "upgrade": "websocket"}
         posted = await call(server.port, "POST", "/v1/responses", {"input": "Hi"}, offer)
         assert posted.status == 200
 
-    served(test)
 
-
-def test_frames_that_come_with_the_handshake_are_read() -> None:
-    async def test(server: Server) -> None:
+async def test_frames_that_come_with_the_handshake_are_read() -> None:
+    async with served() as server:
         text = b'{"type":"response.create","input":"Hi"}'
         frame = bytes([0x81, 0x80 | len(text), 0, 0, 0, 0]) + text
         reader, writer = await connect(server.port)
@@ -514,13 +449,10 @@ def test_frames_that_come_with_the_handshake_are_read() -> None:
         await reader.readuntil(b"\r\n\r\n")
         assert b"response.created" in await asyncio.wait_for(reader.readuntil(b"response.created"), PATIENCE)
 
-    served(test)
 
-
-def test_too_many_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_too_many_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "MAX_CONNECTIONS", 1)
-
-    async def test(server: Server) -> None:
+    async with served() as server:
         async with opened(server):
             answer = await exchange(server.port, HANDSHAKE % (b"/v1/responses", b""))
             assert answer.status == 429
@@ -528,18 +460,13 @@ def test_too_many_connections(monkeypatch: pytest.MonkeyPatch) -> None:
         async with opened(server) as connection:
             assert (await ask(connection))["type"] == "response.completed"
 
-    served(test)
-
 
 # --------------------------------------------------------------------------- bounds and ends
 
 
-def test_nothing_is_compressed() -> None:
-    async def test(server: Server) -> None:
-        async with opened(server) as connection:  # which offers permessage-deflate
-            assert connection.protocol.extensions == []
-
-    served(test)
+async def test_nothing_is_compressed() -> None:
+    async with served() as server, opened(server) as connection:  # which offers permessage-deflate
+        assert connection.protocol.extensions == []
 
 
 @pytest.mark.parametrize(
@@ -553,8 +480,8 @@ def test_nothing_is_compressed() -> None:
         (b"".join([bytes([0x01, 0x80]) + bytes(4), (bytes([0x00, 0x80]) + bytes(4)) * 50_000]), 1008),
     ],
 )
-def test_a_client_that_breaks_the_rules_is_told_why(frame: bytes, code: int) -> None:
-    async def test(server: Server) -> None:
+async def test_a_client_that_breaks_the_rules_is_told_why(frame: bytes, code: int) -> None:
+    async with served(body_timeout=0.3) as server:
         answer = await asyncio.to_thread(answer_to, server.port, frame)
         opcode, size = answer[:2]
         assert opcode == 0x88
@@ -563,8 +490,6 @@ def test_a_client_that_breaks_the_rules_is_told_why(frame: bytes, code: int) -> 
         async with asyncio.timeout(30):
             while server.state.lifecycle.sockets.total:
                 await asyncio.sleep(0.01)
-
-    served(test, body_timeout=0.3)
 
 
 def answer_to(port: int, frame: bytes) -> bytes:
@@ -587,10 +512,9 @@ def answer_to(port: int, frame: bytes) -> bytes:
     return found
 
 
-def test_a_client_that_leaves_ends_its_generations() -> None:
+async def test_a_client_that_leaves_ends_its_generations() -> None:
     client = playing(HELLO[:40], hang=True)
-
-    async def test(server: Server) -> None:
+    async with served(client) as server:
         async with opened(server) as connection:
             for name in "ab":
                 await send(connection, stream_id=name)
@@ -605,86 +529,71 @@ def test_a_client_that_leaves_ends_its_generations() -> None:
         assert len(client.aborted) == 2
         assert (server.state.lifecycle.num_requests, server.state.lifecycle.sockets.total) == (0, 0)
 
-    served(test, client)
+
+async def test_a_drain_lets_what_runs_end() -> None:
+    client = playing(delay=0.03)
+    async with served(client) as server, opened(server) as idle, opened(server) as connection:
+        await send(connection)
+        await send(connection)
+        assert json.loads(await connection.recv())["type"] == "response.created"
+        server.stop()
+        refused, ended = None, []
+        while not (refused and ended):
+            event = json.loads(await asyncio.wait_for(connection.recv(), PATIENCE))
+            refused = event if event["type"] == "error" else refused
+            ended += [event] if event["type"] == "response.completed" else []
+        assert (refused["status"], refused["error"]["code"]) == (503, "server_shutting_down")
+        for each in (idle, connection):
+            with pytest.raises(websockets.ConnectionClosed) as closed:
+                await asyncio.wait_for(each.recv(), PATIENCE)
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.code == 1001
+        await asyncio.wait_for(server.task, PATIENCE)
 
 
-def test_a_drain_lets_what_runs_end() -> None:
-    async def test(server: Server) -> None:
-        async with opened(server) as idle, opened(server) as connection:
+async def test_a_cut_ends_what_runs_with_an_event() -> None:
+    async with served(playing(HELLO[:40], hang=True)) as server, opened(server) as connection:
+        await send(connection)
+        assert json.loads(await connection.recv())["type"] == "response.created"
+        server.stop()
+        server.stop()
+        assert (await until_end(connection))[-1]["type"] == "response.failed"
+        await asyncio.wait_for(server.task, PATIENCE)
+
+
+async def test_a_connection_has_an_end() -> None:
+    client = playing(delay=0.05)
+    async with make_state(client) as state:
+        serve = partial(socket.serve, state, max_seconds=0.2)
+        routes = authenticate_routes([WebSocketRoute("/v1/responses", serve)], ())
+        app = HttpMiddleware(Router(routes, redirect_slashes=False, default=unknown_path), state, False)
+        async with listening(app) as server, opened(server) as connection:
             await send(connection)
-            await send(connection)
-            assert json.loads(await connection.recv())["type"] == "response.created"
-            server.stop()
-            refused, ended = None, []
-            while not (refused and ended):
-                event = json.loads(await asyncio.wait_for(connection.recv(), PATIENCE))
-                refused = event if event["type"] == "error" else refused
-                ended += [event] if event["type"] == "response.completed" else []
-            assert (refused["status"], refused["error"]["code"]) == (503, "server_shutting_down")
-            for each in (idle, connection):
-                with pytest.raises(websockets.ConnectionClosed) as closed:
-                    await asyncio.wait_for(each.recv(), PATIENCE)
-                assert closed.value.rcvd is not None
-                assert closed.value.rcvd.code == 1001
-            await asyncio.wait_for(server.task, PATIENCE)
-
-    served(test, playing(delay=0.03))
+            events = await until_end(connection)
+            assert events[-1]["type"] == "response.completed"  # what runs may end
+            [error] = await until_end(connection)
+            assert error["error"]["code"] == "websocket_connection_limit_reached"
+            with pytest.raises(websockets.ConnectionClosedOK):
+                await connection.recv()
 
 
-def test_a_cut_ends_what_runs_with_an_event() -> None:
-    async def test(server: Server) -> None:
-        async with opened(server) as connection:
-            await send(connection)
-            assert json.loads(await connection.recv())["type"] == "response.created"
-            server.stop()
-            server.stop()
-            assert (await until_end(connection))[-1]["type"] == "response.failed"
-            await asyncio.wait_for(server.task, PATIENCE)
-
-    served(test, playing(HELLO[:40], hang=True))
-
-
-def test_a_connection_has_an_end() -> None:
-    async def main() -> None:
-        client = playing(delay=0.05)
-        async with make_state(client) as state:
-            serve = partial(socket.serve, state, max_seconds=0.2)
-            routes = authenticate_routes([WebSocketRoute("/v1/responses", serve)], ())
-            app = HttpMiddleware(Router(routes, redirect_slashes=False, default=unknown_path), state, False)
-            async with listening(app) as server, opened(server) as connection:
-                await send(connection)
-                events = await until_end(connection)
-                assert events[-1]["type"] == "response.completed"  # what runs may end
-                [error] = await until_end(connection)
-                assert error["error"]["code"] == "websocket_connection_limit_reached"
-                with pytest.raises(websockets.ConnectionClosedOK):
-                    await connection.recv()
-
-    uvloop.run(main())
-
-
-def test_silence_is_filled_with_pings_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silence_is_filled_with_pings_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(websocket, "PING_SECONDS", 0.05)
     monkeypatch.setattr(websocket, "SILENCE_SECONDS", 0.5)
-
-    async def test(server: Server) -> None:
-        async with opened(server) as polite:
-            reader, writer = await connect(server.port)  # which never answers
-            writer.write(HANDSHAKE % (b"/v1/responses", b""))
-            await reader.readuntil(b"\r\n\r\n")
-            data = await asyncio.wait_for(reader.read(), PATIENCE)
-            assert data.startswith(b"\x89\x00\x89\x00")
-            assert b"\x03\xf3no answer to pings" in data  # 1011
-            assert (await ask(polite))["type"] == "response.completed"
-
-    served(test)
+    async with served() as server, opened(server) as polite:
+        reader, writer = await connect(server.port)  # which never answers
+        writer.write(HANDSHAKE % (b"/v1/responses", b""))
+        await reader.readuntil(b"\r\n\r\n")
+        data = await asyncio.wait_for(reader.read(), PATIENCE)
+        assert data.startswith(b"\x89\x00\x89\x00")
+        assert b"\x03\xf3no answer to pings" in data  # 1011
+        assert (await ask(polite))["type"] == "response.completed"
 
 
-def test_a_client_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(websocket, "WRITE_TIMEOUT_SECONDS", 0.3)
     client = playing("<|channel|>final<|message|>" + "word " * 20_000)
-
-    async def test(server: Server) -> None:
+    async with served(client) as server:
         reader, writer = await connect(server.port, limit=1024)
         writer.write(HANDSHAKE % (b"/v1/responses", b""))
         await reader.readuntil(b"\r\n\r\n")
@@ -700,11 +609,9 @@ def test_a_client_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch)
         assert server.state.lifecycle.sockets.total == 0
         assert server.state.lifecycle.num_requests == 0
 
-    served(test, client)
 
-
-def test_what_a_connection_has_asked_is_counted() -> None:
-    async def test(server: Server) -> None:
+async def test_what_a_connection_has_asked_is_counted() -> None:
+    async with served() as server:
         async with opened(server) as connection:
             await ask(connection)
             await ask(connection, n=2)
@@ -712,5 +619,3 @@ def test_what_a_connection_has_asked_is_counted() -> None:
         counted = 'http_requests_total{handler="/v1/responses",method="WEBSOCKET",status="%dxx"} 1.0'
         assert counted % 2 in text
         assert counted % 4 in text
-
-    served(test)
