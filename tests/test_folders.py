@@ -39,7 +39,6 @@ def test_a_folder_is_private_and_ends_with_its_block(tmp_path: Path) -> None:
 
 def test_what_a_killed_process_leaves_is_removed_by_the_next_one_and_not_before(tmp_path: Path) -> None:
     process = owner(tmp_path)
-    assert process.stdout is not None
     left = Path(process.stdout.readline().strip())
     with Folder(tmp_path) as path:
         assert left.exists()  # its owner runs

@@ -57,7 +57,6 @@ def exec_form(instruction: str) -> list[str]:
 def load_script(name: str) -> Any:
     """Imports a program of ``scripts/``."""
     spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -50,7 +50,7 @@ def test_a_row_names_its_limit_its_file_and_its_test(row: list[str]) -> None:
     named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", tests)
     assert named
     for path, test in named:
-        assert re.search(rf"^def {test}\(", (ROOT / path).read_text("utf-8"), re.MULTILINE), test
+        assert re.search(rf"^(?:async )?def {test}\(", (ROOT / path).read_text("utf-8"), re.MULTILINE), test
 
 
 def test_every_dotted_name_has_its_number() -> None:

@@ -19,7 +19,6 @@ CASES = [(group["name"], case) for group in DATA["groups"] for case in group["ca
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
     spec = importlib.util.spec_from_file_location("speed_chart", ROOT / "scripts" / "speed_chart.py")
-    assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

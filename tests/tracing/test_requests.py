@@ -86,17 +86,15 @@ def test_usage_is_that_of_the_api() -> None:
     assert {name: seen[f"gen_ai.request.{name}"] for name in wanted} == wanted
 
 
-def test_reads_probes_and_unsampled_requests_have_none() -> None:
+async def test_reads_probes_and_unsampled_requests_have_none() -> None:
     tracer, unsampled = KeptTracer(), KeptTracer(samples=False)
 
-    async def scenario() -> None:
-        async with served(playing(ANSWER), tracer=tracer) as server:
-            for path in ("/health", "/v1/models", "/metrics"):
-                assert (await server.http.get(path)).status_code == 200
-        async with served(playing(ANSWER), tracer=unsampled) as server:
-            assert (await server.chat()).status_code == 200
+    async with served(playing(ANSWER), tracer=tracer) as server:
+        for path in ("/health", "/v1/models", "/metrics"):
+            assert (await server.http.get(path)).status_code == 200
+    async with served(playing(ANSWER), tracer=unsampled) as server:
+        assert (await server.chat()).status_code == 200
 
-    run(scenario)
     assert tracer.spans == []
     assert len(unsampled.spans) == 1  # it passes the trace on; nothing below it
     assert unsampled.ended == []
@@ -142,15 +140,13 @@ def test_an_error_of_the_engine_is_recorded(stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_ends_its_span(stream: bool) -> None:
+async def test_a_client_that_leaves_ends_its_span(stream: bool) -> None:
     tracer = KeptTracer()
 
-    async def scenario() -> None:
-        async with served(playing(ANSWER), tracer=tracer) as server:
-            server.client.source = lambda request, index: Script(ids(ANSWER)[:5], hang=True)
-            await leave(server, {**CHAT, "stream": stream})
+    async with served(playing(ANSWER), tracer=tracer) as server:
+        server.client.source = lambda request, index: Script(ids(ANSWER)[:5], hang=True)
+        await leave(server, {**CHAT, "stream": stream})
 
-    run(scenario)
     span = tracer.only("chat")
     for each in (span, tracer.only("generate")):
         assert each.attributes["error.type"] == "client_disconnected"
@@ -185,19 +181,17 @@ async def leave(server: Server, body: dict[str, Any]) -> None:
     await task
 
 
-def test_a_background_response_has_a_span_of_its_own_below_the_request() -> None:
+async def test_a_background_response_has_a_span_of_its_own_below_the_request() -> None:
     tracer = KeptTracer()
 
-    async def scenario() -> None:
-        async with served(playing(ANSWER, delay=0.01), names=(MODEL,), tracer=tracer) as server:
-            made = await server.sdk.responses.create(model=MODEL, input="hello", background=True)
-            while made.status not in ("completed", "failed"):
-                await asyncio.sleep(0.02)
-                made = await server.sdk.responses.retrieve(made.id)
-            while server.state.background.num_jobs:
-                await asyncio.sleep(0.01)
+    async with served(playing(ANSWER, delay=0.01), names=(MODEL,), tracer=tracer) as server:
+        made = await server.sdk.responses.create(model=MODEL, input="hello", background=True)
+        while made.status not in ("completed", "failed"):
+            await asyncio.sleep(0.02)
+            made = await server.sdk.responses.retrieve(made.id)
+        while server.state.background.num_jobs:
+            await asyncio.sleep(0.01)
 
-    run(scenario)
     request, background, generate = (tracer.only(name) for name in ("chat", "background", "generate"))
     assert background.parent is request
     assert generate.parent is background
@@ -208,24 +202,22 @@ def test_a_background_response_has_a_span_of_its_own_below_the_request() -> None
     assert len(tracer.ended) == 3
 
 
-def test_each_response_over_a_websocket_has_a_span() -> None:
+async def test_each_response_over_a_websocket_has_a_span() -> None:
     tracer = KeptTracer()
 
-    async def scenario() -> None:
-        async with (
-            served(playing(ANSWER), tracer=tracer, listens=True) as server,
-            websockets.connect(
-                f"ws://127.0.0.1:{server.port}/v1/responses", additional_headers=PARENT
-            ) as connection,
-        ):
-            for temperature in (1, 1, 9):
-                fields = {"type": "response.create", "input": "SECRET?", "temperature": temperature}
-                await connection.send(json.dumps(fields))
-                ends = ("response.completed", "error")
-                while json.loads(await connection.recv())["type"] not in ends:
-                    pass
+    async with (
+        served(playing(ANSWER), tracer=tracer, listens=True) as server,
+        websockets.connect(
+            f"ws://127.0.0.1:{server.port}/v1/responses", additional_headers=PARENT
+        ) as connection,
+    ):
+        for temperature in (1, 1, 9):
+            fields = {"type": "response.create", "input": "SECRET?", "temperature": temperature}
+            await connection.send(json.dumps(fields))
+            ends = ("response.completed", "error")
+            while json.loads(await connection.recv())["type"] not in ends:
+                pass
 
-    run(scenario)
     spans = [span for span in tracer.ended if span.kind == "server"]
     assert [span.name for span in spans] == ["chat demo"] * 3
     assert {span.trace_id for span in spans} == {CLIENT}
@@ -238,25 +230,23 @@ def test_each_response_over_a_websocket_has_a_span() -> None:
 PYTHON = "<|channel|>analysis to=python code<|message|>print('SECRET')<|call|>"
 
 
-def test_tools_and_later_rounds_are_below_the_request() -> None:
+async def test_tools_and_later_rounds_are_below_the_request() -> None:
     tracer, sent = KeptTracer(), list[dict[str, str]]()
 
     async def tool(call: ToolCall) -> AsyncGenerator[Progress | ToolResult]:
         sent.append(outgoing_headers())
         yield result(call, "42", failed=len(sent) == 2)
 
-    async def scenario() -> None:
-        service = ScriptedService(tool)
-        async with tools_served(PYTHON, PYTHON, ANSWER, tools=service, tracer=tracer) as server:
-            body = {"input": "x", "tools": [{"type": "code_interpreter", "container": {"type": "auto"}}]}
-            answer = await server.http.post("/v1/responses", json={"model": MODEL, **body}, headers=PARENT)
-            assert answer.status_code == 200, answer.text
-            assert (
-                answer.json()["usage"]["output_tokens"]
-                == tracer.only("chat").attributes["gen_ai.usage.output_tokens"]
-            )
+    service = ScriptedService(tool)
+    async with tools_served(PYTHON, PYTHON, ANSWER, tools=service, tracer=tracer) as server:
+        body = {"input": "x", "tools": [{"type": "code_interpreter", "container": {"type": "auto"}}]}
+        answer = await server.http.post("/v1/responses", json={"model": MODEL, **body}, headers=PARENT)
+        assert answer.status_code == 200, answer.text
+        assert (
+            answer.json()["usage"]["output_tokens"]
+            == tracer.only("chat").attributes["gen_ai.usage.output_tokens"]
+        )
 
-    run(scenario)
     request = tracer.only("chat")
     below = tracer.below(request)
     assert [span.name for span in below] == [
@@ -270,21 +260,19 @@ def test_tools_and_later_rounds_are_below_the_request() -> None:
     assert "SECRET" not in repr([span.attributes for span in tracer.ended])
 
 
-def test_nothing_changes_without_a_tracer() -> None:
+async def test_nothing_changes_without_a_tracer() -> None:
     seen: list[Any] = []
 
-    async def scenario() -> None:
-        async with served(in_rounds(ANSWER)) as server:
-            source = server.client.source
+    async with served(in_rounds(ANSWER)) as server:
+        source = server.client.source
 
-            def spy(request: Any, index: int) -> Any:
-                seen.append((CURRENT.get(), outgoing_headers()))
-                return source(request, index)
+        def spy(request: Any, index: int) -> Any:
+            seen.append((CURRENT.get(), outgoing_headers()))
+            return source(request, index)
 
-            server.client.source = spy
-            assert (await server.chat()).status_code == 200
+        server.client.source = spy
+        assert (await server.chat()).status_code == 200
 
-    run(scenario)
     ((context, headers),) = seen
     assert context.span is None
     assert headers == {}

@@ -10,46 +10,40 @@ import pytest
 from chorale.turns.merge import Sources
 
 
-def test_sources_may_be_added_while_they_are_read() -> None:
-    async def main() -> None:
-        sources: Sources[str] = Sources()
-        closed: list[str] = []
+async def test_sources_may_be_added_while_they_are_read() -> None:
+    sources: Sources[str] = Sources()
+    closed: list[str] = []
 
-        async def source(name: str, count: int, adds: str = "") -> AsyncGenerator[str]:
-            try:
-                for number in range(count):
-                    if adds and number == 1:
-                        for other in adds:
-                            sources.add(source(other, 2))
-                    await asyncio.sleep(0)
-                    yield f"{name}{number}"
-            finally:
-                closed.append(name)
+    async def source(name: str, count: int, adds: str = "") -> AsyncGenerator[str]:
+        try:
+            for number in range(count):
+                if adds and number == 1:
+                    for other in adds:
+                        sources.add(source(other, 2))
+                await asyncio.sleep(0)
+                yield f"{name}{number}"
+        finally:
+            closed.append(name)
 
-        sources.add(source("a", 4, adds="bc"))
-        found = [item async for item in sources.read()]
-        assert sorted(found) == ["a0", "a1", "a2", "a3", "b0", "b1", "c0", "c1"]
-        assert sorted(closed) == ["a", "b", "c"]
-        assert not sources
-
-    asyncio.run(asyncio.wait_for(main(), 5))
+    sources.add(source("a", 4, adds="bc"))
+    found = [item async for item in sources.read()]
+    assert sorted(found) == ["a0", "a1", "a2", "a3", "b0", "b1", "c0", "c1"]
+    assert sorted(closed) == ["a", "b", "c"]
+    assert not sources
 
 
-def test_a_source_may_leave_its_place_to_another() -> None:
-    async def main() -> None:
-        sources: Sources[int] = Sources()
+async def test_a_source_may_leave_its_place_to_another() -> None:
+    sources: Sources[int] = Sources()
 
-        async def first() -> AsyncGenerator[int]:
-            yield 1
-            sources.add(second())
+    async def first() -> AsyncGenerator[int]:
+        yield 1
+        sources.add(second())
 
-        async def second() -> AsyncGenerator[int]:
-            yield 2
+    async def second() -> AsyncGenerator[int]:
+        yield 2
 
-        sources.add(first())
-        assert [item async for item in sources.read()] == [1, 2]
-
-    asyncio.run(asyncio.wait_for(main(), 5))
+    sources.add(first())
+    assert [item async for item in sources.read()] == [1, 2]
 
 
 @pytest.mark.parametrize("counts", [(0, 0, 1), (0, 0, 5), (1, 1, 5), (1, 0, 2, 3)])
@@ -72,73 +66,67 @@ def test_sources_that_end_together_do_not_hold_up_the_others(counts: tuple[int, 
 
 
 @pytest.mark.parametrize("num_steps", range(8))
-def test_what_was_said_before_an_error_is_not_lost(num_steps: int) -> None:
-    async def main() -> None:
-        said: list[tuple[int, int]] = []
+async def test_what_was_said_before_an_error_is_not_lost(num_steps: int) -> None:
+    said: list[tuple[int, int]] = []
 
-        async def source(number: int) -> AsyncGenerator[tuple[int, int]]:
-            for item in range(20):
-                await asyncio.sleep(0)
-                said.append((number, item))
-                yield number, item
+    async def source(number: int) -> AsyncGenerator[tuple[int, int]]:
+        for item in range(20):
+            await asyncio.sleep(0)
+            said.append((number, item))
+            yield number, item
 
-        async def failing() -> AsyncGenerator[tuple[int, int]]:
-            for _ in range(num_steps):
-                await asyncio.sleep(0)
-            raise ValueError("no")
-            yield 0, 0
+    async def failing() -> AsyncGenerator[tuple[int, int]]:
+        for _ in range(num_steps):
+            await asyncio.sleep(0)
+        raise ValueError("no")
+        yield 0, 0
 
-        sources: Sources[tuple[int, int]] = Sources()
-        for added in (source(1), failing(), source(2), source(3)):
-            sources.add(added)
-        found: list[tuple[int, int]] = []
+    sources: Sources[tuple[int, int]] = Sources()
+    for added in (source(1), failing(), source(2), source(3)):
+        sources.add(added)
+    found: list[tuple[int, int]] = []
 
-        async def read() -> None:
-            async for item in sources.read():
-                found.append(item)
-                await asyncio.sleep(0)
+    async def read() -> None:
+        async for item in sources.read():
+            found.append(item)
+            await asyncio.sleep(0)
 
-        with pytest.raises(ValueError, match="no"):
-            await read()
-        assert [*found, *sources.unread()] == said
-
-    asyncio.run(asyncio.wait_for(main(), 5))
+    with pytest.raises(ValueError, match="no"):
+        await read()
+    assert [*found, *sources.unread()] == said
 
 
 @pytest.mark.parametrize("num_others", [0, 1, 3])
-def test_an_error_ends_all_and_closing_closes_all(num_others: int) -> None:
-    async def main() -> None:
-        closed: list[int] = []
+async def test_an_error_ends_all_and_closing_closes_all(num_others: int) -> None:
+    closed: list[int] = []
 
-        async def endless(number: int) -> AsyncGenerator[int]:
-            try:
-                while True:
-                    await asyncio.sleep(0.001)
-                    yield number
-            finally:
-                await asyncio.sleep(0)
-                closed.append(number)
+    async def endless(number: int) -> AsyncGenerator[int]:
+        try:
+            while True:
+                await asyncio.sleep(0.001)
+                yield number
+        finally:
+            await asyncio.sleep(0)
+            closed.append(number)
 
-        async def failing() -> AsyncGenerator[int]:
-            yield -1
-            await asyncio.sleep(0.01)
-            raise ValueError("no")
+    async def failing() -> AsyncGenerator[int]:
+        yield -1
+        await asyncio.sleep(0.01)
+        raise ValueError("no")
 
-        sources: Sources[int] = Sources()
-        for number in range(num_others):
-            sources.add(endless(number))
-        sources.add(failing())
-        with pytest.raises(ValueError, match="no"):
-            async for _ in sources.read():
-                pass
-        assert sorted(closed) == list(range(num_others))
+    sources: Sources[int] = Sources()
+    for number in range(num_others):
+        sources.add(endless(number))
+    sources.add(failing())
+    with pytest.raises(ValueError, match="no"):
+        async for _ in sources.read():
+            pass
+    assert sorted(closed) == list(range(num_others))
 
-        sources, closed[:] = Sources(), []
-        for number in range(num_others + 1):
-            sources.add(endless(number))
-        reading = sources.read()
-        await anext(reading)
-        await reading.aclose()
-        assert sorted(closed) == list(range(num_others + 1))
-
-    asyncio.run(asyncio.wait_for(main(), 5))
+    sources, closed[:] = Sources(), []
+    for number in range(num_others + 1):
+        sources.add(endless(number))
+    reading = sources.read()
+    await anext(reading)
+    await reading.aclose()
+    assert sorted(closed) == list(range(num_others + 1))

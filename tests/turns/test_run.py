@@ -48,7 +48,6 @@ def test_a_turn_becomes_items_with_ids_for_life() -> None:
     ]
     assert [re.sub(r"[0-9a-f]{32}", "#", i.item_id) for i in fold.items] == ["rs_#", "msg_#", "fc_#"]
     assert re.fullmatch(r"call_[0-9a-f]{32}", fold.items[2].opened.call_id or "")
-    assert fold.ended is not None
     assert fold.ended.reason == "tool_calls"
     assert fold.ended.repairs == {}
     assert list(fold.ended.output_token_ids) == ids(text)
@@ -62,60 +61,55 @@ def test_closed_items_carry_their_exact_message_ids() -> None:
 
 
 JSON = " <|constrain|>json<|message|>{}<|call|>"
-MALFORMED = {
-    "duplicate_to": "<|channel|>commentary to=functions.f to=functions.f" + JSON,
-    "junk_words": "<|channel|>commentary well then to=functions.f" + JSON,
-    "doubled_channel": "<|channel|>commentary to=functions.f<|channel|>commentary" + JSON,
-}
-
-
-@pytest.mark.parametrize("text", MALFORMED.values(), ids=MALFORMED.keys())
-def test_malformed_headers_are_read_and_counted(text: str) -> None:
-    fold = one(text, functions=["f"])
-    assert shape(fold) == [("function_call", "f", "{}", "completed")]
-    assert fold.ended is not None
-    assert sum(fold.ended.repairs.values()) >= 1
-
-
-def test_a_missing_start_is_implied() -> None:
-    fold = one(ANALYSIS + "x<|end|><|channel|>final<|message|>y<|return|>")
-    assert shape(fold) == [
-        ("reasoning", None, "x", "completed"),
-        ("message", "final_answer", "y", "completed"),
-    ]
-    assert fold.ended is not None
-    assert "implicit_start" in fold.ended.repairs
+CALLED = [("function_call", "f", "{}", "completed")]
+TO_F = "<|channel|>commentary to="
 
 
 @pytest.mark.parametrize(
-    "recipient",
+    ("text", "items", "reason", "repair"),
     [
-        "functions.query_dataset<|channel|>commentary",
-        "functions.query_dataset<|constrain|>json",
-        "query_dataset",
+        (f"{TO_F}functions.f to=functions.f{JSON}", CALLED, "tool_calls", "duplicate_recipient"),
+        ("<|channel|>commentary well then to=functions.f" + JSON, CALLED, "tool_calls", "junk_in_header"),
+        (f"{TO_F}functions.f<|channel|>commentary{JSON}", CALLED, "tool_calls", "junk_in_header"),
+        (f"{TO_F}functions.f<|constrain|>json<|message|>{{}}<|call|>", CALLED, "tool_calls", None),
+        (f"{TO_F}f<|message|>{{}}<|call|>", CALLED, "tool_calls", "glued_token"),
+        (call("f", "", "commentary") + "<|call|>", CALLED, "tool_calls", None),
+        (call("f", "{}", "analysis") + "<|call|>", CALLED, "tool_calls", None),
+        (call("f", "{}", "final") + "<|call|>", CALLED, "tool_calls", None),
+        (call("f", '{"a'), [("function_call", "f", '{"a', "incomplete")], "length", None),
+        (
+            call("g", '{"a":1}') + "<|call|>",
+            [("message", "commentary", '{"a":1}', "completed")],
+            "stop",
+            "undeclared_recipient",
+        ),
+        (
+            ANALYSIS + "x<|end|><|channel|>final<|message|>y<|return|>",
+            [("reasoning", None, "x", "completed"), ("message", "final_answer", "y", "completed")],
+            "stop",
+            "implicit_start",
+        ),
+        (
+            FINAL + "one" + NEXT + FINAL + "two<|return|>more",
+            [("message", "final_answer", text, "completed") for text in ("one", "two")],
+            "length",
+            "tokens_after_end",
+        ),
+        (
+            ANALYSIS + "a" + NEXT + "<|channel|>fin",
+            [("reasoning", None, "a", "completed")],
+            "length",
+            "cut_header",
+        ),
     ],
 )
-def test_names_are_always_declared_ones(recipient: str) -> None:
-    fold = one(
-        f"<|channel|>commentary to={recipient}<|message|>{{}}<|call|>", functions=["query_dataset", "g"]
-    )
-    assert shape(fold) == [("function_call", "query_dataset", "{}", "completed")]
-
-
-@pytest.mark.parametrize("channel", ["analysis", "commentary", "final"])
-def test_calls_are_routed_by_recipient(channel: str) -> None:
-    fold = one(call("f", "{}", channel) + "<|call|>", functions=["f"])
-    assert shape(fold) == [("function_call", "f", "{}", "completed")]
-    assert fold.ended is not None
-    assert fold.ended.reason == "tool_calls"
-
-
-def test_undeclared_recipients_keep_their_text_and_are_counted() -> None:
-    fold = one(call("f", '{"a":1}') + "<|call|>")
-    assert shape(fold) == [("message", "commentary", '{"a":1}', "completed")]
-    assert fold.ended is not None
-    assert fold.ended.repairs == {"undeclared_recipient": 1}
-    assert fold.ended.reason == "stop"
+def test_what_is_written_becomes_items(
+    text: str, items: list[tuple[str, str | None, str, str]], reason: str, repair: str | None
+) -> None:
+    fold = one(text, functions=["f"])
+    assert shape(fold) == items
+    assert fold.ended.reason == reason
+    assert fold.ended.repairs == ({repair: 1} if repair else {})
 
 
 def test_an_answer_is_forced_after_bare_analysis() -> None:
@@ -132,7 +126,6 @@ def test_an_answer_is_forced_after_bare_analysis() -> None:
     assert second.sampling.max_tokens == 50 - num_first
     assert (second.sampling.seed, second.sampling.min_tokens) == (7, 0)
     assert first.request_id != second.request_id
-    assert fold.ended is not None
     assert fold.ended.reason == "stop"
     assert fold.ended.usage.input_tokens == 3
     assert fold.ended.usage.output_tokens == num_first + len(ids("The answer.<|return|>"))
@@ -148,13 +141,6 @@ def test_a_forced_answer_of_each_choice_has_the_seed_of_its_choice() -> None:
     assert sorted((asked.sampling.n, asked.sampling.seed) for asked in later) == seeds
 
 
-def test_a_stop_string_behind_a_call_leaves_the_call_the_reason() -> None:
-    text = call("f", "{}") + NEXT + FINAL + "one STOP two<|return|>"
-    fold = run(lambda: turn(playing(text), functions=["f"], stop=("STOP",)))[0]
-    assert fold.ended is not None
-    assert fold.ended.reason == "tool_calls"
-
-
 def test_nothing_at_all_is_forced_too() -> None:
     client = in_rounds("<|return|>", "Here.<|return|>")
     fold = run(lambda: turn(client, prompt=[5]))[0]
@@ -168,16 +154,7 @@ def test_without_budget_the_end_is_length() -> None:
     sampling = SamplingSpec(max_tokens=len(ids(text)))
     fold = run(lambda: turn(client, sampling=sampling))[0]
     assert len(client.requests) == 1
-    assert fold.ended is not None
     assert fold.ended.reason == "length"
-
-
-def test_forcing_happens_once() -> None:
-    client = in_rounds(ANALYSIS + "a<|return|>", "<|return|>")
-    fold = run(lambda: turn(client))[0]
-    assert len(client.requests) == 2
-    assert fold.ended is not None
-    assert fold.ended.reason == "stop"
 
 
 def test_an_answer_is_forced_for_one_choice_among_several() -> None:
@@ -189,11 +166,6 @@ def test_an_answer_is_forced_for_one_choice_among_several() -> None:
     client = ScriptedClient(source)
     folds = run(lambda: turn(client, n=2))
     assert [fold.text("message") for fold in folds] == ["direct", "forced"]
-
-
-def test_channels_never_leak_and_preambles_are_kept() -> None:
-    fold = one(ANALYSIS + "a" + NEXT + PREAMBLE + "p" + NEXT + FINAL + "f<|return|>")
-    assert [i.text for i in fold.items] == ["a", "p", "f"]
 
 
 def test_two_calls_in_one_turn() -> None:
@@ -208,42 +180,14 @@ def test_parallel_tool_calls_false_ends_after_the_first_call() -> None:
     client = playing(text)
     fold = run(lambda: turn(client, functions=["f"], parallel_tool_calls=False))[0]
     assert [i.text for i in fold.items] == ['{"n":1}']
-    assert fold.ended is not None
     assert fold.ended.reason == "tool_calls"
     assert client.aborted == ["r"]
-
-
-def test_two_finals_are_two_messages_and_return_is_the_end() -> None:
-    fold = one(FINAL + "one" + NEXT + FINAL + "two<|return|>more")
-    assert [i.text for i in fold.items] == ["one", "two"]
-
-
-def test_partial_items_are_incomplete() -> None:
-    fold = one(call("f", '{"city": "Par'), functions=["f"])
-    assert shape(fold) == [("function_call", "f", '{"city": "Par', "incomplete")]
-    assert fold.ended is not None
-    assert fold.ended.reason == "length"
-
-
-def test_a_cut_header_is_no_item() -> None:
-    fold = one(ANALYSIS + "a" + NEXT + "<|channel|>fin")
-    assert shape(fold) == [("reasoning", None, "a", "completed")]
-    assert fold.ended is not None
-    assert fold.ended.reason == "length"
-    assert "cut_header" in fold.ended.repairs
-
-
-@pytest.mark.parametrize("arguments", ["", "  "])
-def test_empty_arguments_are_an_object(arguments: str) -> None:
-    fold = one(call("f", arguments) + "<|call|>", functions=["f"])
-    assert fold.items[0].text.strip() == "{}"
 
 
 def test_usage_counts() -> None:
     text = ANALYSIS + "Think hard." + NEXT + FINAL + "Yes.<|return|>"
     client = playing(text, num_cached_tokens=2)
     fold = run(lambda: turn(client))[0]
-    assert fold.ended is not None
     usage = fold.ended.usage
     assert (usage.input_tokens, usage.cached_tokens) == (3, 2)
     assert usage.output_tokens == len(ids(text))
@@ -259,7 +203,6 @@ def test_reasoning_tokens_are_counted_one_by_one(text: str) -> None:
     assert len(ids(text)) > len(text.replace("\u200d", ""))
     fold = one(ANALYSIS + text + NEXT + FINAL + "Yes.<|return|>")
     assert fold.items[0].text == text
-    assert fold.ended is not None
     assert fold.ended.usage.reasoning_tokens == len(ids(text))
 
 
@@ -272,7 +215,6 @@ def test_stop_strings_hold_for_final_text_only() -> None:
     fold = run(lambda: turn(client, functions=["f"], stop=("STOP",)))[0]
     assert [i.text for i in fold.items] == ["STOP here", '{"a":"STOP"}', "one "]
     assert fold.items[2].status == "completed"
-    assert fold.ended is not None
     assert fold.ended.stop_reason == "STOP"
     assert client.aborted == ["r"]
     upto = text.index("STOP two") + len("STOP")
@@ -325,7 +267,6 @@ def test_extra_stop_ids_are_hidden_and_named() -> None:
     client = changing(FINAL + "Yes.", name_the_stop, finish_reason="stop")
     fold = run(lambda: turn(client))[0]
     assert shape(fold) == [("message", "final_answer", "Yes", "completed")]
-    assert fold.ended is not None
     assert (fold.ended.reason, fold.ended.stop_reason) == ("stop", dot)
     assert fold.ended.usage.output_tokens == len(ids(FINAL + "Yes")) + 1
 
@@ -390,7 +331,6 @@ def test_progress_reports_every_token_once() -> None:
 def test_prefill_continues_a_message() -> None:
     fold = one(" world<|return|>", prefill_token_ids=tuple(ids(FINAL)))
     assert shape(fold) == [("message", "final_answer", " world", "completed")]
-    assert fold.ended is not None
     assert fold.ended.usage.output_tokens == len(ids(" world<|return|>"))
 
 
@@ -431,7 +371,6 @@ def test_errors_before_the_first_event_are_raised() -> None:
 def test_errors_after_it_end_the_turn() -> None:
     fold = one_with_error(FINAL + "partial")
     assert shape(fold) == [("message", "final_answer", "partial", "incomplete")]
-    assert fold.ended is not None
     assert fold.ended.reason == "error"
     assert isinstance(fold.ended.error, EngineDeadError)
 
@@ -442,21 +381,18 @@ def one_with_error(text: str) -> Fold:
 
 def test_an_engine_error_of_one_choice() -> None:
     fold = one(FINAL + "x", finish_reason="error")
-    assert fold.ended is not None
     assert fold.ended.reason == "error"
     assert fold.items[0].status == "incomplete"
 
 
-def test_leaving_early_aborts_the_request() -> None:
+async def test_leaving_early_aborts_the_request() -> None:
     client = playing(FINAL + "a b c d", hang=True)
 
-    async def leave() -> None:
-        events = batches(client)
-        async for _ in events:
-            break
-        await events.aclose()  # type: ignore[attr-defined]
+    events = batches(client)
+    async for _ in events:
+        break
+    await events.aclose()  # type: ignore[attr-defined]
 
-    run(leave)
     assert client.aborted == ["r"]
 
 
@@ -472,7 +408,6 @@ def test_an_abort_from_elsewhere_ends_the_turn() -> None:
         return fold
 
     fold = run(aborted)
-    assert fold.ended is not None
     assert fold.ended.reason == "abort"
     assert fold.items[0].status == "incomplete"
 
@@ -493,15 +428,13 @@ def test_the_fold_checks_the_contract() -> None:
             Fold().add(events)
 
 
-def test_a_forced_answer_stays_within_the_turns_grammar() -> None:
+async def test_a_forced_answer_stays_within_the_turns_grammar() -> None:
     """The second round's prompt ends in tokens that the grammar covers already."""
     client = in_rounds(ANALYSIS + "hm<|return|>", "42<|return|>")
     sampling = SamplingSpec(max_tokens=100, grammar="g")
 
-    async def main() -> None:
-        await turn(client, sampling=sampling)
+    await turn(client, sampling=sampling)
 
-    run(main)
     first, second = client.requests
     assert first.sampling.grammar == second.sampling.grammar == "g"
     assert first.sampling.grammar_context == 0

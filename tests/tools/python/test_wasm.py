@@ -71,7 +71,6 @@ module.compile_beside(lambda: None)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as compiler:
         try:
-            assert compiler.stdout is not None
             assert int(compiler.stdout.readline()) == os.nice(0) + 10
             run(call_waits_and_fails_with_the_self_test())
             assert compiler.communicate(timeout=60)[0] == f"{os.nice(0)}\n"
@@ -161,7 +160,6 @@ def _status(pid: int) -> dict[str, list[str]]:
 async def test_its_process_has_given_up_every_right(sandbox: Sandbox) -> None:
     session = Session(sandbox, new_container_id())
     await session.start()
-    assert session._process is not None
     status = _status(session._process.pid)
     if os.geteuid() == 0:
         assert status["Uid"] == status["Gid"] == [str(NOBODY)] * 4
@@ -190,7 +188,6 @@ asyncio.run(work())
 def test_it_ends_with_its_parent(sandbox: Sandbox) -> None:
     parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
     try:
-        assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         assert _status(pid)["State"]
     finally:

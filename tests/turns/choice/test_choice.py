@@ -79,7 +79,6 @@ def test_nothing_is_needed_until_the_answer_has_ended() -> None:
     assert choice.feed(chunk(ids("more"), "length")) == Ended(), "chunks after the end are ignored"
     fold = folded(choice)
     assert fold.text("message") == "Yes."
-    assert fold.ended is not None
     assert fold.ended.reason == "stop"
 
 
@@ -88,7 +87,6 @@ def test_a_choice_that_is_cut_has_ended(finish: FinishReason, reason: str) -> No
     choice = harmony()
     assert choice.feed(chunk(ids(ANALYSIS + "Hm"), finish)) == Ended()
     fold = folded(choice)
-    assert fold.ended is not None
     assert (fold.ended.reason, fold.items[0].status) == (reason, "incomplete")
 
 
@@ -111,7 +109,6 @@ def test_a_turn_without_an_answer_asks_for_one_round_that_begins_with_its_header
     assert choice.feed(chunk([RETURN], "stop")) == Ended()
     fold = folded(choice)
     assert fold.text("message") == "Yes."
-    assert fold.ended is not None
     assert list(fold.ended.output_token_ids) == [*written, *ids("Yes."), RETURN]
 
 
@@ -151,7 +148,6 @@ def test_fail_and_end_are_values_too_and_happen_once() -> None:
     assert choice.fail(EngineError("lost")) == Ended()
     assert choice.end("length") == Ended()
     fold = folded(choice)
-    assert fold.ended is not None
     assert (fold.ended.reason, fold.items[0].status) == ("error", "incomplete")
 
 
@@ -190,7 +186,6 @@ def test_cached_tokens_of_a_later_round_are_those_of_the_rounds_before() -> None
     choice.begin_round(after)
     choice.feed(chunk(ids(FINAL + "42.<|return|>"), "stop", num_cached_tokens=16))
     ended = folded(choice).ended
-    assert ended is not None
     assert ended.usage.cached_tokens == 2 + len(PROMPT) + len(ids(PYTHON))
 
 
@@ -215,7 +210,6 @@ def test_a_tool_that_does_not_exist_is_refused_by_the_choice_itself() -> None:
     need = choice.feed(chunk(ids("<|channel|>analysis to=weather code<|message|>x<|call|>"), "stop"))
     assert isinstance(need, CallTool)
     assert need.identity is None
-    assert need.refusal is not None
     assert "weather does not exist" in need.refusal.content
     assert "python" in need.refusal.content
 
@@ -225,7 +219,6 @@ def test_a_call_without_room_for_what_follows_ends_the_turn() -> None:
     choice, _ = with_tools(SamplingSpec(max_tokens=len(written)))
     assert choice.feed(chunk(written, "stop")) == Ended()
     fold = folded(choice)
-    assert fold.ended is not None
     assert (fold.ended.reason, fold.items[0].status) == ("length", "incomplete")
 
 
@@ -251,7 +244,6 @@ def test_approved_calls_come_first_one_after_the_other() -> None:
     choice.begin_round(after)
     choice.end("stop")
     fold = folded(choice)
-    assert fold.ended is not None
     assert fold.ended.usage.input_tokens == len(after.prompt_token_ids), "no model call came before it"
 
 
@@ -275,7 +267,6 @@ def test_a_due_summary_comes_before_the_first_round() -> None:
     assert choice.feed(chunk(ids(FINAL + "Yes.<|return|>"), "stop")) == Ended()
     fold = folded(choice)
     assert [(item.kind, item.text) for item in fold.items] == [("compaction", "<s>"), ("message", "Yes.")]
-    assert fold.ended is not None
     assert fold.ended.usage.input_tokens == 2 + 5, "of the answer and of the summary"
 
 
@@ -293,7 +284,6 @@ def test_a_turn_that_is_a_summary_ends_with_it() -> None:
     choice.compaction_progressed()
     assert choice.compacted(need, "<s>", [4], Usage(5, 0, 2)) == Ended()
     fold = folded(choice)
-    assert fold.ended is not None
     assert fold.ended.usage == Usage(5, 0, 2), "of the summary alone"
 
 

@@ -40,7 +40,6 @@ def thoughts(number: int) -> str:
 def test_reasoning_messages_are_bounded_and_the_answer_is_forced() -> None:
     client = in_rounds(thoughts(1000), ANSWER)
     fold = one(client, sampling=SamplingSpec(max_tokens=100_000))
-    assert fold.ended is not None
     assert fold.ended.reason == "stop"
     assert [item.kind for item in fold.items] == ["reasoning"] * MAX_ANALYSIS + ["message"]
     assert fold.text("message") == "So be it."
@@ -51,7 +50,6 @@ def test_reasoning_messages_are_bounded_and_the_answer_is_forced() -> None:
 
 def test_as_many_as_allowed_are_left_alone() -> None:
     fold = one(playing(thoughts(MAX_ANALYSIS) + NEXT + FINAL + ANSWER))
-    assert fold.ended is not None
     assert fold.ended.reason == "stop"
     assert len(fold.items) == MAX_ANALYSIS + 1
 
@@ -59,7 +57,6 @@ def test_as_many_as_allowed_are_left_alone() -> None:
 @pytest.mark.parametrize("message", [f"{PREAMBLE}Wait.", f"{FINAL}Done."])
 def test_other_messages_are_bounded_and_end_as_incomplete(message: str) -> None:
     fold = one(playing(NEXT.join([message] * 1000)))
-    assert fold.ended is not None
     assert fold.ended.reason == "length"
     assert len(fold.items) == MAX_MESSAGES
 
@@ -73,7 +70,6 @@ def test_reasoning_that_repeats_itself_is_cut_and_the_answer_forced() -> None:
     ]
     assert fold.items[0].text.startswith("Once. and so on")
     assert len(fold.items[0].content_token_ids) < LOOP_TOKENS + 600
-    assert fold.ended is not None
     assert fold.ended.reason == "stop"
     assert len(client.requests[1].prompt_token_ids) < 20  # what was repeated is not read again
 
@@ -83,14 +79,12 @@ def test_an_answer_may_repeat_itself() -> None:
     fold = one(playing(FINAL + text + "<|return|>"))
     assert fold.text("message") == text
     fold = one(playing(call("f", "1, " * 4000) + "<|call|>"), functions=["f"])
-    assert fold.ended is not None
     assert fold.ended.reason == "tool_calls"
 
 
 def test_a_request_that_ignores_the_end_has_all_its_tokens() -> None:
     text = ANALYSIS + "on and " * 4000
     fold = one(playing(text), ignore_eos=True)
-    assert fold.ended is not None
     assert len(fold.ended.output_token_ids) == len(ids(text))
 
 
