@@ -29,8 +29,7 @@ from chorale.kernels.triton.reduce.memory import Layout
 from chorale.kernels.triton.reduce.reducer import SymmetricReducer
 from chorale.kernels.triton.sampling.sample import sample
 from chorale.kernels.triton.sampling.shared_sample import SharedSample
-from chorale.kernels.triton.sampling.shared_thresholds import shared_thresholds
-from chorale.kernels.triton.sampling.thresholds import thresholds
+from chorale.kernels.triton.sampling.thresholds import shared_thresholds, thresholds
 from chorale.machine.processes import die_with_parent
 from chorale.measure.bench.gpu_time import captured
 from chorale.parallel.distributed import Nccl

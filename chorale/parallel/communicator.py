@@ -56,10 +56,6 @@ class Communicator(Protocol):
         """Replace ``tensor`` by the sum over all ranks, added in the order of ranks. Returns it."""
         ...
 
-    def maximum_(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Replace ``tensor`` by the element-wise maximum over all ranks; NaN if any is. Returns it."""
-        ...
-
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensors of all ranks, [size, *shape]."""
         ...
@@ -93,9 +89,6 @@ class Alone:
     why_no_peers = ""
 
     def all_reduce_(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor
-
-    def maximum_(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -41,9 +41,6 @@ class GroupCommunicator:
         self.why_no_peers = ""
         self.is_waiting = False
 
-    def maximum_(self, tensor: torch.Tensor) -> torch.Tensor:
-        return torch.amax(self.all_gather(tensor), dim=0, out=tensor)
-
     def all_reduce_(self, tensor: torch.Tensor) -> torch.Tensor:
         """Each rank adds all parts itself: the order of additions depends neither on the rank nor on where
         an element stands."""
@@ -153,7 +150,7 @@ class Nccl(GroupCommunicator):
 
     def _any(self, own: bool, device: torch.device) -> bool:
         """Returns whether ``own`` is true on some rank."""
-        return bool(self.maximum_(torch.tensor([own], dtype=torch.float32, device=device)))
+        return bool(self.all_gather(torch.tensor([own], dtype=torch.float32, device=device)).any())
 
     def close(self) -> None:
         """Waits for a bounded time: NCCL may wait for a rank that has ended."""

@@ -88,7 +88,7 @@ def make_shares(model: ModelSizes, size: int, *, by_expert: bool = False) -> tup
     whole = range(inter), range(model.num_local_experts)
     columns = [whole[0]] * size if by_expert else cut(inter, size, chunk, "columns of the experts")
     experts = cut(model.num_local_experts, size, 1, "experts") if by_expert else [whole[1]] * size
-    vocabulary = cut(model.vocab_size, size, CHUNK, "token ids")
+    vocabulary = vocabulary_shares(model.vocab_size, size)
     each = kv_heads // size
     return tuple(
         Share(
@@ -103,6 +103,11 @@ def make_shares(model: ModelSizes, size: int, *, by_expert: bool = False) -> tup
         )
         for rank in range(size)
     )
+
+
+def vocabulary_shares(vocab_size: int, size: int) -> list[range]:
+    """Returns the token ids of each rank: adjacent, and no rank has more than the first."""
+    return cut(vocab_size, size, CHUNK, "token ids")
 
 
 def cut(total: int, parts: int, chunk: int, what: str) -> list[range]:

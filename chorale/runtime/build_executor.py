@@ -66,7 +66,6 @@ def make_executor(
         max_len=limits.max_model_len,
         block_size=limits.block_size,
         vocab_size=limits.vocab_size,
-        own=None if rank is None else rank.share.vocabulary,
     )
     sampler = Sampler(
         device,

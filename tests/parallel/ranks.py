@@ -48,9 +48,6 @@ class ThreadCommunicator:
             first += part
         return tensor.copy_(first)
 
-    def maximum_(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.copy_(self.all_gather(tensor).amax(0))
-
     def abort(self) -> None:
         self._meeting.barrier.abort()
 

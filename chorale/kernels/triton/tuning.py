@@ -402,7 +402,7 @@ REDUCE_WIDE_ROWS = 16  # up to here ranks send float32: few bytes, and the sum i
 REDUCE_SPLIT_ROWS = 64
 REDUCE_LANES = 32
 PREFETCH_PROGRAMS = 128  # of a one-shot call that fetches weights into the L2
-# Of a round of the search for thresholds over ranks: four times what an H200 runs at once. Not measured.
+# Of a round of the search for a filter's threshold: four times what an H200 runs at once.
 ROUND_PROGRAMS = 2112
 
 

@@ -30,10 +30,7 @@ class BadWords:
     last: torch.Tensor
 
     def apply(self, logits: torch.Tensor, output: torch.Tensor) -> None:
-        """Forbid the last token of each word whose earlier tokens end ``output`` [num_output].
-
-        ``last`` are columns of ``logits``.
-        """
+        """Forbid the last token of each word whose earlier tokens end ``output`` [num_output]."""
         num_prefix = self.prefixes.shape[1]
         if num_prefix > output.shape[0]:
             return
@@ -47,34 +44,24 @@ class LogitsProcessors:
 
     __slots__ = (
         "_allowed", "_bad_words", "_bias_ids", "_bias_values", "_counts", "_foreseen", "_frequency",
-        "_history", "_limit", "_min_tokens", "_num_prompt", "_own", "_presence", "_repetition", "_stop_ids",
+        "_history", "_limit", "_min_tokens", "_num_prompt", "_presence", "_repetition", "_stop_ids",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        start: RowStart,
-        vocab_size: int,
-        max_len: int,
-        device: torch.device,
-        own: range | None = None,
-    ) -> None:
-        """``own``: the token ids of ``apply``'s logits, if they are not the whole vocabulary."""
+    def __init__(self, start: RowStart, vocab_size: int, max_len: int, device: torch.device) -> None:
         spec = start.sampling
-        self._own = own
-        columns = range(vocab_size) if own is None else own
         self._num_prompt = start.num_prompt_tokens
         self._min_tokens = spec.min_tokens
-        self._stop_ids = _columns(start.eos_token_ids, columns, device)
+        self._stop_ids = _known(start.eos_token_ids, vocab_size, device)
         self._presence = spec.presence_penalty
         self._frequency = spec.frequency_penalty
         self._repetition = spec.repetition_penalty
-        bias = {token: value for token, value in spec.logit_bias.items() if token in columns}
-        self._bias_ids = _columns(tuple(bias), columns, device)
+        bias = {token: value for token, value in spec.logit_bias.items() if 0 <= token < vocab_size}
+        self._bias_ids = _known(tuple(bias), vocab_size, device)
         self._bias_values = torch.tensor(list(bias.values()), dtype=torch.float32, device=device)
         self._allowed = (
-            None if spec.allowed_token_ids is None else _columns(spec.allowed_token_ids, columns, device)
+            None if spec.allowed_token_ids is None else _known(spec.allowed_token_ids, vocab_size, device)
         )
-        self._bad_words = _bad_words(spec, vocab_size, columns, device)
+        self._bad_words = _bad_words(spec, vocab_size, device)
         limit = max_len if spec.max_tokens is None else self._num_prompt + max(1, spec.max_tokens)
         self._limit = min(limit, max_len) + 1
         known = torch.from_numpy(start.token_ids.astype("int64")).to(device)
@@ -125,18 +112,7 @@ class LogitsProcessors:
             return
         seen = self._history[:num_tokens]
         drafted = seen[num_tokens:] if self._foreseen is None else seen[self._foreseen :]
-        if self._own is None:
-            logits.index_copy_(0, seen, self._penalized(logits[seen], seen, drafted))
-            return
-        # One column more takes what is another rank's: selecting would wait for the device.
-        local = seen - self._own.start
-        local = torch.where((local < 0) | (local >= len(logits)), len(logits), local)
-        wide = F.pad(logits, (0, 1))
-        wide.index_copy_(0, local, self._penalized(wide[local], seen, drafted))
-        logits.copy_(wide[:-1])
-
-    def _penalized(self, values: torch.Tensor, seen: torch.Tensor, drafted: torch.Tensor) -> torch.Tensor:
-        """The logits ``values`` of the tokens ``seen``, with penalties. ``drafted``: those of a draft."""
+        values = logits[seen]
         if self._repetition != 1.0:
             values = torch.where(values > 0, values / self._repetition, values * self._repetition)
         if self._counts is not None:
@@ -144,7 +120,7 @@ class LogitsProcessors:
             if len(drafted):
                 counts = counts + (seen.unsqueeze(1) == drafted).sum(1)
             values = values - self._frequency * counts - self._presence * counts.clamp(max=1.0)
-        return values
+        logits.index_copy_(0, seen, values)
 
     def foresee(self, token_id: torch.Tensor, position: int) -> None:
         """Write a draft's token [1] int64 for ``position``, which the samples after it see."""
@@ -175,20 +151,19 @@ def _longer(history: torch.Tensor, wanted: int, limit: int) -> torch.Tensor:
     return F.pad(history, (0, max(0, min(wanted, limit) - len(history))))
 
 
-def _columns(token_ids: Sequence[int], own: range, device: torch.device) -> torch.Tensor:
-    """[n] int64: the columns of those ids that are in ``own``, each once."""
-    found = dict.fromkeys(token - own.start for token in token_ids if token in own)
+def _known(token_ids: Sequence[int], vocab_size: int, device: torch.device) -> torch.Tensor:
+    """[n] int64: the ids that are in the vocabulary, each once."""
+    found = dict.fromkeys(token for token in token_ids if 0 <= token < vocab_size)
     return torch.tensor(list(found), dtype=torch.int64, device=device)
 
 
-def _bad_words(spec: SamplingSpec, vocab_size: int, own: range, device: torch.device) -> tuple[BadWords, ...]:
-    """The words whose last token is in ``own``."""
+def _bad_words(spec: SamplingSpec, vocab_size: int, device: torch.device) -> tuple[BadWords, ...]:
     by_length: dict[int, list[tuple[int, ...]]] = {}
     for word in spec.bad_words:
-        if word and all(0 <= token < vocab_size for token in word) and word[-1] in own:
+        if word and all(0 <= token < vocab_size for token in word):
             by_length.setdefault(len(word), []).append(word)
     groups = []
     for words in by_length.values():
         table = torch.tensor(words, dtype=torch.int64, device=device)
-        groups.append(BadWords(table[:, :-1].contiguous(), table[:, -1] - own.start))
+        groups.append(BadWords(table[:, :-1].contiguous(), table[:, -1]))
     return tuple(groups)

@@ -31,16 +31,8 @@ class PromptLogprobsSpec:
 class RowSamplingState:
     """Owns the sampling parameters by row; the methods gather those of a step."""
 
-    def __init__(
-        self,
-        num_rows: int,
-        vocab_size: int,
-        max_len: int,
-        device: torch.device,
-        own: range | None = None,
-    ) -> None:
-        """``own``: the token ids whose logits this process has, if not all."""
-        self._vocab_size, self._max_len, self._device, self._own = vocab_size, max_len, device, own
+    def __init__(self, num_rows: int, vocab_size: int, max_len: int, device: torch.device) -> None:
+        self._vocab_size, self._max_len, self._device = vocab_size, max_len, device
         self.greedy = np.zeros(num_rows, np.bool_)
         self.needs_resampling = np.zeros(num_rows, np.bool_)  # processors, a grammar, log-probabilities
         self.filters = np.zeros(num_rows, np.bool_)  # top_k, top_p or min_p
@@ -74,9 +66,7 @@ class RowSamplingState:
         self._edits.pop(row, None)
         self._prompts.pop(row, None)
         if needs_processors:
-            self._edits[start.row] = LogitsProcessors(
-                start, self._vocab_size, self._max_len, self._device, self._own
-            )
+            self._edits[start.row] = LogitsProcessors(start, self._vocab_size, self._max_len, self._device)
         if spec.prompt_logprobs is not None:
             prompt = start.token_ids[: start.num_prompt_tokens]
             self._prompts[start.row] = PromptLogprobsSpec(prompt, spec.prompt_logprobs)

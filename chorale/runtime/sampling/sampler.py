@@ -29,7 +29,7 @@ import torch
 
 from chorale.kernels.ops import NO_FINITE_LOGITS, NOTHING_ALLOWED, Allowed, MakeSampler, SamplingInputs
 from chorale.kernels.reference.sampling.sampling import Needs, ReferenceSampler
-from chorale.kernels.reference.sampling.shared_sampling import SharedSampler
+from chorale.kernels.reference.sampling.shared_sampling import gather_logits
 from chorale.parallel.rank import Rank
 from chorale.runtime.device import Device
 from chorale.runtime.sampling.batch import SamplingBatch
@@ -73,9 +73,7 @@ class Sampler:
     @functools.cached_property
     def _plain(self) -> ReferenceSampler:
         """For rows with edits: few servers see one. A back end's own, if it is made of the reference."""
-        if self._rank is not None:
-            return SharedSampler(self._rank, self.forbidden, self._device.sample_rows)
-        if isinstance(self.draw, ReferenceSampler):
+        if self._rank is None and isinstance(self.draw, ReferenceSampler):
             return self.draw
         return ReferenceSampler(self.forbidden, self._device.sample_rows)
 
@@ -108,8 +106,10 @@ class Sampler:
         for start in range(0, len(processed), self._device.sample_rows):
             places = processed[start : start + self._device.sample_rows]
             index = self._device.upload(places.astype(np.int32)).long()
-            own = None if masks is None else masks.at(places)
-            tokens.index_copy_(0, index, self._sample_processed(logits[index], batch.at(places, index), own))
+            own, some = None if masks is None else masks.at(places), logits[index]
+            if self._rank is not None:
+                some = gather_logits(self._rank, some, len(self.forbidden))
+            tokens.index_copy_(0, index, self._sample_processed(some, batch.at(places, index), own))
         return tokens
 
     def _sample_processed(

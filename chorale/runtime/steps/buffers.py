@@ -36,13 +36,11 @@ class Buffers:
         max_len: int,
         block_size: int,
         vocab_size: int,
-        own: range | None = None,
     ) -> None:
-        """``own``: the token ids whose logits this process has, if not all."""
         target = device.torch_device
         num_blocks = -(-max_len // block_size) + 1
         self._device, self.block_size, self.spare_row = device, block_size, num_rows
-        self.rows = RowSamplingState(num_rows, vocab_size, max_len, target, own)
+        self.rows = RowSamplingState(num_rows, vocab_size, max_len, target)
         self.last_token = torch.zeros(num_rows + 1, dtype=torch.int64, device=target)
         self.draft_state: DraftRowState | None = None  # set once, if a head drafts
         self._nothing = torch.zeros(0, dtype=torch.int32, device=target)

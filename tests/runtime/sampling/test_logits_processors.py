@@ -69,10 +69,9 @@ def test_the_model_may_stop_after_min_tokens_and_not_a_token_later(num_output: i
     assert found[3] == (1.0 if may_stop else float("-inf"))
 
 
-@pytest.mark.parametrize("own", [None, range(2, 8)])
 @pytest.mark.parametrize("num_kept", [1, 2, 4])
 def test_a_token_after_a_draft_is_sampled_as_if_the_draft_were_output(
-    num_kept: int, own: range | None
+    num_kept: int,
 ) -> None:
     """Foreseen, then recorded: of 4 samples after 3 tokens of a draft, the first ``num_kept`` are kept."""
     spec = SamplingSpec(
@@ -85,10 +84,10 @@ def test_a_token_after_a_draft_is_sampled_as_if_the_draft_were_output(
     start = RowStart(0, np.array([1, 2], dtype=np.int32), 2, spec, 0, (3, 7))
 
     def make() -> LogitsProcessors:
-        return LogitsProcessors(start, 8, MAX_LEN, torch.device("cpu"), own)
+        return LogitsProcessors(start, 8, MAX_LEN, torch.device("cpu"))
 
     def scores(processors: LogitsProcessors, num_tokens: int) -> list[float]:
-        logits = torch.linspace(-1, 2, 8)[own.start : own.stop] if own else torch.linspace(-1, 2, 8)
+        logits = torch.linspace(-1, 2, 8)
         processors.apply(logits, num_tokens)
         found: list[float] = logits.tolist()
         return found

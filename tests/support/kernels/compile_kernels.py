@@ -41,7 +41,6 @@ from chorale.kernels.triton.sampling import (
     draft_steps,
     sample,
     shared_sample,
-    shared_thresholds,
     thresholds,
 )
 from tests.support.kernels.hazards import disassemble, overwritten
@@ -360,24 +359,16 @@ def around_the_model(asm: bool, hopper: bool) -> list[Variant]:
     numbers = dict.fromkeys(
         ("rows_ptr", "computed_ptr", "new_token_ptr", "new_block_ptr", "row_tables_ptr", "keys_ptr"), "*i32"
     )
-    wide = dict.fromkeys(("last_ptr", "position_ptr", "slot_ptr", "bounds_ptr", "old_bounds_ptr"), "*i64")
-    floats = dict.fromkeys(
-        ("temperature_ptr", "filters_ptr", "best_ptr", "top_ptr", "floor_ptr", "edge_ptr", "most_ptr"),
-        "*fp32",
-    )
-    sums = {"sums_ptr": "*fp32", "old_sums_ptr": "*fp32", "forbidden_ptr": "*u8"}
-    sums |= {"index_ptr": "*i32", "octets_ptr": "*u8", "stops_ptr": "*i32"}
-    types = numbers | wide | floats | sums
-    cut = {"BLOCK": thresholds.BLOCK, "BLOCKS": thresholds.BLOCKS, "MASKED": True, "STOPS": EARLY_STOPS}
-    found = sampling_over_ranks(asm, hopper, types)
-    pieces = {"PIECES": 64}
+    wide = dict.fromkeys(("last_ptr", "position_ptr", "slot_ptr"), "*i64")
+    floats = dict.fromkeys(("temperature_ptr", "filters_ptr", "best_ptr", "edge_ptr", "most_ptr"), "*fp32")
+    masks = {"forbidden_ptr": "*u8", "index_ptr": "*i32", "octets_ptr": "*u8", "stops_ptr": "*i32"}
+    types = numbers | wide | floats | masks
+    found = choices_and_thresholds(asm, hopper, types)
     inputs, chosen = types | {"token_ptr": "*i64"}, types | {"token_ptr": "*i32", "out_ptr": "*i64"}
     found += [
         ("decodes", decode_inputs._decode_inputs_kernel, {"KV_BLOCK": 64, "BLOCK": 64}, inputs, 1, 3),
         *_steps_with_drafts(types),
         *_pages(),
-        ("best", thresholds._best_kernel, cut, types, 4, 3),
-        ("prepare", thresholds._prepare_kernel, pieces, types, 1, 3),
         (
             "rows",
             sample._rows_kernel,
@@ -388,10 +379,6 @@ def around_the_model(asm: bool, hopper: bool) -> list[Variant]:
         ),
         ("rows of a draft", sample._rows_kernel, {"PIECES": 32}, chosen | {"ids_ptr": "*i64"}, 1, 3),
     ]
-    for name, is_k in (("k", True), ("p", False)):
-        each = pieces | {"K": is_k}
-        found.append((f"pass {name}", thresholds._pass_kernel, each | cut, types, 4, 3))
-        found.append((f"settle {name}", thresholds._settle_kernel, each, types, 1, 3))
     for filtered in (False, True):
         constants = {
             "BLOCK": 1024,
@@ -448,22 +435,23 @@ def _steps_with_drafts(types: dict[str, str]) -> list[Any]:
     return found
 
 
-def sampling_over_ranks(asm: bool, hopper: bool, types: dict[str, str]) -> list[Variant]:
-    module, found = shared_thresholds, list[Variant]()
+def choices_and_thresholds(asm: bool, hopper: bool, types: dict[str, str]) -> list[Variant]:
+    module, found = thresholds, list[Variant]()
     types = types | dict.fromkeys(("values_ptr", "parts_ptr", "own_ptr", "all_ptr"), "*fp32")
     types |= {"state_ptr": "*i64", "arrivals_ptr": "*i32", "peers_ptr": "*i64", "calls_ptr": "*i32"}
     types |= {"status": "i64", "column_ptr": "*i32", "out_ptr": "*i64"}
     last = {"ASM": asm, "PDL": hopper, "THREADS": 32 * module.WARPS}
     common = {"BLOCK": module.BLOCK, "BLOCKS": module.BLOCKS, "PIECES": 64, "FIRST": 100544, **last}
-    for ranks in (2, 4, 8):
-        masked = ranks == 2
+    for ranks in (1, 2, 4, 8):
+        masked = ranks <= 2
         each = common | {"N": ranks, "MASKED": masked, "STOPS": EARLY_STOPS if masked else 0}
         for start in (False, True):
-            constants = each | {"START": start, "SWAP": True}
+            constants = each | {"START": start, "SWAP": ranks > 1}
             name = f"{'start' if start else 'round'} {ranks}"
             found.append((name, module._round_kernel, constants, types, module.WARPS, 3))
-        choice = last | {"PIECES": 128, "N": ranks}
-        found.append((f"choose {ranks}", shared_sample._choose_kernel, choice, types, 4, 3))
+        if ranks > 1:
+            choice = last | {"PIECES": 128, "N": ranks}
+            found.append((f"choose {ranks}", shared_sample._choose_kernel, choice, types, 4, 3))
     alone = each | {"START": False, "SWAP": False}
     found.append(("round by a library", module._round_kernel, alone, types, module.WARPS, 3))
     found.append(("conclude", module._conclude_kernel, {"START": False, "N": 2}, types, 1, 3))
@@ -626,7 +614,7 @@ OVER_RANKS = (
     one_shot._rows_kernel,
     two_shot._scattered_kernel,
     choices._choices_kernel,
-    shared_thresholds._round_kernel,
+    thresholds._round_kernel,
     shared_sample._choose_kernel,
 )
 

@@ -35,8 +35,7 @@ from chorale.kernels.triton.reduce.reducer import SymmetricReducer
 from chorale.kernels.triton.reduce.rows import RowExchange
 from chorale.kernels.triton.sampling.sample import sample
 from chorale.kernels.triton.sampling.shared_sample import SharedSample
-from chorale.kernels.triton.sampling.shared_thresholds import ROUNDS, shared_thresholds
-from chorale.kernels.triton.sampling.thresholds import thresholds
+from chorale.kernels.triton.sampling.thresholds import ROUNDS, shared_thresholds, thresholds
 from chorale.kernels.triton.shared_ops import gather_few
 from chorale.machine.processes import die_with_parent
 from chorale.parallel.distributed import Gloo

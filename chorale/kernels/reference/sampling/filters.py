@@ -9,9 +9,6 @@ with the last one kept are kept too.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
-
-from chorale.parallel.communicator import ALONE, Communicator
 
 SMALL_K = 1024  # up to here a partial sort is faster than bisection: 0.2 ms against 1.4 ms on a Zen 5 core
 NEGLIGIBLE = -1e30  # the score of what was filtered out: finite, and no real score comes near
@@ -35,7 +32,6 @@ def reach_threshold(
     weights: torch.Tensor | None,
     targets: torch.Tensor,
     reached: torch.Tensor,
-    ranks: Communicator = ALONE,
 ) -> torch.Tensor:
     """[N, 1] float32: the largest ``t`` with ``sum(weights[scores >= t]) >= target``, row by row.
 
@@ -43,14 +39,14 @@ def reach_threshold(
     the total gives the lowest float, which keeps everything but -inf. ``reached`` [N, V] float32 is scratch.
     """
     low = order_keys(torch.full_like(targets, _LOWEST))
-    high = order_keys(ranks.maximum_(scores.amax(-1, keepdim=True))) + 1
+    high = order_keys(scores.amax(-1, keepdim=True)) + 1
     for _ in range(32):
         middle = (low + high) >> 1
         # A float result: four times as fast as a bool one on a CPU.
         torch.ge(scores, key_values(middle), out=reached)
         if weights is not None:
             reached *= weights
-        enough = ranks.all_reduce_(reached.sum(-1, keepdim=True)) >= targets
+        enough = reached.sum(-1, keepdim=True) >= targets
         low = torch.where(enough, middle, low)
         high = torch.where(enough, high, middle)
     return key_values(low)
@@ -63,7 +59,6 @@ def filter_scores(
     min_p: torch.Tensor | None,
     most_k: int,
     space: tuple[torch.Tensor, torch.Tensor],
-    ranks: Communicator = ALONE,
 ) -> None:
     """Lower the entries that a filter removes from ``scores`` [N, V] (logits over temperature) by
     ``-NEGLIGIBLE``.
@@ -71,15 +66,15 @@ def filter_scores(
     Each filter is [N] float32, or None if no row uses it: ``top_k`` (V or more: off), ``top_p`` (1 or more:
     off; mass is measured within the top k), ``min_p`` (0: off; relative to the most likely token).
     ``most_k``: the largest k of the rows that use top_k, known to the host. ``space``: two [N, V]
-    float32 tensors to work in. ``ranks``: those that have the rest of each row.
+    float32 tensors to work in.
     """
-    best = ranks.maximum_(scores.amax(-1, keepdim=True))
+    best = scores.amax(-1, keepdim=True)
     threshold = torch.full_like(best, _LOWEST)
     if top_k is not None:
-        reach = _kth_largest(scores, top_k.unsqueeze(1), most_k, space[0], ranks)
+        reach = _kth_largest(scores, top_k.unsqueeze(1), most_k, space[0])
         threshold = torch.where(top_k.unsqueeze(1) > most_k, threshold, reach)
     if top_p is not None:
-        nucleus = _nucleus_threshold(scores, best, threshold, top_p.unsqueeze(1), space, ranks)
+        nucleus = _nucleus_threshold(scores, best, threshold, top_p.unsqueeze(1), space)
         threshold = torch.maximum(threshold, nucleus)
     if min_p is not None:  # log(0) is -inf: off
         threshold = torch.maximum(threshold, best + min_p.unsqueeze(1).log())
@@ -87,23 +82,12 @@ def filter_scores(
     scores.add_(kept.sub_(1.0).mul_(-NEGLIGIBLE))
 
 
-def _kth_largest(
-    scores: torch.Tensor, k: torch.Tensor, most_k: int, room: torch.Tensor, ranks: Communicator
-) -> torch.Tensor:
+def _kth_largest(scores: torch.Tensor, k: torch.Tensor, most_k: int, room: torch.Tensor) -> torch.Tensor:
     """[N, 1]. Both methods find the same value, so the choice for several rows changes no result."""
     if most_k > SMALL_K:
-        return reach_threshold(scores, None, k, room, ranks)
+        return reach_threshold(scores, None, k, room)
     place = k.long().clamp(max=most_k) - 1  # the caller corrects rows that do not use top_k
-    return _largest(scores, most_k, ranks).gather(1, place)
-
-
-def _largest(scores: torch.Tensor, count: int, ranks: Communicator) -> torch.Tensor:
-    """[N, count]: the largest scores of each row, in descending order."""
-    if ranks.size == 1:
-        return scores.topk(count, dim=-1).values
-    own = scores.topk(min(count, scores.shape[-1]), dim=-1).values
-    own = F.pad(own, (0, count - own.shape[-1]), value=float("-inf"))
-    return ranks.all_gather(own).movedim(0, 1).flatten(1).topk(count, dim=-1).values
+    return scores.topk(most_k, dim=-1).values.gather(1, place)
 
 
 def _nucleus_threshold(
@@ -112,12 +96,10 @@ def _nucleus_threshold(
     floor: torch.Tensor,
     top_p: torch.Tensor,
     space: tuple[torch.Tensor, torch.Tensor],
-    ranks: Communicator,
 ) -> torch.Tensor:
     """[N, 1]: keep the most likely until their mass reaches ``top_p`` of the mass at or above ``floor``."""
     mass, room = space
     torch.sub(scores, best, out=mass).exp_()
     mass *= torch.ge(scores, floor, out=room)
-    whole = ranks.all_reduce_(mass.sum(-1, keepdim=True))
-    nucleus = reach_threshold(scores, mass, whole * top_p, room, ranks)
+    nucleus = reach_threshold(scores, mass, mass.sum(-1, keepdim=True) * top_p, room)
     return torch.where(top_p >= 1.0, torch.full_like(nucleus, _LOWEST), nucleus)

@@ -17,7 +17,6 @@ from chorale.kernels.ops import NO_FINITE_LOGITS, NOTHING_ALLOWED, Allowed, Samp
 from chorale.kernels.reference.sampling.filters import filter_scores
 from chorale.kernels.reference.sampling.noise import gumbel_noise, token_steps
 from chorale.kernels.reference.sampling.token_columns import TokenColumns
-from chorale.parallel.communicator import ALONE, Communicator
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +42,12 @@ class ReferenceSampler:
         rows_at_once: int,
         first: int = 0,
         vocab_size: int | None = None,
-        ranks: Communicator = ALONE,
         *,
         ids: torch.Tensor | None = None,
     ) -> None:
         """``forbidden`` [V] uint8: 1 for ids that can never be sampled. ``first``: the id of column 0;
-        ``vocab_size``: ids of the whole vocabulary; ``ranks``: those that have the other ids. ``ids``: see
-        ``MakeSampler``."""
-        self.rows_at_once, self._first, self._ranks = rows_at_once, first, ranks
+        ``vocab_size``: ids of the whole vocabulary. ``ids``: see ``MakeSampler``."""
+        self.rows_at_once, self._first = rows_at_once, first
         steps = token_steps(first + len(forbidden), forbidden.device)[first:]
         self._columns = None if ids is None else TokenColumns(ids, len(forbidden))
         if ids is not None:
@@ -138,7 +135,7 @@ class ReferenceSampler:
             if filters is not None and any(needs.filters):
                 columns = zip(filters.unbind(1), needs.filters, strict=True)
                 top_k, top_p, min_p = (column if is_used else None for column, is_used in columns)
-                filter_scores(scores, top_k, top_p, min_p, needs.most_k, space, self._ranks)
+                filter_scores(scores, top_k, top_p, min_p, needs.most_k, space)
             noise = gumbel_noise(keys, self._steps, space)
             if not needs.all_heat:
                 noise *= heat > 0

@@ -17,7 +17,8 @@ import triton.language as tl
 from chorale.kernels.ops import NO_FINITE_LOGITS, NOTHING_ALLOWED, Sample, SamplingInputs
 from chorale.kernels.reference.sampling.token_columns import TokenColumns
 from chorale.kernels.triton.launch import is_nvidia
-from chorale.kernels.triton.sampling.thresholds import is_out, masks_in_use, masks_of, thresholds
+from chorale.kernels.triton.sampling.masks import is_out, masks_in_use, masks_of
+from chorale.kernels.triton.sampling.thresholds import thresholds
 
 _NONE = tl.constexpr(NO_FINITE_LOGITS)
 _FORBIDDEN = tl.constexpr(NOTHING_ALLOWED)

@@ -19,7 +19,7 @@ from chorale.kernels.triton.launch import dependent, is_nvidia, wait_for_previou
 from chorale.kernels.triton.reduce.memory import ROW_WORDS
 from chorale.kernels.triton.reduce.rows import WORDS, RowExchange, swap_row
 from chorale.kernels.triton.sampling.sample import best_of_pieces
-from chorale.kernels.triton.sampling.shared_thresholds import shared_thresholds
+from chorale.kernels.triton.sampling.thresholds import shared_thresholds
 from chorale.parallel.rank import Rank
 
 _NONE, _FORBIDDEN = tl.constexpr(NO_FINITE_LOGITS), tl.constexpr(NOTHING_ALLOWED)

@@ -1,34 +1,50 @@
-"""top_k, top_p and min_p as one threshold a row, found without sorting.
+"""top_k, top_p and min_p as one threshold a row, found without sorting, on one rank or on several.
 
-Specified by ``kernels/reference/sampling/filters.py``.
+Specified by ``kernels/reference/sampling/filters.py``. A threshold is the largest score that enough of the
+row reaches. A round is one kernel over all rows: it measures how much of a row is at or above 15 pivots, and
+the least and the largest score between the pivots' ends. The row's last program to end draws the conclusion.
+Where each of several ranks has the logits of some token ids, the ranks exchange these 18 numbers, 72 bytes a
+row, and each draws the same conclusion. No logits are gathered.
 
-A threshold is the largest score that enough of the row reaches. The search runs over the 2^32 ordered images
-of float32: each pass measures how much reaches seven pivots and so divides the range by eight. A pass is one
-kernel over all rows. Its pieces do not depend on the batch, so that sums round alike; the next pass adds them
-up before it starts. Rows without a filter return at once.
+A row first searches for its kth score, then for the edge of its nucleus within the top k,
+and is left out of the rounds after that, and of their exchanges. The first pivots of a search divide the
+range of scores, which settles most rows in four rounds; then they divide the range of ordered images of
+float32, of which there are 2^32 = 16^8, so that every row is settled by the last round. A search also ends
+when all scores left in its range are equal.
+
+A count is exact, so the kth score is that of one rank, to the bit. A mass is the sum over pieces that do not
+depend on the batch, then over ranks in order: all ranks have the same bits, and one rank's sum differs from
+it by rounding.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
-from chorale.engine.types import EARLY_STOPS
 from chorale.kernels.ops import SamplingInputs
+from chorale.kernels.triton import tuning
+from chorale.kernels.triton.launch import dependent, is_nvidia, wait_for_previous
+from chorale.kernels.triton.reduce.memory import ROW_WORDS
+from chorale.kernels.triton.reduce.rows import WORDS, RowExchange, swap_row
+from chorale.kernels.triton.sampling.masks import COLUMNS, STRIDES, load_scores, masks_in_use, masks_of
+from chorale.parallel.communicator import ALONE, Communicator
 
-BLOCK = 1024
-BLOCKS = 4  # of a piece
-_PASSES = 11  # 8 ** 11 >= 2 ** 32
-_SLOTS = 8  # seven pivots, and everything
-_COLUMNS = [
-    "temperature_ptr",
-    "filters_ptr",
-    "index_ptr",
-    "stops_ptr",
-]  # may begin anywhere in a step's numbers
-_STRIDES = ["stops_stride", "stop_stride"]
-_LOWEST_KEY = tl.constexpr(-2139095040)  # of the lowest finite float32
+BLOCK, BLOCKS, WARPS = 512, 4, 4  # of a piece
+SLOTS = tl.constexpr(16)  # of a round: everything, and what reaches each pivot
+SENT = tl.constexpr(18)  # the slots, the least and the largest score in the range
+VALUE_ROUNDS = tl.constexpr(4)  # of a search, whose pivots divide the range of values
+ROUNDS = 2 * (VALUE_ROUNDS.value + 8)  # two searches
+# A row's state, int64: pivots (the first is the range's begin), its end, which search, its rounds so far
+STATE = tl.constexpr(24)
+_END, _SEARCH, _ROUND = tl.constexpr(16), tl.constexpr(17), tl.constexpr(18)
+_K, _P, _SETTLED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+# A row's values, float32: its best score, what top_k left
+VALUES = tl.constexpr(2)
+_ARGUMENTS = ["rank", "rank_stride", "begin", "from_bytes", "pieces"]
 
 
 @triton.jit
@@ -45,51 +61,6 @@ def value_of(key):
 
 
 @triton.jit
-def is_out(
-    forbidden_ptr, index_ptr, octets_ptr, octets_stride, stops_ptr, stops_stride, stop_stride,
-    row, tokens, V, MASKED: tl.constexpr, STOPS: tl.constexpr, FIRST: tl.constexpr,
-):  # fmt: skip
-    """Which of some tokens a row cannot have: those forbidden to all rows, by the row's grammar, or before
-    its ``min_tokens``. FIRST: the token id of column 0."""
-    inside = tokens < V
-    out = tl.load(forbidden_ptr + tokens, mask=inside, other=1) != 0
-    if MASKED:
-        index = tl.load(index_ptr + row).to(tl.int64)
-        places = octets_ptr + tl.maximum(index, 0) * octets_stride + tokens // 8
-        octets = tl.load(places, mask=inside, other=0).to(tl.int32)
-        out |= (((octets >> (tokens % 8)) & 1) == 0) & (index >= 0)
-    if STOPS > 0:
-        stops_ptr += row * stops_stride
-        if tl.load(stops_ptr) >= 0:
-            for n in tl.static_range(STOPS):
-                out |= tokens + FIRST == tl.load(stops_ptr + n * stop_stride)
-    return out
-
-
-@triton.jit
-def load_scores(
-    logits_ptr, forbidden_ptr, index_ptr, octets_ptr, octets_stride, stops_ptr, stops_stride, stop_stride,
-    row, tokens, V, temperature, MASKED: tl.constexpr, STOPS: tl.constexpr, FIRST: tl.constexpr = 0,
-):  # fmt: skip
-    """Logits over temperature of some tokens of a row; -inf for tokens that are out, NaN or past the end."""
-    raw = tl.load(logits_ptr + tokens, mask=tokens < V, other=-float("inf"))
-    out = is_out(
-        forbidden_ptr, index_ptr, octets_ptr, octets_stride, stops_ptr, stops_stride, stop_stride,
-        row, tokens, V, MASKED, STOPS, FIRST,
-    )  # fmt: skip
-    scores = raw / temperature
-    return tl.where((scores == scores) & ~out, scores, -float("inf"))
-
-
-@triton.jit
-def _uses(filters_ptr, row, V, K: tl.constexpr):
-    """True if a row searches for its kth score (K), or for the edge of its nucleus."""
-    k = tl.load(filters_ptr + row * 3)
-    p = tl.load(filters_ptr + row * 3 + 1)
-    return k < V if K else p < 1.0
-
-
-@triton.jit
 def filtered(filters_ptr, row, V):
     k = tl.load(filters_ptr + row * 3)
     p = tl.load(filters_ptr + row * 3 + 1)
@@ -97,97 +68,173 @@ def filtered(filters_ptr, row, V):
     return (k < V) | (p < 1.0) | (m > 0.0)
 
 
-@triton.jit(do_not_specialize=_STRIDES, do_not_specialize_on_alignment=_COLUMNS)
-def _best_kernel(
-    logits_ptr,
-    stride,
-    temperature_ptr,
-    filters_ptr,  # [N, 3] float32: top_k, top_p, min_p
-    forbidden_ptr,
-    index_ptr,  # [N] int32 (if MASKED)
-    octets_ptr,  # [G, octets_stride] uint8
-    octets_stride,
-    stops_ptr,  # [N, STOPS] int32 (if STOPS)
-    stops_stride,
-    stop_stride,
-    best_ptr,  # [N, pieces]
-    V,
-    pieces,
-    BLOCK: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    MASKED: tl.constexpr,
-    STOPS: tl.constexpr,
-):
-    row, piece = tl.program_id(1).to(tl.int64), tl.program_id(0)
-    temperature = tl.load(temperature_ptr + row)
-    if filtered(filters_ptr, row, V) & (temperature > 0):
-        best = tl.full((BLOCK,), -float("inf"), tl.float32)
-        for block in range(BLOCKS):
-            tokens = (piece * BLOCKS + block) * BLOCK + tl.arange(0, BLOCK)
-            scores = load_scores(
-                logits_ptr + row * stride, forbidden_ptr, index_ptr, octets_ptr, octets_stride,
-                stops_ptr, stops_stride, stop_stride, row, tokens, V, temperature, MASKED, STOPS,
-            )  # fmt: skip
-            best = tl.maximum(best, scores)
-        tl.store(best_ptr + row * pieces + piece, tl.max(best, 0))
-
-
-@triton.jit(do_not_specialize_on_alignment=_COLUMNS)
-def _prepare_kernel(
-    best_ptr,
-    temperature_ptr,
-    filters_ptr,
-    top_ptr,  # [N] the row's best score
-    edge_ptr,  # [N] the threshold so far
-    V,
-    pieces,
-    PIECES: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    edge = -float("inf")
-    if filtered(filters_ptr, row, V) & (tl.load(temperature_ptr + row) > 0):
-        places = tl.arange(0, PIECES)
-        best = tl.load(best_ptr + row * pieces + places, mask=places < pieces, other=-float("inf"))
-        top = tl.maximum(tl.max(best, 0), -3.4028234663852886e38)  # finite, though nothing may be allowed
-        tl.store(top_ptr + row, top)
-        share = tl.load(filters_ptr + row * 3 + 2)
-        if share > 0.0:
-            edge = top + tl.log(share)
-    tl.store(edge_ptr + row, edge)
+@triton.jit
+def _begin_search(state_ptr, low, high, search):
+    tl.store(state_ptr + _SEARCH, search)
+    tl.store(state_ptr + _ROUND, 0)
+    _store_pivots(state_ptr, low, high, 0)
 
 
 @triton.jit
-def _range_of(bounds_ptr, sums_ptr, goal, top, row, pieces, number, K: tl.constexpr, PIECES: tl.constexpr):
-    """(low, width) for pass ``number``: the part of the row's range that the previous pass left."""
-    if number == 0:
-        low = tl.cast(_LOWEST_KEY, tl.int64)
-        width = key_of(top) + 1 - low
+def _store_pivots(state_ptr, low, high, number):
+    """Divides the range of ordered images from ``low`` to before ``high``."""
+    tl.store(state_ptr, low)
+    tl.store(state_ptr + _END, high)
+    first, last, width = value_of(low), value_of(high - 1), high - low
+    for n in tl.static_range(1, SLOTS):
+        if number < VALUE_ROUNDS:
+            # Exact or in one rounding, so that the ranks' compilers cannot differ. No overflow.
+            key = key_of(tl.fma(last * 0.5 - first * 0.5, n / (SLOTS / 2), first))
+        else:
+            key = low + (width * n + (SLOTS - 1)) // SLOTS
+        tl.store(state_ptr + n, tl.minimum(tl.maximum(key, low), high - 1))
+
+
+@triton.jit
+def _begin_nucleus(state_ptr, top, floor, p):
+    # The best score has mass 1, and what is lower than this by 20 (32) less than 1 - p, in any vocabulary of
+    # up to four million tokens.
+    surely = top - tl.where(p > 0.99, 32.0, 20.0)
+    _begin_search(state_ptr, key_of(tl.maximum(floor, surely)), key_of(top) + 1, _P)
+
+
+@triton.jit
+def _conclude(
+    all_ptr, rank_stride, filters_ptr, state_ptr, values_ptr, edge_ptr, V,
+    START: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """From all ranks' numbers of a row to its next state."""
+    k, p = tl.load(filters_ptr), tl.load(filters_ptr + 1)
+    least, most = float("inf"), -float("inf")
+    for rank in tl.static_range(N):
+        found = all_ptr + rank * rank_stride
+        least = tl.minimum(least, tl.load(found + SLOTS, cache_modifier=".cg"))
+        most = tl.maximum(most, tl.load(found + SLOTS + 1, cache_modifier=".cg"))
+    if START:
+        top = tl.maximum(most, -3.4028234663852886e38)  # finite, though nothing may be allowed
+        share, edge = tl.load(filters_ptr + 2), -float("inf")
+        if share > 0.0:
+            edge = top + tl.log(share)
+        tl.store(edge_ptr, edge)
+        tl.store(values_ptr, top)
+        tl.store(values_ptr + 1, -float("inf"))
+        if k < V:
+            _begin_search(state_ptr, key_of(tl.minimum(least, top)), key_of(top) + 1, _K)
+        elif p < 1.0:
+            _begin_nucleus(state_ptr, top, -float("inf"), p)
+        else:
+            tl.store(state_ptr + _SEARCH, _SETTLED)
     else:
-        low = tl.load(bounds_ptr + row * 2)
-        width = tl.load(bounds_ptr + row * 2 + 1)
-        places, slots = tl.arange(0, PIECES), tl.arange(0, 8)
-        parts = tl.load(
-            sums_ptr + (row * pieces + places[:, None]) * 8 + slots[None, :],
-            mask=(places < pieces)[:, None],
-            other=0.0,
-        )
-        sums = tl.sum(parts, 0)
-        if not K:
-            goal = goal * tl.sum(tl.where(slots == 7, sums, 0.0), 0)
-        reached = tl.sum(((sums >= goal) & (slots < 7)).to(tl.int64), 0)
-        above = (width * (reached + 1) + 7) // 8
-        begin = (width * reached + 7) // 8
-        low += begin
-        width = above - begin
-    return low, width
+        slots = tl.arange(0, SLOTS)
+        sums = tl.zeros((SLOTS,), tl.float32)
+        for rank in tl.static_range(N):
+            sums += tl.load(all_ptr + rank * rank_stride + slots, cache_modifier=".cg")
+        pivots, low, high = tl.load(state_ptr + slots), tl.load(state_ptr), tl.load(state_ptr + _END)
+        search, number = tl.load(state_ptr + _SEARCH), tl.load(state_ptr + _ROUND) + 1
+        tl.debug_barrier()  # all threads have read the state
+        goal = k
+        if search == _P:
+            goal = p * tl.sum(tl.where(slots == 0, sums, 0.0), 0)
+        reached = (sums >= goal) | (pivots <= low)
+        low = tl.max(tl.where(reached, pivots, low), 0)
+        high = tl.min(tl.where(reached, high, pivots), 0)
+        if least <= most:  # there is a score in the range, so what is searched for is one
+            low, high = tl.maximum(low, key_of(least)), tl.minimum(high, key_of(most) + 1)
+        if high - low <= 1:
+            threshold = value_of(low)
+            tl.store(edge_ptr, tl.maximum(tl.load(edge_ptr), threshold))
+            if (search == _K) & (p < 1.0):
+                tl.store(values_ptr + 1, threshold)
+                _begin_nucleus(state_ptr, tl.load(values_ptr), threshold, p)
+            else:
+                tl.store(state_ptr + _SEARCH, _SETTLED)
+        else:
+            tl.store(state_ptr + _ROUND, number)
+            _store_pivots(state_ptr, low, high, number)
 
 
-@triton.jit(do_not_specialize=["number", *_STRIDES], do_not_specialize_on_alignment=_COLUMNS)
-def _pass_kernel(
-    logits_ptr,
+@triton.jit
+def _joined(v):
+    """16 tensors [B] as one [B, 2, 2, 2, 2], for one reduction: each would wait for the one before it."""
+    a = tl.join(
+        tl.join(tl.join(v[0], v[8]), tl.join(v[4], v[12])),
+        tl.join(tl.join(v[2], v[10]), tl.join(v[6], v[14])),
+    )
+    b = tl.join(
+        tl.join(tl.join(v[1], v[9]), tl.join(v[5], v[13])),
+        tl.join(tl.join(v[3], v[11]), tl.join(v[7], v[15])),
+    )
+    return tl.join(a, b)
+
+
+@triton.jit
+def _measure(
+    logits_ptr, forbidden_ptr, index_ptr, octets_ptr, octets_stride, stops_ptr, stops_stride, stop_stride,
+    row, temperature, state_ptr, values_ptr, parts_ptr, V, pieces,
+    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, MASKED: tl.constexpr, STOPS: tl.constexpr,
+    START: tl.constexpr, FIRST: tl.constexpr,
+):  # fmt: skip
+    """Writes the numbers of this program's pieces of a row to ``parts_ptr`` [WORDS, pieces]."""
+    pivots: tl.tuple = ()
+    top, floor, first, last, search = 0.0, 0.0, -3.4028234663852886e38, float("inf"), 0
+    if not START:
+        top, floor = tl.load(values_ptr), tl.load(values_ptr + 1)
+        first, last = value_of(tl.load(state_ptr)), value_of(tl.load(state_ptr + _END) - 1)
+        search = tl.load(state_ptr + _SEARCH).to(tl.int32)
+        for n in tl.static_range(1, SLOTS):
+            pivots += (value_of(tl.load(state_ptr + n)),)
+    slots, ends = tl.arange(0, SLOTS), tl.arange(0, 2)
+    for piece in range(tl.program_id(0), pieces, tl.num_programs(0)):
+        sums: tl.tuple = (tl.zeros((BLOCK,), tl.float32),)
+        for _ in tl.static_range(1, SLOTS):
+            sums += (sums[0],)
+        least = tl.full((BLOCK,), float("inf"), tl.float32)
+        most = tl.full((BLOCK,), -float("inf"), tl.float32)
+        for block in tl.static_range(BLOCKS):
+            tokens = (piece * BLOCKS + block) * BLOCK + tl.arange(0, BLOCK)
+            scores = load_scores(
+                logits_ptr, forbidden_ptr, index_ptr, octets_ptr, octets_stride,
+                stops_ptr, stops_stride, stop_stride, row, tokens, V, temperature, MASKED, STOPS, FIRST,
+            )  # fmt: skip
+            between = (scores >= first) & (scores <= last)
+            least = tl.minimum(least, tl.where(between, scores, float("inf")))
+            most = tl.maximum(most, tl.where(between, scores, -float("inf")))
+            if not START:
+                mass = tl.where(scores >= floor, tl.exp(scores - top), 0.0)
+                mass = tl.where(search == _K, 1.0, mass)
+                new: tl.tuple = (sums[0] + mass,)
+                for n in tl.static_range(1, SLOTS):
+                    new += (sums[n] + tl.where(scores >= pivots[n - 1], mass, 0.0),)
+                sums = new
+        if not START:
+            tl.store(parts_ptr + slots * pieces + piece, tl.sum(_joined(sums), 0).reshape(SLOTS))
+        # The least with its sign changed, so that one reduction finds both.
+        found = tl.max(tl.join(-least, most), 0)
+        tl.store(parts_ptr + (SLOTS + ends) * pieces + piece, tl.where(ends == 0, -found, found))
+
+
+@triton.jit
+def _add_pieces(parts_ptr, own_ptr, pieces, PIECES: tl.constexpr):
+    words, places = tl.arange(0, WORDS), tl.arange(0, PIECES)
+    parts = tl.load(
+        parts_ptr + words[:, None] * pieces + places[None, :],
+        mask=(words < SENT)[:, None] & (places < pieces)[None, :],
+        other=0.0,
+        cache_modifier=".cg",  # other programs wrote them
+    )
+    inside = (places < pieces)[None, :]
+    least = tl.min(tl.where(inside, parts, float("inf")), 1)
+    most = tl.max(tl.where(inside, parts, -float("inf")), 1)
+    numbers = tl.where(words == SLOTS, least, tl.where(words == SLOTS + 1, most, tl.sum(parts, 1)))
+    tl.store(own_ptr + words, numbers)
+
+
+@triton.jit(do_not_specialize=[*_ARGUMENTS, *STRIDES], do_not_specialize_on_alignment=COLUMNS)
+def _round_kernel(
+    logits_ptr,  # [N, columns of this rank] float32
     stride,
     temperature_ptr,
-    filters_ptr,
+    filters_ptr,  # [N, 3] float32: top_k, top_p, min_p
     forbidden_ptr,
     index_ptr,
     octets_ptr,
@@ -195,79 +242,101 @@ def _pass_kernel(
     stops_ptr,
     stops_stride,
     stop_stride,
-    top_ptr,
-    floor_ptr,  # [N]: of a nucleus, what top_k left
-    old_bounds_ptr,  # [N, 2] int64: low, width of the pass before
-    bounds_ptr,
-    old_sums_ptr,  # [N, pieces, 8] float32
-    sums_ptr,
-    V,
+    state_ptr,  # [N, STATE] int64
+    values_ptr,  # [N, VALUES] float32
+    edge_ptr,  # [N] float32: the threshold so far
+    parts_ptr,  # [N, WORDS, pieces] float32
+    arrivals_ptr,  # [N] int32: zeros between rounds
+    own_ptr,  # [N, WORDS] float32
+    all_ptr,  # [ranks, N, WORDS] float32; of one rank: own_ptr
+    rank_stride,
+    peers_ptr,
+    calls_ptr,
+    status,
+    begin,
+    from_bytes,
+    rank,
+    columns,
+    V,  # of the whole vocabulary
     pieces,
-    number,
-    K: tl.constexpr,
     PIECES: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
     MASKED: tl.constexpr,
     STOPS: tl.constexpr,
+    FIRST: tl.constexpr,  # the token id of column 0
+    START: tl.constexpr,  # finds the range only
+    SWAP: tl.constexpr,  # exchanges with other ranks, too
+    THREADS: tl.constexpr,
+    N: tl.constexpr,
+    ASM: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    row, piece = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    """The last of a row's programs to end adds up, exchanges and concludes."""
+    wait_for_previous(PDL)
+    row = tl.program_id(1).to(tl.int64)
+    state_ptr += row * STATE
+    values_ptr += row * VALUES
     temperature = tl.load(temperature_ptr + row)
-    if _uses(filters_ptr, row, V, K) & (temperature > 0):
-        top = tl.load(top_ptr + row)
-        goal = tl.load(filters_ptr + row * 3 + (0 if K else 1))
-        low, width = _range_of(old_bounds_ptr, old_sums_ptr, goal, top, row, pieces, number, K, PIECES)
-        tl.store(bounds_ptr + row * 2, low)
-        tl.store(bounds_ptr + row * 2 + 1, width)
-        floor = tl.load(floor_ptr + row)
-        pivots: tl.tuple = ()
-        sums: tl.tuple = (tl.zeros((BLOCK,), tl.float32),)  # of the pivots, then of everything
-        for n in tl.static_range(7):
-            pivots += (value_of(low + (width * (n + 1) + 7) // 8),)
-            sums += (sums[0],)
-        for block in range(BLOCKS):
-            tokens = (piece * BLOCKS + block) * BLOCK + tl.arange(0, BLOCK)
-            scores = load_scores(
-                logits_ptr + row * stride, forbidden_ptr, index_ptr, octets_ptr, octets_stride,
-                stops_ptr, stops_stride, stop_stride, row, tokens, V, temperature, MASKED, STOPS,
-            )  # fmt: skip
-            if K:
-                mass = tl.full((BLOCK,), 1.0, tl.float32)
-            else:
-                mass = tl.where(scores >= floor, tl.exp(scores - top), 0.0)
-            new: tl.tuple = ()
-            for n in tl.static_range(7):
-                new += (sums[n] + tl.where(scores >= pivots[n], mass, 0.0),)
-            sums = new + (sums[7] + mass,)  # noqa: RUF005  (Triton has no stars)
-        for n in tl.static_range(8):
-            tl.store(sums_ptr + (row * pieces + piece) * 8 + n, tl.sum(sums[n], 0))
+    if START:
+        active = filtered(filters_ptr, row, V) & (temperature > 0)
+        if not active:
+            tl.store(edge_ptr + row, -float("inf"))
+            tl.store(state_ptr + _SEARCH, tl.cast(_SETTLED, tl.int64))
+    else:
+        active = tl.load(state_ptr + _SEARCH) != _SETTLED
+    if active:
+        parts_ptr += row * WORDS * pieces
+        _measure(
+            logits_ptr + row * stride, forbidden_ptr, index_ptr, octets_ptr, octets_stride,
+            stops_ptr, stops_stride, stop_stride, row, temperature, state_ptr, values_ptr, parts_ptr,
+            columns, pieces, BLOCK, BLOCKS, MASKED, STOPS, START, FIRST,
+        )  # fmt: skip
+        tl.debug_barrier()  # all threads have written before the program counts as arrived
+        if tl.atomic_add(arrivals_ptr + row, 1, sem="acq_rel") == tl.num_programs(0) - 1:
+            tl.store(arrivals_ptr + row, 0)
+            own = own_ptr + row * WORDS
+            _add_pieces(parts_ptr, own, pieces, PIECES)
+            if SWAP or N == 1:
+                everyone = all_ptr + row * WORDS
+                if SWAP:
+                    swap_row(
+                        own, everyone, rank_stride, row, peers_ptr, calls_ptr, status, begin, from_bytes,
+                        rank, SENT, THREADS, N, ASM,
+                    )  # fmt: skip
+                else:
+                    tl.debug_barrier()  # all threads have written the row's numbers
+                _conclude(
+                    everyone, rank_stride, filters_ptr + row * 3, state_ptr, values_ptr, edge_ptr + row,
+                    V, START, N,
+                )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["number", *_STRIDES], do_not_specialize_on_alignment=_COLUMNS)
-def _settle_kernel(
+@triton.jit(do_not_specialize=["rank_stride"])
+def _conclude_kernel(
+    all_ptr,
+    rank_stride,
     temperature_ptr,
     filters_ptr,
-    top_ptr,
-    floor_ptr,  # written after the kth scores: only they limit a nucleus
+    state_ptr,
+    values_ptr,
     edge_ptr,
-    old_bounds_ptr,
-    old_sums_ptr,
     V,
-    pieces,
-    number,
-    K: tl.constexpr,
-    PIECES: tl.constexpr,
+    START: tl.constexpr,
+    N: tl.constexpr,
 ):
+    """After a round of several ranks without SWAP."""
     row = tl.program_id(0).to(tl.int64)
-    found = -float("inf")
-    if _uses(filters_ptr, row, V, K) & (tl.load(temperature_ptr + row) > 0):
-        goal = tl.load(filters_ptr + row * 3 + (0 if K else 1))
-        top = tl.load(top_ptr + row)
-        low, _ = _range_of(old_bounds_ptr, old_sums_ptr, goal, top, row, pieces, number, K, PIECES)
-        found = value_of(low)
-        tl.store(edge_ptr + row, tl.maximum(tl.load(edge_ptr + row), found))
-    if K:
-        tl.store(floor_ptr + row, found)
+    state_ptr += row * STATE
+    if START:
+        active = filtered(filters_ptr, row, V) & (tl.load(temperature_ptr + row) > 0)
+    else:
+        active = tl.load(state_ptr + _SEARCH) != _SETTLED
+    if active:
+        _conclude(
+            all_ptr + row * WORDS, rank_stride, filters_ptr + row * 3, state_ptr,
+            values_ptr + row * VALUES, edge_ptr + row, V, START, N,
+        )  # fmt: skip
 
 
 def thresholds(logits: torch.Tensor, draws: SamplingInputs, forbidden: torch.Tensor) -> torch.Tensor:
@@ -275,47 +344,51 @@ def thresholds(logits: torch.Tensor, draws: SamplingInputs, forbidden: torch.Ten
 
     logits [N, V] float32, ``forbidden`` as in ``Ops.sample``; ``draws`` has filters.
     """
-    count, vocab = logits.shape
+    return shared_thresholds(logits, draws, forbidden, 0, logits.shape[1], ALONE, None)
+
+
+def shared_thresholds(
+    logits: torch.Tensor,
+    draws: SamplingInputs,
+    forbidden: torch.Tensor,
+    first: int,
+    vocab: int,
+    ranks: Communicator,
+    exchange: RowExchange | None,
+) -> torch.Tensor:
+    """``thresholds`` for ``logits`` of the ids from ``first`` on, of ``vocab``. All ranks get the same bits.
+
+    ``forbidden`` and ``draws.allowed`` are of this rank's ids. Without ``exchange``, ``ranks`` gathers.
+    """
+    count, columns = logits.shape
     assert draws.filters is not None
-    temperature, columns = draws.temperature, draws.filters.contiguous()
-    pieces = triton.cdiv(vocab, BLOCK * BLOCKS)
-    sizes = {"PIECES": triton.next_power_of_2(pieces)}
-    cut = {"BLOCK": BLOCK, "BLOCKS": BLOCKS, **masks_in_use(draws)}
+    temperature, filters = draws.temperature, draws.filters.contiguous()
+    pieces, device = triton.cdiv(columns, BLOCK * BLOCKS), logits.device
 
     def room(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=logits.device)
+        return torch.empty(shape, dtype=dtype, device=device)
 
-    best, top, floor, edge = room(count, pieces), room(count), room(count), room(count)
-    sums = [room(count, pieces, _SLOTS) for _ in range(2)]
-    bounds = [room(count, 2, dtype=torch.int64) for _ in range(2)]
-    source = (logits, logits.stride(0), temperature, columns, forbidden, *masks_of(draws, forbidden))
-    _best_kernel[(pieces, count)](*source, best, vocab, pieces, **cut, num_warps=4)
-    _prepare_kernel[(count,)](best, temperature, columns, top, edge, vocab, pieces, **sizes, num_warps=1)
-    for is_k in (True, False):
-        for number in range(_PASSES):
-            old, new = (number + 1) % 2, number % 2
-            _pass_kernel[(pieces, count)](
-                *source, top, floor, bounds[old], bounds[new], sums[old], sums[new],
-                vocab, pieces, number, K=is_k, **sizes, **cut, num_warps=4,
-            )  # fmt: skip
-        last = (_PASSES - 1) % 2
-        _settle_kernel[(count,)](
-            temperature, columns, top, floor, edge, bounds[last], sums[last],
-            vocab, pieces, _PASSES, K=is_k, **sizes, num_warps=1,
+    state, values, edge = room(count, STATE.value, dtype=torch.int64), room(count, VALUES.value), room(count)
+    parts, own = room(count, ROW_WORDS, pieces), room(count, ROW_WORDS)
+    everyone = own if ranks.size == 1 else room(ranks.size, count, ROW_WORDS)
+    stride = count * ROW_WORDS
+    if exchange is None:
+        arrivals = torch.zeros(count, dtype=torch.int32, device=device)
+        swap: tuple[Any, ...] = (everyone, arrivals, 0, 0, 0, ranks.rank)
+    else:
+        arrivals, swap = exchange.arrivals, exchange.arguments
+    programs = min(pieces, triton.cdiv(tuning.ROUND_PROGRAMS, count))
+    for number in range(1 + ROUNDS):
+        _round_kernel[(programs, count)](
+            logits, logits.stride(0), temperature, filters, forbidden, *masks_of(draws, forbidden),
+            state, values, edge, parts, arrivals, own, everyone, stride, *swap, columns, vocab, pieces,
+            PIECES=triton.next_power_of_2(pieces), BLOCK=BLOCK, BLOCKS=BLOCKS, **masks_in_use(draws),
+            FIRST=first, START=number == 0, SWAP=exchange is not None, THREADS=32 * WARPS, N=ranks.size,
+            ASM=is_nvidia(device), num_warps=WARPS, **dependent(logits),
         )  # fmt: skip
+        if exchange is None and ranks.size > 1:
+            _conclude_kernel[(count,)](
+                ranks.all_gather(own), stride, temperature, filters, state, values, edge, vocab,
+                START=number == 0, N=ranks.size, num_warps=1,
+            )  # fmt: skip
     return edge
-
-
-def masks_of(draws: SamplingInputs, unused: torch.Tensor) -> tuple[torch.Tensor | int, ...]:
-    """Returns a kernel's mask arguments: the grammars' index, octets and stride, the early stops and their
-    strides; ``unused`` in place of what is absent."""
-    allowed, stops = draws.allowed, draws.early_stops
-    grammars = (
-        (unused, unused, 0) if allowed is None else (allowed.index, allowed.octets, allowed.octets.stride(0))
-    )
-    return *grammars, *((unused, 0, 0) if stops is None else (stops, stops.stride(0), stops.stride(1)))
-
-
-def masks_in_use(draws: SamplingInputs) -> dict[str, int]:
-    """Returns the constants of ``is_out`` that say which masks there are."""
-    return {"MASKED": draws.allowed is not None, "STOPS": 0 if draws.early_stops is None else EARLY_STOPS}
