@@ -71,6 +71,7 @@ def test_drafts_change_nothing_under_grammars(wide: list[EngineCore]) -> None:
     tally = check_worlds(wide, range(10), 8, GRAMMARS)
     assert tally.accepted["right"] == tally.drafted["right"] > 20
     assert sum(tally.drafted.values()) > sum(tally.accepted.values())
+    assert tally.happened["preemptions"]
 
 
 @pytest.mark.slow

@@ -209,7 +209,8 @@ def _read_chat(raw: Any, stream: bool) -> Outcome:
         found.cited.append((text[cited["start_index"] : cited["end_index"]], cited["url"]))
     calls = message.get("builtin_tool_calls") or []
     found.builtin = [(made["type"], made["status"]) for made in calls]
-    found.outputs = [made["output"] for made in calls if made["type"] == "code_interpreter_call"]
+    whole = [made for made in calls if made["status"] == "completed"]
+    found.outputs = [made["output"] for made in whole if made["type"] == "code_interpreter_call"]
     if usage is not None:
         found.num_input, found.num_output = usage["prompt_tokens"], usage["completion_tokens"]
         found.num_cached = usage["prompt_tokens_details"]["cached_tokens"]

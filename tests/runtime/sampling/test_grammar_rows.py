@@ -1,4 +1,4 @@
-"""GrammarRows when a matcher gives up: an empty mask, never the one that it left half made."""
+"""GrammarRows: masks allow what their bits say, and a matcher that gives up leaves an empty one."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from chorale.engine.types import RowStart, SamplingSpec
+from chorale.grammar.constraint import json_schema, regex
+from chorale.grammar.frames import raw_grammar
 from chorale.grammar.matcher import MASK_WORDS
-from chorale.machine.hardware import Hardware
-from chorale.runtime.device import CpuDevice
-from chorale.runtime.sampling.grammar import GrammarRows
-
-CPU = CpuDevice(Hardware("cpu", "test", 2**34, 2**34))
+from chorale.kernels.ops import Allowed
+from chorale.kernels.reference.sampling.sampling import ReferenceSampler
+from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows, Masks
+from tests.support.grammar.schema_cases import VOCAB, obj
+from tests.support.runtime import CPU
 
 
 class Matcher:
@@ -61,3 +64,78 @@ def test_a_matcher_in_error_forbids_every_token_of_its_row_alone(failed: tuple[b
     assert masks is not None
     allowed = masks.octets.view(len(failed), 4 * MASK_WORDS)
     assert [bool(row.any()) for row in allowed] == [not each for each in failed]
+
+
+def apply(masks: Masks, scores: torch.Tensor, first: int) -> None:
+    """Forbid what the masks do not allow in ``scores`` [N, V], which are the places from ``first`` on."""
+    index = torch.full((len(scores),), -1, dtype=torch.int32)
+    for number, place in enumerate(masks.places.tolist()):
+        if first <= place < first + len(scores):
+            index[place - first] = number
+    sampler = ReferenceSampler(torch.zeros(scores.shape[1], dtype=torch.uint8), len(scores))
+    sampler.forbid(scores, Allowed(index, masks.octets))
+
+
+def test_masks_allow_what_their_bits_say() -> None:
+    """Rows next to each other and apart; many rows (filled by several threads) as one by one."""
+    cache = GrammarCache(MASK_WORDS * 32)
+    rows = GrammarRows(CPU, cache)
+    grammars = [raw_grammar(regex(f"{char}+", "x")) for char in "abcdefghij"]
+    for row, grammar in enumerate(grammars):
+        spec = SamplingSpec(grammar=grammar)
+        rows.start(RowStart(2 * row, np.zeros(1, np.int32), 1, spec, 0, ()))
+    several = rows.masks(np.arange(20, dtype=np.int32))
+    assert several is not None
+    assert several.places.tolist() == list(range(0, 20, 2))
+    for place, char in zip(several.places.tolist(), "abcdefghij", strict=True):
+        one = rows.masks(np.array([place], np.int32))
+        assert one is not None
+        scores = torch.zeros(1, MASK_WORDS * 32)
+        apply(one, scores, 0)
+        batch = torch.zeros(2, MASK_WORDS * 32)
+        apply(several, batch, place)
+        assert torch.equal(batch[0], scores[0])
+        assert not batch[1].any()  # a place without a grammar
+        allowed = torch.isfinite(scores[0]).nonzero().flatten().tolist()
+        assert {VOCAB.decode([token])[0] for token in allowed} == {char}
+    cache.close()
+
+
+def test_masks_do_not_hold_what_was_in_their_memory_before() -> None:
+    cache = GrammarCache(MASK_WORDS * 32)
+    found = []
+    for before in (0, -1):
+        rows = GrammarRows(CPU, cache)
+        rows._mask_buffers = [
+            torch.full((12 * MASK_WORDS,), before, dtype=torch.int32) for _ in rows._mask_buffers
+        ]
+        for row in range(12):
+            grammar = raw_grammar(regex("[0-9]+", "x")) if row != 3 else "no grammar"  # 3: nothing allowed
+            rows.start(RowStart(row, np.zeros(1, np.int32), 1, SamplingSpec(grammar=grammar), 0, ()))
+        for some in (np.arange(12, dtype=np.int32), np.arange(2, 5, dtype=np.int32)):
+            masks = rows.masks(some)
+            assert masks is not None
+            found.append(masks.octets.clone())
+    assert torch.equal(found[0], found[2])
+    assert torch.equal(found[1], found[3])
+    assert not found[0][3].any()
+    assert found[0][4].any()
+    cache.close()
+
+
+def test_neighbouring_rows_are_masked_at_once() -> None:
+    octets = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, 8), dtype=np.uint8))
+    masks = Masks(np.array([1, 2, 4]), octets)
+    scores = torch.zeros(6, 64)
+    apply(masks, scores, 0)
+    expected = np.unpackbits(octets.numpy(), axis=1, bitorder="little").astype(bool)
+    assert torch.equal(torch.isfinite(scores[[1, 2, 4]]), torch.from_numpy(expected))
+    assert not scores[[0, 3, 5]].any()
+
+
+def test_the_cache_forgets_the_oldest() -> None:
+    cache = GrammarCache(MASK_WORDS * 32, cache_bytes=300_000)
+    for number in range(12):
+        cache.matcher(raw_grammar(json_schema(obj(**{f"k{number}": {"type": "null"}}), "x")))
+    assert 1 < len(cache._compiled) < 6
+    cache.close()
