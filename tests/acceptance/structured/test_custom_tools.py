@@ -2,71 +2,57 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
 import re
+from collections.abc import Callable
 from typing import Any
 
-import pytest
-
+from tests.support.faces import ask
 from tests.support.grammar.schema_cases import BIAS
 from tests.support.grammar.structured import run
 from tests.support.local_client import LocalClient
+from tests.support.server import Server
 
 LARK = 'start: "*** Begin" LF line{1,2} "*** End"\nline: ("+" | "-") /[a-d]{1,4}/ LF\n%import common.LF\n'
-FORMATS: dict[str, tuple[dict[str, Any], str]] = {
-    "regex": ({"type": "grammar", "syntax": "regex", "definition": "[A-C]{2}-[0-9]{3}"}, "[A-C]{2}-[0-9]{3}"),
-    "lark": (
-        {"type": "grammar", "syntax": "lark", "definition": LARK},
-        r"\*\*\* Begin\n([+-][a-d]{1,4}\n){1,2}\*\*\* End",
+
+
+def custom(**form: str) -> dict[str, Any]:
+    return {"type": "custom", "name": "edit", "format": form}
+
+
+def spells(pattern: str) -> Callable[[dict[str, Any]], object]:
+    return lambda item: re.fullmatch(pattern, item["input"])
+
+
+# The declared tool, and what its item must be.
+TOOLS: list[tuple[dict[str, Any], Callable[[dict[str, Any]], object]]] = [
+    (
+        custom(type="grammar", syntax="regex", definition="[A-C]{2}-[0-9]{3}"),
+        spells("[A-C]{2}-[0-9]{3}"),
     ),
-    "text": ({"type": "text"}, r"(?s).*"),
-}
-SAMPLING = {"temperature": 1.0, "logit_bias": BIAS}
+    (
+        custom(type="grammar", syntax="lark", definition=LARK),
+        spells(r"\*\*\* Begin\n([+-][a-d]{1,4}\n){1,2}\*\*\* End"),
+    ),
+    (custom(type="text"), spells(r"(?s).*")),
+    ({"type": "shell"}, lambda item: item["action"]["commands"]),
+    ({"type": "local_shell"}, lambda item: item["action"]["command"]),
+    ({"type": "apply_patch"}, lambda item: item["operation"]["type"] and "path" in item["operation"]),
+]
 
 
-@pytest.mark.parametrize("kind", FORMATS)
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_demanded_call_has_its_form(client: LocalClient, kind: str, stream: bool) -> None:
-    form, pattern = FORMATS[kind]
+def test_a_demanded_call_has_its_form(client: LocalClient) -> None:
+    async def main(server: Server) -> None:
+        async def one(tool: dict[str, Any], check: Callable[[Any], object], stream: bool) -> None:
+            choice = {name: tool[name] for name in ("type", "name") if name in tool}
+            fields = {"tools": [tool], "tool_choice": choice, "max_tokens": 400, "seed": 2 + 2 * stream}
+            found = await ask(server, "responses", stream, temperature=1.0, logit_bias=BIAS, **fields)
+            body = found.raw[-1]["response"] if stream else found.raw
+            item = body["output"][-1]
+            kind = {"custom": "custom_tool_call"}.get(tool["type"], f"{tool['type']}_call")
+            assert (item["type"], body["status"]) == (kind, "completed"), body
+            assert check(item), item
 
-    async def main(server: Any) -> None:
-        tool = {"type": "custom", "name": "edit", "format": form}
-        body = {"input": "x", "tools": [tool], "tool_choice": {"type": "custom", "name": "edit"}}
-        body |= {"max_output_tokens": 300, "seed": 4, "stream": stream, **SAMPLING}
-        response = await server.http.post("/v1/responses", json=body)
-        assert response.status_code == 200, response.text
-        if stream:
-            final = json.loads(response.text.rstrip("\n").rpartition("data: ")[2])["response"]
-        else:
-            final = response.json()
-        call = final["output"][-1]
-        assert (call["type"], final["status"]) == ("custom_tool_call", "completed")
-        assert re.fullmatch(pattern, call["input"])
-
-    run(client, main)
-
-
-@pytest.mark.parametrize(
-    ("tool", "check"),
-    [
-        ({"type": "shell"}, lambda item: item["action"]["commands"]),
-        ({"type": "local_shell"}, lambda item: item["action"]["command"]),
-        ({"type": "apply_patch"}, lambda item: item["operation"]["type"] and "path" in item["operation"]),
-    ],
-    ids=["shell", "local_shell", "apply_patch"],
-)
-def test_tools_of_a_fixed_form_are_always_whole(client: LocalClient, tool: Any, check: Any) -> None:
-    async def main(server: Any) -> None:
-        body = {
-            "input": "x",
-            "tools": [tool],
-            "tool_choice": {"type": tool["type"]},
-            "max_output_tokens": 400,
-        }
-        response = await server.http.post("/v1/responses", json={**body, "seed": 2, **SAMPLING})
-        final = response.json()
-        call = final["output"][-1]
-        assert (call["type"], final["status"]) == (f"{tool['type']}_call", "completed"), final
-        assert check(call)
+        await asyncio.gather(*(one(*tool, stream) for tool in TOOLS for stream in (False, True)))
 
     run(client, main)

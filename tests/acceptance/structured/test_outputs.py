@@ -1,120 +1,101 @@
-"""Every answer satisfies its schema, whatever the endpoint, the effort, the stream or the tools.
-
-The long version (1,000 requests) is ``test_structured_thousand.py``.
-"""
+"""Every answer satisfies its schema, whatever the API, the effort, the stream or the tools."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from tests.support.faces import WAYS, ask
 from tests.support.grammar.schema_cases import BIAS, SCHEMAS, obj, valid
-from tests.support.grammar.structured import choose, response_to, run, text_of
+from tests.support.grammar.structured import run
 from tests.support.local_client import LocalClient
 from tests.support.server import VOCAB, Server
 
 TOOL = {"name": "look_up", "description": "Look it up.", "parameters": obj(q={"enum": ["a", "b"]})}
-CHAT_TOOL = {"type": "function", "function": TOOL}
 EFFORTS = ("low", "medium", "high")
 
 
-async def ask_chat(server: Server, name: str, number: int, **fields: Any) -> str:
-    answer = {"name": name, "schema": SCHEMAS[name], "strict": bool(number % 3)}
-    choice = await choose(
-        server,
-        f"question {number}",
-        response_format={"type": "json_schema", "json_schema": answer},
-        reasoning_effort=EFFORTS[number % 3],
-        temperature=1,
-        seed=number,
-        logit_bias=BIAS,
-        max_tokens=1500,
-        **fields,
+def asking_for(face: str, schema: Any, number: int) -> dict[str, Any]:
+    """The fields of a request whose answer satisfies the schema, with this API's names."""
+    effort, is_strict = EFFORTS[number % 3], bool(number % 3)
+    named = {"name": "answer", "schema": schema, "strict": is_strict}
+    if face == "chat":
+        form = {"type": "json_schema", "json_schema": named}
+        return {"response_format": form, "reasoning_effort": effort}
+    if face == "responses":
+        return {"text": {"format": {"type": "json_schema", **named}}, "reasoning": {"effort": effort}}
+    return {"output_config": {"format": {"type": "json_schema", "schema": schema}, "effort": effort}}
+
+
+async def check_answer(server: Server, way: tuple[str, bool], schema: Any, number: int) -> None:
+    """Of one request: by one API, with a tool that must not be called, or without."""
+    face, stream = way
+    fields = asking_for(face, schema, number) | {"temperature": 1, "seed": number, "logit_bias": BIAS}
+    fields |= {"functions": [TOOL], "choice": "none"} if number % 5 else {}
+    answer = await ask(server, face, stream, history=(f"question {number}",), max_tokens=2500, **fields)
+    assert answer.finish == "stop", (number, answer)
+    assert answer.calls == []
+    assert valid(json.loads(answer.text), schema), (number, answer.text)
+    assert not any(VOCAB.is_special(token) for token in VOCAB.encode_with_special(answer.text)) or (
+        schema == SCHEMAS["enum"]  # one of its members spells a special token, as text
     )
-    assert choice["finish_reason"] == "stop", (name, choice)
-    text: str = choice["message"]["content"]
-    return text
 
 
-async def ask_responses(server: Server, name: str, number: int, **fields: Any) -> str:
-    answer = {"type": "json_schema", "name": name, "schema": SCHEMAS[name], "strict": bool(number % 2)}
-    response = await response_to(
-        server,
-        f"question {number}",
-        text={"format": answer},
-        reasoning={"effort": EFFORTS[number % 3]},
-        seed=number,
-        temperature=1,
-        logit_bias=BIAS,
-        max_output_tokens=1500,
-        **fields,
-    )
-    assert response["status"] == "completed", (name, response)
-    assert response["text"]["format"]["schema"] == SCHEMAS[name]
-    return text_of(response)
-
-
-def check_answers(client: LocalClient, *, swapped: bool, streams: Callable[[int], bool]) -> None:
-    """An answer to each schema. ``swapped``: by the other endpoint; ``streams``: whether the n-th streams."""
+def test_every_answer_satisfies_its_schema(client: LocalClient) -> None:
+    """Each schema once; every API, streamed and not, has a sixth."""
 
     async def main(server: Server) -> None:
-        work = []
-        for number, name in enumerate(SCHEMAS):
-            fields: dict[str, Any] = {"stream": streams(number)}
-            if number % 3:
-                fields["tool_choice"] = "none"
-            if number % 2 == swapped:
-                fields["tools"] = [CHAT_TOOL] if number % 3 else []
-                work.append(ask_chat(server, name, number, **fields))
-            else:
-                fields["tools"] = [{"type": "function", **TOOL}] if number % 3 else []
-                work.append(ask_responses(server, name, number, **fields))
-        answers = await asyncio.gather(*work)
-        for name, text in zip(SCHEMAS, answers, strict=True):
-            assert valid(json.loads(text), SCHEMAS[name]), (name, text)
-            assert not any(VOCAB.is_special(token) for token in VOCAB.encode_with_special(text)) or (
-                name == "enum"  # one of its members spells a special token, as text
-            )
+        ways = itertools.cycle(WAYS)
+        work = [check_answer(server, next(ways), schema, n) for n, schema in enumerate(SCHEMAS.values())]
+        await asyncio.gather(*work)
 
     run(client, main)
 
 
-def test_every_answer_satisfies_its_schema(client: LocalClient) -> None:
-    """Each schema once: chat and responses, streamed and not, have a quarter each."""
-    check_answers(client, swapped=False, streams=lambda number: number // 2 % 2 == 1)
+def fifty() -> list[dict[str, Any]]:
+    """The cases, and pairs of them within one object."""
+    simple = [schema for name, schema in SCHEMAS.items() if name not in ("recursive", "anything")]
+    pairs = [obj(first=a, second=b) for a, b in itertools.pairwise(simple)]
+    triples = [obj(x={"type": "array", "items": schema, "minItems": 1, "maxItems": 2}) for schema in simple]
+    return [*SCHEMAS.values(), *pairs, *triples][:50]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("swapped", [False, True])
-@pytest.mark.parametrize("stream", [False, True])
-def test_every_answer_satisfies_its_schema_in_every_way(
-    client: LocalClient, swapped: bool, stream: bool
-) -> None:
-    check_answers(client, swapped=swapped, streams=lambda number: stream)
+@pytest.mark.timeout(1200)
+def test_a_thousand_answers_are_valid(client: LocalClient) -> None:
+    """50 schemas, about four minutes on one core."""
+    schemas = fifty()
+    assert len(schemas) == 50
+
+    async def main(server: Server) -> None:
+        gate = asyncio.Semaphore(64)
+
+        async def one(number: int) -> None:
+            async with gate:
+                await check_answer(server, WAYS[number // 50 % len(WAYS)], schemas[number % 50], number)
+
+        await asyncio.gather(*(one(number) for number in range(1000)))
+
+    run(client, main, seconds=1200)
 
 
 def test_a_tool_may_be_called_before_the_answer(client: LocalClient) -> None:
     """With tools on offer the turn is a call or a valid answer; over seeds both happen."""
 
     async def one(server: Server, seed: int) -> str:
-        choice = await choose(
-            server,
-            tools=[CHAT_TOOL | {"function": {**TOOL, "strict": True}}],
-            response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMAS["enum"]}},
-            seed=seed,
-            logit_bias=BIAS,
-            max_tokens=600,
-        )
-        if choice["finish_reason"] == "tool_calls":
-            (made,) = choice["message"]["tool_calls"]
-            assert valid(json.loads(made["function"]["arguments"]), TOOL["parameters"])
+        fields = asking_for("chat", SCHEMAS["enum"], seed) | {"seed": seed, "logit_bias": BIAS}
+        answer = await ask(server, "chat", functions=[TOOL | {"strict": True}], max_tokens=600, **fields)
+        if answer.finish == "tool_calls":
+            [(_, arguments)] = answer.calls
+            assert valid(json.loads(arguments), TOOL["parameters"])
         else:
-            assert valid(json.loads(choice["message"]["content"]), SCHEMAS["enum"])
-        return str(choice["finish_reason"])
+            assert valid(json.loads(answer.text), SCHEMAS["enum"])
+        return answer.finish
 
     async def main(server: Server) -> None:
         found = await asyncio.gather(*(one(server, seed) for seed in range(8)))
@@ -123,39 +104,43 @@ def test_a_tool_may_be_called_before_the_answer(client: LocalClient) -> None:
     run(client, main)
 
 
-@pytest.mark.parametrize(
-    ("fields", "check"),
-    [
-        ({"response_format": {"type": "json_object"}}, lambda text: isinstance(json.loads(text), dict)),
-        (
-            {"response_format": {"type": "json_object", "schema": SCHEMAS["enum"]}},
-            lambda t: valid(json.loads(t), SCHEMAS["enum"]),
-        ),
-        ({"guided_json": json.dumps(SCHEMAS["tuple"])}, lambda t: valid(json.loads(t), SCHEMAS["tuple"])),
-        ({"structured_outputs": {"json": SCHEMAS["enum"]}}, lambda t: valid(json.loads(t), SCHEMAS["enum"])),
-        ({"structured_outputs": {"json_object": True}}, lambda text: isinstance(json.loads(text), dict)),
-        (
-            {"guided_choice": ["yes", "no", 'a "b"\\\n', "是"]},
-            lambda t: t in ("yes", "no", 'a "b"\\\n', "是"),
-        ),
-        ({"structured_outputs": {"regex": "^[a-c]{2}/\\d/$"}}, lambda t: t[2] == t[4] == "/" and len(t) == 5),
-        ({"guided_regex": "a|b\nc"}, lambda text: text in ("a", "b\nc")),
-        ({"guided_grammar": 'start: "<" WORD ">"\nWORD: /[a-z]/'}, lambda t: t[0] + t[2] == "<>"),
-        ({"guided_grammar": 'root ::= "x" ("y" | "z")'}, lambda text: text in ("xy", "xz")),
-    ],
-)
-def test_every_way_of_asking(client: LocalClient, fields: dict[str, Any], check: Any) -> None:
+ASKED: list[tuple[dict[str, Any], Callable[[str], bool]]] = [
+    ({"response_format": {"type": "json_object"}}, lambda text: isinstance(json.loads(text), dict)),
+    (
+        {"response_format": {"type": "json_object", "schema": SCHEMAS["enum"]}},
+        lambda text: valid(json.loads(text), SCHEMAS["enum"]),
+    ),
+    ({"guided_json": json.dumps(SCHEMAS["tuple"])}, lambda text: valid(json.loads(text), SCHEMAS["tuple"])),
+    (
+        {"structured_outputs": {"json": SCHEMAS["enum"]}},
+        lambda text: valid(json.loads(text), SCHEMAS["enum"]),
+    ),
+    ({"structured_outputs": {"json_object": True}}, lambda text: isinstance(json.loads(text), dict)),
+    (
+        {"guided_choice": ["yes", "no", 'a "b"\\\n', "是"]},
+        lambda text: text in ("yes", "no", 'a "b"\\\n', "是"),
+    ),
+    ({"structured_outputs": {"regex": "^[a-c]{2}/\\d/$"}}, lambda t: t[2] == t[4] == "/" and len(t) == 5),
+    ({"guided_regex": "a|b\nc"}, lambda text: text in ("a", "b\nc")),
+    ({"guided_grammar": 'start: "<" WORD ">"\nWORD: /[a-z]/'}, lambda text: text[0] + text[2] == "<>"),
+    ({"guided_grammar": 'root ::= "x" ("y" | "z")'}, lambda text: text in ("xy", "xz")),
+]
+
+
+def test_every_way_of_asking(client: LocalClient) -> None:
+    """In chats and in raw completions."""
     common = {"logit_bias": BIAS, "max_tokens": 800, "seed": 3}
 
     async def main(server: Server) -> None:
-        choice = await choose(server, **fields, **common)
-        assert choice["finish_reason"] == "stop"
-        assert check(choice["message"]["content"]), choice
-        status, body = await server.post("/v1/completions", prompt="x:", n=3, **fields, **common)
-        assert status == 200, body
-        for each in body["choices"]:
-            assert each["finish_reason"] == "stop"
-            assert check(each["text"]), each
+        chats = await asyncio.gather(*(ask(server, "chat", **fields, **common) for fields, _ in ASKED))
+        raw = await asyncio.gather(
+            *(server.post("/v1/completions", prompt="x:", n=2, **fields, **common) for fields, _ in ASKED)
+        )
+        for (fields, check), answer, (status, body) in zip(ASKED, chats, raw, strict=True):
+            assert (answer.finish, status) == ("stop", 200), (fields, answer, body)
+            assert [choice["finish_reason"] for choice in body["choices"]] == ["stop"] * 2, (fields, body)
+            for text in (answer.text, *(choice["text"] for choice in body["choices"])):
+                assert check(text), (fields, text)
 
     run(client, main)
 
@@ -199,34 +184,27 @@ def test_reasoning_never_eats_the_answer(client: LocalClient) -> None:
 
     async def main(server: Server) -> None:
         async def one(seed: int) -> None:
-            choice = await choose(
-                server,
-                response_format={
-                    "type": "json_schema",
-                    "json_schema": {"name": "x", "schema": SCHEMAS["boolean"]},
-                },
-                seed=seed,
-                max_tokens=100,
-            )
-            assert choice["finish_reason"] == "stop"
-            assert valid(json.loads(choice["message"]["content"]), SCHEMAS["boolean"])
+            fields = asking_for("chat", SCHEMAS["boolean"], seed)
+            answer = await ask(server, "chat", seed=seed, max_tokens=100, **fields)
+            assert answer.finish == "stop"
+            assert valid(json.loads(answer.text), SCHEMAS["boolean"])
 
-        await asyncio.gather(*(one(seed) for seed in range(8)))
+        await asyncio.gather(*(one(seed) for seed in range(4)))
 
     run(client, main)
 
 
-@pytest.mark.parametrize("budget", [0, 1, 7])
-def test_the_thinking_budget_closes_the_reasoning(client: LocalClient, budget: int) -> None:
+def test_the_thinking_budget_closes_the_reasoning(client: LocalClient) -> None:
     async def main(server: Server) -> None:
-        async def one(seed: int) -> int:
+        async def one(budget: int, seed: int) -> int:
             fields = {"thinking_token_budget": budget, "seed": seed, "logit_bias": {"200002": 14}}
-            response = await response_to(server, max_output_tokens=200, **fields)
-            assert response["status"] == "completed"
-            assert text_of(response)
-            return int(response["usage"]["output_tokens_details"]["reasoning_tokens"])
+            answer = await ask(server, "responses", max_tokens=200, **fields)
+            assert answer.finish == "stop"
+            assert answer.text
+            return answer.num_reasoning
 
-        used = await asyncio.gather(*(one(seed) for seed in range(8)))
-        assert max(used) == budget  # the model would go on for ever
+        for budget in (0, 1, 7):
+            used = await asyncio.gather(*(one(budget, seed) for seed in range(4)))
+            assert max(used) == budget  # the model would go on for ever
 
     run(client, main)

@@ -1,92 +1,71 @@
-"""A forced call is guaranteed, its arguments satisfy the schema; "none" never yields one."""
+"""A demanded call comes and its arguments satisfy the schema; "none" never yields one. By every API."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
+from tests.support.faces import WAYS, Outcome, ask
 from tests.support.grammar.schema_cases import BIAS, obj, valid
-from tests.support.grammar.structured import choose, response_to, run
+from tests.support.grammar.structured import run
 from tests.support.local_client import LocalClient
 from tests.support.server import VOCAB, Server
 
 SCHEMAS = {
     "get": obj(city={"type": "string", "maxLength": 8}, n={"type": "integer", "minimum": 0, "maximum": 9}),
     "get_weather": obj(unit={"enum": ["c", "f"]}),
-    "ping": None,
+    "ping": obj(),
 }
-FLAT = [{"type": "function", "name": name, "parameters": schema} for name, schema in SCHEMAS.items()]
-NESTED = [{"type": "function", "function": {"name": n, "parameters": s}} for n, s in SCHEMAS.items()]
+FUNCTIONS = [{"name": name, "parameters": schema} for name, schema in SCHEMAS.items()]
+# The fields of requests, and what may be called.
+CHOICES: dict[str, tuple[Callable[[str], dict[str, Any]], set[str]]] = {
+    "none": (lambda face: {"choice": "none"}, set()),
+    "required": (lambda face: {"choice": "required"}, set(SCHEMAS)),
+    "named": (lambda face: {"choice": ("get_weather",)}, {"get_weather"}),
+    "named, without parameters": (lambda face: {"choice": ("ping",)}, {"ping"}),
+    "allowed": (lambda face: allowing(face, "required", "get", "ping"), {"get", "ping"}),
+}
 
-# (the choice as Chat writes it, as Responses writes it, what may be called)
-FORCED: list[tuple[Any, Any, set[str]]] = [
-    ({"type": "function", "function": {"name": "ping"}}, {"type": "function", "name": "ping"}, {"ping"}),
-    (
-        {
-            "type": "allowed_tools",
-            "allowed_tools": {
-                "mode": "required",
-                "tools": [{"type": "function", "function": {"name": name}} for name in ("get", "ping")],
-            },
-        },
-        {
-            "type": "allowed_tools",
-            "mode": "required",
-            "tools": [{"type": "function", "name": name} for name in ("get", "ping")],
-        },
-        {"get", "ping"},
-    ),
-]
+
+def allowing(face: str, mode: str, *names: str) -> dict[str, Any]:
+    """``allowed_tools``, which Messages does not have."""
+    if face == "chat":
+        tools: list[Any] = [{"type": "function", "function": {"name": name}} for name in names]
+        allowed = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+    else:
+        tools = [{"type": "function", "name": name} for name in names]
+        allowed = {"type": "allowed_tools", "mode": mode, "tools": tools}
+    return {"tool_choice": allowed}
 
 
 def check_call(name: str, arguments: str, allowed: set[str]) -> None:
     assert name in allowed
-    value = json.loads(arguments)
-    assert valid(value, SCHEMAS[name]) if SCHEMAS[name] is not None else value == {}
+    assert valid(json.loads(arguments), SCHEMAS[name])
     assert "<|" not in arguments
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("case", FORCED, ids=["no_parameters", "allowed_tools"])
-def test_a_forced_call_comes(client: LocalClient, case: tuple[Any, Any, set[str]], stream: bool) -> None:
-    chat_choice, responses_choice, allowed = case
-    common: dict[str, Any] = {"logit_bias": BIAS, "stream": stream, "parallel_tool_calls": False}
-
-    async def chat(server: Server, seed: int) -> None:
-        choice = await choose(
-            server,
-            tools=NESTED,
-            tool_choice=chat_choice,
-            seed=seed,
-            max_tokens=400,
-            **common,
-        )
-        assert choice["finish_reason"] == "tool_calls"
-        assert not choice["message"]["content"]
-        (made,) = choice["message"]["tool_calls"]
-        check_call(made["function"]["name"], made["function"]["arguments"], allowed)
-
-    async def respond(server: Server, seed: int) -> None:
-        response = await response_to(
-            server,
-            tools=FLAT,
-            tool_choice=responses_choice,
-            seed=seed,
-            max_output_tokens=400,
-            **common,
-        )
-        assert response["status"] == "completed"
-        assert response["tool_choice"] == responses_choice
-        (made,) = [item for item in response["output"] if item["type"] != "reasoning"]
-        assert made["type"] == "function_call"
-        check_call(made["name"], made["arguments"], allowed)
+@pytest.mark.parametrize("form", CHOICES)
+def test_what_is_demanded_is_called(client: LocalClient, form: str) -> None:
+    fields_of, allowed = CHOICES[form]
+    ways = [(face, {"stream": stream}) for face, stream in WAYS if form != "allowed" or face != "messages"]
+    ways.append(("responses", {"background": True}))
 
     async def main(server: Server) -> None:
-        await asyncio.gather(*(one(server, seed) for seed in range(2) for one in (chat, respond)))
+        async def one(face: str, seed: int, fields: dict[str, Any]) -> None:
+            fields = {**fields, **fields_of(face), "seed": seed, "logit_bias": BIAS}
+            found = await ask(server, face, functions=FUNCTIONS, max_tokens=400 if allowed else 40, **fields)
+            if not allowed:
+                assert found.calls == []
+                return
+            [(name, arguments)] = found.calls
+            assert (found.finish, found.text) == ("tool_calls", "")
+            check_call(name, arguments, allowed)
+
+        await asyncio.gather(*(one(face, seed, fields) for seed, (face, fields) in enumerate(ways)))
 
     run(client, main)
 
@@ -97,41 +76,34 @@ LURES = {
 } | {str(token): 9.0 for token in VOCAB.encode_with_special(' to=functions.get<|channel|>commentary{"}')}
 
 
-def seeds(count: int, one: Callable[[Server, int], Any]) -> Callable[[Server], Any]:
-    async def main(server: Server) -> list[Any]:
-        return list(await asyncio.gather(*(one(server, seed) for seed in range(count))))
+def sixteen(client: LocalClient, one: Callable[[Server, int], Awaitable[Outcome]]) -> list[Outcome]:
+    """The answers for as many seeds."""
 
-    return main
+    async def main(server: Server) -> Any:
+        return await asyncio.gather(*(one(server, seed) for seed in range(16)))
+
+    found: list[Outcome] = run(client, main)
+    return found
 
 
 def test_strict_functions_bind_when_they_are_called(client: LocalClient) -> None:
-    tools = [{**tool, "strict": tool["name"] != "ping"} for tool in FLAT]
+    tools = [{**function, "strict": function["name"] != "ping"} for function in FUNCTIONS]
 
-    async def one(server: Server, seed: int) -> str:
-        response = await response_to(
-            server,
-            tools=tools,
-            seed=seed,
-            logit_bias=LURES | BIAS,
-            max_output_tokens=400,
-        )
-        for item in response["output"]:
-            if item["type"] == "function_call" and item["status"] == "completed" and item["name"] != "ping":
-                check_call(item["name"], item["arguments"], set(SCHEMAS))
-                return "call"
-        return "other"
+    async def one(server: Server, seed: int) -> Outcome:
+        fields = {"seed": seed, "logit_bias": LURES | BIAS, "max_tokens": 400}
+        return await ask(server, "responses", functions=tools, **fields)
 
-    found = run(client, seeds(16, one))
-    assert found.count("call") >= 2
+    called = [call for found in sixteen(client, one) if found.finish != "length" for call in found.calls]
+    bound = [call for call in called if call[0] != "ping"]
+    assert len(bound) >= 2
+    for name, arguments in bound:
+        check_call(name, arguments, set(SCHEMAS))
 
 
 def test_allowed_tools_with_mode_auto_close_the_others(client: LocalClient) -> None:
-    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "ping"}]}
+    async def one(server: Server, seed: int) -> Outcome:
+        fields = {"seed": seed, "logit_bias": LURES, "max_tokens": 120}
+        choice = allowing("responses", "auto", "ping")
+        return await ask(server, "responses", functions=FUNCTIONS, **choice, **fields)
 
-    async def one(server: Server, seed: int) -> set[str]:
-        fields: dict[str, Any] = {"seed": seed, "logit_bias": LURES, "max_output_tokens": 120}
-        response = await response_to(server, tools=FLAT, tool_choice=choice, **fields)
-        return {item["name"] for item in response["output"] if item["type"] == "function_call"}
-
-    found = set().union(*run(client, seeds(16, one)))
-    assert found == {"ping"}
+    assert {name for found in sixteen(client, one) for name, _ in found.calls} == {"ping"}
