@@ -9,15 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from chorale.api.telemetry import metrics, optional_metrics
-from chorale.api.telemetry.metric_names import (
-    ACCEPTED_PER_POSITION,
-    COUNTERS,
-    DRAFT_COUNTERS,
-    ENGINE_COUNTERS,
-    HISTOGRAMS,
-    HOST_COUNTERS,
-)
+from chorale.api.telemetry.engine_metrics import COUNTER, ENGINE_METRICS
+from chorale.api.telemetry.metric_names import COUNTERS, HISTOGRAMS
 from chorale.config.options.flags import FLAGS
 from chorale.config.options.settings import merge
 from chorale.errors import ConfigError
@@ -100,19 +93,9 @@ def test_endpoints_are_there_or_missing_as_the_page_says() -> None:
 
 def test_metrics_are_those_of_the_server() -> None:
     """All of vLLM's names that this server has, with their types, and no others."""
-    counters = {
-        f"{name}_total"
-        for name in (*COUNTERS, *ENGINE_COUNTERS, *DRAFT_COUNTERS, *HOST_COUNTERS, ACCEPTED_PER_POSITION)
-    }
-    source = Path(metrics.__file__).read_text("utf-8") + Path(optional_metrics.__file__).read_text("utf-8")
-    written = set(re.findall(r'"(vllm:\w+)"', source))
-    counters |= {f"{name}_total" for name in written if re.search(rf'counter, "{name}"', source)}
-    gauges = {name for name in written if f"{name}_total" not in counters}
-    types = (
-        dict.fromkeys(counters, "counter")
-        | dict.fromkeys(HISTOGRAMS, "histogram")
-        | dict.fromkeys(gauges, "gauge")
-    )
+    types = {f"{name}_total": "counter" for name in COUNTERS} | dict.fromkeys(HISTOGRAMS, "histogram")
+    for metric in ENGINE_METRICS:
+        types |= {f"{metric.name}_total": "counter"} if metric.kind is COUNTER else {metric.name: "gauge"}
     named = {name: kind.split(",")[0] for name, kind in rows("metrics")}
     assert named == {name: kind for name, kind in types.items() if not name.startswith("chorale:")}
 

@@ -42,16 +42,6 @@ class EngineRecord:
             return self._engine.info if self._engine is not None else None
         return None
 
-    @property
-    def has_drafts(self) -> bool:
-        """Returns whether the engine does speculative decoding."""
-        return self.info is not None and self.info.num_speculative_tokens > 0
-
-    @property
-    def has_host_tier(self) -> bool:
-        """Returns whether KV pages go to host memory."""
-        return self.info is not None and self.info.num_host_pages > 0
-
     def pid(self) -> int:
         """Returns the engine's process id, or an invalid one if there is no separate engine process."""
         info = self.info

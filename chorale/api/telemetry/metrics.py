@@ -12,7 +12,7 @@ they are not summed. With several engines, each has its own series under vLLM's 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,20 +27,16 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from chorale.api.telemetry.engine_metrics import collect_engines
 from chorale.api.telemetry.engine_record import EngineRecord
 from chorale.api.telemetry.metric_names import (
     BY_SERVER,
     COUNTERS,
-    ENGINE_COUNTERS,
     HISTOGRAMS,
-    SLEEP_STATES,
     is_http,
 )
-from chorale.api.telemetry.metric_types import ENGINE_LABELS, Histogram, Labels, Series, total
-from chorale.api.telemetry.optional_metrics import collect_drafts, collect_host_tier
-from chorale.api.telemetry.rank_metrics import collect_ranks
+from chorale.api.telemetry.metric_types import Histogram, Labels, Series, total
 from chorale.client.base import EngineClient
-from chorale.engine.types import EngineStats
 
 if TYPE_CHECKING:
     from chorale.store.batches import BatchStats
@@ -178,26 +174,19 @@ class Metrics(Collector):
                     yield _from_portable(path.read_bytes())
 
     def collect(self) -> Iterator[Any]:
-        self._watch_new()
-        for family in self._collect():
+        for family in (*self.collect_engines(), *self.collect_requests()):
             if self._log_stats or not family.name.startswith("vllm:"):
                 yield family
 
     def collect_engines(self) -> Iterator[Any]:
         """Yields what the engines count themselves."""
         self._watch_new()
-        yield from self._collect_engine()
+        yield from collect_engines(self.engines)
+        yield from self._collect_processes()
 
     def collect_requests(self) -> Iterator[Any]:
         """Yields what this process counts: of requests, tools and the store."""
         self._watch_new()
-        yield from self._collect_process()
-
-    def _collect(self) -> Iterator[Any]:
-        yield from self._collect_engine()
-        yield from self._collect_process()
-
-    def _collect_process(self) -> Iterator[Any]:
         yield self._gauge(
             "chorale:response_store_up",
             "1 if the last write to the response store succeeded, 0 if responses cannot be stored",
@@ -206,13 +195,12 @@ class Metrics(Collector):
         for name, value in self._store_sizes.items():
             yield self._gauge(name, "Contents of the response store", value)
         if self._num_batches:
-            yield _by_label(
-                GaugeMetricFamily,
-                "chorale:batches",
-                "Batches that have not ended",
-                "status",
-                [(self.engines[0], self._num_batches)],
+            family = self._family(
+                GaugeMetricFamily, "chorale:batches", "Batches that have not ended", ["status"]
             )
+            for status, number in self._num_batches.items():
+                family.add_metric([*self._labels.values(), status], number)
+            yield family
         yield from self._collect_series()
 
     def _collect_series(self) -> Iterator[Any]:
@@ -245,63 +233,6 @@ class Metrics(Collector):
         parts = [(list(e.labels.values()), part) for e, part in zip(self.engines, series, strict=True)]
         return parts[:1] if name in BY_SERVER else parts
 
-    def _collect_engine(self) -> Iterator[Any]:
-        engines = [(engine, engine.current_stats()) for engine in self.engines]
-        gauge, counter = GaugeMetricFamily, CounterMetricFamily
-
-        def each(kind: Any, name: str, doc: str, read: Callable[[EngineStats], float]) -> Any:
-            return _by_engine(kind, name, doc, [(engine, read(stats)) for engine, stats in engines])
-
-        def each_of(kind: Any, name: str, doc: str, label: str, read: ByLabel) -> Any:
-            rows = [(engine, read(engine, stats)) for engine, stats in engines]
-            return _by_label(kind, name, doc, label, rows)
-
-        yield each(
-            gauge, "vllm:num_requests_running", "Sequences in the running batch", lambda s: s.num_running
-        )
-        yield each(gauge, "vllm:num_requests_waiting", "Waiting sequences", lambda s: s.num_waiting)
-        yield each_of(
-            gauge,
-            "vllm:num_requests_waiting_by_reason",
-            "Waiting sequences: for room (capacity), or for a grammar or a shared prompt (deferred)",
-            "reason",
-            lambda _, s: {"capacity": s.num_waiting - s.num_deferred, "deferred": s.num_deferred},
-        )
-        yield each(gauge, "vllm:kv_cache_usage_perc", "Share of KV pages in use, 0 to 1", _kv_usage)
-        for name, (field, doc) in ENGINE_COUNTERS.items():
-            yield _by_engine(counter, name, doc, [(e, e.totals(stats)[field]) for e, stats in engines])
-        yield each_of(
-            counter, "vllm:prompt_tokens_by_source", "Prompt tokens by source", "source", _by_source
-        )
-        yield from collect_drafts(engines)
-        yield from collect_host_tier(engines)
-        states = dict.fromkeys(SLEEP_STATES, 0.0) | {"awake": 1.0}
-        yield each_of(
-            gauge,
-            "vllm:engine_sleep_state",
-            "Sleep state of the engine (always awake)",
-            "sleep_state",
-            lambda *_: states,
-        )
-        restarts = [(engine, engine.num_restarts) for engine in self.engines]
-        yield _by_engine(counter, "chorale:engine_restarts", "Restarts of the engine process", restarts)
-        yield from self._collect_info()
-        yield from self._collect_processes()
-
-    def _collect_info(self) -> Iterator[Any]:
-        facts = ("block_size", "num_gpu_blocks", "enable_prefix_caching", "cache_dtype")
-        family = GaugeMetricFamily(
-            "vllm:cache_config_info", "Configuration of the KV cache", labels=[*self._labels, *facts]
-        )
-        for engine in self.engines:
-            if (info := engine.info) is not None:
-                values = (info.block_size, info.num_blocks, info.enable_prefix_caching, info.kv_cache_dtype)
-                family.add_metric([*engine.labels.values(), *map(str, values)], 1.0)
-        if family.samples:
-            yield family
-        known = [(engine, engine.info) for engine in self.engines]
-        yield from collect_ranks((list(e.labels.values()), info) for e, info in known if info is not None)
-
     def _collect_processes(self) -> Iterator[Any]:
         """Yields process_* of the engine processes; with several, by engine."""
         merged: dict[str, Any] = {}
@@ -317,42 +248,9 @@ class Metrics(Collector):
         yield from merged.values()
 
     def _gauge(self, name: str, doc: str, value: float) -> Any:
-        return _by_engine(GaugeMetricFamily, name, doc, [(self.engines[0], value)])
-
-
-ByLabel = Callable[[EngineRecord, EngineStats], Mapping[str, float]]
-
-
-def _by_engine(kind: Any, name: str, doc: str, rows: Iterable[tuple[EngineRecord, float]]) -> Any:
-    family = kind(name, doc, labels=list(ENGINE_LABELS))
-    for engine, value in rows:
-        family.add_metric(list(engine.labels.values()), value)
-    return family
-
-
-def _by_label(
-    kind: Any, name: str, doc: str, label: str, rows: Iterable[tuple[EngineRecord, Mapping[str, float]]]
-) -> Any:
-    family = kind(name, doc, labels=[*ENGINE_LABELS, label])
-    for engine, values in rows:
-        for key, value in values.items():
-            family.add_metric([*engine.labels.values(), key], value)
-    return family
-
-
-def _kv_usage(stats: EngineStats) -> float:
-    return stats.kv_blocks_used / stats.kv_blocks_total if stats.kv_blocks_total else 0.0
-
-
-def _by_source(engine: EngineRecord, stats: EngineStats) -> Mapping[str, float]:
-    """Returns prompt tokens by source. Recomputed tokens count as cached and as computed, as in vLLM."""
-    since = engine.totals(stats)
-    cached, of_host = since["cached_prompt_tokens"], since["host_prompt_tokens"]
-    return {
-        "local_compute": since["prompt_tokens"] - cached,
-        "local_cache_hit": cached - of_host + since["recomputed_prompt_tokens"],
-        "external_kv_transfer": of_host,
-    }
+        family = self._family(GaugeMetricFamily, name, doc, ())
+        family.add_metric(list(self._labels.values()), value)
+        return family
 
 
 _Counts = dict[str, list[tuple[Labels, float]]]

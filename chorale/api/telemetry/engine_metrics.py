@@ -1,0 +1,174 @@
+"""The metrics that engines count themselves: names, descriptions, labels, and how each is read.
+
+Names with the prefix vllm: are vLLM's; those of engines with a tier of host memory (``--kv-offloading-size``)
+are those of its offloading connector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+from chorale.api.telemetry.engine_record import EngineRecord
+from chorale.api.telemetry.metric_names import (
+    ACCEPTED_PER_POSITION,
+    DRAFT_COUNTERS,
+    ENGINE_COUNTERS,
+    HOST_COUNTERS,
+    SLEEP_STATES,
+)
+from chorale.api.telemetry.metric_types import ENGINE_LABELS, Labels
+from chorale.client.base import EngineInfo
+from chorale.engine.types import EngineStats
+
+COUNTER, GAUGE = CounterMetricFamily, GaugeMetricFamily
+Values = Mapping[Labels, float]  # by the values of a metric's own labels
+
+
+class Seen:
+    """An engine at a scrape. ``totals``: its counters since the server's start, by field."""
+
+    def __init__(self, record: EngineRecord) -> None:
+        self.record = record
+        self.stats: EngineStats = record.current_stats()
+        self.totals = record.totals(self.stats)
+        self.info: Any = record.info  # EngineInfo; None until the engine was ready once
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMetric:
+    """``has``: which engines have the metric, of those that are known; None: all, known or not."""
+
+    kind: Any
+    name: str
+    doc: str
+    read: Callable[[Seen], float | Values]
+    labels: Labels = ()
+    has: Callable[[EngineInfo], bool] | None = None
+
+    def family(self, engines: Sequence[Seen]) -> Any:
+        family = self.kind(self.name, self.doc, labels=[*ENGINE_LABELS, *self.labels])
+        for seen in engines:
+            if self.has is None or (seen.info is not None and self.has(seen.info)):
+                found = self.read(seen)
+                for values, number in (found if isinstance(found, Mapping) else {(): found}).items():
+                    family.add_metric([*seen.record.labels.values(), *values], number)
+        return family
+
+
+def collect_engines(records: Sequence[EngineRecord]) -> Iterator[Any]:
+    """Yields the families that have samples."""
+    engines = list(map(Seen, records))
+    families = (metric.family(engines) for metric in ENGINE_METRICS)
+    yield from (family for family in families if family.samples)
+
+
+def _drafts(info: EngineInfo) -> bool:
+    return info.num_speculative_tokens > 0
+
+
+def _host(info: EngineInfo) -> bool:
+    return info.num_host_pages > 0
+
+
+def _known(info: EngineInfo) -> bool:
+    return True
+
+
+def _totals(counters: Mapping[str, tuple[str, str]], has: Any = None) -> Iterator[EngineMetric]:
+    for name, (field, doc) in counters.items():
+        yield EngineMetric(COUNTER, name, doc, _total(field), (), has)
+
+
+def _total(field: str) -> Callable[[Seen], float]:
+    return lambda seen: seen.totals[field]
+
+
+def _facts(*fields: str) -> Callable[[Seen], Values]:
+    """Returns the reader of a metric whose labels say something."""
+    return lambda seen: {tuple(str(getattr(seen.info, field)) for field in fields): 1}
+
+
+def _by_source(seen: Seen) -> Values:
+    """Returns prompt tokens by source. Recomputed tokens count as cached and as computed, as in vLLM."""
+    cached, of_host = seen.totals["cached_prompt_tokens"], seen.totals["host_prompt_tokens"]
+    return {
+        ("local_compute",): seen.totals["prompt_tokens"] - cached,
+        ("local_cache_hit",): cached - of_host + seen.totals["recomputed_prompt_tokens"],
+        ("external_kv_transfer",): of_host,
+    }
+
+
+def _waiting(seen: Seen) -> Values:
+    deferred = seen.stats.num_deferred
+    return {("capacity",): seen.stats.num_waiting - deferred, ("deferred",): deferred}
+
+
+def _accepted(seen: Seen) -> Values:
+    counts = seen.record.accepted_per_position(seen.stats)
+    return {(str(position),): count for position, count in enumerate(counts)}
+
+
+def _speculation(seen: Seen) -> Values:
+    """A synthetic acceptance means that the output has no meaning."""
+    return {(seen.info.speculation, str(seen.info.synthetic_acceptance).lower()): 1}
+
+
+def _rank_bytes(seen: Seen) -> Values:
+    kinds = seen.info.rank_bytes.items()
+    return {(kind, str(rank)): size for kind, sizes in kinds for rank, size in enumerate(sizes)}
+
+
+def _rank_free(seen: Seen) -> Values:
+    return {(str(rank),): size for rank, size in enumerate(seen.info.rank_free_bytes)}
+
+
+_COMPUTES = ("device", "dtype", "kv_cache_dtype", "ops", "tensor_parallel_size")
+# fmt: off
+ENGINE_METRICS: tuple[EngineMetric, ...] = (
+    EngineMetric(GAUGE, "vllm:num_requests_running", "Sequences in the running batch",
+                 lambda seen: seen.stats.num_running),
+    EngineMetric(GAUGE, "vllm:num_requests_waiting", "Waiting sequences",
+                 lambda seen: seen.stats.num_waiting),
+    EngineMetric(GAUGE, "vllm:num_requests_waiting_by_reason",
+                 "Waiting sequences: for room (capacity), or for a grammar or a shared prompt (deferred)",
+                 _waiting, ("reason",)),
+    EngineMetric(GAUGE, "vllm:kv_cache_usage_perc", "Share of KV pages in use, 0 to 1",
+                 lambda seen: seen.stats.kv_blocks_used / max(seen.stats.kv_blocks_total, 1)),
+    *_totals(ENGINE_COUNTERS),
+    EngineMetric(COUNTER, "vllm:prompt_tokens_by_source", "Prompt tokens by source", _by_source, ("source",)),
+    *_totals(DRAFT_COUNTERS, _drafts),
+    EngineMetric(GAUGE, "chorale:speculation_info", "How tokens are drafted",
+                 _speculation, ("drafts", "synthetic"), _drafts),
+    EngineMetric(COUNTER, ACCEPTED_PER_POSITION,
+                 "Draft tokens that were accepted, by their position in the draft",
+                 _accepted, ("position",), _drafts),
+    *_totals(HOST_COUNTERS, _host),
+    EngineMetric(GAUGE, "vllm:kv_offload_cpu_cache_usage_perc",
+                 "Share of the KV pages in host memory that are in use, 0 to 1",
+                 lambda seen: seen.stats.host_pages_used / max(seen.stats.host_pages_total, 1), (), _host),
+    EngineMetric(GAUGE, "chorale:host_kv_pages", "KV pages in host memory",
+                 lambda seen: {("used",): seen.stats.host_pages_used,
+                               ("total",): seen.stats.host_pages_total}, ("kind",), _host),
+    EngineMetric(GAUGE, "vllm:engine_sleep_state", "Sleep state of the engine (always awake)",
+                 lambda seen: {(state,): state == "awake" for state in SLEEP_STATES}, ("sleep_state",)),
+    EngineMetric(COUNTER, "chorale:engine_restarts", "Restarts of the engine process",
+                 lambda seen: seen.record.num_restarts),
+    EngineMetric(GAUGE, "vllm:cache_config_info", "Configuration of the KV cache",
+                 _facts("block_size", "num_blocks", "enable_prefix_caching", "kv_cache_dtype"),
+                 ("block_size", "num_gpu_blocks", "enable_prefix_caching", "cache_dtype"), _known),
+    EngineMetric(GAUGE, "chorale:engine_info", "How the engine computes",
+                 _facts(*_COMPUTES), _COMPUTES, _known),
+    EngineMetric(GAUGE, "chorale:ranks", "Processes that share the model (tensor parallelism)",
+                 lambda seen: seen.info.tensor_parallel_size, (), _known),
+    EngineMetric(GAUGE, "chorale:rank_memory_bytes", "Memory that each rank takes",
+                 _rank_bytes, ("kind", "rank"), _known),
+    EngineMetric(GAUGE, "chorale:rank_free_memory_bytes",
+                 "Free memory of each rank's device before it loaded", _rank_free, ("rank",), _known),
+    EngineMetric(GAUGE, "chorale:rank_exchange_info", "How ranks add their parts, and over what",
+                 _facts("exchange", "rank_links"), ("exchange", "links"), lambda info: bool(info.exchange)),
+)
+# fmt: on
