@@ -6,7 +6,7 @@ The only place where defaults are decided. Torch-free.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from chorale.config.cache_dtype import E4M3, cache_dtype
 from chorale.config.engine import EngineConfig, check_ranks, check_sizes
@@ -55,6 +55,8 @@ GPU_BATCH_DELAYS = (0.004, 0.03)
 GPU_LEAST_CHUNK = 1024  # tokens: fewer save little, because all experts are read and all kernels launched
 MAX_PROMPT_DELAY = 0.25  # where many prompts wait, or steps are slow; on a GPU more than all tokens take
 
+Number = TypeVar("Number", int, float, str)
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
@@ -100,21 +102,27 @@ class _Decider:
         self.decisions: list[Decision] = []
         self.notes: list[str] = []
 
-    def pick(self, name: str, asked: int | None, default: int, reason: str) -> int:
-        value = default if asked is None else asked
-        self.decisions.append(Decision(name, value, reason if asked is None else "requested", asked is None))
-        return value
+    def note(self, text: str) -> None:
+        if text:
+            self.notes.append(text)
 
-    def seconds(self, name: str, asked: float | None, default: float, reason: str) -> float:
+    def pick(self, name: str, asked: Number | None, default: Number, reason: str) -> Number:
         value = default if asked is None else asked
         self.decisions.append(Decision(name, value, reason if asked is None else "requested", asked is None))
         return value
 
     def name(self, name: str, asked: str, default: str, reason: str) -> str:
-        auto = asked == "auto"
-        value = default if auto else asked
-        self.decisions.append(Decision(name, value, reason if auto else "requested", auto))
-        return value
+        return self.pick(name, None if asked == "auto" else asked, default, reason)
+
+
+@dataclass(frozen=True, slots=True)
+class _StepSizes:
+    """The limits of a step that need no memory to be known."""
+
+    block_size: int
+    seqs: int
+    tokens: int
+    delay: float
 
 
 def resolve(
@@ -136,100 +144,37 @@ def resolve(
     speculation = config.speculative_config
     part = share_of_first(config, model)  # of the largest share are all ranks' sizes
     decide = _Decider()
-    cpu = hardware.kind == "cpu"
-    small = model.num_parameters <= SMALL_PARAMETERS
-    int8 = precision == "int8"
-    dtype = decide.name(
-        "dtype",
-        config.dtype,
-        "float32" if cpu and small else "bfloat16",
-        "a small checkpoint on a CPU" if cpu and small else "the checkpoint's own precision",
-    )
-    if model.expert_input_scales and config.moe_activation_dtype != "fp8":
-        decide.notes.append(
-            f"the checkpoint's e4m3 scales of the experts' inputs are not used, inputs are {dtype}: "
-            "--moe-activation-dtype fp8 (Hopper) uses them"
-        )
-    if config.tensor_parallel_size > 1:
-        asked, by_expert = config.enable_expert_parallel, cuts_by_expert(config)
-        why = (
-            "ranks have columns of all experts, unless asked for whole ones" if asked is None else "requested"
-        )
-        decide.decisions.append(Decision("enable_expert_parallel", by_expert, why, asked is None))
-    if state := PLATFORMS[hardware.kind].state if hardware.kind in PLATFORMS else "":
-        decide.notes.append(state)
+    dtype = _dtype(config, model, hardware, decide)
+    _note_ranks_and_platform(config, hardware, decide)
     pages = ("float32", "--cpu-precision exact") if precision == "exact" else (dtype, "same as dtype")
     kv_dtype = _kv_dtype(config, decide, pages, supports_fp8_kv and not hardware.decodes_experts)
-    block_size = decide.pick(
-        "block_size", config.block_size, 16 if cpu else 64, f"default on {hardware.kind}"
-    )
-    seqs = (64 if small else 16) if cpu else 1024
-    seqs = decide.pick("max_num_seqs", config.max_num_seqs, seqs, f"default on {hardware.kind}")
-    tokens = decide.pick(
-        "max_num_batched_tokens",
-        config.max_num_batched_tokens,
-        2048 if cpu or hardware.decodes_experts else 8192,
-        f"default on {hardware.kind}",
-    )
-    delay = decide.seconds(
-        "prompt_delay",
-        config.prompt_delay,
-        CPU_PROMPT_DELAY if cpu else GPU_PROMPT_DELAY,
-        f"default on {hardware.kind}",
-    )
-    check_rows(seqs, config.max_model_len or model.max_position_embeddings, block_size, hardware)
+    step = _step_sizes(config, model, hardware, decide)
     drafts = draft_memory(
         speculation,
         model,
         dtype=dtype,
         kv_dtype=kv_dtype,
-        block_size=block_size,
-        num_tokens=tokens,
+        block_size=step.block_size,
+        num_tokens=step.tokens,
         num_rows=MOST_DRAFTING_ROWS,
     )
-    if drafts.note:
-        decide.notes.append(drafts.note)
-    geometry = kv_geometry(part, block_size, kv_dtype, drafts.per_block)
-    host_tier = _host_tier(config, decide, geometry, tokens)
-    graph_rows = _graph_rows(config, decide, seqs, can_capture)
+    decide.note(drafts.note)
+    geometry = kv_geometry(part, step.block_size, kv_dtype, drafts.per_block)
+    host_tier = _host_tier(config, decide, geometry, step.tokens)
+    graph_rows = _graph_rows(config, decide, step.seqs, can_capture)
     mixed_graphs = bool(graph_rows) and config.mixed_cuda_graphs
     if graph_rows and not mixed_graphs:
         decide.decisions.append(Decision("mixed_cuda_graphs", False, "requested", chosen=False))
-    weights = weight_bytes(part, dtype, decoded=hardware.decodes_experts, int8=int8)
-    fixed = weights + activation_bytes(part, tokens, seqs, dtype) + drafts.weights + drafts.activations
+    fixed = weight_bytes(part, dtype, decoded=hardware.decodes_experts, int8=precision == "int8")
+    fixed += activation_bytes(part, step.tokens, step.seqs, dtype) + drafts.weights + drafts.activations
     if host_tier is not None:
-        fixed += host_tier.device_bytes + (host_tier.host_bytes if cpu else 0)
-    if not cpu:
-        fixed += (
-            CUDA_RESERVE + _graph_bytes(config, part, graph_rows, block_size) + processor_bytes(model, seqs)
-        )
-        most = max(tokens, seqs, *graph_rows)
-        fixed += rank_bytes(config, model, most, dtype, has_peers=hardware.kind == "cuda")
-    batch_delay, long_batch_delay = CPU_BATCH_DELAYS if cpu else GPU_BATCH_DELAYS
-    longest, num_blocks = _pool(config, model, hardware, decide, geometry, kv_dtype, seqs, fixed)
+        fixed += host_tier.device_bytes + (host_tier.host_bytes if hardware.kind == "cpu" else 0)
+    if hardware.kind != "cpu":
+        fixed += _device_bytes(config, model, part, hardware, step, graph_rows, dtype)
+    longest, num_blocks = _pool(config, model, hardware, decide, geometry, kv_dtype, step.seqs, fixed)
+    async_scheduling = _async_scheduling(config, decide, can_overlap)
     return Resolved(
-        limits=EngineLimits(
-            num_blocks=num_blocks,
-            block_size=block_size,
-            max_num_seqs=seqs,
-            max_num_batched_tokens=tokens,
-            prompt_delay=delay,
-            max_prompt_delay=MAX_PROMPT_DELAY,
-            batch_delay=batch_delay,
-            long_batch_delay=long_batch_delay,
-            batch_waits=cpu,
-            least_chunk=1 if cpu else GPU_LEAST_CHUNK,
-            max_model_len=longest,
-            sliding_window=model.sliding_window,
-            enable_prefix_caching=config.enable_prefix_caching,
-            policy=config.scheduling_policy,
-            async_scheduling=_async_scheduling(config, decide, can_overlap),
-            eos_token_ids=tuple(token for token in model.eos_token_ids if token < model.vocab_size),
-            vocab_size=model.vocab_size,
-            seed=config.seed,
-            draft_tokens=() if speculation is None else speculation.tokens_by_rows,
-            **_tier_limits(host_tier, config.tensor_parallel_size, 1 if cpu else GPU_LEAST_HIT),
-        ),
+        limits=_limits(config, model, hardware, step, num_blocks, longest, async_scheduling, host_tier),
         dtype=dtype,
         kv_dtype=kv_dtype,
         geometry=geometry,
@@ -241,7 +186,99 @@ def resolve(
         drafts=drafts if speculation is not None and speculation.has_head else None,
         notes=tuple(decide.notes),
         host_tier=host_tier,
-        int8=int8,
+        int8=precision == "int8",
+    )
+
+
+def _dtype(config: EngineConfig, model: ModelConfig, hardware: Hardware, decide: _Decider) -> str:
+    is_small = hardware.kind == "cpu" and model.num_parameters <= SMALL_PARAMETERS
+    why = "a small checkpoint on a CPU" if is_small else "the checkpoint's own precision"
+    dtype = decide.name("dtype", config.dtype, "float32" if is_small else "bfloat16", why)
+    if model.expert_input_scales and config.moe_activation_dtype != "fp8":
+        decide.note(
+            f"the checkpoint's e4m3 scales of the experts' inputs are not used, inputs are {dtype}: "
+            "--moe-activation-dtype fp8 (Hopper) uses them"
+        )
+    return dtype
+
+
+def _note_ranks_and_platform(config: EngineConfig, hardware: Hardware, decide: _Decider) -> None:
+    if config.tensor_parallel_size > 1:
+        asked, by_expert = config.enable_expert_parallel, cuts_by_expert(config)
+        why = "ranks have columns of all experts, unless asked for whole ones"
+        decide.pick("enable_expert_parallel", asked, by_expert, why)
+    if hardware.kind in PLATFORMS:
+        decide.note(PLATFORMS[hardware.kind].state)
+
+
+def _step_sizes(config: EngineConfig, model: ModelConfig, hardware: Hardware, decide: _Decider) -> _StepSizes:
+    cpu, default = hardware.kind == "cpu", f"default on {hardware.kind}"
+    seqs = (64 if model.num_parameters <= SMALL_PARAMETERS else 16) if cpu else 1024
+    tokens = 2048 if cpu or hardware.decodes_experts else 8192
+    delay = CPU_PROMPT_DELAY if cpu else GPU_PROMPT_DELAY
+    step = _StepSizes(
+        decide.pick("block_size", config.block_size, 16 if cpu else 64, default),
+        decide.pick("max_num_seqs", config.max_num_seqs, seqs, default),
+        decide.pick("max_num_batched_tokens", config.max_num_batched_tokens, tokens, default),
+        decide.pick("prompt_delay", config.prompt_delay, delay, default),
+    )
+    longest = config.max_model_len or model.max_position_embeddings
+    check_rows(step.seqs, longest, step.block_size, hardware)
+    return step
+
+
+def _device_bytes(
+    config: EngineConfig,
+    model: ModelConfig,
+    part: ModelConfig,
+    hardware: Hardware,
+    step: _StepSizes,
+    graph_rows: tuple[int, ...],
+    dtype: str,
+) -> int:
+    """Bytes that a GPU or NPU needs beside weights, activations and the pool."""
+    most = max(step.tokens, step.seqs, *graph_rows)
+    return (
+        CUDA_RESERVE
+        + _graph_bytes(config, part, graph_rows, step.block_size)
+        + processor_bytes(model, step.seqs)
+        + rank_bytes(config, model, most, dtype, has_peers=hardware.kind == "cuda")
+    )
+
+
+def _limits(
+    config: EngineConfig,
+    model: ModelConfig,
+    hardware: Hardware,
+    step: _StepSizes,
+    num_blocks: int,
+    longest: int,
+    async_scheduling: bool,
+    host_tier: HostTierSizes | None,
+) -> EngineLimits:
+    cpu, speculation = hardware.kind == "cpu", config.speculative_config
+    batch_delay, long_batch_delay = CPU_BATCH_DELAYS if cpu else GPU_BATCH_DELAYS
+    return EngineLimits(
+        num_blocks=num_blocks,
+        block_size=step.block_size,
+        max_num_seqs=step.seqs,
+        max_num_batched_tokens=step.tokens,
+        prompt_delay=step.delay,
+        max_prompt_delay=MAX_PROMPT_DELAY,
+        batch_delay=batch_delay,
+        long_batch_delay=long_batch_delay,
+        batch_waits=cpu,
+        least_chunk=1 if cpu else GPU_LEAST_CHUNK,
+        max_model_len=longest,
+        sliding_window=model.sliding_window,
+        enable_prefix_caching=config.enable_prefix_caching,
+        policy=config.scheduling_policy,
+        async_scheduling=async_scheduling,
+        eos_token_ids=tuple(token for token in model.eos_token_ids if token < model.vocab_size),
+        vocab_size=model.vocab_size,
+        seed=config.seed,
+        draft_tokens=() if speculation is None else speculation.tokens_by_rows,
+        **_tier_limits(host_tier, config.tensor_parallel_size, 1 if cpu else GPU_LEAST_HIT),
     )
 
 
