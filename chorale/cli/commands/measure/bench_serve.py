@@ -101,6 +101,11 @@ def parser() -> Parser:
         number = int if SAMPLING_FIELDS[name].type == "integer" else float
         what.add_argument("--" + name.replace("_", "-"), type=number, help=SAMPLING_FIELDS[name].doc)
     add_pace(made)
+    _add_results(made)
+    return made
+
+
+def _add_results(made: Parser) -> None:
     result = made.add_argument_group("results")
     result.add_argument("--percentile-metrics", default="ttft,tpot,itl,e2el", help="metrics to print")
     result.add_argument("--metric-percentiles", default="99", help="percentiles, separated by commas")
@@ -125,7 +130,6 @@ def parser() -> Parser:
     for name in ("tokenizer", "tokenizer-mode"):
         result.add_argument(f"--{name}", help=argparse.SUPPRESS)  # the vocabulary is built in
     result.add_argument("--trust-remote-code", action="store_true", help=argparse.SUPPRESS)
-    return made
 
 
 PARSERS = {"serve": parser}
