@@ -1,6 +1,6 @@
 """Prometheus and Grafana: the dashboard is current, and every query has an answer.
 
-``tests/acceptance/e2e/test_speculation.py`` compares the queries with a server's ``/metrics``.
+``tests/acceptance/e2e/test_demo_options.py`` compares the queries with a server's ``/metrics``.
 """
 
 from __future__ import annotations

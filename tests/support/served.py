@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -39,12 +40,18 @@ class Served:
         self.clients.append(client)
         return client
 
-    def health(self) -> int:
+    def ask(self, path: str, body: Any = None) -> tuple[int, Any]:
+        """(status, JSON); with a body by POST. Raises ``OSError`` if it does not listen."""
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, {"content-type": "application/json"})
         try:
-            with urllib.request.urlopen(f"{self.url}/health", timeout=PATIENCE) as response:
-                return int(response.status)
+            with urllib.request.urlopen(request, timeout=PATIENCE) as response:
+                return response.status, json.loads(response.read() or b"null")
         except urllib.error.HTTPError as error:
-            return error.code
+            return error.code, json.loads(error.read() or b"null")
+
+    def health(self) -> int:
+        return self.ask("/health")[0]
 
     def metric(self, name: str) -> float:
         """The sum of a metric over its labels."""

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import http.client
 import json
 import os
 import signal
 import socket
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
+import openai
 import pytest
 
 from tests.support.grammar.schema_cases import NASTY
@@ -25,16 +24,6 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="re
 BODY: dict[str, object] = {
     "model": "tiny", "prompt": "x", "max_tokens": 400, "stream": True, "ignore_eos": True, "temperature": 0,
 }  # fmt: skip
-
-
-def post(port: int, path: str, body: bytes, timeout: float = 30) -> tuple[int, dict[str, object]]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
-    try:
-        connection.request("POST", path, body, {"content-type": "application/json"})
-        answer = connection.getresponse()
-        return answer.status, json.loads(answer.read() or b"{}")
-    finally:
-        connection.close()
 
 
 def open_stream(port: int, body: dict[str, object] = BODY) -> socket.socket:
@@ -92,21 +81,17 @@ def test_200_clients_that_leave_mid_stream_leave_nothing_behind(served: Served) 
 @pytest.mark.slow
 def test_a_full_queue_answers_429(checkpoint: Path, tmp_path: Path) -> None:
     options = ("--served-model-name", "tiny", "--max-num-seqs", "2", "--max-queued-requests", "2")
-    long = json.dumps(BODY | {"stream": False, "max_tokens": 150}).encode()
+    long = BODY | {"stream": False, "max_tokens": 150}
     with (
         serving(checkpoint, tmp_path, *options) as server,
         concurrent.futures.ThreadPoolExecutor(4) as pool,
     ):
-        futures = [pool.submit(post, server.port, "/v1/completions", long, 120) for _ in range(4)]
+        futures = [pool.submit(server.ask, "/v1/completions", long) for _ in range(4)]
         server.wait_until("queued", lambda: server.metric("vllm:num_requests_waiting") == 2)
-        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
-        headers = {"content-type": "application/json"}
-        connection.request("POST", "/v1/completions", json.dumps(BODY), headers)
-        answer = connection.getresponse()
-        assert answer.status == 429
-        assert int(answer.headers["retry-after"]) >= 1
-        assert json.loads(answer.read())["error"]["code"] == "rate_limit_exceeded"
-        connection.close()
+        with pytest.raises(openai.RateLimitError) as full:
+            server.client().completions.create(model="tiny", prompt="x")
+        assert int(full.value.response.headers["retry-after"]) >= 1
+        assert full.value.code == "rate_limit_exceeded"
         assert [future.result()[0] for future in futures] == [200] * 4
 
 
@@ -172,7 +157,7 @@ def test_kill_9_of_the_engine(served: Served) -> None:
     """
     connections = [open_stream(served.port) for _ in range(8)]
     asked = {"input": "x", "background": True, "ignore_eos": True, "max_output_tokens": 400}
-    _, background = post(served.port, "/v1/responses", json.dumps(asked).encode())
+    _, background = served.ask("/v1/responses", asked)
     ends: dict[int, tuple[float, bytes]] = {}
 
     def drain(index: int) -> None:
@@ -197,12 +182,8 @@ def test_kill_9_of_the_engine(served: Served) -> None:
         assert json.loads(last)["error"]["code"] == "engine_restarted"
     served.wait_until("green again", lambda: served.health() == 200)
     back = time.monotonic() - killed
-    status, _ = post(
-        served.port, "/v1/completions", json.dumps(BODY | {"stream": False, "max_tokens": 3}).encode()
-    )
-    assert status == 200
-    with urllib.request.urlopen(f"{served.url}/v1/responses/{background['id']}", timeout=5) as answer:
-        ended = json.loads(answer.read())
+    assert served.ask("/v1/completions", BODY | {"stream": False, "max_tokens": 3})[0] == 200
+    _, ended = served.ask(f"/v1/responses/{background['id']}")
     # A response's codes are those of the SDK's closed list; which of ours it was is in the message.
     assert (ended["status"], ended["error"]["code"]) == ("failed", "server_error")
     assert red < 5.0
