@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.wire.facts import facts
+from tests.support.wire.facts import Report, facts
 from tests.support.wire.python_types import violations
-from tests.support.wire.recorder import Recorder, Seen
+from tests.support.wire.recorder import Seen
 from tests.support.wire.scenarios import record
 from tests.support.wire.table import (
     ABSENT,
@@ -33,16 +33,17 @@ from tests.support.wire.table import (
 
 @pytest.fixture(scope="module")
 def seen() -> list[Seen]:
-    return asyncio.run(asyncio.wait_for(_record(), 300)).seen
+    return asyncio.run(asyncio.wait_for(record(), 300)).seen
 
 
-async def _record() -> Recorder:
-    return await record()
+@pytest.fixture(scope="module")
+def reports(seen: list[Seen]) -> list[Report]:
+    """What the facts say of each."""
+    return [facts(entry.provider).check(entry.value, entry.root) for entry in seen]
 
 
-def faults(seen: Seen) -> Iterator[tuple[str, str, str]]:
+def faults(seen: Seen, report: Report) -> Iterator[tuple[str, str, str]]:
     """(provider, field, what) that the table does not allow."""
-    report = facts(seen.provider).check(seen.value, seen.root)
     for place, what in report.faults:
         name = ".".join(place)
         if not is_beyond(seen.provider, what) and find_exception(seen.provider, name, what) is None:
@@ -66,11 +67,11 @@ def _wrong_state(provider: str, place: Any, state: str) -> str | None:
     return None if row[0] in (state, AS_ASKED) else f"{state}, not {row[0]}"
 
 
-def test_every_answer_and_event_has_the_form_of_its_provider(seen: list[Seen]) -> None:
+def test_every_answer_and_event_has_the_form_of_its_provider(seen: list[Seen], reports: list[Report]) -> None:
     found: Counter[tuple[str, str, str]] = Counter()
     sources: dict[tuple[str, str, str], str] = {}
-    for entry in seen:
-        for fault in faults(entry):
+    for entry, report in zip(seen, reports, strict=True):
+        for fault in faults(entry, report):
             found[fault] += 1
             sources.setdefault(fault, entry.source)
     kinds = Counter(f"{entry.provider} {entry.root}" for entry in seen)
@@ -97,10 +98,9 @@ def test_every_type_of_answer_was_asked_for(seen: list[Seen]) -> None:
     assert missing == {("openai", root) for root in within}
 
 
-def test_no_row_of_the_table_is_stale(seen: list[Seen]) -> None:
+def test_no_row_of_the_table_is_stale(seen: list[Seen], reports: list[Report]) -> None:
     used, decided = set(), set()
-    for entry in seen:
-        report = facts(entry.provider).check(entry.value, entry.root)
+    for entry, report in zip(seen, reports, strict=True):
         used |= {find_exception(entry.provider, ".".join(place), what) for place, what in report.faults}
         for place, _ in report.states:
             name = ".".join(place)
@@ -135,6 +135,6 @@ def test_a_planted_fault_is_found(
         del place[path[-1]]
     else:
         place[path[-1]] = value
-    found = {what for _, _, what in faults(Seen(broken, entry.provider, root, "planted"))}
-    assert not set(faults(entry))
+    planted = Seen(broken, entry.provider, root, "planted")
+    found = {what for _, _, what in faults(planted, facts(entry.provider).check(broken, root))}
     assert fault in found if fault is not None else found == {"null, not absent"}

@@ -19,211 +19,169 @@ _OTHERS = "of a service that is not offered here"
 _OPTIONAL = "readers that know no null here (the AI SDK among them) take its absence, and all others do too"
 _VLLM = "as vLLM sends it"
 
-# (provider, field): (state of a field without a value, why)
-UNSET: dict[tuple[str, str], tuple[str, str]] = {
-    # Chat Completions
-    ("openai", "ChatCompletion.metadata"): (ABSENT, "stored completions have it, and always a value"),
-    ("openai", "ChatCompletion.moderation"): (ABSENT, _OTHERS),
-    ("openai", "ChatCompletionChunk.moderation"): (ABSENT, _OTHERS),
-    ("openai", "ChatCompletionChunk.usage"): (
-        AS_ASKED,
-        "null with include_usage, absent without, as OpenAI says",
-    ),
-    ("openai", "ChatCompletionChunk.Choice.logprobs"): (NULL, _EXAMPLE),
-    ("openai", "Delta.content"): (ABSENT, "a delta has what is new"),
-    ("openai", "Delta.refusal"): (ABSENT, "a delta has what is new"),
-    ("openai", "ChatCompletionMessage.audio"): (ABSENT, _OTHERS),
-    ("openai", "ChatCompletionMessage.function_call"): (ABSENT, _EXAMPLE),
-    ("openai", "ChatCompletionStoreMessage.audio"): (ABSENT, _OTHERS),
-    ("openai", "ChatCompletionStoreMessage.content_parts"): (NULL, _EXAMPLE),
-    ("openai", "ChatCompletionStoreMessage.function_call"): (ABSENT, _EXAMPLE),
-    # the response
-    ("openai", "Response.completed_at"): (NULL, "required by Open Responses"),
-    ("openai", "Response.conversation"): (NULL, "in every answer of OpenAI"),
-    ("openai", "Response.max_output_tokens"): (NULL, _EXAMPLE),
-    ("openai", "Response.max_tool_calls"): (NULL, "required by Open Responses"),
-    ("openai", "Response.moderation"): (ABSENT, _OTHERS),
-    ("openai", "Response.previous_response_id"): (NULL, _EXAMPLE),
-    ("openai", "Response.prompt"): (ABSENT, _OTHERS),
-    ("openai", "Response.prompt_cache_key"): (NULL, "required by Open Responses"),
-    ("openai", "Response.prompt_cache_retention"): (ABSENT, _OTHERS),
-    ("openai", "Response.safety_identifier"): (NULL, "required by Open Responses"),
-    ("openai", "ResponseError.type"): (ABSENT, "a failed response has code and message, " + _EXAMPLE),
-    ("openai", "ResponseError.param"): (ABSENT, "a failed response has code and message, " + _EXAMPLE),
-    ("openai", "Reasoning.context"): (ABSENT, "the answer echoes effort and summary"),
-    ("openai", "Reasoning.generate_summary"): (ABSENT, "the older name of summary"),
-    ("openai", "Reasoning.summary"): (NULL, _EXAMPLE),
-    # items
-    ("openai", "ResponseReasoningItem.encrypted_content"): (
-        ABSENT,
-        "Open Responses knows no null; " + _OPTIONAL,
-    ),
-    ("openai", "ResponseOutputMessage.phase"): (ABSENT, "Open Responses knows no null"),
-    ("openai", "Message.phase"): (ABSENT, "Open Responses knows no null"),
-    ("openai", "LocalShellCall.Action.timeout_ms"): (ABSENT, _OPTIONAL),
-    ("openai", "LocalShellCall.Action.user"): (ABSENT, _OPTIONAL),
-    ("openai", "LocalShellCall.Action.working_directory"): (ABSENT, _OPTIONAL),
-    ("openai", "McpCall.approval_request_id"): (NULL, "as OpenAI's answers have it"),
-    ("openai", "McpCall.error"): (NULL, "as OpenAI's answers have it"),
-    ("openai", "McpCall.output"): (NULL, "as OpenAI's answers have it"),
-    ("openai", "McpListTools.error"): (ABSENT, _OPTIONAL),
-    ("openai", "McpListTools.Tool.annotations"): (ABSENT, _OPTIONAL),
-    ("openai", "McpListTools.Tool.description"): (ABSENT, _OPTIONAL),
-    ("openai", "McpApprovalResponse.reason"): (ABSENT, _OPTIONAL),
-    ("openai", "ResponseApplyPatchToolCallOutput.output"): (ABSENT, _OPTIONAL),
-    # tools, as the request declared them
-    ("openai", "FunctionTool.description"): (NULL, "required by Open Responses"),
-    ("openai", "FunctionTool.output_schema"): (ABSENT, _OTHERS),
-    ("openai", "NamespaceTool.Function.output_schema"): (ABSENT, _OTHERS),
-    ("openai", "FunctionShellTool.environment"): (AS_ASKED, "the request's own object"),
-    ("openai", "CodeInterpreterToolAuto.memory_limit"): (AS_ASKED, "the request's own object"),
-    ("openai", "Mcp.allowed_tools"): (AS_ASKED, "the request's own object"),
-    ("openai", "Mcp.headers"): (AS_ASKED, "the request's own object"),
-    ("openai", "Mcp.require_approval"): (AS_ASKED, "the request's own object"),
-    ("openai", "ToolSearchTool.description"): (AS_ASKED, "the request's own object"),
-    ("openai", "ToolSearchTool.parameters"): (AS_ASKED, "the request's own object"),
-    ("openai", "WebSearchTool.filters"): (AS_ASKED, "the request's own object"),
-    ("openai", "WebSearchTool.user_location"): (AS_ASKED, "the request's own object"),
-    ("openai", "allowed_callers"): (ABSENT, "every call is the model's own"),
-    ("openai", "caller"): (ABSENT, "every call is the model's own"),
-    ("openai", "Model.shutdown_date"): (ABSENT, _OTHERS),
-    # not OpenAI's
-    ("openai", "ChatCompletion.Choice.stop_reason"): (NULL, _VLLM),
-    ("openai", "ChatCompletionChunk.Choice.stop_reason"): (NULL, _VLLM),
-    ("openai", "CompletionChoice.stop_reason"): (NULL, _VLLM),
-    ("openai", "ChatCompletionMessage.reasoning"): (NULL, _VLLM),
-    ("openai", "ChatCompletionMessage.reasoning_content"): (NULL, _VLLM),
-    ("openai", "Model.parent"): (NULL, _VLLM),
-    ("openai", "ChatCompletion.response_format"): (NULL, "a stored completion, " + _EXAMPLE),
-    ("openai", "ChatCompletion.seed"): (NULL, "a stored completion, " + _EXAMPLE),
-    ("openai", "ChatCompletion.temperature"): (NULL, "a stored completion, " + _EXAMPLE),
-    ("openai", "ChatCompletion.tool_choice"): (NULL, "a stored completion, " + _EXAMPLE),
-    ("openai", "ChatCompletion.tools"): (NULL, "a stored completion, " + _EXAMPLE),
-    ("openai", "ChatCompletion.top_p"): (NULL, "a stored completion, " + _EXAMPLE),
-    ("openai", "ChatCompletion.presence_penalty"): (NULL, "a stored completion, " + _EXAMPLE),
-    ("openai", "ChatCompletion.frequency_penalty"): (NULL, "a stored completion, " + _EXAMPLE),
-    ("open_responses", "ResponseResource.conversation"): (NULL, "OpenAI's"),
-    ("open_responses", "ResponseResource.user"): (NULL, "OpenAI's"),
-    # Messages
-    ("anthropic", "ToolUseBlock.toolset_name"): (ABSENT, _OTHERS),
-}
-
 _UNNAMED = "Anthropic's examples have no such key where there is nothing to say"
 _OLDER = "OpenAI's earlier types have it"
 _STORED = "what the request asked for: OpenAI's example of a stored completion has it, its type does not"
 _CHUNK = "a chunk of a stream, which has the type of the body: null until the end, as OpenAI says"
 
-# (provider, field, what the types say against it): why it is so
-EXCEPTIONS: dict[tuple[str, str, str], str] = {
-    # Chat Completions and Completions
-    ("openai", "ChatCompletion.prompt_token_ids", "unknown"): "asked for with return_token_ids (vLLM's)",
-    ("openai", "ChatCompletionChunk.prompt_token_ids", "unknown"): "asked for with return_token_ids (vLLM's)",
-    ("openai", "CompletionChoice.prompt_token_ids", "unknown"): "asked for with return_token_ids (vLLM's)",
-    ("openai", "Choice.token_ids", "unknown"): "asked for with return_token_ids (vLLM's)",
-    ("openai", "CompletionChoice.token_ids", "unknown"): "asked for with return_token_ids (vLLM's)",
-    ("openai", "Choice.stop_reason", "unknown"): "vLLM's",
-    ("openai", "CompletionChoice.stop_reason", "unknown"): "vLLM's",
-    ("openai", "ChatCompletionMessage.reasoning", "unknown"): "reasoning: OpenRouter's and vLLM's name",
-    ("openai", "ChatCompletionMessage.reasoning_content", "unknown"): "reasoning: DeepSeek's name",
-    ("openai", "Delta.reasoning", "unknown"): "reasoning: OpenRouter's and vLLM's name",
-    ("openai", "Delta.reasoning_content", "unknown"): "reasoning: DeepSeek's name",
-    (
-        "openai",
-        "Delta.annotations",
-        "unknown",
-    ): "OpenAI streams them so; the type has them in the message only",
-    ("openai", "ChatCompletionMessage.builtin_tool_calls", "unknown"): "ours (docs/api.md)",
-    ("openai", "Delta.builtin_tool_calls", "unknown"): "ours (docs/api.md)",
-    ("openai", "ChatCompletion.response_format", "unknown"): _STORED,
-    ("openai", "ChatCompletion.seed", "unknown"): _STORED,
-    ("openai", "ChatCompletion.temperature", "unknown"): _STORED,
-    ("openai", "ChatCompletion.tool_choice", "unknown"): _STORED,
-    ("openai", "ChatCompletion.tools", "unknown"): _STORED,
-    ("openai", "ChatCompletion.top_p", "unknown"): _STORED,
-    ("openai", "ChatCompletion.presence_penalty", "unknown"): _STORED,
-    ("openai", "ChatCompletion.frequency_penalty", "unknown"): _STORED,
-    (
-        "openai",
-        "ChatCompletionStoreMessage.role",
-        "not a str",
-    ): "messages of the user, as in OpenAI's example",
-    (
-        "openai",
-        "ChatCompletionStoreMessage.refusal",
-        "missing",
-    ): "messages of the user, as in OpenAI's example",
-    ("openai", "Completion.usage", "null"): _CHUNK,
-    ("openai", "CompletionChoice.finish_reason", "null"): _CHUNK,
-    ("openai", "CompletionChoice.Logprobs.token_logprobs", "null"): "with echo the first token has none",
-    ("openai", "CompletionChoice.Logprobs.top_logprobs", "null"): "with echo the first token has none",
-    # Responses
-    ("openai", "Response.output_text", "missing"): "the SDK makes it of the output",
-    ("openai", "Response.access_programs", "missing"): "of OpenAI accounts",
-    (
-        "openai",
-        "Response.usage",
-        "null",
-    ): "until the end: OpenAI's examples have null, Open Responses requires the key",
-    ("openai", "Response.user", "null"): "OpenAI's examples have null",
-    ("openai", "Response.frequency_penalty", "unknown"): "required by Open Responses",
-    ("openai", "Response.presence_penalty", "unknown"): "required by Open Responses",
-    ("openai", "Response.store", "unknown"): "required by Open Responses",
-    ("openai", "ResponseFormatTextJSONSchemaConfig.description", "null"): "required by Open Responses",
-    ("openai", "ResponseCustomToolCall.status", "unknown"): "the type of the same item in lists has it",
-    ("openai", "ResponseCustomToolCallOutput.status", "unknown"): "the type of the same item in lists has it",
-    (
-        "openai",
-        "LocalShellCallOutput.call_id",
-        "unknown",
-    ): "every other output has it; OpenAI has it in the id",
-    ("openai", "ResponseFunctionWebSearch.results", "unknown"): "asked for with include",
-    ("openai", "ResponseFunctionCallArgumentsDoneEvent.name", "unknown"): _OLDER,
-    ("openai", "ResponseTextDeltaEvent.obfuscation", "unknown"): "asked for with include_obfuscation",
-    (
-        "openai",
-        "ResponseReasoningTextDeltaEvent.obfuscation",
-        "unknown",
-    ): "asked for with include_obfuscation",
-    (
-        "openai",
-        "ResponseReasoningSummaryTextDeltaEvent.obfuscation",
-        "unknown",
-    ): "asked for with include_obfuscation",
-    ("openai", "Logprob.bytes", "unknown"): "required by Open Responses, and in the item's type",
-    ("openai", "TopLogprob.bytes", "unknown"): "required by Open Responses, and in the item's type",
-    ("openai", "CompactedResponse.output", "no type message"): "the user's messages, as in OpenAI's example",
-    ("openai", "ConversationItemList.first_id", "null"): "an empty list has no first item",
-    ("openai", "ConversationItemList.last_id", "null"): "an empty list has no last item",
-    ("openai", "Model.max_model_len", "unknown"): "vLLM's",
-    ("openai", "Model.parent", "unknown"): "vLLM's",
-    ("openai", "Model.permission", "unknown"): "vLLM's",
-    ("openai", "Model.root", "unknown"): "vLLM's",
-    # Open Responses
-    ("open_responses", "ResponseResource.conversation", "unknown"): "OpenAI's",
-    ("open_responses", "ResponseResource.user", "unknown"): "OpenAI's",
-    ("open_responses", "ReasoningBody.status", "unknown"): "OpenAI's",
-    ("open_responses", "FunctionCall.namespace", "unknown"): "OpenAI's",
-    ("open_responses", "InputTokensDetails.cache_write_tokens", "unknown"): "OpenAI's",
-    ("open_responses", "ResponseFunctionCallArgumentsDoneEvent.name", "unknown"): "OpenAI's",
+# (provider, state of a field without a value, why): the fields
+_UNSET: dict[tuple[str, str, str], str] = {
+    ("openai", ABSENT, "stored completions have it, and always a value"): "ChatCompletion.metadata",
+    ("openai", ABSENT, _OTHERS): """
+        ChatCompletion.moderation ChatCompletionChunk.moderation ChatCompletionMessage.audio
+        ChatCompletionStoreMessage.audio Response.moderation Response.prompt
+        Response.prompt_cache_retention FunctionTool.output_schema
+        NamespaceTool.Function.output_schema Model.shutdown_date
+    """,
+    ("openai", AS_ASKED, "null with include_usage, absent without, as OpenAI says"): """
+        ChatCompletionChunk.usage
+    """,
+    ("openai", NULL, _EXAMPLE): """
+        ChatCompletionChunk.Choice.logprobs ChatCompletionStoreMessage.content_parts
+        Response.max_output_tokens Response.previous_response_id Reasoning.summary
+    """,
+    ("openai", ABSENT, "a delta has what is new"): "Delta.content Delta.refusal",
+    ("openai", ABSENT, _EXAMPLE): """
+        ChatCompletionMessage.function_call ChatCompletionStoreMessage.function_call
+    """,
+    ("openai", NULL, "required by Open Responses"): """
+        Response.completed_at Response.max_tool_calls Response.prompt_cache_key
+        Response.safety_identifier FunctionTool.description
+    """,
+    ("openai", NULL, "in every answer of OpenAI"): "Response.conversation",
+    ("openai", ABSENT, "a failed response has code and message, " + _EXAMPLE): """
+        ResponseError.type ResponseError.param
+    """,
+    ("openai", ABSENT, "the answer echoes effort and summary"): "Reasoning.context",
+    ("openai", ABSENT, "the older name of summary"): "Reasoning.generate_summary",
+    ("openai", ABSENT, "Open Responses knows no null; " + _OPTIONAL): """
+        ResponseReasoningItem.encrypted_content
+    """,
+    ("openai", ABSENT, "Open Responses knows no null"): "ResponseOutputMessage.phase Message.phase",
+    ("openai", ABSENT, _OPTIONAL): """
+        LocalShellCall.Action.timeout_ms LocalShellCall.Action.user
+        LocalShellCall.Action.working_directory McpListTools.error McpListTools.Tool.annotations
+        McpListTools.Tool.description McpApprovalResponse.reason
+        ResponseApplyPatchToolCallOutput.output
+    """,
+    ("openai", NULL, "as OpenAI's answers have it"): """
+        McpCall.approval_request_id McpCall.error McpCall.output
+    """,
+    ("openai", AS_ASKED, "the request's own object"): """
+        FunctionShellTool.environment CodeInterpreterToolAuto.memory_limit Mcp.allowed_tools
+        Mcp.headers Mcp.require_approval ToolSearchTool.description ToolSearchTool.parameters
+        WebSearchTool.filters WebSearchTool.user_location
+    """,
+    ("openai", ABSENT, "every call is the model's own"): "allowed_callers caller",
+    ("openai", NULL, _VLLM): """
+        ChatCompletion.Choice.stop_reason ChatCompletionChunk.Choice.stop_reason
+        CompletionChoice.stop_reason ChatCompletionMessage.reasoning
+        ChatCompletionMessage.reasoning_content Model.parent
+    """,
+    ("openai", NULL, "a stored completion, " + _EXAMPLE): """
+        ChatCompletion.response_format ChatCompletion.seed ChatCompletion.temperature
+        ChatCompletion.tool_choice ChatCompletion.tools ChatCompletion.top_p
+        ChatCompletion.presence_penalty ChatCompletion.frequency_penalty
+    """,
+    ("open_responses", NULL, "OpenAI's"): "ResponseResource.conversation ResponseResource.user",
+    ("anthropic", ABSENT, _OTHERS): "ToolUseBlock.toolset_name",
+}
+
+# (provider, what the types say against it, why it is so all the same): the fields
+_EXCEPTIONS: dict[tuple[str, str, str], str] = {
+    ("openai", "unknown", "asked for with return_token_ids (vLLM's)"): """
+        ChatCompletion.prompt_token_ids ChatCompletionChunk.prompt_token_ids
+        CompletionChoice.prompt_token_ids Choice.token_ids CompletionChoice.token_ids
+    """,
+    ("openai", "unknown", "vLLM's"): """
+        Choice.stop_reason CompletionChoice.stop_reason Model.max_model_len Model.parent
+        Model.permission Model.root
+    """,
+    ("openai", "unknown", "reasoning: OpenRouter's and vLLM's name"): """
+        ChatCompletionMessage.reasoning Delta.reasoning
+    """,
+    ("openai", "unknown", "reasoning: DeepSeek's name"): """
+        ChatCompletionMessage.reasoning_content Delta.reasoning_content
+    """,
+    ("openai", "unknown", "OpenAI streams them so; the type has them in the message only"): """
+        Delta.annotations
+    """,
+    ("openai", "unknown", "ours (docs/api.md)"): """
+        ChatCompletionMessage.builtin_tool_calls Delta.builtin_tool_calls
+    """,
+    ("openai", "unknown", _STORED): """
+        ChatCompletion.response_format ChatCompletion.seed ChatCompletion.temperature
+        ChatCompletion.tool_choice ChatCompletion.tools ChatCompletion.top_p
+        ChatCompletion.presence_penalty ChatCompletion.frequency_penalty
+    """,
+    ("openai", "not a str", "messages of the user, as in OpenAI's example"): """
+        ChatCompletionStoreMessage.role
+    """,
+    ("openai", "missing", "messages of the user, as in OpenAI's example"): """
+        ChatCompletionStoreMessage.refusal
+    """,
+    ("openai", "null", _CHUNK): "Completion.usage CompletionChoice.finish_reason",
+    ("openai", "null", "with echo the first token has none"): """
+        CompletionChoice.Logprobs.token_logprobs CompletionChoice.Logprobs.top_logprobs
+    """,
+    ("openai", "missing", "the SDK makes it of the output"): "Response.output_text",
+    ("openai", "missing", "of OpenAI accounts"): "Response.access_programs",
+    ("openai", "null", "until the end: OpenAI's examples have null, Open Responses requires the key"): """
+        Response.usage
+    """,
+    ("openai", "null", "OpenAI's examples have null"): "Response.user",
+    ("openai", "unknown", "required by Open Responses"): """
+        Response.frequency_penalty Response.presence_penalty Response.store
+    """,
+    ("openai", "null", "required by Open Responses"): "ResponseFormatTextJSONSchemaConfig.description",
+    ("openai", "unknown", "the type of the same item in lists has it"): """
+        ResponseCustomToolCall.status ResponseCustomToolCallOutput.status
+    """,
+    ("openai", "unknown", "every other output has it; OpenAI has it in the id"): """
+        LocalShellCallOutput.call_id
+    """,
+    ("openai", "unknown", "asked for with include"): "ResponseFunctionWebSearch.results",
+    ("openai", "unknown", _OLDER): "ResponseFunctionCallArgumentsDoneEvent.name",
+    ("openai", "unknown", "asked for with include_obfuscation"): """
+        ResponseTextDeltaEvent.obfuscation ResponseReasoningTextDeltaEvent.obfuscation
+        ResponseReasoningSummaryTextDeltaEvent.obfuscation
+    """,
+    ("openai", "unknown", "required by Open Responses, and in the item's type"): """
+        Logprob.bytes TopLogprob.bytes
+    """,
+    ("openai", "no type message", "the user's messages, as in OpenAI's example"): "CompactedResponse.output",
+    ("openai", "null", "an empty list has no first item"): "ConversationItemList.first_id",
+    ("openai", "null", "an empty list has no last item"): "ConversationItemList.last_id",
+    ("open_responses", "unknown", "OpenAI's"): """
+        ResponseResource.conversation ResponseResource.user ReasoningBody.status
+        FunctionCall.namespace InputTokensDetails.cache_write_tokens
+        ResponseFunctionCallArgumentsDoneEvent.name
+    """,
     (
         "open_responses",
-        "JsonSchemaResponseFormat.schema",
         "not a dict",
-    ): "published as null only, so that no schema could be echoed; OpenAI echoes it",
-    # Messages
-    ("anthropic", "TextBlock.citations", "missing"): _UNNAMED,
-    ("anthropic", "Message.container", "missing"): _UNNAMED,
-    ("anthropic", "Message.diagnostics", "missing"): _UNNAMED,
-    ("anthropic", "Message.stop_details", "missing"): _UNNAMED,
-    ("anthropic", "Delta.container", "missing"): _UNNAMED,
-    ("anthropic", "Delta.stop_details", "missing"): _UNNAMED,
-    ("anthropic", "Usage.cache_creation", "missing"): _UNNAMED,
-    ("anthropic", "Usage.inference_geo", "missing"): _UNNAMED,
-    ("anthropic", "Usage.server_tool_use", "missing"): _UNNAMED,
-    ("anthropic", "Usage.speed", "missing"): _UNNAMED,
-    ("anthropic", "MessageDeltaUsage.server_tool_use", "missing"): _UNNAMED,
-    ("anthropic", "RawMessageStreamEvent.", "no type ping"): "documented, but not in the type",
-    ("anthropic", "RawMessageStreamEvent.", "no type error"): "documented, but not in the type",
+        "published as null only, so that no schema could be echoed; OpenAI echoes it",
+    ): """
+        JsonSchemaResponseFormat.schema
+    """,
+    ("anthropic", "missing", _UNNAMED): """
+        TextBlock.citations Message.container Message.diagnostics Message.stop_details
+        Delta.container Delta.stop_details Usage.cache_creation Usage.inference_geo
+        Usage.server_tool_use Usage.speed MessageDeltaUsage.server_tool_use
+    """,
+    ("anthropic", "no type ping", "documented, but not in the type"): "RawMessageStreamEvent.",
+    ("anthropic", "no type error", "documented, but not in the type"): "RawMessageStreamEvent.",
+}
+
+UNSET: dict[tuple[str, str], tuple[str, str]] = {
+    (provider, field): (state, why)
+    for (provider, state, why), fields in _UNSET.items()
+    for field in fields.split()
+}
+EXCEPTIONS: dict[tuple[str, str, str], str] = {
+    (provider, field, what): why
+    for (provider, what, why), fields in _EXCEPTIONS.items()
+    for field in fields.split()
 }
 
 # Types of items, tools and events that Open Responses does not publish. A client gets them only if it asked
