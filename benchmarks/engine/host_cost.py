@@ -27,7 +27,7 @@ import numpy as np
 from benchmarks.timing import spent, times
 from chorale.engine.core import EngineCore
 from chorale.engine.types import EngineLimits, GenerateRequest, SamplingSpec, StepPlan, StepResult
-from chorale.llm.engine import quiet_collector
+from chorale.machine.processes import quiet_collector
 
 
 @dataclass(frozen=True, slots=True)

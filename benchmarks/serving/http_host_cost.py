@@ -38,6 +38,7 @@ from chorale.client.stream import RequestStream
 from chorale.config.engine import ServerConfig
 from chorale.engine.types import ChunkTimings, EngineStats, GenerateRequest, TokenChunk
 from chorale.harmony.vocab import load_vocabulary
+from chorale.machine.processes import quiet_collector
 from chorale.serve.http.server import Stop, bind_sockets, serve_app
 from chorale.store.store import open_store
 
@@ -156,13 +157,13 @@ async def serve(arguments: argparse.Namespace) -> None:
     state = ServerState(engine, config, vocab, Metrics("paced"), store, ("paced",))
     stop = Stop()
     app = create_app(state)
-    serving = asyncio.create_task(
-        serve_app(app, config, [], sockets, lambda: announce(sockets[0]), stop=stop)
-    )
-    await engine.done.wait()
-    await asyncio.sleep(0.5)
-    stop()
-    await serving
+    with quiet_collector((10_000, 20, 100)):
+        running = serve_app(app, config, [], sockets, lambda: announce(sockets[0]), stop=stop)
+        serving = asyncio.create_task(running)
+        await engine.done.wait()
+        await asyncio.sleep(0.5)
+        stop()
+        await serving
     await store.close()
     print(json.dumps(engine.report), flush=True)
     if profile is not None:

@@ -8,7 +8,6 @@ steps take.
 from __future__ import annotations
 
 import contextlib
-import gc
 import math
 import threading
 import time
@@ -19,6 +18,7 @@ from chorale.client.base import Core, EngineInfo
 from chorale.engine.types import EngineStats, GenerateRequest, TokenChunk
 from chorale.errors import EngineDeadError, EngineError
 from chorale.llm.signals import SignalsBetweenSteps
+from chorale.machine.processes import quiet_collector
 
 _QUIET = 1.0  # seconds without work after which an engine uses its idle time
 _PIECE = 0.001  # seconds between two pieces of it
@@ -188,22 +188,3 @@ class OfflineEngine:
             self._at_rest.clear()
         finally:
             self._lock.release()
-
-
-@contextlib.contextmanager
-def quiet_collector() -> Iterator[None]:
-    """Keep the garbage collector from traversing the process's objects while steps run.
-
-    A step makes an object for each row and drops it: at the default threshold (700 objects) a step of 1,024
-    rows would start a collection. The previous settings are restored at the end.
-    """
-    thresholds, is_frozen = gc.get_threshold(), gc.get_freeze_count() > 0
-    if not is_frozen:
-        gc.freeze()
-    gc.set_threshold(50_000, 20, 20)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*thresholds)
-        if not is_frozen:
-            gc.unfreeze()

@@ -25,7 +25,8 @@ from chorale.client.stream import RequestStream
 from chorale.config.engine import EngineConfig
 from chorale.engine.types import SEED_BITS, EngineStats, GenerateRequest, TokenChunk
 from chorale.errors import ConfigError, EngineDeadError
-from chorale.llm.engine import Take, quiet_collector
+from chorale.llm.engine import Take
+from chorale.machine.processes import quiet_collector
 from chorale.serve.bootstrap import EngineStart, configured_secret, make_directory, replicate
 from chorale.serve.engine_monitor import EngineMonitor
 from chorale.serve.logs import LogOptions

@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -75,6 +75,21 @@ def collect_rarely() -> None:
     time of importing the engine with torch (``import chorale.serve.engine.build``: 1.75 s, 1.45 without).
     """
     gc.set_threshold(50_000, 20, 20)
+
+
+@contextlib.contextmanager
+def quiet_collector(thresholds: tuple[int, int, int] = (50_000, 20, 20)) -> Iterator[None]:
+    """Does the same for a while. Unfreezes at the end unless something was frozen before."""
+    before, is_frozen = gc.get_threshold(), gc.get_freeze_count() > 0
+    if not is_frozen:
+        gc.freeze()
+    gc.set_threshold(*thresholds)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        if not is_frozen:
+            gc.unfreeze()
 
 
 class ThreadTimes(NamedTuple):

@@ -23,6 +23,7 @@ from chorale.config.engine import ServerConfig
 from chorale.errors import ConfigError
 from chorale.harmony.vocab import Vocabulary, VocabularyError, load_vocabulary
 from chorale.jobs.service import open_service
+from chorale.machine.processes import quiet_collector
 from chorale.serve.bootstrap import ApiStart
 from chorale.serve.http.server import Service, serve_app
 from chorale.serve.http.services import make_services
@@ -56,6 +57,8 @@ async def opened_app(
 ) -> AsyncIterator[tuple[HttpMiddleware, list[Service]]]:
     """Yields the app with its tools and its store, and the services that run beside its requests.
 
+    Meanwhile the garbage collector runs rarely, and not over the objects that exist already.
+
     Raises ``ConfigError`` if the tools, the store or the storage of files cannot be opened.
     """
     try:
@@ -69,7 +72,9 @@ async def opened_app(
     try:
         batches = await asyncio.to_thread(open_service, start.server, state.store)
         app = create_app(state, batches, start.api_key_hashes)
-        yield app, make_services(app.state, batches)
+        # Requests leave cycles: 50,000 objects hold the loop for 30 to 70 ms.
+        with quiet_collector((10_000, 20, 100)):
+            yield app, make_services(app.state, batches)
     finally:
         await tools.aclose()
         await state.store.close()

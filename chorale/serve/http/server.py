@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import socket
@@ -212,7 +211,7 @@ async def attended(app: HttpMiddleware, services: Sequence[Service]) -> AsyncIte
 @contextlib.asynccontextmanager
 async def _running(services: Sequence[Service]) -> AsyncIterator[None]:
     """Runs the services beside the body, and closes them at its end."""
-    with _tuned_collector(), _quick_switching():
+    with _quick_switching():
         tasks = [asyncio.create_task(service.run()) for service in services]
         try:
             yield
@@ -293,24 +292,6 @@ def _quick_switching() -> Iterator[None]:
         yield
     finally:
         sys.setswitchinterval(before)
-
-
-@contextlib.contextmanager
-def _tuned_collector() -> Iterator[None]:
-    """Makes the garbage collector run less often while serving, and exempts existing objects.
-
-    Every engine step wakes all streams, so the default threshold (700 objects) triggers several useless
-    collections per step: 3 of 25 us a token at 512 streams (benchmarks/serving/http_host_cost.py).
-    """
-    before, is_frozen = gc.get_threshold(), gc.get_freeze_count() > 0
-    gc.freeze()
-    gc.set_threshold(10_000, 20, 100)  # requests leave cycles: 50,000 objects hold the loop for 30 to 70 ms
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-        if not is_frozen:
-            gc.unfreeze()
 
 
 @contextlib.contextmanager

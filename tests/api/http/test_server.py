@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import os
 import signal
 import socket
@@ -23,8 +22,7 @@ from chorale.api.app import create_app
 from chorale.api.listening import bind_sockets
 from chorale.config.engine import ServerConfig
 from chorale.errors import ConfigError
-from chorale.machine.processes import tune_garbage_collector
-from chorale.serve.http.server import _Server, _tuned_collector
+from chorale.serve.http.server import _Server
 from tests.support import PATIENCE
 from tests.support.raw_http import Probe, call, close_connections, connect, read_answer
 from tests.support.server import listening, make_state, probe_app, served
@@ -102,20 +100,6 @@ async def test_one_of_several_processes_leaves_the_unix_socket_to_the_others(soc
     async with served(uds=path, api_server_count=2, listens=True):
         pass
     assert os.path.exists(path)
-
-
-@pytest.mark.parametrize("is_frozen", [False, True])
-def test_the_collector_is_as_it_was_afterwards(is_frozen: bool) -> None:
-    gc.unfreeze()
-    gc.set_threshold(700, 10, 10)
-    if is_frozen:
-        gc.freeze()
-    with _tuned_collector():
-        assert gc.get_threshold()[0] > 700
-        assert gc.get_freeze_count() > 0
-    assert gc.get_threshold()[0] == 700
-    assert (gc.get_freeze_count() > 0) == is_frozen
-    tune_garbage_collector()  # as it was for the other tests
 
 
 async def test_tls(tmp_path: Path) -> None:
