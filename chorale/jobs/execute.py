@@ -6,6 +6,8 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import httpx2
@@ -22,6 +24,8 @@ Scope = dict[str, Any]
 Message = dict[str, Any]
 App = Callable[[Any, Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]], Awaitable[None]]
 Place = TypeVar("Place")
+
+CRASHED = "engine_restarted"
 
 
 class Sender(Protocol):
@@ -151,14 +155,61 @@ def _valid(body: bytes) -> bytes:
 # --------------------------------------------------------------------------- many lines
 
 
-PATIENT = Retries()
+@dataclass(frozen=True, slots=True)
+class LineRetries(Retries):
+    """``max_errors``: after so many answers of status 500, or attempts without an answer, the last one
+    counts; None: a status 500 counts at once, and a server without an answer is a busy one.
+
+    ``max_crashes``: so many crashes of the engine end a line that was in flight each time, since it may be
+    the reason; for a caller that waits until the engine is ready.
+    """
+
+    max_errors: int | None = None
+    max_crashes: int | None = None
 
 
-async def execute(line: Line, send: Sender, retries: Retries = PATIENT) -> Record:
-    """Returns the record of a line. Only cancellation is raised."""
-    deadline, attempt = time.monotonic() + retries.patience, 0
+PATIENT = LineRetries()
+
+
+class _Attempts:
+    """The attempts at one line so far."""
+
+    def __init__(self, retries: LineRetries) -> None:
+        self._retries = retries
+        self._deadline = time.monotonic() + retries.patience
+        self._num = self._num_errors = self._num_crashes = 0
+
+    def failed(self, answer: Answer | None) -> float | None:
+        """Counts one. Returns the delay before the next, or None if it was the last."""
+        self._num += 1
+        self._num_errors += answer is None or answer.status not in BUSY
+        asked = None if answer is None else answer.retry_after
+        if self._retries.max_crashes is not None and answer is not None and _is_crash(answer):
+            self._num_crashes += 1
+            asked = None
+        limits = self._retries
+        if self._num_errors == limits.max_errors or self._num_crashes == limits.max_crashes:
+            return None
+        delay = limits.delay(self._num - 1, asked)
+        is_last = self._num == limits.attempts or time.monotonic() + delay > self._deadline
+        return None if is_last else delay
+
+
+async def execute(
+    line: Line,
+    send: Sender,
+    retries: LineRetries = PATIENT,
+    ready: Callable[[], Awaitable[None]] | None = None,
+) -> Record:
+    """Returns the record of a line. Only cancellation is raised.
+
+    ``ready`` returns once the engine can take requests.
+    """
+    attempts = _Attempts(retries)
     while True:
-        asked = None
+        if ready is not None:
+            await ready()
+        answer: Answer | None = None
         try:
             answer = await send(line)
         except NoAnswerError as error:
@@ -167,14 +218,30 @@ async def execute(line: Line, send: Sender, retries: Retries = PATIENT) -> Recor
             logger.exception("line %r failed", line.custom_id[:200])
             return unanswered(line, NoAnswerError(f"internal error ({type(error).__name__})"))
         else:
-            record, asked = Record(line.custom_id, answer), answer.retry_after
-            if answer.status not in BUSY:
+            record = Record(line.custom_id, answer)
+            final = 500 if retries.max_errors is not None else 600
+            if answer.status < final and answer.status not in BUSY:
                 return record
-        delay = retries.delay(attempt, asked)
-        if attempt + 1 == retries.attempts or time.monotonic() + delay > deadline:
+        delay = attempts.failed(answer)
+        if delay is None:
             return record
         await asyncio.sleep(delay)
-        attempt += 1
+
+
+class _Error(msgspec.Struct):
+    code: str | None = None
+
+
+class _Body(msgspec.Struct):
+    error: _Error | None = None
+
+
+def _is_crash(answer: Answer) -> bool:
+    try:
+        error = msgspec.json.decode(answer.body, type=_Body).error
+    except (ValueError, msgspec.MsgspecError):
+        return False
+    return answer.status in BUSY and error is not None and error.code == CRASHED
 
 
 async def execute_all(
@@ -182,7 +249,8 @@ async def execute_all(
     send: Sender,
     *,
     concurrency: int,
-    retries: Retries = PATIENT,
+    retries: LineRetries = PATIENT,
+    ready: Callable[[], Awaitable[None]] | None = None,
 ) -> AsyncGenerator[tuple[Place, Record]]:
     """Yields the record of each line as soon as it is there, with the place that came with the line.
 
@@ -191,7 +259,8 @@ async def execute_all(
     records: asyncio.Queue[tuple[Place, Record] | None] = asyncio.Queue(concurrency)
     source = aiter(lines)
     turn = asyncio.Lock()
-    workers = [asyncio.create_task(_work(source, turn, send, retries, records)) for _ in range(concurrency)]
+    run = partial(execute, send=send, retries=retries, ready=ready)
+    workers = [asyncio.create_task(_work(source, turn, run, records)) for _ in range(concurrency)]
     ending = asyncio.create_task(_announce_end(workers, records))
     try:
         while (found := await records.get()) is not None:
@@ -206,8 +275,7 @@ async def execute_all(
 async def _work(
     source: AsyncIterator[tuple[Place, Line]],
     turn: asyncio.Lock,
-    send: Sender,
-    retries: Retries,
+    run: Callable[[Line], Awaitable[Record]],
     records: asyncio.Queue[tuple[Place, Record] | None],
 ) -> None:
     while True:
@@ -216,7 +284,7 @@ async def _work(
                 place, line = await anext(source)
             except StopAsyncIteration:
                 return
-        await records.put((place, await execute(line, send, retries)))
+        await records.put((place, await run(line)))
 
 
 async def _announce_end(

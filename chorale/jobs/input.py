@@ -7,34 +7,25 @@ import contextlib
 import hashlib
 import re
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
 
-from chorale.errors import ChoraleError
-from chorale.jobs.line import LineError, parse_line
+from chorale.jobs.line import Line, LineError, parse_line
 
-MAX_FAULTS = 100  # that are listed
+_PART = 256  # lines that are checked at a time
 # A piece of a megabyte may have 350,000 lines; no more of them than are allowed need be made.
 _FEED_BYTES = 64 * 2**10
 _BOM = b"\xef\xbb\xbf"
 _BLANK: Any = re.compile(rb"\s*")  # Any: it always matches
 
 
-class LineTooLongError(ChoraleError, status=400, code="line_too_large"):
-    """A line of the input is longer than a request's body may be. ``line``: its number."""
-
-    def __init__(self, line: int, max_bytes: int) -> None:
-        super().__init__(f"the line is longer than {max_bytes} bytes")
-        self.line = line
-
-
 async def split_lines(
     pieces: AsyncGenerator[bytes], max_bytes: int
 ) -> AsyncGenerator[list[tuple[int, bytes]]]:
-    """Yields the numbered lines of each piece, without empty ones. Raises ``LineTooLongError``.
+    """Yields the numbered lines of each piece, without empty ones. Closing it closes ``pieces``.
 
-    Closing it closes ``pieces``.
+    Of a line above ``max_bytes`` only the beginning is kept, which is still too long for ``parse_line``.
     """
     async with contextlib.aclosing(pieces), contextlib.aclosing(_numbered(pieces, max_bytes)) as numbered:
         async for found in numbered:
@@ -59,95 +50,77 @@ class _Splitter:
         self._first = True
 
     def feed(self, piece: bytes) -> list[tuple[int, bytes]]:
-        """Returns the lines that end in ``piece`` and are not blank. Raises ``LineTooLongError``."""
+        """Returns the lines that end in ``piece`` and are not blank."""
         piece = piece.removeprefix(_BOM) if self._first else piece
         self._first = False
         ended, end, rest = piece.rpartition(b"\n")
         if end:
             ended, self._held = bytes(self._held) + ended + end, bytearray()
         self._held += rest
+        if len(self._held) > self._max_bytes:
+            del self._held[self._max_bytes + 1 :]
+            self._held[:1] = b"."  # it is refused by its length, also if it begins with blanks
         found: list[tuple[int, bytes]] = []
         at, stop = 0, len(ended)
         while (text := _BLANK.match(ended, at).end()) < stop:
             begin = max(at, ended.rfind(b"\n", at, text) + 1)
             self._number += ended.count(b"\n", at, begin)
             at = ended.index(b"\n", text) + 1
-            self._check_length(at - 1 - begin)
             found.append((self._number, ended[begin : at - 1]))
             self._number += 1
         self._number += ended.count(b"\n", at)
-        self._check_length(len(self._held))
         return found
-
-    def _check_length(self, size: int) -> None:
-        if size > self._max_bytes:
-            raise LineTooLongError(self._number, self._max_bytes)
 
 
 @dataclass(slots=True)
 class Inspection:
-    """The result of a check of an input file. ``faults``: a batch's ``errors``; none: it can be run."""
+    """Checks the lines of an input, each by itself and for a ``custom_id`` that an earlier one has.
 
+    ``model``: that all lines name, or None. ``busy_share`` of the time a thread works, so that the streams of
+    a server continue.
+    """
+
+    endpoints: tuple[str, ...]
+    max_bytes: int
+    busy_share: float = 0.5
     num_lines: int = 0
-    model: str | None = None  # that all lines name
-    faults: list[dict[str, Any]] = field(default_factory=list)
+    model: str | None = None
     _seen: set[bytes] = field(default_factory=set)  # digests of custom ids, which may be long
 
-    def add_fault(self, line: int | None, error: ChoraleError) -> None:
-        if len(self.faults) < MAX_FAULTS:
-            self.faults.append(
-                {"code": error.code, "line": line, "message": error.message, "param": error.param}
-            )
-
-    def add(self, lines: list[tuple[int, bytes]], endpoint: str, max_bytes: int) -> None:
-        for number, raw in lines:
-            # The list is full and the file is refused: the other lines are only counted.
-            if len(self.faults) >= MAX_FAULTS:
-                self.num_lines += 1
-                continue
-            try:
-                line = parse_line(raw, endpoints=(endpoint,), max_bytes=max_bytes)
-                digest = hashlib.blake2b(line.custom_id.encode("utf-8", "surrogatepass"), digest_size=16)
-                if digest.digest() in self._seen:
-                    raise LineError(
-                        f"custom_id {line.custom_id[:200]!r} is that of an earlier line",
-                        param="custom_id",
-                        code="duplicate_custom_id",
-                    )
-            except LineError as error:
-                self.add_fault(number, error)
-                self.num_lines += 1
-                continue
-            self._seen.add(digest.digest())
-            self.model = line.model if self.num_lines == 0 or line.model == self.model else None
-            self.num_lines += 1
-
-
-async def inspect(
-    pieces: AsyncGenerator[bytes], endpoint: str, *, max_lines: int, max_bytes: int
-) -> Inspection:
-    """Checks every line, in a thread that works at most half of the time, so that streams continue."""
-    found = Inspection()
-    try:
-        async with contextlib.aclosing(split_lines(pieces, max_bytes)) as all_lines:
+    async def read(self, pieces: AsyncGenerator[bytes]) -> AsyncGenerator[list[tuple[int, LineError]]]:
+        """Yields the numbers and errors of faulty lines, part by part."""
+        async with contextlib.aclosing(split_lines(pieces, self.max_bytes)) as all_lines:
             async for lines in all_lines:
-                for part in _parts(lines):
-                    started = time.perf_counter()
-                    await asyncio.to_thread(found.add, part, endpoint, max_bytes)
-                    await asyncio.sleep(time.perf_counter() - started)
-                    if found.num_lines > max_lines:
-                        error = ChoraleError(
-                            f"the file has more than {max_lines} lines", code="too_many_tasks"
-                        )
-                        found.add_fault(None, error)
-                        return found
-    except LineTooLongError as error:
-        found.add_fault(error.line, error)
-    if not found.num_lines and not found.faults:
-        found.add_fault(None, ChoraleError("the file has no lines", code="empty_file"))
-    return found
+                for start in range(0, len(lines), _PART):
+                    began = time.perf_counter()
+                    faults = await asyncio.to_thread(self.add, lines[start : start + _PART])
+                    await asyncio.sleep((time.perf_counter() - began) * (1 / self.busy_share - 1))
+                    yield faults
 
+    def add(self, lines: list[tuple[int, bytes]]) -> list[tuple[int, LineError]]:
+        """Counts lines. Returns those with a fault."""
+        faults = []
+        for number, raw in lines:
+            try:
+                line = self._checked(raw)
+            except LineError as error:
+                faults.append((number, error))
+            else:
+                self.model = line.model if self.num_lines == 0 or line.model == self.model else None
+            self.num_lines += 1
+        return faults
 
-def _parts(lines: list[tuple[int, bytes]], size: int = 256) -> Iterator[list[tuple[int, bytes]]]:
-    for start in range(0, len(lines), size):
-        yield lines[start : start + size]
+    def _checked(self, raw: bytes) -> Line:
+        line = parse_line(raw, endpoints=self.endpoints, max_bytes=self.max_bytes)
+        custom_id = line.custom_id.encode("utf-8", "surrogatepass")
+        digest = hashlib.blake2b(custom_id, digest_size=16).digest()
+        if digest in self._seen:
+            error = LineError(
+                f"custom_id {line.custom_id[:200]!r} is that of an earlier line",
+                param="custom_id",
+                code="duplicate_custom_id",
+            )
+            error.custom_id = line.custom_id
+            raise error
+        self._seen.add(digest)
+        return line

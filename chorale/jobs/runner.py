@@ -9,23 +9,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from chorale.errors import ChoraleError
 from chorale.jobs.contents import Contents
-from chorale.jobs.execute import Sender
-from chorale.jobs.sender import PatientSender
-from chorale.jobs.slots import Slots
-from chorale.jobs.work import BatchLimits, BatchWork, LostError
+from chorale.jobs.execute import LineRetries, Sender
+from chorale.jobs.lines import LostError, Sending
+from chorale.jobs.slots import MAX_LINES_BYTES, Slots
+from chorale.jobs.work import BatchLimits, BatchWork
+from chorale.store.batch_rows import Result
 from chorale.store.store import ResponseStore
 
 logger = logging.getLogger(__name__)
 
 AT_ONCE = 8  # batches that one process works on; others wait
-MAX_LINES_BYTES = 256 * 2**20  # of lines that are being sent
 _READY_SECONDS = 0.2
 _SWEEP_SECONDS = 30.0
+# An engine may be away for long, and the batch has a window of its own.
+_RETRIES = LineRetries(patience=math.inf, first_delay=0.1, longest_delay=10.0, max_errors=3, max_crashes=10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,7 @@ class BatchRunner:
     """One per server process. ``run`` runs as a task all the time; ``close`` ends it.
 
     ``woken``, when set, makes it look at the store. ``sender(owner)`` sends lines as that owner.
-    ``counted``: see ``BatchWork``.
+    ``counted``: see ``LineWork``.
     """
 
     def __init__(
@@ -54,7 +57,7 @@ class BatchRunner:
         *,
         woken: asyncio.Event,
         sender: Callable[[bytes], Sender],
-        counted: Callable[[int, int], None] = lambda completed, failed: None,
+        counted: Callable[[Sequence[Result]], None] = lambda results: None,
         beat_seconds: float = 2.0,
     ) -> None:
         self._store, self._contents, self._server_id = store, contents, server_id
@@ -114,14 +117,16 @@ class BatchRunner:
             self._store,
             self._contents,
             self._server_id,
-            sender=PatientSender(self._sender(batch.owner), self._ready),
-            slots=self._slots,
-            concurrency=max(1, self._engine.concurrency()),
+            sending=self._sending(batch.owner),
             limits=self._limits,
             counted=self._counted,
         )
         self._tasks[batch.id] = asyncio.create_task(self._run(work))
         return True
+
+    def _sending(self, owner: bytes) -> Sending:
+        at_once = max(1, self._engine.concurrency())
+        return Sending(self._sender(owner), self._slots, at_once, _RETRIES, self._ready)
 
     async def _run(self, work: BatchWork) -> None:
         """Works on a batch. A fault of this program fails the batch, which would not end otherwise."""

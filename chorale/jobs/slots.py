@@ -7,6 +7,8 @@ import contextlib
 from collections import deque
 from collections.abc import Callable
 
+MAX_LINES_BYTES = 256 * 2**20  # of lines that a process is sending
+
 
 class Slots:
     """Free slots go to those who wait, in the order in which they came: batches take turns.

@@ -10,21 +10,17 @@ import asyncio
 import contextlib
 import logging
 import time
-import zlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Set
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from chorale.errors import ChoraleError
 from chorale.jobs.contents import Contents, ContentsError, MissingContentError
-from chorale.jobs.execute import Sender, execute_all
-from chorale.jobs.input import inspect, split_lines
-from chorale.jobs.line import LARGE, Fault, Line, Record, parse_line
-from chorale.jobs.slots import Slots
-from chorale.requests.openai_client import Retries
-from chorale.requests.usage import usage_of
-from chorale.store.batch_rows import Result, StoredBatch, Tokens
+from chorale.jobs.input import Inspection
+from chorale.jobs.line import Fault, Record, parse_line
+from chorale.jobs.lines import LineWork, LostError, Sending, unpacked
+from chorale.store.batch_rows import Result, StoredBatch
 from chorale.store.batches import MAX_ATTEMPTS
 from chorale.store.files import StoredFile, new_file_id
 from chorale.store.protocol import StoreError
@@ -32,19 +28,12 @@ from chorale.store.store import ResponseStore
 
 logger = logging.getLogger(__name__)
 
-_GROUP = 256  # records stored by one write at most
+MAX_FAULTS = 100  # of an input that are listed
 _PAGE = 64  # records read at a time for a file
-_RETRY_SECONDS = 1.0
 _SHORT_OF = {
     "expired": Fault("batch_expired", "the batch expired before this request was answered"),
     "cancelled": Fault("batch_cancelled", "the batch was cancelled before this request was answered"),
 }
-
-Stopped = Literal["", "cancelling", "expired", "lost", "leaving"]
-
-
-class LostError(Exception):
-    """The batch belongs to another server now, or was deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +45,8 @@ class BatchLimits:
     ttl: float = 30 * 86400.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    number: int
-    size: int
-
-
-class BatchWork:
-    """``sender``: sends lines as the owner of the batch. ``counted`` gets the numbers of requests that have
-    succeeded and failed."""
+class BatchWork(LineWork):
+    """A batch of a server. ``sending``: sends lines as the owner of the batch."""
 
     def __init__(
         self,
@@ -73,52 +55,20 @@ class BatchWork:
         contents: Contents,
         server_id: str,
         *,
-        sender: Sender,
-        slots: Slots,
-        concurrency: int,
+        sending: Sending,
         limits: BatchLimits,
-        counted: Callable[[int, int], None],
+        counted: Callable[[Sequence[Result]], None],
     ) -> None:
-        self._batch = batch
-        self._rows, self._files, self._contents = store.batches, store.files, contents
-        self._server_id = server_id
-        self._sender, self._slots, self._concurrency, self._limits = sender, slots, concurrency, limits
-        self._counted = counted
-        self._stopped: Stopped = ""
-        self._sending: asyncio.Task[None] | None = None
-        self._problem = ""  # the last logged error
-        self._held: set[_Place] = set()  # lines with a slot
-        self._records: list[tuple[_Place, Record]] = []  # not stored yet
-        self._has_records = asyncio.Event()  # or sending has ended
-
-    @property
-    def id(self) -> str:
-        return self._batch.id
-
-    @property
-    def owner(self) -> bytes:
-        return self._batch.owner
-
-    def stop(self, why: Stopped) -> None:
-        """Stops sending lines; what is in flight is aborted, unless this server only leaves the batch."""
-        if self._stopped in ("", "leaving"):
-            self._stopped = why
-        if self._sending is not None and why != "leaving":
-            self._sending.cancel()
-
-    def leave(self) -> None:
-        """Sends no further line. ``run`` returns once those in flight are answered."""
-        self.stop("leaving")
-
-    async def look(self) -> None:
-        """Reads whether the batch was cancelled, has expired, or is another server's."""
-        batch = await self._rows.owned(self.id, self._server_id)
-        if batch is None:
-            self.stop("lost")
-        elif batch.status == "cancelling":
-            self.stop("cancelling")
-        elif self._rows.now >= batch.expires:
-            self.stop("expired")
+        super().__init__(
+            batch,
+            store.batches,
+            server_id,
+            partial(contents.read, batch.input_file_id),
+            sending=sending,
+            max_line_bytes=limits.max_line_bytes,
+            counted=counted,
+        )
+        self._files, self._contents, self._limits = store.files, contents, limits
 
     async def run(self) -> None:
         """Works until the batch has ended, or this server leaves it. Raises ``LostError``."""
@@ -153,13 +103,6 @@ class BatchWork:
             except (StoreError, ContentsError) as error:
                 await self._wait(error)
 
-    async def _wait(self, error: ChoraleError) -> None:
-        """Waits before a step is repeated. Each error is logged once."""
-        if error.message != self._problem:
-            logger.warning("%s waits: %s", self.id, error)
-        self._problem = error.message
-        await asyncio.sleep(_RETRY_SECONDS)
-
     async def _refresh(self) -> None:
         """Reads the batch again, also once it has ended. Raises ``LostError``."""
         while True:
@@ -172,110 +115,37 @@ class BatchWork:
     # ------------------------------------------------------------------ validation
 
     async def _validate(self) -> None:
-        batch, limits = self._batch, self._limits
+        batch = self._batch
         if batch.status != "validating":
             return
-        found = await inspect(
-            self._contents.read(batch.input_file_id),
-            batch.endpoint,
-            max_lines=limits.max_lines,
-            max_bytes=limits.max_line_bytes,
-        )
-        if found.faults:
-            await self._fail(found.faults)
+        found = Inspection((batch.endpoint,), self._max_line_bytes)
+        faults = await self._faults(found)
+        if faults:
+            await self._fail(faults[:MAX_FAULTS])
             return
         if not await self._rows.begin(self.id, self._server_id, found.num_lines, found.model):
             raise LostError
         logger.info("%s begins: %d lines for %s", self.id, found.num_lines, batch.endpoint)
+
+    async def _faults(self, found: Inspection) -> list[dict[str, Any]]:
+        faults: list[dict[str, Any]] = []
+        most = self._limits.max_lines
+        async with contextlib.aclosing(found.read(self._read())) as checked:
+            async for new in checked:
+                faults += [_fault(str(e.code), e.message, line, e.param) for line, e in new]
+                if found.num_lines > most:
+                    faults.append(_fault("too_many_tasks", f"the file has more than {most} lines"))
+                if len(faults) >= MAX_FAULTS or found.num_lines > most:
+                    return faults
+        if not found.num_lines:
+            faults.append(_fault("empty_file", "the file has no lines"))
+        return faults
 
     async def _fail(self, faults: list[dict[str, Any]]) -> None:
         if not await self._rows.end(self.id, self._server_id, "failed", faults=faults):
             raise LostError
         self._batch = replace(self._batch, status="failed")
         logger.warning("%s has failed: %s", self.id, faults[0]["message"])
-
-    # ------------------------------------------------------------------ the lines
-
-    async def _answer(self) -> None:
-        if self._batch.status != "in_progress":
-            return
-        await self.look()
-        done = await self._rows.answered(self.id)
-        if len(done) == self._batch.num_lines or self._stopped:
-            return
-        if done:
-            logger.info("%s continues: %d of %d lines are done", self.id, len(done), self._batch.num_lines)
-        self._sending = sending = asyncio.create_task(self._send(done))
-        sending.add_done_callback(lambda _: self._has_records.set())
-        try:
-            while not sending.done() or self._records:
-                await self._has_records.wait()
-                self._has_records.clear()
-                while self._records:
-                    await self._record()
-            if not sending.cancelled():
-                await sending
-        finally:
-            self._sending = None
-            sending.cancel()
-            await asyncio.gather(sending, return_exceptions=True)
-            for place in self._held:
-                self._slots.free(place.size)
-            self._held.clear()
-            self._records.clear()
-        self._check_owned()
-
-    def _check_owned(self) -> None:
-        if self._stopped == "lost":
-            raise LostError
-
-    async def _send(self, done: set[int]) -> None:
-        lines = self._lines(done)
-        records = execute_all(lines, self._sender, concurrency=self._concurrency, retries=Retries(1))
-        async with contextlib.aclosing(lines), contextlib.aclosing(records):
-            async for place, record in records:
-                self._records.append((place, record))
-                self._has_records.set()
-
-    async def _lines(self, done: set[int]) -> AsyncGenerator[tuple[_Place, Line]]:
-        """Yields lines without a record as slots become free."""
-        limits = self._limits
-        async with contextlib.aclosing(self._input()) as input_lines:
-            async for found in input_lines:
-                for number, raw in found:
-                    if number in done:
-                        continue
-                    place = _Place(number, len(raw))
-                    await self._slots.take(place.size)
-                    self._held.add(place)
-                    if self._stopped:
-                        return
-                    parse = partial(parse_line, raw, max_bytes=limits.max_line_bytes)
-                    yield place, await asyncio.to_thread(parse) if len(raw) > LARGE else parse()
-
-    def _input(self) -> AsyncGenerator[list[tuple[int, bytes]]]:
-        return split_lines(self._contents.read(self._batch.input_file_id), self._limits.max_line_bytes)
-
-    async def _record(self) -> None:
-        """Stores records, and frees their slots. Raises ``LostError``."""
-        group = self._records[:_GROUP]
-        results = await asyncio.to_thread(lambda: [_packed(place, record) for place, record in group])
-        while True:
-            try:
-                status = await self._rows.record(self.id, self._server_id, results)
-                break
-            except StoreError as error:
-                await self._wait(error)
-        if status is None:
-            raise LostError
-        if status == "cancelling":
-            self.stop("cancelling")
-        num_completed = sum(result.completed for result in results)
-        self._counted(num_completed, len(results) - num_completed)
-        del self._records[: len(group)]
-        for place, _ in group:
-            self._held.discard(place)
-            self._slots.free(place.size)
 
     # ------------------------------------------------------------------ the files
 
@@ -322,27 +192,17 @@ class BatchWork:
         after = 0
         while page := await self._rows.results(self.id, completed, after, _PAGE):
             after = page[-1][0]
-            yield await asyncio.to_thread(_unpacked, page)
+            yield await asyncio.to_thread(unpacked, page)
         if fault is None:
             return
         async with contextlib.aclosing(self._input()) as input_lines:
             async for lines in input_lines:
                 left = [raw for number, raw in lines if number not in done]
-                yield await asyncio.to_thread(_unanswered, left, fault, self._limits.max_line_bytes)
+                yield await asyncio.to_thread(_unanswered, left, fault, self._max_line_bytes)
 
 
-def _fault(code: str, message: str) -> dict[str, Any]:
-    return {"code": code, "line": None, "message": message, "param": None}
-
-
-def _packed(place: _Place, record: Record) -> Result:
-    used = usage_of(record.answer.body) if record.answer is not None and record.ok else None
-    tokens = Tokens() if used is None else Tokens(used.input, used.cached, used.output, used.reasoning)
-    return Result(place.number, record.ok, zlib.compress(record.encode(), 1), tokens)
-
-
-def _unpacked(page: list[tuple[int, bytes]]) -> bytes:
-    return b"".join(zlib.decompress(data) + b"\n" for _, data in page)
+def _fault(code: str, message: str, line: int | None = None, param: str | None = None) -> dict[str, Any]:
+    return {"code": code, "line": line, "message": message, "param": param}
 
 
 def _unanswered(lines: list[bytes], fault: Fault, max_bytes: int) -> bytes:

@@ -17,19 +17,19 @@ from chorale.engine.types import GenerateRequest
 from chorale.errors import EngineDeadError, QueueFullError
 from chorale.jobs.execute import (
     AppSender,
-    NoAnswerError,
-    Retries,
+    LineRetries,
     UrlSender,
     execute,
     execute_all,
     one_line,
 )
 from chorale.jobs.line import Answer, Line
+from chorale.requests.openai_client import NoAnswerError
 from chorale.testing.scripted_client import Script, ScriptedClient
 from tests.support.server import run, served
 
 HELLO = (200005, 17196, 200008, 13225, 200002)
-QUICK = Retries(patience=5.0, first_delay=0.01, longest_delay=0.02)
+QUICK = LineRetries(patience=5.0, first_delay=0.01, longest_delay=0.02)
 
 
 def line(custom_id: str = "a", url: str = "/v1/chat/completions", **body: Any) -> Line:
@@ -188,7 +188,7 @@ def test_patience_ends() -> None:
         return Answer(503, "r", b"{}")
 
     async def main() -> None:
-        short = Retries(patience=0.05, first_delay=0.01, longest_delay=0.01)
+        short = LineRetries(patience=0.05, first_delay=0.01, longest_delay=0.01)
         record = await execute(line(), silent, short)
         assert record.answer is None
         assert record.fault is not None
@@ -200,21 +200,38 @@ def test_patience_ends() -> None:
     run(main)
 
 
-def test_attempts_are_limited() -> None:
+RESTARTED = b'{"error": {"code": "engine_restarted"}}'
+
+
+@pytest.mark.parametrize(
+    ("answer", "most", "count"),
+    [
+        (Answer(500, "r", b"{}"), {}, 1),  # an answer like others
+        (Answer(500, "r", b"{}"), {"max_errors": 3}, 3),
+        (Answer(503, "r", RESTARTED), {"max_errors": 3, "max_crashes": 5}, 5),
+        (Answer(400, "r", RESTARTED), {"max_crashes": 5}, 1),
+        (Answer(503, "r", RESTARTED), {"attempts": 2}, 2),
+        (None, {"max_errors": 3}, 3),
+    ],
+)
+def test_attempts_are_limited(answer: Answer | None, most: dict[str, Any], count: int) -> None:
     sent = 0
 
-    async def busy(asked: Line) -> Answer:
+    async def send(asked: Line) -> Answer:
         nonlocal sent
         sent += 1
-        return Answer(503, "r", b"{}")
+        if answer is None:
+            raise NoAnswerError("nobody is there")
+        return answer
 
-    async def main() -> None:
-        for attempts in (1, 3):
-            before = sent
-            await execute(line(), busy, Retries(attempts, first_delay=0.001))
-            assert sent - before == attempts
+    async def ready() -> None:
+        nonlocal num_ready
+        num_ready += 1
 
-    run(main)
+    num_ready = 0
+    retries = LineRetries(first_delay=0.001, longest_delay=0.001, **most)
+    record = asyncio.run(execute(line(), send, retries, ready))
+    assert (sent, num_ready, record.answer) == (count, count, answer)
 
 
 def test_an_answer_without_an_end_is_no_answer() -> None:

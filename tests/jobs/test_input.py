@@ -10,7 +10,8 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from chorale.jobs.input import MAX_FAULTS, LineTooLongError, inspect, split_lines
+from chorale.jobs.input import Inspection, split_lines
+from chorale.jobs.line import LineError
 from tests.support.fuzz.worst_input import Cost, watched
 
 ENDPOINT = "/v1/completions"
@@ -40,23 +41,30 @@ def test_lines_do_not_depend_on_how_pieces_are_cut() -> None:
         assert asyncio.run(numbered(data, *ends)) == expected
 
 
-def test_a_line_without_end_is_refused_before_it_is_held() -> None:
-    for data in (b"a\n" + b"x" * 300, b"a\n" + b"x" * 101 + b"\nb"):
-        with pytest.raises(LineTooLongError) as caught:
-            asyncio.run(numbered(data, *range(50, len(data), 50)))
-        assert caught.value.line == 2
+def test_of_a_line_that_is_too_long_the_beginning_is_kept() -> None:
+    for long in (b"x" * 101, b"x" * 300, b" " * 300):
+        for data in (b"a\n" + long + b"\nb", b"a\n" + long):
+            (_, (number, kept), *rest) = asyncio.run(numbered(data, *range(50, len(data), 50)))
+            assert number == 2
+            assert 100 < len(kept) <= 151  # refused by its length
+            assert rest == ([(3, b"b")] if data.endswith(b"b") else [])
 
 
-@pytest.mark.parametrize(
-    ("pattern", "code"),
-    [(b"\n", "empty_file"), (b"\r\n", "empty_file"), (b" \n", "empty_file"), (b"{}\n", "too_many_tasks")],
-)
-def test_hostile_files_are_checked_in_linear_time(pattern: bytes, code: str) -> None:
+async def inspected(data: bytes) -> tuple[Inspection, list[tuple[int, LineError]]]:
+    found = Inspection((ENDPOINT,), 2**20)
+    pieces = cut(data, *range(2**20, len(data), 2**20))
+    return found, [fault async for faults in found.read(pieces) for fault in faults]
+
+
+@pytest.mark.parametrize("pattern", [b"\n", b"\r\n", b" \n", b"{}\n"])
+def test_hostile_files_are_checked_in_linear_time(pattern: bytes) -> None:
     async def check(num_bytes: int) -> Cost:
         data = pattern * (num_bytes // len(pattern))
         async with watched() as cost:
-            found = await inspect(cut(data, *range(2**20, len(data), 2**20)), ENDPOINT, **LIMITS)
-        assert found.faults[-1]["code"] in (code, "missing_required_parameter")
+            found = Inspection((ENDPOINT,), 2**20)
+            async for _ in found.read(cut(data, *range(2**20, len(data), 2**20))):
+                if found.num_lines > 50_000:  # as many as a batch may have
+                    break
         cost.num_bytes = len(data)
         return cost
 
@@ -65,44 +73,27 @@ def test_hostile_files_are_checked_in_linear_time(pattern: bytes, code: str) -> 
     asyncio.run(check(16 * 2**20)).check(max_cpu_seconds=1.0)
 
 
-def test_no_more_lines_are_parsed_than_are_allowed() -> None:
-    async def main() -> int:
-        found = await inspect(cut(b"{}\n" * 100_000), ENDPOINT, max_lines=1000, max_bytes=100)
-        assert found.faults[-1]["code"] == "missing_required_parameter"
-        return found.num_lines
-
-    assert 1000 < asyncio.run(main()) < 1500
-
-
-def test_the_model_is_that_of_all_lines_and_faults_are_bounded() -> None:
+def test_the_model_is_that_of_all_lines() -> None:
     async def main() -> None:
-        same = await inspect(cut(line(1, model="m") + b"\n" + line(2, model="m")), ENDPOINT, **LIMITS)
-        assert (same.num_lines, same.model, same.faults) == (2, "m", [])
-        mixed = await inspect(cut(line(1, model="m") + b"\n" + line(2)), ENDPOINT, **LIMITS)
-        assert mixed.model is None
-        bad = await inspect(cut(b"{\n" * 1000), ENDPOINT, **LIMITS)
-        assert (bad.num_lines, len(bad.faults)) == (1000, MAX_FAULTS)
+        for second, model in (({"model": "m"}, "m"), ({}, None), ({"model": "n"}, None)):
+            found, faults = await inspected(line(1, model="m") + b"\n" + line(2, **second))
+            assert (found.num_lines, found.model, faults) == (2, model, [])
 
     asyncio.run(main())
-
-
-LIMITS = {"max_lines": 50_000, "max_bytes": 2**20}
 
 
 def test_the_check_of_a_large_file_leaves_the_event_loop_free() -> None:
     data = b"\n".join(line(number, prompt="x" * 400) for number in range(20_000))
 
     async def main() -> None:
-        checking = asyncio.create_task(
-            inspect(cut(data, *range(2**20, len(data), 2**20)), ENDPOINT, **LIMITS)
-        )
+        checking = asyncio.create_task(inspected(data))
         times = []
         while not checking.done():
             started = time.perf_counter()
             await asyncio.sleep(0)
             times.append(time.perf_counter() - started)
             await asyncio.sleep(0.001)
-        assert (await checking).num_lines == 20_000
+        assert (await checking)[0].num_lines == 20_000
         late = sorted(times)[len(times) * 9 // 10]
         assert late < 0.05, f"{late:.3f} s"  # in one piece the check takes most of a second
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 
 from starlette.routing import Route, Router
@@ -19,6 +20,7 @@ from chorale.jobs.execute import AppSender
 from chorale.jobs.line import ENDPOINTS
 from chorale.jobs.runner import BatchRunner, Engine
 from chorale.jobs.service import BatchService
+from chorale.store.batch_rows import Result
 from chorale.tracing import ignored
 from chorale.tracing.context import CURRENT, IgnoredFields, RequestContext
 
@@ -74,8 +76,9 @@ def make_runner(state: ServerState, service: BatchService) -> BatchRunner:
         most = min(state.config.batch_max_concurrency or rows, admitted // 4)
         return max(1, most // state.config.api_server_count)
 
-    def counted(completed: int, failed: int) -> None:
-        state.metrics.lines_answered(completed, failed)
+    def counted(results: Sequence[Result]) -> None:
+        num_completed = sum(result.completed for result in results)
+        state.metrics.lines_answered(num_completed, len(results) - num_completed)
 
     return BatchRunner(
         state.store,

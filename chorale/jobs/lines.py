@@ -1,0 +1,213 @@
+"""LineWork: sends the lines of a batch that have no record yet, and stores their records as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import zlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from chorale.errors import ChoraleError
+from chorale.jobs.execute import LineRetries, Sender, execute_all
+from chorale.jobs.input import split_lines
+from chorale.jobs.line import LARGE, Line, Record, parse_line
+from chorale.jobs.slots import Slots
+from chorale.requests.usage import usage_of
+from chorale.store.batch_rows import Result, StoredBatch, Tokens
+from chorale.store.batches import Batches
+from chorale.store.protocol import StoreError
+
+logger = logging.getLogger(__name__)
+
+_GROUP = 256  # records stored by one write at most
+_RETRY_SECONDS = 1.0
+
+Stopped = Literal["", "cancelling", "expired", "lost", "leaving"]
+
+
+class LostError(ChoraleError):
+    """The batch belongs to another server now, or was deleted."""
+
+    def __init__(self) -> None:
+        super().__init__("another process works on the batch, or it was deleted")
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """How lines are sent: ``concurrency`` at once, while ``slots`` are free and the engine is ``ready``."""
+
+    send: Sender
+    slots: Slots
+    concurrency: int
+    retries: LineRetries
+    ready: Callable[[], Awaitable[None]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A line of the input: its number from 1, and its size in bytes."""
+
+    number: int
+    size: int
+
+
+class LineWork:
+    """``read`` reads the input. ``counted`` is called with the results that were stored."""
+
+    def __init__(
+        self,
+        batch: StoredBatch,
+        rows: Batches,
+        server_id: str,
+        read: Callable[[], AsyncGenerator[bytes]],
+        *,
+        sending: Sending,
+        max_line_bytes: int,
+        counted: Callable[[Sequence[Result]], None],
+    ) -> None:
+        self._batch, self._rows, self._server_id, self._read = batch, rows, server_id, read
+        self._sending, self._slots, self._max_line_bytes = sending, sending.slots, max_line_bytes
+        self._counted = counted
+        self._stopped: Stopped = ""
+        self._task: asyncio.Task[None] | None = None  # sends
+        self._problem = ""  # the last logged error
+        self._held: set[Place] = set()  # lines with a slot
+        self._records: list[tuple[Place, Record]] = []  # not stored yet
+        self._has_records = asyncio.Event()  # or sending has ended
+
+    @property
+    def id(self) -> str:
+        return self._batch.id
+
+    @property
+    def owner(self) -> bytes:
+        return self._batch.owner
+
+    def stop(self, why: Stopped) -> None:
+        """Stops sending lines; what is in flight is aborted, unless this server only leaves the batch."""
+        if self._stopped in ("", "leaving"):
+            self._stopped = why
+        if self._task is not None and why != "leaving":
+            self._task.cancel()
+
+    def leave(self) -> None:
+        """Sends no further line. ``run`` returns once those in flight are answered."""
+        self.stop("leaving")
+
+    async def look(self) -> None:
+        """Reads whether the batch was cancelled, has expired, or is another server's."""
+        batch = await self._rows.owned(self.id, self._server_id)
+        if batch is None:
+            self.stop("lost")
+        elif batch.status == "cancelling":
+            self.stop("cancelling")
+        elif self._rows.now >= batch.expires:
+            self.stop("expired")
+
+    async def _wait(self, error: ChoraleError) -> None:
+        """Waits before an operation of the store is repeated. Each error is logged once."""
+        if error.message != self._problem:
+            logger.warning("%s waits: %s", self.id, error)
+        self._problem = error.message
+        await asyncio.sleep(_RETRY_SECONDS)
+
+    async def _answer(self) -> None:
+        """Returns once all lines have a record; after ``leave``, those in flight. Raises ``LostError``."""
+        if self._batch.status != "in_progress":
+            return
+        await self.look()
+        done = await self._rows.answered(self.id)
+        if len(done) == self._batch.num_lines or self._stopped:
+            return
+        if done:
+            logger.info("%s continues: %d of %d lines are done", self.id, len(done), self._batch.num_lines)
+        self._task = sending = asyncio.create_task(self._send(done))
+        sending.add_done_callback(lambda _: self._has_records.set())
+        try:
+            while not sending.done() or self._records:
+                await self._has_records.wait()
+                self._has_records.clear()
+                while self._records:
+                    await self._record()
+            if not sending.cancelled():
+                await sending
+        finally:
+            self._task = None
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+            for place in self._held:
+                self._slots.free(place.size)
+            self._held.clear()
+            self._records.clear()
+        self._check_owned()
+
+    def _check_owned(self) -> None:
+        if self._stopped == "lost":
+            raise LostError
+
+    async def _send(self, done: set[int]) -> None:
+        how, lines = self._sending, self._lines(done)
+        records = execute_all(
+            lines, how.send, concurrency=how.concurrency, retries=how.retries, ready=how.ready
+        )
+        async with contextlib.aclosing(lines), contextlib.aclosing(records):
+            async for place, record in records:
+                self._add(place, record)
+
+    def _add(self, place: Place, record: Record) -> None:
+        self._records.append((place, record))
+        self._has_records.set()
+
+    async def _lines(self, done: set[int]) -> AsyncGenerator[tuple[Place, Line]]:
+        """Yields lines without a record as slots become free."""
+        async with contextlib.aclosing(self._input()) as input_lines:
+            async for found in input_lines:
+                for number, raw in found:
+                    if number in done:
+                        continue
+                    place = Place(number, len(raw))
+                    await self._slots.take(place.size)
+                    self._held.add(place)
+                    if self._stopped:
+                        return
+                    parse = partial(parse_line, raw, max_bytes=self._max_line_bytes)
+                    yield place, await asyncio.to_thread(parse) if len(raw) > LARGE else parse()
+
+    def _input(self) -> AsyncGenerator[list[tuple[int, bytes]]]:
+        return split_lines(self._read(), self._max_line_bytes)
+
+    async def _record(self) -> None:
+        """Stores records, and frees their slots. Raises ``LostError``."""
+        group = self._records[:_GROUP]
+        results = await asyncio.to_thread(lambda: [packed(place.number, record) for place, record in group])
+        while True:
+            try:
+                status = await self._rows.record(self.id, self._server_id, results)
+                break
+            except StoreError as error:
+                await self._wait(error)
+        if status is None:
+            raise LostError
+        if status == "cancelling":
+            self.stop("cancelling")
+        self._counted(results)
+        del self._records[: len(group)]
+        for place, _ in group:
+            self._held.discard(place)
+            self._slots.free(place.size)
+
+
+def packed(number: int, record: Record) -> Result:
+    """Returns the record of a line as it is stored."""
+    used = usage_of(record.answer.body) if record.answer is not None and record.ok else None
+    tokens = Tokens() if used is None else Tokens(used.input, used.cached, used.output, used.reasoning)
+    return Result(number, record.ok, zlib.compress(record.encode(), 1), tokens)
+
+
+def unpacked(page: list[tuple[int, bytes]]) -> bytes:
+    """Returns stored records as lines."""
+    return b"".join(zlib.decompress(data) + b"\n" for _, data in page)
