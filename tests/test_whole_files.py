@@ -40,11 +40,7 @@ def test_a_command_that_cannot_write_says_where_and_leaves_nothing(command: str,
 PROGRAMS = {
     "write_whole": "write_whole(folder / 'file', b'x' * 100_000)",
     "a report": "write_whole(folder / 'file', 'ü' * 100_000)",
-    "records of run-batch": (
-        "journal = Journal(folder / 'file', Header(input_sha256='', num_lines=9, target=''))\n"
-        "for number in range(1, 9): journal.add(number, b'{}' + b' ' * 9000)"
-    ),
-    "records of eval": "log = Log(folder)\nfor _ in range(100): log.append(RECORD)",
+    "records of eval": "log = Journal(folder)\nfor _ in range(100): log.append(RECORD)",
 }
 
 
@@ -52,9 +48,8 @@ PROGRAMS = {
 def test_an_error_names_the_file(name: str, tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path\n"
-        "from chorale.jobs.journal import Header, Journal\n"
         "from chorale.errors import ChoraleError\n"
-        "from chorale_evals.journal import Journal as Log\n"
+        "from chorale_evals.journal import Journal\n"
         "from chorale.machine.folders import write_whole\n"
         "from chorale_evals.record import Record\n"
         "RECORD = Record('t', 'low', 's', 1, 'answered', 1.0, 'x' * 9000)\n"

@@ -114,7 +114,7 @@ class FolderContents:
                     size += len(piece)
                 await _in_thread(os.fsync, file.fileno())
                 partial.rename(path)
-            await _in_thread(_sync_folder, self._folder)
+            await _in_thread(sync_folder, self._folder)
         except OSError as error:
             raise ContentsError(
                 f"the folder of files cannot be written: {error.strerror or error}"
@@ -130,8 +130,8 @@ class FolderContents:
     async def read(self, name: str) -> AsyncGenerator[bytes]:
         path = self._folder / _checked(name)
         try:
-            with _opened(path, "rb") as file:
-                while piece := await _in_thread(file.read, PIECE):
+            async with contextlib.aclosing(read_file(path)) as pieces:
+                async for piece in pieces:
                     yield piece
         except FileNotFoundError:
             raise MissingContentError(f"the content of {name} is missing") from None
@@ -244,6 +244,13 @@ def _bucket(place: str) -> ObjectStore:
     return store
 
 
+async def read_file(path: Path) -> AsyncGenerator[bytes]:
+    """Yields a file in pieces of ``PIECE`` bytes. Raises ``OSError``."""
+    with _opened(path, "rb") as file:
+        while piece := await _in_thread(file.read, PIECE):
+            yield piece
+
+
 async def joined(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """Yields small pieces together, and large ones as they are."""
     held: list[bytes] = []
@@ -292,7 +299,8 @@ def _write_all(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Makes the names in a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -6,32 +6,22 @@ import contextlib
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import urlsplit
 
 import httpx2
 
 from chorale.errors import ChoraleError, ConfigError
-from chorale.jobs.journal import Journal
+from chorale.jobs.contents import sync_folder
 from chorale.machine.folders import whole_file
 
 _ATTEMPTS = 5
 _DELAY = 2.0  # seconds before the second attempt, doubled each time
 _PIECE = 2**20
 MAX_DOWNLOAD = 4 * 2**30  # bytes of an input
-_MARK = b"\xef\xbb\xbf"  # some editors put it before the first line
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """An input on this machine. ``num_lines`` includes blank lines, ``num_requests`` does not."""
-
-    path: Path
-    sha256: str
-    num_lines: int
-    num_requests: int
 
 
 def is_url(name: str) -> bool:
@@ -44,40 +34,6 @@ def shown(name: str) -> str:
         return name
     parts = urlsplit(name)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-
-
-def examine(path: Path) -> Source:
-    """Reads an input once. Raises ``ConfigError`` if there is no such file."""
-    digest, num_lines, num_requests = hashlib.sha256(), 0, 0
-    begun = filled = False
-    try:
-        with path.open("rb") as file:
-            while piece := file.readline(_PIECE):  # a long line comes in pieces
-                digest.update(piece)
-                num_lines += not begun
-                num_requests += not filled and bool(piece.strip())
-                begun = not piece.endswith(b"\n")
-                filled = begun and (filled or bool(piece.strip()))
-    except OSError as error:
-        raise ConfigError(f"--input-file {path}: {error.strerror}") from None
-    return Source(path, digest.hexdigest(), num_lines, num_requests)
-
-
-def lines_of(path: Path, max_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """Yields the number and the content of each line that is not blank.
-
-    A line above ``max_bytes`` is cut one byte after them.
-    """
-    with path.open("rb") as file:
-        number = 0
-        while raw := file.readline(max_bytes + 2):
-            number += 1
-            rest = raw
-            while rest and not rest.endswith(b"\n"):
-                rest = file.readline(_PIECE)
-            content = (raw.removeprefix(_MARK) if number == 1 else raw).rstrip(b"\r\n")
-            if content.strip():
-                yield number, content
 
 
 def download(url: str, path: Path) -> None:
@@ -163,26 +119,18 @@ class Destination:
         label = hashlib.sha256(shown(name).encode()).hexdigest()[:16]
         return cls(name, folder / f"run-batch-{label}.journal")
 
-    def deliver(self, journal: Journal) -> None:
+    def deliver(self, write: Callable[[BinaryIO], None]) -> None:
         """Writes the output as a whole; a local file appears only once it is complete."""
         if not is_url(self.name):
             with whole_file(Path(self.name)) as file:
-                journal.write_to(file)
-            _sync_folder(Path(self.name).parent)
+                write(file)
+            with contextlib.suppress(OSError):
+                sync_folder(Path(self.name).parent)
             return
         made = self.journal.with_name(self.journal.name.removesuffix(".journal") + ".new")
         try:
             with made.open("wb") as file:
-                journal.write_to(file)
+                write(file)
             upload(made, self.name)
         finally:
             made.unlink(missing_ok=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

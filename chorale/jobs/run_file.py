@@ -1,31 +1,204 @@
-"""FileRun: one batch from an input to an output by this process, resumed from its journal."""
+"""A file of lines that this process runs, with its records in a store of its own beside the output.
+
+The store is a server's (SQLite), with a single batch: a run that was killed left it there, and the next one
+claims it and sends the lines that have no record (``chorale.jobs.lines``).
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
+import math
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
-from chorale.errors import ChoraleError
-from chorale.jobs.execute import PATIENT, Sender, execute_all
-from chorale.jobs.files import Source, lines_of
-from chorale.jobs.journal import Journal
-from chorale.jobs.line import MAX_LINE_BYTES, Line, LineError, parse_line, refused
-from chorale.requests.openai_client import Retries
-from chorale.requests.usage import TokenUsage, usage_of
+from chorale.errors import ChoraleError, ConfigError
+from chorale.ids import new_id
+from chorale.jobs.contents import read_file
+from chorale.jobs.execute import PATIENT, LineRetries, Sender
+from chorale.jobs.input import Inspection
+from chorale.jobs.line import ENDPOINTS, MAX_LINE_BYTES, Record, refused
+from chorale.jobs.lines import LineWork, Place, Sending, packed, unpacked
+from chorale.jobs.slots import MAX_LINES_BYTES, Slots
+from chorale.store.batch_rows import BatchNotFoundError, Result, StoredBatch
+from chorale.store.files import StoredFile, new_file_id
+from chorale.store.protocol import StoreError
+from chorale.store.store import SqliteStore
 
-_TURN = 64  # lines that are read before other tasks get a turn
+BATCH_ID = f"batch_{0:032x}"  # of the only batch of a private store
+_OWNER, _MODEL = b"", ""
+_PAGE = 64  # records read at a time
+_BEGINNING = b"SQLite format 3\0"
+
+
+class ServerGoneError(ChoraleError, code="server_gone"):
+    """The server has stopped answering: no line was answered while one was sent again and again."""
+
+
+class FileWork(LineWork):
+    """Sends the lines of a file. Where a server's batch waits, it raises: ``StoreError`` at a disk that
+    fails, and ``ServerGoneError`` at a server that does not answer any more."""
+
+    _last_answer = 0.0
+
+    async def run(self) -> None:
+        """Returns once all lines are done; after ``interrupt``, those in flight."""
+        self._last_answer = time.monotonic()
+        await self._answer()
+
+    def interrupt(self) -> None:
+        """First call: no further line is sent, and those in flight are finished. Second call: aborts them."""
+        self.stop("cancelling" if self._stopped else "leaving")
+        self._slots.end()
+
+    async def _wait(self, error: ChoraleError) -> None:
+        raise error
+
+    def _add(self, place: Place, record: Record) -> None:
+        if record.answer is not None:
+            self._last_answer = time.monotonic()
+        elif time.monotonic() - self._last_answer > self._sending.retries.patience / 2:
+            assert record.fault is not None
+            raise ServerGoneError(f"{record.fault.message}; the same command sends the lines that are left")
+        super()._add(place, record)
+
+
+class Journal:
+    """The records of a run. Its methods block, and run an event loop of their own.
+
+    ``batch``: the batch when it was opened, where lines that cannot be sent have their record already.
+    ``num_before``: the number of records of earlier runs.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        source: Path,
+        target: str,
+        *,
+        max_line_bytes: int = MAX_LINE_BYTES,
+        restart: bool = False,
+    ) -> None:
+        """Opens or makes the store at ``path`` for the file ``source``. ``target``: the model or the server.
+
+        Raises ``ConfigError`` if ``source`` cannot be read, or if ``path`` is no such store, has the records
+        of another input or target (unless ``restart``), or is in use by another process. Every method raises
+        ``StoreError`` if the disk fails.
+        """
+        self._path, self._source, self._max_line_bytes = path, source, max_line_bytes
+        run = {"input_sha256": _sha256(source), "target": target}
+        if path.exists() and path.stat().st_size and not _is_store(path):
+            raise ConfigError(f"{path} is not a journal of run-batch; move it away")
+        self._server_id = new_id("srv")
+        self._store = SqliteStore(str(path))
+        self._rows = self._store.batches
+        try:
+            self.num_before, self.batch = asyncio.run(self._open(run, restart))
+        except BaseException:
+            self.close()
+            raise
+
+    async def _open(self, run: dict[str, str], restart: bool) -> tuple[int, StoredBatch]:
+        try:
+            batch = await self._rows.get(BATCH_ID, _OWNER)
+        except BatchNotFoundError:
+            await self._create(run)
+        else:
+            if await self._rows.claim(self._server_id, _MODEL) is None:
+                raise ConfigError(f"{self._path}: another run-batch is writing this output")
+            if restart:
+                await self._rows.delete(BATCH_ID, self._server_id)
+                await self._create(run)
+            elif batch.body["run"] != run:
+                raise ConfigError(f"{self._path} {_difference(batch.body['run'], run)}")
+        batch = await self._rows.get(BATCH_ID, _OWNER)
+        if batch.status == "validating":
+            await self._check()
+        return batch.num_done, await self._rows.get(BATCH_ID, _OWNER)
+
+    async def _create(self, run: dict[str, str]) -> None:
+        now = self._rows.now
+        file = StoredFile(new_file_id(), _OWNER, now, None, "batch", self._source.name, 0)
+        await self._store.files.begin(file, self._server_id)
+        await self._store.files.finish(file, self._server_id)
+        body = {"run": run}
+        batch = StoredBatch(BATCH_ID, _OWNER, "validating", now, math.inf, file.id, body)
+        await self._rows.create(batch, _MODEL, max_live=1)
+        await self._rows.claim(self._server_id, _MODEL)
+
+    async def _check(self) -> None:
+        """Records the lines that cannot be sent, and counts all."""
+        found = Inspection(ENDPOINTS, self._max_line_bytes, busy_share=1.0)
+        async with contextlib.aclosing(found.read(read_file(self._source))) as checked:
+            async for faults in checked:
+                results = [packed(number, refused(error)) for number, error in faults]
+                await self._rows.record(BATCH_ID, self._server_id, results)
+        await self._rows.begin(BATCH_ID, self._server_id, found.num_lines, None)
+
+    def work(
+        self,
+        send: Sender,
+        concurrency: int,
+        counted: Callable[[Sequence[Result]], None] = lambda results: None,
+        retries: LineRetries = PATIENT,
+    ) -> FileWork:
+        """Returns the work on the lines that have no record. It may run in any event loop."""
+        return FileWork(
+            self.batch,
+            self._rows,
+            self._server_id,
+            lambda: read_file(self._source),
+            sending=Sending(send, Slots(lambda: concurrency, MAX_LINES_BYTES), concurrency, retries),
+            max_line_bytes=self._max_line_bytes,
+            counted=counted,
+        )
+
+    def now(self) -> StoredBatch:
+        """Returns the batch as it is now."""
+        return asyncio.run(self._rows.get(BATCH_ID, _OWNER))
+
+    def write_to(self, file: BinaryIO) -> None:
+        """Writes all records, in the order of the input."""
+        asyncio.run(self._write(file.write, None))
+        file.flush()
+
+    def failures(self) -> Counter[str]:
+        """Returns the numbers of records of failed lines, by HTTP status or by the error's code."""
+        found: Counter[str] = Counter()
+
+        def count(records: bytes) -> None:
+            found.update(map(_kind, records.splitlines()))
+
+        asyncio.run(self._write(count, False))
+        return found
+
+    async def _write(self, write: Callable[[bytes], object], completed: bool | None) -> None:
+        after = 0
+        while page := await self._rows.results(BATCH_ID, completed, after, _PAGE):
+            after = page[-1][0]
+            write(unpacked(page))
+
+    def close(self, *, remove: bool = False) -> None:
+        """Leaves the lines without a record to the next run, or removes the file."""
+        asyncio.run(self._close())
+        if remove:
+            for suffix in ("", "-wal", "-shm", ".lock"):
+                Path(f"{self._path}{suffix}").unlink(missing_ok=True)
+
+    async def _close(self) -> None:
+        with contextlib.suppress(StoreError):
+            await self._rows.release(self._server_id)
+        await self._store.close()
 
 
 class _Response(msgspec.Struct):
     status_code: int
-    body: msgspec.Raw = msgspec.Raw()
 
 
 class _Error(msgspec.Struct):
@@ -40,126 +213,29 @@ class _Outcome(msgspec.Struct):
 _outcome = msgspec.json.Decoder(_Outcome)
 
 
-@dataclass(slots=True)
-class Tally:
-    """Counts of records. ``failures``: by HTTP status or by the error's code."""
-
-    num_lines: int = 0
-    num_ok: int = 0
-    failures: Counter[str] = field(default_factory=Counter)
-    usage: TokenUsage = field(default_factory=TokenUsage)
-
-    @property
-    def num_failed(self) -> int:
-        return sum(self.failures.values())
-
-    def add(self, record: bytes) -> None:
-        """Counts an encoded record."""
-        self.num_lines += 1
-        found = _outcome.decode(record)
-        if found.error is not None:
-            self.failures[found.error.code] += 1
-        elif found.response is None or not 200 <= found.response.status_code < 300:
-            self.failures[f"HTTP {0 if found.response is None else found.response.status_code}"] += 1
-        else:
-            self.num_ok += 1
-            self.usage += usage_of(bytes(found.response.body))
+def _kind(record: bytes) -> str:
+    found = _outcome.decode(record)
+    if found.error is not None:
+        return found.error.code
+    return f"HTTP {0 if found.response is None else found.response.status_code}"
 
 
-class ServerGoneError(ChoraleError, code="server_gone"):
-    """The server has stopped answering: no line was answered while one was sent again and again."""
+def _sha256(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ConfigError(f"--input-file {path}: {error.strerror}") from None
 
 
-class FileRun:
-    """Sends the lines of ``source`` that ``journal`` lacks, and adds their records to it.
-
-    ``before`` counts the records of earlier runs, ``now`` those of this one. ``on_record`` is called after
-    each record.
-    """
-
-    def __init__(
-        self,
-        source: Source,
-        journal: Journal,
-        *,
-        retries: Retries = PATIENT,
-        max_bytes: int = MAX_LINE_BYTES,
-    ) -> None:
-        self._source, self._journal, self._retries = source, journal, retries
-        self._max_bytes = max_bytes
-        self.on_record: Callable[[], None] = lambda: None
-        self.before, self.now = Tally(), Tally()
-        for record in journal.records():
-            self.before.add(record)
-        self._stopping = self._all_read = False
-        self._task: asyncio.Task[None] | None = None
-        self._last_answer = time.monotonic()
-        self.complete = False  # every line has a record
-
-    def stop(self) -> None:
-        """First call: no further line is sent, and those in flight are finished. Second call: aborts them."""
-        if self._stopping and self._task is not None:
-            self._task.cancel()
-        self._stopping = True
-
-    async def run(self, send: Sender, concurrency: int) -> None:
-        """Returns once all lines are done, or those in flight after ``stop``. Raises ``ServerGoneError``."""
-        self._task = asyncio.ensure_future(self._run(send, concurrency))
-        try:
-            await self._task
-        except asyncio.CancelledError:
-            if not self._stopping:
-                self._task.cancel()
-                raise
-
-    async def _run(self, send: Sender, concurrency: int) -> None:
-        self._last_answer = time.monotonic()
-        records = execute_all(self._lines(), send, concurrency=concurrency, retries=self._retries)
-        async with self._journal.synced(), aclosing(records):
-            async for number, record in records:
-                if record.answer is not None:
-                    self._last_answer = time.monotonic()
-                elif time.monotonic() - self._last_answer > self._retries.patience / 2:
-                    assert record.fault is not None
-                    raise ServerGoneError(
-                        f"{record.fault.message}; {self._journal.num_done} lines are done; the same command "
-                        "sends the others"
-                    )
-                self._add(number, record.encode())
-        self.complete = self._all_read
-
-    async def _lines(self) -> AsyncGenerator[tuple[int, Line]]:
-        """Yields the lines to send, and records those that cannot be sent."""
-        seen: set[bytes] = set()
-        for count, (number, raw) in enumerate(lines_of(self._source.path, self._max_bytes)):
-            if self._stopping:
-                return
-            if count % _TURN == 0:
-                await asyncio.sleep(0)
-            try:
-                line = parse_line(raw, max_bytes=self._max_bytes)
-                _check_new(line, seen)
-            except LineError as error:
-                if not self._journal.has(number):
-                    self._add(number, refused(error).encode())
-                continue
-            if not self._journal.has(number):
-                yield number, line
-        self._all_read = True
-
-    def _add(self, number: int, record: bytes) -> None:
-        self._journal.add(number, record)
-        self.now.add(record)
-        self.on_record()
+def _is_store(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(_BEGINNING)) == _BEGINNING
 
 
-def _check_new(line: Line, seen: set[bytes]) -> None:
-    """Raises ``LineError`` if an earlier line has the same custom_id, which would make answers ambiguous."""
-    digest = hashlib.blake2b(line.custom_id.encode(), digest_size=16).digest()
-    if digest in seen:
-        error = LineError(
-            f"custom_id {line.custom_id[:200]!r} is that of an earlier line", code="duplicate_custom_id"
-        )
-        error.custom_id = line.custom_id
-        raise error
-    seen.add(digest)
+def _difference(found: dict[str, str], run: dict[str, str]) -> str:
+    other = "model or server" if found["input_sha256"] == run["input_sha256"] else "input"
+    return (
+        f"holds the records of an interrupted run of another {other}; --restart discards them, another "
+        "--output-file keeps them"
+    )

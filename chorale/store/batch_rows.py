@@ -63,6 +63,10 @@ class StoredBatch:
     tokens: Tokens = Tokens()
 
     @property
+    def num_done(self) -> int:
+        return self.num_completed + self.num_failed
+
+    @property
     def endpoint(self) -> str:
         return str(self.body["endpoint"])
 

@@ -133,6 +133,11 @@ class Batches(Rows):
         return str(row[0]) if row is not None and take(db, "batches", row[0], server_id) else None
 
     @writes
+    def delete(self, db: Database, batch_id: str, server_id: str) -> None:
+        """Deletes a batch of this server with its records."""
+        db.execute("DELETE FROM batches WHERE id = ? AND server_id = ?", (batch_id, server_id))
+
+    @writes
     def release(self, db: Database, server_id: str) -> None:
         """Puts the server's batches back for another server, or the next start of this one."""
         release_batches(db, server_id, 0)
@@ -192,13 +197,13 @@ class Batches(Rows):
 
     @reads
     def results(
-        self, db: Database, batch_id: str, completed: bool, after: int, limit: int
+        self, db: Database, batch_id: str, completed: bool | None, after: int, limit: int
     ) -> list[tuple[int, bytes]]:
-        """Returns (line, data) of records after a line, in the order of the lines."""
+        """Returns (line, data) of records after a line, in the order of the lines. None: completed or not."""
         rows = db.execute(
             f"SELECT line, data FROM batch_results WHERE batch_seq = ({_SEQ})"
-            " AND completed = ? AND line > ? ORDER BY line LIMIT ?",
-            (batch_id, int(completed), after, limit),
+            " AND completed = COALESCE(?, completed) AND line > ? ORDER BY line LIMIT ?",
+            (batch_id, None if completed is None else int(completed), after, limit),
         )
         return [(int(line), bytes(data)) for line, data in rows.fetchall()]
 

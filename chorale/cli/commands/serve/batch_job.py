@@ -1,4 +1,4 @@
-"""BatchJob: the lines of ``chorale run-batch`` as the supervisor's job, and its port for metrics."""
+"""Sends the lines of ``chorale run-batch``: to a server, or to the app of this process (``EngineJob``)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from chorale.config.engine import ServerConfig
 from chorale.errors import ChoraleError, NotFoundError
-from chorale.jobs.execute import AppSender
+from chorale.jobs.execute import AppSender, Sender
 from chorale.serve.http.server import listening
 
 if TYPE_CHECKING:
@@ -16,25 +16,51 @@ if TYPE_CHECKING:
 
     from chorale.api.http.middleware import HttpMiddleware
     from chorale.cli.commands.serve.batch_screen import LineProgress
-    from chorale.jobs.run_file import FileRun
+    from chorale.jobs.run_file import FileWork, Journal
 
 OPEN = ("/metrics", "/health")
 
 
 class BatchJob:
-    """Runs the lines on the app of this process. ``failure``: the error that ended it."""
+    """Sends the lines that have no record."""
+
+    def __init__(self, journal: Journal, progress: LineProgress, concurrency: int | None) -> None:
+        self._journal, self._progress, self._concurrency = journal, progress, concurrency
+        self._work: FileWork | None = None
+        self._stopped = False
+
+    async def send(self, send: Sender, concurrency: int) -> None:
+        """Returns once all lines are done; after ``stop``, those in flight. ``concurrency``: the default."""
+        if self._stopped:
+            return
+        self._work = self._journal.work(send, self._concurrency or concurrency, self._progress.add)
+        self._progress.start()
+        try:
+            await self._work.run()
+        finally:
+            self._work = None
+
+    def stop(self) -> None:
+        """First call: no further line is sent. Second call: aborts those in flight."""
+        self._stopped = True
+        if self._work is not None:
+            self._progress.note("stopping: waiting for lines in flight (interrupt again to cancel them)")
+            self._work.interrupt()
+
+
+class EngineJob(BatchJob):
+    """The supervisor's job. ``failure``: the error that ended it. ``sockets``: listen for metrics."""
 
     def __init__(
         self,
-        file_run: FileRun,
+        journal: Journal,
         progress: LineProgress,
+        concurrency: int | None,
         config: ServerConfig,
         sockets: list[socket.socket],
-        concurrency: int | None,
     ) -> None:
-        self._run, self._progress, self._config = file_run, progress, config
-        self._sockets, self._concurrency = sockets, concurrency
-        self._started = False
+        super().__init__(journal, progress, concurrency)
+        self._config, self._sockets = config, sockets
         self.failure: ChoraleError | None = None
 
     async def run(self, app: HttpMiddleware) -> None:
@@ -43,17 +69,10 @@ class BatchJob:
                 await stack.enter_async_context(listening(metrics_only(app), self._config, self._sockets))
             # As many again wait in the engine, so that it never waits for a line.
             running = app.state.client.info.max_num_seqs * self._config.data_parallel_size
-            self._started = True
-            self._progress.start()
             try:
-                await self._run.run(AppSender(app), self._concurrency or 2 * running)
+                await self.send(AppSender(app), 2 * running)
             except ChoraleError as error:
                 self.failure = error
-
-    def stop(self) -> None:
-        if self._started and not self._run.complete:
-            self._progress.note("stopping: waiting for lines in flight (interrupt again to cancel them)")
-        self._run.stop()
 
 
 def metrics_only(app: ASGIApp) -> ASGIApp:

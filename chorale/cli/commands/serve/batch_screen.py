@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -12,7 +13,7 @@ from rich.progress import TimeRemainingColumn as Remaining
 
 from chorale.cli.commands.serve.banner import Screen
 from chorale.client.base import EngineInfo
-from chorale.jobs.run_file import Tally
+from chorale.store.batch_rows import Result, StoredBatch
 
 LINE_SECONDS = 10.0  # between two lines of progress without a terminal
 _BAR_SECONDS = 0.1
@@ -32,10 +33,11 @@ class EngineScreen(Screen):
 
 
 class LineProgress:
-    """Progress of a run. ``update`` is called after each line."""
+    """Progress of a run. ``begun``: the batch before its first line is sent."""
 
-    def __init__(self, num_lines: int, before: Tally, now: Tally, *, quiet: bool = False) -> None:
-        self._num_lines, self._before, self._now, self._quiet = num_lines, before, now, quiet
+    def __init__(self, begun: StoredBatch, *, quiet: bool = False) -> None:
+        self._begun, self._quiet = begun, quiet
+        self._num_lines = self._num_failed = self._num_tokens = 0  # of this run
         self._console = Console(file=sys.stderr, highlight=False, soft_wrap=True)
         self._began = self._due = time.monotonic()
         self._bar: Progress | None = None
@@ -56,18 +58,25 @@ class LineProgress:
                 TextColumn("{task.fields[rates]}"),
                 console=self._console,
             )
-            self._bar.add_task("", total=self._num_lines, completed=self._before.num_lines, rates="")
+            self._bar.add_task("", total=self._begun.num_lines, completed=self._begun.num_done, rates="")
             self._bar.start()
             self._due = 0.0
 
-    def update(self) -> None:
+    def add(self, results: Sequence[Result]) -> None:
+        """Counts lines that are done."""
+        self._num_lines += len(results)
+        self._num_failed += sum(not result.completed for result in results)
+        self._num_tokens += sum(result.tokens.output for result in results)
+        self._update()
+
+    def _update(self) -> None:
         moment = time.monotonic()
         if self._quiet or moment < self._due:
             return
-        done = self._before.num_lines + self._now.num_lines
+        done = self._begun.num_done + self._num_lines
         if self._bar is None:
             self._due = moment + LINE_SECONDS
-            self._console.print(f"{done} of {self._num_lines} lines: {self._rates()}")
+            self._console.print(f"{done} of {self._begun.num_lines} lines: {self._rates()}")
         else:
             self._due = moment + _BAR_SECONDS
             self._bar.update(self._bar.task_ids[0], completed=done, rates=self._rates())
@@ -80,8 +89,8 @@ class LineProgress:
 
     def _rates(self) -> str:
         seconds = max(time.monotonic() - self._began, 1e-6)
-        failed = self._before.num_failed + self._now.num_failed
-        shown = f"{self._now.num_lines / seconds:.1f} lines/s, {self._now.usage.output / seconds:.0f} tok/s"
+        failed = self._begun.num_failed + self._num_failed
+        shown = f"{self._num_lines / seconds:.1f} lines/s, {self._num_tokens / seconds:.0f} tok/s"
         return f"{shown}, {failed} failed" if failed else shown
 
     def close(self) -> float:
@@ -89,25 +98,30 @@ class LineProgress:
         seconds = time.monotonic() - self._began
         if self._bar is not None:
             self._due = 0.0
-            self.update()
+            self._update()
             self._bar.stop()
             self._bar = None
         return seconds
 
 
-def summary(before: Tally, now: Tally, seconds: float) -> Iterator[str]:
-    """Yields the lines that end a run."""
-    num_lines, num_failed = before.num_lines + now.num_lines, before.num_failed + now.num_failed
-    counts = f"{before.num_ok + now.num_ok} answered, {num_failed} failed"
-    took = f"in {seconds:.1f} s ({now.num_lines / max(seconds, 1e-6):.1f} a second)"
-    if before.num_lines:
-        yield f"{num_lines} lines: {counts}; {now.num_lines} of them now, {took}"
+def summary(
+    num_before: int, ended: StoredBatch, failures: Counter[str], num_tokens: int, seconds: float
+) -> Iterator[str]:
+    """Yields the lines that end a run.
+
+    ``num_before``: lines that earlier runs did. ``failures``: numbers of failed lines by their reason.
+    ``num_tokens``: output tokens of this run.
+    """
+    num_lines, num_now = ended.num_done, ended.num_done - num_before
+    counts = f"{ended.num_completed} answered, {ended.num_failed} failed"
+    took = f"in {seconds:.1f} s ({num_now / max(seconds, 1e-6):.1f} a second)"
+    if num_before:
+        yield f"{num_lines} lines: {counts}; {num_now} of them now, {took}"
     else:
         yield f"{num_lines} {'line' if num_lines == 1 else 'lines'} {took}: {counts}"
-    usage = before.usage + now.usage
-    cached = f" ({usage.cached:,} cached)" if usage.cached else ""
-    speed = now.usage.output / max(seconds, 1e-6)
-    yield f"tokens: {usage.input:,} input{cached}, {usage.output:,} output ({speed:,.0f} a second)"
-    if num_failed:
-        failures = (before.failures + now.failures).most_common()
-        yield "failed: " + ", ".join(f"{count} {name}" for name, count in failures)
+    tokens = ended.tokens
+    cached = f" ({tokens.cached:,} cached)" if tokens.cached else ""
+    speed = num_tokens / max(seconds, 1e-6)
+    yield f"tokens: {tokens.input:,} input{cached}, {tokens.output:,} output ({speed:,.0f} a second)"
+    if failures:
+        yield "failed: " + ", ".join(f"{count} {name}" for name, count in failures.most_common())

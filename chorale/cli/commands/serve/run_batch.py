@@ -18,12 +18,14 @@ from chorale.config.options.help import help_topic
 from chorale.config.options.parse import flag_names
 from chorale.config.options.parser import Parser, whole_names
 from chorale.config.options.settings import Settings, merge
-from chorale.errors import ConfigError
+from chorale.errors import ChoraleError, ConfigError
 
 if TYPE_CHECKING:
+    from chorale.cli.commands.serve.batch_job import BatchJob
     from chorale.cli.commands.serve.batch_screen import LineProgress
     from chorale.jobs.files import Destination
-    from chorale.jobs.run_file import FileRun
+    from chorale.jobs.run_file import Journal
+    from chorale.store.batch_rows import StoredBatch
 
 CONCURRENCY = 256  # requests in flight at --base-url
 INTERRUPTED = 130
@@ -84,11 +86,15 @@ def run(arguments: list[str]) -> int:
     _check(given, settings)
     from chorale.jobs.files import Destination
     from chorale.serve.logs import LogOptions, configure_logging
+    from chorale.store.protocol import StoreError
 
     configure_logging(LogOptions.of(settings.server))
     destination = Destination.of(given.output_file, given.output_tmp_dir)
     with _local(given.input_file, destination.journal.parent) as path:
-        return _run(given, settings, path, destination)
+        try:
+            return _run(given, settings, path, destination)
+        except StoreError as error:
+            raise ChoraleError(f"{destination.journal}: {error.message}") from None
 
 
 @contextlib.contextmanager
@@ -106,39 +112,42 @@ def _local(name: str, folder: Path) -> Iterator[Path]:
 
 
 def _run(given: argparse.Namespace, settings: Settings, path: Path, destination: Destination) -> int:
-    """Sends the lines and delivers the output. The journal is removed then, or if it has no record."""
+    """Sends the lines and delivers the output. The journal is removed then, or if no line was sent."""
     from chorale.cli.commands.serve.batch_screen import LineProgress, summary
-    from chorale.jobs.files import examine
-    from chorale.jobs.journal import Header, Journal
-    from chorale.jobs.run_file import FileRun
+    from chorale.jobs.run_file import Journal
 
-    source = examine(path)
     target = base_of(given.base_url) if given.base_url else settings.engine.model
-    header = Header(input_sha256=source.sha256, num_lines=source.num_lines, target=target)
-    journal = Journal(destination.journal, header, restart=given.restart)
+    longest = settings.server.max_body_bytes + 65536
+    journal = Journal(destination.journal, path, target, max_line_bytes=longest, restart=given.restart)
+    begun = ended = journal.batch
     delivered = False
     try:
-        batch = FileRun(source, journal, max_bytes=settings.server.max_body_bytes + 65536)
-        progress = LineProgress(source.num_requests, batch.before, batch.now, quiet=given.quiet)
-        batch.on_record = progress.update
-        if batch.before.num_lines:
-            say(f"resumed: {batch.before.num_lines} lines are done")
+        progress = LineProgress(begun, quiet=given.quiet)
+        if journal.num_before:
+            say(f"resumed: {journal.num_before} lines are done")
         try:
-            code = (_at_engine if given.base_url is None else _at_url)(given, settings, batch, progress)
+            code = (_at_engine if given.base_url is None else _at_url)(given, settings, journal, progress)
         finally:
             seconds = progress.close()
-        if not batch.complete:
-            if done := batch.before.num_lines + batch.now.num_lines:
-                say(f"not finished: {done} lines are done; the same command sends the others")
+            ended = journal.now()
+        if ended.num_done < ended.num_lines:
+            if _is_kept(journal, ended):
+                say(f"not finished: {ended.num_done} lines are done; the same command sends the others")
             return code or INTERRUPTED
-        destination.deliver(journal)
+        failures, num_tokens = journal.failures(), ended.tokens.output - begun.tokens.output
+        destination.deliver(journal.write_to)
         delivered = True
     finally:
-        journal.close(remove=delivered or journal.num_done == 0)
-    for line in (*summary(batch.before, batch.now, seconds), f"output: {given.output_file}"):
+        journal.close(remove=delivered or not _is_kept(journal, ended))
+    for line in summary(journal.num_before, ended, failures, num_tokens, seconds):
         say(line)
-    before, now = batch.before, batch.now
-    return 1 if before.num_failed + now.num_failed and not before.num_ok + now.num_ok else 0
+    say(f"output: {given.output_file}")
+    return 1 if ended.num_failed and not ended.num_completed else 0
+
+
+def _is_kept(journal: Journal, ended: StoredBatch) -> bool:
+    """Returns whether there are records beyond those of lines that cannot be sent."""
+    return journal.num_before > 0 or ended.num_done > journal.batch.num_done
 
 
 def read_options(
@@ -185,19 +194,22 @@ def _offline(settings: Settings) -> Settings:
 # --------------------------------------------------------------------------- senders
 
 
-def _at_url(given: argparse.Namespace, settings: Settings, batch: FileRun, progress: LineProgress) -> int:
+def _at_url(given: argparse.Namespace, settings: Settings, journal: Journal, progress: LineProgress) -> int:
+    from chorale.cli.commands.serve.batch_job import BatchJob
+
     key = next(iter(settings.api_keys), None) or os.environ.get("OPENAI_API_KEY")
-    asyncio.run(_send(base_of(given.base_url), key, given.max_concurrency or CONCURRENCY, batch, progress))
+    job = BatchJob(journal, progress, given.max_concurrency)
+    asyncio.run(_send(base_of(given.base_url), key, given.max_concurrency or CONCURRENCY, job))
     return 0
 
 
-async def _send(url: str, key: str | None, concurrency: int, batch: FileRun, progress: LineProgress) -> None:
+async def _send(url: str, key: str | None, concurrency: int, job: BatchJob) -> None:
     import httpx2
 
     from chorale.jobs.execute import UrlSender
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, batch.stop)
+        asyncio.get_running_loop().add_signal_handler(number, job.stop)
     async with httpx2.AsyncClient(
         base_url=url,
         headers={"authorization": f"Bearer {key.strip()}"} if key else {},
@@ -205,13 +217,14 @@ async def _send(url: str, key: str | None, concurrency: int, batch: FileRun, pro
         limits=httpx2.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
     ) as client:
         await _check_server(client)
-        progress.start()
-        await batch.run(UrlSender(client), concurrency)
+        await job.send(UrlSender(client), concurrency)
 
 
-def _at_engine(given: argparse.Namespace, settings: Settings, batch: FileRun, progress: LineProgress) -> int:
+def _at_engine(
+    given: argparse.Namespace, settings: Settings, journal: Journal, progress: LineProgress
+) -> int:
     from chorale.api.listening import bind_sockets
-    from chorale.cli.commands.serve.batch_job import BatchJob
+    from chorale.cli.commands.serve.batch_job import EngineJob
     from chorale.cli.commands.serve.batch_screen import EngineScreen
     from chorale.config.options.speculation import check_served
     from chorale.serve import supervisor
@@ -225,7 +238,7 @@ def _at_engine(given: argparse.Namespace, settings: Settings, batch: FileRun, pr
         say(f"note: {notice}")
     sockets = bind_sockets(server) if given.enable_metrics else []
     screen = EngineScreen(settings, sys.stderr)
-    job = BatchJob(batch, progress, server, sockets, given.max_concurrency)
+    job = EngineJob(journal, progress, given.max_concurrency, server, sockets)
     code = supervisor.run(engine, server, on_status=screen.on_status, on_stopping=screen.on_stopping, job=job)
     if job.failure is not None:
         raise job.failure
