@@ -1,7 +1,7 @@
 """The interface between text code and the engine, which works with tokens.
 
 ``EngineClient`` has two implementations in the product, ``remote`` (the engine in its own process, over an
-ipc socket) and ``replicas`` (several of those), and two for tests: token streams written by hand
+ipc socket) and ``fleet`` (several of those), and two for tests: token streams written by hand
 (``chorale/testing``), and an engine in a thread (``tests/support``). The server cannot tell them apart.
 ``LLM`` has no client: it steps a ``Core`` itself.
 """

@@ -66,8 +66,8 @@ class RemoteClient:
 
     Call ``start()`` on that loop before the first ``submit``, and ``await close()`` at the end.
     ``where`` is the folder of the engine's sockets, or their address; the engine may start later, die and
-    come back. As one of several (``admission`` and ``follower`` given, by ``ReplicaClient`` or
-    ``FleetClient``) it follows its engine, and leaves admission to its owner.
+    come back. As one of several (``admission`` and ``follower`` given, by ``FleetClient``) it follows its
+    engine, and leaves admission to its owner.
     """
 
     def __init__(

@@ -41,7 +41,7 @@ from chorale.turns.request import TurnRequest
 from chorale.turns.rules import TurnRules
 
 if TYPE_CHECKING:
-    from chorale.llm.replicas import ReplicaEngine
+    from chorale.llm.many_engines import ManyEngines
 
 logger = logging.getLogger(__name__)
 _warned: list[str] = []  # warnings that this process has shown
@@ -266,11 +266,11 @@ def _count_of_engines(size: Any) -> int:
     return int(size)
 
 
-def _open(config: EngineConfig, count: int) -> OfflineEngine | ReplicaEngine:
+def _open(config: EngineConfig, count: int) -> OfflineEngine | ManyEngines:
     if count > 1:
-        from chorale.llm.replicas import ReplicaEngine
+        from chorale.llm.many_engines import ManyEngines
 
-        return ReplicaEngine(config, count)
+        return ManyEngines(config, count)
     from chorale.serve.bootstrap import configured_secret
     from chorale.serve.engine.build import build_engine  # imports torch
     from chorale.serve.engine.kv_events.publisher import open_kv_events

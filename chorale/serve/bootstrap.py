@@ -93,6 +93,7 @@ class ApiStart(msgspec.Struct, frozen=True, kw_only=True):
     server: ServerConfig
     model: str
     engine_directories: tuple[str, ...] = ()  # of each replica; (): one engine, in ``directory``
+    seed: int = 0  # source of the seeds of requests without one, with several engines
     api_key_hashes: tuple[bytes, ...]
     socket_fds: tuple[int, ...]
     parent_pid: int

@@ -32,11 +32,11 @@ from chorale.serve.bootstrap import (
     replicate,
 )
 from chorale.serve.engine_monitor import ENGINE_COMMAND, EngineMonitor, OnStatus
-from chorale.serve.given_up import report_given_up
 from chorale.serve.http.frontend import CUT_GRACE, make_frontend, share
 from chorale.serve.http.job import Job, JobFrontend
 from chorale.serve.logs import LogOptions, share_lock
 from chorale.serve.replica_status import ReplicaStatuses
+from chorale.serve.run_engines import run_engines
 from chorale.serve.watch import WatchLimits
 
 logger = logging.getLogger(__name__)
@@ -115,6 +115,7 @@ def _starts(
         server=server,
         model=engine.model,
         engine_directories=tuple(each.directory for each in engines) if len(engines) > 1 else (),
+        seed=engine.seed,
         api_key_hashes=tuple(api_key_hashes),
         socket_fds=share(sockets) if server.api_server_count > 1 else (),
         parent_pid=parent,
@@ -156,7 +157,7 @@ class Supervisor:
 
     async def run(self) -> int:
         self._catch_signals()
-        engine = asyncio.ensure_future(self._run_engines())
+        engine = asyncio.ensure_future(run_engines(self._monitors, self._engines))
         frontend = asyncio.ensure_future(self._frontend.run())
         stopped = asyncio.ensure_future(self._stop.asked.wait())
         if self._on_listening is not None:
@@ -173,21 +174,6 @@ class Supervisor:
                 task.cancel()
             await asyncio.gather(stopped, frontend, engine, return_exceptions=True)
         return code
-
-    async def _run_engines(self) -> int:
-        """Keeps the engines running. Returns the exit code of the last one that gives up."""
-        engines = [asyncio.ensure_future(monitor.run()) for monitor in self._monitors]
-        reports = [
-            asyncio.ensure_future(report_given_up(monitor, running, start))
-            for monitor, running, start in zip(self._monitors, engines, self._engines, strict=True)
-        ]
-        try:
-            *_, last = [await each for each in asyncio.as_completed(engines)]
-        finally:
-            for each in (*engines, *reports):
-                each.cancel()
-            await asyncio.gather(*engines, *reports, return_exceptions=True)
-        return last
 
     async def _verdict(self, engine: asyncio.Task[int], frontend: asyncio.Task[None]) -> int:
         """Returns the exit code, by what ended first."""

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from chorale.client.routing.cost import ROW_TOKENS, Load, choose, cost
+from chorale.client.routing.cost import ROW_TOKENS, Load, cost
 
 
 def route(requests: int, prompt: int, cached: list[int], loads: list[Load]) -> list[int]:
@@ -17,8 +17,7 @@ def route(requests: int, prompt: int, cached: list[int], loads: list[Load]) -> l
     loads, cached, counts = list(loads), list(cached), [0] * len(loads)
     for turn in range(requests):
         costs = [cost(load, prompt, hit) for load, hit in zip(loads, cached, strict=True)]
-        place = choose(costs, turn)
-        assert place is not None
+        place = min(range(len(loads)), key=lambda each: (costs[each], (each - turn) % len(loads)))
         counts[place] += 1
         load = loads[place]
         loads[place] = Load(load.tokens_left, load.num_rows + 1, load.free_tokens)
@@ -28,7 +27,6 @@ def route(requests: int, prompt: int, cached: list[int], loads: list[Load]) -> l
 
 def test_what_is_cached_is_not_computed() -> None:
     assert cost(Load(), 1000, 0) - cost(Load(), 1000, 992) == 992
-    assert choose([cost(Load(), 1000, 0), cost(Load(), 1000, 992)], 0) == 1
 
 
 def test_a_long_queue_outweighs_a_short_prefix_and_not_a_long_one() -> None:
@@ -78,11 +76,3 @@ def test_a_row_counts_as_many_tokens() -> None:
     steps = [b - a for a, b in pairwise(rows)]
     assert steps == sorted(steps)  # each one more than the last
     assert len(set(steps)) > 90
-
-
-def test_choose() -> None:
-    assert [choose([1.0, 1.0, 1.0], turn) for turn in range(5)] == [0, 1, 2, 0, 1]
-    assert choose([None, 3.0, None], 0) == 1
-    assert choose([2.0, 3.0, 0.0], 1) == 2
-    assert choose([0.0, 0.0], 1) == 1
-    assert choose([None, None], 7) is None

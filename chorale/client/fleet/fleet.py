@@ -1,14 +1,16 @@
-"""FleetClient: the EngineClient of engines on many machines, which come and go while requests run.
+"""FleetClient: the EngineClient of several engines, which may come and go while requests run.
 
 Somebody else starts the engines, says which there are (``set_members``), and decides which one takes a
 request (``Assigner``). The fleet follows each engine's prefix index and load (``follower``) and ranks the
 engines for a request (``rank``). Requests and tokens go between this process and the engine's directly. A
 request whose engine is lost goes on at another one (``continuation``): its consumer sees a pause, no error.
+One ``Admission`` counts the choices of all engines.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -17,20 +19,19 @@ from typing import Protocol
 
 import msgspec
 
-from chorale.client.base import EngineStatus
+from chorale.client.admission import Admission, total_capacity
+from chorale.client.base import EngineInfo, EngineStatus
 from chorale.client.continuation import Continuation
-from chorale.client.fleet.many_engines import ManyEngines
 from chorale.client.fleet.members import Member, Members, Slot, Ticket
 from chorale.client.fleet.parts import FleetRequest, Part
 from chorale.client.remote import MIN_RETRY_AFTER, ClientLimits, RemoteClient
 from chorale.client.stream import RequestStream
-from chorale.client.summary import add_stats, merge_status
+from chorale.client.summary import add_stats, merge_info, merge_status
 from chorale.client.wire.messages import EngineAddress
-from chorale.engine.types import EngineStats, GenerateRequest, TokenChunk
+from chorale.engine.types import NOBODY, SEED_BITS, EngineStats, GenerateRequest, Owner, TokenChunk
 from chorale.errors import ChoraleError, ConflictError, EngineDeadError, EngineError, EngineLoadingError
 
 logger = logging.getLogger(__name__)
-GONE_PATIENCE = 10.0  # seconds without any engine in which requests are still accepted
 
 
 class Assigner(Protocol):
@@ -45,28 +46,42 @@ class Assigner(Protocol):
         ...
 
 
-class FleetClient(ManyEngines):
+class FleetClient:
     """An ``EngineClient``; see ``client.base``. Not thread-safe: everything happens on one event loop."""
 
     def __init__(
         self,
-        assigner: Assigner,
+        make_assigner: Callable[[FleetClient], Assigner],
         *,
         max_queued_requests: int | None = None,
+        num_api_processes: int = 1,
         limits: ClientLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
-        patience: float = 60.0,
+        patience: float | None = 60.0,
+        gone_patience: float = 10.0,
         most_moves: int = 3,
+        seeds: random.Random | None = None,
+        turn: int | None = None,
     ) -> None:
-        """``patience``: seconds that a request waits for an engine. ``most_moves``: how many it may lose."""
-        super().__init__(max_queued_requests, limits, clock)
-        self._assigner, self._clock = assigner, clock
-        self._patience, self._most_moves = patience, most_moves
-        self.members = Members(self._limits, self._admission, clock, self._status_changed)
+        """``patience``: seconds that a request waits for an engine. ``gone_patience``: seconds without any
+        engine in which requests are still accepted. ``most_moves``: how many engines a request may lose.
+        ``seeds``: draws the seeds of requests without one. ``turn``: the engine that is taken first among
+        equals; None: drawn, so that several processes do not all begin with the same.
+        """
+        self._limits = limits or ClientLimits()
+        self._max_queued_requests, self._num_api_processes = max_queued_requests, num_api_processes
+        self._clock, self._seeds = clock, seeds or random.Random()
+        self._patience, self._gone_patience, self._most_moves = patience, gone_patience, most_moves
+        self._admission = Admission(clock)
+        self._info: EngineInfo | None = None
+        self._ticker: asyncio.Task[None] | None = None
+        turn = random.randrange(1 << 16) if turn is None else turn
+        self.members = Members(self._limits, self._admission, clock, self._status_changed, turn)
+        self.assigner = make_assigner(self)
         self._requests: dict[str, FleetRequest] = {}
         self._places: dict[Part, asyncio.Task[None]] = {}  # parts that wait for an engine
         self._running: dict[Part, tuple[Member, Ticket]] = {}
-        self._was_up = -GONE_PATIENCE  # when an engine was ready last
+        self._was_up = float("-inf")  # when an engine was ready last
         self._closed = False
 
     # ------------------------------------------------------------------ EngineClient
@@ -86,6 +101,30 @@ class FleetClient(ManyEngines):
     def stats(self) -> EngineStats:
         return add_stats([slot.stats for slot in self.members.slots])
 
+    @property
+    def info(self) -> EngineInfo:
+        if self._info is None:
+            raise EngineLoadingError("no engine is ready yet", retry_after=MIN_RETRY_AFTER)
+        return self._info
+
+    @property
+    def num_in_flight(self) -> int:
+        return self._admission.num_in_flight
+
+    def reserve(self, num_choices: Mapping[str, int], owner: Owner = NOBODY) -> None:
+        self._require_engine()
+        self._admission.reserve(num_choices, owner)
+
+    def release(self, request_ids: Iterable[str]) -> None:
+        self._admission.release(request_ids)
+
+    async def check_grammar(self, grammar: str) -> str | None:
+        self._require_engine()
+        for remote in self._remotes:  # each would say the same; one that is not up raises at once
+            with contextlib.suppress(EngineError):
+                return await remote.check_grammar(grammar)
+        raise EngineDeadError("no engine is running", retry_after=MIN_RETRY_AFTER)
+
     def submit(self, request: GenerateRequest) -> RequestStream:
         self._require_engine()
         if request.request_id in self._requests:
@@ -93,7 +132,7 @@ class FleetClient(ManyEngines):
         count = request.sampling.n
         self._admission.admit(request)
         if request.sampling.seed is None:  # an engine that goes on must draw the same noise
-            sampling = msgspec.structs.replace(request.sampling, seed=random.getrandbits(63))
+            sampling = msgspec.structs.replace(request.sampling, seed=self._seeds.getrandbits(SEED_BITS))
             request = msgspec.structs.replace(request, sampling=sampling)
         stream = RequestStream(request.request_id, count, self._left)
         asked = self._requests[request.request_id] = FleetRequest(request, stream)
@@ -110,7 +149,9 @@ class FleetClient(ManyEngines):
     async def close(self) -> None:
         """End what is in flight, and leave. Idempotent."""
         self._closed = True
-        await self._stop_ticker()
+        if self._ticker is not None:
+            self._ticker.cancel()
+            await asyncio.gather(self._ticker, return_exceptions=True)
         for asked in list(self._requests.values()):
             self._leave(asked)
             asked.stream.fail(EngineDeadError("the server is shutting down"))
@@ -120,7 +161,7 @@ class FleetClient(ManyEngines):
 
     def start(self) -> None:
         """Begin to watch the engines, on the running event loop."""
-        self._start_ticker()
+        self._ticker = asyncio.get_running_loop().create_task(self._tick_forever())
 
     def set_members(self, addresses: Mapping[str, EngineAddress]) -> None:
         """Names every engine that takes requests. Those that left may finish what they run."""
@@ -168,15 +209,15 @@ class FleetClient(ManyEngines):
         """Waits for an engine that can be reached."""
         while True:
             ticket = await self.members.look_up(request)
-            name = await self._assigner.assign(ticket)
+            name = await self.assigner.assign(ticket)
             try:
                 member = await self.members.reach(name)
             except BaseException:
-                self._assigner.ended(ticket)
+                self.assigner.ended(ticket)
                 raise
             if member is not None:
                 return member, ticket
-            self._assigner.ended(ticket)
+            self.assigner.ended(ticket)
             await asyncio.sleep(self._limits.ping_interval)
 
     # ------------------------------------------------------------------ PartOwner
@@ -215,7 +256,7 @@ class FleetClient(ManyEngines):
         if running is not None:
             part.parent.parts.remove(part)
             running[0].remote.leave(part.request_id, None)  # no effect if it has ended there
-            self._assigner.ended(running[1])
+            self.assigner.ended(running[1])
 
     # ------------------------------------------------------------------ the consumer leaves
 
@@ -273,21 +314,30 @@ class FleetClient(ManyEngines):
     def _require_engine(self) -> None:
         if self.members.up:
             return
-        if self._info is None:
-            raise EngineLoadingError("no engine is ready yet", retry_after=MIN_RETRY_AFTER)
-        if self._clock() - self._was_up > GONE_PATIENCE:
-            raise EngineDeadError(self.status.message or "no engine is running", retry_after=MIN_RETRY_AFTER)
+        if self._clock() - self._was_up >= self._gone_patience:
+            raise self.members.why_down()
 
     def _status_changed(self) -> None:
-        """Sum up what the engines can take."""
+        """Sum up what the engines can take. The largest request may use all but those that were given up."""
         self._note_up()
-        self._sum_up([remote for remote in self._remotes if remote.is_known], self.members.up)
+        known = [each for each in self._remotes if each.is_known and each.status.state != "failed"]
+        if not known:
+            return
+        self._info = merge_info([remote.info for remote in known])
+        up, most = (
+            total_capacity(sum(each.info.max_num_seqs for each in group), self._max_queued_requests)
+            for group in (self.members.up or known, known)
+        )
+        self._admission.set_capacity(up, self._num_api_processes)
+        self._admission.most = most
 
     def _note_up(self) -> None:
         if self.members.up:
             self._was_up = self._clock()
 
-    def _tick(self) -> None:
-        super()._tick()
-        self._note_up()
-        self.members.retire()
+    async def _tick_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._limits.ping_interval)
+            self._admission.tick()
+            self._note_up()
+            self.members.retire()

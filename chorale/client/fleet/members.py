@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 from collections.abc import Callable, Iterable, Mapping
 
 from chorale.client.admission import Admission
 from chorale.client.base import EngineInfo, EngineStatus
-from chorale.client.fleet.many_engines import SLICE
 from chorale.client.remote import MIN_RETRY_AFTER, ClientLimits, RemoteClient
 from chorale.client.routing.cost import cost
 from chorale.client.routing.follower import Follower
 from chorale.client.routing.prefix_index import PrefixSearch
-from chorale.client.summary import without_gauges
+from chorale.client.summary import ORDER, without_gauges
 from chorale.client.wire.messages import EngineAddress
 from chorale.engine.types import EngineStats, GenerateRequest
-from chorale.errors import EngineLoadingError
+from chorale.errors import ChoraleError, EngineDeadError, EngineLoadingError
 
+SLICE = 512  # blocks of a prompt that are hashed at once: about half a millisecond
 CONNECT = 5.0  # seconds that an engine may take to be reached once it was assigned
 
 
@@ -114,12 +113,14 @@ class Members:
         admission: Admission,
         clock: Callable[[], float],
         on_status: Callable[[], None],
+        turn: int,
     ) -> None:
+        """``turn``: the slot that is ranked first among equals."""
         self.by_name: dict[str, Member] = {}
         self.leaving: list[Member] = []
         self.slots: list[Slot] = []
         self._limits, self._admission, self._clock, self._on_status = limits, admission, clock, on_status
-        self._turn = random.randrange(1 << 16)  # so that several processes do not all begin with the same
+        self._turn = turn
         self._changed = asyncio.Event()
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -173,18 +174,41 @@ class Members:
             ticket.hits[member.name] = hit
         return ticket
 
-    def rank(self, ticket: Ticket, names: Iterable[str]) -> list[str]:
-        """Returns those of ``names`` whose index is followed, the cheapest for the request first."""
+    def rank(self, ticket: Ticket, names: Iterable[str], *, unfollowed: bool = False) -> list[str]:
+        """Returns those of ``names`` whose index is followed, the cheapest for the request first.
+
+        ``unfollowed``: those that are up but not followed yet count as empty.
+        """
         num_prompt, count = len(ticket.request.prompt_token_ids), max(len(self.slots), 1)
-        self._turn += 1
         costs = []
         for name in names:
             member = self.by_name.get(name)
-            if member is None or not member.is_followed:
+            if member is None or not (member.is_up if unfollowed else member.is_followed):
                 continue
             place = (member.slot.index - self._turn) % count
             costs.append((cost(member.follower.load(), num_prompt, ticket.hits.get(name, 0)), place, name))
+        self._turn += 1
         return [name for _, _, name in sorted(costs)]
+
+    def why_down(self) -> ChoraleError:
+        """Returns the error of the engine that will be back first."""
+        remotes = sorted(
+            (member.remote for member in self.by_name.values()),
+            key=lambda remote: ORDER.index(remote.status.state),
+        )
+        try:
+            for remote in remotes[:1]:
+                remote.require_engine()
+        except ChoraleError as error:
+            return error
+        if remotes:
+            return EngineDeadError("no engine is running", retry_after=MIN_RETRY_AFTER)
+        return EngineLoadingError("no engine is ready yet", retry_after=MIN_RETRY_AFTER)
+
+    async def change(self) -> None:
+        """Waits until the status of an engine changes."""
+        self._changed.clear()
+        await self._changed.wait()
 
     async def reach(self, name: str) -> Member | None:
         """Returns the member once it can take requests, or None if it cannot for too long."""
@@ -196,6 +220,5 @@ class Members:
                         return None
                     if member.is_up:
                         return member
-                    self._changed.clear()
-                    await self._changed.wait()
+                    await self.change()
         return None

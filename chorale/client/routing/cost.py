@@ -5,7 +5,6 @@ The unit is a prompt token that has to be computed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 # A row adds its share to every step that the others wait for. From the published figures of one H200
@@ -32,17 +31,3 @@ def cost(load: Load, num_prompt: int, num_cached: int) -> float:
     rows = ROW_TOKENS * load.num_rows * (1 + load.num_rows / CROWD)
     short = 0 if load.free_tokens is None else max(0, computed - load.free_tokens)
     return computed + rows + SHORTAGE * short
-
-
-def choose(costs: Sequence[float | None], turn: int) -> int | None:
-    """Returns the place of the least cost; None may not be chosen. Of equal costs, the first from ``turn`` on
-    is taken. Returns None if there is none.
-    """
-    count = len(costs)
-    order = [(turn + step) % count for step in range(count)]
-    best: int | None = None
-    for place in order:
-        value = costs[place]
-        if value is not None and (best is None or value < (costs[best] or 0.0)):
-            best = place
-    return best

@@ -32,12 +32,10 @@ class _Call:
 
 
 class RayAssigner:
-    """An ``Assigner``; everything happens on the event loop of its handle's router. ``fleet`` is set once."""
+    """An ``Assigner``; everything happens on the event loop of its handle's router."""
 
-    fleet: FleetClient
-
-    def __init__(self, handle: DeploymentHandle) -> None:
-        self._handle = handle
+    def __init__(self, handle: DeploymentHandle, fleet: FleetClient) -> None:
+        self._handle, self.fleet = handle, fleet
         self._ends = HoldEnds()
         self._calls: dict[str, _Call] = {}
 

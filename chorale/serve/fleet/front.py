@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -37,13 +38,14 @@ class Front:
 
     async def _open(self) -> HttpMiddleware:
         handle, server = self._engine, self._start.server
-        assigner = RayAssigner(handle)
-        client = assigner.fleet = FleetClient(
-            assigner,
+        client = FleetClient(
+            functools.partial(RayAssigner, handle),
             max_queued_requests=server.max_queued_requests,
             patience=server.ray_assign_timeout,
             most_moves=server.ray_max_moves,
         )
+        assigner = client.assigner
+        assert isinstance(assigner, RayAssigner)
         ASSIGNERS[handle.app_name, handle.deployment_name] = assigner
         assigner.start()
         client.start()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import random
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -17,8 +18,8 @@ from chorale.api.responses.background.recovery import recovery
 from chorale.api.state import ServerState
 from chorale.api.telemetry.metrics import Metrics
 from chorale.client.base import EngineClient
+from chorale.client.fleet.fixed_members import FixedFleet
 from chorale.client.remote import RemoteClient
-from chorale.client.replicas import ReplicaClient
 from chorale.config.engine import ServerConfig
 from chorale.errors import ConfigError
 from chorale.harmony.vocab import Vocabulary, VocabularyError, load_vocabulary
@@ -35,13 +36,17 @@ from chorale.tracing.otel import open_tracer
 logger = logging.getLogger(__name__)
 
 
-def make_client(start: ApiStart) -> RemoteClient | ReplicaClient:
+def make_client(start: ApiStart) -> RemoteClient | FixedFleet:
     """Returns a client with this process's share of the queue."""
     queued, count = start.server.max_queued_requests, start.server.api_server_count
     if not start.engine_directories:
         return RemoteClient(start.directory, max_queued_requests=queued, num_api_processes=count)
-    return ReplicaClient(
-        start.engine_directories, max_queued_requests=queued, num_api_processes=count, turn=start.process
+    return FixedFleet(
+        start.engine_directories,
+        max_queued_requests=queued,
+        num_api_processes=count,
+        seeds=random.Random(f"{start.seed} {start.process}"),
+        turn=start.process,
     )
 
 

@@ -17,8 +17,8 @@ from typing import Protocol
 import msgspec
 
 from chorale.api.listening import Stop
+from chorale.client.fleet.fixed_members import FixedFleet
 from chorale.client.remote import RemoteClient
-from chorale.client.replicas import ReplicaClient
 from chorale.errors import ChoraleError, ConfigError
 from chorale.machine.processes import LOADING_TIMEOUT, Silence
 from chorale.serve.bootstrap import EXIT_CONFIG, ApiStart
@@ -50,7 +50,7 @@ class InProcessFrontend:
 
     def __init__(self, start: ApiStart, sockets: list[socket.socket], stop: Stop) -> None:
         self._start, self._sockets, self._stop = start, sockets, stop
-        self._client: RemoteClient | ReplicaClient | None = None
+        self._client: RemoteClient | FixedFleet | None = None
 
     async def run(self) -> None:
         # Imported here, so that the engine process starts meanwhile.

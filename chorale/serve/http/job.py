@@ -6,8 +6,8 @@ import asyncio
 import importlib
 from typing import TYPE_CHECKING, Protocol
 
+from chorale.client.fleet.fixed_members import FixedFleet
 from chorale.client.remote import RemoteClient
-from chorale.client.replicas import ReplicaClient
 from chorale.errors import EngineLoadingError
 from chorale.serve.bootstrap import ApiStart
 
@@ -33,7 +33,7 @@ class JobFrontend:
 
     def __init__(self, start: ApiStart, stop: Stop, job: Job) -> None:
         self._start, self._stop, self._job = start, stop, job
-        self._client: RemoteClient | ReplicaClient | None = None
+        self._client: RemoteClient | FixedFleet | None = None
         self._draining = False
 
     async def run(self) -> None:
@@ -53,7 +53,7 @@ class JobFrontend:
             await client.close()
         self._stop()
 
-    async def _ready(self, client: RemoteClient | ReplicaClient) -> bool:
+    async def _ready(self, client: RemoteClient | FixedFleet) -> bool:
         """Returns whether the engine is ready; False if the job has to end before."""
         while not self._draining:
             try:

@@ -201,12 +201,12 @@ def test_a_hot_prefix_uses_both_engines(two: Served) -> None:
 
 
 def lasting(client: openai.OpenAI, number: int, on_first: Any = None) -> tuple[str, str]:
-    """The text of a stream, and why it ended: "length", or the code of the error object."""
+    """The text of a stream, and why it ended: "length", or the code of the error object. Half are greedy."""
     text = ""
     try:
         stream = client.completions.create(
-            model="demo", prompt=f"Story {number}: once upon a time", max_tokens=60, temperature=0,
-            stream=True, extra_body={"ignore_eos": True},
+            model="demo", prompt=f"Story {number}: once upon a time", max_tokens=60,
+            temperature=number % 2, seed=number, stream=True, extra_body={"ignore_eos": True},
         )  # fmt: skip
         for chunk in stream:
             text += chunk.choices[0].text
@@ -221,6 +221,7 @@ def lasting(client: openai.OpenAI, number: int, on_first: Any = None) -> tuple[s
 
 
 def test_kill_9_of_one_engine_under_load(two: Served) -> None:
+    """Every stream ends with the text that it would have had: it goes on at the other engine."""
     client = two.client()
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         expected = list(pool.map(lambda n: lasting(client, n), range(8)))
@@ -239,14 +240,7 @@ def test_kill_9_of_one_engine_under_load(two: Served) -> None:
         assert two.health() == 200
         assert set(by_engine(two, "vllm:num_requests_running")) == {"0", "1"}
         ends = [stream.result(120) for stream in streams]
-    lost = [n for n, (_, reason) in enumerate(ends) if reason != "length"]
-    assert 0 < len(lost) < 8
-    for number, (text, reason) in enumerate(ends):
-        if number in lost:
-            assert reason == "engine_restarted"
-            assert expected[number][0].startswith(text)
-        else:
-            assert text == expected[number][0]
+    assert ends == expected
     both_ready(two)
     assert time.monotonic() - killed < 90
     two.wait_until(

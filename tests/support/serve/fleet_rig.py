@@ -19,15 +19,14 @@ from tests.support.serve.harness import FAKE_ENGINE, until
 class LocalAssigner:
     """Assigns what the fleet ranks first; counts the requests that each member has."""
 
-    def __init__(self) -> None:
-        self.fleet: FleetClient | None = None
+    def __init__(self, fleet: FleetClient) -> None:
+        self.fleet = fleet
         self.names: list[str] = []
         self.given: list[tuple[str, str]] = []  # request, member
         self.running: dict[str, str] = {}
         self.holds = False  # nothing is assigned meanwhile
 
     async def assign(self, ticket: Ticket) -> str:
-        assert self.fleet is not None
         while self.holds or not (ranked := self.fleet.rank(ticket, self.names)):
             await asyncio.sleep(0.005)
         assert ticket.name not in self.running
@@ -44,8 +43,9 @@ class FleetRig:
         self._behaviour = behaviour
         self.hosts: dict[str, EngineHost] = {}
         self.left: set[str] = set()
-        self.assigner = LocalAssigner()
-        self.client = self.assigner.fleet = FleetClient(self.assigner, **client)
+        self.client = FleetClient(LocalAssigner, **client)
+        assert isinstance(self.client.assigner, LocalAssigner)
+        self.assigner = self.client.assigner
 
     def add(self, *names: str) -> None:
         for name in names:

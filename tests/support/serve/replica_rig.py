@@ -13,31 +13,28 @@ from typing import Any
 
 import msgspec
 
-from chorale.client.replicas import ReplicaClient
+from chorale.client.fleet.fixed_members import FixedFleet
+from chorale.client.fleet.members import Member
 from chorale.config.kv_events import KvEventsConfig
 from chorale.engine.types import GenerateRequest
-from chorale.serve.bootstrap import EngineStart, make_directory
+from chorale.serve.bootstrap import EngineStart, make_directory, replicate
 from chorale.serve.engine_monitor import EngineMonitor
-from chorale.serve.supervisor import replicate
 from tests.support.serve.fake_engine import Behaviour
 from tests.support.serve.harness import FAKE_ENGINE, until
 
 
 @dataclass
 class ReplicaRig:
-    client: ReplicaClient
+    client: FixedFleet
     monitors: list[EngineMonitor]
     directories: list[str]
 
-    def up(self) -> list[bool]:
-        """Of each replica, whether its index is followed."""
-        return [
-            replica.status.state == "ready" and follower.index is not None
-            for replica, follower in zip(self.client.engines, self.client._followers, strict=True)
-        ]
+    @property
+    def members(self) -> list[Member]:
+        return members_of(self.client)
 
     async def ready(self) -> None:
-        await until(lambda: all(self.up()), "every replica is followed")
+        await until(lambda: all(each.is_followed for each in self.members), "every replica is followed")
 
     def kill(self, index: int) -> None:
         pid = self.monitors[index].pid
@@ -54,9 +51,17 @@ class ReplicaRig:
 
     async def idle(self) -> None:
         await until(
-            lambda: all(f.load().num_rows == f.load().tokens_left == 0 for f in self.client._followers),
+            lambda: all(
+                each.follower.load().num_rows == each.follower.load().tokens_left == 0
+                for each in self.members
+            ),
             "every engine is idle, and its followers know",
         )
+
+
+def members_of(client: FixedFleet) -> list[Member]:
+    """The engines, in the order of their index."""
+    return list(client.members.by_name.values())
 
 
 @contextlib.asynccontextmanager
@@ -77,7 +82,7 @@ async def replica_rig(
         starts = tuple(msgspec.structs.replace(each, prefix_secret=b"") for each in starts)
     monitors = [EngineMonitor(each, command=FAKE_ENGINE) for each in starts]
     directories = [each.directory for each in starts]
-    replicas = ReplicaClient(directories, **client)
+    replicas = FixedFleet(directories, **client)
     replicas.start()
     running = [asyncio.ensure_future(monitor.run()) for monitor in monitors]
     made = ReplicaRig(replicas, monitors, directories)

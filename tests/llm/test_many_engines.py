@@ -15,7 +15,7 @@ import pytest
 
 from chorale import LLM, SamplingParams
 from chorale.errors import ConfigError, EngineDeadError
-from chorale.llm.replicas import ReplicaEngine
+from chorale.llm.many_engines import ManyEngines
 from chorale.model.config_writer import make_config
 from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.llm.test_llm import OPTIONS, SIZES
@@ -37,8 +37,8 @@ def two(folder: Path) -> Iterator[LLM]:
         yield made
 
 
-def engine(llm: LLM) -> ReplicaEngine:
-    assert isinstance(llm._engine, ReplicaEngine)
+def engine(llm: LLM) -> ManyEngines:
+    assert isinstance(llm._engine, ManyEngines)
     return llm._engine
 
 
@@ -96,20 +96,39 @@ def test_an_interrupt_aborts_and_the_engines_go_on(two: LLM) -> None:
     assert len(two.generate(PROMPTS[:3], SamplingParams(max_tokens=2))) == 3
 
 
-def test_a_death_ends_the_call_and_the_next_one_runs(two: LLM) -> None:
+def test_a_death_in_the_middle_of_a_call_changes_no_token(two: LLM) -> None:
+    killed: list[int] = []
+
     class Bar:
         postfix = ""
 
         def update(self, count: int) -> None:
-            for pid in pids(two)[:1]:
-                os.kill(pid, signal.SIGKILL)
+            if not killed:
+                killed.append(pids(two)[0])
+                os.kill(killed[0], signal.SIGKILL)
 
         def close(self) -> None: ...
 
-    params = [SamplingParams(max_tokens=2)] * 2 + [SamplingParams(max_tokens=490, ignore_eos=True)] * 6
-    with pytest.raises(EngineDeadError, match=r"ended|retry"):
-        two.generate(PROMPTS[:8], params, use_tqdm=lambda **_: Bar())
-    assert len(two.generate(PROMPTS[:3], SamplingParams(max_tokens=2))) == 3
+    short, long = SamplingParams(max_tokens=2), SamplingParams(max_tokens=300, ignore_eos=True, seed=7)
+    params = [short] * 2 + [long] * 6
+    expected = outputs(two.generate(PROMPTS[:8], params))[2:]
+    assert outputs(two.generate(PROMPTS[:8], params, use_tqdm=lambda **_: Bar()))[2:] == expected
+    assert len(two.generate(PROMPTS[:3], SamplingParams(max_tokens=2))) == 3  # once both are ready
+    assert killed[0] not in pids(two)
+
+
+def test_a_call_within_a_call_is_refused(two: LLM) -> None:
+    class Bar:
+        postfix = ""
+
+        def update(self, count: int) -> None:
+            two.generate(PROMPTS[:1], SamplingParams(max_tokens=2))
+
+        def close(self) -> None: ...
+
+    with pytest.raises(RuntimeError, match="within a call"):
+        two.generate(PROMPTS[:2], SamplingParams(max_tokens=2), use_tqdm=lambda **_: Bar())
+    assert engine(two)._client.num_in_flight == 0
 
 
 def test_shutdown_leaves_nothing(folder: Path) -> None:

@@ -1,10 +1,11 @@
-"""Heartbeats in place of an engine that was given up, so that every HTTP process shows it as failed."""
+"""Keeps the engines of a server running, each under its monitor."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
+from collections.abc import Sequence
 
 import zmq
 
@@ -15,8 +16,24 @@ from chorale.serve.engine_monitor import EngineMonitor
 logger = logging.getLogger(__name__)
 
 
-async def report_given_up(monitor: EngineMonitor, running: asyncio.Future[int], start: EngineStart) -> None:
-    """Waits for the end of ``running`` (``monitor.run()``), then sends "failed" until cancelled.
+async def run_engines(monitors: Sequence[EngineMonitor], starts: Sequence[EngineStart]) -> int:
+    """Returns the exit code of the last one that gives up or is stopped."""
+    engines = [asyncio.ensure_future(monitor.run()) for monitor in monitors]
+    reports = [
+        asyncio.ensure_future(_report_given_up(monitor, running, start))
+        for monitor, running, start in zip(monitors, engines, starts, strict=True)
+    ]
+    try:
+        *_, last = [await each for each in asyncio.as_completed(engines)]
+    finally:
+        for each in (*engines, *reports):
+            each.cancel()
+        await asyncio.gather(*engines, *reports, return_exceptions=True)
+    return last
+
+
+async def _report_given_up(monitor: EngineMonitor, running: asyncio.Future[int], start: EngineStart) -> None:
+    """Sends "failed" once ``running`` (``monitor.run()``) has given up, so that every client shows it.
 
     It is repeated, since API processes may start or connect later. Returns if the engine was only stopped.
     """

@@ -1,4 +1,7 @@
-"""ReplicaClient against several engines in real other processes (real scheduler, fake device)."""
+"""FixedFleet over several engines in real other processes (real scheduler, fake device).
+
+``test_fleet`` has what any fleet does: moves, leaving early, what is repeated and what is not.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,20 @@ import random
 
 import pytest
 
-from chorale.client.fleet.many_engines import SLICE
+from chorale.client.fleet.fixed_members import FixedFleet
+from chorale.client.fleet.members import SLICE
 from chorale.client.wire.messages import ClientExpired
 from chorale.engine.types import GenerateRequest, SamplingSpec
-from chorale.errors import ConflictError, EngineDeadError, QueueFullError, RequestError
+from chorale.errors import (
+    ConflictError,
+    EngineDeadError,
+    EngineLoadingError,
+    QueueFullError,
+    RequestError,
+)
 from tests.support.serve.fake_engine import Behaviour
 from tests.support.serve.harness import collect, expected, request, run, until
-from tests.support.serve.replica_rig import ReplicaRig, replica_rig
+from tests.support.serve.replica_rig import ReplicaRig, members_of, replica_rig
 
 LONG = list(range(1, 16 * SLICE * 3))  # longer than what is hashed at once
 
@@ -24,8 +34,8 @@ async def talk(rig: ReplicaRig, name: str, rounds: int, opening: list[int]) -> l
     for number in range(rounds):
         asked = request(f"{name}-{number}", 24, prompt=prompt, seed=number)
         sent = []
-        for replica in rig.client.engines:  # what ``ReplicaClient`` hands to the replica
-            replica.take = recorded(replica.take, sent)  # type: ignore[method-assign]
+        for member in rig.members:  # what the fleet hands to the engine
+            member.remote.take = recorded(member.remote.take, sent)  # type: ignore[method-assign]
         engine, cached, tokens = await rig.ask(asked)
         assert tokens == expected(asked)
         (estimate,) = {each.num_expected_cached for each in sent if each.request_id == asked.request_id}
@@ -83,69 +93,34 @@ def test_a_long_prompt_is_hashed_in_slices_and_found(loop: str) -> None:
     async def scene() -> None:
         async with replica_rig(2) as rig:
             first = await rig.ask(request("a", 3, prompt=LONG))
-            assert not rig.client._routings  # nobody has its first block: nothing more is hashed
             asked = request("b", 3, prompt=[*LONG, 5])
             stream = rig.client.submit(asked)
-            assert rig.client._routings
+            await asyncio.sleep(0)
+            assert not any(member.remote.holds("b") for member in rig.members)  # it is still being hashed
             assert rig.client.num_in_flight == 1
             chunks = [chunk async for part in stream for chunk in part]
             assert stream.engine == first[0]
             assert chunks[0].num_cached_tokens == len(LONG) // 16 * 16
-            assert not rig.client._routings
             assert rig.client.num_in_flight == 0
 
     run(scene(), loop)
-
-
-def test_leaving_while_the_prompt_is_hashed() -> None:
-    async def scene() -> None:
-        async with replica_rig(2, Behaviour(step_seconds=0.005)) as rig:
-            client = rig.client
-            await rig.ask(request("first", 3, prompt=LONG))
-
-            closed = client.submit(request("closed", 50_000, prompt=LONG, n=2))
-            await closed.aclose()
-            assert (client.num_in_flight, client._routings) == (0, {})
-
-            aborted = client.submit(request("aborted", 50_000, prompt=LONG, n=2))
-            aborted.drop(0)
-            client.abort("aborted")
-            assert await collect(aborted) == {1: ([], "abort")}
-            assert client.num_in_flight == 0
-
-            dropped = client.submit(request("dropped", 50_000, prompt=LONG, n=2))
-            dropped.drop(0)
-            dropped.drop(1)
-            assert (client.num_in_flight, client._routings) == (0, {})
-
-            asked = request("half", 30, prompt=LONG, n=3)
-            half = client.submit(asked)
-            half.drop(1)
-            with pytest.raises(ConflictError):
-                client.submit(request("half"))
-            answer = await collect(half)
-            assert set(answer) == {0, 2}
-            assert {i: answer[i] for i in (0, 2)} == {i: (expected(asked, i), "length") for i in (0, 2)}
-            assert client.num_in_flight == 0
-            await rig.idle()
-            assert client.stats.kv_blocks_used == 0
-
-    run(scene())
 
 
 def test_a_burst_is_spread_before_any_engine_has_answered() -> None:
     async def scene() -> None:
         async with replica_rig(3, Behaviour(step_seconds=0.005)) as rig:
             streams = [rig.client.submit(request(f"r{i}", 30, prompt=[i + 1] * 100)) for i in range(30)]
+            await asyncio.sleep(0)
             engines = [stream.engine for stream in streams]
             assert [engines.count(index) for index in range(3)] == [10, 10, 10]
             await asyncio.gather(*(collect(stream) for stream in streams))
             await rig.idle()
-            assert all(not follower._unseen for follower in rig.client._followers)
+            assert not any(member.follower._unseen for member in rig.members)
             # Long and short in turn: who takes turns only sends all the long ones to the same engine.
             sizes = [4000, 20] * 6
             mixed = [request(f"m{i}", 3, prompt=[60 + i] * size) for i, size in enumerate(sizes)]
             streams = [rig.client.submit(each) for each in mixed]
+            await asyncio.sleep(0)
             tokens = [0, 0, 0]
             for stream, size in zip(streams, sizes, strict=True):
                 tokens[stream.engine] += size
@@ -161,6 +136,7 @@ def test_requests_for_a_hot_prefix_use_every_engine() -> None:
             hot = [7] * 1600
             await rig.ask(request("warm", 3, prompt=[*hot, 1]))
             streams = [rig.client.submit(request(f"r{i}", 200, prompt=[*hot, i + 2])) for i in range(40)]
+            await asyncio.sleep(0)
             engines = [stream.engine for stream in streams]
             assert min(engines.count(0), engines.count(1)) >= 8, engines
             await asyncio.gather(*(collect(stream) for stream in streams))
@@ -168,43 +144,33 @@ def test_requests_for_a_hot_prefix_use_every_engine() -> None:
     run(scene())
 
 
-def test_the_load_of_another_process_is_seen() -> None:
+def test_the_load_and_the_prefixes_of_another_process_are_known() -> None:
     async def scene() -> None:
         async with replica_rig(2, Behaviour(step_seconds=0.01)) as rig:
-            other = type(rig.client)(rig.directories, turn=1)
+            other = FixedFleet(rig.directories, turn=1)
             other.start()
+            followers = [member.follower for member in members_of(other)]
             try:
-                await until(lambda: all(follower.index for follower in other._followers), "it follows")
-                streams = [rig.client.engines[0].submit(request(f"r{i}", 50_000)) for i in range(6)]
+                await until(lambda: all(follower.index for follower in followers), "it follows")
+                busy = rig.members[0].remote
+                streams = [busy.submit(request(f"r{i}", 50_000)) for i in range(6)]
                 await asyncio.gather(*(anext(stream) for stream in streams))
-                await until(lambda: other._followers[0].load().num_rows == 6, "the other process knows")
-                assert other._followers[1].load().num_rows == 0
+                await until(lambda: followers[0].load().num_rows == 6, "the other process knows")
+                assert followers[1].load().num_rows == 0
                 theirs = [other.submit(request(f"o{i}", 3, prompt=[50 + i] * 40)) for i in range(3)]
-                assert {stream.engine for stream in theirs} == {1}
                 await asyncio.gather(*(collect(stream) for stream in theirs))
-            finally:
-                await other.close()
-            assert len([s for s in streams if s.num_unfinished]) == 6
+                assert {stream.engine for stream in theirs} == {1}
+                assert len([s for s in streams if s.num_unfinished]) == 6
+                await asyncio.gather(*(stream.aclose() for stream in streams))
+                await rig.idle()
 
-    run(scene())
-
-
-def test_a_prefix_that_one_process_computed_is_known_to_the_other() -> None:
-    async def scene() -> None:
-        async with replica_rig(2) as rig:
-            other = type(rig.client)(rig.directories, turn=1)
-            other.start()
-            try:
-                await until(lambda: all(follower.index for follower in other._followers), "it follows")
                 engine, _, _ = await rig.ask(request("a", 3, prompt=[3] * 500))
                 await rig.idle()
                 await until(
-                    lambda: (
-                        all(f.load().num_rows == 0 for f in other._followers)
-                        and other._followers[engine].index.full
-                    ),  # type: ignore[union-attr]
-                    "the blocks and the end are told",
+                    lambda: len(followers[engine].index.full) > len(followers[1 - engine].index.full),  # type: ignore[union-attr]
+                    "the blocks are told",
                 )
+                await until(lambda: not any(f.load().num_rows for f in followers), "the end is told")
                 stream = other.submit(request("b", 3, prompt=[3] * 500))
                 chunks = [chunk async for part in stream for chunk in part]
                 assert (stream.engine, chunks[0].num_cached_tokens) == (engine, 496)
@@ -214,43 +180,28 @@ def test_a_prefix_that_one_process_computed_is_known_to_the_other() -> None:
     run(scene())
 
 
-def test_one_engine_dies_and_only_its_requests_fail() -> None:
+def test_one_engine_dies_and_every_request_ends_with_its_tokens() -> None:
     async def scene() -> None:
         async with replica_rig(2, Behaviour(step_seconds=0.005)) as rig:
             client = rig.client
             asked = [request(f"r{i}", 200, prompt=[i + 1] * 50, seed=i) for i in range(8)]
             streams = [client.submit(each) for each in asked]
-            engines = [stream.engine for stream in streams]
-            assert sorted(engines) == [0] * 4 + [1] * 4
             firsts = await asyncio.gather(*(anext(stream) for stream in streams))
+            assert sorted(stream.engine for stream in streams) == [0] * 4 + [1] * 4
             rig.kill(1)
-
-            async def rest(stream) -> object:  # type: ignore[no-untyped-def]
-                try:
-                    return await collect(stream)
-                except EngineDeadError as error:
-                    return error
-
-            reads = [asyncio.ensure_future(rest(stream)) for stream in streams]
-            await asyncio.wait([each for each, engine in zip(reads, engines, strict=True) if engine == 1])
+            await until(lambda: client.engines[1].status.state == "dead", "it is gone")
             assert client.status.state == "ready"  # the other serves
-            assert client.engines[1].status.state == "dead"
             assert (await rig.ask(request("meanwhile", 3)))[0] == 0
-            ends = await asyncio.gather(*reads)
-            for each, engine, first, end in zip(asked, engines, firsts, ends, strict=True):
-                if engine == 1:
-                    assert isinstance(end, EngineDeadError)
-                    assert end.retry_after
-                else:
-                    assert isinstance(end, dict)
-                    tokens = [token for chunk in first for token in chunk.token_ids] + end[0][0]
-                    assert (tokens, end[0][1]) == (expected(each), "length")
+            ends = await asyncio.gather(*(collect(stream) for stream in streams))
+            for each, first, end in zip(asked, firsts, ends, strict=True):
+                tokens = [token for chunk in first for token in chunk.token_ids] + end[0][0]
+                assert (tokens, end[0][1]) == (expected(each), "length")
             assert client.num_in_flight == 0
             await rig.ready()
             assert rig.monitors[1].num_restarts == 1
             both = [client.submit(request(f"again{i}", 20, prompt=[90 + i] * 40)) for i in range(4)]
-            assert {stream.engine for stream in both} == {0, 1}
             await asyncio.gather(*(collect(stream) for stream in both))
+            assert {stream.engine for stream in both} == {0, 1}
 
     run(scene())
 
@@ -259,42 +210,37 @@ def test_a_new_engine_has_an_empty_index() -> None:
     async def scene() -> None:
         async with replica_rig(2) as rig:
             engine, _, _ = await rig.ask(request("a", 3, prompt=[3] * 500))
-            index = rig.client._followers[engine].index
-            assert index is not None
-            assert index.full
+            follower = rig.members[engine].follower
+            assert follower.index is not None
+            assert follower.index.full
             rig.kill(engine)
-            await until(lambda: rig.client._followers[engine].index is None, "it is forgotten")
+            await until(lambda: follower.index is None, "it is forgotten")
             await rig.ready()
-            assert not rig.client._followers[engine].index.full  # type: ignore[union-attr]
+            assert not follower.index.full
             found = await talk(rig, "c", 3, [4] * 100)
             assert all(cached == estimate for _, cached, estimate in found)
 
     run(scene())
 
 
-def test_without_any_engine_requests_fail_and_later_ones_do_not() -> None:
+def test_without_any_engine_new_requests_are_refused_and_those_in_flight_wait() -> None:
     async def scene() -> None:
         async with replica_rig(2, Behaviour(step_seconds=0.005)) as rig:
             client = rig.client
-            await rig.ask(request("warm", 3, prompt=LONG))
-            streams = [client.submit(request(f"r{i}", 50_000)) for i in range(4)]
-            hashed = client.submit(request("long", 3, prompt=LONG))
-            assert "long" in client._routings
+            asked = [request(f"r{i}", 100, prompt=[i + 1] * 40) for i in range(4)]
+            reads = [asyncio.ensure_future(collect(client.submit(each))) for each in asked]
+            await until(lambda: client.stats.generation_tokens > 40, "all run")
             for index in range(2):
                 rig.kill(index)
-            for stream in streams:
-                with pytest.raises(EngineDeadError):
-                    await collect(stream)
             await until(lambda: client.status.state in ("dead", "loading"), "none is up")
-            with pytest.raises(Exception, match=r"retry|restart|loading|ended"):
+            with pytest.raises((EngineDeadError, EngineLoadingError)) as refused:
                 client.submit(request("none"))
-            with pytest.raises(Exception, match=r"retry|restart|loading|ended"):
+            assert refused.value.retry_after
+            with pytest.raises((EngineDeadError, EngineLoadingError)):
                 client.reserve({"none": 1})
-            with pytest.raises(EngineDeadError):
-                await collect(hashed)
+            for each, read in zip(asked, reads, strict=True):
+                assert (await read)[0] == (expected(each), "length")
             assert client.num_in_flight == 0
-            await rig.ready()
-            assert (await rig.ask(request("after", 3)))[1] == 0
 
     run(scene())
 
@@ -350,9 +296,11 @@ def test_a_refused_request_leaves_no_load_behind() -> None:
 def test_a_client_that_was_taken_for_dead_follows_again() -> None:
     async def scene() -> None:
         async with replica_rig(2) as rig:
-            replica, follower = rig.client.engines[0], rig.client._followers[0]
+            member = rig.members[0]
+            follower = member.follower
             await rig.ask(request("a", 3, prompt=[3] * 100))
-            replica._message(ClientExpired(replica.info.engine_id, "the server process was silent"))
+            expired = ClientExpired(member.remote.info.engine_id, "the server process was silent")
+            member.remote._message(expired)
             assert follower.index is None
             await until(lambda: follower.index is not None, "it has a new snapshot")
             found = await talk(rig, "c", 3, [4] * 100)
@@ -367,14 +315,19 @@ def test_an_engine_that_was_given_up_counts_no_more() -> None:
         async with replica_rig(2, behaviour, max_queued_requests=2) as rig:
             client = rig.client
             stream = client.submit(request("r", 50_000))
+            await anext(stream)
             lost = stream.engine
-            client.engines[lost].mark_failed("no such device")  # as by its last heartbeat
-            with pytest.raises(EngineDeadError, match="no such device"):
-                await collect(stream)
+            rig.members[lost].remote.mark_failed("no such device")  # as by its last heartbeat
+            await until(lambda: rig.members[1 - lost].remote.num_in_flight == 1, "it goes on elsewhere")
             assert client.status.state == "ready"
             with pytest.raises(RequestError, match="at most 4"):  # 6 with both: never again
                 client.submit(request("s", n=5))
-            asked = [request(f"t{i}", 3, prompt=[i + 1] * 40) for i in range(4)]
+            asked = [request(f"t{i}", 3, prompt=[i + 1] * 40) for i in range(3)]
             assert {engine for engine, _, _ in [await rig.ask(each) for each in asked]} == {1 - lost}
+            client.mark_failed("no device is left")
+            with pytest.raises(EngineDeadError, match="no device is left"):
+                await collect(stream)
+            with pytest.raises(EngineDeadError, match="no device is left"):
+                client.submit(request("u", 3))
 
     run(scene())

@@ -1,0 +1,77 @@
+"""FixedFleet: the fleet of the engines of one server (``-dp``), which are known from its start."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from chorale.client.fleet.fleet import FleetClient
+from chorale.client.fleet.members import Ticket
+from chorale.client.remote import MIN_RETRY_AFTER, ClientLimits
+from chorale.client.wire.messages import local_address
+from chorale.errors import EngineDeadError
+
+
+class Cheapest:
+    """An ``Assigner``: the engine where a request costs least, as soon as one is ready."""
+
+    def __init__(self, fleet: FleetClient) -> None:
+        self._fleet = fleet
+
+    async def assign(self, ticket: Ticket) -> str:
+        """Raises ``EngineDeadError`` if no engine will be started again."""
+        members = self._fleet.members
+        while not (names := members.rank(ticket, members.by_name, unfollowed=True)):
+            status = self._fleet.status
+            if status.state == "failed":
+                raise EngineDeadError(status.message, retry_after=MIN_RETRY_AFTER)
+            await members.change()
+        return names[0]
+
+    def ended(self, ticket: Ticket) -> None:
+        """Does nothing: the engines themselves report what they run."""
+
+
+class FixedFleet(FleetClient):
+    """The ``EngineClient`` of the engines whose sockets are in ``directories``.
+
+    Call ``start()`` on the event loop before the first ``submit``, and ``await close()`` at the end. While no
+    engine is ready, new requests are refused, and those in flight wait.
+    """
+
+    def __init__(
+        self,
+        directories: Sequence[str | Path],
+        *,
+        max_queued_requests: int | None = None,
+        num_api_processes: int = 1,
+        limits: ClientLimits | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        patience: float | None = 60.0,
+        seeds: random.Random | None = None,
+        turn: int = 0,
+    ) -> None:
+        """As ``FleetClient``."""
+        super().__init__(
+            Cheapest,
+            max_queued_requests=max_queued_requests,
+            num_api_processes=num_api_processes,
+            limits=limits,
+            clock=clock,
+            patience=patience,
+            gone_patience=0.0,
+            seeds=seeds,
+            turn=turn,
+        )
+        self._addresses = {str(index): local_address(each) for index, each in enumerate(directories)}
+
+    def start(self) -> None:
+        super().start()
+        self.set_members(self._addresses)
+
+    def mark_failed(self, message: str) -> None:
+        """Called when the supervisor gives up: no engine will be started again."""
+        for remote in self._remotes:
+            remote.mark_failed(message)
