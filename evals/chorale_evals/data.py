@@ -1,7 +1,7 @@
-"""The rows of a published data set, from ``--data DIR``, from the hub or from the web.
+"""The rows of a published data set, from ``--data DIR`` or from the web.
 
-The package holds no published question: files are read where their authors keep them, from the hub at pinned
-revisions, and checked by SHA-256 where it is known. ``DIR`` has a file under its bare name. No torch.
+The package holds no published question: files are read where their authors keep them, on the hub at pinned
+revisions, and checked by SHA-256 where it is known. ``DIR`` has a file under its bare name.
 """
 
 from __future__ import annotations
@@ -30,42 +30,38 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class HubFile:
-    """A file of a data set repository on the hub."""
+class Source:
+    """A published file. ``sha256`` is None if it is not known."""
 
-    repository: str
-    path: str
-    revision: str
+    url: str
     sha256: str | None = None
 
-
-@dataclass(frozen=True, slots=True)
-class WebFile:
-    """A file at a URL, for data that is not on the hub, or gated there."""
-
-    path: str
-    sha256: str | None = None
+    @property
+    def name(self) -> str:
+        return PurePosixPath(self.url).name
 
 
-Source = HubFile | WebFile
+def hub_file(repository: str, revision: str, path: str) -> Source:
+    """Returns a file of a data set repository on the hub, at a pinned revision."""
+    return Source(f"https://huggingface.co/datasets/{repository}/resolve/{revision}/{path}")
 
 
-def load_rows(sources: Sequence[Source], folder: Path | None, columns: Iterable[str]) -> list[Row]:
-    """Returns the rows of the first source that can be read; with ``folder``, of a file in it only.
+def load_rows(source: Source, folder: Path | None, columns: Sequence[str]) -> list[Row]:
+    """Returns the rows of a source; with ``folder``, those of the file in it that has the source's name.
 
     Raises ``ConfigError`` if there is none, if a file is not what was published, or if a row lacks a column.
     """
-    faults = []
-    for source in sources:
-        try:
-            path = _in_folder(source, folder) if folder else _fetched(source)
-            _check(path, None if folder else source.sha256)
-            return _read(path, tuple(columns))
-        except ConfigError as fault:
-            faults.append(fault.message)
-            if folder and (folder / _name(source)).exists():
-                break
-    raise ConfigError("; ".join(faults) + ("" if folder else ". With the files in a folder, use --data DIR"))
+    if folder is not None:
+        return _read(folder / source.name, columns)
+    path = _fetched(source)
+    if (
+        source.sha256 is not None
+        and (found := hashlib.sha256(path.read_bytes()).hexdigest()) != source.sha256
+    ):
+        raise ConfigError(
+            f"{path} is not the published file: its SHA-256 is {found}, not {source.sha256}; remove it"
+        )
+    return _read(path, columns)
 
 
 def digest(rows: Sequence[Row]) -> str:
@@ -104,31 +100,10 @@ def data_folder(task: str, given: str | Path | None) -> Path | None:
     return folder / task if (folder / task).is_dir() else folder
 
 
-def _name(source: Source) -> str:
-    return PurePosixPath(source.path).name
-
-
-def _in_folder(source: Source, folder: Path) -> Path:
-    path = folder / _name(source)
-    if not path.is_file():
-        raise ConfigError(f"{folder} has no file {path.name}")
-    return path
-
-
-def _check(path: Path, sha256: str | None) -> None:
-    _check_size(path.stat().st_size, path)
-    if sha256 is not None and (found := hashlib.sha256(path.read_bytes()).hexdigest()) != sha256:
-        raise ConfigError(f"{path} is not the published file: its SHA-256 is {found}, not {sha256}")
-
-
-def _check_size(size: int, where: object) -> None:
-    if size > MAX_BYTES:
-        raise ConfigError(f"{where} has {size:,} bytes; at most {MAX_BYTES:,} are read")
-
-
-def _read(path: Path, columns: tuple[str, ...]) -> list[Row]:
+def _read(path: Path, columns: Sequence[str]) -> list[Row]:
     """Reads a CSV file or JSON lines, by the ending."""
     try:
+        _check_size(path.stat().st_size, path)
         text = path.read_bytes().decode("utf-8-sig")
         if path.suffix == ".csv":
             csv.field_size_limit(_MAX_FIELD)
@@ -148,44 +123,32 @@ def _read(path: Path, columns: tuple[str, ...]) -> list[Row]:
     return rows
 
 
+def _check_size(size: int, where: object) -> None:
+    if size > MAX_BYTES:
+        raise ConfigError(f"{where} has {size:,} bytes; at most {MAX_BYTES:,} are read")
+
+
 def _fetched(source: Source) -> Path:
-    return _from_hub(source) if isinstance(source, HubFile) else _from_web(source)
-
-
-def _from_hub(source: HubFile) -> Path:
-    from huggingface_hub import errors, hf_hub_download
-
-    page = f"https://huggingface.co/datasets/{source.repository}"
-    try:
-        return Path(
-            hf_hub_download(source.repository, source.path, repo_type="dataset", revision=source.revision)
-        )
-    except errors.GatedRepoError as fault:
-        raise ConfigError(f"the data set is gated; accept its terms at {page} and set HF_TOKEN") from fault
-    except Exception as fault:  # the hub's errors have many lines, and many types
-        said = str(fault).partition("\n")[0] or type(fault).__name__
-        raise ConfigError(f"{source.path} of {page} cannot be had ({said})") from fault
-
-
-def _from_web(source: WebFile) -> Path:
-    """The file in our cache, downloaded if it is not there."""
+    """Returns the file in our cache, downloaded if it is not there."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    name = f"{hashlib.sha256(source.path.encode()).hexdigest()[:16]}-{_name(source)}"
+    name = f"{hashlib.sha256(source.url.encode()).hexdigest()[:16]}-{source.name}"
     path = home / "chorale" / "evaluation" / name
     if path.is_file():
         return path
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with (
-            httpx2.stream("GET", source.path, timeout=30.0, follow_redirects=True) as response,
+            httpx2.stream("GET", source.url, timeout=30.0, follow_redirects=True) as response,
             whole_file(path) as file,
         ):
             response.raise_for_status()
             size = 0
             for chunk in response.iter_bytes():
                 size += len(chunk)
-                _check_size(size, source.path)
+                _check_size(size, source.url)
                 file.write(chunk)
     except (httpx2.HTTPError, OSError) as fault:
-        raise ConfigError(f"{source.path} cannot be read ({fault})") from fault
+        raise ConfigError(
+            f"{source.url} cannot be read ({fault}). With the files in a folder, use --data DIR"
+        ) from fault
     return path

@@ -10,7 +10,7 @@ from chorale.requests.usage import TokenUsage
 from chorale_evals.record import Record
 from chorale_evals.runner import Plan
 from chorale_evals.statistics import Interval, clustered
-from chorale_evals.task import Breakdown, Outcome, Scored
+from chorale_evals.task import Breakdown
 
 
 @dataclass(slots=True)
@@ -87,18 +87,15 @@ def tallies(plan: Plan) -> dict[tuple[str, str], Tally]:
 def summarise(plan: Plan, records: Collection[Record]) -> list[Tally]:
     """Returns the rows of a plan. Records of samples that it does not ask for are left out."""
     found, wanted = tallies(plan), {job.key for job in plan.jobs()}
-    records = [record for record in records if record.key in wanted]
-    for record in records:
+    scores: dict[tuple[str, str], list[tuple[str, float]]] = {key: [] for key in found}
+    for record in (record for record in records if record.key in wanted):
         found[record.task, record.effort].add(record)
-    for part in plan.parts:
-        samples = {sample.id: sample for sample in part.task.samples}
+        if record.is_scored:
+            scores[record.task, record.effort].append((record.group, record.score))
+    for task in (part.task for part in plan.parts):
         for effort in plan.efforts:
-            scored = [
-                Scored(samples[one.sample], one.repeat, Outcome(one.score, one.answer, one.detail))
-                for one in records
-                if (one.task, one.effort) == (part.task.name, effort) and one.is_scored
-            ]
-            found[part.task.name, effort].breakdowns = part.task.breakdowns(scored) if scored else []
+            if given := scores[task.name, effort]:
+                found[task.name, effort].breakdowns = task.breakdowns(given)
     return list(found.values())
 
 

@@ -83,15 +83,6 @@ class Session(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
-    """A sample with its outcome in one repeat, for ``breakdowns``."""
-
-    sample: Sample
-    repeat: int
-    outcome: Outcome
-
-
-@dataclass(frozen=True, slots=True)
 class Breakdown:
     """A further row of the table: the score of a group."""
 
@@ -120,16 +111,16 @@ class Task:
         self.samples = take(samples, limit, seed)
         self.data_revision = data_revision
 
-    async def prepare(self) -> None:
-        """Runs before the first request. Raises ``ConfigError`` if the task cannot run here (no sandbox)."""
-
     async def run(self, sample: Sample, repeat: int, session: Session) -> Outcome:
         """Asks about one sample and grades the answer. ``repeat`` counts from 0."""
         raise NotImplementedError
 
-    def breakdowns(self, scored: Sequence[Scored]) -> list[Breakdown]:
-        """Returns the mean score of each group, if the samples have more than one."""
-        found = by_group([(one.sample.group, one.outcome.score) for one in scored])
+    def breakdowns(self, scores: Sequence[tuple[str, float]]) -> list[Breakdown]:
+        """Returns the mean score of each group, if the samples have more than one.
+
+        ``scores``: (group, score) of each answer.
+        """
+        found = by_group(scores)
         return found if len(found) > 1 else []
 
 

@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import graded_answers as answers
 import pytest
-from chorale_evals.graders import choice, exact, number, regex, schema
+from chorale_evals.graders import Grader, patterns
+from chorale_evals.graders.choice import Choice
+from chorale_evals.graders.exact import Exact
+from chorale_evals.graders.number import Number
+from chorale_evals.graders.regex import Regex
+from chorale_evals.graders.schema import JsonSchema
 from chorale_evals.graders.text import MAX_CHARS
 from chorale_evals.task import Outcome
 from graded_answers import CHOICES, Case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-Grade = Callable[..., Outcome]
-
 
 def _options(case: Case) -> dict[str, Any]:
     return case[2] if len(case) > 2 else {}
 
 
-SETS: list[tuple[Grade, list[Case], list[Case]]] = [
-    (number.grade, answers.RIGHT_NUMBERS, answers.WRONG_NUMBERS),
-    (exact.grade, answers.RIGHT_STRINGS, answers.WRONG_STRINGS),
-    (schema.grade, answers.RIGHT_JSON, answers.WRONG_JSON),
-    (regex.grade, answers.RIGHT_PATTERNS, answers.WRONG_PATTERNS),
+SETS: list[tuple[type[Grader], list[Case], list[Case]]] = [
+    (Number, answers.RIGHT_NUMBERS, answers.WRONG_NUMBERS),
+    (Exact, answers.RIGHT_STRINGS, answers.WRONG_STRINGS),
+    (JsonSchema, answers.RIGHT_JSON, answers.WRONG_JSON),
+    (Regex, answers.RIGHT_PATTERNS, answers.WRONG_PATTERNS),
     (
-        choice.grade,
+        Choice,
         [*((text, "C", CHOICES) for text in answers.RIGHT_CHOICES), *answers.RIGHT_ARTICLES],
         [*((text, "C", CHOICES) for text in answers.WRONG_CHOICES), *answers.WRONG_ARTICLES],
     ),
@@ -36,14 +38,14 @@ SETS: list[tuple[Grade, list[Case], list[Case]]] = [
 
 
 @pytest.mark.parametrize(
-    ("grade", "right", "wrong"), SETS, ids=["number", "exact", "json", "regex", "choice"]
+    ("grader", "right", "wrong"), SETS, ids=["number", "exact", "json", "regex", "choice"]
 )
 def test_no_false_verdict(
-    grade: Grade, right: list[Case], wrong: list[Case], monkeypatch: pytest.MonkeyPatch
+    grader: type[Grader], right: list[Case], wrong: list[Case], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(regex, "SECONDS", 0.1)
-    refused = [case for case in right if not grade(*case[:2], **_options(case)).score]
-    accepted = [case for case in wrong if grade(*case[:2], **_options(case)).score]
+    monkeypatch.setattr(patterns, "SECONDS", 0.1)
+    refused = [case for case in right if not grader(**_options(case)).grade(*case[:2]).score]
+    accepted = [case for case in wrong if grader(**_options(case)).grade(*case[:2]).score]
     assert (refused, accepted) == ([], [])
 
 
@@ -101,8 +103,9 @@ _TEXTS = st.one_of(st.text(max_size=60), st.lists(_PIECES, max_size=25).map("".j
 @given(_TEXTS)
 def test_no_answer_raises(text: str) -> None:
     for verdict in (
-        number.grade(text, 5), exact.grade(text, "x"), choice.grade(text, "C"),
-        choice.grade(text, "C", **CHOICES), schema.grade(text, answers.PERSON), regex.grade(text, "x+"),
+        Number().grade(text, 5), Exact().grade(text, "x"), Choice().grade(text, "C"),
+        Choice(**CHOICES).grade(text, "C"), JsonSchema().grade(text, answers.PERSON),
+        Regex().grade(text, "x+"),
     ):  # fmt: skip
         assert isinstance(verdict, Outcome)
 
@@ -146,12 +149,12 @@ def test_no_answer_raises(text: str) -> None:
     ],
 )
 def test_long_answers_are_graded_fast(piece: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(regex, "SECONDS", 0.02)
+    monkeypatch.setattr(patterns, "SECONDS", 0.02)
     text = piece * (MAX_CHARS // len(piece))
-    for grade, target in (
-        (number.grade, 5), (exact.grade, "x"), (choice.grade, "C"), (schema.grade, answers.PERSON),
-        (regex.grade, "(a+)+b"),
-    ):  # fmt: skip
+    graders: list[tuple[Grader, Any]] = [
+        (Number(), 5), (Exact(), "x"), (Choice(), "C"), (JsonSchema(), answers.PERSON), (Regex(), "(a+)+b"),
+    ]  # fmt: skip
+    for grader, target in graders:
         began = time.process_time()
-        grade(text, target)
-        assert time.process_time() - began < 2, grade.__module__
+        grader.grade(text, target)
+        assert time.process_time() - began < 2, grader

@@ -1,4 +1,4 @@
-"""Rows of data sets: from folders, from the hub, from the web, and the errors if they cannot be had."""
+"""Rows of data sets: from folders, from the web, and the errors if they cannot be had."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from typing import Any
 import httpx2
 import pytest
 from chorale_evals import data
-from chorale_evals.data import HubFile, WebFile, data_folder, digest, load_rows, unique
+from chorale_evals.data import Source, data_folder, digest, hub_file, load_rows, unique
 from chorale_evals.tasks import make_task
 
 from chorale.errors import ConfigError
 
 ROWS = [{"question": "1 + 1?\u2028", "answer": "2"}, {"question": 'say "a, b"\nor c', "answer": "ü"}]
-HUB = HubFile("owner/set", "main/rows.jsonl", "0" * 40)
-WEB = WebFile("https://example.invalid/data/rows.jsonl")
+SOURCE = Source("https://example.invalid/data/rows.jsonl")
 COLUMNS = ("question", "answer")
 
 
@@ -26,10 +25,10 @@ def _lines(rows: list[Any]) -> bytes:
 
 
 def test_a_folder_has_a_file_under_its_bare_name(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"has no file rows\.jsonl"):
-        load_rows([HUB, WEB], tmp_path, COLUMNS)
+    with pytest.raises(ConfigError, match=r"rows\.jsonl cannot be read"):
+        load_rows(SOURCE, tmp_path, COLUMNS)
     (tmp_path / "rows.jsonl").write_bytes(_lines(ROWS))
-    assert load_rows([HUB], tmp_path, COLUMNS) == ROWS
+    assert load_rows(SOURCE, tmp_path, COLUMNS) == ROWS
 
 
 @pytest.mark.parametrize(
@@ -48,7 +47,7 @@ def test_a_folder_has_a_file_under_its_bare_name(tmp_path: Path) -> None:
 def test_a_bad_file_is_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match=message) as caught:
-        load_rows([WebFile(f"https://example.invalid/{name}")], tmp_path, COLUMNS)
+        load_rows(Source(f"https://example.invalid/{name}"), tmp_path, COLUMNS)
     assert name in str(caught.value)
 
 
@@ -56,57 +55,11 @@ def test_sizes_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     (tmp_path / "rows.jsonl").write_bytes(_lines(ROWS))
     monkeypatch.setattr(data, "MAX_BYTES", 10)
     with pytest.raises(ConfigError, match="at most 10 are read"):
-        load_rows([HUB], tmp_path, COLUMNS)
+        load_rows(SOURCE, tmp_path, COLUMNS)
 
 
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """A hub that hands out ``path`` or raises ``fault``, and keeps what it was asked."""
-    import huggingface_hub
-
-    state: dict[str, Any] = {}
-
-    def download(repository: str, path: str, **options: Any) -> str:
-        state["asked"] = (repository, path, options)
-        if "fault" in state:
-            raise state["fault"]
-        return str(state["path"])
-
-    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    return state
-
-
-def test_the_hub_is_asked_for_a_pinned_revision(tmp_path: Path, hub: dict[str, Any]) -> None:
-    hub["path"] = tmp_path / "x.jsonl"
-    hub["path"].write_bytes(_lines(ROWS))
-    assert load_rows([HUB], None, COLUMNS) == ROWS
-    assert hub["asked"] == ("owner/set", HUB.path, {"repo_type": "dataset", "revision": "0" * 40})
-
-
-def test_another_file_than_the_published_one_is_refused(tmp_path: Path, hub: dict[str, Any]) -> None:
-    hub["path"] = tmp_path / "x.jsonl"
-    hub["path"].write_bytes(_lines(ROWS))
-    right = hashlib.sha256(_lines(ROWS)).hexdigest()
-    assert load_rows([HubFile("o/s", "x.jsonl", "main", right)], None, COLUMNS) == ROWS
-    with pytest.raises(ConfigError, match="not the published file: its SHA-256 is"):
-        load_rows([HubFile("o/s", "x.jsonl", "main", "0" * 64)], None, COLUMNS)
-
-
-def test_errors_of_the_hub_say_what_to_do(hub: dict[str, Any]) -> None:
-    from huggingface_hub import errors
-
-    fault = errors.GatedRepoError.__new__(errors.GatedRepoError)
-    Exception.__init__(fault, "many\nlines")
-    hub["fault"] = fault
-    with pytest.raises(ConfigError, match=r"accept its terms at https://huggingface.co/datasets/owner/set"):
-        load_rows([HUB], None, COLUMNS)
-    hub["fault"] = OSError("first\nsecond")
-    with pytest.raises(ConfigError, match=r"owner/set cannot be had \(first\).*use --data DIR"):
-        load_rows([HUB], None, COLUMNS)
-
-
-def test_the_web_is_next_and_cached(
-    tmp_path: Path, hub: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+def test_a_download_is_kept_and_compared_with_its_hash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served: list[str] = []
 
@@ -115,19 +68,26 @@ def test_the_web_is_next_and_cached(
         return httpx2.Response(200, content=_lines(ROWS))
 
     _web(monkeypatch, tmp_path, answer)
-    hub["fault"] = OSError("down")
-    assert load_rows([HUB, WEB], None, COLUMNS) == load_rows([HUB, WEB], None, COLUMNS) == ROWS
-    assert served == [WEB.path]
+    right = Source(SOURCE.url, hashlib.sha256(_lines(ROWS)).hexdigest())
+    assert load_rows(right, None, COLUMNS) == load_rows(SOURCE, None, COLUMNS) == ROWS
+    assert served == [SOURCE.url]
+    with pytest.raises(ConfigError, match="not the published file: its SHA-256 is"):
+        load_rows(Source(SOURCE.url, "0" * 64), None, COLUMNS)
+
+
+def test_files_of_the_hub_have_a_pinned_revision() -> None:
+    url = "https://huggingface.co/datasets/owner/set/resolve/v1/main/rows.jsonl"
+    assert hub_file("owner/set", "v1", "main/rows.jsonl") == Source(url)
 
 
 def test_a_download_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _web(monkeypatch, tmp_path, lambda _: httpx2.Response(404))
     with pytest.raises(ConfigError, match=r"rows\.jsonl cannot be read"):
-        load_rows([WEB], None, COLUMNS)
+        load_rows(SOURCE, None, COLUMNS)
     monkeypatch.setattr(data, "MAX_BYTES", 5)
     _web(monkeypatch, tmp_path, lambda _: httpx2.Response(200, content=b"x" * 6))
     with pytest.raises(ConfigError, match="at most 5 are read"):
-        load_rows([WEB], None, COLUMNS)
+        load_rows(SOURCE, None, COLUMNS)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chorale_evals.graders import regex
+from chorale_evals.graders import patterns
 from fake_server import Answer, FakeServer, adding, chat
 
 from chorale.cli.main import main
@@ -215,17 +215,17 @@ def test_responses_carries_the_same(tmp_path: Path) -> None:
 
 
 LINES = [
-    ("[1]", "not a JSON object"),
+    ("[1]", "Expected `object`, got `array`"),
     ("{", "Expecting property name"),
-    ('{"prompt": "x"}', "'answer' is missing"),
-    ('{"prompt": "", "answer": "x"}', "'prompt' is empty"),
-    ('{"prompt": 5, "answer": "x"}', "a string or a list of messages"),
-    ('{"prompt": [{"role": "god", "content": "x"}], "answer": "x"}', "has no role of"),
-    ('{"prompt": "x", "answer": "x", "promt": 1}', "unknown field 'promt'"),
+    ('{"prompt": "x"}', "missing required field `answer`"),
+    ('{"prompt": "", "answer": "x"}', "`$.prompt`"),
+    ('{"prompt": 5, "answer": "x"}', "`$.prompt`"),
+    ('{"prompt": [{"role": "god", "content": "x"}], "answer": "x"}', "`$.prompt[0].role`"),
+    ('{"prompt": "x", "answer": "x", "promt": 1}', "unknown field `promt`"),
     ('{"prompt": "x", "answer": "x", "prompt": "y"}', "a name occurs twice"),
-    ('{"prompt": "x", "answer": "x", "grader": "fuzzy"}', "unknown grader 'fuzzy'"),
-    ('{"prompt": "x", "answer": "x", "grader": {"type": "exact", "case": 1}}', "has no option 'case'"),
-    ('{"prompt": "x", "answer": 1, "grader": {"type": "number", "tolerance": "1"}}', "has a wrong type"),
+    ('{"prompt": "x", "answer": "x", "grader": "fuzzy"}', "'fuzzy'"),
+    ('{"prompt": "x", "answer": "x", "grader": {"type": "exact", "case": 1}}', "unknown field `case`"),
+    ('{"prompt": "x", "answer": 1, "grader": {"type": "number", "tolerance": "1"}}', "`$.tolerance`"),
     ('{"prompt": "x", "answer": "x", "grader": "number"}', "is not one number"),
     ('{"prompt": "x", "answer": "K", "grader": "choice"}', "one of the letters A to J"),
     ('{"prompt": "x", "answer": "(", "grader": "regex"}', "invalid pattern"),
@@ -234,7 +234,7 @@ LINES = [
         '{"prompt": "x", "answer": {"$ref": "http://example.com/x"}, "grader": "json_schema"}',
         "leads out of it",
     ),
-    ('{"prompt": "x", "answer": "x", "id": {}}', "'id' must be"),
+    ('{"prompt": "x", "answer": "x", "id": {}}', "`$.id`"),
     ('{"prompt": "x", "answer": "x", "request": {"model": "y"}}', "must not set 'model'"),
     ('{"prompt": "good", "answer": "x"}', "the same id as line 1"),
 ]
@@ -258,7 +258,7 @@ def test_a_bad_line_is_named(
         (("gsm9k", "--model", "demo"), "unknown task 'gsm9k'"),
         (("sample",), "give --model MODEL to start a server, or --base-url"),
         (("sample", "--model", "demo", "--effort", "huge"), "'huge' is not one of"),
-        (("sample", "--model", "demo", "--repeats", "0"), "'0' is not a positive integer"),
+        (("sample", "--model", "demo", "--repeats", "0"), "'0' is not a number: it must be at least 1"),
         (("sample", "--base-url", "localhost:8000"), "--base-url localhost:8000: not an http"),
         (("sample", "--base-url", "http://127.0.0.1:9/v1"), "no server at http://127.0.0.1:9/v1"),
         (("file:/nowhere.jsonl", "--model", "demo"), "/nowhere.jsonl: No such file"),
@@ -322,7 +322,7 @@ def eval_sum(body: dict[str, Any]) -> int:
 def test_a_pattern_that_takes_too_long_does_not_stop_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(regex, "SECONDS", 0.05)
+    monkeypatch.setattr(patterns, "SECONDS", 0.05)
     (tmp_path / "slow.jsonl").write_text(json.dumps({"prompt": "x", "answer": "(a+)+$", "grader": "regex"}))
     with FakeServer(lambda *_: chat("a" * 5000 + "!")).running() as fake:
         assert run(f"file:{tmp_path}/slow.jsonl", "--base-url", fake.url, "--out", tmp_path / "out") == 0

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 from chorale_evals.commands import parity as eval_parity
+from chorale_evals.commands.progress import Line
 from chorale_evals.parity.differences import compare
 from chorale_evals.parity.measure import Plan, plan_of
 from chorale_evals.parity.recording import Recording, save
@@ -152,11 +153,11 @@ def test_the_texts_of_the_demo_are_shorter() -> None:
 
 
 def test_progress_is_shown_in_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    advance = eval_parity._progress(100, "A", quiet=False)
-    advance(40)  # at once: no line yet
-    advance(60)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "100% of 100 tokens" in line
+    line = Line()
+    line.show(lambda: "40 %")  # at once: no line yet
+    line.show(lambda: f"100 %, {line.left(1, 1)}", last=True)
+    Line(quiet=True).show(lambda: "not shown", last=True)
+    assert capsys.readouterr().err == "100 %, about 0 s left\n"
 
 
 @pytest.mark.slow
@@ -201,9 +202,9 @@ def test_wrong_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         ([missing, "demo"], "no such recording; write one with: chorale eval parity record"),
         (["demo", str(other)], "give the recording first"),
         ([str(other), "demo"], "not a recording"),
-        (["ftp://host", "demo", "--lengths", "8"], "lengths are 16 to 131072 tokens"),
-        (["demo", "demo", "--lengths", "a"], "'a' is not a list such as 128,1024"),
-        (["demo", "demo", "--texts", "0"], "must be 1 to 1000"),
+        (["ftp://host", "demo", "--lengths", "8"], "'8' is not a number: it must be 16 to 131072"),
+        (["demo", "demo", "--lengths", "a"], "'a' is not a number: it must be 16 to 131072"),
+        (["demo", "demo", "--texts", "0"], "it must be 1 to 1000"),
         (["http://127.0.0.1:1/v1", "demo"], "no server at http://127.0.0.1:1/v1"),
         (['demo "', "demo"], "No closing quotation"),
         (["record", "demo", "-o", str(tmp_path / "no" / "where.json")], "no such folder"),

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chorale_evals.commands.options import read
-from chorale_evals.task import Outcome, Scored
-from chorale_evals.tasks import make_task
-from chorale_evals.tasks.elsewhere import ELSEWHERE, Wanted
+from chorale_evals.tasks import ELSEWHERE, make_task
 
 from chorale.errors import ConfigError
+
+PAGE = Path(__file__).parents[2] / "docs" / "evaluation.md"
 
 
 def _write(path: Path, *rows: dict[str, Any]) -> None:
@@ -54,8 +53,8 @@ def test_aime_answers_must_start_with_digits(tmp_path: Path) -> None:
 
 def test_mmlu_breaks_down_by_category_and_subject() -> None:
     task: Any = make_task("mmlu", data=Path("sample"))
-    scored = [Scored(one, 0, Outcome(float(place < 4), None)) for place, one in enumerate(task.samples)]
-    rows = {row.name: (row.score, row.count) for row in task.breakdowns(scored)}
+    scores = [(one.group, float(place < 4)) for place, one in enumerate(task.samples)]
+    rows = {row.name: (row.score, row.count) for row in task.breakdowns(scores)}
     assert {name: rows[name] for name in ("stem", "humanities", "social_sciences", "other")} == {
         "stem": (1.0, 2), "humanities": (1.0, 2), "social_sciences": (0.0, 2), "other": (0.0, 2),
     }  # fmt: skip
@@ -63,9 +62,9 @@ def test_mmlu_breaks_down_by_category_and_subject() -> None:
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
-def test_tasks_of_other_tools_have_a_command_for_this_server(name: str) -> None:
-    wanted = Wanted(name, "http://host:1/v1", "my-model", "high", 5, 7, "runs/x")
-    commands = ELSEWHERE[name][1](wanted)
-    assert all(each in "\n".join(commands) for each in ("http://host:1/v1", "my-model", "7", "runs/x"))
-    with pytest.raises(ConfigError, match=name):
-        read([name, "--effort", "low"])
+def test_tasks_of_other_tools_are_explained(name: str) -> None:
+    with pytest.raises(ConfigError, match=ELSEWHERE[name]):
+        make_task(name)
+    section = PAGE.read_text("utf-8").partition("## Tasks of other tools")[2].partition("\n## ")[0]
+    assert f"`{name}`" in section
+    assert ELSEWHERE[name] in section

@@ -1,91 +1,79 @@
-"""The progress of a run on stderr: bars with the running score on a terminal, else a line now and then."""
+"""Progress on stderr: on a terminal a line that is rewritten, elsewhere a line now and then."""
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
-from collections.abc import Mapping
-from types import TracebackType
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from collections.abc import Callable, Mapping
 
 from chorale_evals.record import Record
 from chorale_evals.summary import Tally, cost, total_usage
 
-_LINE_SECONDS, _BAR_SECONDS = 15.0, 0.2
+_LINE_SECONDS, _REWRITE_SECONDS = 15.0, 0.2
+
+
+class Line:
+    """``quiet``: nothing is shown."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._is_terminal, self._quiet = sys.stderr.isatty(), quiet
+        self._pause = _REWRITE_SECONDS if self._is_terminal else _LINE_SECONDS
+        self._began = self._shown = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Returns the time since the start."""
+        return max(time.monotonic() - self._began, 1e-3)
+
+    def left(self, done: float, total: float) -> str:
+        """Returns the time until all is done, if this goes on as it did."""
+        return f"about {duration(self.seconds * (total - done) / done)} left" if done else ""
+
+    def show(self, text: Callable[[], str], *, last: bool = False) -> None:
+        """Shows a line if it is time. ``last``: in any case, and the next one goes below it."""
+        now = time.monotonic()
+        if self._quiet or (now - self._shown < self._pause and not last):
+            return
+        self._shown = now
+        end = "\r" if self._is_terminal and not last else "\n"
+        width = shutil.get_terminal_size().columns - 1 if self._is_terminal else None
+        print(text()[:width].ljust(width or 0), end=end, file=sys.stderr, flush=True)
 
 
 class Display:
-    """Shows the tallies as they grow. A context manager."""
+    """Shows the tallies of a run as they grow."""
 
     def __init__(
         self, tallies: Mapping[tuple[str, str], Tally], prices: tuple[float | None, float | None]
     ) -> None:
-        self._tallies, self._prices = tallies, prices
-        self._bars: Progress | None = None
-        self._rows: dict[tuple[str, str], TaskID] = {}
-        self._began = self._shown = time.monotonic()
+        self._tallies, self._prices, self._line = tallies, prices, Line()
         self._num_new = 0
         self._out_before = total_usage(tallies.values()).output
-        if sys.stderr.isatty():
-            columns = (TextColumn("{task.fields[name]}"), BarColumn(bar_width=20), MofNCompleteColumn())
-            left = TimeRemainingColumn(elapsed_when_finished=True)
-            state = TextColumn("{task.fields[state]}")
-            self._bars = Progress(*columns, state, left, console=Console(stderr=True), refresh_per_second=4)
-        self._pause = _BAR_SECONDS if self._bars else _LINE_SECONDS  # between two updates
-
-    def __enter__(self) -> Display:
-        if self._bars is not None:
-            for key, tally in self._tallies.items():
-                name = f"{tally.task} {tally.effort}"
-                self._rows[key] = self._bars.add_task(
-                    "", total=tally.total, completed=tally.num_done, name=name, state=""
-                )
-            self._bars.start()
-        return self
-
-    def __exit__(
-        self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
-    ) -> None:
-        if self._bars is not None:
-            self._bars.stop()
 
     def add(self, record: Record) -> None:
         """Counts a new record and shows it."""
-        key = (record.task, record.effort)
-        tally, now = self._tallies[key], time.monotonic()
+        tally = self._tallies[record.task, record.effort]
         tally.add(record)
         self._num_new += 1
-        if now - self._shown < self._pause and tally.num_done < tally.total:
-            return
-        self._shown = now
-        state = ", ".join([*_state(tally), *self._spent(now)])
-        if self._bars is not None:
-            self._bars.update(self._rows[key], completed=tally.num_done, state=state)
-            return
-        left = sum(each.total - each.num_done for each in self._tallies.values())
-        rest = f", about {duration((now - self._began) / self._num_new * left)} left" if left else ""
-        done = f"{tally.task} {tally.effort}: {tally.num_done}/{tally.total}"
-        print(f"{done}, {state}{rest}", file=sys.stderr, flush=True)
+        self._line.show(lambda: self._state(tally), last=tally.num_done == tally.total)
 
-    def _spent(self, now: float) -> list[str]:
-        """Returns the speed, tokens and cost of the whole run."""
+    def _state(self, tally: Tally) -> str:
+        """Returns the running score and troubles of a tally, and the speed, tokens and cost of the run."""
         usage = total_usage(self._tallies.values())
-        speed = (usage.output - self._out_before) / max(now - self._began, 1e-3)
         price = cost(usage, *self._prices)
-        parts = [f"{short(speed)} tok/s", f"{short(usage.output)} tokens"]
-        return parts if price is None else [*parts, f"{price:.2f} spent"]
-
-
-def _state(tally: Tally) -> list[str]:
-    """Returns the running score and troubles."""
-    parts = []
-    if tally.mean is not None:
-        interval = tally.interval
-        parts.append(f"{100 * tally.mean:.1f} % ({100 * interval.low:.0f}-{100 * interval.high:.0f})")
-    troubles = (("cut", tally.num_cut), ("refused", tally.num_refused), ("failed", tally.num_failed))
-    return parts + [f"{count} {what}" for what, count in troubles if count]
+        parts = [f"{tally.task} {tally.effort}: {tally.num_done}/{tally.total}"]
+        if tally.mean is not None:
+            interval = tally.interval
+            parts.append(f"{100 * tally.mean:.1f} % ({100 * interval.low:.0f}-{100 * interval.high:.0f})")
+        troubles = (("cut", tally.num_cut), ("refused", tally.num_refused), ("failed", tally.num_failed))
+        parts += [f"{count} {what}" for what, count in troubles if count]
+        parts.append(f"{short((usage.output - self._out_before) / self._line.seconds)} tok/s")
+        parts.append(f"{short(usage.output)} tokens")
+        parts += [] if price is None else [f"{price:.2f} spent"]
+        rest = sum(each.total - each.num_done for each in self._tallies.values())
+        parts += [self._line.left(self._num_new, self._num_new + rest)] if rest else []
+        return ", ".join(parts)
 
 
 def short(value: float) -> str:

@@ -91,8 +91,6 @@ async def _run(given: argparse.Namespace, parts: list[Part], journal: Journal, e
         if before is None and records:
             raise JournalError(f"{given.out} holds a journal without run.json")
         (before.continued_by(manifest) if before else manifest).write(given.out)
-        for part in parts:
-            await part.task.prepare()
         await _ask(plan, client, journal, records, given)
     results = summarise(plan, records.values())
     return _finish(given, plan, results)
@@ -132,13 +130,13 @@ async def _ask(
         shown[key.task, key.effort].add(records[key])
     if wanted & done:
         print(f"{len(wanted & done)} of {len(wanted)} answers are in {given.out} already", file=sys.stderr)
-    with Display(shown, (given.price_input, given.price_output)) as display:
+    display = Display(shown, (given.price_input, given.price_output))
 
-        def on_record(record: Record) -> None:
-            records[record.key] = record.light()
-            display.add(record)
+    def on_record(record: Record) -> None:
+        records[record.key] = record.light()
+        display.add(record)
 
-        await Runner(plan, client, journal, on_record).run(done)
+    await Runner(plan, client, journal, on_record).run(done)
 
 
 def _finish(given: argparse.Namespace, plan: Plan, results: list[Tally]) -> int:

@@ -1,12 +1,33 @@
-"""Graders: functions that compare the text of an answer with a target.
+"""Graders: they compare the text of an answer with a target.
 
-``table.GRADERS`` has all of them. Each module has ``grade(text, target) -> Outcome`` (``unit_test`` has an
-asynchronous one). A grader never raises because of what the model wrote, and its time is bounded.
+``table.AnyGrader`` has all of them. A grader never raises because of what the model wrote, and its time is
+bounded.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
+
 from chorale_evals.task import Outcome
+
+
+class Grader(msgspec.Struct, frozen=True, tag_field="type", forbid_unknown_fields=True):
+    """A grader of ``file:``. Its fields are the options that a line may set."""
+
+    def check(self, answer: Any) -> None:
+        """Raises ``ValueError`` for an answer that cannot be graded with."""
+        check_string(answer)
+
+    def grade(self, text: str, target: Any) -> Outcome:
+        """``target``: an answer that passed ``check``."""
+        raise NotImplementedError
+
+
+def check_string(answer: Any) -> None:
+    if not isinstance(answer, str) or not answer.strip():
+        raise ValueError("the answer must be a string that is not empty")
 
 
 def verdict(right: bool, read: str | None, reason: str) -> Outcome:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Annotated, Any
 
-from chorale_evals.graders import verdict
+import msgspec
+
+from chorale_evals.graders import Grader, check_string, verdict
 from chorale_evals.graders.text import bare, boxed, labelled, plain
 from chorale_evals.task import Outcome
 
@@ -27,16 +30,28 @@ _SAID = re.compile(
 _BOLD = re.compile(r"\*\*([^*\n]{1,200})\*\*")
 
 
-def grade(text: str, target: str, *, choices: Sequence[str] = ()) -> Outcome:
+class Choice(Grader, frozen=True, tag="choice"):
     """Compares letters. ``choices``: their contents, if an answer may be the content of a choice instead."""
-    letters = LETTERS[: len(choices)] if choices else LETTERS
-    found, wanted = read(text, letters, choices), letter_of(target)
-    if found is None:
-        return verdict(False, None, "no choice that stands as the answer")
-    return verdict(found == wanted, found, f"{'equals' if found == wanted else 'differs from'} {wanted}")
+
+    choices: Annotated[tuple[str, ...], msgspec.Meta(max_length=len(LETTERS))] = ()
+
+    def check(self, answer: Any) -> None:
+        check_string(answer)
+        letters, letter = self._letters(), _letter_of(answer)
+        if len(letter) != 1 or letter not in letters:
+            raise ValueError(f"the answer must be one of the letters {letters[0]} to {letters[-1]}")
+
+    def grade(self, text: str, target: str) -> Outcome:
+        found, wanted = read(text, self._letters(), self.choices), _letter_of(target)
+        if found is None:
+            return verdict(False, None, "no choice that stands as the answer")
+        return verdict(found == wanted, found, f"{'equals' if found == wanted else 'differs from'} {wanted}")
+
+    def _letters(self) -> str:
+        return LETTERS[: len(self.choices)] if self.choices else LETTERS
 
 
-def letter_of(target: str) -> str:
+def _letter_of(target: str) -> str:
     return bare(plain(target)).strip("()").upper()
 
 

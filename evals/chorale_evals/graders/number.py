@@ -6,8 +6,11 @@ import math
 import re
 from decimal import Decimal
 from fractions import Fraction
+from typing import Annotated, Any
 
-from chorale_evals.graders import verdict
+import msgspec
+
+from chorale_evals.graders import Grader, verdict
 from chorale_evals.graders.text import boxed, labelled, plain
 from chorale_evals.task import Outcome
 
@@ -52,20 +55,32 @@ def value_of(target: Target) -> Fraction:
     return found[0][0] / (100 if found[0][1] else 1)
 
 
-def grade(text: str, target: Target, *, tolerance: float = 0.0, relative: float = 0.0) -> Outcome:
+class Number(Grader, frozen=True, tag="number"):
     """Compares exactly, or within ``tolerance`` or ``relative`` (a share of the target)."""
-    wanted = value_of(target)
-    found = read(text)
-    if found is None:
-        return verdict(False, None, "no number")
-    value, is_percent = found
-    shown = f"{value}%" if is_percent else str(value)
-    # Of a percentage the share, if the target is one or lies between 0 and 1.
-    is_share = (isinstance(target, str) and "%" in target) or (wanted.denominator != 1 and abs(wanted) < 1)
-    value = value / 100 if is_percent and is_share else value
-    allowed = max(Fraction(Decimal(str(tolerance))), abs(wanted) * Fraction(Decimal(str(relative))))
-    right = abs(value - wanted) <= allowed
-    return verdict(right, shown[:80], f"{'equals' if right else 'differs from'} {target}")
+
+    tolerance: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    relative: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+
+    def check(self, answer: Any) -> None:
+        if not isinstance(answer, (int, float, str)):
+            raise ValueError("the answer must be a number")
+        value_of(answer)
+
+    def grade(self, text: str, target: Target) -> Outcome:
+        wanted = value_of(target)
+        found = read(text)
+        if found is None:
+            return verdict(False, None, "no number")
+        value, is_percent = found
+        shown = f"{value}%" if is_percent else str(value)
+        # Of a percentage the share, if the target is one or lies between 0 and 1.
+        is_share = (isinstance(target, str) and "%" in target) or (
+            wanted.denominator != 1 and abs(wanted) < 1
+        )
+        value = value / 100 if is_percent and is_share else value
+        relative = abs(wanted) * Fraction(Decimal(str(self.relative)))
+        right = abs(value - wanted) <= max(Fraction(Decimal(str(self.tolerance))), relative)
+        return verdict(right, shown[:80], f"{'equals' if right else 'differs from'} {target}")
 
 
 def read(text: str) -> tuple[Fraction, bool] | None:

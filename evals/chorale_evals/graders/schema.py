@@ -7,24 +7,52 @@ import json
 from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
+import msgspec
 import referencing
 
-from chorale_evals.graders import verdict
-from chorale_evals.graders.regex import SECONDS, compiled
+from chorale_evals.graders import Grader, patterns, verdict
 from chorale_evals.graders.text import MAX_CHARS, fences
 from chorale_evals.task import Outcome
 
-_ABSENT: Any = object()
 
+class JsonSchema(Grader, frozen=True, tag="json_schema"):
+    """Validates against the schema that is the target, then compares with ``equals`` if it is given.
 
-def check_schema(schema: Any) -> None:
-    """Raises ``ValueError`` for an invalid schema, or one that refers to another document."""
-    try:
-        jsonschema.Draft202012Validator.check_schema(schema)
-    except jsonschema.SchemaError as error:
-        raise ValueError(f"not a JSON schema: {error.message}") from None
-    if _refers_outside(schema):
-        raise ValueError("a $ref of the schema leads out of it")
+    ``strict``: the whole answer must be JSON. Otherwise, JSON may be in one fence or surrounded by prose.
+    """
+
+    equals: Any = msgspec.UNSET
+    strict: bool = False
+
+    def check(self, answer: Any) -> None:
+        """Raises ``ValueError`` for an invalid schema, or one that refers to another document."""
+        if not isinstance(answer, (dict, bool)):
+            raise ValueError("the answer must be a JSON schema")
+        try:
+            jsonschema.Draft202012Validator.check_schema(answer)
+        except jsonschema.SchemaError as error:
+            raise ValueError(f"not a JSON schema: {error.message}") from None
+        if _refers_outside(answer):
+            raise ValueError("a $ref of the schema leads out of it")
+
+    def grade(self, text: str, target: Any) -> Outcome:
+        source = text[: MAX_CHARS * 10].strip()
+        try:
+            value = strictly(source) if self.strict else _value(source)
+            problem = _problem(value, target)
+        except ValueError as error:
+            return verdict(False, None, f"not JSON: {error}"[:500])
+        except RecursionError:
+            return verdict(False, None, "too deep")
+        except TimeoutError:
+            problem = "a pattern of the schema took too long"
+        if problem:
+            return verdict(False, source[:2000], f"invalid: {problem}"[:500])
+        if self.equals is msgspec.UNSET:
+            return verdict(True, source[:2000], "valid")
+        if not same(value, self.equals):
+            return verdict(False, source[:2000], "valid, but differs from the expected value")
+        return verdict(True, source[:2000], "valid and equal")
 
 
 def _refers_outside(value: Any) -> bool:
@@ -35,34 +63,12 @@ def _refers_outside(value: Any) -> bool:
     return isinstance(value, list) and any(map(_refers_outside, value))
 
 
-def grade(text: str, target: Any, *, equals: Any = _ABSENT, strict: bool = False) -> Outcome:
-    """Validates against the schema ``target``, then compares with ``equals`` if it is given.
-
-    ``strict``: the whole answer must be JSON. Otherwise, JSON may be in one fence or surrounded by prose.
-    """
-    source = text[: MAX_CHARS * 10].strip()
-    try:
-        value = strictly(source) if strict else _value(source)
-        problem = _problem(value, target)
-    except ValueError as error:
-        return verdict(False, None, f"not JSON: {error}"[:500])
-    except RecursionError:
-        return verdict(False, None, "too deep")
-    except TimeoutError:
-        problem = "a pattern of the schema took too long"
-    if problem:
-        return verdict(False, source[:2000], f"invalid: {problem}"[:500])
-    if equals is not _ABSENT and not same(value, equals):
-        return verdict(False, source[:2000], "valid, but differs from the expected value")
-    return verdict(True, source[:2000], "valid" if equals is _ABSENT else "valid and equal")
-
-
 def _value(text: str) -> Any:
     """Returns the whole text as JSON, else its only fence, else what its outer braces or brackets enclose."""
     try:
         return strictly(text)
     except ValueError:
-        blocks = [content for _, content in fences(text)]
+        blocks = fences(text)
     found = []
     for block in blocks:
         with contextlib.suppress(ValueError):
@@ -96,7 +102,9 @@ def _problem(value: Any, schema: Any) -> str | None:
     """Returns the first problem, None if the value is valid."""
 
     def pattern(_: Any, wanted: str, instance: Any, __: Any) -> Any:
-        if isinstance(instance, str) and not compiled(wanted).search(instance, timeout=SECONDS):
+        if isinstance(instance, str) and not patterns.compiled(wanted).search(
+            instance, timeout=patterns.SECONDS
+        ):
             yield jsonschema.ValidationError(f"{instance[:80]!r} does not match {wanted!r}")
 
     kind = jsonschema.validators.extend(jsonschema.Draft202012Validator, {"pattern": pattern})

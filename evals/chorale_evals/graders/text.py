@@ -75,19 +75,18 @@ def bare(text: str) -> str:
     return text
 
 
-def fences(text: str) -> list[tuple[str, str]]:
-    """Returns (language, content) of each fenced block that is closed."""
-    found: list[tuple[str, str]] = []
-    opened: tuple[str, str] | None = None
-    lines: list[str] = []
+def fences(text: str) -> list[str]:
+    """Returns the content of each fenced block that is closed."""
+    found: list[str] = []
+    opened, lines = "", list[str]()
     for line in text.splitlines():
         mark = _FENCE.match(line)
-        if opened is None:
+        if not opened:
             if mark:
-                opened, lines = (mark[1], mark[2].strip().partition(" ")[0].lower()), []
-        elif mark and mark[1].startswith(opened[0]) and not mark[2].strip():
-            found.append((opened[1], "\n".join(lines)))
-            opened = None
+                opened, lines = mark[1], []
+        elif mark and mark[1].startswith(opened) and not mark[2].strip():
+            found.append("\n".join(lines))
+            opened = ""
         else:
             lines.append(line)
     return found

@@ -16,6 +16,12 @@ from chorale_evals.task import Task
 
 # name -> "module:factory"
 TASKS = {"gpqa_diamond": "gpqa:diamond", "aime25": "aime25:aime25", "mmlu": "mmlu:mmlu"}
+# Tasks that other tools define and run, unmodified, against a server: docs/evaluation.md has the commands.
+ELSEWHERE = {
+    **dict.fromkeys(("gsm8k", "mmlu_pro", "ifeval"), "lm-eval"),
+    "humaneval": "inspect-evals",
+    **dict.fromkeys(("bfcl", "bfcl_non_live", "bfcl_live", "bfcl_multi_turn"), "bfcl-eval"),
+}
 FILE_PREFIX = "file:"
 SAMPLE = Path(__file__).parents[1] / "samples" / "sample.jsonl"
 
@@ -28,6 +34,11 @@ def make_task(name: str, *, data: Path | None = None, limit: int | None = None, 
         place, data = "file:file_task", SAMPLE
     elif name in TASKS:
         place = TASKS[name]
+    elif name in ELSEWHERE:
+        raise ConfigError(
+            f"{name} is a task of {ELSEWHERE[name]}, which runs it against a server: docs/evaluation.md, "
+            '"Tasks of other tools", has the command'
+        )
     else:
         raise ConfigError(f"unknown task {name!r}; there are {', '.join(TASKS)}, sample and file:PATH")
     module, _, function = place.partition(":")

@@ -10,14 +10,14 @@ import re
 from pathlib import Path
 
 from chorale.errors import ConfigError
-from chorale_evals.data import HubFile, data_folder, digest, load_rows, text_id, unique
+from chorale_evals.data import data_folder, digest, hub_file, load_rows, text_id, unique
+from chorale_evals.graders.patterns import compiled, everything
 from chorale_evals.task import Outcome, Sample
-from chorale_evals.tasks.patterns import compiled, everything
 from chorale_evals.tasks.question import QuestionTask
 
 _REVISION = "a6ad95f611d72cf628a80b58bd0432ef6638f958"
 SOURCES = [
-    [HubFile("opencompass/AIME2025", f"{name}.jsonl", _REVISION)] for name in ("aime2025-I", "aime2025-II")
+    hub_file("opencompass/AIME2025", _REVISION, f"{name}.jsonl") for name in ("aime2025-I", "aime2025-II")
 ]
 _TEMPLATE = """
 {question}

@@ -3,22 +3,48 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import msgspec
 
 from chorale_evals.errors import DataError
-from chorale_evals.graders.sandbox import run_program
+from chorale_evals.graders import Grader
 from chorale_evals.graders.schema import strictly
-from chorale_evals.graders.table import GRADERS
-from chorale_evals.task import Message, Outcome, Reply, Sample, Session, Task
+from chorale_evals.graders.table import AnyGrader
+from chorale_evals.task import Outcome, Reply, Sample, Session, Task
 
-_FIELDS = {"id", "prompt", "answer", "grader", "group", "request"}
 _OURS = {"model", "messages", "stream", "n"}  # fields of a request that a line cannot set
-_ROLES = ("system", "developer", "user", "assistant", "tool")
 _MAX_BYTES = 2**30
+
+
+class _Message(msgspec.Struct):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[Any] | None = None
+    tool_calls: list[Any] = []
+
+    def __post_init__(self) -> None:
+        if self.content is None and not self.tool_calls:
+            raise ValueError("the message has no content")
+
+
+class _Line(msgspec.Struct, forbid_unknown_fields=True):
+    """The form of a line. ``grader``: a name, or an object with ``type`` and options."""
+
+    prompt: Annotated[str, msgspec.Meta(min_length=1)] | Annotated[list[_Message], msgspec.Meta(min_length=1)]
+    answer: Any
+    grader: str | dict[str, Any] = "exact"
+    id: Annotated[str, msgspec.Meta(min_length=1)] | int | None = None
+    group: str = ""
+    request: dict[str, Any] = {}
+
+    def __post_init__(self) -> None:
+        if found := sorted(self.request.keys() & _OURS):
+            raise ValueError(f"'request' must not set {found[0]!r}")
+        if not f"{self.group}{self.id}".isprintable():
+            raise ValueError("'id' and 'group' must consist of printable characters")
 
 
 class FileTask(Task):
@@ -32,19 +58,11 @@ class FileTask(Task):
         super().__init__(list(_samples(data, path)), limit, seed, revision)
         self.name = f"file:{path.name}"
 
-    async def prepare(self) -> None:
-        if any(sample.question["grader"]["type"] == "unit_test" for sample in self.samples):
-            await run_program("pass")
-
     async def run(self, sample: Sample, repeat: int, session: Session) -> Outcome:
         question = sample.question
         reply = await session.ask(question["messages"], **question.get("request", {}))
-        options = dict(question["grader"])
-        outcome = GRADERS[options.pop("type")].grade(_graded(reply), sample.target, **options)
-        if inspect.isawaitable(outcome):
-            outcome = await outcome
-        assert isinstance(outcome, Outcome)
-        return outcome
+        grader: Grader = msgspec.convert(question["grader"], AnyGrader)
+        return grader.grade(_graded(reply), sample.target)
 
 
 def _graded(reply: Reply) -> str:
@@ -92,78 +110,17 @@ def _samples(data: bytes, path: Path) -> Iterator[Sample]:
         raise DataError(f"{path}: no lines")
 
 
-def _sample(line: Any) -> Sample:
+def _sample(given: Any) -> Sample:
     """Raises ``ValueError``."""
-    if not isinstance(line, dict):
-        raise ValueError("not a JSON object")
-    if unknown := sorted(line.keys() - _FIELDS):
-        raise ValueError(f"unknown field {unknown[0]!r} (there are {', '.join(sorted(_FIELDS))})")
-    for name in ("prompt", "answer"):
-        if name not in line:
-            raise ValueError(f"{name!r} is missing")
-    messages, grader = _messages(line["prompt"]), _grader(line.get("grader", "exact"))
-    options = {name: value for name, value in grader.items() if name != "type"}
-    GRADERS[grader["type"]].check(line["answer"], options)
-    question: dict[str, Any] = {"messages": messages, "grader": grader}
-    if "request" in line:
-        question["request"] = _request(line["request"])
-    group = line.get("group", "")
-    if not isinstance(group, str):
-        raise ValueError("'group' must be a string")
-    if not (group + str(line.get("id", ""))).isprintable():
-        raise ValueError("'id' and 'group' must consist of printable characters")
-    return Sample(_id(line.get("id"), question, line["answer"]), question, line["answer"], group)
-
-
-def _id(given: Any, question: dict[str, Any], answer: Any) -> str:
-    if given is not None:
-        if isinstance(given, bool) or not isinstance(given, (str, int)) or given == "":
-            raise ValueError("'id' must be a string or an integer")
-        return str(given)
-    text = json.dumps([question, answer], sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _messages(prompt: Any) -> list[Message]:
-    if isinstance(prompt, str):
-        if not prompt:
-            raise ValueError("'prompt' is empty")
-        return [{"role": "user", "content": prompt}]
-    if not isinstance(prompt, list) or not prompt:
-        raise ValueError("'prompt' must be a string or a list of messages")
-    for message in prompt:
-        if not isinstance(message, dict) or message.get("role") not in _ROLES:
-            raise ValueError(f"a message of 'prompt' has no role of {', '.join(_ROLES)}")
-        if not isinstance(message.get("content"), (str, list)) and not message.get("tool_calls"):
-            raise ValueError("a message of 'prompt' has no content")
-    return prompt
-
-
-def _request(given: Any) -> dict[str, Any]:
-    if not isinstance(given, dict):
-        raise ValueError("'request' must be an object")
-    if found := sorted(given.keys() & _OURS):
-        raise ValueError(f"'request' must not set {found[0]!r}")
-    return given
-
-
-def _grader(given: Any) -> dict[str, Any]:
-    grader = {"type": given} if isinstance(given, str) else given
-    if not isinstance(grader, dict) or not isinstance(grader.get("type"), str):
-        raise ValueError("'grader' must be a name, or an object with 'type'")
-    kind = grader["type"]
-    if kind not in GRADERS:
-        raise ValueError(f"unknown grader {kind!r} (there are {', '.join(GRADERS)})")
-    known = GRADERS[kind].options
-    for name, value in grader.items():
-        if name == "type":
-            continue
-        if name not in known:
-            raise ValueError(
-                f"the grader {kind} has no option {name!r} (it has {', '.join(known) or 'none'})"
-            )
-        if not isinstance(value, known[name]) or (
-            isinstance(value, bool) and known[name] not in ((bool,), (object,))
-        ):
-            raise ValueError(f"the option {name!r} of the grader {kind} has a wrong type")
-    return grader
+    line = msgspec.convert(given, _Line)
+    options = {"type": line.grader} if isinstance(line.grader, str) else line.grader
+    msgspec.convert(options, AnyGrader).check(line.answer)
+    prompt = given["prompt"]
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    question: dict[str, Any] = {"messages": messages, "grader": options}
+    if "request" in given:
+        question["request"] = line.request
+    if line.id is not None:
+        return Sample(str(line.id), question, line.answer, line.group)
+    text = json.dumps([question, line.answer], sort_keys=True, separators=(",", ":"))
+    return Sample(hashlib.sha256(text.encode()).hexdigest()[:16], question, line.answer, line.group)

@@ -8,17 +8,14 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from chorale_evals.data import HubFile, WebFile, data_folder, digest, load_rows, text_id, unique
+from chorale_evals.data import Source, data_folder, digest, load_rows, text_id, unique
 from chorale_evals.task import Outcome, Sample
 from chorale_evals.tasks.abcd import extract_abcd
 from chorale_evals.tasks.question import QuestionTask
 
 _SHA256 = "41d1213cd7a4998605a26c2798500652572007161b3a92817ba46b35befcd305"
-# The copy that gpt_oss.evals reads is not gated, and its order of rows decides the order of the choices.
-SOURCES = (
-    WebFile("https://openaipublic.blob.core.windows.net/simple-evals/gpqa_diamond.csv", _SHA256),
-    HubFile("Idavidrein/gpqa", "gpqa_diamond.csv", "633f5ee89ab8ad4522a9f850766b73f62147ffdd"),
-)
+# The copy that gpt_oss.evals reads: the order of its rows decides the order of the choices.
+SOURCE = Source("https://openaipublic.blob.core.windows.net/simple-evals/gpqa_diamond.csv", _SHA256)
 _TEMPLATE = """
 {Question}
 
@@ -42,11 +39,14 @@ class Gpqa(QuestionTask):
     def __init__(self, samples: list[Sample], limit: int | None, seed: int, data_revision: str) -> None:
         super().__init__(samples, limit, seed, data_revision)
         self._places = {sample.id: place for place, sample in enumerate(samples)}
-        self._orders = _Orders()
+        self._random, self._orders = random.Random(0), list[list[int]]()
 
     def order(self, sample: Sample, repeat: int) -> list[int]:
         """Returns the permutation that ``gpt_oss.evals`` draws for this repeat of the whole data set."""
-        return self._orders[repeat * len(self._places) + self._places[sample.id]]
+        place = repeat * len(self._places) + self._places[sample.id]
+        while len(self._orders) <= place:
+            self._orders.append(self._random.sample(range(4), 4))
+        return self._orders[place]
 
     def prompt(self, sample: Sample, repeat: int) -> str:
         """Returns the question with its choices in the order of this repeat."""
@@ -64,22 +64,9 @@ class Gpqa(QuestionTask):
         return [sample.question["choices"][i] for i in self.order(sample, repeat)]
 
 
-class _Orders:
-    """Permutations in the order in which ``gpt_oss.evals`` draws them, drawn as far as they are needed."""
-
-    def __init__(self) -> None:
-        self._random = random.Random(0)
-        self._drawn: list[list[int]] = []
-
-    def __getitem__(self, place: int) -> list[int]:
-        while len(self._drawn) <= place:
-            self._drawn.append(self._random.sample(range(4), 4))
-        return self._drawn[place]
-
-
 def diamond(*, data: Path | None = None, limit: int | None = None, seed: int = 0) -> Gpqa:
     """Makes the task."""
-    rows = load_rows(SOURCES, data_folder(Gpqa.name, data), ("Question", *_CHOICES))
+    rows = load_rows(SOURCE, data_folder(Gpqa.name, data), ("Question", *_CHOICES))
     names = unique(str(row.get("Record ID") or text_id(row["Question"])) for row in rows)
     samples = [
         Sample(

@@ -12,14 +12,14 @@ from pathlib import Path
 from types import MappingProxyType
 
 from chorale.errors import ConfigError
-from chorale_evals.data import WebFile, data_folder, digest, load_rows, text_id, unique
-from chorale_evals.task import Breakdown, Outcome, Sample, Scored, by_group
+from chorale_evals.data import Source, data_folder, digest, load_rows, text_id, unique
+from chorale_evals.graders.patterns import compiled, everything
+from chorale_evals.task import Breakdown, Outcome, Sample, by_group
 from chorale_evals.tasks.mmlu_subjects import CATEGORIES
-from chorale_evals.tasks.patterns import compiled, everything
 from chorale_evals.tasks.question import QuestionTask
 
 # OpenAI's copy of the test questions. The hub has them as Parquet only, for which this package has no reader.
-SOURCES = [WebFile("https://openaipublic.blob.core.windows.net/simple-evals/mmlu.csv")]
+SOURCE = Source("https://openaipublic.blob.core.windows.net/simple-evals/mmlu.csv")
 _TEMPLATE = (
     "Given the following question and four candidate answers (A, B, C and D), choose the best answer.\n\n"
     "Question: {question}\nA. {A}\nB. {B}\nC. {C}\nD. {D}\n\n"
@@ -53,17 +53,16 @@ class Mmlu(QuestionTask):
         letter = str(found[-1]) if found else None
         return Outcome(float(letter == sample.target), letter)
 
-    def breakdowns(self, scored: Sequence[Scored]) -> list[Breakdown]:
+    def breakdowns(self, scores: Sequence[tuple[str, float]]) -> list[Breakdown]:
         """Returns the score of each category and of each subject."""
-        groups = [(one.sample.group, one.outcome.score) for one in scored]
-        categories = by_group([(CATEGORIES.get(subject, "other"), score) for subject, score in groups])
-        return categories + super().breakdowns(scored)
+        categories = by_group([(CATEGORIES.get(subject, "other"), score) for subject, score in scores])
+        return categories + super().breakdowns(scores)
 
 
 def mmlu(*, data: Path | None = None, limit: int | None = None, seed: int = 0) -> Mmlu:
     """Makes the task."""
     columns = ("Question", "Subject", "Answer", *"ABCD")
-    rows = load_rows(SOURCES, data_folder(Mmlu.name, data), columns)
+    rows = load_rows(SOURCE, data_folder(Mmlu.name, data), columns)
     if wrong := next((row for row in rows if row["Answer"] not in tuple("ABCD")), None):
         raise ConfigError(f"mmlu: the answer of a row is no letter from A to D: {str(wrong)[:200]}")
     choices = [[row[letter] for letter in "ABCD"] for row in rows]

@@ -1,8 +1,8 @@
-"""Searching texts with the published patterns of a task.
+"""Searching texts with patterns, the published ones of a task or an operator's.
 
-Some of these patterns take quadratic time or worse on texts that a looping model writes, such as a hundred
-thousand line ends. A search is therefore given up after ``SECONDS``, which counts as "no match", and does not
-hold the interpreter lock. On all other texts the results are those of the module ``re``.
+Some of the published ones take quadratic time or worse on texts that a looping model writes, such as a
+hundred thousand line ends. A search is therefore given up after ``SECONDS``, which counts as "no match", and
+does not hold the interpreter lock. On all other texts the results are those of the module ``re``.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ SECONDS = 1.0
 
 
 def compiled(pattern: str, flags: int = 0) -> Any:
-    """Compiles a pattern that was written for ``re``."""
-    return regex.compile(pattern, flags | regex.VERSION0)
+    """Compiles a pattern that was written for ``re``. Raises ``ValueError`` for an invalid one."""
+    try:
+        return regex.compile(pattern, flags | regex.VERSION0)
+    except regex.error as error:
+        raise ValueError(f"invalid pattern: {error}") from None
 
 
 def first(pattern: Any, text: str) -> Any | None:
