@@ -7,12 +7,12 @@ holds the texts themselves: a later version of Chorale may make others.
 from __future__ import annotations
 
 import base64
-import json
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -22,7 +22,7 @@ from chorale_evals.parity.texts import Text
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
-FORMAT = "chorale-parity-1"
+FORMAT: Literal["chorale-parity-1"] = "chorale-parity-1"
 MOST_BYTES = 2**31  # of an array once it is expanded: no recording is near it
 
 
@@ -65,59 +65,48 @@ class Recording:
         return str(self.about.get("where", "?"))
 
 
+class _ReadingInFile(msgspec.Struct):
+    name: str
+    kind: str
+    token_ids: np.ndarray
+    alone: Scores
+    greedy: tuple[int, ...]
+    greedy_scores: Scores
+    continuation: tuple[int, ...]
+    again: Scores
+
+    @classmethod
+    def of(cls, one: Reading) -> _ReadingInFile:
+        ids = np.array(one.text.token_ids, np.int64)
+        scores = (one.alone, one.greedy, one.greedy_scores, one.continuation, one.again)
+        return cls(one.text.name, one.text.kind, ids, *scores)
+
+    def reading(self) -> Reading:
+        ids = tuple(self.token_ids.tolist())
+        text = Text(self.name, self.kind, len(ids), ids)
+        return Reading(text, self.alone, self.greedy, self.greedy_scores, self.continuation, self.again)
+
+
+class _File(msgspec.Struct):
+    readings: list[_ReadingInFile]
+    top_k: int
+    about: dict[str, Any]
+    format: Literal["chorale-parity-1"] = FORMAT
+
+
 def save(recording: Recording, path: Path) -> None:
-    data = {
-        "format": FORMAT,
-        "about": recording.about,
-        "top_k": recording.top_k,
-        "readings": [_reading_to_json(one) for one in recording.readings],
-    }
-    write_whole(path, json.dumps(data))
+    readings = [_ReadingInFile.of(one) for one in recording.readings]
+    data = msgspec.json.encode(_File(readings, recording.top_k, recording.about), enc_hook=_pack)
+    write_whole(path, data.decode())
 
 
 def load(path: Path) -> Recording:
     """Raises ``ConfigError`` if the file is not a recording."""
     try:
-        data = json.loads(path.read_bytes())
-        if not isinstance(data, dict) or data.get("format") != FORMAT:
-            raise ValueError(f'"format" is not {FORMAT}')
-        readings = tuple(_reading_from_json(one) for one in data["readings"])
-        return Recording(readings, int(data["top_k"]), dict(data["about"]))
-    except (ValueError, KeyError, TypeError, AttributeError, zlib.error) as error:
+        found = msgspec.json.decode(path.read_bytes(), type=_File, dec_hook=lambda _, data: _unpack(data))
+    except (ValueError, KeyError, TypeError, zlib.error) as error:
         raise ConfigError(f"{path}: not a recording of chorale eval parity record ({error})") from None
-
-
-def _reading_to_json(one: Reading) -> dict[str, Any]:
-    return {
-        "name": one.text.name,
-        "kind": one.text.kind,
-        "token_ids": _pack(np.array(one.text.token_ids, np.int64)),
-        "alone": _scores_to_json(one.alone),
-        "greedy": list(one.greedy),
-        "greedy_scores": _scores_to_json(one.greedy_scores),
-        "continuation": list(one.continuation),
-        "again": _scores_to_json(one.again),
-    }
-
-
-def _reading_from_json(data: dict[str, Any]) -> Reading:
-    ids = tuple(_unpack(data["token_ids"]).tolist())
-    return Reading(
-        Text(str(data["name"]), str(data["kind"]), len(ids), ids),
-        _scores_from_json(data["alone"]),
-        tuple(map(int, data["greedy"])),
-        _scores_from_json(data["greedy_scores"]),
-        tuple(map(int, data["continuation"])),
-        _scores_from_json(data["again"]),
-    )
-
-
-def _scores_to_json(scores: Scores) -> dict[str, Any]:
-    return {"token": _pack(scores.token), "top": _pack(scores.top), "top_ids": _pack(scores.top_ids)}
-
-
-def _scores_from_json(data: dict[str, Any]) -> Scores:
-    return Scores(_unpack(data["token"]), _unpack(data["top"]), _unpack(data["top_ids"]))
+    return Recording(tuple(one.reading() for one in found.readings), found.top_k, found.about)
 
 
 def _pack(array: npt.NDArray[Any]) -> dict[str, Any]:

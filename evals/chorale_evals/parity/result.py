@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from chorale.harmony.vocab import VOCAB_SIZE, load_vocabulary
-from chorale_evals.parity.differences import Divergence, Floats, Pair
+from chorale_evals.parity.differences import Pair
 from chorale_evals.parity.groups import WITHIN, Group
 from chorale_evals.parity.recording import Recording
 from chorale_evals.parity.tally import Estimate, Tally, estimate
@@ -29,22 +30,20 @@ def to_json(
         "a": a.about,
         "b": b.about,
         "bounds": {"times_noise": WITHIN, "mean_nats": BOUNDS, "times_mean": LARGEST},
-        "mean_size": judgement.size.to_json(),
-        "direction": {"mean": judgement.direction.mean.to_json(), "is_sign": judgement.direction.is_sign},
-        "candidates": {
-            name: None if one is None else one.to_json() for name, one in candidates(pairs).items()
-        },
+        "mean_size": asdict(judgement.size),
+        "direction": asdict(judgement.direction),
+        "candidates": {name: one and asdict(one) for name, one in candidates(pairs).items()},
         "groups": [_group_to_json(group) for group in judgement.groups],
         "onset": judgement.onset,
-        "steps": [
-            {"position": step.position, "factor": step.factor.to_json(), "is_sign": step.is_sign}
-            for step in judgement.steps
-        ],
+        "steps": [asdict(step) for step in judgement.steps],
         "continuations": {
             "texts": len(pairs),
             "tokens": sum(pair.num_greedy for pair in pairs),
             "no_tie_above": judgement.large_divergence,
-            "divergences": [_divergence_to_json(name, one) for name, one in judgement.divergences],
+            "divergences": [
+                {"text": name, "string_a": shown(one.token_a), "string_b": shown(one.token_b), **asdict(one)}
+                for name, one in judgement.divergences
+            ],
         },
         "texts": [_pair_to_json(pair) for pair in pairs],
     }
@@ -52,58 +51,35 @@ def to_json(
 
 def candidates(pairs: Sequence[Pair]) -> dict[str, Estimate | None]:
     """Returns the means over tokens of the comparisons of candidates, None where there are none."""
-    names = {"kl": "kl", "same_first": "same_first", "overlap": "overlap"}
-    return {name: _mean_of([getattr(pair, field) for pair in pairs]) for name, field in names.items()}
-
-
-def _mean_of(values: Sequence[Floats]) -> Estimate | None:
-    tally = Tally.of(values)
-    return estimate(tally.num_texts, lambda weights: tally.means(weights)[:, 0]) if tally.num_texts else None
+    found: dict[str, Estimate | None] = {}
+    for name in ("kl", "same_first", "overlap"):
+        tally = Tally.of([getattr(pair, name) for pair in pairs])
+        found[name] = estimate(tally.num_texts, tally.mean_differences) if tally.num_texts else None
+    return found
 
 
 def _group_to_json(group: Group) -> dict[str, Any]:
-    tally = group.tally
+    tally, names = group.tally, ("p50", "p90", "p99")
     mean, size = tally.means()[0].tolist()
-    median, most, nearly_all = tally.quantiles()[0].tolist()
     return {
-        "name": group.name,
-        "tokens": tally.num_tokens,
-        "mean": mean,
-        "mean_size": size,
-        "p50": median,
-        "p90": most,
-        "p99": nearly_all,
+        "name": group.name, "tokens": tally.num_tokens, "mean": mean, "mean_size": size,
+        **dict(zip(names, tally.quantiles()[0].tolist(), strict=True)),
         "worst": tally.worst,
-        "noise": dict(zip(("p50", "p90", "p99"), group.noise.tolist(), strict=True)),
-        "ratio": group.ratio.to_json(),
-    }
-
-
-def _divergence_to_json(name: str, one: Divergence) -> dict[str, Any]:
-    return {
-        "text": name,
-        "place": one.place,
-        "token_a": one.token_a,
-        "token_b": one.token_b,
-        "string_a": shown(one.token_a),
-        "string_b": shown(one.token_b),
-        "margin_a": one.margin_a,
-        "margin_b": one.margin_b,
-        "at_least": one.at_least,
-    }
+        "noise": dict(zip(names, group.noise.tolist(), strict=True)),
+        "ratio": asdict(group.ratio),
+    }  # fmt: skip
 
 
 def _pair_to_json(pair: Pair) -> dict[str, Any]:
-    known = np.abs(pair.delta[np.isfinite(pair.delta)])
+    sizes = np.abs(pair.delta)
+    known = bool(np.isfinite(sizes).any())
     return {
-        "name": pair.text.name,
-        "kind": pair.text.kind,
-        "length": pair.text.length,
-        "mean": float(np.nanmean(pair.delta)) if len(known) else None,
-        "mean_size": float(known.mean()) if len(known) else None,
-        "worst": float(known.max()) if len(known) else None,
-        "worst_position": int(np.nanargmax(np.abs(pair.delta))) if len(known) else None,
-    }
+        "name": pair.text.name, "kind": pair.text.kind, "length": pair.text.length,
+        "mean": float(np.nanmean(pair.delta)) if known else None,
+        "mean_size": float(np.nanmean(sizes)) if known else None,
+        "worst": float(np.nanmax(sizes)) if known else None,
+        "worst_position": int(np.nanargmax(sizes)) if known else None,
+    }  # fmt: skip
 
 
 def shown(token: int) -> str:
@@ -132,7 +108,9 @@ def table(
     yield ""
     yield from _summary(pairs, judgement)
     yield ""
-    met = "as expected" if judgement.meets(expected) else f"expected: {_expectation(expected)}"
+    met = "as expected"
+    if not judgement.meets(expected):
+        met = f"expected: {TITLES['equal'] if expected == 'equal' else f'at most the size of {expected}'}"
     yield f"Verdict: {TITLES[judgement.verdict]} ({met})"
     for reason in judgement.reasons:
         yield f"  {reason}"
@@ -181,10 +159,6 @@ def _summary(pairs: Sequence[Pair], judgement: Judgement) -> Iterator[str]:
             f"  {name}: after {one.place} tokens A {shown(one.token_a)}, B {shown(one.token_b)}; "
             f"margins {least}{number(one.margin_a)} and {number(one.margin_b)} nats ({tie})"
         )
-
-
-def _expectation(expected: Expected) -> str:
-    return TITLES["equal"] if expected == "equal" else f"at most the size of {expected}"
 
 
 def number(value: float) -> str:

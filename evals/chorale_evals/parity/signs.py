@@ -35,6 +35,13 @@ class Step:
     factor: Estimate
     is_sign: bool
 
+    @property
+    def reason(self) -> str:
+        return (
+            f"differences begin or grow at position {self.position}: {self.factor.value:.3g} times those "
+            f"before (99 % interval {self.factor.low:.3g} to {self.factor.high:.3g})"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Direction:
@@ -43,6 +50,14 @@ class Direction:
     mean: Estimate
     size: float
     is_sign: bool
+
+    @property
+    def reason(self) -> str:
+        mean = self.mean
+        return (
+            f"differences have one direction: mean {mean.value:+.3g} nats (99 % interval {mean.low:+.3g} to "
+            f"{mean.high:+.3g}) of a mean size of {self.size:.3g}"
+        )
 
 
 def find_steps(pairs: Sequence[Pair]) -> list[Step]:
@@ -128,7 +143,7 @@ def find_direction(pairs: Sequence[Pair]) -> Direction:
     tally = Tally.of([pair.delta for pair in pairs])
     if not tally.num_texts:
         return Direction(Estimate(0.0, 0.0, 0.0), 0.0, False)
-    mean = estimate(tally.num_texts, lambda weights: tally.means(weights)[:, 0], LEVEL)
+    mean = estimate(tally.num_texts, tally.mean_differences, LEVEL)
     size = float(tally.means()[0, 1])
     nearest = 0.0 if mean.low <= 0.0 <= mean.high else min(abs(mean.low), abs(mean.high))
     # Rounding of size s lowers the expected log-probability by about s squared.

@@ -32,9 +32,6 @@ class Estimate:
     low: float
     high: float
 
-    def to_json(self) -> dict[str, float]:
-        return {"value": self.value, "low": self.low, "high": self.high}
-
 
 @dataclass(frozen=True, slots=True)
 class Tally:
@@ -85,6 +82,14 @@ class Tally:
         sums = self._weighted(self.sums, weights)
         found: Floats = sums[:, 1:] / np.maximum(sums[:, :1], 1.0)
         return found
+
+    def mean_differences(self, weights: Floats | None = None) -> Floats:
+        """Returns [resamples]: the mean difference, for ``estimate``."""
+        return self.means(weights)[:, 0]
+
+    def mean_sizes(self, weights: Floats | None = None) -> Floats:
+        """Returns [resamples]: the mean magnitude, for ``estimate``."""
+        return self.means(weights)[:, 1]
 
     @staticmethod
     def _weighted(values: Floats, weights: Floats | None) -> Floats:

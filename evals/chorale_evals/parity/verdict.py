@@ -63,50 +63,55 @@ def judge(pairs: Sequence[Pair], formats: str | None = None) -> Judgement:
     """``formats``: how both servers compute, if they are known to compute in the same number formats."""
     groups, steps, direction = make_groups(pairs), find_steps(pairs), find_direction(pairs)
     tally = Tally.of([pair.delta for pair in pairs])
-    size = estimate(tally.num_texts, lambda weights: tally.means(weights)[:, 1])
+    size = estimate(tally.num_texts, tally.mean_sizes)
     divergences = [(pair.text.name, pair.divergence) for pair in pairs if pair.divergence is not None]
     noise = noise_of([Tally.of([*(p.noise_a for p in pairs), *(p.decode_noise_a for p in pairs)])])
     large = 2 * WITHIN * float(noise[-1])
     beyond = _beyond(groups, divergences, large)
     onset = find_onset(pairs) if beyond else None
-    signs = [*_onset_reasons(onset), *_step_reasons(steps), *_direction_reasons(direction)]
-    signs += _exactness_reasons(pairs) if beyond else []
+    signs = [] if onset is None else [
+        f"up to position {onset - 1} all texts are equal up to rounding, from there on they are not"
+    ]  # fmt: skip
+    signs += [step.reason for step in steps if step.is_sign]
+    signs += [direction.reason] if direction.is_sign else []
+    if beyond and (exactness := find_exactness(pairs)) is not None:
+        own = "B's own noise is {1:.2g} nats at 99 %, no coarser than A's {0:.2g}".format(*exactness)
+        signs.append(f"no number format explains it: {own}")
     if beyond and formats is not None:
         signs.append(f"no number format explains it: both compute in the same ({formats})")
-    widest = max(size.high, *(_mean(groups, name) for name in (B_IN_A_CROWD, B_CONTINUED)))
-    worst = max((group.tally.worst for group in groups), default=0.0)
-    parted = max((one.size for _, one in divergences), default=0.0)
-    found = {"mean": widest, "p99": float(tally.quantiles()[0, -1]), "worst": worst, "divergence": parted}
-    largest = max(found, key=lambda name: found[name] / LARGEST[name])
-    needed = found[largest] / LARGEST[largest]
-    precision = next((name for name, bound in BOUNDS.items() if needed <= bound), None)
+    precision, fault = _precision(groups, size, tally, divergences)
     verdict: Verdict
     if not signs and not beyond:
         unsure = [group for group in groups if group.ratio.value > WITHIN]
-        verdict = "inconclusive" if unsure else "equal"
-        reasons = [_ratio_sentence(group) for group in unsure] or [_equal_reason(groups)]
+        verdict, nearest = "equal", max(groups, key=lambda one: one.ratio.value)
+        reasons = [f"the largest ratio is that of {_ratio_sentence(nearest)}"]
+        if unsure:
+            verdict, reasons = "inconclusive", [_ratio_sentence(group) for group in unsure]
     elif signs or precision is None:
-        verdict, reasons = "different", [*signs, *beyond]
-        if precision is None:
-            reasons.append(f"{largest} {found[largest]:.3g} nats: no change of precision does that")
+        verdict, reasons = "different", [*signs, *beyond, *([fault] if precision is None else [])]
     else:
-        verdict, reasons = "precision", [*beyond, _precision_reason(size, precision, pairs)]
+        verdict, reasons = "precision", [*beyond, _precision_reason(size, precision, tally, pairs)]
     return Judgement(
-        verdict,
-        precision,
-        tuple(reasons),
-        tuple(groups),
-        onset,
-        tuple(steps),
-        direction,
-        size,
-        tuple(divergences),
-        large,
-    )
+        verdict, precision, tuple(reasons), tuple(groups), onset, tuple(steps), direction, size,
+        tuple(divergences), large,
+    )  # fmt: skip
 
 
-def _mean(groups: Sequence[Group], name: str) -> float:
-    return next((group.mean for group in groups if group.name == name), 0.0)
+def _precision(
+    groups: Sequence[Group], size: Estimate, tally: Tally, divergences: Sequence[tuple[str, Divergence]]
+) -> tuple[str | None, str]:
+    """Returns the smallest of ``BOUNDS`` that holds the differences, or None, and what is largest."""
+    crowded = [group.mean for group in groups if group.name in (B_IN_A_CROWD, B_CONTINUED)]
+    found = {
+        "mean": max(size.high, *crowded, 0.0),
+        "p99": float(tally.quantiles()[0, -1]),
+        "worst": max((group.tally.worst for group in groups), default=0.0),
+        "divergence": max((one.size for _, one in divergences), default=0.0),
+    }
+    largest = max(found, key=lambda name: found[name] / LARGEST[name])
+    needed = found[largest] / LARGEST[largest]
+    precision = next((name for name, bound in BOUNDS.items() if needed <= bound), None)
+    return precision, f"{largest} {found[largest]:.3g} nats: no change of precision does that"
 
 
 def _beyond(
@@ -136,49 +141,10 @@ def _times(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _equal_reason(groups: Sequence[Group]) -> str:
-    group = max(groups, key=lambda one: one.ratio.value)
-    return f"the largest ratio is that of {_ratio_sentence(group)}"
-
-
-def _precision_reason(size: Estimate, precision: str, pairs: Sequence[Pair]) -> str:
+def _precision_reason(size: Estimate, precision: str, tally: Tally, pairs: Sequence[Pair]) -> str:
     own = noise_of([Tally.of([*(p.noise_b for p in pairs), *(p.decode_noise_b for p in pairs)])])
-    found = Tally.of([pair.delta for pair in pairs]).quantiles()[0]
-    explained = "; as large as B's own noise" if np.all(found <= WITHIN * own) else ""
+    explained = "; as large as B's own noise" if np.all(tally.quantiles()[0] <= WITHIN * own) else ""
     return (
         f"mean |difference| {size.value:.3g} nats (to {size.high:.3g}), in both directions, "
         f"at all positions: within the bound of {precision}, {BOUNDS[precision]:g}{explained}"
     )
-
-
-def _onset_reasons(onset: int | None) -> list[str]:
-    if onset is None:
-        return []
-    return [f"up to position {onset - 1} all texts are equal up to rounding, from there on they are not"]
-
-
-def _exactness_reasons(pairs: Sequence[Pair]) -> list[str]:
-    found = find_exactness(pairs)
-    if found is None:
-        return []
-    own = f"B's own noise is {found[1]:.2g} nats at 99 %, no coarser than A's {found[0]:.2g}"
-    return [f"no number format explains it: {own}"]
-
-
-def _step_reasons(steps: Sequence[Step]) -> list[str]:
-    return [
-        f"differences begin or grow at position {step.position}: {step.factor.value:.3g} times those before "
-        f"(99 % interval {step.factor.low:.3g} to {step.factor.high:.3g})"
-        for step in steps
-        if step.is_sign
-    ]
-
-
-def _direction_reasons(direction: Direction) -> list[str]:
-    if not direction.is_sign:
-        return []
-    mean = direction.mean
-    return [
-        f"differences have one direction: mean {mean.value:+.3g} nats "
-        f"(99 % interval {mean.low:+.3g} to {mean.high:+.3g}) of a mean size of {direction.size:.3g}"
-    ]
