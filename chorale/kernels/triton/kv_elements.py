@@ -29,6 +29,30 @@ def to_kv_element(x, kind: tl.constexpr):
 
 
 @triton.jit
+def store_pairs(
+    left, right, cos, sin, slot, token, heads, pairs, inside, q_ptr, kv_ptr,
+    NUM_Q: tl.constexpr, NUM_KV: tl.constexpr, D: tl.constexpr, KV_BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Rotate dimensions ``pairs`` (``left``) and ``pairs`` + D/2 (``right``) of ``heads``: q, k, then v,
+    which is not turned. Store them in q [T, NUM_Q, D], or in ``slot`` of the cache."""
+    half: tl.constexpr = D // 2
+    turned = heads < NUM_Q + NUM_KV
+    cos = tl.where(turned, cos, 1.0)
+    sin = tl.where(turned, sin, 0.0)
+    low = left * cos - right * sin
+    high = right * cos + left * sin
+    place = q_ptr + (token * NUM_Q + heads) * D + pairs
+    query = inside & (heads < NUM_Q)
+    tl.store(place, low.to(q_ptr.dtype.element_ty), mask=query)
+    tl.store(place + half, high.to(q_ptr.dtype.element_ty), mask=query)
+    chunk = (slot // KV_BLOCK) * 2 * NUM_KV + (heads - NUM_Q)  # k heads, then v heads: as in the block
+    cell = kv_ptr + (chunk * KV_BLOCK + slot % KV_BLOCK) * D + pairs
+    new = inside & (heads >= NUM_Q)
+    tl.store(cell, to_kv_element(low, kv_ptr.dtype.element_ty), mask=new)
+    tl.store(cell + half, to_kv_element(high, kv_ptr.dtype.element_ty), mask=new)
+
+
+@triton.jit
 def from_kv_element(element, TYPE: tl.constexpr):
     """An element -> TYPE, exactly. Elements of other types than e4m3 are returned unchanged."""
     if element.dtype == tl.uint8:

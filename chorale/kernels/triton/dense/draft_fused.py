@@ -14,11 +14,12 @@ from chorale.kernels.triton.dense.skinny_fused import (
     _inputs,
     _launch,
     _place,
+    _qkv_places,
     _whole,
     constants_of,
     product_of,
 )
-from chorale.kernels.triton.kv_elements import to_kv_element
+from chorale.kernels.triton.kv_elements import store_pairs
 from chorale.kernels.triton.tuning import SkinnyConfig
 
 
@@ -75,38 +76,20 @@ def _qkv_kernel(
     CONSTRAINTS: tl.constexpr,
 ):
     """As ``skinny_fused._qkv_kernel``, without the norm."""
-    half: tl.constexpr = D // 2
     lane, warp, first, unit, token, ours = _place(T, UNITS, COLUMNS, WARPS)
-    row = lane // 8 + lane // 4 % 2 * half
-    weights = (w_ptr + row * K + warp * (GROUP * 32) + lane % 4 * 8).to(tl.int64)
-    head = unit // (D // 8)
-    pair = unit % (D // 8) * 4 + lane % 4
-    there = tl.minimum(token, T - 1)
-    bias = (b_ptr + head * D + pair).to(tl.int64)
-    rope = (rope_ptr + there * D + pair).to(tl.int64)
-    slots = (slots_ptr + there).to(tl.int64)
+    weights, head, pair, early = _qkv_places(
+        w_ptr, b_ptr, rope_ptr, slots_ptr, T, lane, warp, unit, token, K, D, GROUP
+    )
     inputs = _inputs(x_ptr, T, lane, warp, K, GROUP, COLUMNS)
-    early = (bias, bias + 2 * half, rope, rope + 4 * half, slots)
     operands = (weights, first, weights) + inputs + early  # noqa: RUF005
     left, right, bias_left, bias_right, cos, sin, slot = tl.inline_asm_elementwise(
         TEXT, CONSTRAINTS, operands, is_pure=False, pack=1, dtype=(tl.float32,) * 6 + (tl.int64,)
     )
     left += bias_left
     right += bias_right
-    turned = head < NUM_Q + NUM_KV
-    cos = tl.where(turned, cos, 1.0)
-    sin = tl.where(turned, sin, 0.0)
-    low = left * cos - right * sin
-    high = right * cos + left * sin
-    place = q_ptr + (token * NUM_Q + head) * D + pair
-    query = ours & (head < NUM_Q)
-    tl.store(place, low.to(q_ptr.dtype.element_ty), mask=query)
-    tl.store(place + half, high.to(q_ptr.dtype.element_ty), mask=query)
-    chunk = (slot // KV_BLOCK) * 2 * NUM_KV + (head - NUM_Q)
-    cell = kv_ptr + (chunk * KV_BLOCK + slot % KV_BLOCK) * D + pair
-    new = ours & (head >= NUM_Q)
-    tl.store(cell, to_kv_element(low, kv_ptr.dtype.element_ty), mask=new)
-    tl.store(cell + half, to_kv_element(high, kv_ptr.dtype.element_ty), mask=new)
+    store_pairs(
+        left, right, cos, sin, slot, token, head, pair, ours, q_ptr, kv_ptr, NUM_Q, NUM_KV, D, KV_BLOCK
+    )
 
 
 def gated(

@@ -20,7 +20,7 @@ from chorale.kernels.triton.dense import skinny_fused
 from chorale.kernels.triton.dense.linear import Linear, chunk_of, load_part, load_rows, product
 from chorale.kernels.triton.dense.norm import rms_norm
 from chorale.kernels.triton.dense.skinny import parts
-from chorale.kernels.triton.kv_elements import kernel_view, to_kv_element
+from chorale.kernels.triton.kv_elements import kernel_view, store_pairs, to_kv_element
 from chorale.kernels.triton.launch import dependent, wait_for_previous
 
 
@@ -157,21 +157,13 @@ def _rotate_kernel(
         biases = b_ptr + heads[:, None] * D + pairs[None, :]
         left = left * scale + tl.load(biases, mask=inside, other=0.0).to(tl.float32)
         right = right * scale + tl.load(biases + half, mask=inside, other=0.0).to(tl.float32)
-    turned = (heads < NUM_Q + NUM_KV)[:, None]
-    cos = tl.where(turned, tl.load(rope_ptr + token * D + pairs)[None, :], 1.0)
-    sin = tl.where(turned, tl.load(rope_ptr + token * D + half + pairs)[None, :], 0.0)
-    low = left * cos - right * sin
-    high = right * cos + left * sin
-    query = (heads < NUM_Q)[:, None]
-    place = q_ptr + (token * NUM_Q + heads[:, None]) * D + pairs[None, :]
-    tl.store(place, low.to(q_ptr.dtype.element_ty), mask=query)
-    tl.store(place + half, high.to(q_ptr.dtype.element_ty), mask=query)
+    cos = tl.load(rope_ptr + token * D + pairs)[None, :]
+    sin = tl.load(rope_ptr + token * D + half + pairs)[None, :]
     slot = tl.load(slots_ptr + token)
-    chunk = (slot // KV_BLOCK) * 2 * NUM_KV + (heads[:, None] - NUM_Q)
-    place = kv_ptr + (chunk * KV_BLOCK + slot % KV_BLOCK) * D + pairs[None, :]
-    new = inside & (heads >= NUM_Q)[:, None]
-    tl.store(place, to_kv_element(low, kv_ptr.dtype.element_ty), mask=new)
-    tl.store(place + half, to_kv_element(high, kv_ptr.dtype.element_ty), mask=new)
+    store_pairs(
+        left, right, cos, sin, slot, token, heads[:, None], pairs[None, :], inside,
+        q_ptr, kv_ptr, NUM_Q, NUM_KV, D, KV_BLOCK,
+    )  # fmt: skip
 
 
 def qkv_rope_cache(

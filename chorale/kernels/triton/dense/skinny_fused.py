@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from chorale.kernels.triton.dense.skinny_ptx import Product, product_text
-from chorale.kernels.triton.kv_elements import to_kv_element
+from chorale.kernels.triton.kv_elements import store_pairs
 from chorale.kernels.triton.launch import dependent
 from chorale.kernels.triton.tuning import SkinnyConfig
 
@@ -38,6 +38,24 @@ def _inputs(x_ptr, T, lane, warp, K: tl.constexpr, GROUP: tl.constexpr, COLUMNS:
         row = tl.minimum(lane // 4 + 8 * column, T - 1)
         inputs += ((x_ptr + row * K + warp * (GROUP * 32) + lane % 4 * 8).to(tl.int64),)
     return inputs
+
+
+@triton.jit
+def _qkv_places(
+    w_ptr, b_ptr, rope_ptr, slots_ptr, T, lane, warp, unit, token,
+    K: tl.constexpr, D: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """(addresses of a lane's weights, head and pair of its result, addresses of what is read early)."""
+    half: tl.constexpr = D // 2
+    row = lane // 8 + lane // 4 % 2 * half  # i0, i0 + D/2, i0 + 1, ...: pairs meet in one thread
+    weights = (w_ptr + row * K + warp * (GROUP * 32) + lane % 4 * 8).to(tl.int64)
+    head = unit // (D // 8)
+    pair = unit % (D // 8) * 4 + lane % 4
+    there = tl.minimum(token, T - 1)
+    bias = (b_ptr + head * D + pair).to(tl.int64)
+    rope = (rope_ptr + there * D + pair).to(tl.int64)
+    slots = (slots_ptr + there).to(tl.int64)
+    return weights, head, pair, (bias, bias + 2 * half, rope, rope + 4 * half, slots)
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -99,19 +117,12 @@ def _qkv_kernel(
     TEXT: tl.constexpr,
     CONSTRAINTS: tl.constexpr,
 ):
-    half: tl.constexpr = D // 2
     lane, warp, first, unit, token, ours = _place(T, UNITS, COLUMNS, WARPS)
-    row = lane // 8 + lane // 4 % 2 * half  # i0, i0 + D/2, i0 + 1, ...: pairs meet in one thread
-    weights = (w_ptr + row * H + warp * (GROUP * 32) + lane % 4 * 8).to(tl.int64)
+    weights, head, pair, early = _qkv_places(
+        w_ptr, b_ptr, rope_ptr, slots_ptr, T, lane, warp, unit, token, H, D, GROUP
+    )
     norm = (norm_ptr + warp * (GROUP * 32) + lane % 4 * 8).to(tl.int64)
-    head = unit // (D // 8)
-    pair = unit % (D // 8) * 4 + lane % 4
-    there = tl.minimum(token, T - 1)
-    bias = (b_ptr + head * D + pair).to(tl.int64)
-    rope = (rope_ptr + there * D + pair).to(tl.int64)
-    slots = (slots_ptr + there).to(tl.int64)
     inputs = _inputs(x_ptr, T, lane, warp, H, GROUP, COLUMNS)
-    early = (bias, bias + 2 * half, rope, rope + 4 * half, slots)
     operands = (weights, first, norm) + inputs + early  # noqa: RUF005  (Triton has no stars)
     left, right, squares, bias_left, bias_right, cos, sin, slot = tl.inline_asm_elementwise(
         TEXT, CONSTRAINTS, operands, is_pure=False, pack=1, dtype=(tl.float32,) * 7 + (tl.int64,)
@@ -119,20 +130,9 @@ def _qkv_kernel(
     scale = 1.0 / tl.sqrt(squares / H + eps)
     left = left * scale + bias_left
     right = right * scale + bias_right
-    turned = head < NUM_Q + NUM_KV
-    cos = tl.where(turned, cos, 1.0)
-    sin = tl.where(turned, sin, 0.0)
-    low = left * cos - right * sin
-    high = right * cos + left * sin
-    place = q_ptr + (token * NUM_Q + head) * D + pair
-    query = ours & (head < NUM_Q)
-    tl.store(place, low.to(q_ptr.dtype.element_ty), mask=query)
-    tl.store(place + half, high.to(q_ptr.dtype.element_ty), mask=query)
-    chunk = (slot // KV_BLOCK) * 2 * NUM_KV + (head - NUM_Q)
-    cell = kv_ptr + (chunk * KV_BLOCK + slot % KV_BLOCK) * D + pair
-    new = ours & (head >= NUM_Q)
-    tl.store(cell, to_kv_element(low, kv_ptr.dtype.element_ty), mask=new)
-    tl.store(cell + half, to_kv_element(high, kv_ptr.dtype.element_ty), mask=new)
+    store_pairs(
+        left, right, cos, sin, slot, token, head, pair, ours, q_ptr, kv_ptr, NUM_Q, NUM_KV, D, KV_BLOCK
+    )
 
 
 def product_of(tile: SkinnyConfig, tokens: int, depth: int, head_dim: int, pdl: bool) -> Product:
