@@ -46,15 +46,8 @@ for _line in DIRECTIONS.strip().splitlines():
     ALLOWED.setdefault(_line.partition(":")[0], set()).update(_line.partition(":")[2].split())
 FREE = {"cli", "__init__", "__main__"}
 TORCH_FREE = ALLOWED.keys() - {
-    "kernels",
-    "llm",
-    "measure",
-    "model",
-    "parallel",
-    "runtime",
-    "serve",
-    "testing",
-}
+    "kernels", "llm", "measure", "model", "parallel", "runtime", "serve", "testing",
+}  # fmt: skip
 # Folders whose children still import one another in a circle.
 CIRCLES: set[str] = set()
 

@@ -40,19 +40,8 @@ def _texts() -> list[Path]:
         for path in (ROOT / folder).rglob("*")
     ]
     kinds = (
-        ".py",
-        ".md",
-        ".toml",
-        ".yaml",
-        ".yml",
-        ".sh",
-        ".txt",
-        ".service",
-        ".tpl",
-        ".html",
-        ".js",
-        "file",
-    )
+        ".py", ".md", ".toml", ".yaml", ".yml", ".sh", ".txt", ".service", ".tpl", ".html", ".js", "file",
+    )  # fmt: skip
     return [ROOT / name for name in names if name.endswith(kinds) and name not in EXCEPT]
 
 

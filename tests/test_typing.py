@@ -35,14 +35,8 @@ def check(folder: Path, source: str) -> str:
     """What mypy --strict says about ``source``, outside the repository and without its configuration."""
     (folder / "user.py").write_text(source)
     command = [
-        sys.executable,
-        "-m",
-        "mypy",
-        "--strict",
-        "--config-file=",
-        "--follow-imports=silent",
-        "user.py",
-    ]
+        sys.executable, "-m", "mypy", "--strict", "--config-file=", "--follow-imports=silent", "user.py",
+    ]  # fmt: skip
     environment = {"MYPYPATH": "", "PATH": "", "HOME": str(folder)}
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280, check=False

@@ -29,18 +29,12 @@ DRAIN_SLACK = 15.0  # seconds: of grace for load balancers, and to write the las
 # Variables of libraries, drivers and the shell that files of deploy/ set for the server.
 LIBRARIES = {
     *(
-        "EXA_API_KEY",
-        "HF_HOME",
-        "HF_HUB_OFFLINE",
-        "HF_TOKEN",
-        "HOME",
-        "PATH",
-        "PGPASSWORD",
+        "EXA_API_KEY", "HF_HOME", "HF_HUB_OFFLINE", "HF_TOKEN", "HOME", "PATH", "PGPASSWORD",
         "PYTHONUNBUFFERED",
     ),
     *("NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_VISIBLE_DEVICES", "TRITON_CACHE_DIR"),
     *("XDG_CACHE_HOME", "XDG_RUNTIME_DIR", "XDG_STATE_HOME"),
-}
+}  # fmt: skip
 KNOWN = {name for flag in FLAGS.values() for name in flag.environment} | LIBRARIES
 
 

@@ -173,14 +173,10 @@ def test_a_pattern_is_the_whole_text(pattern: str, text: str, expected: bool) ->
 @pytest.mark.parametrize(
     "grammar",
     [
-        "start: <|end|>",
-        'start: "a" <[1-5]>',
-        'start: "\\"" <end>',
-        "start: /a/ <x> // no",
-        "start: A\n<x>",
-        'start: "\n" <[200006]> "\n"',
+        "start: <|end|>", 'start: "a" <[1-5]>', 'start: "\\"" <end>', "start: /a/ <x> // no",
+        "start: A\n<x>", 'start: "\n" <[200006]> "\n"',
     ],
-)
+)  # fmt: skip
 def test_grammars_cannot_name_special_tokens(grammar: str) -> None:
     with pytest.raises(RequestError, match="special tokens"):
         make.lark(grammar, "p")

@@ -38,20 +38,9 @@ from tests.harmony.conversations import text
 STREAMS = 100_000
 TOOLS = ("functions.f", "functions.get_weather", "browser.search", "python")
 CONTROL = [
-    START,
-    END,
-    RETURN,
-    CALL,
-    CHANNEL,
-    MESSAGE,
-    CONSTRAIN,
-    STARTOFTEXT,
-    ENDOFTEXT,
-    200013,
-    201087,
-    201088,
+    START, END, RETURN, CALL, CHANNEL, MESSAGE, CONSTRAIN, STARTOFTEXT, ENDOFTEXT, 200013, 201087, 201088,
     -1,
-]
+]  # fmt: skip
 PHRASES = ["assistant", "analysis", "commentary", "final",
            " to=functions.f", " to=", "json", " code", "f", "\n", " ", "é",
            "🧿", "{", "}", "user", "functions.get_weather", "<|channel|>", "<|", "|>", "finalanalysis",

@@ -55,16 +55,20 @@ def parse(vocab: Vocabulary, text: str, tools: tuple[str, ...] | None = TOOLS) -
 
 
 def message(
-    channel: str,
-    recipient: str | None,
-    content_type: str | None,
-    text: str,
-    end: Terminator = CALL,
+    channel: str, recipient: str | None, content_type: str | None, text: str, end: Terminator = CALL
 ) -> Parsed:
     return Parsed(channel, recipient, content_type, text, end)
 
 
+def final(text: str, end: Terminator = RETURN) -> Parsed:
+    return Parsed("final", None, None, text, end)
+
+
 CALL_F = message("commentary", "functions.f", "json", "{}")
+WEATHER = message("commentary", "functions.get_weather", None, "{}")
+WEATHER_JSON = message("commentary", "functions.get_weather", "json", "{}")
+HM = message("analysis", None, None, "Hm.", END)
+PLAIN = "The answer to your question, in one word, is: 42.\n\nDo you want more?"
 
 ROWS: list[tuple[str, list[Parsed], set[str]]] = [
     ("<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>", [CALL_F], set()),
@@ -112,30 +116,26 @@ ROWS: list[tuple[str, list[Parsed], set[str]]] = [
     ("<|channel|>commentaryto=functions.f json<|message|>{}<|call|>", [CALL_F], set()),
     (
         "<|channel|>analysis<|message|>Hm.<|end|>commentary to=functions.f json<|message|>{}<|call|>",
-        [message("analysis", None, None, "Hm.", END), CALL_F],
+        [HM, CALL_F],
         {"implicit_start", "junk_in_header"},
     ),
     (
         "<|channel|>analysis<|message|>Hm.<|end|>"
         "<|channel|>commentary to=functions.f json<|message|>{}<|call|>",
-        [message("analysis", None, None, "Hm.", END), CALL_F],
+        [HM, CALL_F],
         {"implicit_start"},
     ),
     (
         "<|channel|>analysis<|message|>Hm.<|end|>assistant<|channel|>final<|message|>Hi<|return|>",
-        [message("analysis", None, None, "Hm.", END), message("final", None, None, "Hi", RETURN)],
+        [HM, final("Hi")],
         {"implicit_start"},
     ),
     (
         "<|channel|>analysis<|message|>Hm.<|end|>assistantfinal<|message|>Hi<|return|>",
-        [message("analysis", None, None, "Hm.", END), message("final", None, None, "Hi", RETURN)],
+        [HM, final("Hi")],
         {"implicit_start", "junk_in_header"},
     ),
-    (
-        "<|channel|>finalanalysis<|message|>Hi<|return|>",
-        [message("final", None, None, "Hi", RETURN)],
-        {"unknown_channel"},
-    ),
+    ("<|channel|>finalanalysis<|message|>Hi<|return|>", [final("Hi")], {"unknown_channel"}),
     (
         "<|channel|>comment<|message|>Hi<|end|>",
         [message("commentary", None, None, "Hi", END)],
@@ -146,33 +146,18 @@ ROWS: list[tuple[str, list[Parsed], set[str]]] = [
         [message("commentary", None, None, "Hi", END)],
         {"unknown_channel"},
     ),
-    ("<|message|>hi<|return|>", [message("final", None, None, "hi", RETURN)], {"missing_header"}),
-    ("Hi<|return|>", [message("final", None, None, "Hi", RETURN)], {"missing_header"}),
-    ("Hi", [message("final", None, None, "Hi", CUT)], {"missing_header"}),
-    (
-        "The answer to your question, in one word, is: 42.\n\nDo you want more?",
-        [
-            message(
-                "final",
-                None,
-                None,
-                "The answer to your question, in one word, is: 42.\n\nDo you want more?",
-                CUT,
-            )
-        ],
-        {"missing_header"},
-    ),
+    ("<|message|>hi<|return|>", [final("hi")], {"missing_header"}),
+    ("Hi<|return|>", [final("Hi")], {"missing_header"}),
+    ("Hi", [final("Hi", CUT)], {"missing_header"}),
+    (PLAIN, [final(PLAIN, CUT)], {"missing_header"}),
     (
         "<|channel|>final<|message|>One<|channel|>final<|message|>Two<|return|>",
-        [message("final", None, None, "One", IMPLICIT), message("final", None, None, "Two", RETURN)],
+        [final("One", IMPLICIT), final("Two")],
         {"channel_in_content"},
     ),
     (
         "<|channel|>analysis<|message|>One<|start|>assistant<|channel|>final<|message|>Two<|return|>",
-        [
-            message("analysis", None, None, "One", IMPLICIT),
-            message("final", None, None, "Two", RETURN),
-        ],
+        [message("analysis", None, None, "One", IMPLICIT), final("Two")],
         {"implicit_start"},
     ),
     ("<|channel|>analysis<|message|>Hm<|return|>", [message("analysis", None, None, "Hm", RETURN)], set()),
@@ -180,17 +165,9 @@ ROWS: list[tuple[str, list[Parsed], set[str]]] = [
     ("<|channel|>commentary to=functions.f", [], {"cut_header"}),
     ("<|channel|>", [], {"cut_header"}),
     ("<|channel|>comm", [], {"cut_header"}),
-    (
-        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant",
-        [message("analysis", None, None, "Hm.", END)],
-        {"cut_header"},
-    ),
+    ("<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant", [HM], {"cut_header"}),
     ("<|channel|>analysis<|return|>", [], {"cut_header"}),
-    (
-        "<|channel|>final Hello, you.<|return|>",
-        [message("final", None, None, "Hello, you.", RETURN)],
-        {"missing_header"},
-    ),
+    ("<|channel|>final Hello, you.<|return|>", [final("Hello, you.")], {"missing_header"}),
     (
         '<|channel|>commentary to=functions.f json {"a": 1}<|call|>',
         [message("commentary", "functions.f", "json", '{"a": 1}')],
@@ -199,27 +176,19 @@ ROWS: list[tuple[str, list[Parsed], set[str]]] = [
     # glued names. The first two spell the marker out in ordinary text.
     (
         "<|channel|>commentary to=functions.get_weather<\u200b|channel|>commentary<|message|>{}<|call|>",
-        [message("commentary", "functions.get_weather", None, "{}")],
+        [WEATHER],
         {"glued_token"},
     ),
-    (
-        "<|channel|>commentary to=functions.get_weatherjson<|message|>{}<|call|>",
-        [message("commentary", "functions.get_weather", None, "{}")],
-        {"glued_token"},
-    ),
-    (
-        "<|channel|>commentary to=get_weather json<|message|>{}<|call|>",
-        [message("commentary", "functions.get_weather", "json", "{}")],
-        {"glued_token"},
-    ),
+    ("<|channel|>commentary to=functions.get_weatherjson<|message|>{}<|call|>", [WEATHER], {"glued_token"}),
+    ("<|channel|>commentary to=get_weather json<|message|>{}<|call|>", [WEATHER_JSON], {"glued_token"}),
     (
         "<|channel|>commentary to=functions.getWeather json<|message|>{}<|call|>",
-        [message("commentary", "functions.get_weather", "json", "{}")],
+        [WEATHER_JSON],
         {"glued_token"},
     ),
     (
         "<|channel|>commentary to=functions.get_wether json<|message|>{}<|call|>",
-        [message("commentary", "functions.get_weather", "json", "{}")],
+        [WEATHER_JSON],
         {"glued_token"},
     ),
     # a call is a call on any channel.
@@ -254,25 +223,21 @@ ROWS: list[tuple[str, list[Parsed], set[str]]] = [
     # nothing counts after the first <|return|>; two finals are two messages.
     (
         "<|channel|>final<|message|>Hi<|return|><|start|>assistant<|channel|>final<|message|>Again<|return|>",
-        [message("final", None, None, "Hi", RETURN)],
+        [final("Hi")],
         {"tokens_after_end"},
     ),
     (
         "<|channel|>final<|message|>A<|end|><|start|>assistant<|channel|>final<|message|>B<|return|>",
-        [message("final", None, None, "A", END), message("final", None, None, "B", RETURN)],
+        [final("A", END), final("B")],
         set(),
     ),
     # Special tokens are never text.
     (
         "<|channel|>final<|message|>a<|message|>b<|constrain|>c<|reserved_200013|>d<|startoftext|><|return|>",
-        [message("final", None, None, "abcd", RETURN)],
+        [final("abcd")],
         {"reserved_token"},
     ),
-    (
-        "<|start|>assistant<|channel|>final<|message|>Hi<|return|>",
-        [message("final", None, None, "Hi", RETURN)],
-        {"junk_in_header"},
-    ),
+    ("<|start|>assistant<|channel|>final<|message|>Hi<|return|>", [final("Hi")], {"junk_in_header"}),
     (
         "<|channel|>commentary to=assistant<|message|>Hi<|end|>",
         [message("commentary", None, None, "Hi", END)],

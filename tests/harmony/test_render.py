@@ -89,11 +89,7 @@ def test_response_formats_follow_the_tools() -> None:
 
 @pytest.mark.parametrize(
     "message",
-    [
-        Message("tool", "result"),
-        Message("user", SystemContent()),
-        Message("system", DeveloperContent("x")),
-    ],
+    [Message("tool", "result"), Message("user", SystemContent()), Message("system", DeveloperContent("x"))],
 )
 def test_messages_without_a_wire_form_are_refused(vocab: Vocabulary, message: Message) -> None:
     with pytest.raises(ValueError, match=r"tool message|is not allowed in"):

@@ -167,20 +167,9 @@ def test_text_without_a_certain_cut_gives_the_ids_of_tiktoken(
     encoder = bpe.LinearEncoder(reference._core_bpe, [vocab.token_bytes(rank) for rank in range(v.NUM_RANKS)])
     rng = random.Random(5)
     mixes = [
-        "1",
-        "12\u0967",
-        "'sS",
-        "x'rEe",
-        "¿é",
-        "日。漢",
-        "a\t",
-        "!\u0301",
-        "!\n\t",
-        "\n/!",
-        "aAbB",
-        "😀a\u0378",
-        " \n!1a'",
-    ]
+        "1", "12\u0967", "'sS", "x'rEe", "¿é", "日。漢", "a\t", "!\u0301", "!\n\t", "\n/!", "aAbB",
+        "😀a\u0378", " \n!1a'",
+    ]  # fmt: skip
     for mix in mixes:
         for size in (1600, 3000):
             text = "".join(rng.choices(mix, k=size))
@@ -192,22 +181,10 @@ def test_text_without_a_certain_cut_gives_the_ids_of_tiktoken(
 @pytest.mark.parametrize(
     "pattern",
     [
-        "¿é",
-        "漢字。",
-        "a\t",
-        "1",
-        "'s",
-        "😀a",
-        "!\u0301",
-        "!\n\t",
-        "x'rE",
-        "aA",
-        "\u0301",
-        "<|a|>",
-        "<|",
+        "¿é", "漢字。", "a\t", "1", "'s", "😀a", "!\u0301", "!\n\t", "x'rE", "aA", "\u0301", "<|a|>", "<|",
         "<|aaaaaaaaaa",
     ],
-)
+)  # fmt: skip
 def test_text_beyond_the_limit_is_given_up_and_holds_nothing(vocab: Vocabulary, pattern: str) -> None:
     text = pattern * (8_000_000 // len(pattern.encode()))
 

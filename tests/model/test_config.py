@@ -120,18 +120,9 @@ def test_layer_slots() -> None:
 
 
 REQUIRED = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "num_local_experts",
-    "vocab_size",
-    "sliding_window",
-    "rope_theta",
-    "rope_scaling",
-)
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+    "head_dim", "num_local_experts", "vocab_size", "sliding_window", "rope_theta", "rope_scaling",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("key", REQUIRED)

@@ -385,13 +385,9 @@ async def test_preambles_and_reasoning_stay_between_calls() -> None:
     async with tools_served(THINK + preamble + PYTHON, THINK + PYTHON, FINAL) as server:
         body = await server.respond(input="x", tools=[CODE])
         assert kinds(body) == [
-            "reasoning",
+            "reasoning", "message", "code_interpreter_call", "reasoning", "code_interpreter_call",
             "message",
-            "code_interpreter_call",
-            "reasoning",
-            "code_interpreter_call",
-            "message",
-        ]
+        ]  # fmt: skip
         assert server.prompt().count("I need a tool.") == 2
         assert "Let me compute." in server.prompt()
         # The next turn drops the reasoning before the answer, and keeps calls and results.
