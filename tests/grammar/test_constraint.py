@@ -133,6 +133,7 @@ def test_how_many_properties_may_be_optional_is_bounded(num_optional: int, fits:
         'root ::= "a" b\nb ::= "x"\n b::="y"',
         "root ::= (a",
         "root ::= " + "(" * 900 + '"a"' + ")" * 900,
+        "root ::= " + "(" * 5000,
         "root ::= a0\n" + "".join(f"a{n} ::= a{n + 1}\n" for n in range(2000)) + 'a2000 ::= "a"',
         "root ::= [",
         "::=",
@@ -204,25 +205,9 @@ async def test_the_checker_counts_what_it_compiles_and_not_what_it_has_compiled(
     await own.check([json_object("p")])
 
 
-def nested_lists(count: int) -> dict[str, Any]:
-    schema: dict[str, Any] = {"type": "integer"}
-    for _ in range(count):
-        schema = {"items": schema}
-    return schema
-
-
-def test_the_bound_on_depth_is_one_number() -> None:
-    json_schema(nested_lists(MAX_DEPTH - 1), "p")
-    with pytest.raises(RequestError):
-        json_schema(nested_lists(MAX_DEPTH), "p")
-
-
 @pytest.mark.parametrize("text", ["a\ud800", "\udc00", "x" * (MAX_BYTES + 1), "é" * (MAX_BYTES // 2 + 1)])
 def test_a_text_that_cannot_be_compiled_is_refused(text: str) -> None:
+    check_size("é" * (MAX_BYTES // 2), "field")
     with pytest.raises(RequestError) as refused:
         check_size(text, "field")
     assert refused.value.param == "field"
-
-
-def test_a_text_of_the_largest_size_is_not_refused() -> None:
-    check_size("é" * (MAX_BYTES // 2), "field")

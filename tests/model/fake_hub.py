@@ -8,12 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import threading
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def hub_environment(home: Path, **settings: str) -> dict[str, str]:
+    """The environment of a process whose cache is in ``home``: ours, without what it says of hubs."""
+    ours = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
+    return {**ours, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", **settings}
 
 
 class FakeHub:

@@ -65,11 +65,6 @@ NORM = LAYER + "input_layernorm.weight"
 BLOCKS = LAYER + "mlp.experts.gate_up_proj_blocks"
 
 
-def test_missing_tensor(folder: Path) -> None:
-    edit(folder, lambda tensors: tensors.pop(NORM))
-    assert f"{NORM}: missing" in complaint(folder)
-
-
 def test_norms_in_half_precision_are_read(folder: Path) -> None:
     """Converters write what has no quantized form in any of the three float types."""
     values: dict[str, torch.Tensor] = {}
@@ -82,29 +77,82 @@ def test_norms_in_half_precision_are_read(folder: Path) -> None:
     assert torch.equal(loaded.layers[1].qkv.norm, values[NORM].float())
 
 
-def test_extra_tensor(folder: Path) -> None:
-    edit(folder, lambda tensors: tensors.update({"model.layers.9.surprise": torch.zeros(3)}))
-    message = complaint(folder)
-    assert SHARD in message
-    assert "model.layers.9.surprise: not a tensor of this model" in message
+def with_tensor(name: str, tensor: torch.Tensor) -> Callable[[Path], object]:
+    return lambda folder: edit(folder, lambda tensors: tensors.update({name: tensor}))
 
 
-@pytest.mark.parametrize("shape", [(31,), (1, 32), (64,)])
-def test_wrong_shape(folder: Path, shape: tuple[int, ...]) -> None:
-    edit(folder, lambda tensors: tensors.update({NORM: torch.zeros(shape, dtype=torch.bfloat16)}))
-    message = complaint(folder)
-    assert f"{SHARD}: {NORM}: shape {list(shape)}, config.json says [32]" in message
+def as_type(name: str, dtype: torch.dtype) -> Callable[[Path], object]:
+    return lambda folder: edit(folder, lambda tensors: tensors.update({name: tensors[name].to(dtype)}))
 
 
-@pytest.mark.parametrize(("name", "dtype"), [(NORM, torch.uint8), (BLOCKS, torch.float32)])
-def test_wrong_dtype(folder: Path, name: str, dtype: torch.dtype) -> None:
-    edit(folder, lambda tensors: tensors.update({name: tensors[name].to(dtype)}))
-    assert f"{SHARD}: {name}: dtype" in complaint(folder)
+def in_place_of(name: str, make: Callable[[Path], object]) -> Callable[[Path], None]:
+    """Makes something else of a file."""
+
+    def change(folder: Path) -> None:
+        (folder / name).unlink()
+        make(folder / name)
+
+    return change
 
 
-def test_unknown_dtype(folder: Path) -> None:
-    edit(folder, lambda tensors: tensors.update({NORM: tensors[NORM].to(torch.int64)}))
-    assert f"{SHARD}: {NORM}: dtype 'I64' is not one of" in complaint(folder)
+def one_more_file(folder: Path) -> None:
+    shutil.copy(folder / SHARD, folder / "model-extra.safetensors")
+    (folder / INDEX_NAME).unlink()
+
+
+def without_index(folder: Path) -> None:
+    (folder / INDEX_NAME).unlink()
+    (folder / SHARD).unlink()
+
+
+def broken_link(folder: Path) -> None:
+    """As the hub's cache has them where a blob was removed."""
+    without_index(folder)
+    (folder / SHARD).symlink_to("../../blobs/removed")
+
+
+LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 4792272488\n"
+FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "missing tensor": (lambda folder: edit(folder, lambda tensors: tensors.pop(NORM)), f"{NORM}: missing"),
+    "extra tensor": (
+        with_tensor("model.layers.9.surprise", torch.zeros(3)),
+        f"{SHARD}: model.layers.9.surprise: not a tensor of this model",
+    ),
+    **{
+        f"shape {list(shape)}": (
+            with_tensor(NORM, torch.zeros(shape, dtype=torch.bfloat16)),
+            f"{SHARD}: {NORM}: shape {list(shape)}, config.json says [32]",
+        )
+        for shape in ((31,), (1, 32), (64,))
+    },
+    "type of a norm": (as_type(NORM, torch.uint8), f"{SHARD}: {NORM}: dtype"),
+    "type of blocks": (as_type(BLOCKS, torch.float32), f"{SHARD}: {BLOCKS}: dtype"),
+    "unknown type": (as_type(NORM, torch.int64), f"{SHARD}: {NORM}: dtype 'I64' is not one of"),
+    "last byte": (
+        lambda folder: os.truncate(folder / SHARD, (folder / SHARD).stat().st_size - 1),
+        f"{SHARD}: {LAYER}mlp.experts.down_proj_scales: truncated",
+    ),
+    "more bytes": (
+        lambda folder: (folder / SHARD).write_bytes((folder / SHARD).read_bytes() + b"more"),
+        "4 bytes after the last tensor",
+    ),
+    "missing file": (lambda folder: (folder / SHARD).unlink(), f"{SHARD}: named by {INDEX_NAME} but missing"),
+    "missing file without an index": (without_index, "model.layers.1.input_layernorm.weight: missing"),
+    "a tensor in two files": (one_more_file, "also in"),
+    "a pipe as index": (in_place_of(INDEX_NAME, os.mkfifo), f"{INDEX_NAME}: not a file"),
+    "a link to nothing": (broken_link, f"{SHARD}: not a file, or a broken link"),
+    "a clone without lfs": (
+        in_place_of(SHARD, lambda path: path.write_text(LFS)),
+        f"{SHARD}: a Git LFS pointer",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_named_with_its_file_and_tensor(folder: Path, fault: str) -> None:
+    change, expected = FAULTS[fault]
+    change(folder)
+    assert expected in complaint(folder)
 
 
 @pytest.mark.parametrize("keep", [0, 4, 8, 100, -1, -5000])
@@ -114,43 +162,14 @@ def test_truncated_file(folder: Path, keep: int) -> None:
     assert SHARD in complaint(folder)
 
 
-def test_truncation_names_the_tensor(folder: Path) -> None:
-    path = folder / SHARD
-    path.write_bytes(path.read_bytes()[:-1])
-    assert f"{SHARD}: {LAYER}mlp.experts.down_proj_scales: truncated" in complaint(folder)
-
-
-def test_trailing_bytes(folder: Path) -> None:
-    with (folder / SHARD).open("ab") as file:
-        file.write(b"more")
-    assert "4 bytes after the last tensor" in complaint(folder)
-
-
-def test_missing_file(folder: Path) -> None:
-    (folder / SHARD).unlink()
-    assert f"{SHARD}: named by {INDEX_NAME} but missing" in complaint(folder)
-
-
-def test_missing_file_without_an_index(folder: Path) -> None:
-    (folder / INDEX_NAME).unlink()
-    (folder / SHARD).unlink()
-    assert "model.layers.1.input_layernorm.weight: missing" in complaint(folder)
-
-
 def test_no_weights(tmp_path: Path) -> None:
-    assert "holds no safetensors file" in complaint(tmp_path)
+    """A pickle is none."""
     assert "no such folder" in complaint(tmp_path / "absent")
-
-
-def test_pickles_are_not_weights(tmp_path: Path) -> None:
+    assert "holds no safetensors file" in complaint(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04.")
     assert "holds no safetensors file" in complaint(tmp_path)
-
-
-def test_a_tensor_in_two_files(folder: Path) -> None:
-    shutil.copy(folder / SHARD, folder / "model-extra.safetensors")
-    (folder / INDEX_NAME).unlink()
-    assert "also in" in complaint(folder)
+    save_file({"model.layers.0.mlp.gate_proj.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
+    assert "no gpt-oss expert tensors" in complaint(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -176,36 +195,12 @@ def test_bad_index(folder: Path, content: str, expected: str) -> None:
     assert expected in message
 
 
-def test_an_index_that_is_no_file_is_not_waited_for(folder: Path) -> None:
-    (folder / INDEX_NAME).unlink()
-    os.mkfifo(folder / INDEX_NAME)
-    assert f"{INDEX_NAME}: not a file" in complaint(folder)
-
-
-def test_a_link_to_nothing(folder: Path) -> None:
-    """As the hub's cache has them where a blob was removed."""
-    (folder / INDEX_NAME).unlink()
-    (folder / SHARD).unlink()
-    (folder / SHARD).symlink_to("../../blobs/removed")
-    assert f"{SHARD}: not a file, or a broken link" in complaint(folder)
-
-
-def test_a_clone_without_lfs(folder: Path) -> None:
-    (folder / SHARD).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 4792272488\n")
-    assert f"{SHARD}: a Git LFS pointer" in complaint(folder)
-
-
 @pytest.mark.parametrize("name", ["red\n\x1b[31m", "a" * 100_000])
 def test_names_that_a_terminal_should_not_get(folder: Path, name: str) -> None:
     edit(folder, lambda tensors: tensors.update({name: torch.zeros(3)}), index=False)
     message = complaint(folder)
     assert message.isprintable()
     assert len(message) < 1000
-
-
-def test_another_model(tmp_path: Path) -> None:
-    save_file({"model.layers.0.mlp.gate_proj.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
-    assert "no gpt-oss expert tensors" in complaint(tmp_path)
 
 
 # ------------------------------------------------------------------ headers
@@ -250,31 +245,28 @@ def test_header_lies(tmp_path: Path, entry: object, expected: str) -> None:
         SafetensorsFile(path)
 
 
+WHOLE = {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}
+
+
 @pytest.mark.parametrize(
-    "header",
+    ("header", "expected"),
     [
-        b'{"a": {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}, "a": {}}',
-        b'{"__metadata__": {"format": 3}}',
-        b'{"__metadata__": "pt"}',
-        b"{}",
-        b"[]",
-        b"\xff\xfe",
-        b"[" * 100_000,
-        b'{"a": ' * 50_000,
+        (b'{"a": {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}, "a": {}}', ""),
+        (json.dumps({"a": WHOLE, "b": WHOLE}).encode(), "b: overlaps"),
+        (b'{"__metadata__": {"format": 3}}', ""),
+        (b'{"__metadata__": "pt"}', ""),
+        (b"{}", ""),
+        (b"[]", ""),
+        (b"\xff\xfe", ""),
+        (b"[" * 100_000, ""),
+        (b'{"a": ' * 50_000, ""),
     ],
+    ids=range(9),
 )
-def test_header_is_no_header(tmp_path: Path, header: bytes) -> None:
+def test_header_is_no_header(tmp_path: Path, header: bytes, expected: str) -> None:
     path = tmp_path / "odd.safetensors"
     path.write_bytes(file_of(header, bytes(8)))
-    with pytest.raises(CheckpointError, match=r"odd\.safetensors"):
-        SafetensorsFile(path)
-
-
-def test_overlap(tmp_path: Path) -> None:
-    path = tmp_path / "overlap.safetensors"
-    entry = {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}
-    path.write_bytes(file_of({"a": entry, "b": entry}, bytes(8)))
-    with pytest.raises(CheckpointError, match=r"overlap\.safetensors: b: overlaps"):
+    with pytest.raises(CheckpointError, match=rf"odd\.safetensors: {expected}"):
         SafetensorsFile(path)
 
 
@@ -339,7 +331,7 @@ def peak_memory() -> int:
     return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 
-def test_5000_mutated_headers(tmp_path: Path) -> None:
+def test_mutated_headers(tmp_path: Path) -> None:
     """None loads, each is a CheckpointError with the file's name, and none costs memory.
 
     Mutating one byte of JSON text can leave the header as it was (whitespace) or change only metadata: those
@@ -357,7 +349,7 @@ def test_5000_mutated_headers(tmp_path: Path) -> None:
     Checkpoint(good, config)
     before = new_peak_memory()
     refused = 0
-    for _ in range(5000):
+    for _ in range(2000):
         path.write_bytes(mutate(rng, data))
         try:
             checkpoint = Checkpoint(bad, config)
@@ -368,7 +360,7 @@ def test_5000_mutated_headers(tmp_path: Path) -> None:
             assert set(loaded) == set(truth)
             assert all(list(loaded[name].shape) == truth[name]["shape"] for name in truth)
             assert all([loaded[n].begin, loaded[n].end] == truth[n]["data_offsets"] for n in truth)
-    assert refused > 4950
+    assert refused > 1980
     grown = peak_memory() - before
     assert grown < 16 * 2**20, f"peak memory grew by {grown / 2**20:.0f} MB"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -10,7 +9,7 @@ import threading
 import time
 from pathlib import Path
 
-from tests.model.fake_hub import FakeHub
+from tests.model.fake_hub import FakeHub, hub_environment
 
 REPOSITORY, WEIGHTS = "someone/small-gpt-oss", bytes(range(256)) * 4096
 FILES = {"config.json": b'{"model_type": "gpt_oss"}', "model.safetensors": WEIGHTS}
@@ -28,9 +27,8 @@ print(resolve_model("someone/small-gpt-oss", progress=report))
 
 def pod_of(folder: Path, hub: FakeHub) -> tuple[list[str], dict[str, str]]:
     """The command and the environment of a pod. It makes the file ``waits`` when it waits."""
-    clean = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
-    settings = {"HF_HOME": str(folder / "home"), "HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1"}
-    return [sys.executable, "-c", POD, str(folder / "waits")], {**clean, **settings}
+    environment = hub_environment(folder / "home", HF_ENDPOINT=hub.url)
+    return [sys.executable, "-c", POD, str(folder / "waits")], environment
 
 
 def test_two_pods_download_once(tmp_path: Path) -> None:

@@ -58,8 +58,7 @@ def test_lengths_around_the_window(make_model: MakeModel, length: int) -> None:
     assert_parity(runner.run(tokens), expected_logprobs(config, tokens))
 
 
-@pytest.mark.parametrize("layout", ["published", "dense", "reference"])
-@pytest.mark.parametrize("experts", [4, 8, 32])
+@pytest.mark.parametrize(("layout", "experts"), [("published", 4), ("dense", 8), ("reference", 32)])
 def test_experts_and_layouts(make_model: MakeModel, layout: Any, experts: int) -> None:
     config = make_config(**{**SMALL, "experts": experts, "layers": 2})
     tokens = prompt(200)
@@ -102,8 +101,7 @@ def chunked() -> tuple[ModelConfig, list[int], torch.Tensor]:
     return config, tokens, expected_logprobs(config, tokens)
 
 
-@pytest.mark.parametrize("block_size", [1, 16, 128])
-@pytest.mark.parametrize("chunk", [1, 7, 64])
+@pytest.mark.parametrize(("chunk", "block_size"), [(1, 16), (1, 128), (7, 1), (7, 16), (64, 1), (64, 128)])
 def test_chunked_prompts(
     make_model: MakeModel, chunked: tuple[ModelConfig, list[int], torch.Tensor], chunk: int, block_size: int
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 from chorale.config.model_names import full_name
 from chorale.errors import ConfigError
 from chorale.model.hub import check_family, find_folder, resolve_model
-from tests.model.fake_hub import COMMIT, FakeHub
+from tests.model.fake_hub import COMMIT, FakeHub, hub_environment
 
 REPOSITORY = "someone/tuned"
 WEIGHTS = bytes(range(256)) * 40_000  # 10 MB
@@ -32,10 +31,9 @@ FILES = {
 
 
 def chorale(home: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    clean = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
     return subprocess.run(
         [sys.executable, "-m", "chorale", *arguments],
-        env={**clean, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", **env},
+        env=hub_environment(home, **env),
         capture_output=True,
         text=True,
         timeout=120,

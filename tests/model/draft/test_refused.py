@@ -43,14 +43,6 @@ KINDS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_other_kinds_of_drafters(kind: str, tmp_path: Path) -> None:
-    changes, expected = KINDS[kind]
-    found = complaint(specforge(**changes), tmp_path)
-    assert expected in found
-    assert str(tmp_path / "config.json") in found
-
-
 def test_a_file_with_a_mask_for_parallel_drafts(tmp_path: Path) -> None:
     file = specforge()
     file.tensors["mask_hidden"] = torch.zeros(1, 3 * files.HIDDEN)
@@ -58,6 +50,7 @@ def test_a_file_with_a_mask_for_parallel_drafts(tmp_path: Path) -> None:
 
 
 CONFIGS: dict[str, tuple[HeadFile, str]] = {
+    **{kind: (specforge(**changes), expected) for kind, (changes, expected) in KINDS.items()},
     "hidden size": (
         specforge(hidden_size=96),
         "hidden_size: 96, and the target's is 64: a head of another model",
@@ -81,10 +74,7 @@ CONFIGS: dict[str, tuple[HeadFile, str]] = {
         "quantized heads are not supported",
     ),
     "scaled logits": (specforge(logit_scale=0.5), "logit_scale: must be 1"),
-    "a window": (
-        specforge(layer_types=["sliding_attention"]),
-        "layer_types: must be full_attention",
-    ),
+    "a window": (specforge(layer_types=["sliding_attention"]), "layer_types: must be full_attention"),
     "rope": (specforge(rope_scaling={"rope_type": "longrope"}), "rope_type: 'longrope' is not one of"),
     "part of a head": (specforge(partial_rotary_factor=0.5), "partial_rotary_factor: must be 1"),
     "head dim": (specforge(head_dim=15), "head_dim: must be even"),
