@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from openai.types.chat import ChatCompletion
 
-from tests.support.scripted import ANALYSIS, FINAL, NEXT, call, events_of, playing
+from tests.api.chat.test_http import both
+from tests.support.scripted import ANALYSIS, FINAL, NEXT, call, playing
 from tests.support.server import Server, served, with_server
 
 TEXT: dict[str, Any] = {"type": "custom", "custom": {"name": "note", "description": "Writes a note."}}
@@ -26,10 +27,7 @@ QUERY = "<|channel|>commentary to=functions.sql<|message|>SELECT a<|call|>"
 
 async def test_a_custom_call_in_body_and_stream() -> None:
     async with served(playing(ANALYSIS + "T." + NEXT + NOTE)) as server:
-        body, chunks = (
-            (await server.chat(tools=[TEXT])).json(),
-            events_of(await server.chat(tools=[TEXT], stream=True)),
-        )
+        body, chunks = await both(server, tools=[TEXT])
     ChatCompletion.model_validate(body)
     choice = body["choices"][0]
     [made] = choice["message"]["tool_calls"]
@@ -59,10 +57,7 @@ async def test_two_kinds_of_calls_are_numbered_together() -> None:
     script = call("f", "{}") + "<|call|><|start|>assistant" + NOTE
     async with served(playing(script)) as server:
         tools = [FUNCTION, TEXT]
-        body, chunks = (
-            (await server.chat(tools=tools)).json(),
-            events_of(await server.chat(tools=tools, stream=True)),
-        )
+        body, chunks = await both(server, tools=tools)
     assert [made["type"] for made in body["choices"][0]["message"]["tool_calls"]] == ["function", "custom"]
     heads = [p for c in chunks for p in c["choices"][0]["delta"].get("tool_calls", ()) if "id" in p]
     assert [(head["index"], head["type"]) for head in heads] == [(0, "function"), (1, "custom")]

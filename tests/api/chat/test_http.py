@@ -28,6 +28,11 @@ CALLS = ANALYSIS + "Look." + NEXT + PREAMBLE + "One moment." + NEXT + call("f", 
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 
 
+async def both(server: Server, **fields: Any) -> tuple[Any, Any]:
+    """The body, and the chunks of the same request."""
+    return (await server.chat(**fields)).json(), events_of(await server.chat(stream=True, **fields))
+
+
 def test_the_body() -> None:
     body = with_server(playing(ANSWER, num_cached_tokens=16), lambda s: s.chat()).json()
     ChatCompletion.model_validate(body)
@@ -80,10 +85,7 @@ def test_stop_strings_and_min_tokens() -> None:
 
 async def test_empty_arguments_are_an_object_in_both() -> None:
     async with served(playing(call("f", "") + "<|call|>")) as server:
-        body, chunks = (
-            (await server.chat(tools=TOOLS)).json(),
-            events_of(await server.chat(tools=TOOLS, stream=True)),
-        )
+        body, chunks = await both(server, tools=TOOLS)
     assert body["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"] == "{}"
     assert fold_chat(chunks)[0]["calls"][0]["arguments"] == "{}"
 
@@ -91,10 +93,7 @@ async def test_empty_arguments_are_an_object_in_both() -> None:
 async def test_legacy_functions_answer_with_function_call() -> None:
     async with served(playing(CALLS)) as server:
         functions = [{"name": "f"}]
-        body, chunks = (
-            (await server.chat(functions=functions)).json(),
-            events_of(await server.chat(functions=functions, stream=True)),
-        )
+        body, chunks = await both(server, functions=functions)
     assert body["choices"][0]["message"]["function_call"] == {"name": "f", "arguments": '{"a": 1}'}
     assert body["choices"][0]["finish_reason"] == "function_call"
     deltas = [c["choices"][0]["delta"].get("function_call") for c in chunks]
@@ -106,10 +105,7 @@ async def test_legacy_functions_answer_with_function_call() -> None:
 async def test_reasoning_can_be_hidden() -> None:
     async with served(playing(ANSWER)) as server:
         hidden = {"include_reasoning": False}
-        body, chunks = (
-            (await server.chat(**hidden)).json(),
-            events_of(await server.chat(stream=True, **hidden)),
-        )
+        body, chunks = await both(server, **hidden)
     assert "reasoning" not in body["choices"][0]["message"]
     assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] == 2
     assert fold_chat(chunks)[0]["reasoning"] == ""
@@ -149,7 +145,7 @@ async def test_the_operator_can_ask_for_usage_and_token_ids_in_every_answer() ->
 async def test_choices_are_interleaved_and_independent() -> None:
     texts = [FINAL + "one two three four<|return|>", FINAL + "five six<|return|>"]
     async with served(playing(*texts)) as server:
-        body, chunks = (await server.chat(n=2)).json(), events_of(await server.chat(n=2, stream=True))
+        body, chunks = await both(server, n=2)
     assert [c["message"]["content"] for c in body["choices"]] == ["one two three four", "five six"]
     assert body["usage"]["completion_tokens"] == sum(len(ids(text)) for text in texts)
     folded = fold_chat(chunks)
@@ -161,7 +157,7 @@ async def test_choices_are_interleaved_and_independent() -> None:
 async def test_logprobs_are_of_the_content_only() -> None:
     async with served(playing(ANSWER, with_logprobs=True)) as server:
         asked = {"logprobs": True, "top_logprobs": 1}
-        body, chunks = (await server.chat(**asked)).json(), events_of(await server.chat(stream=True, **asked))
+        body, chunks = await both(server, **asked)
     ChatCompletion.model_validate(body)
     entries = body["choices"][0]["logprobs"]["content"]
     assert "".join(entry["token"] for entry in entries) == "Hello there."
@@ -180,18 +176,11 @@ def test_tokens_as_ids() -> None:
 async def test_token_ids_are_returned_whole() -> None:
     async with served(playing(ANSWER)) as server:
         asked = {"return_token_ids": True}
-        body, chunks = (await server.chat(**asked)).json(), events_of(await server.chat(stream=True, **asked))
+        body, chunks = await both(server, **asked)
     assert body["choices"][0]["token_ids"] == ids(ANSWER)
     assert body["prompt_token_ids"] == chunks[0]["prompt_token_ids"]
     streamed = [token for c in chunks for choice in c["choices"] for token in choice.get("token_ids", [])]
     assert streamed == ids(ANSWER)
-
-
-def test_plain_prompt_tools_and_truncation() -> None:
-    text = "<read_file><path>a.py</path></read_file>"
-    body = with_server(playing(FINAL + text), lambda s: s.chat()).json()
-    assert body["choices"][0]["message"]["content"] == text
-    assert body["choices"][0]["finish_reason"] == "length"
 
 
 async def test_stop_strings_name_themselves() -> None:

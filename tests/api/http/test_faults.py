@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from chorale.errors import EngineDeadError
 from chorale.testing.scripted_client import ScriptedClient
 from tests.support import PATIENCE
 from tests.support.raw_http import call, connect, read_answer
@@ -33,31 +32,17 @@ def served(client: ScriptedClient, **config: Any) -> AbstractAsyncContextManager
         (CHAT, {**ASK, "model": "nobody"}, 404, "model_not_found", "model"),
         ("/v1/completions", {"prompt": "a", "model": "nobody"}, 404, "model_not_found", "model"),
         ("/v1/responses", {"input": "a", "model": "nobody"}, 404, "model_not_found", "model"),
-        ("/v1/completions", {"prompt": [1, -1]}, 400, None, None),
-        ("/v1/completions", {"prompt": [201088]}, 400, None, None),
-        ("/v1/completions", {"prompt": [1] * 131_073}, 400, "context_length_exceeded", None),
-        (
-            CHAT,
-            {"messages": [{"role": "user", "content": "a " * 140_000}]},
-            400,
-            "context_length_exceeded",
-            None,
-        ),
-        ("/v1/responses", {"input": "a " * 140_000}, 400, "context_length_exceeded", None),
         (CHAT, {**ASK, "n": 17}, 400, "above_max_value", "n"),
         (CHAT, {}, 400, "missing_required_parameter", "messages"),
         ("/v1/responses/resp_" + "0" * 32, None, 405, "method_not_allowed", None),
     ],
 )
 async def test_requests_that_cannot_be(
-    path: str, data: Any, status: int, code: str | None, param: str | None
+    path: str, data: Any, status: int, code: str, param: str | None
 ) -> None:
     async with served(scripted(TEXT)) as server:
         answer = await call(server.port, "POST", path, data)
-        assert answer.status == status, answer.body[:300]
-        assert code is None or answer.code == code
-        assert param is None or answer.json["error"]["param"] == param
-        assert isinstance(answer.json["error"]["code"], str)
+        assert (answer.status, answer.code, answer.json["error"]["param"]) == (status, code, param)
         assert server.client.requests == []
 
 
@@ -88,17 +73,6 @@ async def test_a_full_queue_is_429_before_anything_is_streamed(path: str, stream
         answer = await call(server.port, "POST", path, data)
         assert (answer.status, answer.code) == (429, "rate_limit_exceeded")
         assert int(answer.headers["retry-after"]) >= 1
-
-
-async def test_a_death_in_mid_stream_is_told() -> None:
-    async with served(scripted(TEXT, error=EngineDeadError("the engine died"))) as server:
-        answer = await call(server.port, "POST", CHAT, {**ASK, "stream": True})
-        assert answer.status == 200
-        events = [line for line in answer.body.decode().split("\n\n") if line]
-        assert json.loads(events[-2].removeprefix("data: "))["error"]["code"] == "engine_restarted"
-        assert events[-1] == "data: [DONE]"
-        body = await call(server.port, "POST", CHAT, ASK)
-        assert (body.status, body.code) == (503, "engine_restarted")
 
 
 async def test_what_is_cut_at_the_end_of_the_drain_is_told() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from chorale.api.app import all_routes
 from chorale.api.http.owner import cache_salt
 from chorale.client.base import EngineInfo
 from chorale.config.engine import hash_key, owner_name
@@ -110,3 +111,38 @@ def test_the_salt_of_a_server_without_keys_is_the_clients_own() -> None:
     salts = [cache_salt(hash_key(key), asked) for key in ("one", "two") for asked in (None, "mine")]
     assert len(set(salts)) == 4
     assert not any(hash_key(key).hex() in salt for key in ("one", "two") for salt in salts)
+
+
+async def test_what_a_key_has_stored_is_hidden_from_others() -> None:
+    mine, theirs = ({"authorization": f"Bearer {key}"} for key in ("one", "two"))
+    item = {"type": "message", "role": "user", "content": "secret"}
+    keys = [hash_key(key) for key in ("one", "two")]
+    async with served(ScriptedClient(answer_all), keys=keys) as server:
+
+        async def made(path: str, **body: Any) -> str:
+            found: str = (await server.http.post(path, json=body, headers=mine)).json()["id"]
+            return found
+
+        ids = {
+            "response_id": await made("/v1/responses", input="hi"),
+            "conversation_id": await made("/v1/conversations", items=[item]),
+            "completion_id": await made("/v1/chat/completions", messages=[item], store=True),
+        }
+        own = [f"/v1/responses/{ids['response_id']}", f"/v1/conversations/{ids['conversation_id']}/items",
+               f"/v1/chat/completions/{ids['completion_id']}"]  # fmt: skip
+        answers = [await server.http.get(path, headers=mine) for path in own]
+        assert [answer.status_code for answer in answers] == [200] * 3
+        ids["item_id"] = answers[1].json()["data"][0]["id"]
+        routes: list[Any] = [route for route in all_routes(server.state) if "_id}" in route.path]
+        asked = [(method, each.path) for each in routes for method in each.methods - {"HEAD"}]
+        assert len(asked) > 15
+        for method, path in asked:
+            if "file_id" in path or "batch_id" in path:  # see tests/api/batches
+                continue
+            sent = {"json": {"metadata": {}, "items": [item]}} if method == "POST" else {}
+            answer = await server.http.request(method, path.format(**ids), headers=theirs, **sent)
+            assert answer.status_code == 404, (method, path)
+        for name, given in (("previous_response_id", "response_id"), ("conversation", "conversation_id")):
+            body = {"input": "x", name: ids[given]}
+            assert (await server.http.post("/v1/responses", json=body, headers=theirs)).status_code == 404
+        assert (await server.http.get("/v1/chat/completions", headers=theirs)).json()["data"] == []

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import random
-from typing import Any
-
-from chorale.config.engine import ServerConfig
 from chorale.errors import EngineDeadError
 from chorale.testing.scripted_client import Script
 from tests.support.responses import CALL, HELLO, TOOL, fold_events, serve, tokens, without_ids
-from tests.support.server import run
 
 REQUIRED_KEYS = {
     "id", "object", "created_at", "completed_at", "status", "error", "incomplete_details", "model",
@@ -147,51 +142,10 @@ async def test_reasoning_can_be_hidden() -> None:
         assert without_ids(whole) == without_ids(body)
 
 
-async def test_stop_strings_end_the_text() -> None:
-    async with serve(HELLO) as server:
-        body = fold_events(await server.events(input="go", stop=[" there"]))
-        assert body["output"][1]["content"][0]["text"] == "Hi"
-        assert body["status"] == "completed"
-
-
-# --------------------------------------------------------------------------- stream == body
-
-
+# What models write, well-formed or not; the properties of background responses are drawn from it.
 PIECES = [
     "<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|start|>assistant", "<|constrain|>", "<|call|>",
     "<|return|>", "analysis", "final", "commentary", " to=functions.get_weather", " to=functions.other",
     " json", '{"city": "Rom"}', "hello ", "世界🎉", "<|channel|>final<|message|>",
     "<|channel|>analysis<|message|>", "<|end|><|start|>assistant", "\n",
 ]  # fmt: skip
-
-
-def check_stream_equals_body(token_ids: list[int], step: int, interval: int, **body: Any) -> None:
-    """Whatever the tokens, however they are cut into steps."""
-
-    async def scenario() -> None:
-        script = Script(token_ids, tokens_per_step=step)
-        async with serve(script, config=ServerConfig(stream_interval=interval)) as server:
-            request = {"input": "go", "tools": [TOOL], **body}
-            status, whole = await server.post(**request)
-            assert status == 200
-            folded = fold_events(await server.events(**request))
-            assert without_ids(folded) == without_ids(whole)
-            stored = await server.http.get(f"/v1/responses/{folded['id']}")
-            assert stored.json() == folded
-
-    run(scenario)
-
-
-def test_stream_equals_body_for_random_tokens() -> None:
-    """Multi-byte characters cut anywhere, reserved and control ids anywhere."""
-    rng = random.Random(5)
-    for _ in range(40):
-        special = [200002, 200003, 200005, 200006, 200007, 200008, 200012, 35644, 17196, 12606, 815]
-        token_ids = [
-            rng.choice(special) if rng.random() < 0.3 else rng.randrange(199998)
-            for _ in range(rng.randrange(1, 60))
-        ]
-        check_stream_equals_body(token_ids, rng.choice([1, 4, 16]), 1)
-
-
-# --------------------------------------------------------------------------- leaving

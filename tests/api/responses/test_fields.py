@@ -12,7 +12,7 @@ from chorale.api.responses.request import HARMLESS, REFUSED, ResponsesRequest, p
 from chorale.api.responses.tools import read_tools
 from chorale.config.engine import ServerConfig
 from chorale.errors import RequestError
-from tests.support.responses import CALL, HELLO, MODEL, TOOL, serve, tokens
+from tests.support.responses import CALL, HELLO, MODEL, TOOL, serve
 
 
 def test_every_field_of_the_sdk_has_a_verdict() -> None:
@@ -251,15 +251,3 @@ async def test_a_store_that_fails_does_not_fail_the_response(caplog: pytest.LogC
             )
         assert server.app.state.metrics.series.counters["chorale:response_store_failures"] == {(): 2.0}
     assert "could not be stored" in caplog.text
-
-
-async def test_the_prompt_of_a_plain_question() -> None:
-    async with serve(HELLO) as server:
-        await server.post(input="What is 2 + 2?", instructions="Be brief.")
-        assert server.prompt_ids() == tokens(
-            "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n"
-            "Knowledge cutoff: 2024-06\nCurrent date: 2026-01-02\n\nReasoning: medium\n\n"
-            "# Valid channels: analysis, commentary, final. Channel must be included for every message."
-            "<|end|><|start|>developer<|message|># Instructions\n\nBe brief.<|end|>"
-            "<|start|>user<|message|>What is 2 + 2?<|end|><|start|>assistant"
-        )

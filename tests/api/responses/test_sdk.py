@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import openai
 import pytest
-from openai import AsyncOpenAI
 
-from chorale.config.engine import hash_key
-from chorale.errors import EngineDeadError
 from chorale.harmony.vocab import CALL as CALL_ID
 from chorale.harmony.vocab import END, START
-from chorale.testing.scripted_client import Script
 from tests.support.responses import ANSWER, CALL, HELLO, MODEL, TOOL, serve, tokens
 
 SDK_TOOL: Any = TOOL
-
-
-async def test_raw_stream_ends_incomplete_and_failed() -> None:
-    cut = Script(tokens(HELLO)[:12])
-    dead = Script(tokens(HELLO)[:12], error=EngineDeadError("gone"))
-    for script, kind in ((cut, "response.incomplete"), (dead, "response.failed")):
-        async with serve(script) as server:
-            stream = await server.sdk.responses.create(model=MODEL, input="x", stream=True)
-            events = [event async for event in stream]
-            assert events[-1].type == kind
-            async with server.sdk.responses.stream(model=MODEL, input="x") as managed:
-                assert [event.type async for event in managed][-1] == kind
 
 
 def check_exact_prefix(server: Any, output_script: str) -> None:
@@ -130,19 +113,3 @@ async def test_errors_are_typed() -> None:
         assert "resp_" + "0" * 32 in unknown.value.message
         response = await server.sdk.responses.create(model="alias", input="x")
         assert response.model == MODEL
-
-
-async def test_keys_have_their_own_responses() -> None:
-    hashes = (hash_key("first"), hash_key("second"))
-    async with serve(HELLO, key_hashes=hashes, api_key="first") as server:
-        mine = await server.sdk.responses.create(model=MODEL, input="x")
-        other = AsyncOpenAI(
-            base_url="http://test/v1", api_key="second", http_client=server.http, max_retries=0
-        )
-        with pytest.raises(openai.NotFoundError):
-            await other.responses.retrieve(mine.id)
-        with pytest.raises(openai.NotFoundError):
-            await other.responses.create(model=MODEL, input="x", previous_response_id=mine.id)
-        with pytest.raises(openai.NotFoundError):
-            await other.responses.delete(mine.id)
-        assert json.loads((await server.sdk.responses.retrieve(mine.id)).model_dump_json())["id"] == mine.id

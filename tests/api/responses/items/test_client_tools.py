@@ -11,7 +11,7 @@ from openai.types.responses import Response
 from chorale.api.responses.items.client_calls import call_object
 from chorale.api.responses.items.shell_events import CommandReader, News
 from chorale.turns.events import ItemOpened
-from tests.support.responses import ANSWER, MODEL, TOOL, fold_events, serve, tokens
+from tests.support.responses import ANSWER, TOOL, fold_events, serve, tokens
 
 CUSTOM = {"type": "custom", "name": "note", "description": "Writes a note."}
 PATCH_GRAMMAR = 'start: "*** Begin Patch" LF line+ "*** End Patch"\nline: /[+-].*/ LF\n%import common.LF\n'
@@ -433,16 +433,3 @@ async def test_demanded_arguments_are_an_object_also_where_null_may_be() -> None
         grammar = server.client.requests[0].sampling.grammar.replace(" ", "").replace("\\", "")
         assert '"type":"object"' in grammar
         assert '"null"' not in grammar
-
-
-async def test_the_sdk_reads_custom_calls() -> None:
-    async with serve(calls("note", '{"input":"hi"}')) as server:
-        async with server.sdk.responses.stream(
-            model=MODEL, input="x", tools=[{"type": "custom", "name": "note"}]
-        ) as stream:
-            kinds = [event.type async for event in stream]
-            final = await stream.get_final_response()
-        assert "response.custom_tool_call_input.delta" in kinds
-        [item] = final.output
-        assert item.type == "custom_tool_call"
-        assert item.input == "hi"
