@@ -23,11 +23,9 @@ from chorale.machine.hardware import (
     available_memory,
     check_gpus,
     check_no_instances,
-    cpu_count,
 )
 from chorale.machine.platforms import CUDA, NPU, Platform, find_platform
 from chorale.runtime.gpu_faults import explained
-from chorale.runtime.sizing.memory import SMALL_PARAMETERS
 from chorale.runtime.streams import CudaEvent, CudaStream, Event, HostEvent, HostStream, Stream
 
 GPU_SAMPLE_ROWS = 64  # rows that the sampler takes at once on a GPU
@@ -275,17 +273,6 @@ class Graphs:
 
 def _nothing() -> None:
     return None
-
-
-def default_threads(num_parameters: int, host_share: int = 1) -> int:
-    """Default number of CPU threads: all cores for a large model, all but one for a small one.
-
-    A small model's steps take milliseconds, and each parallel section waits for its slowest thread: with the
-    HTTP side on the same two cores, a 256-wide step took 140 ms on two threads and 17 on one. ``host_share``:
-    engines among which they are divided.
-    """
-    cores = cpu_count()
-    return max(1, (cores if num_parameters > SMALL_PARAMETERS else cores - 1) // host_share)
 
 
 def open_device(

@@ -119,7 +119,7 @@ def _check_query(request: Request) -> None:
 async def _resolved(state: ServerState, raw: list[dict[str, Any]], owner: bytes) -> list[StoredItem]:
     """Returns items with ids. Errors refer to them as ``items[i]``."""
     parsed = await beside(partial(parse_items, raw, "items"), heavy=is_heavy(raw))
-    return await resolve_items(state, parsed, owner, "items")
+    return await resolve_items(state.store, state.vocab, parsed, owner, "items")
 
 
 def _shown(state: ServerState, request: Request, items: Sequence[StoredItem]) -> list[dict[str, Any]]:

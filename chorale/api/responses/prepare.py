@@ -96,7 +96,7 @@ async def build_prompt(
         history = await state.store.conversations.history(request.conversation.id, owner)
     raw = request.input or []
     parsed = await beside(lambda: parse_items(raw), heavy=heavy)
-    own = await resolve_items(state, parsed, owner)
+    own = await resolve_items(state.store, state.vocab, parsed, owner)
     items = history + own
     heavy = heavy or len(items) > HEAVY_ITEMS
 

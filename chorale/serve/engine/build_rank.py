@@ -26,14 +26,14 @@ from chorale.model.gpt_oss import GptOss
 from chorale.model.weights import load_weights
 from chorale.parallel.shares import Share
 from chorale.runtime.build_executor import DTYPES, allocate_kv, make_executor
-from chorale.runtime.device import Device, default_threads, open_device
+from chorale.runtime.device import Device, open_device
 from chorale.runtime.drafts.setup import DraftSetup
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.progress import Progress
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
 from chorale.runtime.sizing.graph_sizes import MIXED_TOKENS
 from chorale.runtime.sizing.memory import gib
-from chorale.runtime.sizing.resolve import Decision, Resolved, cpu_precision, resolve
+from chorale.runtime.sizing.resolve import Decision, Resolved, cpu_precision, default_threads, resolve
 from chorale.serve.engine import compile_phase
 from chorale.serve.engine.compile_phase import DryRank
 from chorale.serve.engine.ranks import Place, exchange_of, note_poorest, note_slow_exchange

@@ -14,7 +14,8 @@ from chorale.errors import ConfigError
 from chorale.kernels.cpu.library import library
 from chorale.machine.hardware import available_memory
 from chorale.model.config import ModelConfig
-from chorale.runtime.device import default_threads, open_device
+from chorale.runtime.device import open_device
+from chorale.runtime.sizing.resolve import default_threads
 from chorale.serve.engine.build import build_engine
 from tests.support.engine.integrity import check_integrity
 from tests.support.runtime import make_engine, random_prompt, request, run

@@ -8,15 +8,16 @@ from chorale.api.responses.items.built_in import BUILT_IN_INPUT
 from chorale.api.responses.items.client_calls import is_call
 from chorale.api.responses.items.input import same_output
 from chorale.api.responses.items.text import item_text
-from chorale.api.state import ServerState
 from chorale.errors import NotFoundError
+from chorale.harmony.vocab import Vocabulary
 from chorale.store.protocol import Item, StoredItem
+from chorale.store.store import ResponseStore
 
 HEAVY_ITEMS = 64  # they may include encrypted_content, of which a few kB unpack to megabytes
 
 
 async def resolve_items(
-    state: ServerState, items: list[Item], owner: bytes, path: str = "input"
+    store: ResponseStore, vocab: Vocabulary, items: list[Item], owner: bytes, path: str = "input"
 ) -> list[StoredItem]:
     """Replaces references with their items, and adds exact token ids to items that the model produced."""
     wanted = [
@@ -27,10 +28,10 @@ async def resolve_items(
         or item["type"] in BUILT_IN_INPUT
         or item.get("role") == "assistant"
     ]
-    found = await state.store.items(wanted, owner) if wanted else {}
+    found = await store.items(wanted, owner) if wanted else {}
 
     def resolve() -> list[StoredItem]:
-        reasoning = ReasoningReader(state.vocab)
+        reasoning = ReasoningReader(vocab)
         return [
             _resolve(item, found.get(item["id"]), f"{path}[{i}]", reasoning) for i, item in enumerate(items)
         ]

@@ -14,9 +14,9 @@ from chorale.model.checkpoint import Checkpoint
 from chorale.model.config import ModelConfig
 from chorale.model.hub import resolve_model
 from chorale.runtime.build_executor import DTYPES
-from chorale.runtime.device import default_threads, open_device
+from chorale.runtime.device import open_device
 from chorale.runtime.sizing.memory import SMALL_PARAMETERS
-from chorale.runtime.sizing.resolve import resolve
+from chorale.runtime.sizing.resolve import default_threads, resolve
 
 
 @dataclass(frozen=True, slots=True)
