@@ -7,11 +7,10 @@ import math
 import numpy as np
 import torch
 
-from chorale.config.cache_dtype import E4M3
 from chorale.model.config import ModelConfig
 from chorale.model.gpt_oss import GptOss
 from chorale.parallel.rank import Rank
-from chorale.runtime.device import Device
+from chorale.runtime.device import DTYPES, Device
 from chorale.runtime.drafts.setup import DraftSetup, make_drafting
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.offload.transfers import PageTransfers
@@ -22,8 +21,6 @@ from chorale.runtime.steps.buffers import Buffers
 from chorale.runtime.steps.decode_graphs import DecodeGraphRunner
 from chorale.runtime.steps.mixed_graphs import MixedGraphRunner
 from chorale.runtime.worker import Worker
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, E4M3: torch.float8_e4m3fn}
 
 
 def allocate_kv(model: ModelConfig, resolved: Resolved, device: Device) -> list[torch.Tensor]:

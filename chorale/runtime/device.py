@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from chorale.config.cache_dtype import E4M3
 from chorale.errors import ConfigError
 from chorale.machine.hardware import (
     Hardware,
@@ -30,6 +31,7 @@ from chorale.runtime.streams import CudaEvent, CudaStream, Event, HostEvent, Hos
 
 GPU_SAMPLE_ROWS = 64  # rows that the sampler takes at once on a GPU
 Arrays = list[npt.NDArray[np.generic]]
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, E4M3: torch.float8_e4m3fn}
 _CPU = torch.device("cpu")
 
 

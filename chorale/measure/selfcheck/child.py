@@ -14,8 +14,7 @@ import msgspec
 
 from chorale.config.engine import EngineConfig
 from chorale.measure.selfcheck.check import Check, Outcome
-from chorale.measure.selfcheck.device.process import Order
-from chorale.measure.selfcheck.recorded import Recording
+from chorale.measure.selfcheck.recorded import Order, Recording
 
 _COMMAND = (sys.executable, "-m", "chorale.measure.selfcheck.device.process")
 _START_SECONDS = 120.0  # importing torch and opening the device, on top of the first check's limit

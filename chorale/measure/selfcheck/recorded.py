@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from chorale.config.engine import EngineConfig
+
 
 class Position(msgspec.Struct, frozen=True):
     """Log-probabilities of some tokens at ``index``, given the tokens before it; first that of its own."""
@@ -34,3 +36,13 @@ class Draw(msgspec.Struct, frozen=True):
 class Recording(msgspec.Struct):
     sequences: list[Sequence] = []
     draws: list[Draw] = []
+
+
+class Order(msgspec.Struct, frozen=True):
+    """The checks to run: their names, in order."""
+
+    parent_pid: int
+    config: EngineConfig
+    checks: list[str]
+    quick: bool
+    recording: Recording

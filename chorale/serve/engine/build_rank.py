@@ -25,8 +25,8 @@ from chorale.model.draft.random_head import random_head
 from chorale.model.gpt_oss import GptOss
 from chorale.model.weights import load_weights
 from chorale.parallel.shares import Share
-from chorale.runtime.build_executor import DTYPES, allocate_kv, make_executor
-from chorale.runtime.device import Device, open_device
+from chorale.runtime.build_executor import allocate_kv, make_executor
+from chorale.runtime.device import DTYPES, Device, open_device
 from chorale.runtime.drafts.setup import DraftSetup
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.progress import Progress

@@ -18,8 +18,7 @@ from chorale.model.weights import weight_shapes
 from chorale.parallel.communicator import Silent
 from chorale.parallel.rank import Rank
 from chorale.parallel.shares import shares_of
-from chorale.runtime.build_executor import DTYPES
-from chorale.runtime.device import open_device
+from chorale.runtime.device import DTYPES, open_device
 from chorale.runtime.progress import Progress
 from chorale.runtime.sampling.grammar import GrammarCache
 from chorale.runtime.sizing.resolve import resolve

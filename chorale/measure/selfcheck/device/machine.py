@@ -13,8 +13,7 @@ from chorale.kernels.ops import Ops
 from chorale.model.checkpoint import Checkpoint
 from chorale.model.config import ModelConfig
 from chorale.model.hub import resolve_model
-from chorale.runtime.build_executor import DTYPES
-from chorale.runtime.device import open_device
+from chorale.runtime.device import DTYPES, open_device
 from chorale.runtime.sizing.memory import SMALL_PARAMETERS
 from chorale.runtime.sizing.resolve import default_threads, resolve
 

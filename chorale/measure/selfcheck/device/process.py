@@ -15,20 +15,9 @@ from typing import Any
 
 import msgspec
 
-from chorale.config.engine import EngineConfig
 from chorale.machine.processes import die_with_parent, settle_signals
 from chorale.measure.selfcheck.check import Found, Outcome, Skipped, outcome_of
-from chorale.measure.selfcheck.recorded import Recording
-
-
-class Order(msgspec.Struct, frozen=True):
-    """The checks to run: their names, in order."""
-
-    parent_pid: int
-    config: EngineConfig
-    checks: list[str]
-    quick: bool
-    recording: Recording
+from chorale.measure.selfcheck.recorded import Order, Recording
 
 
 def _checks(recording: Recording) -> dict[str, Callable[[Any], Found]]:
