@@ -17,10 +17,6 @@ class RefusedError(AskError):
     """The server refused the request itself, for example as too long. Scored 0."""
 
 
-class DataError(ConfigError):
-    """The data of a task is missing or malformed. The message names the file and line, and a remedy."""
-
-
 class JournalError(ConfigError):
     """The folder of a run cannot be used: it belongs to another run, or its journal is damaged."""
 

@@ -14,7 +14,7 @@ from chorale.requests.openai_client import AsyncClient
 from chorale_evals.errors import RefusedError, ServerLostError, UnansweredError
 from chorale_evals.journal import Journal
 from chorale_evals.record import Key, Record, Status
-from chorale_evals.session import RecordingSession
+from chorale_evals.session import Session
 from chorale_evals.task import Outcome, Sample, Task
 from chorale_evals.wire import WIRES, Api
 
@@ -105,7 +105,7 @@ class Runner:
 
     async def _record(self, job: Job) -> Record:
         plan, task = self._plan, job.part.task
-        session = RecordingSession(self._client, WIRES[plan.api], plan.model, plan.fields_of(job))
+        session = Session(self._client, WIRES[plan.api], plan.model, plan.fields_of(job))
         status: Status = "answered"
         try:
             outcome = await task.run(job.sample, job.repeat, session)

@@ -12,8 +12,7 @@ from chorale.errors import ConfigError
 from chorale.requests.openai_client import BUSY, AsyncClient, NoAnswerError, Retries, error_text
 from chorale.requests.usage import TokenUsage
 from chorale_evals.errors import RefusedError, UnansweredError
-from chorale_evals.task import Message, Reply
-from chorale_evals.wire import Wire
+from chorale_evals.wire import Message, Reply, Wire
 
 # Some seven minutes in all: an engine that is restarted loads its weights again.
 RETRIES = Retries(attempts=12, patience=math.inf, first_delay=1.0, longest_delay=60.0)
@@ -22,10 +21,10 @@ _AGAIN = BUSY | {408, 409, 425, 500, 529}
 _MISCONFIGURED = frozenset({401, 403, 404, 405})
 
 
-class RecordingSession:
-    """Implements ``Session``. ``exchanges`` grows by one entry per request.
+class Session:
+    """Asks, and keeps what was asked and answered: ``exchanges`` grows by one entry per request.
 
-    ``fields`` are those of the run; an ``ask`` may override them.
+    ``fields`` are those of the run, in the form of Chat Completions; an ``ask`` may override them.
     """
 
     def __init__(self, client: AsyncClient, wire: Wire, model: str, fields: Mapping[str, Any]) -> None:
@@ -37,6 +36,7 @@ class RecordingSession:
         self.fingerprint = ""
 
     async def ask(self, messages: Sequence[Message], **fields: Any) -> Reply:
+        """Sends a conversation and returns the answer. Raises as ``_answer``."""
         entry: dict[str, Any] = {"messages": list(messages)} | ({"fields": fields} if fields else {})
         self.exchanges.append(entry)
         wanted = {name: value for name, value in {**self._fields, **fields}.items() if value is not None}

@@ -1,22 +1,23 @@
 """The contract between a task, which knows data and grading, and the runner, which talks to a server.
 
-A task asks through a ``Session`` and returns an ``Outcome``. The runner owns concurrency, retries of
-transport errors, the journal and resuming; a task never sees these.
+The runner owns concurrency, retries of transport errors, the journal and resuming; a task never sees these.
 """
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
-from chorale.requests.usage import TokenUsage
+from chorale_evals.session import Session
+from chorale_evals.wire import Message
 
 Effort = Literal["low", "medium", "high"]
 EFFORTS: tuple[Effort, ...] = ("low", "medium", "high")
-Message = dict[str, Any]  # in the form of Chat Completions
+_LONG = 20_000  # characters above which a text is graded in a thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,44 +43,6 @@ class Outcome:
     score: float
     answer: str | None
     detail: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A function call of the model. ``arguments`` is a string as the server sent it, perhaps invalid JSON."""
-
-    id: str
-    name: str
-    arguments: str
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """One answer of the model.
-
-    ``finish_reason``: "stop", "length", "tool_calls" or "content_filter". ``text`` is "" if there is none.
-    """
-
-    text: str
-    reasoning: str = ""
-    tool_calls: tuple[ToolCall, ...] = ()
-    finish_reason: str = "stop"
-    usage: TokenUsage = field(default_factory=TokenUsage)
-
-
-class Session(Protocol):
-    """The requests of one sample. Each goes into the journal with its reply."""
-
-    async def ask(self, messages: Sequence[Message], **fields: Any) -> Reply:
-        """Sends the conversation and returns the answer.
-
-        ``messages`` and ``fields`` are in the form of Chat Completions; with ``--api responses`` the session
-        converts them. ``fields`` override the run's settings (``max_tokens=16``) or add to them.
-
-        Raises ``AskError`` if no answer arrives after all retries, or the server refuses the request. A task
-        lets it pass: the runner records the sample as failed and continues.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +74,31 @@ class Task:
         self.samples = take(samples, limit, seed)
         self.data_revision = data_revision
 
-    async def run(self, sample: Sample, repeat: int, session: Session) -> Outcome:
-        """Asks about one sample and grades the answer. ``repeat`` counts from 0."""
+    def messages(self, sample: Sample, repeat: int) -> list[Message]:
+        """Returns the conversation that is sent. ``repeat`` counts from 0."""
         raise NotImplementedError
+
+    def fields(self, sample: Sample) -> dict[str, Any]:
+        """Returns fields of the request that a sample sets, in the form of Chat Completions."""
+        return {}
+
+    def grade(self, sample: Sample, repeat: int, text: str) -> Outcome:
+        """Returns the outcome of the final text. Runs in a thread if the text is long."""
+        raise NotImplementedError
+
+    async def run(self, sample: Sample, repeat: int, session: Session) -> Outcome:
+        """Asks about one sample and grades the answer.
+
+        Raises ``AskError`` if no answer arrives after all retries, or the server refuses the request.
+        """
+        reply = await session.ask(self.messages(sample, repeat), **self.fields(sample))
+        if len(text := reply.graded) < _LONG:
+            outcome = self.grade(sample, repeat, text)
+        else:
+            outcome = await asyncio.to_thread(self.grade, sample, repeat, text)
+        if reply.finish_reason == "length":
+            outcome.detail.setdefault("reason", "the answer was cut at the token limit")
+        return outcome
 
     def breakdowns(self, scores: Sequence[tuple[str, float]]) -> list[Breakdown]:
         """Returns the mean score of each group, if the samples have more than one.

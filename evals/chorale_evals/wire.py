@@ -4,13 +4,66 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from chorale.requests.usage import usage_of
-from chorale_evals.task import Message, Reply, ToolCall
+from chorale.requests.usage import TokenUsage, usage_of
 
 Api = Literal["chat", "responses"]
+Message = dict[str, Any]  # in the form of Chat Completions
+
+
+def strictly(text: str) -> Any:
+    """Parses JSON. Raises ``ValueError`` for repeated names, NaN and infinities too."""
+    return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name occurs twice in an object")
+    return found
+
+
+def _refuse(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A function call of the model. ``arguments`` is a string as the server sent it, perhaps invalid JSON."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One answer of the model.
+
+    ``finish_reason``: "stop", "length", "tool_calls" or "content_filter". ``text`` is "" if there is none.
+    """
+
+    text: str
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    finish_reason: str = "stop"
+    usage: TokenUsage = field(default_factory=TokenUsage)
+
+    @property
+    def graded(self) -> str:
+        """Returns the text, or the calls as JSON: ``[{"name": ..., "arguments": {...}}]``."""
+        if not self.tool_calls:
+            return self.text
+        calls = []
+        for call in self.tool_calls:
+            try:
+                arguments = strictly(call.arguments)
+            except (ValueError, RecursionError):
+                arguments = call.arguments
+            calls.append({"name": call.name, "arguments": arguments})
+        return json.dumps(calls, ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from chorale_evals.session import RecordingSession
+from chorale_evals.session import Session
 from chorale_evals.wire import WIRES, read_chat, read_responses
 
 from chorale.requests.openai_client import AsyncClient, Endpoint
@@ -45,7 +45,7 @@ HISTORY = [
 ]
 
 
-def asked(api: Any, answer: dict[str, Any]) -> tuple[dict[str, Any], RecordingSession]:
+def asked(api: Any, answer: dict[str, Any]) -> tuple[dict[str, Any], Session]:
     """Returns the body of a request and its session."""
     bodies: list[dict[str, Any]] = []
 
@@ -54,7 +54,7 @@ def asked(api: Any, answer: dict[str, Any]) -> tuple[dict[str, Any], RecordingSe
         return httpx2.Response(200, json=answer)
 
     client = AsyncClient(Endpoint(), transport=httpx2.MockTransport(respond))
-    session = RecordingSession(client, WIRES[api], "m", FIELDS)
+    session = Session(client, WIRES[api], "m", FIELDS)
     asyncio.run(session.ask(HISTORY, tools=[TOOL], max_tokens=5))
     return bodies[0], session
 

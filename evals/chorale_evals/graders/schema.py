@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
@@ -13,6 +12,7 @@ import referencing
 from chorale_evals.graders import Grader, patterns, verdict
 from chorale_evals.graders.text import MAX_CHARS, fences
 from chorale_evals.task import Outcome
+from chorale_evals.wire import strictly
 
 
 class JsonSchema(Grader, frozen=True, tag="json_schema"):
@@ -80,22 +80,6 @@ def _value(text: str) -> Any:
         raise ValueError("more than one value" if found else "no value")
     start = min(starts)
     return strictly(text[start : text.rfind("}" if text[start] == "{" else "]") + 1])
-
-
-def strictly(text: str) -> Any:
-    """Parses JSON. Raises ``ValueError`` for repeated names, NaN and infinities too."""
-    return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse)
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a name occurs twice in an object")
-    return found
-
-
-def _refuse(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
 
 
 def _problem(value: Any, schema: Any) -> str | None:

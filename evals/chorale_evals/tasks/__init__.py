@@ -1,21 +1,15 @@
-"""The tasks of ``chorale eval``, by name.
-
-A factory is called as ``factory(data=Path | None, limit=int | None, seed=int)`` and returns a ``Task``.
-``data``: the folder of ``--data``, None for the hub.
-"""
+"""The tasks of ``chorale eval``, by name."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from pathlib import Path
-from typing import cast
 
 from chorale.errors import ConfigError
 from chorale_evals.task import Task
 
-# name -> "module:factory"
-TASKS = {"gpqa_diamond": "gpqa:diamond", "aime25": "aime25:aime25", "mmlu": "mmlu:mmlu"}
+# name -> "module:class"
+TASKS = {"gpqa_diamond": "gpqa:Gpqa", "aime25": "aime25:Aime25", "mmlu": "mmlu:Mmlu"}
 # Tasks that other tools define and run, unmodified, against a server: docs/evaluation.md has the commands.
 ELSEWHERE = {
     **dict.fromkeys(("gsm8k", "mmlu_pro", "ifeval"), "lm-eval"),
@@ -29,9 +23,9 @@ SAMPLE = Path(__file__).parents[1] / "samples" / "sample.jsonl"
 def make_task(name: str, *, data: Path | None = None, limit: int | None = None, seed: int = 0) -> Task:
     """Returns the task of that name, or of ``file:PATH``. Raises ``ConfigError`` for an unknown name."""
     if name.startswith(FILE_PREFIX):
-        place, data = "file:file_task", Path(name.removeprefix(FILE_PREFIX))
+        place, data = "file:FileTask", Path(name.removeprefix(FILE_PREFIX))
     elif name == "sample":
-        place, data = "file:file_task", SAMPLE
+        place, data = "file:FileTask", SAMPLE
     elif name in TASKS:
         place = TASKS[name]
     elif name in ELSEWHERE:
@@ -41,6 +35,7 @@ def make_task(name: str, *, data: Path | None = None, limit: int | None = None, 
         )
     else:
         raise ConfigError(f"unknown task {name!r}; there are {', '.join(TASKS)}, sample and file:PATH")
-    module, _, function = place.partition(":")
-    factory = getattr(importlib.import_module(f"chorale_evals.tasks.{module}"), function)
-    return cast(Callable[..., Task], factory)(data=data, limit=limit, seed=seed)
+    module, _, kind = place.partition(":")
+    found = getattr(importlib.import_module(f"chorale_evals.tasks.{module}"), kind)
+    task: Task = found.load(data, limit, seed)
+    return task

@@ -7,13 +7,13 @@ Apache-2.0).
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from typing import Any
 
 from chorale.errors import ConfigError
-from chorale_evals.data import data_folder, digest, hub_file, load_rows, text_id, unique
+from chorale_evals.data import hub_file
 from chorale_evals.graders.patterns import compiled, everything
 from chorale_evals.task import Outcome, Sample
-from chorale_evals.tasks.question import QuestionTask
+from chorale_evals.tasks.published import PublishedTask
 
 _REVISION = "a6ad95f611d72cf628a80b58bd0432ef6638f958"
 SOURCES = [
@@ -38,12 +38,22 @@ def extract_boxed(text: str) -> str:
     return str(digits[-1]) if digits else ""
 
 
-class Aime25(QuestionTask):
+class Aime25(PublishedTask):
     """Answers are integers; what does not read as one is wrong."""
 
     name = "aime25"
     version = "gpt_oss.evals 0.0.9"
     default_repeats = 8
+    sources = SOURCES
+    columns = ("question", "answer")
+
+    @classmethod
+    def sample(cls, name: str, row: dict[str, Any]) -> Sample:
+        """The target is the digits at the start of an answer such as ``336^\\circ``."""
+        digits = re.match(r"\d+", str(row["answer"]))
+        if digits is None:
+            raise ConfigError(f"aime25: the answer {row['answer']!r} does not start with digits")
+        return Sample(name, row["question"], int(digits.group()))
 
     def prompt(self, sample: Sample, repeat: int) -> str:
         return _TEMPLATE.format(question=sample.question)
@@ -56,23 +66,3 @@ class Aime25(QuestionTask):
         except ValueError:
             right = False
         return Outcome(float(right), found[:200] or None)
-
-
-def aime25(*, data: Path | None = None, limit: int | None = None, seed: int = 0) -> Aime25:
-    """Makes the task."""
-    folder = data_folder(Aime25.name, data)
-    rows = [row for source in SOURCES for row in load_rows(source, folder, ("question", "answer"))]
-    names = unique(text_id(row["question"]) for row in rows)
-    samples = [
-        Sample(id=name, question=row["question"], target=_integer(row["answer"]))
-        for name, row in zip(names, rows, strict=True)
-    ]
-    return Aime25(samples, limit, seed, digest(rows))
-
-
-def _integer(answer: object) -> int:
-    """Returns the digits at the start of an answer such as ``336^\\circ``."""
-    match = re.match(r"\d+", str(answer))
-    if match is None:
-        raise ConfigError(f"aime25: the answer {answer!r} does not start with digits")
-    return int(match.group())

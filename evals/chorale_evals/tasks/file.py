@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from chorale_evals.errors import DataError
+from chorale.errors import ConfigError
 from chorale_evals.graders import Grader
-from chorale_evals.graders.schema import strictly
 from chorale_evals.graders.table import AnyGrader
-from chorale_evals.task import Outcome, Reply, Sample, Session, Task
+from chorale_evals.task import Outcome, Sample, Task
+from chorale_evals.wire import Message, strictly
 
 _OURS = {"model", "messages", "stream", "n"}  # fields of a request that a line cannot set
 _MAX_BYTES = 2**30
@@ -52,45 +52,35 @@ class FileTask(Task):
 
     version = "1"
 
-    def __init__(self, path: Path, limit: int | None, seed: int) -> None:
-        data = _read(path)
-        revision = f"sha256:{hashlib.sha256(data).hexdigest()[:16]}"
-        super().__init__(list(_samples(data, path)), limit, seed, revision)
-        self.name = f"file:{path.name}"
+    @classmethod
+    def load(cls, data: Path | None, limit: int | None, seed: int) -> FileTask:
+        """Reads the file ``data``. Raises ``ConfigError``."""
+        assert data is not None
+        content = _read(data)
+        revision = f"sha256:{hashlib.sha256(content).hexdigest()[:16]}"
+        task = cls(list(_samples(content, data)), limit, seed, revision)
+        task.name = f"file:{data.name}"
+        return task
 
-    async def run(self, sample: Sample, repeat: int, session: Session) -> Outcome:
-        question = sample.question
-        reply = await session.ask(question["messages"], **question.get("request", {}))
-        grader: Grader = msgspec.convert(question["grader"], AnyGrader)
-        return grader.grade(_graded(reply), sample.target)
+    def messages(self, sample: Sample, repeat: int) -> list[Message]:
+        messages: list[Message] = sample.question["messages"]
+        return messages
 
+    def fields(self, sample: Sample) -> dict[str, Any]:
+        return dict(sample.question.get("request", {}))
 
-def _graded(reply: Reply) -> str:
-    """Returns the text, or the calls as JSON: ``[{"name": ..., "arguments": {...}}]``."""
-    if not reply.tool_calls:
-        return reply.text
-    calls = []
-    for call in reply.tool_calls:
-        try:
-            arguments = strictly(call.arguments)
-        except (ValueError, RecursionError):
-            arguments = call.arguments
-        calls.append({"name": call.name, "arguments": arguments})
-    return json.dumps(calls, ensure_ascii=False)
-
-
-def file_task(*, data: Path | None, limit: int | None, seed: int) -> FileTask:
-    assert data is not None
-    return FileTask(data, limit, seed)
+    def grade(self, sample: Sample, repeat: int, text: str) -> Outcome:
+        grader: Grader = msgspec.convert(sample.question["grader"], AnyGrader)
+        return grader.grade(text, sample.target)
 
 
 def _read(path: Path) -> bytes:
     try:
         if path.stat().st_size > _MAX_BYTES:
-            raise DataError(f"{path}: larger than {_MAX_BYTES // 2**20} MiB")
+            raise ConfigError(f"{path}: larger than {_MAX_BYTES // 2**20} MiB")
         return path.read_bytes()
     except OSError as error:
-        raise DataError(f"{path}: {error.strerror}") from None
+        raise ConfigError(f"{path}: {error.strerror}") from None
 
 
 def _samples(data: bytes, path: Path) -> Iterator[Sample]:
@@ -101,13 +91,13 @@ def _samples(data: bytes, path: Path) -> Iterator[Sample]:
         try:
             sample = _sample(strictly(line.decode("utf-8-sig" if number == 1 else "utf-8")))
         except (ValueError, RecursionError) as error:
-            raise DataError(f"{path}, line {number}: {error}") from None
+            raise ConfigError(f"{path}, line {number}: {error}") from None
         if sample.id in seen:
-            raise DataError(f"{path}, line {number}: the same id as line {seen[sample.id]} ({sample.id})")
+            raise ConfigError(f"{path}, line {number}: the same id as line {seen[sample.id]} ({sample.id})")
         seen[sample.id] = number
         yield sample
     if not seen:
-        raise DataError(f"{path}: no lines")
+        raise ConfigError(f"{path}: no lines")
 
 
 def _sample(given: Any) -> Sample:

@@ -6,12 +6,12 @@ The template is that of ``gpt_oss/evals/gpqa_eval.py`` in gpt-oss 0.0.9 (Copyrig
 from __future__ import annotations
 
 import random
-from pathlib import Path
+from typing import Any
 
-from chorale_evals.data import Source, data_folder, digest, load_rows, text_id, unique
+from chorale_evals.data import Source
 from chorale_evals.task import Outcome, Sample
 from chorale_evals.tasks.abcd import extract_abcd
-from chorale_evals.tasks.question import QuestionTask
+from chorale_evals.tasks.published import PublishedTask
 
 _SHA256 = "41d1213cd7a4998605a26c2798500652572007161b3a92817ba46b35befcd305"
 # The copy that gpt_oss.evals reads: the order of its rows decides the order of the choices.
@@ -29,17 +29,28 @@ Express your final answer as the corresponding option 'A', 'B', 'C', or 'D'.
 _CHOICES = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
 
 
-class Gpqa(QuestionTask):
+class Gpqa(PublishedTask):
     """Each sample's question holds its choices, the correct one first; ``order`` permutes them."""
 
     name = "gpqa_diamond"
     version = "gpt_oss.evals 0.0.9"
     default_repeats = 8
+    sources = (SOURCE,)
+    columns = ("Question", *_CHOICES)
 
     def __init__(self, samples: list[Sample], limit: int | None, seed: int, data_revision: str) -> None:
         super().__init__(samples, limit, seed, data_revision)
         self._places = {sample.id: place for place, sample in enumerate(samples)}
         self._random, self._orders = random.Random(0), list[list[int]]()
+
+    @classmethod
+    def row_id(cls, row: dict[str, Any]) -> str:
+        return str(row.get("Record ID") or super().row_id(row))
+
+    @classmethod
+    def sample(cls, name: str, row: dict[str, Any]) -> Sample:
+        question = {"question": row["Question"], "choices": [row[choice] for choice in _CHOICES]}
+        return Sample(name, question, row["Correct Answer"], str(row.get("High-level domain") or ""))
 
     def order(self, sample: Sample, repeat: int) -> list[int]:
         """Returns the permutation that ``gpt_oss.evals`` draws for this repeat of the whole data set."""
@@ -62,19 +73,3 @@ class Gpqa(QuestionTask):
 
     def _choices(self, sample: Sample, repeat: int) -> list[str]:
         return [sample.question["choices"][i] for i in self.order(sample, repeat)]
-
-
-def diamond(*, data: Path | None = None, limit: int | None = None, seed: int = 0) -> Gpqa:
-    """Makes the task."""
-    rows = load_rows(SOURCE, data_folder(Gpqa.name, data), ("Question", *_CHOICES))
-    names = unique(str(row.get("Record ID") or text_id(row["Question"])) for row in rows)
-    samples = [
-        Sample(
-            id=name,
-            question={"question": row["Question"], "choices": [row[name] for name in _CHOICES]},
-            target=row["Correct Answer"],
-            group=str(row.get("High-level domain") or ""),
-        )
-        for name, row in zip(names, rows, strict=True)
-    ]
-    return Gpqa(samples, limit, seed, digest(rows))

@@ -8,15 +8,15 @@ letters after the bare question, or expect the answer to be one letter.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from chorale.errors import ConfigError
-from chorale_evals.data import Source, data_folder, digest, load_rows, text_id, unique
+from chorale_evals.data import Source, text_id
 from chorale_evals.graders.patterns import compiled, everything
 from chorale_evals.task import Breakdown, Outcome, Sample, by_group
 from chorale_evals.tasks.mmlu_subjects import CATEGORIES
-from chorale_evals.tasks.question import QuestionTask
+from chorale_evals.tasks.published import PublishedTask
 
 # OpenAI's copy of the test questions. The hub has them as Parquet only, for which this package has no reader.
 SOURCE = Source("https://openaipublic.blob.core.windows.net/simple-evals/mmlu.csv")
@@ -33,7 +33,7 @@ _TEMPLATE = (
 _ANSWER = compiled(r"best answer is ([A-Z])")
 
 
-class Mmlu(QuestionTask):
+class Mmlu(PublishedTask):
     """Breakdowns are the harness's four groups of subjects, then the subjects."""
 
     name = "mmlu"
@@ -41,6 +41,19 @@ class Mmlu(QuestionTask):
     metric = "exact_match,strict_match"
     notes = "The harness limits answers to 1,024 tokens; here the limit is that of the run."
     defaults = MappingProxyType({"temperature": 0.0})
+    sources = (SOURCE,)
+    columns = ("Question", "Subject", "Answer", *"ABCD")
+
+    @classmethod
+    def row_id(cls, row: dict[str, Any]) -> str:
+        return text_id(row["Subject"], row["Question"], *(row[letter] for letter in "ABCD"))
+
+    @classmethod
+    def sample(cls, name: str, row: dict[str, Any]) -> Sample:
+        if row["Answer"] not in tuple("ABCD"):
+            raise ConfigError(f"mmlu: the answer of a row is no letter from A to D: {str(row)[:200]}")
+        question = {"question": row["Question"], "choices": [row[letter] for letter in "ABCD"]}
+        return Sample(name, question, row["Answer"], row["Subject"])
 
     def prompt(self, sample: Sample, repeat: int) -> str:
         question = sample.question
@@ -57,20 +70,3 @@ class Mmlu(QuestionTask):
         """Returns the score of each category and of each subject."""
         categories = by_group([(CATEGORIES.get(subject, "other"), score) for subject, score in scores])
         return categories + super().breakdowns(scores)
-
-
-def mmlu(*, data: Path | None = None, limit: int | None = None, seed: int = 0) -> Mmlu:
-    """Makes the task."""
-    columns = ("Question", "Subject", "Answer", *"ABCD")
-    rows = load_rows(SOURCE, data_folder(Mmlu.name, data), columns)
-    if wrong := next((row for row in rows if row["Answer"] not in tuple("ABCD")), None):
-        raise ConfigError(f"mmlu: the answer of a row is no letter from A to D: {str(wrong)[:200]}")
-    choices = [[row[letter] for letter in "ABCD"] for row in rows]
-    names = unique(
-        text_id(row["Subject"], row["Question"], *each) for row, each in zip(rows, choices, strict=True)
-    )
-    samples = [
-        Sample(name, {"question": row["Question"], "choices": each}, row["Answer"], row["Subject"])
-        for name, row, each in zip(names, rows, choices, strict=True)
-    ]
-    return Mmlu(samples, limit, seed, digest(rows))
