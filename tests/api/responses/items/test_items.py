@@ -90,48 +90,42 @@ def test_reasoning_in_every_form() -> None:
 
 
 @pytest.mark.parametrize(
-    ("item", "param", "word"),
+    ("item", "param"),
     [
-        ({"role": "user", "content": [{"type": "input_image", "image_url": "x"}]},
-         "input[1].content[0].type", "input_image"),
+        ({"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}, "content[0].type"),
         ({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "input_file", "file_id": "f"}]},
-         "input[1].content[1].type", "input_file"),
-        ({"role": "user", "content": [{"type": "input_audio"}]}, "input[1].content[0].type", "input_audio"),
-        (output("a", [{"type": "input_image", "image_url": "x"}]), "input[1].output[0].type", "input_image"),
-        ({"type": "web_search_call", "action": {"type": "x"}}, "input[1].action", "search"),
-        ({"type": "code_interpreter_call", "outputs": [{"type": "image", "url": "x"}]},
-         "input[1].outputs[0]", "logs"),
-        ({"type": "mcp_call", "server_label": "a", "arguments": "{}"}, "input[1].name", "name"),
-        ({"type": "mcp_approval_response", "approval_request_id": "x"}, "input[1].approve", "true"),
-        ({"type": "image_generation_call", "id": "ig_1"}, "input[1].type", "image_generation_call"),
-        ({"type": "custom_tool_call", "call_id": "x"}, "input[1].input", "input"),
-        ({"type": "local_shell_call", "call_id": "x"}, "input[1].action", "object"),
-        ({"type": "shell_call", "call_id": "x", "action": {"commands": "ls"}},
-         "input[1].action.commands", "list"),
-        ({"type": "apply_patch_call", "call_id": "x", "operation": {"type": "x"}},
-         "input[1].operation.type", "create_file"),
-        ({"type": "custom_tool_call_output", "call_id": "x"}, "input[1].output", "output"),
-        ({"type": "tool_search_output", "call_id": "x", "tools": 5}, "input[1].tools", "list"),
-        ({"type": {"a": 1}}, "input[1].type", "type"),
-        ({"role": "tool", "content": "x"}, "input[1].role", "role"),
-        ({"role": "user"}, "input[1].content", "content"),
-        ({"role": "user", "content": [5]}, "input[1].content[0]", "type"),
-        ({"role": "user", "content": [{"type": "input_text"}]}, "input[1].content[0].text", "text"),
-        ({"type": "function_call", "name": "f", "arguments": "{}"}, "input[1].call_id", "call_id"),
-        (call("a", name="a b to=x"), "input[1].name", "name"),
-        ({**call("a"), "arguments": 5}, "input[1].arguments", "arguments"),
-        ({"type": "function_call_output", "call_id": "a"}, "input[1].output", "output"),
-        ({"type": "item_reference"}, "input[1].id", "id"),
-        ({}, "input[1].id", "id"),
-        ({"type": "reasoning", "content": [{"type": "image"}]}, "input[1].content[0].type", "image"),
+         "content[1].type"),
+        ({"role": "user", "content": [{"type": "input_audio"}]}, "content[0].type"),
+        (output("a", [{"type": "input_image", "image_url": "x"}]), "output[0].type"),
+        ({"type": "web_search_call", "action": {"type": "x"}}, "action"),
+        ({"type": "code_interpreter_call", "outputs": [{"type": "image", "url": "x"}]}, "outputs[0]"),
+        ({"type": "mcp_call", "server_label": "a", "arguments": "{}"}, "name"),
+        ({"type": "mcp_approval_response", "approval_request_id": "x"}, "approve"),
+        ({"type": "image_generation_call", "id": "ig_1"}, "type"),
+        ({"type": "custom_tool_call", "call_id": "x"}, "input"),
+        ({"type": "local_shell_call", "call_id": "x"}, "action"),
+        ({"type": "shell_call", "call_id": "x", "action": {"commands": "ls"}}, "action.commands"),
+        ({"type": "apply_patch_call", "call_id": "x", "operation": {"type": "x"}}, "operation.type"),
+        ({"type": "custom_tool_call_output", "call_id": "x"}, "output"),
+        ({"type": "tool_search_output", "call_id": "x", "tools": 5}, "tools"),
+        ({"type": {"a": 1}}, "type"),
+        ({"role": "tool", "content": "x"}, "role"),
+        ({"role": "user"}, "content"),
+        ({"role": "user", "content": [5]}, "content[0]"),
+        ({"role": "user", "content": [{"type": "input_text"}]}, "content[0].text"),
+        ({"type": "function_call", "name": "f", "arguments": "{}"}, "call_id"),
+        (call("a", name="a b to=x"), "name"),
+        ({**call("a"), "arguments": 5}, "arguments"),
+        ({"type": "function_call_output", "call_id": "a"}, "output"),
+        ({"type": "item_reference"}, "id"),
+        ({}, "id"),
+        ({"type": "reasoning", "content": [{"type": "image"}]}, "content[0].type"),
     ],
 )  # fmt: skip
-def test_what_the_model_cannot_take_is_named(item: dict[str, Any], param: str, word: str) -> None:
-    """Type and index."""
+def test_what_the_model_cannot_take_is_named(item: dict[str, Any], param: str) -> None:
     with pytest.raises(RequestError) as caught:
         parse_items([USER, item])
-    assert caught.value.param == param
-    assert word in caught.value.message
+    assert caught.value.param == f"input[1].{param}"
 
 
 async def test_instructions_are_not_inherited() -> None:
