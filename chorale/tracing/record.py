@@ -41,7 +41,7 @@ class Round:
 
 @dataclass(slots=True)
 class RequestRecord:
-    """Written by the streams of its rounds (``api/telemetry/traced_stream.py``) and the ends of its choices.
+    """Written by the spans of its rounds (``api/telemetry/generation_span.py``) and the ends of its choices.
 
     ``arrival``: ``time.time()`` of the first round's request.
     """

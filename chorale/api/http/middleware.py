@@ -21,8 +21,8 @@ from chorale.api.http.anthropic_errors import error_answer
 from chorale.api.http.auth import HANDLER, OPEN_PATHS, request_id
 from chorale.api.http.request_limits import LimitedBody, check_head
 from chorale.api.state import ServerState
+from chorale.api.telemetry.generation_span import CLIENT_LEFT as DISCONNECTED
 from chorale.api.telemetry.request_trace import End, begin_request, end_request
-from chorale.api.telemetry.traced_stream import CLIENT_LEFT as DISCONNECTED
 from chorale.errors import ChoraleError, MethodNotAllowedError, NotFoundError, RequestError
 from chorale.tracing import ignored
 from chorale.tracing.context import RequestContext, Span

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from chorale.api.telemetry.engine_record import EngineRecord
+from chorale.api.telemetry.generation_span import CLIENT_LEFT, GenerationSpan
 from chorale.api.telemetry.metrics import Metrics
-from chorale.api.telemetry.traced_stream import TracedStream
 from chorale.client.base import EngineClient, EngineInfo, EngineStatus, EngineView, TokenStream
 from chorale.engine.types import NOBODY, ChunkTimings, EngineStats, GenerateRequest, Owner, TokenChunk
 from chorale.errors import ChoraleError, QueueFullError
@@ -80,9 +80,9 @@ class MeteredClient:
             stream = self._client.submit(request)
         if request.is_batch:  # its latencies would hide those that people wait for
             return stream
-        metered = MeteredStream(stream, request, self._client, self._metrics)
         traced = recording()
-        return metered if traced is None else TracedStream(metered, request, traced)
+        span = GenerationSpan(request, traced) if traced is not None else None
+        return MeteredStream(stream, request, self._client, self._metrics, span)
 
     async def check_grammar(self, grammar: str) -> str | None:
         return await self._client.check_grammar(grammar)
@@ -95,17 +95,23 @@ class MeteredClient:
 
 
 class MeteredStream:
-    """Wraps a ``TokenStream``. Per-choice lists are indexed by choice."""
+    """Wraps a ``TokenStream``. Per-choice lists are indexed by choice. ``span``: None if it is not traced."""
 
     __slots__ = (
         "_arrival", "_client", "_first", "_itl", "_last", "_max_tokens", "_metrics", "_num_computed",
-        "_num_prompt", "_num_tokens", "_open", "_record", "_stream", "_view",
+        "_num_prompt", "_num_tokens", "_open", "_record", "_span", "_stream", "_view",
     )  # fmt: skip
 
     def __init__(
-        self, stream: TokenStream, request: GenerateRequest, client: EngineClient, metrics: Metrics
+        self,
+        stream: TokenStream,
+        request: GenerateRequest,
+        client: EngineClient,
+        metrics: Metrics,
+        span: GenerationSpan | None,
     ) -> None:
         n = request.sampling.n
+        self._span = span
         self._stream, self._client, self._metrics = stream, client, metrics
         self._arrival = request.arrival_time or time.time()
         self._first, self._last, self._num_tokens = [0.0] * n, [0.0] * n, [0] * n
@@ -138,13 +144,19 @@ class MeteredStream:
     async def __anext__(self) -> list[TokenChunk]:
         try:
             chunks = await self._stream.__anext__()
-        except ChoraleError:
+        except ChoraleError as error:
             self._end_all("error", "engine")
+            self._end_span(error.code or type(error).__name__)
+            raise
+        except StopAsyncIteration:
+            self._end_span()
             raise
         now = time.time()
         record = self._record or self._begin()
         for chunk in chunks:
             self._observe(chunk, now, record)
+            if self._span is not None:
+                self._span.observe(chunk)
         record.observe(self._view.stats)
         return chunks
 
@@ -153,7 +165,13 @@ class MeteredStream:
             # Closed early: the request was cancelled (the client disconnected), or a stop string matched.
             leaving = isinstance(sys.exception(), GeneratorExit | asyncio.CancelledError)
             self._end_all("abort" if leaving else "stop", "disconnect" if leaving else None)
+            self._end_span(CLIENT_LEFT if leaving else None)
+        self._end_span()
         await self._stream.aclose()
+
+    def _end_span(self, error: str | None = None) -> None:
+        if self._span is not None:
+            self._span.end(self.engine, error)
 
     def read_directly(self, read: Callable[[TokenChunk], bool]) -> None:
         def metered(chunk: TokenChunk) -> bool:
@@ -164,7 +182,8 @@ class MeteredStream:
             record.observe(self._view.stats)
             return True
 
-        self._stream.read_directly(metered)
+        if self._span is None:  # which sees each item
+            self._stream.read_directly(metered)
 
     def drop(self, index: int) -> None:
         """Ends a choice early because of its text, for example at a stop string."""

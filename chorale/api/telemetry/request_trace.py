@@ -13,7 +13,7 @@ from typing import Protocol
 
 from starlette.types import Scope
 
-from chorale.api.telemetry.traced_stream import fail
+from chorale.api.telemetry.generation_span import fail
 from chorale.config.engine import ServerConfig
 from chorale.tracing.context import CURRENT, IgnoredFields, RequestContext, Span, Tracer, Value
 from chorale.tracing.record import RequestRecord

@@ -35,8 +35,8 @@ from chorale.api.responses.run import Run, begin
 from chorale.api.responses.translate import RenderOptions
 from chorale.api.responses.websocket.lanes import Create, Lanes
 from chorale.api.state import ServerState, check_model
+from chorale.api.telemetry.generation_span import CLIENT_LEFT as DISCONNECTED
 from chorale.api.telemetry.request_trace import End, begin_request, end_request
-from chorale.api.telemetry.traced_stream import CLIENT_LEFT as DISCONNECTED
 from chorale.errors import ChoraleError, EngineLoadingError, QueueFullError, RequestError, invalid
 from chorale.store.protocol import KEPT, PreviousResponseNotFoundError, StoredItem
 from chorale.tracing.context import CURRENT

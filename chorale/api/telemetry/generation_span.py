@@ -1,31 +1,26 @@
-"""TracedStream: a span for each round of generation of a traced request."""
+"""GenerationSpan: the span of a round of generation of a traced request."""
 
 from __future__ import annotations
 
-import asyncio
-import sys
 import time
-from collections.abc import Callable
 
-from chorale.client.base import TokenStream
 from chorale.engine.types import ChunkTimings, GenerateRequest, SamplingSpec, TokenChunk
-from chorale.errors import ChoraleError
 from chorale.tracing.context import RequestContext, Span
 from chorale.tracing.record import Round
 
 CLIENT_LEFT = "client_disconnected"
 
 
-class TracedStream:
-    """Wraps a ``TokenStream``. The span ends with the stream, however that ends."""
+class GenerationSpan:
+    """Begins with the submission; ``end`` ends it, however the stream ends."""
 
-    __slots__ = ("_arrival", "_ended", "_open", "_reasons", "_record", "_round", "_span", "_stream")
+    __slots__ = ("_arrival", "_ended", "_reasons", "_record", "_round", "_span")
 
-    def __init__(self, stream: TokenStream, request: GenerateRequest, traced: RequestContext) -> None:
+    def __init__(self, request: GenerateRequest, traced: RequestContext) -> None:
         assert traced.span is not None
-        self._stream, self._record = stream, traced.record
+        self._record = traced.record
         self._arrival = request.arrival_time or time.time()
-        self._open, self._reasons, self._ended = set(range(request.sampling.n)), list[str](), False
+        self._reasons, self._ended = list[str](), False
         self._round = Round(len(request.prompt_token_ids), num_choices=request.sampling.n)
         if not traced.record.rounds:
             traced.record.response_id = traced.record.response_id or request.request_id
@@ -34,41 +29,7 @@ class TracedStream:
         traced.record.rounds.append(self._round)
         self._span = traced.span.child("generate", {"gen_ai.request.id": request.request_id})
 
-    @property
-    def engine(self) -> int:
-        return self._stream.engine
-
-    def __aiter__(self) -> TracedStream:
-        return self
-
-    async def __anext__(self) -> list[TokenChunk]:
-        try:
-            chunks = await self._stream.__anext__()
-        except ChoraleError as error:
-            self._end(error.code or type(error).__name__)
-            raise
-        except StopAsyncIteration:
-            self._end()
-            raise
-        for chunk in chunks:
-            self._observe(chunk)
-        return chunks
-
-    async def aclose(self) -> None:
-        if self._open:
-            leaving = isinstance(sys.exception(), GeneratorExit | asyncio.CancelledError)
-            self._end(CLIENT_LEFT if leaving else None)
-        self._end()
-        await self._stream.aclose()
-
-    def read_directly(self, read: Callable[[TokenChunk], bool]) -> None:
-        """Does nothing: a trace sees each item."""
-
-    def drop(self, index: int) -> None:
-        self._open.discard(index)
-        self._stream.drop(index)
-
-    def _observe(self, chunk: TokenChunk) -> None:
+    def observe(self, chunk: TokenChunk) -> None:
         done = self._round
         if chunk.token_ids and done.seconds_to_first_token is None:
             done.seconds_to_first_token = time.time() - self._arrival
@@ -76,13 +37,13 @@ class TracedStream:
         if chunk.index == 0:
             done.num_cached += chunk.num_cached_tokens
         if chunk.finish_reason is not None:
-            self._open.discard(chunk.index)
             self._reasons.append(chunk.finish_reason)
             if chunk.timings is not None:
                 _take_timings(done, chunk.timings)
                 self._span.set({"chorale.num_preemptions": chunk.timings.num_preemptions or None})
 
-    def _end(self, error: str | None = None) -> None:
+    def end(self, engine: int, error: str | None = None) -> None:
+        """Idempotent. ``error``: its code."""
         if self._ended:
             return
         self._ended = True
@@ -90,7 +51,7 @@ class TracedStream:
             self._record.error = error
             fail(self._span, error)
         reasons = tuple(self._reasons) or None
-        self._span.set({"chorale.engine": self._stream.engine, "gen_ai.response.finish_reasons": reasons})
+        self._span.set({"chorale.engine": engine, "gen_ai.response.finish_reasons": reasons})
         self._span.set(self._round.attributes())
         self._span.end()
 
