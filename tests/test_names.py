@@ -5,15 +5,13 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "chorale"
 
-LOGGERS = {"chorale.access", "chorale.stats"}  # channels of their own, as docs/operating.md describes
+# Channels of their own, as docs/operating.md describes, and what nobody caught.
+LOGGERS = {"chorale.access", "chorale.stats", "chorale.uncaught"}
 
 
 @functools.cache
@@ -21,18 +19,12 @@ def modules() -> tuple[Path, ...]:
     return tuple(sorted(PACKAGE.rglob("*.py")))
 
 
-def in_package(name: str) -> Iterator[Path]:
-    """Yields the modules of a package below ``chorale``, or the module of that name."""
-    return (path for path in modules() if path.relative_to(PACKAGE).parts[0].removesuffix(".py") == name)
-
-
-@pytest.mark.parametrize("package", ["api", "bench", "cli", "store", "tools", "turns"])
-def test_loggers_are_named_after_their_module(package: str) -> None:
-    for path in in_package(package):
+def test_loggers_are_named_after_their_module() -> None:
+    for path in modules():
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)):
                 continue
-            if not ast.unparse(node.value.func).endswith("getLogger"):
+            if not ast.unparse(node.value.func).endswith("getLogger") or not node.value.args:
                 continue
             name = ast.unparse(node.value.args[0])
             assert name == "__name__" or ast.literal_eval(name) in LOGGERS, f"{path}: {name}"

@@ -37,19 +37,15 @@ def exceeds(pid: int, limit: float, within: float) -> bool:
     return False
 
 
-def test_a_process_that_sleeps_is_silent() -> None:
-    with child("sleep", "600") as process:
-        assert exceeds(process.pid, 1.0, DEADLINE)
-
-
-def test_a_process_that_was_stopped_is_silent() -> None:
-    with child(*SPIN) as process:
-        process.send_signal(signal.SIGSTOP)
-        assert exceeds(process.pid, 1.0, DEADLINE)
-
-
-def test_a_process_that_spins_is_silent() -> None:
-    with child(*SPIN) as process:
+@pytest.mark.parametrize(
+    ("command", "stopped"),
+    [(("sleep", "600"), False), (SPIN, True), (SPIN, False)],
+    ids=["sleeps", "stopped", "spins"],
+)
+def test_a_process_that_does_nothing_for_us_is_silent(command: tuple[str, ...], stopped: bool) -> None:
+    with child(*command) as process:
+        if stopped:
+            process.send_signal(signal.SIGSTOP)
         assert exceeds(process.pid, 1.0, DEADLINE)
 
 

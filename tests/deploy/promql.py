@@ -113,8 +113,3 @@ def all_faults(text: str, chosen: Iterable[Query] | None = None) -> list[str]:
     found = exposed(text)
     given = queries() if chosen is None else chosen
     return [f"{query.place}: {fault}" for query in given for fault in faults(query, found)]
-
-
-def filled_in(query: str) -> str:
-    """Returns a query of the dashboard with its variables, as Grafana sends it for "All"."""
-    return re.sub(r"\$(model|instance|engine)\b", ".*", query.replace("$__rate_interval", "1m"))

@@ -11,7 +11,6 @@ import pytest
 
 from chorale.api.telemetry.engine_metrics import COUNTER, ENGINE_METRICS
 from chorale.api.telemetry.metric_names import COUNTERS, HISTOGRAMS
-from chorale.config.options.flags import FLAGS
 from chorale.config.options.settings import merge
 from chorale.errors import ConfigError
 from tests.deploy.files import load_script
@@ -98,18 +97,3 @@ def test_metrics_are_those_of_the_server() -> None:
         types |= {f"{metric.name}_total": "counter"} if metric.kind is COUNTER else {metric.name: "gauge"}
     named = {name: kind.split(",")[0] for name, kind in rows("metrics")}
     assert named == {name: kind for name, kind in types.items() if not name.startswith("chorale:")}
-
-
-def test_flags_in_the_prose_are_flags() -> None:
-    prose = re.sub(r"<!-- (guide|all|variables) -->.*?<!-- /\1 -->", "", PAGE, flags=re.DOTALL)
-    prose = re.sub(r"docker run.*", "", prose)
-    named = set(re.findall(r"(?<![\w-])--([a-z][a-z-]+)", prose)) - {"ipc", "shm-size"}
-    assert len(named) > 5
-    assert named <= set(FLAGS)
-
-
-def test_the_two_commands_at_the_top_are_the_same() -> None:
-    ours = re.findall(r"^(?:vllm|chorale) serve (.+)$", PAGE, re.MULTILINE)
-    assert len(ours) == 2
-    assert ours[0] == ours[1]
-    assert len(merge(shlex.split(ours[1]), {}).notices) == 2
