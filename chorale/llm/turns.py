@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from chorale.client.base import EngineInfo
-from chorale.engine.bounds import sampling_fault
+from chorale.engine.admission import sampling_fault
 from chorale.errors import ContextLengthError, RequestError
 from chorale.harmony.vocab import Vocabulary
 from chorale.llm.params import SamplingParams, check_compiles, check_for

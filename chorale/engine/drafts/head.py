@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from chorale.engine.drafts.planner import Grow, by_key
+from chorale.engine.drafts.planner import Grow, by_key, num_slots, room
 from chorale.engine.engine_state import EngineState
 from chorale.engine.plan import PlannedDrafts, ScheduledChunk
 from chorale.engine.sequence import NO_TOKENS, Sequence
@@ -106,10 +106,7 @@ class HeadDraftPlanner:
 
     def _draft(self, sequence: Sequence, most: int, num_spare: int) -> IntArray:
         rows, row = self._engine.rows, sequence.row
-        computed = int(rows.computed[row])
-        num_slots = self._num_slots(sequence, num_spare)
-        # The last token of the row takes a slot, and the token after the draft a place before max_len.
-        most = min(most, num_slots - computed - 1, sequence.max_len - computed - 2)
+        most = min(most, room(self._engine, sequence, num_spare))
         if most < 1:
             return NO_TOKENS
         if rows.drafts_on_device[row]:
@@ -120,13 +117,10 @@ class HeadDraftPlanner:
         """Give blocks for ``num_tokens``, and for the longest new draft after them if there is room. Returns
         whether there is."""
         wanted = num_tokens + self._head.num_tokens  # a captured step may make more than are asked of it
-        makes = wanted <= min(self._num_slots(sequence, num_spare), sequence.max_len)
+        makes = wanted <= min(num_slots(self._engine, sequence, num_spare), sequence.max_len)
         if makes:
             num_tokens = wanted
         if num_tokens > len(sequence.blocks.full) * self._engine.limits.block_size:
             self._grow(sequence, num_tokens)
             self._engine.schedule_next_check(sequence)
         return makes
-
-    def _num_slots(self, sequence: Sequence, num_spare: int) -> int:
-        return (len(sequence.blocks.full) + max(0, num_spare) // 2) * self._engine.limits.block_size

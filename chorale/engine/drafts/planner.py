@@ -63,7 +63,7 @@ class DraftPlanner:
         for sequence in sorted((engine.running[row] for row in decodes.tolist()), key=by_key):
             if budget < 1:
                 break
-            draft = self._propose(sequence, min(most, budget, self._room(sequence, num_spare)))
+            draft = self._propose(sequence, min(most, budget, room(engine, sequence, num_spare)))
             if not len(draft):
                 continue
             held = len(sequence.blocks.full)
@@ -81,12 +81,17 @@ class DraftPlanner:
         num_unknown = int(self._engine.rows.computed[sequence.row]) - (sequence.num_tokens - 1)
         return self._drafter.propose(sequence, most + num_unknown)[num_unknown:]
 
-    def _room(self, sequence: Sequence, num_spare: int) -> int:
-        """Return how many draft tokens the blocks and the sequence's length allow, or less than 1."""
-        computed = int(self._engine.rows.computed[sequence.row])
-        num_slots = (len(sequence.blocks.full) + max(0, num_spare) // 2) * self._engine.limits.block_size
-        # The last token of the row takes a slot, and the token after the draft a place before max_len.
-        return min(num_slots - computed - 1, sequence.max_len - computed - 2)
+
+def room(engine: EngineState, sequence: Sequence, num_spare: int) -> int:
+    """Return how many draft tokens the blocks and the sequence's length allow, or less than 1."""
+    computed = int(engine.rows.computed[sequence.row])
+    # The last token of the row takes a slot, and the token after the draft a place before max_len.
+    return min(num_slots(engine, sequence, num_spare) - computed - 1, sequence.max_len - computed - 2)
+
+
+def num_slots(engine: EngineState, sequence: Sequence, num_spare: int) -> int:
+    """Return how many tokens fit the sequence's own blocks and the spare ones."""
+    return (len(sequence.blocks.full) + max(0, num_spare) // 2) * engine.limits.block_size
 
 
 def by_key(sequence: Sequence) -> tuple[int, int]:

@@ -13,8 +13,7 @@ from chorale.config.engine import EngineConfig
 from chorale.config.speculative import SpeculativeConfig
 from chorale.engine.core import EngineCore
 from chorale.engine.drafts.head import HeadDrafter
-from chorale.engine.drafts.ngram import NgramDrafter
-from chorale.engine.drafts.suffix import SuffixDrafter
+from chorale.engine.drafts.lookup import NgramDrafter, SuffixDrafter
 from chorale.engine.scheduling.scheduler import PlanningDrafter
 from chorale.engine.types import GrammarService
 from chorale.errors import ChoraleError

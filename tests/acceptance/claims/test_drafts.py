@@ -11,7 +11,7 @@ import pytest
 from chorale.config.engine import EngineConfig
 from chorale.config.speculative import SpeculativeConfig
 from chorale.engine.core import EngineCore
-from chorale.engine.drafts.suffix import SuffixDrafter
+from chorale.engine.drafts.lookup import SuffixDrafter
 from chorale.engine.scheduling.scheduler import PlanningDrafter
 from chorale.engine.types import GenerateRequest, SamplingSpec
 from chorale.harmony.vocab import load_vocabulary

@@ -8,9 +8,13 @@ import numpy as np
 import pytest
 
 from chorale.config.speculative import SpeculativeConfig
-from chorale.engine.drafts.lookup import TokenBuffer, follow_longest
-from chorale.engine.drafts.ngram import NgramDrafter
-from chorale.engine.drafts.suffix import RecentAnswers, SuffixDrafter
+from chorale.engine.drafts.lookup import (
+    NgramDrafter,
+    RecentAnswers,
+    SuffixDrafter,
+    TokenBuffer,
+    follow_longest,
+)
 from chorale.engine.sequence import RequestState, Sequence
 from chorale.engine.types import GenerateRequest
 from chorale.serve.engine.build import make_drafter

@@ -11,8 +11,7 @@ import msgspec
 import pytest
 
 from chorale.engine.drafts.head import HeadDrafter
-from chorale.engine.drafts.ngram import NgramDrafter
-from chorale.engine.drafts.suffix import SuffixDrafter
+from chorale.engine.drafts.lookup import NgramDrafter, SuffixDrafter
 from chorale.engine.scheduling.scheduler import PlanningDrafter
 from chorale.engine.types import GenerateRequest
 from tests.engine.test_simulation import tight_limits

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from chorale.engine.core import EngineCore
-from chorale.engine.drafts.ngram import NgramDrafter
-from chorale.engine.drafts.suffix import SuffixDrafter
+from chorale.engine.drafts.lookup import NgramDrafter, SuffixDrafter
 from chorale.engine.scheduling.scheduler import PlanningDrafter
 from chorale.engine.types import GenerateRequest, SamplingSpec
 from tests.support.engine.drafters import Nonsense, knowing
