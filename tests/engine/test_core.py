@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from chorale.engine.core import EngineCore
-from chorale.engine.types import EngineLimits, choice_seed
+from chorale.engine.types import EngineLimits, GenerateRequest, SamplingSpec, choice_seed
 from chorale.errors import ConfigError, EngineError
-from chorale.testing.fake_executor import FakeExecutor
+from chorale.testing.fake_executor import FakeExecutor, FakeModel
 from tests.support.engine.integrity import check_integrity
 from tests.support.engine.recording import DEFAULTS, Engine, ends, tokens_by_choice
 
@@ -115,17 +115,6 @@ def test_one_choice_leaves_and_its_siblings_get_what_they_would_have(
         first = next(chunk for chunk in chunks if chunk.index == index and chunk.token_ids)
         assert [entry and entry.token_id for entry in first.prompt_logprobs or []] == [None, *range(11, 30)]
     assert engine.core.stats().kv_blocks_used == 0
-
-
-def test_a_choice_that_leaves_gives_its_blocks_back_while_the_others_run() -> None:
-    engine = Engine()
-    engine.add("a", 4, n=2, max_tokens=100)
-    for _ in range(40):
-        engine.step()
-    used = engine.core.stats().kv_blocks_used
-    engine.core.abort("a", 0)
-    assert engine.core.stats().kv_blocks_used < used
-    assert engine.core.stats().num_running == 1
 
 
 def test_an_aborted_id_can_be_used_again_while_its_row_is_in_flight() -> None:
@@ -242,13 +231,6 @@ def test_unseeded_requests_get_seeds_that_a_restart_repeats() -> None:
     assert all(0 <= seed < 2**63 for seed in seeds[0])
 
 
-def test_a_huge_seed_stays_a_63_bit_number() -> None:
-    engine = Engine()
-    engine.add("a", 3, seed=2**63 - 1, n=2, max_tokens=1)
-    engine.run()
-    assert [s.seed for plan in engine.plans for s in plan.starts] == [2**63 - 1, choice_seed(2**63 - 1, 1)]
-
-
 def test_timings_are_in_order_and_arrival_is_the_clients() -> None:
     engine = Engine()
     engine.add("a", 3, max_tokens=3, arrival_time=0.5)
@@ -271,12 +253,6 @@ def test_stats_count_what_happened() -> None:
     stats = engine.core.stats()
     assert (stats.prompt_tokens, stats.generation_tokens) == (11, 8)
     assert stats.num_steps == len(engine.plans) == 8
-
-
-def test_shutdown_reaches_the_executor() -> None:
-    engine = Engine()
-    engine.core.shutdown()
-    assert engine.executor.num_shutdowns == 1
 
 
 def test_where_prompt_tokens_came_from() -> None:
@@ -308,3 +284,47 @@ def test_what_waits_and_why() -> None:
     engine.run()
     stats = engine.core.stats()
     assert (stats.num_running, stats.num_waiting, stats.num_deferred) == (0, 0, 0)
+
+
+# --------------------------------------------------------------------------- what a router adds up
+
+FEW_ROWS = EngineLimits(
+    num_blocks=200, block_size=4, max_num_seqs=2, max_num_batched_tokens=16, max_model_len=400
+)
+
+
+def asked(name: str, prompt: int, **fields: int) -> GenerateRequest:
+    sampling = SamplingSpec(max_tokens=20, ignore_eos=True, n=fields.pop("n", 1))
+    ids = [len(name)] * prompt
+    return GenerateRequest(request_id=name, prompt_token_ids=ids, sampling=sampling, **fields)
+
+
+def test_prompt_tokens_left_counts_prompts_until_they_are_computed() -> None:
+    core = EngineCore(FEW_ROWS, FakeExecutor(FEW_ROWS, FakeModel(stop_probability=0.0)))
+    core.add_request(asked("a", 40))
+    core.add_request(asked("bb", 30, num_expected_cached=28))
+    assert core.stats().prompt_tokens_left == 42
+    core.step()  # 16 of the first
+    assert core.stats().prompt_tokens_left == 26
+    core.abort("bb")
+    assert core.stats().prompt_tokens_left == 24
+    core.step()
+    core.step()
+    assert core.stats().prompt_tokens_left == 0
+    assert core.stats().num_running == 1
+    core.add_request(asked("ccc", 10, num_expected_cached=10))  # the last token is always computed
+    assert core.stats().prompt_tokens_left == 1
+    while core.has_work:
+        core.step()
+    assert core.stats().prompt_tokens_left == 0
+
+
+def test_siblings_share_what_is_left_of_their_prompt() -> None:
+    core = EngineCore(FEW_ROWS, FakeExecutor(FEW_ROWS, FakeModel(stop_probability=0.0)))
+    core.add_request(asked("a", 16, n=3))
+    assert core.stats().prompt_tokens_left == 16
+    core.step()
+    assert core.stats().prompt_tokens_left <= 2  # the other choices compute a token each
+    while core.has_work:
+        core.step()
+    assert core.stats().prompt_tokens_left == 0

@@ -99,41 +99,12 @@ def test_second_request_hits_the_prefix_of_the_first() -> None:
     assert stats.prompt_tokens == 42
 
 
-def test_prompt_logprobs_without_alternatives_compute_the_prompt_once_more() -> None:
-    engine = Engine()
-    engine.add("a", 21, max_tokens=1)
-    engine.run()
-    engine.add("b", 21, max_tokens=1, prompt_logprobs=0)
-    (chunk,) = engine.run()
-    assert chunk.num_cached_tokens == 0
-    assert chunk.prompt_logprobs is not None
-    assert len(chunk.prompt_logprobs) == 21
-
-
-def test_a_fully_cached_prompt_recomputes_its_last_block() -> None:
-    engine = Engine()
-    for name in "ab":
-        engine.add(name, 20, max_tokens=2)
-        chunks = engine.run()
-    assert chunks[0].num_cached_tokens == 16
-
-
 def test_output_is_found_by_the_next_turn() -> None:
     engine = Engine()
     engine.add("a", 9, max_tokens=12)
     output = tokens_by_choice(engine.run())["a", 0]
     engine.add("b", [*range(10, 19), *output, 500], max_tokens=1)
     assert engine.run()[0].num_cached_tokens == 20  # the last of 21 tokens was never computed
-
-
-def test_salts_do_not_share() -> None:
-    engine = Engine()
-    engine.add("a", 20, max_tokens=1, cache_salt="x")
-    engine.run()
-    engine.add("b", 20, max_tokens=1, cache_salt="y")
-    assert engine.run()[0].num_cached_tokens == 0
-    engine.add("c", 20, max_tokens=1, cache_salt="x")
-    assert engine.run()[0].num_cached_tokens == 16
 
 
 @pytest.mark.parametrize("caching", [False, True])

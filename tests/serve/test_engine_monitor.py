@@ -302,37 +302,6 @@ def test_kills_for_hanging_back_off_and_double_the_limit() -> None:
     assert deaths.growth(400.0) == 1.0  # they are forgotten
 
 
-def test_an_engine_that_is_killed_six_times_is_there_again() -> None:
-    """Five failed starts would end it: processes that were ready do not count as those."""
-
-    async def scene() -> None:
-        async with rig() as r:
-            for _ in range(6):
-                first = r.engine_pid
-                os.kill(first, signal.SIGKILL)
-                await until(lambda first=first: r.monitor.pid not in (None, first), "a new process")
-                await r.ready()
-            asked = request("after")
-            assert await collect(r.client.submit(asked)) == {0: (expected(asked), "length")}
-            assert r.monitor.num_restarts == 6
-
-    run(scene())
-
-
-def test_an_engine_that_dies_whenever_it_is_ready_is_given_up_in_the_end() -> None:
-    async def scene() -> None:
-        async with rig(watch=WatchLimits(max_deaths=3)) as r:
-            while not r.running.done():
-                if r.told[-1][0].state == "ready" and r.monitor.pid is not None:
-                    os.kill(r.monitor.pid, signal.SIGKILL)
-                    await until(lambda: r.told[-1][0].state != "ready", "the death is told")
-                await asyncio.sleep(0.01)
-            assert await r.running == EXIT_FAILED
-            assert r.monitor.num_restarts == 2
-
-    run(scene())
-
-
 PRINT_NAMES = (
     sys.executable,
     "-S",

@@ -25,7 +25,7 @@ from chorale.serve.bootstrap import EngineStart, replicate
 from chorale.serve.engine_monitor import spawn
 from chorale.serve.replica_status import ReplicaStatuses
 from tests.serve.test_supervisor import JSON, Supervised, ended, fetch, serve
-from tests.support.serve.harness import is_alive, run, until
+from tests.support.serve.harness import run, until
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 ONE_HTTP = {"data_parallel_size": 2, "api_server_count": 1}
@@ -117,58 +117,15 @@ def test_one_dies_and_the_server_serves(server: dict[str, int]) -> None:
 
 
 @on_linux
-def test_both_die_and_come_back() -> None:
-    async def scene() -> None:
-        async with serve(server=ONE_HTTP, limits={"backoff": 0.5}) as s:
-            await both_ready(s)
-            for pid in s.children("fake_engine"):
-                os.kill(pid, signal.SIGKILL)
-            await s.answers(503)
-            status, body = await health(s)
-            if status == 503:
-                assert body["status"] in ("dead", "loading")
-                assert len(body["engines"]) == 2
-            status, _ = await complete(s, [1] * 40)
-            assert status in (200, 503)
-            await both_ready(s)
-            assert (await complete(s, [1] * 40))[0] == 200
-
-    run(scene())
-
-
-@on_linux
-@pytest.mark.parametrize(
-    "server", [ONE_HTTP, pytest.param(TWO_HTTP, marks=pytest.mark.slow)], ids=["one", "workers"]
-)
-def test_sigterm_lets_the_requests_of_every_engine_finish(server: dict[str, int]) -> None:
-    async def scene() -> None:
-        async with serve(behaviour={"step_seconds": 0.05}, server=server) as s:
-            await both_ready(s)
-            engines = s.children("fake_engine")
-            asked = [
-                asyncio.ensure_future(complete(s, [i + 1] * 40, max_tokens=80, temperature=0))
-                for i in range(4)  # a thread each, of the six that asyncio has on two cores
-            ]
-            while sum((await metric(s, "vllm:num_requests_running")).values()) < 4:
-                await asyncio.sleep(0.01)
-            assert all(value > 0 for value in (await metric(s, "vllm:num_requests_running")).values())
-            s.process.terminate()
-            for status, body in await asyncio.gather(*asked):
-                assert status == 200
-                assert body["choices"][0]["finish_reason"] == "length"
-            assert await ended(s) == 0
-            assert not any(is_alive(pid) for pid in engines)
-
-    run(scene())
-
-
-@on_linux
+@pytest.mark.parametrize("server", [{}, ONE_HTTP], ids=["one engine", "two"])
 @pytest.mark.parametrize(
     ("fault", "code"), [({"refuse": "no such tensor"}, 2), ({"crash": "no such device"}, 1)]
 )
-def test_the_server_ends_when_all_have_given_up(fault: dict[str, str], code: int) -> None:
+def test_the_server_ends_when_all_have_given_up(
+    fault: dict[str, str], code: int, server: dict[str, int]
+) -> None:
     async def scene() -> None:
-        async with serve(behaviour=fault, server=ONE_HTTP, limits={"backoff": 0.01}) as s:
+        async with serve(behaviour=fault, server=server, limits={"backoff": 0.01}) as s:
             assert await ended(s) == code
             assert s.states[-1] == "failed"
             assert s.states.count("failed") == 1
@@ -200,44 +157,6 @@ def test_one_that_can_never_start_leaves_the_others_serving(server: dict[str, in
                 assert body["engines"][1]["message"] == "out of memory"
             s.process.terminate()
             assert await ended(s) == 0
-
-    run(scene())
-
-
-@on_linux
-@pytest.mark.parametrize(
-    "server", [ONE_HTTP, pytest.param(TWO_HTTP, marks=pytest.mark.slow)], ids=["one", "workers"]
-)
-def test_one_that_dies_too_often_has_failed_and_gets_no_requests(server: dict[str, int]) -> None:
-    async def scene() -> None:
-        async with serve(server=server, limits={"backoff": 0.01, "max_deaths": 1}) as s:
-            await both_ready(s)
-            os.kill(s.children("fake_engine")[0], signal.SIGKILL)
-            num_failed = 0
-            while num_failed < 10:  # in a row, whichever process answers
-                num_failed = num_failed + 1 if "failed" in await states(s) else 0
-                await asyncio.sleep(0.05)
-            status, body = await health(s)
-            (gone,) = [each for each in body["engines"] if each["status"] != "ready"]
-            assert (status, gone["status"]) == (200, "failed")
-            assert gone["message"] == "the engine process was killed by SIGKILL"
-            for number in range(6):
-                assert (await complete(s, [number + 1] * 40))[0] == 200
-            assert len(s.children("fake_engine")) == 1
-
-    run(scene())
-
-
-@on_linux
-def test_children_die_with_a_killed_supervisor() -> None:
-    async def scene() -> None:
-        async with serve(server=TWO_HTTP) as s:
-            await both_ready(s)
-            children = [*s.children("fake_engine"), *s.children("api_process")]
-            assert len(children) == 4
-            s.process.kill()
-            await s.process.wait()
-            await until(lambda: not any(is_alive(pid) for pid in children), "all end")
 
     run(scene())
 

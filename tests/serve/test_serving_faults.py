@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
-import os
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -15,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.serve.test_supervisor import WORKERS, Supervised, ended, serve
+from tests.serve.test_supervisor import Supervised, ended, serve
 from tests.support import PATIENCE
 from tests.support.serve.harness import run, until
 
@@ -59,25 +57,6 @@ class Streams:
         return [json.loads([line for line in lines if line != "[DONE]"][-1]) for lines in self.lines]
 
 
-@pytest.mark.parametrize(
-    "server", [{}, pytest.param(WORKERS, marks=pytest.mark.slow)], ids=["one", "workers"]
-)
-def test_sigterm_lets_streams_finish(server: dict[str, int]) -> None:
-    async def scene() -> None:
-        async with serve(behaviour=SLOW, server=server | {"served_model_names": ["m"]}) as s:
-            await s.listening()
-            await s.answers(200)
-            streams = Streams(s, 4, 100)
-            await streams.running()
-            s.process.terminate()
-            for last in await streams.last_objects():
-                assert last["choices"][0]["finish_reason"] == "length"
-            assert all(lines[-1] == "[DONE]" for lines in streams.lines)
-            assert await ended(s) == 0
-
-    run(scene())
-
-
 def test_a_drain_that_runs_out_of_time_ends_streams_with_an_error() -> None:
     async def scene() -> None:
         settings = {"served_model_names": ["m"], "shutdown_timeout": 0.3}
@@ -90,23 +69,6 @@ def test_a_drain_that_runs_out_of_time_ends_streams_with_an_error() -> None:
             for last in await streams.last_objects():
                 assert last["error"]["message"]
             assert await ended(s) == 0
-
-    run(scene())
-
-
-def test_kill_9_of_the_engine_gives_every_stream_an_error_object() -> None:
-    async def scene() -> None:
-        async with serve(behaviour=SLOW, server={"served_model_names": ["m"]}) as s:
-            await s.listening()
-            await s.answers(200)
-            streams = Streams(s, 10, 50_000)
-            await streams.running()
-            os.kill(s.engine, signal.SIGKILL)
-            for last in await streams.last_objects():
-                assert last["error"]["code"] == "engine_restarted"
-            await s.answers(200)
-            again = Streams(s, 1, 3)
-            await again.last_objects()
 
     run(scene())
 

@@ -352,15 +352,17 @@ def test_children_die_with_a_killed_supervisor() -> None:
 @pytest.mark.parametrize(
     ("server", "number"),
     [
+        pytest.param({}, signal.SIGTERM, id="one-terminate"),
         pytest.param({}, signal.SIGHUP, id="one-hangup"),
         pytest.param({}, signal.SIGQUIT, id="one-quit"),
         pytest.param({}, signal.SIGINT, id="one-interrupt"),
+        pytest.param(WORKERS, signal.SIGTERM, id="workers-terminate", marks=pytest.mark.slow),
         pytest.param(WORKERS, signal.SIGHUP, id="workers-hangup", marks=pytest.mark.slow),
         pytest.param(WORKERS, signal.SIGQUIT, id="workers-quit", marks=pytest.mark.slow),
         pytest.param(WORKERS, signal.SIGINT, id="workers-interrupt", marks=pytest.mark.slow),
     ],
 )
-def test_these_signals_drain_as_sigterm_does(server: dict[str, int], number: signal.Signals) -> None:
+def test_these_signals_let_streams_finish(server: dict[str, int], number: signal.Signals) -> None:
     async def scene() -> None:
         async with serve(behaviour={"step_seconds": 0.05}, server=server) as s:
             await s.listening()
@@ -401,26 +403,6 @@ def test_other_signals_end_nothing() -> None:
                 said += await s.process.stderr.read(4096)
             await s.answers(200)
             assert [s.engine, *s.children("api_process")] == children
-
-    run(scene())
-
-
-def test_repeated_deaths_end_the_server() -> None:
-    async def scene() -> None:
-        async with serve(behaviour={"crash": "no such device"}, limits={"backoff": 0.01}) as s:
-            assert await ended(s, 30) == 1
-            assert s.states[-1] == "failed"
-            assert s.states.count("dead") == 4
-
-    run(scene())
-
-
-def test_a_checkpoint_that_cannot_run_ends_the_server_with_its_reason() -> None:
-    async def scene() -> None:
-        async with serve(behaviour={"refuse": "tensor x is missing"}) as s:
-            assert await ended(s) == 2
-            await until(lambda: s.states[-1:] == ["failed"], "the reason is told")
-            assert next(e["message"] for e in s.events if e.get("state") == "failed") == "tensor x is missing"
 
     run(scene())
 

@@ -23,7 +23,6 @@ from chorale.client.wire.messages import (
     encode,
     engine_address,
 )
-from chorale.config.engine import EngineConfig
 from chorale.errors import ConfigError
 from chorale.serve.bootstrap import EXIT_OK, EngineStart, check_directory, make_directory
 from tests.support import PATIENCE
@@ -179,17 +178,6 @@ def test_garbage_on_the_socket_is_dropped() -> None:
     run(scene())
 
 
-def test_a_client_ends_its_own_request() -> None:
-    async def scene() -> None:
-        async with rig(Behaviour(step_seconds=0.01)) as r:
-            stream = r.client.submit(request("mine", 60_000))
-            await anext(stream)
-            await stream.aclose()
-            await r.engine_is_empty()  # it would run for ten minutes
-
-    run(scene())
-
-
 def test_a_client_cannot_end_a_request_of_another() -> None:
     """Ids are chosen by the API processes; one must not touch another's, whole or a choice of it."""
 
@@ -248,9 +236,3 @@ def test_a_request_meant_for_an_engine_that_died_is_not_run() -> None:
                 assert seen == {"fresh"}
 
     run(scene())
-
-
-def test_the_configuration_survives_the_pipe() -> None:
-    config = EngineConfig(model="m", max_model_len=5, kv_cache_memory_bytes=2**40, num_threads=2)
-    start = EngineStart(directory="/run/x", config=config, parent_pid=3)
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(start), type=EngineStart) == start

@@ -101,15 +101,3 @@ def test_a_killed_rank_ends_its_requests_and_the_engine_comes_back(
         time.sleep(0.05)
     # Torch names shared memory after the process that made it; other tests have theirs here, too.
     assert not [name for name in os.listdir("/dev/shm") if any(f"_{pid}_" in name for pid in left)]
-
-
-def test_ranks_end_with_a_killed_server(tmp_path: Path) -> None:
-    folder = write_random_checkpoint(tmp_path / "model", make_config(**WIDE), seed=3)
-    with serving(folder, tmp_path, "--tensor-parallel-size", "2", "--num-threads", "1") as served:
-        pids = [*served.engine_pids(), rank_of(served)]
-        served.process.kill()
-        served.process.wait()
-        deadline = time.monotonic() + NOTICED
-        while any(map(exists, pids)):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
