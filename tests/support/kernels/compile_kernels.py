@@ -1,9 +1,9 @@
 """Compile every kernel, in its variants, for GPUs that need not be here. A script: needs Triton, no GPU.
 
-    python -m tests.support.kernels.compile_kernels cuda:90 hip:gfx942 ["gate_up 16" ...] [-v]
+    python -m tests.support.kernels.compile_kernels [-v] cuda:90 ["gate_up 16" ...] [hip:gfx942 ...]
 
-With names: those only; with "each": the first form of every kernel. With -v: shared memory of each. Run by
-``test_compiles.py``.
+With names behind a target: those only; with "each": the first form of every kernel. With -v: shared memory of
+each. Run by ``test_compiles.py``.
 """
 
 from __future__ import annotations
@@ -646,6 +646,8 @@ def compile_all(target: GPUTarget, wanted: list[str], verbose: bool) -> None:
     found += of_some_experts(found)
     if target.arch == 90 and (not wanted or "product" in wanted):
         compile_products(target, verbose)
+    unknown = set(wanted) - {variant[0] for variant in found} - {ONE_OF_EACH, "product"}
+    assert not unknown, f"no such kernels for {target}: {unknown}"
     compiled_once = set()
     for name, kernel, constants, types, warps, stages in found:
         if wanted and name not in wanted and (wanted != [ONE_OF_EACH] or kernel in compiled_once):
@@ -664,10 +666,14 @@ def compile_all(target: GPUTarget, wanted: list[str], verbose: bool) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    targets = [text for text in arguments if ":" in text]
-    wanted = [text for text in arguments if ":" not in text and text != "-v"]
-    for target in targets:
-        compile_all(target_of(target), wanted, "-v" in arguments)
+    wanted: dict[str, list[str]] = {}
+    for text in arguments:
+        if ":" in text:
+            wanted[text] = []
+        elif text != "-v":
+            wanted[next(reversed(wanted))].append(text)
+    for target, names in wanted.items():
+        compile_all(target_of(target), names, "-v" in arguments)
 
 
 if __name__ == "__main__":

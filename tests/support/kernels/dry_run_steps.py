@@ -80,11 +80,11 @@ def pretend() -> None:
 
 def _product(x: torch.Tensor, matrix: linear.Linear) -> torch.Tensor:
     """Instead of cuBLAS: nobody looks at the values, and the CPU would take long."""
-    return x.new_zeros(x.shape[0], matrix.weight.shape[0])
+    return x.new_empty(x.shape[0], matrix.weight.shape[0])
 
 
 def _float32_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return x.new_zeros(x.shape[0], weight.shape[0], dtype=torch.float32)
+    return x.new_empty(x.shape[0], weight.shape[0], dtype=torch.float32)
 
 
 def make_model(config: ModelConfig, ops: Ops, rank: Rank | None) -> GptOss:
@@ -206,7 +206,7 @@ def main(size: str, processes: int, on_meta: bool, num_ranks: int) -> None:
     if not processes:
         triton.compiler.compile = triton.compiler.compiler.compile = _compile
     # A small vocabulary: logits are the only large tensors that would be filled.
-    config = make_config(**{**SHAPES[size], "layers": 4}, vocab=5000)
+    config = make_config(**{**SHAPES[size], "layers": 2}, vocab=5000)
     found, grammars = resolved_for(config), GrammarCache(config.vocab_size)
     rank = first_of(config, num_ranks, by_expert="--by-expert" in sys.argv)
     own = config if rank is None else config.part(rank.share)

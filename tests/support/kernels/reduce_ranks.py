@@ -1,4 +1,4 @@
-"""A script of ``test_reduce.py``: the all-reduce through Triton's interpreter, a process a rank.
+"""A script of ``test_ranks.py``: the all-reduce through Triton's interpreter, a process a rank.
 
     TRITON_INTERPRET=1 python -m tests.support.kernels.reduce_ranks RANKS [SCENARIO ...]
 
@@ -10,18 +10,14 @@ which there are float32 and bfloat16 forms; without names: all.
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as processes
-from triton.runtime import interpreter
 
 from chorale.errors import EngineError
 from chorale.kernels import mxfp4
@@ -39,15 +35,13 @@ from chorale.kernels.triton.reduce import one_shot, two_shot
 from chorale.kernels.triton.reduce import ops as reduce_ops
 from chorale.kernels.triton.reduce.memory import Layout
 from chorale.kernels.triton.reduce.reducer import SymmetricReducer
-from chorale.machine.processes import die_with_parent
 from chorale.parallel.peer_memory import PeerMemory
 from chorale.parallel.shares import cut
-from tests.support.kernels.interpreter import find_builtins_once
+from tests.support.kernels.ranks import FORK, SECONDS, on_ranks
 
 H, EPS = 96, 1e-5  # twelve lanes of eight columns, so that some of 16 are outside
 EXPERTS, ATTENDED = 8, 64
 FEW, TOKENS = 6, 21
-SECONDS = 60.0  # on a busy machine a rank may be that late
 SPLITS = 3
 Digest = tuple[str, ...]
 
@@ -442,63 +436,23 @@ DTYPES = (torch.float32, torch.bfloat16)
 Case = tuple[str, torch.dtype]
 
 
-def yield_between_polls() -> None:
-    """A rank that waits leaves its processor to the others: the status is looked at once a poll."""
-    builder = interpreter.InterpreterBuilder
-    load = builder.create_load
-
-    def create_load(self: Any, *arguments: Any) -> Any:
-        if arguments[-1]:  # volatile
-            time.sleep(1e-3)
-        return load(self, *arguments)
-
-    builder.create_load = create_load
-
-
-def run_rank(
-    parent: int, rank: int, cases: dict[Case, list[torch.Tensor]], barrier: Any, result: Connection
-) -> None:
-    die_with_parent(parent)
-    torch.set_num_threads(1)
-    yield_between_polls()
-    find_builtins_once()
-    original = dict(vars(tuning))
-    for (scenario, dtype), buffers in cases.items():
-        vars(tuning).update(original)
-        addresses = torch.tensor([buffer.data_ptr() for buffer in buffers])
-        memory = PeerMemory(rank, len(buffers), buffers[rank], addresses, lambda: barrier.wait(SECONDS))
-        result.send(SCENARIOS[scenario](memory, dtype))
-
-
-def run(ranks: int, scenarios: list[str]) -> None:
+def run(size: int, scenarios: list[str]) -> None:
     cases: dict[Case, list[torch.Tensor]] = {}
     for name in scenarios:
         for dtype in DTYPES:
-            words = Layout(ranks, H, TOKENS, FEW, dtype).num_bytes // 4
-            cases[name, dtype] = [torch.zeros(words, dtype=torch.int32).share_memory_() for _ in range(ranks)]
-    context = processes.get_context("fork")  # torch and Triton are imported once
-    barrier = context.Barrier(ranks)
-    pipes = [context.Pipe(duplex=False) for _ in range(ranks)]
-    started = [
-        context.Process(target=run_rank, args=(os.getpid(), rank, cases, barrier, pipes[rank][1]))
-        for rank in range(ranks)
-    ]
-    for process in started:
-        process.start()
-    for _, end in pipes:
-        end.close()  # so that a rank that fails ends its pipe
-    for name, dtype in cases:
-        try:
-            found = [begin.recv() for begin, _ in pipes]
-        except EOFError:
-            time.sleep(1)  # a rank that has failed needs a moment to end
-            raise SystemExit(f"{name}: ranks ended with {[each.exitcode for each in started]}") from None
-        for rank, digests in enumerate(found):
-            assert digests == found[0], f"{name}: rank {rank} has other bits than rank 0"
-        print(f"{name} {dtype} {ranks} ranks: {len(found[0])} results, equal on all", flush=True)
-    for process in started:
-        process.join()
-    assert all(process.exitcode == 0 for process in started)
+            words = Layout(size, H, TOKENS, FEW, dtype).num_bytes // 4
+            cases[name, dtype] = [torch.zeros(words, dtype=torch.int32).share_memory_() for _ in range(size)]
+    barrier = FORK.Barrier(size)
+
+    def work(rank: int, send: Callable[[list[Digest]], None]) -> None:
+        original = dict(vars(tuning))
+        for (scenario, dtype), buffers in cases.items():
+            vars(tuning).update(original)
+            addresses = torch.tensor([buffer.data_ptr() for buffer in buffers])
+            memory = PeerMemory(rank, size, buffers[rank], addresses, lambda: barrier.wait(SECONDS))
+            send(SCENARIOS[scenario](memory, dtype))
+
+    on_ranks(size, [f"{name} {dtype}" for name, dtype in cases], work)
 
 
 if __name__ == "__main__":

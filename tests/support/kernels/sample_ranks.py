@@ -1,4 +1,4 @@
-"""A script of ``test_shared_sampling.py``: sampling over ranks in Triton's interpreter, a process a rank.
+"""A script of ``test_ranks.py``: sampling over ranks in Triton's interpreter, a process a rank.
 
     TRITON_INTERPRET=1 python -m tests.support.kernels.sample_ranks RANKS [SCENARIO ...]
 
@@ -10,19 +10,16 @@ memory, and by calls of gloo.
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.multiprocessing as processes
 
 from chorale.engine.types import EARLY_STOPS
 from chorale.kernels.ops import NO_FINITE_LOGITS, Allowed, SamplingInputs
@@ -37,14 +34,12 @@ from chorale.kernels.triton.sampling.sample import sample
 from chorale.kernels.triton.sampling.shared_sample import SharedSample
 from chorale.kernels.triton.sampling.thresholds import ROUNDS, shared_thresholds, thresholds
 from chorale.kernels.triton.shared_ops import gather_few
-from chorale.machine.processes import die_with_parent
 from chorale.parallel.distributed import Gloo
 from chorale.parallel.peer_memory import PeerMemory
 from chorale.parallel.rank import Rank
 from chorale.parallel.shares import CHUNK, Share, cut
 from chorale.runtime.sampling.logprobs import gather_logprobs, shared_logprobs
-from tests.support.kernels.interpreter import find_builtins_once
-from tests.support.kernels.reduce_ranks import SECONDS, yield_between_polls
+from tests.support.kernels.ranks import SECONDS, on_ranks
 
 V = 6013  # two pieces of each of two ranks, not all full
 OFF = (float(V), 1.0, 0.0)
@@ -297,30 +292,21 @@ SCENARIOS: dict[str, Callable[[Ranks], list[torch.Tensor]]] = {
 # ------------------------------------------------------------------ ranks
 
 
-def run_rank(
-    parent: int,
-    rank: int,
-    scenarios: list[str],
-    buffers: list[torch.Tensor],
-    layout: Layout,
-    folder: str,
-    result: Connection,
-) -> None:
-    die_with_parent(parent)
-    torch.set_num_threads(1)
-    yield_between_polls()
-    find_builtins_once()
-    size = len(buffers)
-    gloo = Gloo(Path(folder) / "store", rank, size)
-    addresses = torch.tensor([buffer.data_ptr() for buffer in buffers])
+def run(size: int, scenarios: list[str]) -> None:
+    layout = Layout(size, 64, 64, 8, torch.float32)
+    buffers = [torch.zeros(layout.num_bytes // 4, dtype=torch.int32).share_memory_() for _ in range(size)]
+    cases = [(name, in_kernels) for name in scenarios for in_kernels in (True, False)]
 
-    def meet() -> None:
-        gloo.all_gather(torch.zeros(1))
+    def work(rank: int, send: Callable[[list[str]], None]) -> None:
+        gloo = Gloo(Path(folder) / "store", rank, size)
+        addresses = torch.tensor([buffer.data_ptr() for buffer in buffers])
 
-    memory = PeerMemory(rank, size, buffers[rank], addresses, meet)
-    whole = Share(rank, size, *[range(1)] * 4, cut(V, size, CHUNK, "token ids")[rank], num_experts=1)
-    for name in scenarios:
-        for in_kernels in (True, False):
+        def meet() -> None:
+            gloo.all_gather(torch.zeros(1))
+
+        memory = PeerMemory(rank, size, buffers[rank], addresses, meet)
+        whole = Share(rank, size, *[range(1)] * 4, cut(V, size, CHUNK, "token ids")[rank], num_experts=1)
+        for name, in_kernels in cases:
             sent: list[int] = []
             reducer = SymmetricReducer(memory, layout, SECONDS)
             ranks = Ranks(Rank(whole, Counted(gloo, sent)), reducer, in_kernels, sent)  # type: ignore[arg-type]
@@ -330,35 +316,11 @@ def run_rank(
                 reducer.check()
                 assert bool((buffers[rank][layout.numbers // 4 :] == -1).all())  # all words have been cleared
             meet()
-            digests = [hashlib.sha256(f.numpy().tobytes()).hexdigest() for f in found]
-            result.send((name, in_kernels, digests))
+            send([hashlib.sha256(each.numpy().tobytes()).hexdigest() for each in found])
 
-
-def run(size: int, scenarios: list[str]) -> None:
-    layout = Layout(size, 64, 64, 8, torch.float32)
-    words = layout.num_bytes // 4
-    buffers = [torch.zeros(words, dtype=torch.int32).share_memory_() for _ in range(size)]
-    context = processes.get_context("fork")  # torch and Triton are imported once
-    pipes = [context.Pipe(duplex=False) for _ in range(size)]
+    labels = [f"{name}, {'in kernels' if in_kernels else 'gloo'}" for name, in_kernels in cases]
     with tempfile.TemporaryDirectory() as folder:
-        started = [
-            context.Process(
-                target=run_rank,
-                args=(os.getpid(), rank, scenarios, buffers, layout, folder, pipes[rank][1]),
-            )
-            for rank in range(size)
-        ]
-        for process in started:
-            process.start()
-        for _, end in pipes:
-            end.close()  # so that a rank that fails ends its pipe
-        for _ in range(2 * len(scenarios)):
-            found = [begin.recv() for begin, _ in pipes]
-            assert all(each == found[0] for each in found), found
-            print(f"{found[0][0]}, {'in kernels' if found[0][1] else 'gloo'}: equal on all", flush=True)
-        for process in started:
-            process.join()
-    assert all(process.exitcode == 0 for process in started)
+        on_ranks(size, labels, work)
 
 
 if __name__ == "__main__":
