@@ -1,10 +1,15 @@
-"""A script of ``test_contract.py``: one kernel, recorded and then compiled, and what could be seen."""
+"""A script of ``test_contract.py``: kernels that are recorded and then compiled for Hopper, without a device.
+
+It prints what could be seen, as JSON: of keys, of one kernel that this process compiles, and of two (one of
+them Gluon's) that a pool of processes compiles.
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import json
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,10 +19,18 @@ import torch
 import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
 from triton.runtime import _async_compile
 from triton.runtime.cache import get_cache_manager
 
+from chorale.kernels.triton.dense.norm import rms_norm
+from chorale.kernels.triton.precompile.compiler import Precompiler
 from chorale.kernels.triton.precompile.contract import compile_arguments
+from chorale.kernels.triton.precompile.pool import CompilePool
+from chorale.kernels.triton.precompile.worker_main import settle_keys
+from chorale.kernels.triton.sampling import thresholds
+from tests.support.kernels.dry_run_steps import pretend
 
 
 @triton.jit
@@ -41,7 +54,43 @@ class Mode:
         self.launched.append("launch")
 
 
-def main() -> None:
+@gluon.jit
+def gluon_kernel(out_ptr, LAYOUT: gl.constexpr):
+    gl.store(out_ptr + gl.arange(0, 128, LAYOUT), gl.full([128], 1.0, gl.float32, LAYOUT))
+
+
+FIRSTS = ("_round_kernel", "_conclude_kernel")
+
+
+def keys() -> list[list[str]]:
+    """Globals in a kernel's key, in processes that asked for another one first, whatever that was."""
+    found = []
+    for first in FIRSTS:
+        begin, end = os.pipe()
+        if os.fork() == 0:
+            settle_keys()
+            kernel = thresholds._conclude_kernel
+            if getattr(thresholds, first).cache_key and kernel.cache_key:
+                os.write(end, json.dumps([name for name, _ in kernel.used_global_vals]).encode())
+            os._exit(0)
+        os.close(end)
+        os.wait()
+        found.append(json.loads(os.read(begin, 2**16)))
+    return found
+
+
+def pooled(pool: CompilePool) -> list[int]:
+    """How many kernels were found, how many were left to this process, and how many came late."""
+    pretend()
+    precompiler = Precompiler(lambda: pool)
+    with precompiler.recording():
+        rms_norm(torch.zeros(4, 64), torch.zeros(64), 1e-5, torch.bfloat16)
+        contract_compiles.gluon_kernel[(1,)](torch.zeros(128), gl.BlockedLayout([1], [32], [4], [0]))
+    precompiler.wait(precompiler.num_kernels, lambda *_: None)
+    return [precompiler.num_kernels, precompiler.num_here, precompiler.num_late]
+
+
+def seen_of_one() -> dict[str, Any]:
     triton.runtime.driver.set_active(
         SimpleNamespace(
             get_current_target=lambda: GPUTarget("cuda", 90, 32),
@@ -61,7 +110,7 @@ def main() -> None:
     hash_ = hashlib.sha256(key.encode()).hexdigest()
     file = f"__grp__{kernel.src.name}.json"
     folder = Path(get_cache_manager(hash_).get_file(file) or ".").parent
-    found = {
+    return {
         "submitted": len(mode.submitted),
         "asked again": len(mode.submitted),
         "launched": mode.launched,
@@ -76,8 +125,9 @@ def main() -> None:
         "name": kernel.src.name,
         "metadata": kernel.metadata.name,
     }
-    json.dump(found, sys.stdout)
 
 
 if __name__ == "__main__":
-    main()
+    from tests.support.kernels import contract_compiles  # as the processes know it
+
+    json.dump({"keys": keys(), "pooled": pooled(CompilePool(2)), "one": seen_of_one()}, sys.stdout)

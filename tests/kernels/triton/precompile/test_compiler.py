@@ -4,32 +4,13 @@ from __future__ import annotations
 
 import contextvars
 import threading
-from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-pytest.importorskip("triton")
-
-from triton.backends.compiler import GPUTarget
-
 from chorale.kernels.triton.precompile.compiler import PendingKernel, Precompiler
-
-
-@pytest.fixture(autouse=True)
-def context() -> Iterator[None]:
-    """Triton's hook is a context variable: give it back."""
-    from triton.runtime import _async_compile
-
-    token = _async_compile.active_mode.set(None)
-    yield
-    _async_compile.active_mode.reset(token)
-
-
-def kernel(name: str) -> Any:
-    metadata = SimpleNamespace(name=name, target=GPUTarget("none", 90, 32))
-    return SimpleNamespace(metadata=metadata, function=name, hash="", src=SimpleNamespace(name=name))
+from tests.support.kernels.fake_kernel import kernel
 
 
 def ask(

@@ -10,16 +10,10 @@ import logging
 import os
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-from tests.support import ROOT
-
-pytest.importorskip("triton")
-
 import triton
 from triton.runtime import _async_compile
 from triton.runtime.jit import JITFunction
@@ -29,23 +23,42 @@ from chorale.kernels.reference.ops import REFERENCE_OPS
 from chorale.kernels.triton.precompile import contract, make_precompiler
 from chorale.kernels.triton.precompile.contract import ContractError, check
 from chorale.serve.engine import compile_phase, process
+from tests.support import ROOT
 
 
 def test_the_installed_version_has_every_name() -> None:
     check()
 
 
-def test_a_kernel_goes_the_way_that_is_relied_on(tmp_path: Path) -> None:
-    """In a process that compiles one kernel for sm_90: see ``tests/support/kernels``."""
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a process that compiles kernels for sm_90 has seen: see ``tests/support/kernels``."""
+    folder = tmp_path_factory.mktemp("cache")
     path = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))  # another Triton may be on it
     settings = os.environ | {"PYTHONPATH": path, "TRITON_INTERPRET": "0"}
-    settings |= {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_DEFAULT_FP_FUSION": "1"}
+    settings |= {"TRITON_CACHE_DIR": str(folder), "TRITON_DEFAULT_FP_FUSION": "1"}
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.kernels.contract_compiles"],
-        env=settings, cwd=tmp_path, capture_output=True, text=True, timeout=200,
+        env=settings, cwd=folder, capture_output=True, text=True, timeout=200,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_kernels_are_compiled_by_processes(compiled: dict[str, Any]) -> None:
+    """A kernel and one of Gluon's, with what they call, found on disk afterwards by this process's key."""
+    assert compiled["pooled"] == [2, 0, 0]
+
+
+def test_keys_do_not_depend_on_which_kernel_was_asked_for_first(compiled: dict[str, Any]) -> None:
+    """Another process, which has settled them, finds the same ones, whatever it asks for afterwards."""
+    assert len(compiled["keys"]) == 2
+    assert all("VALUE_ROUNDS" in names for names in compiled["keys"])
+
+
+def test_a_kernel_goes_the_way_that_is_relied_on(compiled: dict[str, Any]) -> None:
+    found = compiled["one"]
     assert found["submitted"] == 1, "_do_compile did not call submit of the active mode exactly once"
     assert found["launched"] == [], "run(warmup=True) launched, or compiled in the launching thread"
     assert found["finalized"], "finalize_fn does not put its argument into Triton's cache of kernels"

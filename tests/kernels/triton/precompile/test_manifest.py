@@ -5,18 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-pytest.importorskip("triton")
-
 import torch
 import triton
-from triton.backends.compiler import GPUTarget
 from triton.runtime.cache import get_cache_manager
 
 import chorale
@@ -25,22 +20,19 @@ from chorale.kernels.triton.precompile.compiler import Precompiler
 from chorale.kernels.triton.precompile.manifest import CompileManifest, is_cached
 from chorale.kernels.triton.precompile.pool import MANIFESTS
 from chorale.serve.engine.compile_phase import SOURCES
+from tests.support.kernels.fake_kernel import kernel
 
 FACTS, GPU = "20b, 64 rows", torch.device("meta")
 ROOTS = (Path("kernels"), Path("runtime"))
 
 
 @pytest.fixture(autouse=True)
-def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """An empty disk cache, a machine with a Hopper GPU, and no hook afterwards."""
-    from triton.runtime import _async_compile
-
-    token = _async_compile.active_mode.set(None)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty disk cache, and a machine with a Hopper GPU."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.chdir(make_sources(tmp_path / "sources"))
     set_target(monkeypatch, 90)
-    yield tmp_path / "cache"
-    _async_compile.active_mode.reset(token)
+    return tmp_path / "cache"
 
 
 def make_sources(folder: Path) -> Path:
@@ -141,13 +133,10 @@ def play(*names: str, fails: bool = False) -> Precompiler:
 
 
 def maker(name: str, fails: bool = False) -> Callable[[], Any]:
-    src = SimpleNamespace(name="norm")
-
     def compile_() -> Any:
         if fails:
             raise RuntimeError("no such instruction")
-        metadata = SimpleNamespace(name="norm", target=GPUTarget("none", 90, 32))
-        return SimpleNamespace(hash=put_kernel(name)[0], src=src, metadata=metadata)
+        return kernel("norm", put_kernel(name)[0])
 
     return compile_
 

@@ -1,4 +1,7 @@
-"""Processes that compile: they do, without a device; and whatever they cannot do, this process does."""
+"""Processes that compile: how they end, what they refuse, and whatever they cannot do, this process does.
+
+That they compile is shown in ``test_contract.py``.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-from tests.support import ROOT
-
-pytest.importorskip("triton")
-
 import triton
 from triton.backends.compiler import GPUTarget
 
@@ -27,16 +25,8 @@ from chorale.kernels.triton.precompile import pool as pools
 from chorale.kernels.triton.precompile import worker_main
 from chorale.kernels.triton.precompile.compiler import Precompiler
 from chorale.kernels.triton.precompile.pool import CompilePool, cache_exists, start
-
-
-@pytest.fixture(autouse=True)
-def context() -> Iterator[None]:
-    """Triton's hook is a context variable: give it back."""
-    from triton.runtime import _async_compile
-
-    token = _async_compile.active_mode.set(None)
-    yield
-    _async_compile.active_mode.reset(token)
+from tests.support import ROOT
+from tests.support.kernels.fake_kernel import kernel
 
 
 @pytest.fixture(name="pool")
@@ -53,18 +43,6 @@ def open_pool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Compi
 
 def children(pid: int) -> list[int]:
     return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def test_kernels_are_compiled_by_processes(tmp_path: Path) -> None:
-    """A kernel and one of Gluon's, with what they call, found on disk afterwards by this process's key."""
-    settings = os.environ | {"PYTHONPATH": str(ROOT), "TRITON_INTERPRET": "0"}
-    settings |= {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_DEFAULT_FP_FUSION": "1"}
-    command = [sys.executable, "-m", "tests.support.kernels.pool_compiles"]
-    done = subprocess.run(command, env=settings, cwd=ROOT, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stdout.split() == ["compiled", "2", "here", "0", "late", "0"], (
-        done.stdout + done.stderr[-4000:]
-    )
 
 
 def test_tasks_that_fail_and_the_end_of_processes_that_are_dismissed(pool: CompilePool) -> None:
@@ -158,11 +136,6 @@ class Refusing:
         self.is_closed = True
 
 
-def kernel(name: str) -> Any:
-    metadata = SimpleNamespace(name=name, target=GPUTarget("none", 90, 32))
-    return SimpleNamespace(metadata=metadata, hash="", src=SimpleNamespace(name=name), function=name)
-
-
 @pytest.mark.parametrize("can_be_told", [True, False])
 def test_what_the_pool_does_not_do_is_done_here(can_be_told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling, "is_cached", lambda key, name: False)
@@ -220,31 +193,3 @@ def test_triton_has_what_is_built_upon() -> None:
     """Names that a release may change; then kernels are compiled in this process."""
     source = Path(triton.__file__).parent.joinpath("runtime", "jit.py").read_text("utf-8")
     assert "self.compile(src, target=target, options=options.__dict__, _env_vars=env_vars)" in source
-
-
-FIRSTS = ("_round_kernel", "_conclude_kernel")
-KEYS = f"""
-import os
-from chorale.kernels.triton.precompile.worker_main import settle_keys
-from chorale.kernels.triton.sampling import thresholds
-for first in {FIRSTS}:
-    if os.fork() == 0:
-        settle_keys()
-        getattr(thresholds, first).cache_key
-        found = thresholds._conclude_kernel
-        found.cache_key
-        print(first, [name for name, _ in found.used_global_vals], flush=True)
-        os._exit(0)
-    os.wait()
-"""
-
-
-def test_keys_do_not_depend_on_which_kernel_was_asked_for_first() -> None:
-    """Another process, which has settled them, finds the same ones, whatever it asks for afterwards."""
-    settings = os.environ | {"PYTHONPATH": str(ROOT), "TRITON_INTERPRET": "0"}
-    done = subprocess.run(
-        [sys.executable, "-c", KEYS], env=settings, capture_output=True, text=True, timeout=60
-    )
-    lines = done.stdout.splitlines()
-    assert [line.split()[0] for line in lines] == list(FIRSTS), done.stderr
-    assert all("VALUE_ROUNDS" in line for line in lines)
