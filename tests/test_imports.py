@@ -34,7 +34,7 @@ requests: config errors grammar harmony tools tracing turns
 model: config errors harmony kernels machine parallel
 runtime: config engine errors grammar harmony kernels machine model parallel
 testing: client engine errors grammar kernels model
-jobs: api client config errors harmony ids machine requests store tracing
+jobs: client config engine.types errors harmony ids machine requests store tracing
 api: client config engine errors grammar harmony ids jobs machine requests store tools tracing turns version
 serve: api client config engine errors grammar harmony jobs kernels machine model parallel runtime store tools
 serve: requests tracing

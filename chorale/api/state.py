@@ -12,6 +12,7 @@ from chorale.engine.types import NOBODY, Owner
 from chorale.errors import ModelNotFoundError
 from chorale.grammar.checker import GrammarChecker
 from chorale.jobs.background import Background
+from chorale.jobs.leases import Leases
 from chorale.tracing.context import recording
 from chorale.turns.built_in.open import ToolHost
 
@@ -61,6 +62,10 @@ class ServerState:
             return NOBODY
         name = owner_name(digest)
         return Owner(name, self.config.key_weights.get(name, 1.0))
+
+    @property
+    def leases(self) -> Leases:
+        return self.background.leases
 
     @property
     def background_room(self) -> int:

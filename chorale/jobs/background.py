@@ -1,24 +1,20 @@
-"""Background: the background jobs of this process, its heartbeat, and the expiry of dead servers.
+"""Background: the background responses of this process.
 
-While a server process owns something in the store (a background response, the lease on a conversation), it
-increments its beat every ``beat_seconds``. A server whose beat has not changed for ``patience`` beats of this
-process is dead; the first process to notice puts back or fails its responses. Responses that were put back
-wait for any server with room. Clocks are not compared, and time in which this process was stopped does not
-count, so clock jumps and suspends cannot expire a live server.
+Responses that were put back wait for any server with room (``chorale.jobs.leases``).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from typing import TYPE_CHECKING, Protocol
 
+from chorale.client.shares import Shares
+from chorale.engine.types import Owner
 from chorale.errors import ChoraleError, EngineError, QueueFullError
-from chorale.ids import new_id
+from chorale.jobs.leases import BEAT_SECONDS, Leases, Works
 
 if TYPE_CHECKING:
-    from chorale.store.protocol import Lease
     from chorale.store.store import ResponseStore
 
 logger = logging.getLogger(__name__)
@@ -31,6 +27,9 @@ class Job(Protocol):
 
     @property
     def response_id(self) -> str: ...
+
+    @property
+    def owner(self) -> Owner: ...
 
     @property
     def is_ending(self) -> bool: ...
@@ -59,102 +58,76 @@ class Resumer(Protocol):
     async def take(self, response_id: str, server_id: str) -> Job | None: ...
 
 
-class Background:
+class Background(Works[Job]):
     """One per server process. ``watch`` runs as a task all the time; ``close`` ends it."""
 
-    def __init__(self, *, beat_seconds: float = 2.0, patience: int = 7) -> None:
-        self.server_id = new_id("srv")
-        self._beat_seconds = beat_seconds
-        self._patience = patience
-        self._jobs: dict[str, Job] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+    kind = "background responses"
+
+    def __init__(self, *, beat_seconds: float = BEAT_SECONDS, patience: int = 7) -> None:
+        super().__init__(beat_seconds=beat_seconds)
+        self.leases = Leases(patience)
+        self._shares = Shares()
         self._starting: set[str] = set()  # begun in the store, or about to be
         self._resuming: set[asyncio.Task[None]] = set()
-        self.closing = False  # begin nothing; leave waiting responses to other servers
-        self._leases: list[Lease] = []  # not released yet
-        self._problem = ""  # the store's last logged error
-        self._seen: dict[str, tuple[int, int]] = {}  # other servers: beat, times seen
 
     @property
-    def num_jobs(self) -> int:
-        return len(self._jobs) + len(self._starting)
+    def num_running(self) -> int:
+        return len(self._works) + len(self._starting)
 
-    def find(self, response_id: str) -> Job | None:
-        return self._jobs.get(response_id)
-
-    def check_room(self, limit: int) -> None:
-        """Raises ``QueueFullError`` if ``limit`` responses are running."""
-        if self.num_jobs >= limit:
+    def check_room(self, owner: Owner, limit: int) -> None:
+        """Raises ``QueueFullError`` if ``limit`` responses are running and the owner has its share."""
+        num_resuming = self.num_running - self._shares.total  # their owners are not known yet
+        if not self._shares.admits(owner, 1, limit - num_resuming):
             raise QueueFullError("too many background responses are running", retry_after=1)
 
     async def launch(self, job: Job, limit: int) -> None:
         """Begins a job and runs it as a task. Raises ``QueueFullError``, or an error of ``begin``."""
-        self.check_room(limit)
+        self.check_room(job.owner, limit)
         self._starting.add(job.response_id)
+        self._shares.take(job.owner)
         try:
             await job.begin()
-            self._jobs[job.response_id] = job
+        except BaseException:
+            self._shares.give(job.owner)
+            raise
         finally:
             self._starting.discard(job.response_id)
-        self._run(job)
+        self._start(job.response_id, job, job.run())
 
-    def _run(self, job: Job) -> None:
-        task = self._tasks[job.response_id] = asyncio.create_task(job.run())
-        task.add_done_callback(lambda done: self._ended(job.response_id, done))
-
-    def _ended(self, response_id: str, task: asyncio.Task[None]) -> None:
-        del self._jobs[response_id], self._tasks[response_id]
-        if not task.cancelled() and (fault := task.exception()) is not None:
-            logger.error("background response %s", response_id, exc_info=fault)
+    def _ended(self, work_id: str, task: asyncio.Task[None]) -> None:
+        self._shares.give(self._works[work_id].owner)
+        super()._ended(work_id, task)
 
     # ------------------------------------------------------------------ for the life of the process
 
     async def watch(self, store: ResponseStore, resumer: Resumer | None = None) -> None:
         """Sends heartbeats, expires dead servers and resumes waiting responses, until cancelled."""
-        while True:
-            try:
-                await self._look(store)
-                if resumer is not None and not self.closing:
-                    await self._resume_waiting(resumer)
-                self._problem = ""
-            except ChoraleError as error:
-                if error.message != self._problem:  # logged once
-                    logger.warning("background responses: %s", error)
-                self._problem = error.message
-            await asyncio.sleep(self._beat_seconds)
+
+        async def look() -> None:
+            await self._look(store)
+            if resumer is not None and not self.closing:
+                await self._resume_waiting(resumer)
+
+        await self._repeat(look)
 
     async def _look(self, store: ResponseStore) -> None:
-        await self._release_leases(store)
-        servers = await store.jobs.servers()
-        if self.server_id in servers:
-            mine = set(self._jobs)
-            live = await store.jobs.beat(self.server_id)
-            for response_id in mine - live:  # cancelled, deleted or expired by another process
-                job = self._jobs.get(response_id)
-                if job is not None and not job.is_ending:
-                    job.stop()
-            if strays := live - mine - set(self._jobs) - self._starting:
-                await store.background.fail(self.server_id, strays)  # refused earlier
-        await self._expire_dead(store, servers)
-
-    async def _expire_dead(self, store: ResponseStore, servers: dict[str, int]) -> None:
-        before, self._seen = self._seen, {}
-        for server_id, beat in servers.items():
-            if server_id == self.server_id:
-                continue
-            known, num_times = before.get(server_id, (beat, 0))
-            num_times = num_times + 1 if known == beat else 1
-            self._seen[server_id] = beat, num_times
-            if num_times > self._patience:
-                failed = await store.jobs.expire(server_id, beat)
-                logger.warning("a server process is gone; its background responses failed: %s", failed)
+        mine = set(self._works)
+        live = await self.leases.beat(store)
+        if live is None:
+            return
+        for response_id in mine - live:  # cancelled, deleted or expired by another process
+            job = self._works.get(response_id)
+            if job is not None and not job.is_ending:
+                job.stop()
+        if strays := live - mine - set(self._works) - self._starting:
+            await store.background.fail(self.leases.server_id, strays)  # refused earlier
 
     async def _resume_waiting(self, resumer: Resumer) -> None:
         """Begins waiting responses as far as there is room, in tasks, so that heartbeats continue."""
         for response_id in await resumer.find():
-            if self.num_jobs >= resumer.room:
+            if self.num_running >= resumer.room:
                 return
-            if response_id not in self._starting and response_id not in self._jobs:
+            if response_id not in self._starting and response_id not in self._works:
                 self._starting.add(response_id)
                 task = asyncio.create_task(self._resume(resumer, response_id))
                 self._resuming.add(task)
@@ -162,11 +135,11 @@ class Background:
 
     async def _resume(self, resumer: Resumer, response_id: str) -> None:
         try:
-            job = await resumer.take(response_id, self.server_id)
+            job = await resumer.take(response_id, self.leases.server_id)
             if job is not None:
                 await job.begin()
-                self._jobs[response_id] = job
-                self._run(job)
+                self._shares.take(job.owner)
+                self._start(response_id, job, job.run())
         except ChoraleError as error:
             logger.warning("background response %s: %s", response_id, error)
         finally:
@@ -179,45 +152,21 @@ class Background:
             task.cancel()
         await asyncio.gather(*self._resuming, return_exceptions=True)
         try:
-            left = await store.background.put_back(self.server_id)
+            left = await store.background.put_back(self.leases.server_id)
         except ChoraleError as error:
             logger.warning("background responses could not be left to other servers: %s", error)
             return
         for response_id in left:
-            if (job := self._jobs.get(response_id)) is not None:
+            if (job := self._works.get(response_id)) is not None:
                 job.leave()
-
-    async def release(self, store: ResponseStore, lease: Lease) -> None:
-        """Releases a conversation now or, if the store fails, with a later heartbeat. Never raises."""
-        if store.fault is None:
-            try:
-                await store.conversations.release(lease)
-                return
-            except ChoraleError as error:
-                logger.warning("conversation %s could not be released yet: %s", lease.conversation_id, error)
-        self._leases.append(lease)
-
-    async def _release_leases(self, store: ResponseStore) -> None:
-        while self._leases:
-            await store.conversations.release(self._leases[0])
-            del self._leases[0]
-
-    async def drain(self) -> None:
-        """Waits until all jobs have ended."""
-        while self._tasks:
-            await asyncio.wait(self._tasks.values())
 
     async def close(self, store: ResponseStore) -> None:
         """Puts back or fails running responses, and unregisters from the store."""
         await self.put_back(store)
         error: ChoraleError = EngineError(STOPPED, code="server_restarted")
-        for job in list(self._jobs.values()):
+        for job in list(self._works.values()):
             job.stop(error)
-        tasks = list(self._tasks.values())
-        if tasks:
-            await asyncio.wait(tasks, timeout=5)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        with contextlib.suppress(ChoraleError):  # also ends the leases
-            await store.jobs.expire(self.server_id, None)
+        if self._tasks:
+            await asyncio.wait(self._tasks.values(), timeout=5)
+        await self._abort()
+        await self.leases.end(store)

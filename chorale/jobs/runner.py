@@ -1,7 +1,7 @@
 """BatchRunner: the batches of this server process, and the housekeeping of files.
 
-Beats, the expiry of dead servers and the id of this server are those of background responses
-(``chorale.jobs.background``): the store puts the batches of a dead server back.
+Background responses send the beats and expire dead servers, whose batches the store puts back
+(``chorale.jobs.leases``).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from chorale.errors import ChoraleError
 from chorale.jobs.contents import Contents
 from chorale.jobs.execute import LineRetries, Sender
+from chorale.jobs.leases import BEAT_SECONDS, Works
 from chorale.jobs.lines import LostError, Sending
 from chorale.jobs.slots import MAX_LINES_BYTES, Slots
 from chorale.jobs.work import BatchLimits, BatchWork
@@ -40,12 +41,14 @@ class Engine:
     concurrency: Callable[[], int]
 
 
-class BatchRunner:
+class BatchRunner(Works[BatchWork]):
     """One per server process. ``run`` runs as a task all the time; ``close`` ends it.
 
     ``woken``, when set, makes it look at the store. ``sender(owner)`` sends lines as that owner.
     ``counted``: see ``LineWork``.
     """
+
+    kind = "batches"
 
     def __init__(
         self,
@@ -58,37 +61,17 @@ class BatchRunner:
         woken: asyncio.Event,
         sender: Callable[[bytes], Sender],
         counted: Callable[[Sequence[Result]], None] = lambda results: None,
-        beat_seconds: float = 2.0,
+        beat_seconds: float = BEAT_SECONDS,
     ) -> None:
+        super().__init__(beat_seconds=beat_seconds, woken=woken)
         self._store, self._contents, self._server_id = store, contents, server_id
         self._engine, self._limits, self._sender, self._counted = engine, limits, sender, counted
-        self._beat_seconds = beat_seconds
         self._slots = Slots(engine.concurrency, MAX_LINES_BYTES)
-        self._works: dict[str, BatchWork] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._woken = woken
-        self._leaving = False
-        self._problem = ""  # the last logged error of the store
         self._swept = -_SWEEP_SECONDS
-
-    @property
-    def num_running(self) -> int:
-        return len(self._works)
 
     async def run(self) -> None:
         """Claims batches and follows what other processes change, until cancelled."""
-        while True:
-            try:
-                await self._look()
-                self._problem = ""
-            except ChoraleError as error:
-                if error.message != self._problem:  # logged once
-                    logger.warning("batches: %s", error)
-                self._problem = error.message
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._beat_seconds):
-                    await self._woken.wait()
-            self._woken.clear()
+        await self._repeat(self._look)
 
     async def _look(self) -> None:
         self._slots.look()
@@ -98,7 +81,7 @@ class BatchRunner:
         if now - self._swept >= _SWEEP_SECONDS:
             self._swept = now
             await self.sweep()
-        while not self._leaving and len(self._works) < AT_ONCE and self._engine.concurrency() > 0:
+        while not self.closing and len(self._works) < AT_ONCE and self._engine.concurrency() > 0:
             if not await self._claim():
                 return
 
@@ -110,9 +93,9 @@ class BatchRunner:
         batch = None if batch_id is None else await rows.owned(batch_id, self._server_id)
         if batch is None:
             return False
-        if self._leaving:  # meanwhile; ``close`` puts it back
+        if self.closing:  # meanwhile; ``close`` puts it back
             return False
-        work = self._works[batch.id] = BatchWork(
+        work = BatchWork(
             batch,
             self._store,
             self._contents,
@@ -121,7 +104,7 @@ class BatchRunner:
             limits=self._limits,
             counted=self._counted,
         )
-        self._tasks[batch.id] = asyncio.create_task(self._run(work))
+        self._start(batch.id, work, self._run(work))
         return True
 
     def _sending(self, owner: bytes) -> Sending:
@@ -136,16 +119,17 @@ class BatchRunner:
             logger.warning("%s is another server's now, or was deleted", work.id)
         except Exception:
             logger.exception("%s", work.id)
-            await self._give_up(work)
-        finally:
-            del self._works[work.id], self._tasks[work.id]
-            self._swept = -_SWEEP_SECONDS
-            self._woken.set()
+            fault = {"code": "server_error", "line": None, "message": "internal error", "param": None}
+            with contextlib.suppress(ChoraleError):
+                await self._store.batches.end(work.id, self._server_id, "failed", faults=[fault])
 
-    async def _give_up(self, work: BatchWork) -> None:
-        fault = {"code": "server_error", "line": None, "message": "internal error", "param": None}
-        with contextlib.suppress(ChoraleError):
-            await self._store.batches.end(work.id, self._server_id, "failed", faults=[fault])
+    def _ended(self, work_id: str, task: asyncio.Task[None]) -> None:
+        super()._ended(work_id, task)
+        self._sweep_soon()
+
+    def _sweep_soon(self) -> None:
+        self._swept = -_SWEEP_SECONDS
+        self._woken.set()
 
     async def _ready(self) -> None:
         while not self._engine.is_ready():
@@ -158,30 +142,21 @@ class BatchRunner:
                 await self._contents.delete(file_id)
             await self._store.files.forget(gone)
         if await self._store.batches.sweep(self._limits.ttl) or gone:
-            self._swept = -_SWEEP_SECONDS  # there may be more
-            self._woken.set()
+            self._sweep_soon()  # there may be more
 
     # ------------------------------------------------------------------ the end of the process
 
     def leave(self) -> None:
         """Sends no further lines. Those in flight may still be answered."""
-        self._leaving = True
+        self.closing = True
         for work in self._works.values():
             work.leave()
         self._slots.end()
 
-    async def drain(self) -> None:
-        """Waits until the lines in flight have been answered."""
-        while self._tasks:
-            await asyncio.wait(self._tasks.values())
-
     async def put_back(self) -> None:
         """Aborts the lines in flight and puts the batches back. Never raises. Idempotent."""
-        self._leaving = True
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        self.closing = True
+        await self._abort()
         try:
             await self._store.batches.release(self._server_id)
         except ChoraleError as error:

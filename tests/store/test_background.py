@@ -168,16 +168,16 @@ def test_two_watches_bury_only_who_stopped_beating(place: str) -> None:
             asyncio.create_task(watch.watch(store)) for watch, store in zip(watches, stores, strict=True)
         ]
         for watch, store in zip(watches, stores, strict=True):
-            await store.background.begin(queued(), watch.server_id)
+            await store.background.begin(queued(), watch.leases.server_id)
             # A job would keep its response from being failed as a stray.
-            watch._starting.update(await store.jobs.beat(watch.server_id))
+            watch._starting.update(await store.jobs.beat(watch.leases.server_id))
         await asyncio.sleep(3)
-        assert set(await stores[0].jobs.servers()) == {watch.server_id for watch in watches}
+        assert set(await stores[0].jobs.servers()) == {watch.leases.server_id for watch in watches}
         tasks[1].cancel()
         async with asyncio.timeout(10):
-            while watches[1].server_id in await stores[0].jobs.servers():
+            while watches[1].leases.server_id in await stores[0].jobs.servers():
                 await asyncio.sleep(0.05)
-        assert set(await stores[0].jobs.servers()) == {watches[0].server_id}
+        assert set(await stores[0].jobs.servers()) == {watches[0].leases.server_id}
         tasks[0].cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for store in stores:
@@ -224,7 +224,7 @@ def test_what_runs_is_not_evicted() -> None:
 def test_a_refused_response_that_could_not_be_taken_back_is_failed() -> None:
     async def scenario() -> None:
         store, watch = SqliteStore(), Background(beat_seconds=0.02)
-        stray = await begun(store, watch.server_id)
+        stray = await begun(store, watch.leases.server_id)
         task = asyncio.create_task(watch.watch(store))
         async with asyncio.timeout(5):
             while (found := await store.get(stray.id, b"")) is None or found.status != "failed":
@@ -241,7 +241,7 @@ def test_the_watch_goes_on_after_the_store_has_failed(tmp_path: Path) -> None:
     async def scenario() -> None:
         path = tmp_path / "r.sqlite3"
         store, watch = SqliteStore(str(path), lock_seconds=0.05), Background(beat_seconds=0.02)
-        stray = await begun(store, watch.server_id)
+        stray = await begun(store, watch.leases.server_id)
         with write_lock(path):
             task = asyncio.create_task(watch.watch(store))
             async with asyncio.timeout(20):

@@ -114,10 +114,10 @@ def test_a_conversation_that_could_not_be_released_is_free_with_a_later_heartbea
                 assert refused.status_code == 503  # it could not be taken
             lock = write_lock(path)
             background, store = server.app.state.background, server.store
-            hold = await store.conversations.take(made.id, b"", background.server_id)
+            hold = await store.conversations.take(made.id, b"", background.leases.server_id)
             with lock:
                 began = time.monotonic()
-                await background.release(store, hold)
+                await background.leases.release(store, hold)
                 assert time.monotonic() - began < LOCK_SECONDS + SLACK
             assert (await server.post(input="a", conversation=made.id))[0] == 400  # still held
             await background._look(store)

@@ -189,7 +189,7 @@ async def test_a_background_response_has_a_span_of_its_own_below_the_request() -
         while made.status not in ("completed", "failed"):
             await asyncio.sleep(0.02)
             made = await server.sdk.responses.retrieve(made.id)
-        while server.state.background.num_jobs:
+        while server.state.background.num_running:
             await asyncio.sleep(0.01)
 
     request, background, generate = (tracer.only(name) for name in ("chat", "background", "generate"))

@@ -83,7 +83,7 @@ def make_runner(state: ServerState, service: BatchService) -> BatchRunner:
     return BatchRunner(
         state.store,
         service.contents,
-        state.background.server_id,
+        state.leases.server_id,
         Engine(state.model_names[0], is_ready, concurrency),
         service.limits,
         woken=service.woken,

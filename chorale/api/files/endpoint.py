@@ -56,13 +56,13 @@ async def create(state: ServerState, service: BatchService, request: Request) ->
     declared = int(length) if length.isascii() and length.isdigit() else 0
     now = state.store.files.now
     file = StoredFile(new_file_id(), owner_of(request), now, None, "", "", declared)
-    room = await state.store.files.begin(file, state.background.server_id, service.quota)
+    room = await state.store.files.begin(file, state.leases.server_id, service.quota)
     most = min(room, service.quota.max_file_bytes)
     service.uploads.take(owner)
     try:
         form = await Form(request.stream(), boundary, most).read(partial(service.contents.write, file.id))
         done = _described(file, form, service)
-        if not await state.store.files.finish(done, state.background.server_id):
+        if not await state.store.files.finish(done, state.leases.server_id):
             raise StoreError("the upload was interrupted")
     except BaseException:
         await asyncio.shield(_drop(state, service, file.id))

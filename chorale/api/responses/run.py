@@ -157,7 +157,7 @@ class Run:
         await self._prepared.prompt.close()
         lease, self.lease = self.lease, None
         if lease is not None:
-            await self.state.background.release(self.state.store, lease)
+            await self.state.leases.release(self.state.store, lease)
 
     # ------------------------------------------------------------------ verbs of a background job
 
@@ -301,15 +301,15 @@ async def begin(
     ``history``: the conversation of the previous response, if the store does not have it.
     """
     if fields.background:
-        state.background.check_room(state.background_room)  # before the work
+        state.background.check_room(state.owner(owner), state.background_room)  # before the work
     lease: Lease | None = None
     if fields.conversation is not None:
-        server_id = state.background.server_id
+        server_id = state.leases.server_id
         lease = await state.store.conversations.take(fields.conversation.id, owner, server_id)
     try:
         prepared = await prepare(state, fields, owner, history)
         return Run(state, fields, prepared, owner, lease, unstored=history is not None)
     except BaseException:
         if lease is not None:
-            await state.background.release(state.store, lease)
+            await state.leases.release(state.store, lease)
         raise

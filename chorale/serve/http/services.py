@@ -58,7 +58,7 @@ class BackgroundResponses:
 
     @property
     def num_running(self) -> int:
-        return self._background.num_jobs
+        return self._background.num_running
 
     async def run(self) -> None:
         await self._background.watch(self._store, self._resumer)

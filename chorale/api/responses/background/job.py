@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from chorale.api.responses.event_log import LogEvent, join, pack
 from chorale.api.responses.run import Run
 from chorale.api.telemetry.request_trace import begin_background, end_background
+from chorale.engine.types import Owner
 from chorale.errors import ChoraleError
 from chorale.store.protocol import EventChunk, StoreError
 from chorale.store.store import ResponseStore
@@ -63,6 +64,10 @@ class Job:
     @property
     def response_id(self) -> str:
         return self._run.response_id
+
+    @property
+    def owner(self) -> Owner:
+        return self._run.state.owner(self._run.owner)
 
     @property
     def is_ending(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from chorale.config.engine import ServerConfig
+from chorale.config.engine import ServerConfig, hash_key
 from chorale.errors import EngineDeadError
 from chorale.jobs.background import STOPPED
 from chorale.store.store import SqliteStore
@@ -124,7 +124,7 @@ def test_cancel_keeps_what_was_said_and_is_idempotent() -> None:
             events = await reading
             assert events[-1]["type"] == "response.incomplete"
             assert fold_events(events)["status"] == "cancelled"
-            assert server.app.state.background.num_jobs == 0
+            assert server.app.state.background.num_running == 0
 
     run(scenario)
 
@@ -197,6 +197,14 @@ def test_too_many_are_refused_before_they_are_stored() -> None:
             assert body["error"]["code"] == "rate_limit_exceeded"
             await server.sdk.responses.cancel(kept[0][1]["id"])
             assert (await server.post(input="x", background=True))[0] == 200
+        async with serve(HANGS, key_hashes=(hash_key("a"), hash_key("b")), config=config) as server:
+            for key, status in (("a", 200), ("a", 200), ("a", 429), ("b", 200), ("b", 429)):
+                answer = await server.http.post(
+                    "/v1/responses",
+                    json={"input": "x", "background": True},
+                    headers={"authorization": f"Bearer {key}"},
+                )
+                assert answer.status_code == status, "the second key has a half of them"
         async with serve(HANGS, max_in_flight=1) as server:  # the engine's own queue is full
             assert (await server.post(input="x", background=True))[0] == 200
             assert (await server.post(input="x", background=True))[0] == 429

@@ -195,7 +195,7 @@ def test_a_resumed_response_is_shown_as_it_was_created(tmp_path: Path) -> None:
         config = ServerConfig(system_start_date="2026-01-02", default_reasoning_effort="high")
         async with serve(HELLO, store=store, config=config) as server:
             state = server.app.state
-            job = await Resumer(state).take(made["id"], state.background.server_id)
+            job = await Resumer(state).take(made["id"], state.background.leases.server_id)
             assert job is not None
             await state.background.launch(job, 1)
             events = parse_sse((await server.http.get(f"/v1/responses/{made['id']}?stream=true")).content)

@@ -153,7 +153,7 @@ def test_what_a_reader_has_seen_is_not_contradicted(tmp_path: Path) -> None:
                 _first_events(server, made[1]["id"], 4), 10
             )  # created, queued, in_progress, an item
             assert before[2] == "response.in_progress"
-            await store.jobs.expire(server.app.state.background.server_id, None)
+            await store.jobs.expire(server.app.state.background.leases.server_id, None)
             found = await store.get(made[1]["id"], b"")
             assert found is not None
             assert (found.status, found.body["error"]) == ("failed", RESTARTED)
@@ -269,7 +269,7 @@ def test_one_server_claims_a_waiting_response_on_postgresql(database: str) -> No
         store = ResponseStore(Access(lambda first: connect(database, first), Bounds()))
         async with serving(store, HANGS, watched=False) as server:
             _, made = await server.post(input="go", background=True)
-            await store.jobs.expire(server.app.state.background.server_id, None)
+            await store.jobs.expire(server.app.state.background.leases.server_id, None)
             assert [waiting for waiting, _ in await store.background.waiting()] == [made["id"]]
             claims = await asyncio.gather(*(store.background.claim(made["id"], f"wrk_{i}") for i in range(4)))
             assert sum(claimed is not None for claimed in claims) == 1
