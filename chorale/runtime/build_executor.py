@@ -11,7 +11,7 @@ from chorale.model.config import ModelConfig
 from chorale.model.gpt_oss import GptOss
 from chorale.parallel.rank import Rank
 from chorale.runtime.device import DTYPES, Device
-from chorale.runtime.drafts.setup import DraftSetup, make_drafting
+from chorale.runtime.drafts.drafting import DraftSetup, make_drafting
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.offload.transfers import PageTransfers
 from chorale.runtime.sampling.grammar import GrammarRows

@@ -26,14 +26,14 @@ from chorale.runtime.sampling.grammar import Fetch, GrammarRows, Masks
 from chorale.runtime.sampling.sampler import Sampler
 from chorale.runtime.sizing.graph_sizes import MIXED_ROWS
 from chorale.runtime.sizing.memory import LOGIT_ROWS
-from chorale.runtime.steps.batch import StepBatch
+from chorale.runtime.steps.batch import (
+    DraftTensors,
+    StepBatch,
+    single_places,
+)
 from chorale.runtime.steps.buffers import Buffers
 from chorale.runtime.steps.decode_graphs import DecodeGraphRunner
 from chorale.runtime.steps.mixed_graphs import MixedGraphRunner, dummy_plan
-from chorale.runtime.steps.places import (
-    DraftTensors,
-    single_places,
-)
 from chorale.runtime.steps.results import PendingLogprobs, empty_result, grid_result, make_result
 
 LogitsOf = Callable[[slice], torch.Tensor]  # some rows of a batch -> their logits, float32

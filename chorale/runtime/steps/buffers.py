@@ -19,8 +19,7 @@ from chorale.kernels.ops import AttentionMeta, ForwardBatch
 from chorale.runtime.device import Device
 from chorale.runtime.sampling.batch import SamplingBatch
 from chorale.runtime.sampling.row_state import RowSamplingState
-from chorale.runtime.steps.batch import PromptLogprobs, StepBatch
-from chorale.runtime.steps.places import DraftTensors, sampled_places
+from chorale.runtime.steps.batch import DraftTensors, PromptLogprobs, StepBatch, sampled_places
 
 Int32 = npt.NDArray[np.int32]
 

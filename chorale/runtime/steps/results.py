@@ -12,7 +12,7 @@ from chorale.engine.types import ALL_FORBIDDEN, REJECTED, IntArray, StepPlan, St
 from chorale.runtime.device import Arrays
 from chorale.runtime.sampling.logprobs import LogprobTensors, to_records
 from chorale.runtime.sampling.sampler import FORBIDDEN, NO_TOKEN
-from chorale.runtime.steps.places import SampledPlaces
+from chorale.runtime.steps.batch import SampledPlaces
 
 BAD_LOGITS = "the model gave no finite logits for this sequence"
 

@@ -27,7 +27,7 @@ from chorale.model.weights import load_weights
 from chorale.parallel.shares import Share
 from chorale.runtime.build_executor import allocate_kv, make_executor
 from chorale.runtime.device import DTYPES, Device, open_device
-from chorale.runtime.drafts.setup import DraftSetup
+from chorale.runtime.drafts.drafting import DraftSetup
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.progress import Progress
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows

@@ -15,7 +15,7 @@ from chorale.model.gpt_oss import GptOss
 from chorale.parallel.rank import Rank
 from chorale.runtime.build_executor import allocate_kv, make_executor
 from chorale.runtime.device import Device
-from chorale.runtime.drafts.setup import DraftSetup
+from chorale.runtime.drafts.drafting import DraftSetup
 from chorale.runtime.progress import Progress
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
 from chorale.runtime.sizing.resolve import Resolved

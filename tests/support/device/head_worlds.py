@@ -20,9 +20,8 @@ from chorale.model.draft.config import small_head
 from chorale.model.draft.random_head import random_head
 from chorale.runtime.build_executor import allocate_kv, make_executor
 from chorale.runtime.device import CpuDevice
-from chorale.runtime.drafts.drafting import Drafting
+from chorale.runtime.drafts.drafting import Drafting, DraftSetup
 from chorale.runtime.drafts.head_runner import ReadTokens
-from chorale.runtime.drafts.setup import DraftSetup
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.sampling.grammar import GrammarCache, GrammarRows
 from chorale.runtime.sizing.resolve import resolve

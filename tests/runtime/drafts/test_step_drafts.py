@@ -8,8 +8,8 @@ import torch
 
 from chorale.engine.types import NO_DRAFT, REJECTED, BoolArray, IntArray, StepPlan
 from chorale.runtime.sampling.sampler import FORBIDDEN
+from chorale.runtime.steps.batch import DraftTensors, SampledPlaces, sampled_places
 from chorale.runtime.steps.buffers import query_starts
-from chorale.runtime.steps.places import DraftTensors, SampledPlaces, sampled_places
 from chorale.runtime.steps.results import make_result
 
 VOCAB = 4  # small, so that samples often equal the draft
