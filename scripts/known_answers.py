@@ -4,7 +4,7 @@
     python scripts/known_answers.py
 
 In ``chorale/measure/selfcheck``:
-``device/demo_answers.json``: log-probabilities of the demo by transformers, in float32.
+``demo_answers.json``: log-probabilities of the demo by transformers, in float32.
 ``serving/known_tokens.json``: texts and a chat, and their token ids by openai-harmony.
 """
 
@@ -18,11 +18,22 @@ from typing import Any
 import torch
 
 from chorale.harmony.vocab import export_vocabulary
-from chorale.measure.selfcheck.device.answers import LAST, SCALES, STORED
+from chorale.measure.selfcheck.device.answers import LAST, SCALES
+from chorale.measure.selfcheck.recorded import KNOWN_ANSWERS
 from chorale.measure.selfcheck.serving.harmony import KNOWN_TOKENS
-from chorale.measure.selfcheck.serving.texts import ENGLISH
 from chorale.model.demo import ensure_demo
 
+ENGLISH = (
+    "The harbour lay quiet in the morning, and the boats rocked gently on the water. A woman in a blue "
+    "coat walked along the wall with a basket of bread, greeting the fishermen as she passed. They had "
+    "been out all night and were tired, but the catch was good, and they talked loudly about the price "
+    "that they would get for it at the market. Above them, gulls circled and waited for something to "
+    "fall. The woman stopped at the last boat, where an old man was mending a net. He looked up and "
+    "smiled. He had known her since she was a child, and he always kept a small fish for her cat. In "
+    "return she gave him the end of a loaf that was still warm from the oven. They sat for a while and "
+    "watched the sun rise over the hills on the other side of the bay. Later in the day, the wind would "
+    "turn and bring rain from the west, but for now the sky was clear. "
+)
 TEXTS = (
     "<|start|>user<|message|>What is 17 + 25?<|end|>"
     "<|start|>assistant<|channel|>final<|message|>17 + 25 = 42",
@@ -109,7 +120,7 @@ def write_answers(tokens: list[list[int]]) -> None:
             chosen = logprobs.gather(1, torch.tensor(ids[1:]).unsqueeze(1)).squeeze(1)
             values += chosen[-LAST:].tolist()
         found.append([round(value, 6) for value in values])
-    STORED.write_text(json.dumps({"texts": tokens, "logprobs": found}) + "\n", "ascii")
+    KNOWN_ANSWERS.write_text(json.dumps({"texts": tokens, "logprobs": found}) + "\n", "ascii")
 
 
 if __name__ == "__main__":

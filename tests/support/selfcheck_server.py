@@ -35,6 +35,6 @@ def outcome(
             server = Server(PrivateProcess(process, tmp_path, tmp_path / "log"), client)
             server.model, server.max_model_len, server.kv_tokens = "m", 4096, 65536
             context = Context(quick=True, is_slow=False, has_accelerator=False)
-            return await run_one(Check("stops", "server", "", "", seconds), check, server, context)
+            return await run_one(Check("stops", "server", "", seconds, ""), check, server, context)
 
     return asyncio.run(run())

@@ -16,8 +16,9 @@ import torch
 
 from chorale.engine.types import CacheGroup
 from chorale.errors import ConfigError
-from chorale.kernels.ops import AttentionMeta, AttentionShape, ExpertTensors, Ops, QkvWeights, RouterWeights
+from chorale.kernels.ops import AttentionShape, ExpertTensors, Ops, QkvWeights, RouterWeights
 from chorale.measure.bench.gpu_time import graph_seconds
+from chorale.measure.steps import PagedSequences
 from chorale.model.gpt_oss import LayerWeights
 
 _D, _PAGE, _WINDOW, _VOCAB, _TOP_K, _EPS = 64, 64, 128, 201_088, 4, 1e-5
@@ -123,10 +124,12 @@ class Bench:
         """Yields (name, work of all layers, number of layers, cost of one layer) for the ops of a decode
         step.
         """
-        ops, layers, meta = self._ops, self._layers[:num_layers], self._meta(batch, context)
+        ops, layers = self._ops, self._layers[:num_layers]
+        rows = PagedSequences([context] * batch, _PAGE, torch.device(self._device))
+        meta = rows.decodes(range(context - 1, batch * context, context)).meta
         plan = ops.plan_attention(meta, AttentionShape(self._heads, self._kv_heads, _D, _WINDOW), _PAGE)
-        pages = 2 * batch * -(-context // _PAGE)
-        pools = [self._randn(pages, 2, self._kv_heads, _PAGE, _D) for _ in range(min(2, len(layers)))]
+        pages, count = rows.num_blocks, min(2, len(layers))
+        pools = [self._randn(pages, 2, self._kv_heads, _PAGE, _D) for _ in range(count)]
         x, rope = (
             self._randn(batch, self._hidden, dtype=torch.float32),
             self._randn(batch, _D, dtype=torch.float32),
@@ -164,21 +167,6 @@ class Bench:
         }
         for name, work in works.items():
             yield name, work, 1 if name == "head" else len(layers), costs[name]
-
-    def _meta(self, batch: int, context: int) -> AttentionMeta:
-        width = -(-context // _PAGE)
-        ids = torch.randperm(2 * batch * width, device=self._device).int().view(2, batch, width)
-        positions = torch.full((batch,), context - 1, device=self._device)
-        slots = ids[:, :, (context - 1) // _PAGE].long() * _PAGE + (context - 1) % _PAGE
-        return AttentionMeta(
-            positions=positions,
-            query_start=torch.arange(batch + 1, dtype=torch.int32, device=self._device),
-            context_lens=torch.full((batch,), context, dtype=torch.int32, device=self._device),
-            block_tables=(ids[0].contiguous(), ids[1].contiguous()),
-            slots=(slots[0].contiguous(), slots[1].contiguous()),
-            max_query_len=1,
-            max_context_len=context,
-        )
 
     def _costs(self, batch: int, context: int, touched: float) -> dict[str, Cost]:
         hidden, inter, rows = self._hidden, self._inter, (self._heads + 2 * self._kv_heads) * _D

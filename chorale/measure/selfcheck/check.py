@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, Literal
 
 from chorale.errors import ChoraleError
 
 Verdict = Literal["ok", "failed", "skipped"]
 Place = Literal["files", "device", "server", "after"]
+REPORT = "report it, with the output of --json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,14 +20,22 @@ class Check:
 
     ``place``: where it runs. "files" and "device": in a child process, before the server; "server": over
     HTTP; "after": in a child process again, once the server has ended, on what it recorded.
+    ``module``: has its function, ``check_NAME``.
     """
 
     name: str
     place: Place
-    proves: str
-    remedy: str  # if it has failed
+    module: str
     seconds: float  # time limit
+    proves: str
+    remedy: str = REPORT  # if it has failed
     quick: bool = True  # runs with --quick, too
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        module = import_module(f"chorale.measure.selfcheck.{self.module}")
+        found: Callable[..., Any] = getattr(module, f"check_{self.name}")
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 
 from chorale.config.engine import EngineConfig
+
+# Texts as token ids and their log-probabilities by transformers (``scripts/known_answers.py``). The last text
+# is English prose.
+KNOWN_ANSWERS = Path(__file__).with_name("demo_answers.json")
 
 
 class Position(msgspec.Struct, frozen=True):

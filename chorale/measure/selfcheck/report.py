@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from chorale.measure.selfcheck.check import Outcome
@@ -53,13 +54,10 @@ def to_json(
         "ok": not any(each.verdict == "failed" for each in outcomes),
         "checks": [
             {
-                "name": each.name,
-                "verdict": each.verdict,
+                **asdict(each),
                 "proves": _CHECKS[each.name].proves,
-                "detail": each.detail,
                 "seconds": round(each.seconds, 2),
                 "remedy": _CHECKS[each.name].remedy if each.verdict == "failed" else None,
-                "facts": each.facts,
             }
             for each in outcomes
         ],

@@ -13,18 +13,10 @@ from chorale.config.engine import EngineConfig
 from chorale.errors import ChoraleError
 from chorale.measure.selfcheck.check import Check, Failed, Outcome, outcome_of
 from chorale.measure.selfcheck.child import device_outcomes
-from chorale.measure.selfcheck.serving import harmony, record
 from chorale.measure.selfcheck.serving.server import Context, Server, ServerCheck
 from chorale.requests.openai_client import AsyncClient, Client, Endpoint
 from chorale.serve.private_server import PrivateProcess, private_process, wait_until_healthy
 
-_SERVER_CHECKS: dict[str, ServerCheck] = {
-    "harmony": harmony.check_harmony,
-    "stops": harmony.check_stops,
-    "tools": harmony.check_tools,
-    "grammar": harmony.check_grammar,
-    "record": record.check_record,
-}
 _START_SECONDS = 1200.0
 
 Report = Callable[[Check | Outcome], None]
@@ -79,7 +71,7 @@ async def _run_server(plan: Plan, checks: list[Check], note: Report) -> None:
                 note(Outcome("start", "ok", detail, time.perf_counter() - begin))
                 for check in rest:
                     note(check)
-                    note(await run_one(check, _SERVER_CHECKS[check.name], server, plan.context))
+                    note(await run_one(check, check.function, server, plan.context))
     except (Failed, ChoraleError) as error:
         note(outcome_of("start", error, time.perf_counter() - begin))
         for check in rest:

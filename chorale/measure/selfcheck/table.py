@@ -3,49 +3,43 @@
 from __future__ import annotations
 
 from chorale.errors import ConfigError, install_hint
-from chorale.measure.selfcheck.check import Check, Place
+from chorale.measure.selfcheck.check import REPORT, Check
 
-_REPORT = "report it, with the output of --json"
-
-
-def _check(name: str, place: Place, seconds: float, proves: str, remedy: str = _REPORT) -> Check:
-    return Check(name, place, proves, remedy, seconds, quick=name not in ("checksums", "values"))
-
-
+_AGAIN = "download the checkpoint again"
 CHECKS = (
-    _check("shapes", "files", 120,
-           "every tensor is there with its name, type and shape, and the constants are gpt-oss's",
-           "download the checkpoint again (chorale pull); for a variant meant to differ: --skip shapes"),
-    _check("checksums", "files", 900,
-           "the files are byte for byte what was published",
-           "delete the file that is named and download it again (chorale pull)"),
-    _check("values", "files", 600,
-           "no parameter is NaN, infinite, absurdly large or constant, no scale is NaN, no file has holes",
-           "download the checkpoint again; if it was converted, convert it again"),
-    _check("answers", "device", 180,
-           "the model's code, on the demo's weights, gives the log-probabilities of transformers",
-           "delete the demo's folder in ~/.cache/chorale (it is written anew), or install anew: "
-           + install_hint()),
-    _check("kernels", "device", 900,
-           "each op that the engine would use computes, in every layer, what the reference does in float32",
-           f"try another GPU of the same kind: if this one alone fails, have it replaced; else {_REPORT}"),
-    _check("start", "server", 1200,
-           "a server starts with these options",
-           "read the message; chorale fit says what fits this machine"),
-    _check("harmony", "server", 60,
-           "texts and a chat get their published token ids"),
-    _check("stops", "server", 120, "stop tokens and stop strings end an answer and are not in it"),
-    _check("tools", "server", 180, "a required call is made, its arguments fit, and its result is taken"),
-    _check("grammar", "server", 180, "answers under a JSON Schema or a regular expression match it"),
-    _check("record", "server", 600,
-           "the engine scores texts and draws tokens, alone and in batches, for sampling and logprobs",
-           "read the message and the server's log"),
-    _check("sampling", "after", 60,
-           "tokens are drawn as specified: greedy, by seed and at several temperatures"),
-    _check("logprobs", "after", 1200,
-           "what the server answered is what the reference in float32 gives, but for rounding",
-           "if kernels is green, find the setting with chorale eval parity (speculation, KV cache, ranks) and"
-           " " + _REPORT),
+    Check("shapes", "files", "device.files", 120,
+          "every tensor is there with its name, type and shape, and the constants are gpt-oss's",
+          f"{_AGAIN} (chorale pull); for a variant meant to differ: --skip shapes"),
+    Check("checksums", "files", "device.files", 900, "the files are byte for byte what was published",
+          "delete the file that is named and download it again (chorale pull)", quick=False),
+    Check("values", "files", "device.files", 600,
+          "no parameter is NaN, infinite, absurdly large or constant, no scale is NaN, no file has holes",
+          f"{_AGAIN}; if it was converted, convert it again", quick=False),
+    Check("answers", "device", "device.answers", 180,
+          "the model's code, on the demo's weights, gives the log-probabilities of transformers",
+          "delete the demo's folder in ~/.cache/chorale (it is written anew), or install anew: "
+          + install_hint()),
+    Check("kernels", "device", "device.kernels", 900,
+          "each op that the engine would use computes, in every layer, what the reference does in float32",
+          f"try another GPU of the same kind: if this one alone fails, have it replaced; else {REPORT}"),
+    Check("start", "server", "run", 1200, "a server starts with these options",
+          "read the message; chorale fit says what fits this machine"),
+    Check("harmony", "server", "serving.harmony", 60, "texts and a chat get their published token ids"),
+    Check("stops", "server", "serving.harmony", 120,
+          "stop tokens and stop strings end an answer and are not in it"),
+    Check("tools", "server", "serving.harmony", 180,
+          "a required call is made, its arguments fit, and its result is taken"),
+    Check("grammar", "server", "serving.harmony", 180,
+          "answers under a JSON Schema or a regular expression match it"),
+    Check("record", "server", "serving.record", 600,
+          "the engine scores texts and draws tokens, alone and in batches, for sampling and logprobs",
+          "read the message and the server's log"),
+    Check("sampling", "after", "device.sampling", 60,
+          "tokens are drawn as specified: greedy, by seed and at several temperatures"),
+    Check("logprobs", "after", "device.logprobs", 1200,
+          "what the server answered is what the reference in float32 gives, but for rounding",
+          "if kernels is green, find the setting with chorale eval parity (speculation, KV cache, ranks) and"
+          f" {REPORT}"),
 )  # fmt: skip
 NAMES = tuple(check.name for check in CHECKS)
 

@@ -17,12 +17,12 @@ from chorale.kernels.reference.ops import REFERENCE_OPS
 from chorale.kernels.reference.sampling import sampling as reference_sampling
 from chorale.kernels.reference.sampling.sampling import ReferenceSampler
 from chorale.measure.selfcheck.check import Failed
-from chorale.measure.selfcheck.device import draws as draws_module
+from chorale.measure.selfcheck.device import sampling as sampling_check
 from chorale.measure.selfcheck.device.answers import check_answers
-from chorale.measure.selfcheck.device.draws import check_draws
+from chorale.measure.selfcheck.device.kernels import check_kernels
 from chorale.measure.selfcheck.device.logprobs import check_logprobs, named_tokens
-from chorale.measure.selfcheck.device.op_checks import check_ops
 from chorale.measure.selfcheck.device.reference import Reference
+from chorale.measure.selfcheck.device.sampling import check_sampling
 from chorale.measure.selfcheck.recorded import Position, Recording, Sequence
 from chorale.model import gpt_oss
 from chorale.model.config_writer import make_config
@@ -84,7 +84,7 @@ def test_the_reference_layer_by_layer_equals_the_whole_model(layout: str, tmp_pa
 )
 def test_right_ops_are_right(folder: Path, dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
     machine = machine_of(folder, dtype=dtype, kv_dtype=kv_dtype)
-    assert "within its limit" in check_ops(machine).detail
+    assert "within its limit" in check_kernels(machine).detail
 
 
 @pytest.mark.parametrize("fault", WRONG_OP)
@@ -92,7 +92,7 @@ def test_ops_with_a_fault_are_named(folder: Path, fault: str, monkeypatch: pytes
     ops = CODE_FAULTS[fault](monkeypatch)
     for dtype in (torch.float32, torch.bfloat16):
         with pytest.raises(Failed, match=WRONG_OP[fault]):
-            check_ops(machine_of(folder, ops, dtype=dtype, kv_dtype=dtype))
+            check_kernels(machine_of(folder, ops, dtype=dtype, kv_dtype=dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -108,7 +108,7 @@ def test_ops_with_another_epsilon_are_named(folder: Path, op: str, named: str, d
 
     ops = replace(REFERENCE_OPS, **{op: wrong})
     with pytest.raises(Failed, match=rf"{named}.* is off .* small inputs"):
-        check_ops(machine_of(folder, ops, dtype=dtype, kv_dtype=dtype))
+        check_kernels(machine_of(folder, ops, dtype=dtype, kv_dtype=dtype))
 
 
 def test_a_fault_of_long_contexts_is_named(folder: Path) -> None:
@@ -120,7 +120,7 @@ def test_a_fault_of_long_contexts_is_named(folder: Path) -> None:
 
     machine = machine_of(folder, replace(REFERENCE_OPS, plan_attention=plan), max_model_len=8192)
     with pytest.raises(Failed, match=r"attention is off .* at 8,192 tokens"):
-        check_ops(machine)
+        check_kernels(machine)
 
 
 def _scaled(factor: float, *, field: int | None = None) -> Callable[[Any], Any]:
@@ -167,13 +167,13 @@ def test_faults_in_shared_code_are_seen_by_the_known_answers(
 
 
 def test_log_probabilities_of_a_right_engine(folder: Path, recording: Recording) -> None:
-    assert "are off by" in check_logprobs(machine_of(folder), recording).detail
+    assert "are off by" in check_logprobs(machine_of(folder, recording=recording)).detail
     bfloat16 = {"dtype": torch.bfloat16, "kv_dtype": torch.bfloat16}
     with engine_with(folder, REFERENCE_OPS, dtype="bfloat16") as core:
         rounded = record(core)
-    check_logprobs(machine_of(folder, **bfloat16), rounded)
+    check_logprobs(machine_of(folder, recording=rounded, **bfloat16))
     with pytest.raises(Failed):  # bfloat16 is no float32
-        check_logprobs(machine_of(folder), rounded)
+        check_logprobs(machine_of(folder, recording=rounded))
 
 
 def test_rounding_is_measured_at_the_tokens_that_it_would_name() -> None:
@@ -194,7 +194,7 @@ def test_an_engine_with_a_fault_is_seen(
     monkeypatch.undo()
     types = {"dtype": getattr(torch, dtype), "kv_dtype": getattr(torch, dtype)}
     with pytest.raises(Failed, match="off by"):
-        check_logprobs(machine_of(folder, **types), faulty)
+        check_logprobs(machine_of(folder, recording=faulty, **types))
 
 
 def test_a_fault_of_one_sequence_is_seen(folder: Path, recording: Recording) -> None:
@@ -206,7 +206,7 @@ def test_a_fault_of_one_sequence_is_seen(folder: Path, recording: Recording) -> 
     ]
     sequences[0] = Sequence(first.name, first.tokens, first.num_prompt, moved)
     with pytest.raises(Failed, match="0: off by"):
-        check_logprobs(machine_of(folder), Recording(sequences))
+        check_logprobs(machine_of(folder, recording=Recording(sequences)))
 
 
 def test_not_a_number_is_seen(folder: Path) -> None:
@@ -216,12 +216,12 @@ def test_not_a_number_is_seen(folder: Path) -> None:
         return logits
 
     with pytest.raises(Failed, match="lm_head is off by inf"):
-        check_ops(machine_of(folder, replace(REFERENCE_OPS, lm_head=lm_head)))
+        check_kernels(machine_of(folder, replace(REFERENCE_OPS, lm_head=lm_head)))
 
 
 def test_draws_are_those_that_the_noise_decides(folder: Path, recording: Recording) -> None:
     with engine_with(folder, REFERENCE_OPS) as core:
-        found = check_draws(Recording(recording.sequences, draws(core)))
+        found = check_sampling(machine_of(folder, recording=Recording(recording.sequences, draws(core))))
     assert "40 greedy tokens are the likeliest, and 288 tokens drawn by seed" in found.detail
 
 
@@ -240,7 +240,7 @@ def _no_top_k(patch: pytest.MonkeyPatch) -> None:
 
 def _no_noise(patch: pytest.MonkeyPatch) -> None:
     """In the engine and in the check."""
-    for module in (reference_sampling, draws_module):
+    for module in (reference_sampling, sampling_check):
         right = module.gumbel_noise
         patch.setattr(module, "gumbel_noise", lambda *given, right=right: right(*given) * 0.0)
 
@@ -265,4 +265,4 @@ def test_a_fault_of_sampling_is_seen(
         plant(monkeypatch)
         recorded = Recording(record(core, (12,)).sequences, draws(core))
     with pytest.raises(Failed, match=words):
-        check_draws(recorded)
+        check_sampling(machine_of(folder, recording=recorded))

@@ -78,7 +78,7 @@ def test_a_check_that_hangs_or_ends_the_process_stops_no_other(monkeypatch: pyte
     monkeypatch.setattr(child, "_COMMAND", (sys.executable, "-c", CHILD))
     monkeypatch.setattr(child, "_START_SECONDS", 3.0)
     names = ("one", "hangs", "two", "dies", "three")
-    found = outcomes([Check(name, "device", "", "", 0.2) for name in names], EngineConfig())
+    found = outcomes([Check(name, "device", "", 0.2, "") for name in names], EngineConfig())
     assert [each.name for each in found] == list(names)
     assert [each.verdict for each in found] == ["ok", "failed", "ok", "failed", "ok"]
     assert "took longer than" in found[1].detail

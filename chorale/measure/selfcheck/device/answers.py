@@ -8,7 +8,6 @@ writes the file.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import torch
 
@@ -17,9 +16,9 @@ from chorale.measure.selfcheck.check import Failed, Found, Skipped
 from chorale.measure.selfcheck.device.files import is_demo
 from chorale.measure.selfcheck.device.machine import Machine
 from chorale.measure.selfcheck.device.reference import Reference
+from chorale.measure.selfcheck.recorded import KNOWN_ANSWERS
 from chorale.model.demo import ensure_demo
 
-STORED = Path(__file__).with_name("demo_answers.json")
 # Of the embedding. The small one has squares of the size of the norm's epsilon, which 1 does not show.
 SCALES = (1.0, 2.0**-8)
 LAST = 60  # tokens of each text that are compared
@@ -48,7 +47,7 @@ def check_answers(machine: Machine) -> Found:
             machine = machine.of(ensure_demo())
         except (ChoraleError, OSError) as error:
             raise Skipped(f"the demo cannot be expanded: {error}") from None
-    stored, worst = json.loads(STORED.read_text("ascii")), 0.0
+    stored, worst = json.loads(KNOWN_ANSWERS.read_text("ascii")), 0.0
     for scale, expected in zip(SCALES, stored["logprobs"], strict=True):
         apart = (compute(machine, stored["texts"], scale) - torch.tensor(expected)).abs()
         mean, most = float(apart.mean()), float(apart.max())

@@ -16,7 +16,7 @@ import torch
 from chorale.measure.selfcheck.check import Failed, Found, Skipped
 from chorale.measure.selfcheck.device.machine import Machine
 from chorale.measure.selfcheck.device.reference import Reference
-from chorale.measure.selfcheck.recorded import Position, Recording, Sequence
+from chorale.measure.selfcheck.recorded import Position, Sequence
 
 Floats = npt.NDArray[np.float64]
 
@@ -30,9 +30,9 @@ _COARSE = 0.1
 _ROWS_AT_ONCE = 128  # of logits
 
 
-def check_logprobs(machine: Machine, recording: Recording) -> Found:
+def check_logprobs(machine: Machine) -> Found:
     """Raises ``Failed`` naming the kinds of positions that are off, and ``Skipped`` without a recording."""
-    sequences = recording.sequences
+    sequences = machine.recording.sequences
     if not sequences:
         raise Skipped("the server recorded no log-probabilities")
     with torch.inference_mode():

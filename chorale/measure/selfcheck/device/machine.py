@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -10,6 +10,7 @@ import torch
 from chorale.config.engine import EngineConfig
 from chorale.kernels import select_ops
 from chorale.kernels.ops import Ops
+from chorale.measure.selfcheck.recorded import Recording
 from chorale.model.checkpoint import Checkpoint
 from chorale.model.config import ModelConfig
 from chorale.model.hub import resolve_model
@@ -33,6 +34,7 @@ class Machine:
     max_model_len: int
     fp8_activations: bool = False
     quick: bool = False
+    recording: Recording = field(default_factory=Recording)
 
     @property
     def is_slow(self) -> bool:
@@ -53,7 +55,7 @@ class Machine:
         return replace(self, folder=folder, model=model, checkpoint=Checkpoint(folder, model))
 
 
-def open_machine(config: EngineConfig, *, quick: bool = False) -> Machine:
+def open_machine(config: EngineConfig, *, quick: bool, recording: Recording) -> Machine:
     """Opens the device and the checkpoint. Raises a ``ChoraleError`` as a start of the engine would."""
     folder = resolve_model(config.model, revision=config.revision, download_dir=config.download_dir)
     model = ModelConfig.load(folder)
@@ -73,4 +75,5 @@ def open_machine(config: EngineConfig, *, quick: bool = False) -> Machine:
         max_model_len=resolved.limits.max_model_len,
         fp8_activations=config.moe_activation_dtype == "fp8",
         quick=quick,
+        recording=recording,
     )

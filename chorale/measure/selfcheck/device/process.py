@@ -10,49 +10,34 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import msgspec
 
 from chorale.machine.processes import die_with_parent, settle_signals
-from chorale.measure.selfcheck.check import Found, Outcome, Skipped, outcome_of
-from chorale.measure.selfcheck.recorded import Order, Recording
-
-
-def _checks(recording: Recording) -> dict[str, Callable[[Any], Found]]:
-    """Returns the functions of all checks that run here. Imports torch."""
-    from chorale.measure.selfcheck.device import answers, draws, files, logprobs, op_checks
-
-    return {
-        "shapes": files.check_shapes,
-        "checksums": files.check_checksums,
-        "values": files.check_values,
-        "answers": answers.check_answers,
-        "kernels": op_checks.check_ops,
-        "sampling": lambda machine: draws.check_draws(recording),
-        "logprobs": lambda machine: logprobs.check_logprobs(machine, recording),
-    }
+from chorale.measure.selfcheck.check import Outcome, Skipped, outcome_of
+from chorale.measure.selfcheck.recorded import Order
+from chorale.measure.selfcheck.table import CHECKS
 
 
 def _outcomes(order: Order) -> Iterator[Outcome]:
     """Opens device and checkpoint for the first check; if that fails, the others are skipped."""
-    from chorale.measure.selfcheck.device.machine import open_machine
+    from chorale.measure.selfcheck.device.machine import open_machine  # imports torch
 
-    checks, machine, fault = _checks(order.recording), None, ""
-    for name in order.checks:
+    machine, fault = None, ""
+    for check in (check for check in CHECKS if check.name in order.checks):
         begin = time.perf_counter()
         try:
             if fault:
                 raise Skipped(f"the checkpoint or the device cannot be opened: {fault}")
             if machine is None:
-                machine = open_machine(order.config, quick=order.quick)
-            found = checks[name](machine)
+                machine = open_machine(order.config, quick=order.quick, recording=order.recording)
+            found = check.function(machine)
         except Exception as error:
             fault = fault or ("" if machine is not None else str(error).partition("\n")[0])
-            yield outcome_of(name, error, time.perf_counter() - begin)
+            yield outcome_of(check.name, error, time.perf_counter() - begin)
         else:
-            yield Outcome(name, "ok", found.detail, time.perf_counter() - begin, found.facts)
+            yield Outcome(check.name, "ok", found.detail, time.perf_counter() - begin, found.facts)
 
 
 def main() -> int:

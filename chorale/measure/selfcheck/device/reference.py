@@ -15,7 +15,7 @@ import torch
 from chorale.kernels import select_ops
 from chorale.kernels.ops import ForwardBatch, Ops
 from chorale.measure.selfcheck.device.machine import Machine
-from chorale.measure.selfcheck.device.steps import PagedSequences
+from chorale.measure.steps import PagedSequences
 from chorale.model.gpt_oss import GptOss, LayerWeights, Weights
 from chorale.model.weights import packed_layers
 

@@ -14,14 +14,16 @@ import torch
 
 from chorale.kernels.reference.sampling.noise import gumbel_noise, row_keys, token_steps
 from chorale.measure.selfcheck.check import Failed, Found, Skipped
-from chorale.measure.selfcheck.recorded import Draw, Recording, Sequence
+from chorale.measure.selfcheck.device.machine import Machine
+from chorale.measure.selfcheck.recorded import Draw, Sequence
 
 _SLACK = 1e-3  # of scores, by rounding
 _SIGMAS = 4.0
 
 
-def check_draws(recording: Recording) -> Found:
+def check_sampling(machine: Machine) -> Found:
     """Raises ``Failed`` for a token that another should have beaten, and ``Skipped`` without draws."""
+    recording = machine.recording
     if not recording.draws:
         raise Skipped("the server drew no tokens")
     greedy = sum(map(_check_greedy, recording.sequences))

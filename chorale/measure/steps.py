@@ -27,8 +27,8 @@ class PagedSequences:
     def __init__(self, lengths: Sequence[int], block_size: int, device: torch.device) -> None:
         self._lengths, self._block_size, self._device = list(lengths), block_size, device
         counts = [-(-length // block_size) for length in lengths]
-        self._num_blocks = 2 * sum(counts)
-        ids = torch.randperm(self._num_blocks, generator=torch.Generator().manual_seed(0)).int().view(2, -1)
+        self.num_blocks = 2 * sum(counts)
+        ids = torch.randperm(self.num_blocks, generator=torch.Generator().manual_seed(0)).int().view(2, -1)
         tables = torch.zeros(2, len(counts), max(counts), dtype=torch.int32)
         for row, (end, count) in enumerate(zip(accumulate(counts), counts, strict=True)):
             tables[:, row, :count] = ids[:, end - count : end]
@@ -40,7 +40,7 @@ class PagedSequences:
 
     def pool(self, config: ModelConfig, dtype: torch.dtype) -> torch.Tensor:
         """An empty KV tensor."""
-        shape = (self._num_blocks, 2, config.num_key_value_heads, self._block_size, config.head_dim)
+        shape = (self.num_blocks, 2, config.num_key_value_heads, self._block_size, config.head_dim)
         return torch.zeros(shape, dtype=dtype, device=self._device)
 
     def whole(self) -> Step:

@@ -20,7 +20,7 @@ from chorale.kernels.reference.ops import rms_norm
 from chorale.measure.selfcheck.check import Failed, Found
 from chorale.measure.selfcheck.device.machine import Machine
 from chorale.measure.selfcheck.device.reference import Reference
-from chorale.measure.selfcheck.device.steps import PagedSequences
+from chorale.measure.steps import PagedSequences
 from chorale.model.weights import packed_layers
 
 _TOKENS, _FEW_TOKENS = 384, 160  # above the window, so that it matters
@@ -36,7 +36,7 @@ _BFLOAT16_EXPERTS = 0.04  # two products, and a sum in which experts may cancel 
 _E4M3_EXPERTS = 0.1  # inputs of both products of an expert are e4m3
 
 
-def check_ops(machine: Machine) -> Found:
+def check_kernels(machine: Machine) -> Found:
     """Raises ``Failed`` naming the ops, layers and steps that are wrong."""
     with torch.inference_mode():
         worst = _run(machine)
