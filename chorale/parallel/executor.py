@@ -15,7 +15,7 @@ from chorale.engine.types import GrammarService, SamplingSpec, StepHandle, StepP
 from chorale.errors import EngineError
 from chorale.parallel.communicator import Communicator
 from chorale.parallel.processes import RankProcesses
-from chorale.parallel.wire import Grammar, WorkerCall, encode, pack_plan
+from chorale.parallel.wire import Grammar, Plan, WorkerCall, encode
 
 
 class FirstExecutor(Protocol):
@@ -37,7 +37,7 @@ class RankedExecutor:
 
     def execute(self, plan: StepPlan) -> StepHandle:
         """Raises ``EngineError`` naming a rank that was lost."""
-        self._ranks.send(encode(pack_plan(plan)))
+        self._ranks.send(encode(Plan(plan)))
         return RankedStep(self._first.execute(plan), self._ranks, self._communicator)
 
     def later(self, action: WorkerCall) -> None:

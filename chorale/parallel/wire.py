@@ -11,16 +11,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from chorale.engine.types import HostLoad, IntArray, RowStart, SamplingSpec, StepPlan, Transfers
-
-_MASK64 = 2**64 - 1  # of seeds: all that sampling uses of them
-_COLUMNS = (
-    *("rows", "num_computed", "num_new", "token_ids"),
-    *("append_row", "append_group", "append_index", "append_block"),
-)
-_NONE: IntArray = np.zeros(0, np.int32)
-_OPTIONAL = ("num_drafts", "makes", "following")
-
+from chorale.engine.types import BoolArray, IntArray, StepPlan
 
 # ------------------------------------------------------------------ to the ranks
 
@@ -36,47 +27,10 @@ class Machine(msgspec.Struct, frozen=True, tag="machine"):
     free_of_ranks: tuple[int, ...] = ()
 
 
-class Start(msgspec.Struct, frozen=True, array_like=True):
-    """A ``RowStart``."""
-
-    row: int
-    token_ids: bytes
-    num_prompt_tokens: int
-    sampling: SamplingSpec
-    seed: int
-    eos_token_ids: tuple[int, ...]
-
-
-class Load(msgspec.Struct, frozen=True, array_like=True):
-    """A ``HostLoad``."""
-
-    load_id: int
-    slots: bytes
-    blocks: bytes
-    saved_slots: bytes
-    saved_blocks: bytes
-
-
-class PageCopies(msgspec.Struct, frozen=True, array_like=True):
-    """A ``Transfers``."""
-
-    saved_slots: bytes
-    saved_blocks: bytes
-    loads: list[Load]
-    finished: tuple[int, ...]
-
-
 class Plan(msgspec.Struct, frozen=True, tag="plan"):
-    """A ``StepPlan``: its int32 arrays in a row."""
+    """A step that every rank runs."""
 
-    step_id: int
-    starts: list[Start]
-    lengths: tuple[int, ...]
-    numbers: bytes
-    samples: bytes
-    prompt_logprob_rows: list[int]
-    num_made: int
-    transfers: PageCopies | None = None
+    step: StepPlan
 
 
 class WorkerCall(msgspec.Struct, frozen=True, tag="call"):
@@ -133,9 +87,24 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 ToRank = Machine | Plan | WorkerCall | Grammar | Stop
 FromRank = Opened | Ready | Beat | Failed
-_TO_RANK: msgspec.msgpack.Decoder[ToRank] = msgspec.msgpack.Decoder(ToRank)
+
+
+def _array_bytes(value: object) -> bytes:
+    if isinstance(value, np.ndarray):
+        return value.tobytes()
+    raise NotImplementedError(type(value))
+
+
+def _array(kind: object, data: bytes) -> IntArray | BoolArray:
+    """Returns an array that can be written to, as the engine's own."""
+    if kind == BoolArray:
+        return np.frombuffer(data, np.bool_).copy()
+    return np.frombuffer(data, np.int32).copy()
+
+
+_TO_RANK: msgspec.msgpack.Decoder[ToRank] = msgspec.msgpack.Decoder(ToRank, dec_hook=_array)
 _FROM_RANK: msgspec.msgpack.Decoder[FromRank] = msgspec.msgpack.Decoder(FromRank)
-_ENCODER = msgspec.msgpack.Encoder()
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_array_bytes)
 
 
 def encode(message: ToRank | FromRank) -> bytes:
@@ -148,97 +117,3 @@ def decode_to_rank(data: bytes) -> ToRank:
 
 def decode_from_rank(data: bytes) -> FromRank:
     return _FROM_RANK.decode(data)
-
-
-# ------------------------------------------------------------------ plans
-
-
-def pack_plan(plan: StepPlan) -> Plan:
-    columns = [getattr(plan, name) for name in _COLUMNS]
-    optional = (getattr(plan, name) for name in _OPTIONAL)
-    columns += [_NONE if column is None else column for column in optional]
-    return Plan(
-        step_id=plan.step_id,
-        starts=[_pack_start(start) for start in plan.starts],
-        lengths=tuple(map(len, columns)),
-        numbers=np.concatenate(columns, dtype=np.int32).tobytes(),
-        samples=plan.samples.tobytes(),
-        prompt_logprob_rows=list(plan.prompt_logprob_rows),
-        num_made=plan.num_made,
-        transfers=None if plan.transfers is None else _pack_transfers(plan.transfers),
-    )
-
-
-def unpack_plan(message: Plan) -> StepPlan:
-    """Inverse of ``pack_plan``; the arrays can be written to, as the engine's own."""
-    numbers = np.frombuffer(message.numbers, np.int32).copy()
-    columns = np.split(numbers, np.cumsum(message.lengths)[:-1])
-    arrays: dict[str, IntArray] = dict(zip(_COLUMNS, columns[: len(_COLUMNS)], strict=True))
-    num_drafts, makes, following = (column if len(column) else None for column in columns[len(_COLUMNS) :])
-    return StepPlan(
-        step_id=message.step_id,
-        starts=tuple(_unpack_start(start) for start in message.starts),
-        samples=np.frombuffer(message.samples, np.bool_).copy(),
-        prompt_logprob_rows=frozenset(message.prompt_logprob_rows),
-        num_drafts=num_drafts,
-        num_made=message.num_made,
-        makes=None if makes is None else makes.astype(np.bool_),
-        following=following,
-        transfers=None if message.transfers is None else _unpack_transfers(message.transfers),
-        **arrays,
-    )
-
-
-def _pack_transfers(transfers: Transfers) -> PageCopies:
-    loads = [
-        Load(
-            load.load_id,
-            load.slots.tobytes(),
-            load.blocks.tobytes(),
-            load.saved_slots.tobytes(),
-            load.saved_blocks.tobytes(),
-        )
-        for load in transfers.loads
-    ]
-    saved = (transfers.saved_slots.tobytes(), transfers.saved_blocks.tobytes())
-    return PageCopies(*saved, loads, transfers.finished)
-
-
-def _unpack_transfers(message: PageCopies) -> Transfers:
-    loads = tuple(
-        HostLoad(
-            load.load_id,
-            _ids(load.slots),
-            _ids(load.blocks),
-            _ids(load.saved_slots),
-            _ids(load.saved_blocks),
-        )
-        for load in message.loads
-    )
-    return Transfers(_ids(message.saved_slots), _ids(message.saved_blocks), loads, message.finished)
-
-
-def _ids(data: bytes) -> IntArray:
-    return np.frombuffer(data, np.int32).copy()
-
-
-def _pack_start(start: RowStart) -> Start:
-    return Start(
-        row=start.row,
-        token_ids=start.token_ids.tobytes(),
-        num_prompt_tokens=start.num_prompt_tokens,
-        sampling=msgspec.structs.replace(start.sampling, seed=None),  # ``seed`` is the resolved one
-        seed=start.seed & _MASK64,
-        eos_token_ids=start.eos_token_ids,
-    )
-
-
-def _unpack_start(start: Start) -> RowStart:
-    return RowStart(
-        row=start.row,
-        token_ids=np.frombuffer(start.token_ids, np.int32).copy(),
-        num_prompt_tokens=start.num_prompt_tokens,
-        sampling=start.sampling,
-        seed=start.seed,
-        eos_token_ids=start.eos_token_ids,
-    )

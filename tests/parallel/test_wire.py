@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from chorale.engine.core import EngineCore
-from chorale.engine.types import HostLoad, StepPlan, Transfers
-from chorale.parallel.wire import Plan, decode_to_rank, encode, pack_plan, unpack_plan
+from chorale.engine.types import HostLoad, RowStart, StepPlan, Transfers
+from chorale.parallel.wire import Plan, decode_to_rank, encode
 from tests.support.engine.drafters import Nonsense
 from tests.support.engine.recording import Engine
 
@@ -17,7 +17,7 @@ from tests.support.engine.recording import Engine
 def same(one: Any, other: Any) -> bool:
     if isinstance(one, np.ndarray):
         return one.dtype == other.dtype and np.array_equal(one, other)
-    if isinstance(one, Transfers | HostLoad):
+    if isinstance(one, Transfers | HostLoad | RowStart):
         fields = dataclasses.fields(one)
         return all(same(getattr(one, field.name), getattr(other, field.name)) for field in fields)
     if isinstance(one, tuple):
@@ -26,9 +26,9 @@ def same(one: Any, other: Any) -> bool:
 
 
 def sent(plan: StepPlan) -> StepPlan:
-    message = decode_to_rank(encode(pack_plan(plan)))
+    message = decode_to_rank(encode(Plan(plan)))
     assert isinstance(message, Plan)
-    return unpack_plan(message)
+    return message.step
 
 
 def plans_with_loads() -> list[StepPlan]:
@@ -44,7 +44,7 @@ def plans_with_loads() -> list[StepPlan]:
 def test_a_plan_arrives_as_it_was() -> None:
     """Plans of an engine with prefill, decodes, several choices, prompt log-probabilities and drafts."""
     engine = Engine()
-    engine.add("a", list(range(40)), max_tokens=9, n=2, seed=2**70 + 3, logit_bias={3: 1.5})
+    engine.add("a", list(range(40)), max_tokens=9, n=2, seed=2**62 + 3, logit_bias={3: 1.5})
     engine.add("b", list(range(5)), max_tokens=20, prompt_logprobs=2, bad_words=((1, 2), (3,)))
     engine.run()
     engine.core = EngineCore(engine.limits, engine.executor, drafter=Nonsense(1000, 3))
@@ -59,15 +59,4 @@ def test_a_plan_arrives_as_it_was() -> None:
     for plan in plans:
         found = sent(plan)
         for field in dataclasses.fields(StepPlan):
-            if field.name != "starts":
-                assert same(getattr(found, field.name), getattr(plan, field.name)), field.name
-        for one, other in zip(found.starts, plan.starts, strict=True):
-            assert (one.row, one.num_prompt_tokens, one.eos_token_ids) == (
-                other.row,
-                other.num_prompt_tokens,
-                other.eos_token_ids,
-            )
-            assert same(one.token_ids, other.token_ids)
-            assert (one.seed - other.seed) % 2**64 == 0
-            assert one.sampling.bad_words == other.sampling.bad_words
-            assert one.sampling.logit_bias == other.sampling.logit_bias
+            assert same(getattr(found, field.name), getattr(plan, field.name)), field.name

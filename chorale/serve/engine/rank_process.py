@@ -38,7 +38,6 @@ from chorale.parallel.wire import (
     WorkerCall,
     decode_to_rank,
     encode,
-    unpack_plan,
 )
 from chorale.runtime.device import Device
 from chorale.runtime.gpu_faults import explained
@@ -140,7 +139,7 @@ def run(serving: Serving, channel: Channel, step: CurrentStep) -> None:
         message = decode_to_rank(_receive(channel))
         if isinstance(message, Plan):
             step.began = time.monotonic()
-            in_flight.append(worker.run(unpack_plan(message)))
+            in_flight.append(worker.run(message.step))
             step.began = None
             if len(in_flight) > IN_FLIGHT:
                 in_flight.popleft()()  # gives its buffers back
