@@ -7,23 +7,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from chorale.harmony.vocab import VOCAB_SIZE
 from chorale.kernels.reference.sampling.noise import gumbel_noise, row_keys, token_steps
-from chorale.model.config import RopeConfig
 from chorale.model.demo.head_archive import expand_head
-from chorale.model.gpt_oss import rope_table
+from tests.model.draft.draft_files import HeadFile, angles_of, forward, states_of
 from training.head.data import find_anchors
 from training.head.evaluate import MOST, Tally
 from training.head.export import from_published, read_head, write_head
 from training.head.net import Chain, HeadNet, HeadShape, Sources, write_start
 
 SHAPE = HeadShape(
-    hidden_size=64, num_heads=4, num_kv_heads=2, head_dim=16, intermediate_size=96, boundaries=(1, 2, 3)
+    hidden_size=64, num_heads=8, num_kv_heads=2, head_dim=16, intermediate_size=96, boundaries=(1, 2, 3)
 )
-Tensors = dict[str, torch.Tensor]
 
 
 @pytest.fixture(scope="module")
@@ -78,63 +75,23 @@ def drafted(net: HeadNet, given: Sources, embedded: torch.Tensor, anchors: list[
     return torch.cat(found)
 
 
-class PlainHead:
-    """One position after the other, from the published tensors: the format's forward, as engines run it."""
-
-    def __init__(self, tensors: Tensors) -> None:
-        self.tensors = {name: tensor.float() for name, tensor in tensors.items()}
-        self.rope = rope_table(RopeConfig(theta=SHAPE.rope_theta, factor=1.0), SHAPE.head_dim, 64)
-        self.keys: list[torch.Tensor] = []
-        self.values: list[torch.Tensor] = []
-
-    def norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        return F.rms_norm(x, x.shape, self.tensors[f"{name}.weight"], SHAPE.eps)
-
-    def project(self, aux: torch.Tensor) -> torch.Tensor:
-        return self.tensors["fc.weight"] @ self.norm(aux, "input_norm")
-
-    def step(self, state: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
-        """x [H] of the next position."""
-        layer, position = "layers.0.", len(self.keys)
-        residual = self.norm(state, layer + "hidden_norm")
-        joined = torch.cat((self.norm(embedded, layer + "input_layernorm"), residual))
-        q, k, v = (
-            (self.tensors[f"{layer}self_attn.{name}_proj.weight"] @ joined).view(-1, SHAPE.head_dim)
-            for name in "qkv"
-        )
-        self.keys.append(self.rotated(k, position))
-        self.values.append(v)
-        q, repeat = self.rotated(q, position), SHAPE.num_heads // SHAPE.num_kv_heads
-        heads = []
-        for head in range(SHAPE.num_heads):
-            keys = torch.stack([one[head // repeat] for one in self.keys])
-            weights = torch.softmax(keys @ q[head] * SHAPE.head_dim**-0.5, 0)
-            heads.append(weights @ torch.stack([one[head // repeat] for one in self.values]))
-        x = residual + self.tensors[f"{layer}self_attn.o_proj.weight"] @ torch.cat(heads)
-        t = self.norm(x, layer + "post_attention_layernorm")
-        gate, up = (self.tensors[f"{layer}mlp.{name}_proj.weight"] @ t for name in ("gate", "up"))
-        return x + self.tensors[f"{layer}mlp.down_proj.weight"] @ (F.silu(gate) * up)
-
-    def rotated(self, x: torch.Tensor, position: int) -> torch.Tensor:
-        cos, sin = self.rope[position].chunk(2)
-        first, second = x.chunk(2, -1)
-        return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
-
-    def logits(self, x: torch.Tensor) -> torch.Tensor:
-        return self.tensors["lm_head.weight"] @ self.norm(x, "norm")
-
-
 @pytest.mark.parametrize(("anchor", "start"), [(9, 0), (13, 0), (22, 18), (18, 18)])
 def test_what_is_trained_is_the_formats_forward(folder: Path, anchor: int, start: int) -> None:
-    net, plain = from_published(folder), PlainHead(load_file(folder / "model.safetensors"))
+    """The format's forward: that of heads of other people's files, one more token at each draft step."""
+    net = from_published(folder)
     net.dtype = torch.float32
+    tensors = {name: tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()}
+    plain = HeadFile(
+        {}, tensors, normed_residual=True, normed_output=True, angles=lambda n: angles_of(n, SHAPE.rope_theta)
+    )
     given, embedded = sources()
-    for position in range(start, anchor + 1):
-        x = plain.step(plain.project(given.states[0, position]), embedded[position + 1])
-    expected = [plain.logits(x)]
-    for step in range(1, 4):
-        x = plain.step(plain.norm(x, "norm"), embedded[anchor + 1 + step])
-        expected.append(plain.logits(x))
+    states = states_of(plain, given.states[0, start : anchor + 1])
+    expected = []
+    for _ in range(4):
+        tokens = start + 1 + torch.arange(len(states))
+        _, logits, following = forward(plain, states, tokens, embedded)
+        expected.append(logits[-1])
+        states = torch.cat((states, following[-1:]))
     found = drafted(net, given, embedded, [anchor])[:, 0]
     torch.testing.assert_close(found, torch.stack(expected), rtol=1e-4, atol=1e-4)
 

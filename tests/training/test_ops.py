@@ -11,14 +11,13 @@ import pytest
 import torch
 
 from chorale.harmony.vocab import VOCAB_SIZE, load_vocabulary
-from chorale.kernels import mxfp4, select_ops
-from chorale.kernels.ops import AttentionMeta, ForwardBatch
+from chorale.kernels import mxfp4
 from chorale.model.config import ModelConfig
 from chorale.model.demo import archive
 from chorale.model.demo.features import NUM_FEATURES, PIECE_DIMS, feature_parts
 from chorale.model.demo.spelling import other_forms
-from chorale.model.gpt_oss import GptOss
-from chorale.model.weights import load_weights
+from tests.support.device.model import load_model
+from tests.support.device.paged import PagedRunner
 from training.export import write_archive
 from training.features import token_features
 from training.init import write_heads
@@ -63,34 +62,6 @@ def test_mxfp4_rounding_is_the_encoders(net: DemoNet) -> None:
         assert torch.equal(nearest_mxfp4(weight), expected)
 
 
-def served_logits(folder: Path, rows: list[list[int]], dtype: torch.dtype) -> list[torch.Tensor]:
-    """[len(row), V] of each row, by the model as it is served, each row in pages of its own."""
-    config = ModelConfig.load(folder)
-    ops = select_ops("reference", "cpu")
-    weights = load_weights(folder, config, ops, device="cpu", dtype=dtype)
-    model = GptOss(config, weights, ops, max_len=256)
-    found = []
-    for row in rows:
-        length = len(row)
-        pages = -(-length // 16)
-        pools = [
-            torch.zeros(2 * pages, 2, config.num_key_value_heads, 16, config.head_dim)
-            for _ in range(config.num_kv_tensors)
-        ]
-        tables = [torch.arange(pages, dtype=torch.int32).unsqueeze(0) + group * pages for group in range(2)]
-        meta = AttentionMeta(
-            positions=torch.arange(length),
-            query_start=torch.tensor([0, length], dtype=torch.int32),
-            context_lens=torch.tensor([length], dtype=torch.int32),
-            block_tables=(tables[0], tables[1]),
-            slots=(torch.arange(length), torch.arange(length) + pages * 16),
-            max_query_len=length,
-            max_context_len=length,
-        )
-        found.append(model.forward(ForwardBatch(torch.tensor(row), torch.arange(length), meta), pools))
-    return found
-
-
 def test_training_and_serving_agree(net: DemoNet, folder: Path) -> None:
     """Two documents in one packed row, one longer than the window; served apart, from the archive."""
     random = np.random.default_rng(0)
@@ -102,7 +73,8 @@ def test_training_and_serving_agree(net: DemoNet, folder: Path) -> None:
         some = torch.arange(0, VOCAB_SIZE, 41)  # a table of all takes minutes
         table = net.table("unembed")(some)
         trained = hidden.bfloat16().float() @ table.float().mT
-    served = torch.cat(served_logits(folder, rows, torch.float32))[:, some]
+    model = load_model(folder)
+    served = torch.cat([PagedRunner(model).run(row) for row in rows])[:, some]
     error = (trained - served).norm(dim=-1) / served.norm(dim=-1)
     # bfloat16 rounding; a router that chooses another expert for a nearly equal score moves a token more.
     assert error.median() < 0.02
