@@ -17,7 +17,7 @@ from chorale.tracing.context import CURRENT, outgoing_headers
 from tests.support.responses import MODEL
 from tests.support.scripted import FINAL, ids, in_rounds, playing
 from tests.support.scripted_tools import ScriptedService, result, tools_served
-from tests.support.server import Server, run, served
+from tests.support.server import Server, served
 from tests.support.tracing.spans import KeptTracer
 
 ANSWER = f"{FINAL}The sea is green.<|return|>"
@@ -38,14 +38,10 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("path", "operation", "body"), CASES)
-def test_a_request_has_one_span(path: str, operation: str, body: dict[str, Any]) -> None:
+async def test_a_request_has_one_span(path: str, operation: str, body: dict[str, Any]) -> None:
     tracer = KeptTracer()
-
-    async def scenario() -> Any:
-        async with served(playing(ANSWER, num_cached_tokens=3), names=(MODEL,), tracer=tracer) as server:
-            return await server.http.post(path, json={"model": MODEL, **body}, headers=PARENT)
-
-    answer = run(scenario)
+    async with served(playing(ANSWER, num_cached_tokens=3), names=(MODEL,), tracer=tracer) as server:
+        answer = await server.http.post(path, json={"model": MODEL, **body}, headers=PARENT)
     assert answer.status_code == 200, answer.text
     span = tracer.only(f"{operation} {MODEL}")
     assert (span.kind, span.trace_id, span.error) == ("server", CLIENT, None)
@@ -69,14 +65,11 @@ def test_a_request_has_one_span(path: str, operation: str, body: dict[str, Any])
     assert "green" not in everything
 
 
-def test_usage_is_that_of_the_api() -> None:
+async def test_usage_is_that_of_the_api() -> None:
     tracer = KeptTracer()
-
-    async def scenario() -> Any:
-        async with served(playing(ANSWER, ANSWER, num_cached_tokens=7), tracer=tracer) as server:
-            return (await server.chat("hello", n=2, temperature=0.5, seed=9, max_tokens=40)).json()
-
-    usage = run(scenario)["usage"]
+    async with served(playing(ANSWER, ANSWER, num_cached_tokens=7), tracer=tracer) as server:
+        answer = await server.chat("hello", n=2, temperature=0.5, seed=9, max_tokens=40)
+    usage = answer.json()["usage"]
     seen = tracer.only("chat").attributes
     assert usage["prompt_tokens"] == seen["gen_ai.usage.input_tokens"]
     assert usage["completion_tokens"] == seen["gen_ai.usage.output_tokens"]
@@ -107,32 +100,24 @@ async def test_reads_probes_and_unsampled_requests_have_none() -> None:
         ({**CHAT, "model": "other"}, 404, "model_not_found"),
     ],
 )
-def test_a_refused_request_names_its_error_and_did_not_fail(
+async def test_a_refused_request_names_its_error_and_did_not_fail(
     body: dict[str, Any], status: int, code: str
 ) -> None:
     tracer = KeptTracer()
-
-    async def scenario() -> Any:
-        async with served(playing(ANSWER), tracer=tracer) as server:
-            return await server.http.post("/v1/chat/completions", json=body)
-
-    assert run(scenario).status_code == status
+    async with served(playing(ANSWER), tracer=tracer) as server:
+        assert (await server.http.post("/v1/chat/completions", json=body)).status_code == status
     span = tracer.only("chat demo")
     assert span.attributes["error.type"] == code
     assert span.error is None  # the client's fault
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_error_of_the_engine_is_recorded(stream: bool) -> None:
+async def test_an_error_of_the_engine_is_recorded(stream: bool) -> None:
     tracer = KeptTracer()
     dies = Script(ids(ANSWER)[:4], error=EngineDeadError("gone"))
-
-    async def scenario() -> Any:
-        async with served(playing(ANSWER), tracer=tracer) as server:
-            server.client.source = lambda request, index: dies
-            return await server.chat("hello", stream=stream)
-
-    answer = run(scenario)
+    async with served(playing(ANSWER), tracer=tracer) as server:
+        server.client.source = lambda request, index: dies
+        answer = await server.chat("hello", stream=stream)
     assert answer.status_code == (200 if stream else 503)
     span = tracer.only("chat")
     assert span.error == EngineDeadError("gone").code

@@ -28,9 +28,8 @@ from tests.support.server import run
 
 
 def one(text: str, **options: object) -> Fold:
-    script = {
-        k: options.pop(k) for k in ("tokens_per_step", "finish_reason", "with_logprobs") if k in options
-    }
+    names = ("tokens_per_step", "finish_reason", "with_logprobs", "error")
+    script = {name: options.pop(name) for name in names if name in options}
     return run(lambda: turn(playing(text, **script), **options))[0]
 
 
@@ -231,14 +230,8 @@ def test_stop_string_over_several_tokens(step: int) -> None:
 
 def test_a_stop_string_within_min_tokens_is_text() -> None:
     text = FINAL + "a. b. c. d.<|return|>"
-    for min_tokens, shown in (
-        (0, "a"),
-        (4, "a"),
-        (5, "a. b"),
-        (6, "a. b"),
-        (7, "a. b. c"),
-        (99, "a. b. c. d."),
-    ):
+    shown_from = {0: "a", 4: "a", 5: "a. b", 6: "a. b", 7: "a. b. c", 99: "a. b. c. d."}
+    for min_tokens, shown in shown_from.items():
         fold = one(text, stop=(".",), min_tokens=min_tokens)
         assert fold.text("message") == shown
     assert ids(text)[4] == ids(".")[0]
@@ -296,36 +289,30 @@ def test_a_character_cut_in_half_is_replaced_at_the_end() -> None:
     assert fold.items[0].content_token_ids == [*ids("x"), *half]
 
 
-def test_stream_interval_changes_the_cut_and_nothing_else() -> None:
+async def test_stream_interval_changes_the_cut_and_nothing_else() -> None:
     text = ANALYSIS + "one two three four" + NEXT + FINAL + "five six seven eight nine ten<|return|>"
 
     async def deltas(interval: int) -> list[str]:
         events = [e async for _, batch in batches(playing(text), stream_interval=interval) for e in batch]
         return [event.text for event in events if isinstance(event, ItemDelta)]
 
-    every, coarse = run(lambda: deltas(1)), run(lambda: deltas(5))
+    every, coarse = await deltas(1), await deltas(5)
     assert "".join(every) == "".join(coarse)
     assert coarse[0] == every[0]  # the first text goes out at once
     assert len(coarse) < len(every) / 2
 
 
-def test_a_stream_begins_with_its_first_token_though_that_shows_nothing() -> None:
-    async def first_batches() -> list[list[object]]:
-        return [events async for _, events in batches(playing(FINAL + "a b<|return|>"))]
-
-    hidden, opened, *_ = run(first_batches)
+async def test_a_stream_begins_with_its_first_token_though_that_shows_nothing() -> None:
+    hidden, opened, *_ = [events async for _, events in batches(playing(FINAL + "a b<|return|>"))]
     assert hidden == []
     assert isinstance(opened[0], ItemOpened)
 
 
-def test_progress_reports_every_token_once() -> None:
+async def test_progress_reports_every_token_once() -> None:
     text = ANALYSIS + "a" + NEXT + FINAL + "b c<|return|>"
-
-    async def tokens() -> list[int]:
-        events = [e async for _, batch in batches(playing(text), progress=True) for e in batch]
-        return [token for event in events if isinstance(event, TurnProgress) for token in event.token_ids]
-
-    assert run(tokens) == ids(text)
+    events = [e async for _, batch in batches(playing(text), progress=True) for e in batch]
+    told = [token for event in events if isinstance(event, TurnProgress) for token in event.token_ids]
+    assert told == ids(text)
 
 
 def test_prefill_continues_a_message() -> None:
@@ -369,14 +356,10 @@ def test_errors_before_the_first_event_are_raised() -> None:
 
 
 def test_errors_after_it_end_the_turn() -> None:
-    fold = one_with_error(FINAL + "partial")
+    fold = one(FINAL + "partial", error=EngineDeadError("gone"))
     assert shape(fold) == [("message", "final_answer", "partial", "incomplete")]
     assert fold.ended.reason == "error"
     assert isinstance(fold.ended.error, EngineDeadError)
-
-
-def one_with_error(text: str) -> Fold:
-    return run(lambda: turn(playing(text, error=EngineDeadError("gone"))))[0]
 
 
 def test_an_engine_error_of_one_choice() -> None:
@@ -396,18 +379,12 @@ async def test_leaving_early_aborts_the_request() -> None:
     assert client.aborted == ["r"]
 
 
-def test_an_abort_from_elsewhere_ends_the_turn() -> None:
-    client = playing(FINAL + "a b", hang=True)
-
-    async def aborted() -> Fold:
-        fold = Fold()
-        async for _, events in batches(client):
-            fold.add(events)
-            if fold.items and fold.items[0]._parts:
-                client.abort("r")
-        return fold
-
-    fold = run(aborted)
+async def test_an_abort_from_elsewhere_ends_the_turn() -> None:
+    client, fold = playing(FINAL + "a b", hang=True), Fold()
+    async for _, events in batches(client):
+        fold.add(events)
+        if fold.items and fold.items[0]._parts:
+            client.abort("r")
     assert fold.ended.reason == "abort"
     assert fold.items[0].status == "incomplete"
 

@@ -32,21 +32,20 @@ KEY_HEADER = {
 }  # fmt: skip
 
 
-def ask(name: str, handler: Handler, options: WebSearchRequest | None = None, topn: int = 5) -> list[Hit]:
-    async def work() -> list[Hit]:
-        async with serve({"/search": handler}) as port:
-            fetcher = Fetcher(AddressPolicy(allow_private=True), FetchLimits(seconds=3))
-            backend = HttpSearch(SERVICES[name], fetcher, "k3y", f"http://127.0.0.1:{port}/search")
-            try:
-                return await backend.search("sea otters", topn, options or WebSearchRequest())
-            finally:
-                await fetcher.aclose()
-
-    return asyncio.run(work())
+async def ask(
+    name: str, handler: Handler, options: WebSearchRequest | None = None, topn: int = 5
+) -> list[Hit]:
+    async with serve({"/search": handler}) as port:
+        fetcher = Fetcher(AddressPolicy(allow_private=True), FetchLimits(seconds=3))
+        backend = HttpSearch(SERVICES[name], fetcher, "k3y", f"http://127.0.0.1:{port}/search")
+        try:
+            return await backend.search("sea otters", topn, options or WebSearchRequest())
+        finally:
+            await fetcher.aclose()
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_a_service_is_asked_and_its_answer_read(name: str) -> None:
+async def test_a_service_is_asked_and_its_answer_read(name: str) -> None:
     heads: list[str] = []
     reply = answer(body=json.dumps(ANSWERS[name]).encode(), content_type="application/json")
 
@@ -54,7 +53,7 @@ def test_a_service_is_asked_and_its_answer_read(name: str) -> None:
         heads.append(head.decode().lower())
         await reply(writer, head)
 
-    hits = ask(name, handler, WebSearchRequest(allowed_domains=("a.example",)))
+    hits = await ask(name, handler, WebSearchRequest(allowed_domains=("a.example",)))
     assert hits == [Hit("https://a.example/x", "A & B", "one two <i>")]
     if name in KEY_HEADER:
         assert f"{KEY_HEADER[name]}: " in heads[0]
@@ -67,7 +66,7 @@ def test_a_service_is_asked_and_its_answer_read(name: str) -> None:
 @pytest.mark.parametrize(
     ("place", "sent"), [("Paris, FR", True), ("fr", True), ("Paris, France", False), (None, False)]
 )
-def test_the_country_of_a_location_is_sent(place: str | None, sent: bool) -> None:
+async def test_the_country_of_a_location_is_sent(place: str | None, sent: bool) -> None:
     heads: list[str] = []
 
     async def handler(writer: asyncio.StreamWriter, head: bytes) -> None:
@@ -75,14 +74,14 @@ def test_the_country_of_a_location_is_sent(place: str | None, sent: bool) -> Non
         await answer(body=b"{}")(writer, head)
 
     for name in ("you", "brave"):
-        ask(name, handler, WebSearchRequest(user_location=place))
+        await ask(name, handler, WebSearchRequest(user_location=place))
     assert [("country=FR" in head) for head in heads] == [sent, sent]
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_domains_hold_although_the_service_ignores_them(name: str) -> None:
+async def test_domains_hold_although_the_service_ignores_them(name: str) -> None:
     reply = answer(body=json.dumps(ANSWERS[name]).encode())
-    assert ask(name, reply, WebSearchRequest(allowed_domains=("b.example",))) == []
+    assert await ask(name, reply, WebSearchRequest(allowed_domains=("b.example",))) == []
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -90,8 +89,8 @@ def test_domains_hold_although_the_service_ignores_them(name: str) -> None:
     "body",
     ["null", "[]", '{"results": 3}', '{"results": [1, null]}', '{"web": []}', '{"results": {"web": null}}'],
 )
-def test_odd_answers_are_no_hits(name: str, body: str) -> None:
-    assert ask(name, answer(body=body.encode())) == []
+async def test_odd_answers_are_no_hits(name: str, body: str) -> None:
+    assert await ask(name, answer(body=body.encode())) == []
 
 
 @pytest.mark.parametrize(
@@ -102,9 +101,9 @@ def test_odd_answers_are_no_hits(name: str, body: str) -> None:
         (answer("302 Found", location="http://127.0.0.1/"), "redirect"),
     ],
 )
-def test_failures_are_faults_that_do_not_tell_the_key(handler: Handler, reason: str) -> None:
+async def test_failures_are_faults_that_do_not_tell_the_key(handler: Handler, reason: str) -> None:
     with pytest.raises(ToolError, match=reason) as caught:
-        ask("exa", handler)
+        await ask("exa", handler)
     assert "k3y" not in caught.value.message
 
 

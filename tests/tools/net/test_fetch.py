@@ -116,24 +116,20 @@ class Names:
         return self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
 
 
-def get(
+async def get(
     routes: dict[str, Handler],
     path: str = "/",
     *,
     limits: FetchLimits | None = None,
     **domains: tuple[str, ...],
-):
+) -> Fetched:
     """Fetch from the local server with private addresses allowed."""
-
-    async def work() -> Fetched:
-        async with serve(routes) as port:
-            fetcher = Fetcher(AddressPolicy(allow_private=True), limits or FetchLimits(seconds=5))
-            try:
-                return await fetcher.get(f"http://127.0.0.1:{port}{path}", **domains)
-            finally:
-                await fetcher.aclose()
-
-    return asyncio.run(work())
+    async with serve(routes) as port:
+        fetcher = Fetcher(AddressPolicy(allow_private=True), limits or FetchLimits(seconds=5))
+        try:
+            return await fetcher.get(f"http://127.0.0.1:{port}{path}", **domains)
+        finally:
+            await fetcher.aclose()
 
 
 async def test_a_rebinding_name_is_resolved_once_and_its_first_answer_used() -> None:
@@ -161,13 +157,13 @@ async def test_of_a_public_and_a_private_answer_only_the_public_is_connected_to(
         private.close()
 
 
-def test_a_page_and_its_redirects() -> None:
+async def test_a_page_and_its_redirects() -> None:
     routes = {
         "/": answer("302 Found", location="/b"),
         "/b": answer("301 Moved", location="c?x=1"),
         "/c": answer(body=b"here", content_type='Text/HTML; charset="UTF-8"'),
     }
-    fetched = get(routes)
+    fetched = await get(routes)
     assert fetched.body == b"here"
     assert fetched.content_type == "text/html"
     assert fetched.charset == "utf-8"
@@ -178,9 +174,9 @@ def test_a_page_and_its_redirects() -> None:
     "location",
     ["file:///etc/passwd", "http://u:p@127.0.0.1/", "http:\\\\127.0.0.1/", "ftp://127.0.0.1/", "http://"],
 )
-def test_a_redirect_is_read_by_the_same_rules(location: str) -> None:
+async def test_a_redirect_is_read_by_the_same_rules(location: str) -> None:
     with pytest.raises(ToolError):
-        get({"/": answer("302 Found", location=location)})
+        await get({"/": answer("302 Found", location=location)})
 
 
 async def test_a_redirect_to_a_private_address_is_refused() -> None:
@@ -214,25 +210,25 @@ async def test_a_redirect_to_a_private_address_is_refused() -> None:
         ("; charset=", "", None),
     ],
 )
-def test_content_types(header: str, kind: str, charset: str | None) -> None:
-    fetched = get({"/": answer(body=b"x", content_type=header)})
+async def test_content_types(header: str, kind: str, charset: str | None) -> None:
+    fetched = await get({"/": answer(body=b"x", content_type=header)})
     assert (fetched.content_type, fetched.charset) == (kind, charset)
 
 
-def test_a_redirect_out_of_the_allowed_domains_is_refused() -> None:
+async def test_a_redirect_out_of_the_allowed_domains_is_refused() -> None:
     routes = {"/": answer("302 Found", location="http://other.example/")}
     with pytest.raises(ToolError, match="outside the allowed domains"):
-        get(routes, domains=("127.0.0.1",))
+        await get(routes, domains=("127.0.0.1",))
 
 
-def test_five_redirects_are_followed_and_six_are_not() -> None:
+async def test_five_redirects_are_followed_and_six_are_not() -> None:
     routes = {f"/{number}": answer("302 Found", location=f"/{number + 1}") for number in range(6)}
-    assert get({**routes, "/5": answer(body=b"here")}, "/0").body == b"here"
+    assert (await get({**routes, "/5": answer(body=b"here")}, "/0")).body == b"here"
     with pytest.raises(ToolError, match="more than 5 redirects"):
-        get({**routes, "/6": answer(body=b"here")}, "/0")
+        await get({**routes, "/6": answer(body=b"here")}, "/0")
 
 
-def test_a_slow_body_is_cut_off() -> None:
+async def test_a_slow_body_is_cut_off() -> None:
     async def drip(writer: asyncio.StreamWriter, _head: bytes) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n")
         for _ in range(1000):
@@ -241,7 +237,7 @@ def test_a_slow_body_is_cut_off() -> None:
             await asyncio.sleep(0.05)
 
     with pytest.raises(ToolError, match=r"within 0\.4 s"):
-        get({"/": drip}, limits=FetchLimits(seconds=0.4))
+        await get({"/": drip}, limits=FetchLimits(seconds=0.4))
 
 
 @pytest.mark.parametrize(
@@ -255,14 +251,14 @@ def test_a_slow_body_is_cut_off() -> None:
     ],
     ids=["ratio", "bomb", "damaged", "encoding", "size"],
 )
-def test_bodies_that_are_not_taken(body: bytes, encoding: str, max_bytes: int, reason: str) -> None:
+async def test_bodies_that_are_not_taken(body: bytes, encoding: str, max_bytes: int, reason: str) -> None:
     with pytest.raises(ToolError, match=reason):
-        get({"/": answer(body=body, content_encoding=encoding)}, limits=FetchLimits(5, max_bytes))
+        await get({"/": answer(body=body, content_encoding=encoding)}, limits=FetchLimits(5, max_bytes))
 
 
-def test_a_compressed_body() -> None:
+async def test_a_compressed_body() -> None:
     page = b"hello " * 1000
-    assert get({"/": answer(body=gzip.compress(page), content_encoding="gzip")}).body == page
+    assert (await get({"/": answer(body=gzip.compress(page), content_encoding="gzip")})).body == page
 
 
 def test_a_bomb_never_stands_in_memory() -> None:

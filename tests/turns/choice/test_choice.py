@@ -68,6 +68,21 @@ def folded(choice: Choice | RawChoice) -> Fold:
     return fold
 
 
+def called(choice: Choice, text: str = PYTHON, **fields: Any) -> CallTool:
+    """The call that the choice wants to have run, once it has written ``text``."""
+    need = choice.feed(chunk(ids(text), "stop", **fields))
+    assert isinstance(need, CallTool)
+    return need
+
+
+def goes_on(choice: Choice, call: CallTool) -> NextRound:
+    """The round that begins with the result of a call, 42."""
+    need = choice.tool_done(call, result(call.call, "42"), RESULT)
+    assert isinstance(need, NextRound)
+    choice.begin_round(need)
+    return need
+
+
 # --------------------------------------------------------------------------- Ended, NextRound
 
 
@@ -116,11 +131,7 @@ def test_an_answer_that_is_forced_after_a_tool_repeats_no_earlier_round() -> Non
     """The prompt has each token of the earlier round once, and of this one what was whole."""
     choice, _ = with_tools()
     written, thought = ids(PYTHON), ids(ANALYSIS + "So it is.<|return|>")
-    call = choice.feed(chunk(written, "stop"))
-    assert isinstance(call, CallTool)
-    after = choice.tool_done(call, result(call.call, "42"), RESULT)
-    assert isinstance(after, NextRound)
-    choice.begin_round(after)
+    goes_on(choice, called(choice))
     need = choice.feed(chunk(thought, "stop"))
     assert isinstance(need, NextRound)
     assert need.prompt_token_ids == [
@@ -157,8 +168,7 @@ def test_fail_and_end_are_values_too_and_happen_once() -> None:
 def test_a_call_to_a_built_in_tool_is_a_value_and_its_result_the_next_round() -> None:
     choice, _ = with_tools()
     written = ids(ANALYSIS + "Hm" + NEXT + PYTHON)
-    need = choice.feed(chunk(written, "stop"))
-    assert isinstance(need, CallTool)
+    need = called(choice, ANALYSIS + "Hm" + NEXT + PYTHON)
     assert (need.call.recipient, need.call.content, need.channel) == ("python", "print(42)", "analysis")
     assert need.identity is not None
     assert need.refusal is None
@@ -179,11 +189,7 @@ def test_a_call_to_a_built_in_tool_is_a_value_and_its_result_the_next_round() ->
 def test_cached_tokens_of_a_later_round_are_those_of_the_rounds_before() -> None:
     """Whatever the engine found of it: it had computed all of it for this turn."""
     choice, _ = with_tools()
-    call = choice.feed(chunk(ids(PYTHON), "stop", num_cached_tokens=2))
-    assert isinstance(call, CallTool)
-    after = choice.tool_done(call, result(call.call, "42"), RESULT)
-    assert isinstance(after, NextRound)
-    choice.begin_round(after)
+    goes_on(choice, called(choice, num_cached_tokens=2))
     choice.feed(chunk(ids(FINAL + "42.<|return|>"), "stop", num_cached_tokens=16))
     ended = folded(choice).ended
     assert ended.usage.cached_tokens == 2 + len(PROMPT) + len(ids(PYTHON))
@@ -196,9 +202,7 @@ def test_a_forced_answer_is_not_summarized_first() -> None:
 
 def test_items_of_a_call_hold_the_call_and_its_result() -> None:
     choice, _ = with_tools()
-    need = choice.feed(chunk(ids(PYTHON), "stop"))
-    assert isinstance(need, CallTool)
-    choice.tool_done(need, result(need.call, "42"), RESULT)
+    goes_on(choice, called(choice))
     choice.end("stop")
     [item] = folded(choice).items
     assert (item.kind, item.text, item.status) == ("code_interpreter_call", "print(42)", "completed")
@@ -207,8 +211,7 @@ def test_items_of_a_call_hold_the_call_and_its_result() -> None:
 
 def test_a_tool_that_does_not_exist_is_refused_by_the_choice_itself() -> None:
     choice, _ = with_tools()
-    need = choice.feed(chunk(ids("<|channel|>analysis to=weather code<|message|>x<|call|>"), "stop"))
-    assert isinstance(need, CallTool)
+    need = called(choice, "<|channel|>analysis to=weather code<|message|>x<|call|>")
     assert need.identity is None
     assert "weather does not exist" in need.refusal.content
     assert "python" in need.refusal.content
@@ -291,8 +294,7 @@ def test_a_prompt_that_a_tool_made_long_is_summarized_before_its_round() -> None
     choice, _ = with_tools()
     choice = Choice(VOCAB, replace(choice._request, compaction=compaction(10, due=False)), 0, EOS)
     assert choice.start() is None
-    call = choice.feed(chunk(ids(PYTHON), "stop"))
-    assert isinstance(call, CallTool)
+    call = called(choice)
     need = choice.tool_done(call, result(call.call, "42"), RESULT)
     assert isinstance(need, Compact)
     assert need.prompt_token_ids == [*need.following.prompt_token_ids[:-2], 9, *ids("<|start|>assistant")]
