@@ -22,7 +22,6 @@ from chorale.tools.contract import (
     FindAction,
     FindStarted,
     Link,
-    McpProgress,
     OpenPageAction,
     PageOpening,
     Progress,
@@ -58,13 +57,9 @@ class RemotePython:
 
     async def call(self, call: ToolCall) -> AsyncGenerator[Progress | ToolResult, None]:
         yield CodeStarted(self.container_id)
-        text, failed = "", False
         try:
-            running = self._client.run("python", {"code": call.content}, call.call_id)
-            async with contextlib.aclosing(running) as items:
-                async for item in items:
-                    if isinstance(item, CallOutcome):
-                        text, failed = item.text, item.is_error
+            outcome = await self._client.outcome("python", {"code": call.content}, call.call_id)
+            text, failed = outcome.text, outcome.is_error
         except ToolError as fault:
             text, failed = f"Error: {fault.message}", True
         if text:
@@ -107,16 +102,13 @@ class RemoteBrowser:
         else:
             yield PageOpening(action.url)
         try:
-            running = self._client.run(verb, parse_object(call.content), call.call_id)
-            async with contextlib.aclosing(running) as items:
-                async for item in items:
-                    if isinstance(item, McpProgress):
-                        continue
-                    action = self._after(action, item)
-                    text = item.text or "[the browser returned nothing]"
-                    yield ToolResult(call.recipient, text, item.is_error, BrowserDetail(action))
+            outcome = await self._client.outcome(verb, parse_object(call.content), call.call_id)
         except ToolError as fault:
             yield ToolResult(call.recipient, f"Error: {fault.message}", True, BrowserDetail(action))
+        else:
+            action = self._after(action, outcome)
+            text = outcome.text or "[the browser returned nothing]"
+            yield ToolResult(call.recipient, text, outcome.is_error, BrowserDetail(action))
 
     def cited(self, cursor: int, line: int | None) -> Link | None:
         return self._cursors.get(cursor)
@@ -184,7 +176,6 @@ async def _end(client: McpClient, cleans_up: bool) -> None:
     """Closes the client, after ``cleanup_session`` if the server lists it (vLLM's convention)."""
     if cleans_up and client.connected:
         with contextlib.suppress(ToolError, TimeoutError):
-            async with asyncio.timeout(5), contextlib.aclosing(client.call(CLEANUP, {}, CLEANUP)) as items:
-                async for _ in items:
-                    pass
+            async with asyncio.timeout(5):
+                await client.outcome(CLEANUP, {}, CLEANUP)
     await client.aclose()

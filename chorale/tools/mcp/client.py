@@ -149,6 +149,14 @@ class McpClient:
             await self.aclose()
             raise
 
+    async def outcome(self, name: str, arguments: Mapping[str, Any], token: str) -> CallOutcome:
+        """Runs a tool without its progress. Raises ``McpError``."""
+        async with contextlib.aclosing(self.run(name, arguments, token)) as items:
+            async for item in items:
+                if isinstance(item, CallOutcome):
+                    return item
+        raise McpError("the call ended without an outcome")
+
     async def call(
         self, name: str, arguments: Mapping[str, Any], token: str
     ) -> AsyncGenerator[McpProgress | CallOutcome, None]:
