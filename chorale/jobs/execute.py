@@ -1,21 +1,19 @@
-"""Sends lines: to an ASGI app in this process, or to a server; many at a time, each on its own."""
+"""Sends a line to an ASGI app in this process, or to a server, again while that is busy."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol, TypeVar
 
-import httpx2
 import msgspec
 
 from chorale.ids import new_id
 from chorale.jobs.line import Answer, Line, Record, unanswered
-from chorale.requests.openai_client import BUSY, NoAnswerError, Retries, retry_after
+from chorale.requests.openai_client import BUSY, AsyncClient, NoAnswerError, Retries, retry_after
 from chorale.tracing.ignored import HEADER
 
 logger = logging.getLogger(__name__)
@@ -116,20 +114,13 @@ class _Exchange:
 
 
 class UrlSender:
-    """Posts to a server. ``client`` has its base URL, without ``/v1``, and the headers."""
+    """Posts to a server. ``client`` makes one attempt."""
 
-    def __init__(self, client: httpx2.AsyncClient) -> None:
+    def __init__(self, client: AsyncClient) -> None:
         self._client = client
 
     async def __call__(self, line: Line) -> Answer:
-        try:
-            response = await self._client.post(
-                line.url, content=line.body, headers={"content-type": "application/json"}
-            )
-        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-            raise NoAnswerError(
-                f"no answer from {self._client.base_url} ({type(error).__name__}: {error})"
-            ) from error
+        response = await self._client.post(line.url, line.body)
         return Answer(
             response.status_code,
             response.headers.get("x-request-id") or new_id("req"),
@@ -152,7 +143,7 @@ def _valid(body: bytes) -> bytes:
     return body
 
 
-# --------------------------------------------------------------------------- many lines
+# --------------------------------------------------------------------------- again and again
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,54 +233,3 @@ def _is_crash(answer: Answer) -> bool:
     except (ValueError, msgspec.MsgspecError):
         return False
     return answer.status in BUSY and error is not None and error.code == CRASHED
-
-
-async def execute_all(
-    lines: AsyncIterable[tuple[Place, Line]],
-    send: Sender,
-    *,
-    concurrency: int,
-    retries: LineRetries = PATIENT,
-    ready: Callable[[], Awaitable[None]] | None = None,
-) -> AsyncGenerator[tuple[Place, Record]]:
-    """Yields the record of each line as soon as it is there, with the place that came with the line.
-
-    ``lines`` is read only as far as lines are being sent. Closing the generator aborts all requests.
-    """
-    records: asyncio.Queue[tuple[Place, Record] | None] = asyncio.Queue(concurrency)
-    source = aiter(lines)
-    turn = asyncio.Lock()
-    run = partial(execute, send=send, retries=retries, ready=ready)
-    workers = [asyncio.create_task(_work(source, turn, run, records)) for _ in range(concurrency)]
-    ending = asyncio.create_task(_announce_end(workers, records))
-    try:
-        while (found := await records.get()) is not None:
-            yield found
-        await asyncio.gather(*workers)  # raises what reading the lines raised
-    finally:
-        for task in (*workers, ending):
-            task.cancel()
-        await asyncio.gather(*workers, ending, return_exceptions=True)
-
-
-async def _work(
-    source: AsyncIterator[tuple[Place, Line]],
-    turn: asyncio.Lock,
-    run: Callable[[Line], Awaitable[Record]],
-    records: asyncio.Queue[tuple[Place, Record] | None],
-) -> None:
-    while True:
-        async with turn:  # an async generator allows one reader at a time
-            try:
-                place, line = await anext(source)
-            except StopAsyncIteration:
-                return
-        await records.put((place, await run(line)))
-
-
-async def _announce_end(
-    workers: list[asyncio.Task[None]], records: asyncio.Queue[tuple[Place, Record] | None]
-) -> None:
-    """Puts None once all workers have ended. If reading fails, lines in flight are still finished."""
-    await asyncio.wait(workers)
-    await records.put(None)

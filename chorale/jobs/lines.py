@@ -12,7 +12,7 @@ from functools import partial
 from typing import Literal
 
 from chorale.errors import ChoraleError
-from chorale.jobs.execute import LineRetries, Sender, execute_all
+from chorale.jobs.execute import LineRetries, Sender, execute
 from chorale.jobs.input import split_lines
 from chorale.jobs.line import LARGE, Line, Record, parse_line
 from chorale.jobs.slots import Slots
@@ -38,11 +38,10 @@ class LostError(ChoraleError):
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """How lines are sent: ``concurrency`` at once, while ``slots`` are free and the engine is ``ready``."""
+    """How lines are sent: while ``slots`` are free and the engine is ``ready``."""
 
     send: Sender
     slots: Slots
-    concurrency: int
     retries: LineRetries
     ready: Callable[[], Awaitable[None]] | None = None
 
@@ -150,13 +149,32 @@ class LineWork:
             raise LostError
 
     async def _send(self, done: set[int]) -> None:
-        how, lines = self._sending, self._lines(done)
-        records = execute_all(
-            lines, how.send, concurrency=how.concurrency, retries=how.retries, ready=how.ready
-        )
-        async with contextlib.aclosing(lines), contextlib.aclosing(records):
-            async for place, record in records:
-                self._add(place, record)
+        """Sends each line by a task of its own. Cancelling it aborts them all.
+
+        If reading the input fails, the lines in flight are finished before the error is raised.
+        """
+        tasks: set[asyncio.Task[None]] = set()
+        fault: Exception | None = None
+        try:
+            try:
+                async with contextlib.aclosing(self._lines(done)) as lines:
+                    async for place, line in lines:
+                        task = asyncio.create_task(self._execute(place, line))
+                        tasks.add(task)
+                        task.add_done_callback(tasks.discard)
+            except Exception as error:
+                fault = error
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        if fault is not None:
+            raise fault
+
+    async def _execute(self, place: Place, line: Line) -> None:
+        how = self._sending
+        self._add(place, await execute(line, how.send, how.retries, how.ready))
 
     def _add(self, place: Place, record: Record) -> None:
         self._records.append((place, record))

@@ -46,11 +46,14 @@ class FileWork(LineWork):
     fails, and ``ServerGoneError`` at a server that does not answer any more."""
 
     _last_answer = 0.0
+    _gone: ServerGoneError | None = None
 
     async def run(self) -> None:
         """Returns once all lines are done; after ``interrupt``, those in flight."""
         self._last_answer = time.monotonic()
         await self._answer()
+        if self._gone is not None:
+            raise self._gone
 
     def interrupt(self) -> None:
         """First call: no further line is sent, and those in flight are finished. Second call: aborts them."""
@@ -65,7 +68,10 @@ class FileWork(LineWork):
             self._last_answer = time.monotonic()
         elif time.monotonic() - self._last_answer > self._sending.retries.patience / 2:
             assert record.fault is not None
-            raise ServerGoneError(f"{record.fault.message}; the same command sends the lines that are left")
+            message = f"{record.fault.message}; the same command sends the lines that are left"
+            self._gone = ServerGoneError(message)
+            self.stop("cancelling")
+            return
         super()._add(place, record)
 
 
@@ -154,7 +160,7 @@ class Journal:
             self._rows,
             self._server_id,
             lambda: read_file(self._source),
-            sending=Sending(send, Slots(lambda: concurrency, MAX_LINES_BYTES), concurrency, retries),
+            sending=Sending(send, Slots(lambda: concurrency, MAX_LINES_BYTES), retries),
             max_line_bytes=self._max_line_bytes,
             counted=counted,
         )

@@ -108,8 +108,7 @@ class BatchRunner(Works[BatchWork]):
         return True
 
     def _sending(self, owner: bytes) -> Sending:
-        at_once = max(1, self._engine.concurrency())
-        return Sending(self._sender(owner), self._slots, at_once, _RETRIES, self._ready)
+        return Sending(self._sender(owner), self._slots, _RETRIES, self._ready)
 
     async def _run(self, work: BatchWork) -> None:
         """Works on a batch. A fault of this program fails the batch, which would not end otherwise."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import aclosing
 from typing import Any
 
 import httpx2
@@ -13,18 +11,16 @@ import pytest
 
 from chorale.api.http.auth import OWNER
 from chorale.config.engine import hash_key
-from chorale.engine.types import GenerateRequest
 from chorale.errors import EngineDeadError, QueueFullError
 from chorale.jobs.execute import (
     AppSender,
     LineRetries,
     UrlSender,
     execute,
-    execute_all,
     one_line,
 )
 from chorale.jobs.line import Answer, Line
-from chorale.requests.openai_client import NoAnswerError
+from chorale.requests.openai_client import AsyncClient, Endpoint, NoAnswerError
 from chorale.testing.scripted_client import Script, ScriptedClient
 from tests.support.server import run, served
 
@@ -36,11 +32,6 @@ def line(custom_id: str = "a", url: str = "/v1/chat/completions", **body: Any) -
     if not body:
         body = {"messages": [{"role": "user", "content": "hi"}]}
     return Line(custom_id, url, json.dumps(body).encode())
-
-
-async def lines(count: int) -> AsyncIterator[tuple[int, Line]]:
-    for number in range(count):
-        yield number, line(str(number))
 
 
 def test_answers_and_errors() -> None:
@@ -100,72 +91,6 @@ def test_cancelling_aborts_the_request() -> None:
     run(main)
 
 
-def test_closing_aborts_all() -> None:
-    async def main() -> None:
-        def script(request: GenerateRequest, index: int) -> Script:
-            first = client.requests[0].request_id == request.request_id
-            return Script(HELLO) if first else Script((200005,), hang=True)
-
-        client = ScriptedClient(script)
-        async with served(client) as server:
-            records = execute_all(lines(20), AppSender(server.app), concurrency=4)
-            async with aclosing(records):
-                assert (await anext(records))[1].ok
-                while client.num_in_flight < 4:
-                    await asyncio.sleep(0.01)
-            assert client.num_in_flight == 0
-            assert len(client.requests) == 5  # no further line was read
-
-    run(main)
-
-
-def test_each_line_once_with_bounded_concurrency() -> None:
-    most = running = 0
-
-    async def send(asked: Line) -> Answer:
-        nonlocal most, running
-        running += 1
-        most = max(most, running)
-        await asyncio.sleep(0.001 * (int(asked.custom_id) % 3))
-        running -= 1
-        if asked.custom_id == "7":
-            raise ValueError("a fault of this line")
-        return Answer(200, "r", asked.custom_id.encode())
-
-    async def main() -> None:
-        found = {number: record async for number, record in execute_all(lines(50), send, concurrency=5)}
-        assert sorted(found) == list(range(50))
-        assert most == 5
-        assert [number for number, record in found.items() if not record.ok] == [7]
-        assert all(r.answer is None or r.answer.body == str(n).encode() for n, r in found.items())
-
-    run(main)
-
-
-def test_a_fault_of_the_input_ends_the_rest() -> None:
-    async def broken() -> AsyncIterator[tuple[int, Line]]:
-        async for each in lines(3):
-            yield each
-        raise OSError("the disk")
-
-    async def send(asked: Line) -> Answer:
-        await asyncio.sleep(0.01)
-        return Answer(200, "r", b"{}")
-
-    async def main() -> None:
-        found = []
-
-        async def collect() -> None:
-            async for number, _ in execute_all(broken(), send, concurrency=2):
-                found.append(number)
-
-        with pytest.raises(OSError, match="the disk"):
-            await collect()
-        assert sorted(found) == [0, 1, 2]
-
-    run(main)
-
-
 @pytest.mark.parametrize("error", [QueueFullError("full", retry_after=0.01), EngineDeadError("restarting")])
 def test_busy_servers_are_asked_again(error: Any) -> None:
     async def main() -> None:
@@ -215,7 +140,7 @@ RESTARTED = b'{"error": {"code": "engine_restarted"}}'
     ],
 )
 def test_attempts_are_limited(answer: Answer | None, most: dict[str, Any], count: int) -> None:
-    sent = 0
+    sent = num_ready = 0
 
     async def send(asked: Line) -> Answer:
         nonlocal sent
@@ -228,7 +153,6 @@ def test_attempts_are_limited(answer: Answer | None, most: dict[str, Any], count
         nonlocal num_ready
         num_ready += 1
 
-    num_ready = 0
     retries = LineRetries(first_delay=0.001, longest_delay=0.001, **most)
     record = asyncio.run(execute(line(), send, retries, ready))
     assert (sent, num_ready, record.answer) == (count, count, answer)
@@ -248,12 +172,13 @@ def test_an_answer_without_an_end_is_no_answer() -> None:
 
 def test_over_http() -> None:
     async def main() -> None:
-        async with served(keys=[hash_key("secret")], api_key="secret") as server:
-            answer = await UrlSender(server.http)(line())
+        async with served(keys=[hash_key("secret")]) as server:
+            transport = httpx2.ASGITransport(server.app)
+            async with AsyncClient(Endpoint("http://localhost", "secret"), transport=transport) as client:
+                answer = await UrlSender(client)(line())
             assert answer.status == 200
             assert answer.request_id.startswith("req_")
-        gone = httpx2.AsyncClient(base_url="http://127.0.0.1:9")
-        async with gone:
+        async with AsyncClient(Endpoint("http://127.0.0.1:9")) as gone:
             with pytest.raises(NoAnswerError, match="no answer from"):
                 await UrlSender(gone)(line())
 

@@ -9,14 +9,14 @@ import os
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import pytest
 
 from chorale.errors import ChoraleError, ConfigError
-from chorale.jobs import files
+from chorale.jobs import files, run_file
 from chorale.jobs.execute import LineRetries
 from chorale.jobs.files import Destination, download
 from chorale.jobs.line import Answer, Line
@@ -36,11 +36,19 @@ class Echo:
 
     def __init__(self, delay: Callable[[], float] = lambda: 0.0) -> None:
         self.sent: Counter[str] = Counter()
+        self.num_running = self.most_running = 0
         self._delay = delay
 
     async def __call__(self, line: Line) -> Answer:
         self.sent[line.custom_id] += 1
-        await asyncio.sleep(self._delay())
+        self.num_running += 1
+        self.most_running = max(self.num_running, self.most_running)
+        try:
+            await asyncio.sleep(self._delay())
+        finally:
+            self.num_running -= 1
+        if line.custom_id == "faulty":
+            raise ValueError("a fault of this line")
         return Answer(200, "req", line.body)
 
 
@@ -70,11 +78,15 @@ async def interrupted(work: FileWork, seconds: float, times: int = 1) -> None:
 
 
 def test_the_output_has_the_order_of_the_input(tmp_path: Path) -> None:
-    wanted = [f"n{i}" for i in range(60)]
+    wanted = [*(f"n{i}" for i in range(60)), "faulty"]
     journal = opened(tmp_path, "\n".join(map(request, wanted)))  # no line end at the end
-    asyncio.run(journal.work(Echo(lambda: random.random() / 100), 8).run())
+    echo = Echo(lambda: random.random() / 100)
+    asyncio.run(journal.work(echo, 8).run())
+    assert echo.sent == dict.fromkeys(wanted, 1)
+    assert echo.most_running == 8
     assert names(journal) == wanted
-    assert journal.now().num_done == journal.batch.num_lines == 60
+    assert journal.failures() == {"no_answer": 1}
+    assert journal.now().num_done == journal.batch.num_lines == 61
     journal.close(remove=True)
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
@@ -112,6 +124,7 @@ def test_no_line_is_done_twice_over_many_interruptions(tmp_path: Path) -> None:
         assert journal.num_before == len(recorded)
         echo = Echo(lambda: chance.random() / 300)
         asyncio.run(interrupted(journal.work(echo, 4), chance.random() / 30, times=2))
+        assert echo.num_running == 0  # aborted
         assert not recorded & echo.sent.keys()
         recorded = set(names(journal))
         if len(recorded) == len(wanted):
@@ -164,6 +177,23 @@ def test_a_server_that_is_gone_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(ServerGoneError, match="nowhere"):
         asyncio.run(journal.work(send, 2, retries=retries).run())
     assert journal.now().num_done == 3  # the others are sent by the next run
+    journal.close()
+
+
+def test_an_input_that_fails_ends_the_run_after_the_lines_in_flight(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = opened(tmp_path, "\n".join(request(f"n{i}") for i in range(20)))
+
+    async def broken(path: Path) -> AsyncGenerator[bytes]:
+        yield path.read_bytes()[:500]
+        raise OSError("the disk")
+
+    monkeypatch.setattr(run_file, "read_file", broken)
+    echo = Echo(lambda: 0.01)
+    with pytest.raises(OSError, match="the disk"):
+        asyncio.run(journal.work(echo, 20).run())
+    assert 0 < len(echo.sent) == journal.now().num_done < 20
     journal.close()
 
 

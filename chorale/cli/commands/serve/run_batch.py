@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from chorale.cli.commands.serve.batch_screen import LineProgress
     from chorale.jobs.files import Destination
     from chorale.jobs.run_file import Journal
+    from chorale.requests.openai_client import AsyncClient, Endpoint
     from chorale.store.batch_rows import StoredBatch
 
 CONCURRENCY = 256  # requests in flight at --base-url
@@ -196,26 +197,21 @@ def _offline(settings: Settings) -> Settings:
 
 def _at_url(given: argparse.Namespace, settings: Settings, journal: Journal, progress: LineProgress) -> int:
     from chorale.cli.commands.serve.batch_job import BatchJob
+    from chorale.requests.openai_client import Endpoint
 
     key = next(iter(settings.api_keys), None) or os.environ.get("OPENAI_API_KEY")
     job = BatchJob(journal, progress, given.max_concurrency)
-    asyncio.run(_send(base_of(given.base_url), key, given.max_concurrency or CONCURRENCY, job))
+    asyncio.run(_send(Endpoint(base_of(given.base_url), key), given.max_concurrency or CONCURRENCY, job))
     return 0
 
 
-async def _send(url: str, key: str | None, concurrency: int, job: BatchJob) -> None:
-    import httpx2
-
+async def _send(endpoint: Endpoint, concurrency: int, job: BatchJob) -> None:
     from chorale.jobs.execute import UrlSender
+    from chorale.requests.openai_client import AsyncClient
 
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, job.stop)
-    async with httpx2.AsyncClient(
-        base_url=url,
-        headers={"authorization": f"Bearer {key.strip()}"} if key else {},
-        timeout=httpx2.Timeout(30.0, read=None),
-        limits=httpx2.Limits(max_connections=concurrency, max_keepalive_connections=concurrency),
-    ) as client:
+    async with AsyncClient(endpoint, seconds=None, connections=concurrency) as client:
         await _check_server(client)
         await job.send(UrlSender(client), concurrency)
 
@@ -252,18 +248,17 @@ def base_of(url: str) -> str:
     return api_url(url, "--base-url").removesuffix("/v1")
 
 
-async def _check_server(client: Any) -> None:
+async def _check_server(client: AsyncClient) -> None:
     """Raises ``ConfigError`` if the server does not answer or does not accept the key."""
     import httpx2
 
+    where = client.endpoint.where
     try:
-        response = await client.get("/v1/models")
-    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        raise ConfigError(f"no server at {client.base_url} ({error})") from None
-    if response.status_code in (401, 403):
-        raise ConfigError(
-            f"{client.base_url} refuses the key (HTTP {response.status_code}): set CHORALE_API_KEY"
-        )
+        status = (await client.get("/v1/models")).status_code
+    except httpx2.HTTPError as error:
+        raise ConfigError(f"no server at {where} ({error})") from None
+    if status in (401, 403):
+        raise ConfigError(f"{where} refuses the key (HTTP {status}): set CHORALE_API_KEY")
 
 
 def say(line: str) -> None:
