@@ -36,8 +36,10 @@ def wait_for(what: str, condition: Callable[[], object], seconds: float) -> None
         time.sleep(0.05)
 
 
-def check(tests: str, workers: str, in_the_middle: str, place: Path) -> None:
-    """Kill a run of ``tests`` once it has a process whose command line holds ``in_the_middle``."""
+@pytest.mark.parametrize("workers", [pytest.param("0", marks=pytest.mark.slow), "2"])
+def test_nothing_is_left_of_a_killed_run(workers: str, place: Path) -> None:
+    """It is killed once it has an engine's process."""
+    tests = "tests/serve/test_supervisor.py"
     command = [sys.executable, "-m", "pytest", "-n", workers, "-p", "no:cacheprovider", tests]
     environment = os.environ | {"TMPDIR": str(place)}
     process = subprocess.Popen(
@@ -48,7 +50,7 @@ def check(tests: str, workers: str, in_the_middle: str, place: Path) -> None:
         return started(str(place), process.pid)
 
     try:
-        wait_for("the middle", lambda: any(in_the_middle in line for line in children().values()), 200)
+        wait_for("the middle", lambda: any("fake_engine" in line for line in children().values()), 200)
         assert len(list(place.iterdir())) == 1
     finally:
         process.send_signal(signal.SIGKILL)
@@ -58,15 +60,3 @@ def check(tests: str, workers: str, in_the_middle: str, place: Path) -> None:
         wait_for("the end of all files", lambda: not list(place.iterdir()), SECONDS)
     finally:
         print("left:", children(), list(place.iterdir()))
-
-
-@pytest.mark.parametrize("workers", [pytest.param("0", marks=pytest.mark.slow), "2"])
-def test_nothing_is_left_of_a_killed_run(workers: str, place: Path) -> None:
-    check("tests/serve/test_supervisor.py", workers, "fake_engine", place)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", ["0", "2"])
-@pytest.mark.parametrize("tests", ["tests/acceptance/e2e", "tests/cli/commands/test_commands.py"])
-def test_nothing_is_left_of_a_killed_run_with_real_servers(tests: str, workers: str, place: Path) -> None:
-    check(tests, workers, "chorale.serve.engine.process", place)

@@ -111,15 +111,6 @@ def test_chunked_prompts(
     assert_parity(runner.run(tokens, chunk), expected)
 
 
-def test_long_prompt_in_chunks(make_model: MakeModel) -> None:
-    config = make_config(**{**SMALL, "layers": 2})
-    tokens = prompt(1500)
-    model = make_model(config)
-    expected = expected_logprobs(config, tokens)
-    for chunk in (7, 64, 700):
-        assert_parity(PagedRunner(model, seed=chunk).run(tokens, chunk), expected)
-
-
 def test_experts_decoded_as_they_are_used(make_model: MakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """The path of the big checkpoints: nothing decoded at load."""
     monkeypatch.setattr("chorale.kernels.reference.moe.DECODED_BUDGET", 0)

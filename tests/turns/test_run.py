@@ -237,11 +237,6 @@ def test_a_stop_string_within_min_tokens_is_text() -> None:
     assert ids(text)[4] == ids(".")[0]
 
 
-def test_text_that_only_began_like_a_stop_is_shown() -> None:
-    assert one(FINAL + "a STO<|return|>", stop=("STOP",)).text("message") == "a STO"
-    assert one(FINAL + "a STO", stop=("STOP",)).text("message") == "a STO"
-
-
 def test_logprobs_follow_the_text_up_to_the_stop() -> None:
     fold = one(FINAL + "one two three STOP four<|return|>", stop=("STOP",), with_logprobs=True)
     item = fold.items[0]
