@@ -312,9 +312,6 @@ class RemoteClient:
         """Returns whether the engine was ready once."""
         return self._info is not None
 
-    def holds(self, request_id: str) -> bool:
-        return request_id in self._in_flight
-
     def _set_status(self, status: EngineStatus) -> None:
         if status != self._status:
             self._status = status

@@ -161,18 +161,6 @@ def test_an_engine_that_leaves_finishes_what_it_runs_and_gets_nothing_new() -> N
     run(scene())
 
 
-def test_requests_wait_for_an_engine_while_the_only_one_restarts() -> None:
-    async def scene() -> None:
-        async with fleet_rig(1, SLOW) as rig:
-            asked = request("a", 60)
-            found = await lose_engines(rig, asked)
-            assert tokens(found[0]) == expected(asked)
-            assert [name for name, _ in rig.assigner.given] == ["a", "a+1.0"]
-            assert rig.hosts["r0"].num_restarts == 1
-
-    run(scene())
-
-
 def test_leaving_and_aborting_before_and_after_the_assignment_leave_nothing_behind() -> None:
     async def scene() -> None:
         async with fleet_rig(1, SLOW) as rig:
@@ -219,23 +207,6 @@ def test_without_an_engine_requests_are_refused_and_a_full_queue_says_so() -> No
                 rig.client.submit(request("d"))
             for each in kept:
                 await each.aclose()
-
-    run(scene())
-
-
-def test_conversations_return_to_the_engine_that_has_their_blocks() -> None:
-    async def scene() -> None:
-        async with fleet_rig(3) as rig:
-            for talk in range(4):
-                prompt = [100 + talk] * 200
-                homes = set()
-                for turn in range(4):
-                    asked = request(f"t{talk}-{turn}", 20, prompt=prompt)
-                    found = await read(rig, asked)
-                    homes.add(rig.assigner.given[-1][1])
-                    assert (found[0][0].num_cached_tokens > 100) == (turn > 0)
-                    prompt = prompt + tokens(found[0]) + [7] * 20
-                assert len(homes) == 1
 
     run(scene())
 

@@ -41,18 +41,6 @@ def test_tokens_arrive_in_order_whoever_else_runs(loop: str) -> None:
     run(scene(), loop)
 
 
-def test_a_stream_gets_tokens_while_it_runs() -> None:
-    async def scene() -> None:
-        async with rig(Behaviour(step_seconds=0.01)) as r:
-            stream = r.client.submit(request("r", 30))
-            assert r.client.num_in_flight == 1
-            sizes = [sum(len(c.token_ids) for c in chunks) async for chunks in stream]
-            assert sum(sizes) == 30
-            assert len(sizes) > 10  # not all at once
-
-    run(scene())
-
-
 def test_abort_ends_the_stream_and_frees_the_engine() -> None:
     async def scene() -> None:
         async with rig(Behaviour(step_seconds=0.005)) as r:

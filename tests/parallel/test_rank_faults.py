@@ -219,28 +219,45 @@ channel.send(encode(Failed(sys.argv[2], sys.argv[3])))
 """
 
 
-@pytest.mark.parametrize(("reason", "kind"), [("config", ConfigError), ("other", EngineError)])
-def test_the_first_cause_is_named(reason: str, kind: type[Exception]) -> None:
-    """Ranks whose exchange failed are the victims of another."""
+def failing(size: int, victims: str, culprit: str = "") -> RankProcesses:
+    """Ranks that report these reasons; rank 2 the culprit's."""
 
     def launch(rank: int, descriptor: int) -> tuple[Sequence[str], bytes]:
-        why = ("it broke", reason) if rank == 2 else ("a peer is gone", "exchange")
-        return (sys.executable, "-c", FAILING, str(descriptor), *why), b""
+        reason = culprit if culprit and rank == 2 else victims
+        message = "it broke" if reason == culprit else "a peer is gone"
+        return (sys.executable, "-c", FAILING, str(descriptor), message, reason), b""
 
-    ranks = RankProcesses(4, launch)
+    return RankProcesses(size, launch)
+
+
+@pytest.mark.parametrize(
+    ("culprit", "victims", "kind"),
+    [
+        ("config", "exchange", ConfigError),
+        ("other", "exchange", EngineError),
+        ("gpu", "other", GpuError),
+    ],
+)
+def test_the_first_cause_is_named(culprit: str, victims: str, kind: type[Exception]) -> None:
+    """Ranks whose exchange failed are the victims of another; so are others beside a failed GPU."""
+    ranks = failing(4, victims, culprit)
     with pytest.raises(kind, match=r"rank 2.*it broke"):
         ranks.wait_ready()
     ranks.close()
 
 
-def test_a_gpu_of_one_rank_is_the_cause_of_what_others_report() -> None:
-    def launch(rank: int, descriptor: int) -> tuple[Sequence[str], bytes]:
-        why = ("GPU 2 has an error", "gpu") if rank == 2 else ("an illegal memory access", "other")
-        return (sys.executable, "-c", FAILING, str(descriptor), *why), b""
-
-    ranks = RankProcesses(4, launch)
-    with pytest.raises(GpuError, match=r"rank 2 .*GPU 2 has an error"):
-        ranks.wait_ready()
+@pytest.mark.parametrize(
+    ("victims", "error"),
+    [("exchange", EngineError("step 3 failed")), ("other", GpuError("GPU 0 has an error"))],
+)
+def test_an_error_of_rank_0_is_not_blamed_on_what_others_report_because_of_it(
+    victims: str, error: EngineError
+) -> None:
+    ranks = failing(2, victims)
+    found = ranks.cause(error)
+    assert (type(found), found.message) == (type(error), f"rank 0: {error.message}")
+    if victims == "exchange":
+        assert "rank 1 " in ranks.cause(CommunicationError("rank 1 did not take part")).message
     ranks.close()
 
 
@@ -304,28 +321,6 @@ def test_an_ecc_error_of_rank_0_is_not_blamed_on_the_others(
     assert message.startswith("rank 0: step ")
     assert "failed: GPU 0 (NVIDIA H200) has an uncorrectable memory error" in message
     core.shutdown()
-
-
-def test_an_error_of_rank_0_is_not_blamed_on_exchanges_that_fail_because_of_it() -> None:
-    def launch(rank: int, descriptor: int) -> tuple[Sequence[str], bytes]:
-        return (sys.executable, "-c", FAILING, str(descriptor), "rank 0 is gone", "exchange"), b""
-
-    ranks = RankProcesses(2, launch)
-    assert ranks.cause(EngineError("step 3 failed")).message == "rank 0: step 3 failed"
-    assert "rank 1 " in ranks.cause(CommunicationError("rank 1 did not take part")).message
-    ranks.close()
-
-
-def test_a_gpu_of_rank_0_is_the_cause_of_what_others_report() -> None:
-    def launch(rank: int, descriptor: int) -> tuple[Sequence[str], bytes]:
-        return (sys.executable, "-c", FAILING, str(descriptor), "an illegal memory access", "other"), b""
-
-    ranks = RankProcesses(2, launch)
-    with pytest.raises(EngineError, match=r"rank 1 .*illegal"):
-        ranks.wait_ready()
-    found = ranks.cause(GpuError("GPU 0 has an error"))
-    assert (type(found), found.message) == (GpuError, "rank 0: GPU 0 has an error")
-    ranks.close()
 
 
 def test_a_command_that_does_not_exist() -> None:

@@ -153,7 +153,8 @@ def test_every_kind_of_request_on_four_ranks(odd: Path, odd_cores: Cores) -> Non
         check_every_kind(fresh(odd_cores)[0], ranks)
 
 
-def check_cached_prefix(alone: EngineCore, ranks: EngineCore) -> None:
+def test_a_cached_prefix(odd_cores: Cores) -> None:
+    alone, ranks = fresh(odd_cores)
     prompt = random_prompt(100, 2)
     first = request("first", prompt, max_tokens=4, seed=1)
     second = request("second", [*prompt, 1, 2, 3], max_tokens=8, seed=2, logprobs=2)
@@ -162,26 +163,6 @@ def check_cached_prefix(alone: EngineCore, ranks: EngineCore) -> None:
     expected = run(alone, [second])
     assert expected["second"][0].num_cached_tokens >= 96
     check_equal(run(ranks, [second]), expected)
-
-
-def test_a_cached_prefix(odd_cores: Cores) -> None:
-    check_cached_prefix(*fresh(odd_cores))
-
-
-def test_a_cached_prefix_on_four_ranks(odd: Path, odd_cores: Cores) -> None:
-    with engine(odd, 4) as ranks:
-        check_cached_prefix(fresh(odd_cores)[0], ranks)
-
-
-def test_drafts(odd_cores: Cores) -> None:
-    """They travel with the plan, and each rank finds the same tokens accepted."""
-    requests = common(random_prompt(50, 1))
-    alone, ranks = fresh(odd_cores)
-    expected = run(alone, requests)
-    drafts = knowing(expected, most=4, varies=True, wrong=0.2, vocab_size=ranks.limits.vocab_size)
-    drafted = with_drafter(ranks, drafts)
-    check_equal(run(drafted, requests), expected)
-    assert drafted._scheduler.committer.num_accepted_tokens > 20
 
 
 def test_preemption(odd_cores: Cores) -> None:

@@ -121,16 +121,6 @@ def test_a_step_that_hangs_is_seen_though_the_heart_beats(capfd: pytest.CaptureF
     assert "fake_executor.py" in stacks
 
 
-def test_a_long_step_is_not_mistaken_for_a_hang() -> None:
-    async def scene() -> None:
-        async with rig(Behaviour(step_seconds=4.5), watch=QUICK) as r:
-            asked = request("r", 1)
-            assert await collect(r.client.submit(asked)) == {0: (expected(asked), "length")}
-            assert r.monitor.num_restarts == 0
-
-    run(scene())
-
-
 def test_a_process_that_cannot_be_started_counts_as_a_death() -> None:
     """As when the machine has no memory for it: that may pass, so it is tried again."""
 
@@ -177,18 +167,6 @@ def test_a_configuration_that_cannot_run_is_not_tried_again() -> None:
             assert r.told[-1][0].message == "tensor x is missing in file y"
             assert r.monitor.failure is not None
             assert r.monitor.failure.deterministic
-
-    run(scene())
-
-
-def test_stopping_while_loading() -> None:
-    async def scene() -> None:
-        async with rig(Behaviour(load_seconds=60.0), wait=False) as r:
-            await until(lambda: r.client.status.phase == "load", "it loads")
-            start = time.monotonic()
-            r.monitor.stop()
-            assert await r.running == 0
-            assert time.monotonic() - start < 30.0  # half of what loading takes
 
     run(scene())
 

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from chorale.machine.platforms import NPU
+from chorale.machine.platforms import CUDA, NPU, Platform
 from chorale.serve import engine_monitor
 from chorale.serve.bootstrap import EXIT_CONFIG, EXIT_FAILED
 from chorale.serve.watch import RestartPolicy, WatchLimits
@@ -58,38 +58,26 @@ def test_only_faults_of_the_last_hour_count() -> None:
     assert policy.add(3603.0, was_ready=True, is_gpu=True) is None
 
 
-def test_an_engine_that_ran_on_a_gpu_does_not_continue_on_the_cpu() -> None:
+@pytest.mark.parametrize(
+    ("platform", "kind", "named", "signs"),
+    [
+        (CUDA, "cuda", "NVIDIA H200", ["PyTorch finds no CUDA device", "Xid 79"]),
+        (NPU, "npu", "Ascend910B", ["if the driver does not list it any more"]),
+    ],
+    ids=["cuda", "npu"],
+)
+def test_an_accelerator_that_is_lost_is_named_and_not_replaced_by_another_device(
+    platform: Platform, kind: str, named: str, signs: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scene() -> None:
-        async with rig(Behaviour(device="NVIDIA H200")) as r:
-            assert r.monitor._start.config.device == "cuda"  # it was "auto"
-            await until(lambda: r.monitor.pid is not None, "it runs")
-            os.kill(r.engine_pid, signal.SIGKILL)
-            await until(lambda: r.monitor.num_restarts == 1, "a restart")
-
-    run(scene())
-
-
-def test_a_lost_npu_is_not_replaced_by_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scene() -> None:
-        monkeypatch.setattr(engine_monitor, "find_platform", lambda device: NPU)
-        async with rig(Behaviour(device="Ascend910B", missing_once_ready=True)) as r:
-            assert r.monitor._start.config.device == "npu"
-            os.kill(r.engine_pid, signal.SIGKILL)
-            assert await asyncio.wait_for(asyncio.shield(r.running), PATIENCE) == EXIT_CONFIG
-            assert "if the driver does not list it any more" in r.told[-1][0].message
-
-    run(scene())
-
-
-def test_a_lost_gpu_is_named() -> None:
-    async def scene() -> None:
-        async with rig(Behaviour(device="NVIDIA H200", missing_once_ready=True)) as r:
+        monkeypatch.setattr(engine_monitor, "find_platform", lambda device: platform)
+        async with rig(Behaviour(device=named, missing_once_ready=True)) as r:
+            assert r.monitor._start.config.device == kind  # it was "auto"
             os.kill(r.engine_pid, signal.SIGKILL)
             assert await asyncio.wait_for(asyncio.shield(r.running), PATIENCE) == EXIT_CONFIG
             message = r.told[-1][0].message
-            assert "PyTorch finds no CUDA device" in message
-            assert "This engine ran on NVIDIA H200 before" in message
-            assert "Xid 79" in message
+            assert f"This engine ran on {named} before" in message
+            assert all(sign in message for sign in signs)
 
     run(scene())
 
