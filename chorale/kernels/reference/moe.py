@@ -9,6 +9,7 @@ that some token of the step chose, once a step however many tokens chose them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -61,6 +62,27 @@ class PackedExperts:
         """[n, I] -> [n, H]"""
         blocks, scales = self.down_blocks[expert], self.down_scales[expert]
         return mxfp4.linear(inner, blocks, scales, self.down_bias[expert])
+
+
+@dataclass(frozen=True)
+class E4m3Inputs:
+    """Experts whose products get inputs in e4m3 with a scale for each row, as a Hopper GPU's can."""
+
+    experts: Any
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.experts, name)
+
+    def up(self, expert: int, x: torch.Tensor) -> Any:
+        return self.experts.up(expert, _through_e4m3(x))
+
+    def back(self, expert: int, inner: torch.Tensor) -> Any:
+        return self.experts.back(expert, _through_e4m3(inner))
+
+
+def _through_e4m3(x: torch.Tensor) -> torch.Tensor:
+    scale = x.abs().amax(-1, keepdim=True).clamp(min=1e-12).float() / 448
+    return ((x.float() / scale).to(torch.float8_e4m3fn).float() * scale).to(x.dtype)
 
 
 def pack_experts(tensors: ExpertTensors) -> DenseExperts | PackedExperts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -69,16 +70,20 @@ class Skipped(Exception):
     """A check proves nothing here, for the reason given."""
 
 
-def outcome_of(name: str, error: Exception, seconds: float) -> Outcome:
-    """Returns the outcome of a check that raised ``error``, whatever it is: the next check still runs."""
-    while isinstance(error, ExceptionGroup):  # of concurrent requests
-        error = error.exceptions[0]
-    match error:
+def outcome_of(name: str, result: Found | Exception, begin: float) -> Outcome:
+    """Returns the outcome of a check that began at ``begin`` and returned or raised ``result``, whatever it
+    is: the next check still runs."""
+    seconds = time.perf_counter() - begin
+    while isinstance(result, ExceptionGroup):  # of concurrent requests
+        result = result.exceptions[0]
+    match result:
+        case Found():
+            return Outcome(name, "ok", result.detail, seconds, result.facts)
         case Failed():
-            return Outcome(name, "failed", error.detail, seconds, error.facts)
+            return Outcome(name, "failed", result.detail, seconds, result.facts)
         case Skipped():
-            return Outcome(name, "skipped", str(error), seconds)
+            return Outcome(name, "skipped", str(result), seconds)
         case ChoraleError():
-            return Outcome(name, "failed", error.message, seconds)
-    lines = str(error).strip().splitlines()
-    return Outcome(name, "failed", f"{type(error).__name__}: {lines[0] if lines else ''}"[:400], seconds)
+            return Outcome(name, "failed", result.message, seconds)
+    lines = str(result).strip().splitlines()
+    return Outcome(name, "failed", f"{type(result).__name__}: {lines[0] if lines else ''}"[:400], seconds)

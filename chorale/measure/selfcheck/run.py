@@ -11,7 +11,7 @@ import httpx2
 
 from chorale.config.engine import EngineConfig
 from chorale.errors import ChoraleError
-from chorale.measure.selfcheck.check import Check, Failed, Outcome, outcome_of
+from chorale.measure.selfcheck.check import Check, Failed, Found, Outcome, Place, outcome_of
 from chorale.measure.selfcheck.child import device_outcomes
 from chorale.measure.selfcheck.serving.server import Context, Server, ServerCheck
 from chorale.requests.openai_client import AsyncClient, Client, Endpoint
@@ -32,7 +32,7 @@ class Plan:
     tls: bool = False
 
 
-async def run_checks(plan: Plan, report: Report) -> list[Outcome]:
+def run_checks(plan: Plan, report: Report) -> list[Outcome]:
     """Runs all checks of the plan. ``report`` gets each check when it begins, and its outcome."""
     outcomes: list[Outcome] = []
 
@@ -41,21 +41,21 @@ async def run_checks(plan: Plan, report: Report) -> list[Outcome]:
             outcomes.append(message)
         report(message)
 
-    for places in (("files", "device"), ("server",), ("after",)):
+    def run_device(*places: Place) -> None:
         checks = [check for check in plan.checks if check.place in places]
-        if places == ("server",):
-            await _run_server(plan, checks, note)
-            continue
-        recording = plan.context.recording
-        async for message in device_outcomes(checks, plan.config, recording, quick=plan.context.quick):
+        context = plan.context
+        for message in device_outcomes(checks, plan.config, context.recording, quick=context.quick):
             note(message)
+
+    run_device("files", "device")
+    if checks := [check for check in plan.checks if check.place == "server"]:
+        asyncio.run(_run_server(plan, checks, note))
+    run_device("after")
     return outcomes
 
 
 async def _run_server(plan: Plan, checks: list[Check], note: Report) -> None:
     """Starts a server, which is the first check, and runs the others, or skips them if it does not start."""
-    if not checks:
-        return
     start, *rest = checks
     note(start)
     begin = time.perf_counter()
@@ -68,12 +68,12 @@ async def _run_server(plan: Plan, checks: list[Check], note: Report) -> None:
             async with AsyncClient(endpoint, seconds=None) as client:
                 server = Server(started, client)
                 detail = await _learn(server)
-                note(Outcome("start", "ok", detail, time.perf_counter() - begin))
+                note(outcome_of("start", Found(detail), begin))
                 for check in rest:
                     note(check)
                     note(await run_one(check, check.function, server, plan.context))
     except (Failed, ChoraleError) as error:
-        note(outcome_of("start", error, time.perf_counter() - begin))
+        note(outcome_of("start", error, begin))
         for check in rest:
             note(Outcome(check.name, "skipped", "there is no server", 0.0))
 
@@ -95,10 +95,9 @@ async def run_one(check: Check, function: ServerCheck, server: Server, context: 
     begin = time.perf_counter()
     try:
         async with asyncio.timeout(check.seconds):
-            found = await function(server, context)
+            return outcome_of(check.name, await function(server, context), begin)
     except TimeoutError:
         fault = Failed(f"took longer than {check.seconds:.0f} s; {server.log_tail()}")
-        return outcome_of(check.name, fault, time.perf_counter() - begin)
+        return outcome_of(check.name, fault, begin)
     except Exception as error:
-        return outcome_of(check.name, error, time.perf_counter() - begin)
-    return Outcome(check.name, "ok", found.detail, time.perf_counter() - begin, found.facts)
+        return outcome_of(check.name, error, begin)

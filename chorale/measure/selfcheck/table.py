@@ -27,8 +27,6 @@ CHECKS = (
     Check("harmony", "server", "serving.harmony", 60, "texts and a chat get their published token ids"),
     Check("stops", "server", "serving.harmony", 120,
           "stop tokens and stop strings end an answer and are not in it"),
-    Check("tools", "server", "serving.harmony", 180,
-          "a required call is made, its arguments fit, and its result is taken"),
     Check("grammar", "server", "serving.harmony", 180,
           "answers under a JSON Schema or a regular expression match it"),
     Check("record", "server", "serving.record", 600,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -28,14 +27,14 @@ DOCS = Path(__file__).parents[3] / "docs" / "evaluation.md"
 def test_selection() -> None:
     assert select("", "", quick=False) == CHECKS
     assert [check.name for check in select("", "", quick=True)] == [c.name for c in CHECKS if c.quick]
-    assert [check.name for check in select("tools, shapes", "", quick=True)] == ["shapes", "start", "tools"]
+    assert [check.name for check in select("stops, shapes", "", quick=True)] == ["shapes", "start", "stops"]
     assert [check.name for check in select("logprobs", "", quick=False)] == ["start", "record", "logprobs"]
     assert [check.name for check in select("sampling", "", quick=False)] == ["start", "record", "sampling"]
-    assert "tools" not in [check.name for check in select("", "tools", quick=False)]
-    with pytest.raises(ConfigError, match="--only tool: not one of shapes"):
-        select("tool", "", quick=False)
+    assert "stops" not in [check.name for check in select("", "stops", quick=False)]
+    with pytest.raises(ConfigError, match="--only stop: not one of shapes"):
+        select("stop", "", quick=False)
     with pytest.raises(ConfigError, match="no check"):
-        select("tools", "tools,start", quick=False)
+        select("stops", "stops,start", quick=False)
 
 
 def test_the_page_lists_all_checks() -> None:
@@ -51,11 +50,8 @@ def test_outcomes_of_what_a_check_raises() -> None:
 
 
 def outcomes(checks: list[Check], config: EngineConfig) -> list[Outcome]:
-    async def collect() -> list[Outcome]:
-        messages = child.device_outcomes(checks, config, Recording(), quick=True)
-        return [message async for message in messages if isinstance(message, Outcome)]
-
-    return asyncio.run(collect())
+    messages = child.device_outcomes(checks, config, Recording(), quick=True)
+    return [message for message in messages if isinstance(message, Outcome)]
 
 
 # A child that does as the name of each check says.
@@ -117,22 +113,19 @@ def test_nothing_is_left_when_the_command_is_killed(tmp_path: Path) -> None:
 
 
 PARENT = """
-import asyncio
+import subprocess
 from chorale.config.engine import EngineConfig
 from chorale.measure.selfcheck import child
 from chorale.measure.selfcheck.recorded import Recording
 from chorale.measure.selfcheck.table import CHECKS
 kernels = next(check for check in CHECKS if check.name == "kernels")
-start = asyncio.create_subprocess_exec
-async def started(*command, **options):
-    process = await start(*command, **options)
-    print(process.pid, flush=True)
-    return process
-asyncio.create_subprocess_exec = started
-async def main():
-    async for _ in child.device_outcomes([kernels], EngineConfig(), Recording(), quick=False):
-        pass
-asyncio.run(main())
+class Started(subprocess.Popen):
+    def __init__(self, *command, **options):
+        super().__init__(*command, **options)
+        print(self.pid, flush=True)
+subprocess.Popen = Started
+for _ in child.device_outcomes([kernels], EngineConfig(), Recording(), quick=False):
+    pass
 """
 
 
@@ -143,7 +136,7 @@ def test_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert "to do: " in shown
     assert "\x1b" not in shown
     assert max(map(len, shown.splitlines())) <= 80
-    good, left = Outcome("stops", "ok", "all", 2.0), Outcome("tools", "skipped", "random", 0.0)
+    good, left = Outcome("stops", "ok", "all", 2.0), Outcome("grammar", "skipped", "random", 0.0)
     assert "not checked: random" in line(left, 80)
     assert summary([bad, good, left], 3.4) == "1 checks passed, 1 skipped, 1 FAILED: kernels; 3 s"
     assert summary([good], 3.4) == "1 checks passed, none failed; 3 s"

@@ -69,28 +69,6 @@ def chat(message: dict[str, Any], reason: str = "stop") -> dict[str, Any]:
     return {"choices": [{"message": message, "finish_reason": reason}]}
 
 
-def calls(arguments: str, name: str = "look") -> dict[str, Any]:
-    function = {"name": name, "arguments": arguments}
-    return chat({"content": None, "tool_calls": [{"id": "1", "function": function}]}, "tool_calls")
-
-
-@pytest.mark.parametrize(
-    ("required", "words"),
-    [
-        (calls('{"at": "sky", "times": 3}'), ""),
-        (calls('{"at": "moon", "times": 3}'), "do not match their JSON Schema"),
-        (calls('{"at": "sky"'), "do not match their JSON Schema"),
-        (chat({"content": "no"}), "gave no call"),
-    ],
-)
-def test_tools(required: dict[str, Any], words: str, process: Any, tmp_path: Path) -> None:
-    def answer(path: str, body: dict[str, Any]) -> Any:
-        return required if body["tool_choice"] == "required" else chat({"content": "clouds"})
-
-    found = outcome(harmony.check_tools, answer, process, tmp_path)
-    assert (found.verdict, words in found.detail) == ("failed" if words else "ok", True), found
-
-
 @pytest.mark.parametrize(
     ("look", "code", "words"),
     [

@@ -4,7 +4,6 @@ should."""
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import shutil
@@ -73,7 +72,7 @@ def run(arguments: list[str]) -> int:
     with signals_as_exceptions():
         plan = _plan(given, rest, settings, chosen)
         screen.say(f"chorale {__version__} selfcheck: {settings.engine.model}, {len(chosen)} checks")
-        outcomes = asyncio.run(run_checks(plan, screen.show))
+        outcomes = run_checks(plan, screen.show)
     seconds = time.perf_counter() - begin
     screen.say(summary(outcomes, seconds))
     if given.json is not None:

@@ -13,11 +13,11 @@ import torch
 
 from chorale.errors import ChoraleError
 from chorale.measure.selfcheck.check import Failed, Found, Skipped
-from chorale.measure.selfcheck.device.files import is_demo
 from chorale.measure.selfcheck.device.machine import Machine
 from chorale.measure.selfcheck.device.reference import Reference
 from chorale.measure.selfcheck.recorded import KNOWN_ANSWERS
 from chorale.model.demo import ensure_demo
+from chorale.model.demo.compare import is_demo
 
 # Of the embedding. The small one has squares of the size of the norm's epsilon, which 1 does not show.
 SCALES = (1.0, 2.0**-8)
@@ -42,7 +42,7 @@ def compute(machine: Machine, texts: list[list[int]], scale: float) -> torch.Ten
 
 def check_answers(machine: Machine) -> Found:
     """Runs the demo, expanded in its usual folder, if the checkpoint is another."""
-    if not is_demo(machine):
+    if not is_demo(machine.checkpoint, machine.model):
         try:
             machine = machine.of(ensure_demo())
         except (ChoraleError, OSError) as error:

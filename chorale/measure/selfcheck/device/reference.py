@@ -7,13 +7,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import torch
 
 from chorale.kernels import select_ops
 from chorale.kernels.ops import ForwardBatch, Ops
+from chorale.kernels.reference.moe import E4m3Inputs
 from chorale.measure.selfcheck.device.machine import Machine
 from chorale.measure.steps import PagedSequences
 from chorale.model.gpt_oss import GptOss, LayerWeights, Weights
@@ -21,27 +21,6 @@ from chorale.model.weights import packed_layers
 
 _BLOCK_SIZE = 16
 _HEAD_ROWS = 16_384  # of the output matrix at once
-
-
-@dataclass(frozen=True)
-class _E4m3Inputs:
-    """Experts whose products get inputs in e4m3 with a scale for each row, as a Hopper GPU's can."""
-
-    experts: Any
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.experts, name)
-
-    def up(self, expert: int, x: torch.Tensor) -> Any:
-        return self.experts.up(expert, _through_e4m3(x))
-
-    def back(self, expert: int, inner: torch.Tensor) -> Any:
-        return self.experts.back(expert, _through_e4m3(inner))
-
-
-def _through_e4m3(x: torch.Tensor) -> torch.Tensor:
-    scale = x.abs().amax(-1, keepdim=True).clamp(min=1e-12).float() / 448
-    return ((x.float() / scale).to(torch.float8_e4m3fn).float() * scale).to(x.dtype)
 
 
 class Reference:
@@ -59,7 +38,7 @@ class Reference:
         given = machine.folder, machine.model, self.ops
         for layer in packed_layers(*given, device=machine.device, dtype=self._dtype):
             is_e4m3 = self._rounded and machine.fp8_activations
-            yield replace(layer, experts=_E4m3Inputs(layer.experts)) if is_e4m3 else layer
+            yield replace(layer, experts=E4m3Inputs(layer.experts)) if is_e4m3 else layer
 
     def embedded(self, token_ids: Sequence[int]) -> torch.Tensor:
         table = self._machine.checkpoint.read(None, "embedding")

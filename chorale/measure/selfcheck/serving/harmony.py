@@ -81,28 +81,6 @@ async def check_stops(server: Server, context: Context) -> Found:
     return Found(", ".join(what for what, *_ in cases))
 
 
-async def check_tools(server: Server, context: Context) -> Found:
-    """A required call is made, has arguments that fit its schema, and its result is taken."""
-    messages: list[dict[str, Any]] = [{"role": "user", "content": "Look at the sky, three times."}]
-    fields = {"tools": [_TOOL], "thinking_token_budget": 16, "max_tokens": 512, "temperature": 0}
-    choice = await server.chat(messages=messages, tool_choice="required", **fields)
-    calls = choice["message"].get("tool_calls") or []
-    if choice["finish_reason"] != "tool_calls" or not calls:
-        raise Failed(f"tool_choice required gave no call: finish_reason {choice['finish_reason']}")
-    function = calls[0]["function"]
-    if function["name"] != "look":
-        raise Failed(f"a call of a function that was not offered: {function['name']}")
-    _check_look(function["arguments"], "the arguments of a call")
-    messages += [
-        {"role": "assistant", "content": None, "tool_calls": calls[:1]},
-        {"role": "tool", "tool_call_id": calls[0]["id"], "content": '{"seen": "clouds"}'},
-    ]
-    answer = await server.chat(messages=messages, tool_choice="none", **(fields | {"max_tokens": 64}))
-    if answer["message"].get("tool_calls"):
-        raise Failed("tool_choice none gave a call")
-    return Found(f"look({function['arguments']}), its result taken, none where none is allowed")
-
-
 async def check_grammar(server: Server, context: Context) -> Found:
     """Answers under a JSON Schema and a regular expression match them, at temperature 1, several at once."""
     schema = {"type": "json_schema", "json_schema": {"name": "look", "strict": True, "schema": _LOOK}}
