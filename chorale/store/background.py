@@ -16,7 +16,7 @@ import zlib
 from typing import Any
 
 from chorale.store.access import Access, Rows, reads, writes
-from chorale.store.conversation_rows import finish_lease
+from chorale.store.conversations import finish_lease
 from chorale.store.database.sql import Database
 from chorale.store.jobs import WAITING, owned, register, take
 from chorale.store.protocol import RESPONSE_ID, Claimed, EventChunk, EventPage, Lease, Recover, StoredResponse

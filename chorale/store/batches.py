@@ -26,7 +26,7 @@ from chorale.store.batch_rows import (
     owned_batch,
     release_batches,
 )
-from chorale.store.database.sql import Database, page_start
+from chorale.store.database.sql import Database, Paged, read_page
 from chorale.store.files import StoredFile, find_file, finish_upload, sizes
 from chorale.store.jobs import WAITING, owned, take
 from chorale.store.responses import to_json
@@ -90,14 +90,8 @@ class Batches(Rows):
         self, db: Database, owner: bytes, after: str | None, limit: int
     ) -> tuple[list[StoredBatch], bool] | None:
         """Returns (batches, newest first; whether more follow), or None if ``after`` does not exist."""
-        start = page_start(db, "batches", owner, after, newest_first=True)
-        if start is None:
-            return None
-        rows = db.execute(
-            f"SELECT {COLUMNS} FROM batches WHERE owner = ? AND seq < ? ORDER BY seq DESC LIMIT ?",
-            (owner, start, limit + 1),
-        ).fetchall()
-        return [load_batch(row) for row in rows[:limit]], len(rows) > limit
+        found = read_page(db, Paged("batches"), owner, COLUMNS, after, limit, newest_first=True)
+        return None if found is None else (list(map(load_batch, found[0])), found[1])
 
     @writes
     def cancel(self, db: Database, batch_id: str, owner: bytes) -> StoredBatch:

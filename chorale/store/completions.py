@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 from chorale.store.access import Rows, reads, writes
-from chorale.store.database.sql import Database, page_start
+from chorale.store.database.sql import Database, Paged, read_page
 from chorale.store.protocol import CompletionFilter, StoredCompletion, StoredResponse
 from chorale.store.responses import delete_response, find_response, insert_response, to_json
 
 COMPLETION_ID = re.compile(r"chatcmpl-[0-9a-f]{32}")
 _BATCH = 64  # rows read at a time for a page
+_ALSO = " AND substr(id, 1, 9) = 'chatcmpl-' AND used >= ?"
 
 
 class Completions(Rows):
@@ -72,16 +72,21 @@ class Completions(Rows):
         self, db: Database, owner: bytes, wanted: CompletionFilter
     ) -> tuple[list[dict[str, Any]], bool] | None:
         """Returns (completions, whether more follow), or None if ``wanted.after`` does not exist."""
-        start = page_start(db, "responses", owner, wanted.after, wanted.newest_first)
-        if start is None:
-            return None
         found: list[dict[str, Any]] = []
-        for body in _bodies(db, owner, self._access.oldest(), wanted.newest_first, start):
-            completion = json.loads(body)["completion"]
-            if wanted.takes(completion):
-                found.append(completion)
-            if len(found) > wanted.limit:
-                break
+        after, has_more = wanted.after, True
+        while has_more and len(found) <= wanted.limit:
+            rows = read_page(
+                db, Paged("responses"), owner, "id, body", after, _BATCH, wanted.newest_first, _ALSO,
+                [self._access.oldest()],
+            )  # fmt: skip
+            if rows is None:
+                return None
+            has_more = rows[1]
+            for completion_id, body in rows[0]:
+                after = completion_id
+                completion = json.loads(body)["completion"]
+                if wanted.takes(completion):
+                    found.append(completion)
         return found[: wanted.limit], len(found) > wanted.limit
 
     def _find(self, db: Database, completion_id: str, owner: bytes) -> StoredCompletion | None:
@@ -89,15 +94,3 @@ class Completions(Rows):
             return None
         row = find_response(db, completion_id, owner, self._access.oldest())
         return None if row is None else StoredCompletion(row.body["completion"], row.body["messages"])
-
-
-def _bodies(db: Database, owner: bytes, oldest: float, newest_first: bool, start: int) -> Iterator[bytes]:
-    """Yields the bodies of an owner's completions after the row ``start``, read in batches."""
-    beyond, order = ("<", "DESC") if newest_first else (">", "ASC")
-    query = (
-        "SELECT seq, body FROM responses WHERE owner = ? AND substr(id, 1, 9) = 'chatcmpl-' AND used >= ?"
-        f" AND seq {beyond} ? ORDER BY seq {order} LIMIT {_BATCH}"
-    )
-    while rows := db.execute(query, (owner, oldest, start)).fetchall():
-        yield from (body for _, body in rows)
-        start = rows[-1][0]

@@ -15,7 +15,7 @@ from typing import Any
 
 from chorale.errors import ConflictError, NotFoundError, PayloadTooLargeError, QueueFullError
 from chorale.store.access import Access, Rows, reads, writes
-from chorale.store.database.sql import Database, page_start
+from chorale.store.database.sql import Database, Paged, read_page
 from chorale.store.jobs import register
 from chorale.store.protocol import StoreError
 
@@ -120,17 +120,13 @@ class Files(Rows):
     @reads
     def page(self, db: Database, owner: bytes, wanted: FileFilter) -> tuple[list[StoredFile], bool] | None:
         """Returns (files, whether more follow), or None if ``wanted.after`` does not exist."""
-        start = page_start(db, "files", owner, wanted.after, wanted.newest_first)
-        if start is None:
-            return None
-        beyond, order = ("<", "DESC") if wanted.newest_first else (">", "ASC")
-        purpose, values = ("", []) if wanted.purpose is None else (" AND purpose = ?", [wanted.purpose])
-        rows = db.execute(
-            f"SELECT {_COLUMNS} FROM files WHERE owner = ? AND {_READY} AND seq {beyond} ?{purpose}"
-            f" ORDER BY seq {order} LIMIT ?",
-            (owner, self.now, start, *values, wanted.limit + 1),
-        ).fetchall()
-        return [_load(row) for row in rows[: wanted.limit]], len(rows) > wanted.limit
+        values: tuple[object, ...] = (self.now,)
+        also = f" AND {_READY}"
+        if wanted.purpose is not None:
+            also, values = f"{also} AND purpose = ?", (*values, wanted.purpose)
+        page, newest_first = Paged("files"), wanted.newest_first
+        found = read_page(db, page, owner, _COLUMNS, wanted.after, wanted.limit, newest_first, also, values)
+        return None if found is None else (list(map(_load, found[0])), found[1])
 
     @writes
     def delete(self, db: Database, file_id: str, owner: bytes) -> None:

@@ -28,8 +28,7 @@ from chorale.store.background import (
 from chorale.store.batch_rows import release_batches
 from chorale.store.batches import Batches
 from chorale.store.completions import Completions
-from chorale.store.conversation_rows import finish_lease, free_all
-from chorale.store.conversations import Conversations
+from chorale.store.conversations import Conversations, finish_lease, free_all
 from chorale.store.database.connection_thread import LOCK_SECONDS
 from chorale.store.database.sql import Database
 from chorale.store.database.sqlite import MEMORY, connect, is_read_only, prepare_file, share_file

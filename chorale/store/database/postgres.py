@@ -12,16 +12,12 @@ import re
 import select
 import time
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from chorale.errors import ConfigError, install_hint
 from chorale.store.database.connection_thread import LOCK_SECONDS
 from chorale.store.database.schema import TRIGGERS, create
 from chorale.store.protocol import StoreError
-
-if TYPE_CHECKING:
-    pass
-
 
 _LOCK = 0x63686F72616C65  # the writers' advisory lock: "chorale" in ASCII
 _LOCK_NOT_AVAILABLE = "55P03"

@@ -7,6 +7,7 @@ write begins) are in ``sqlite`` and ``postgres``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 
@@ -57,9 +58,41 @@ class Database(Protocol):
     def close(self) -> None: ...
 
 
-def page_start(db: Database, table: str, owner: bytes, after: str | None, newest_first: bool) -> int | None:
-    """Returns the ``seq`` beyond which a page of an owner's rows begins, or None if ``after`` is no row."""
-    if after is None:
-        return 2**62 if newest_first else -1
-    row = db.execute(f"SELECT seq FROM {table} WHERE id = ? AND owner = ?", (after, owner)).fetchone()
-    return None if row is None else int(row[0])
+@dataclass(frozen=True, slots=True)
+class Paged:
+    """A table that is read in pages: rows of one ``scope``, in the order of ``key``."""
+
+    table: str
+    scope: str = "owner"
+    key: str = "seq"
+
+
+def read_page(
+    db: Database,
+    of: Paged,
+    scope: object,
+    columns: str,
+    after: str | None,
+    limit: int,
+    newest_first: bool,
+    also: str = "",
+    values: Sequence[object] = (),
+) -> tuple[list[Any], bool] | None:
+    """Returns (rows, whether more follow), or None if there is no row with the id ``after``.
+
+    ``also``: a further condition, with its ``values``.
+    """
+    start = 2**62 if newest_first else -1
+    if after is not None:
+        query = f"SELECT {of.key} FROM {of.table} WHERE id = ? AND {of.scope} = ?"
+        row = db.execute(query, (after, scope)).fetchone()
+        if row is None:
+            return None
+        start = row[0]
+    beyond, order = ("<", "DESC") if newest_first else (">", "ASC")
+    rows = db.execute(
+        f"SELECT {columns} FROM {of.table} WHERE {of.scope} = ? AND {of.key} {beyond} ?{also}"
+        f" ORDER BY {of.key} {order} LIMIT ?",
+        (scope, start, *values, limit + 1),
+    ).fetchall()
+    return rows[:limit], len(rows) > limit
