@@ -1,7 +1,7 @@
-"""One warp that runs the PTX of ``stream_ptx`` on a CPU, and makes go wrong what may go wrong.
+"""A warp that runs the PTX of ``gemv_ptx`` or ``skinny_ptx`` on a CPU, and makes go wrong what may go wrong.
 
 Copies into shared memory arrive only when a ``wait_group`` says so, memory starts as NaN, and addresses are
-checked. It knows the instructions that the loop uses, and no other.
+checked. It knows the instructions that they use, and no other.
 """
 
 from __future__ import annotations
@@ -31,20 +31,36 @@ def from_pair(values: Lanes) -> Lanes:
     return (bits[:, 0] >> 16 | bits[:, 1] & np.uint32(0xFFFF0000)).astype(np.uint64)
 
 
+def bits(values: Lanes) -> Lanes:
+    return np.ascontiguousarray(values, np.float32).view(np.uint32).astype(np.uint64)
+
+
+def to_bfloat16(values: Lanes) -> Lanes:
+    """float32 -> the nearest bfloat16's 16 bits, ties to even."""
+    word = bits(values)
+    return (word + np.uint64(0x7FFF) + (word >> np.uint64(16) & np.uint64(1))) >> np.uint64(16)
+
+
 class Warp:
-    """Global memory is one array of bytes at address 2^32; operands are [32] integers, results float32."""
+    """Global memory is one array of bytes at address 2^32; operands are [32] integers.
+
+    ``block``: the warps of its program, which share their memory; it joins them.
+    """
 
     BASE = 1 << 32
 
-    def __init__(self, memory: bytes, operands: dict[str, Lanes], results: int, warp: int) -> None:
+    def __init__(
+        self, memory: bytes, operands: dict[str, Lanes], warp: int, block: list[Any] | None = None
+    ) -> None:
         self.memory = np.frombuffer(memory, np.uint8)
         self.values: dict[str, Lanes] = {k: v.astype(np.int64).view(np.uint64) for k, v in operands.items()}
-        self.results = {f"${n}": np.full(32, np.nan, np.float32) for n in range(results)}
         self.values["%tid.x"] = (LANES + 32 * warp).astype(np.uint64)
         self.shared = np.zeros(0, np.uint8)
         self.waiting: list[list[tuple[int, Lanes]]] = [[]]
+        self.block: list[Any] = [] if block is None else block
+        self.block.append(self)
 
-    def run(self, text: str) -> list[Lanes]:
+    def run(self, text: str) -> None:
         body = text.strip()[1:-1].replace("AGAIN:", "AGAIN: ;")
         lines = [line.strip() for line in body.split(";") if line.strip()]
         at = 0
@@ -56,7 +72,12 @@ class Warp:
                 continue
             self.step(line, guard)
             at += 1
-        return list(self.results.values())
+
+    def part(self, lines: list[str]) -> None:
+        """Some lines without a branch."""
+        for each in lines:
+            guard, line = self.guard(each)
+            self.step(line, guard)
 
     def guard(self, line: str) -> tuple[Lanes, str]:
         found = re.match(r"@(!?)(\w+) (.*)", line, re.S)
@@ -66,12 +87,16 @@ class Warp:
         return ~held if found[1] else held, found[3]
 
     def step(self, line: str, guard: Lanes) -> None:
-        if line.startswith((".reg", "griddepcontrol")) or line.endswith(":"):
+        if line.startswith((".reg", "griddepcontrol", "bar.warp.sync")) or line.endswith(":"):
             return
         if line.startswith(".shared"):
             name, size = re.search(r"(\w+)\[(\d+)\]", line).groups()  # type: ignore[union-attr]
-            self.values[name] = np.full(32, len(self.shared), np.uint64)
-            self.shared = np.concatenate((self.shared, np.full(int(size), 0xFF, np.uint8)))
+            first = self.block[0]
+            if self is first:
+                self.values[name] = np.full(32, len(self.shared), np.uint64)
+                self.shared = np.concatenate((self.shared, np.full(int(size), 0xFF, np.uint8)))
+            else:  # one memory for all
+                self.shared, self.values[name] = first.shared, first.values[name]
             return
         with np.errstate(all="ignore"):  # of a wrong loop
             self.instruction(line, guard)
@@ -98,12 +123,13 @@ class Warp:
     def signed(self, text: str) -> Lanes:
         return (self.get(text) & np.uint64(WORD)).astype(np.uint32).view(np.int32).astype(np.int64)
 
+    def number(self, text: str) -> Lanes:
+        """A register as float32."""
+        return (self.get(text) & np.uint64(WORD)).astype(np.uint32).view(np.float32)
+
     def mov(self, name: str, operands: list[str], _: Lanes) -> None:
-        if operands[0] in self.results:
-            assert operands[1] == "0f00000000"
-            self.results[operands[0]] = np.zeros(32, np.float32)
-        else:
-            self.set(operands[0], self.get(operands[1]), name[-2:])
+        is_zero = operands[1] == "0f00000000"
+        self.set(operands[0], np.zeros(32, np.uint64) if is_zero else self.get(operands[1]), name[-2:])
 
     def move_halves(self, rest: str) -> None:
         """``{low, high}, word`` or ``word, {low, high}``."""
@@ -121,7 +147,27 @@ class Warp:
         self.set(to, product.view(np.uint64) + self.get(c), "64" if wide else "32")
 
     def add(self, name: str, operands: list[str], _: Lanes) -> None:
-        self.set(operands[0], self.get(operands[1]) + self.get(operands[2]), name[-2:])
+        to, a, b = operands
+        if name == "add.rn.f32":
+            self.values[to] = bits(self.number(a) + self.number(b))
+        else:
+            self.set(to, self.get(a) + self.get(b), name[-2:])
+
+    def mul(self, name: str, operands: list[str], _: Lanes) -> None:
+        to, a, b = operands
+        if name == "mul.rn.f32":
+            self.values[to] = bits(self.number(a) * self.number(b))
+        else:
+            self.set(to, self.get(a) * self.get(b))
+
+    def rem(self, _name: str, operands: list[str], _: Lanes) -> None:
+        self.values[operands[0]] = self.get(operands[1]) % self.get(operands[2])
+
+    def div(self, _name: str, operands: list[str], _: Lanes) -> None:
+        self.values[operands[0]] = self.get(operands[1]) // self.get(operands[2])
+
+    def shr(self, _name: str, operands: list[str], _: Lanes) -> None:
+        self.values[operands[0]] = self.get(operands[1]) >> self.get(operands[2])
 
     def shl(self, _name: str, operands: list[str], _: Lanes) -> None:
         self.set(operands[0], self.get(operands[1]) << self.get(operands[2]))
@@ -152,12 +198,23 @@ class Warp:
 
     def setp(self, name: str, operands: list[str], _: Lanes) -> None:
         to, a, b = operands
-        compare = {"gt": np.greater, "eq": np.equal, "ne": np.not_equal}[name.split(".")[1]]
+        compare = {"gt": np.greater, "lt": np.less, "eq": np.equal, "ne": np.not_equal}[name.split(".")[1]]
         self.values[to] = compare(self.signed(a), self.signed(b)).astype(np.uint64)
 
     def selp(self, _name: str, operands: list[str], _: Lanes) -> None:
         to, a, b, which = operands
         self.set(to, np.where(self.get(which).astype(bool), self.get(a), self.get(b)))
+
+    def shfl(self, _name: str, operands: list[str], _: Lanes) -> None:
+        self.values[operands[0]] = self.get(operands[1])[LANES ^ int(operands[2])]
+
+    def cvt(self, name: str, operands: list[str], _: Lanes) -> None:
+        if name == "cvt.u32.u16":
+            self.values[operands[0]] = self.get(operands[1]) & np.uint64(0xFFFF)
+            return
+        assert name == "cvt.rn.bf16x2.f32"
+        to, high, low = operands
+        self.values[to] = to_bfloat16(self.number(high)) << np.uint64(16) | to_bfloat16(self.number(low))
 
     # ---- memory
 
@@ -183,25 +240,42 @@ class Warp:
                 self.shared[to : to + len(data)] = data
             self.waiting = self.waiting[max(0, done) :]
         else:
-            size = int(operands[2])
-            data = self.bytes_at(self.memory, self.place(operands[1]) - self.BASE, size, guard)
-            self.bytes_at(self.shared, self.place(operands[0]), size, guard)
-            for lane in LANES[guard]:
-                self.waiting[-1].append((int(self.place(operands[0])[lane]), data[lane]))
+            size, to = int(operands[2]), self.place(operands[0])
+            real = self.get(operands[3]) == size if len(operands) > 3 else guard
+            data = self.bytes_at(self.memory, self.place(operands[1]) - self.BASE, size, real)
+            self.bytes_at(self.shared, to, size, real)
+            if len(operands) > 3:  # bytes beyond the source's are zeros
+                data[~real] = 0
+            for lane in LANES if len(operands) > 3 else LANES[guard]:
+                self.waiting[-1].append((int(to[lane]), data[lane]))
 
     def ld(self, name: str, operands: list[str], guard: Lanes) -> None:
+        """Lanes whose guard is off keep what their registers held."""
         *to, source = operands
-        shared = ".shared" in name
-        places = self.place(source) - (0 if shared else self.BASE)
-        found = self.bytes_at(self.shared if shared else self.memory, places, 4 * len(to), guard)
-        for register, word in zip(to, found.view(np.uint32).T, strict=True):
-            self.set(register, word.astype(np.uint64))
+        size, is_shared = int(name.rpartition(".")[2][1:]) // 8, ".shared" in name
+        places = self.place(source) - (0 if is_shared else self.BASE)
+        found = self.bytes_at(self.shared if is_shared else self.memory, places, size * len(to), guard)
+        for register, word in zip(to, found.view(f"u{size}").T, strict=True):
+            loaded = word.astype(np.uint64)
+            self.values[register] = np.where(guard, loaded, self.values.get(register, loaded))
+
+    def st(self, _name: str, operands: list[str], _: Lanes) -> None:
+        to, *words = operands
+        places = self.place(to)
+        assert not (places % (4 * len(words))).any(), "misaligned"
+        for n, word in enumerate(words):
+            for lane in LANES:
+                at = places[lane] + 4 * n
+                self.shared[at : at + 4] = np.frombuffer(np.uint32(self.get(word)[lane]).tobytes(), np.uint8)
 
     # ---- arithmetic
 
     def fma(self, name: str, operands: list[str], _: Lanes) -> None:
-        assert name == "fma.rn.bf16x2"
         to, a, b, c = operands
+        if name == "fma.rn.f32":
+            self.values[to] = bits(self.number(a).astype(np.float64) * self.number(b) + self.number(c))
+            return
+        assert name == "fma.rn.bf16x2"
         x, y, z = (bfloat16_pair(self.get(each)) for each in (a, b, c))
         self.set(to, from_pair(x * y + z))
 
@@ -220,7 +294,7 @@ class Warp:
         product = left @ right
         for part in range(4):
             added = product[g + 8 * (part // 2), 2 * t + part % 2]
-            self.results[to[part]] = (self.results[to[part]] + added).astype(np.float32)
+            self.values[to[part]] = bits(self.number(to[part]) + added)
 
     def __getattr__(self, name: str) -> Any:
         if name == "and":

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.kernels.ptx_machine import LANES, Lanes, Warp
-from tests.support.kernels.skinny_machine import run_block, to_bfloat16
+from tests.support.kernels.ptx_machine import LANES, Lanes, Warp, to_bfloat16
+from tests.support.kernels.skinny_machine import run_block
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 
@@ -92,8 +92,7 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("tokens", [8, 16])
-@pytest.mark.parametrize("dim", [0, 64])
+@pytest.mark.parametrize(("tokens", "dim"), [(8, 64), (16, 0)])
 def test_the_machine_code(tokens: int, dim: int) -> None:
     """For sm_90: weights start before the wait, inputs after it, and inputs stay ahead of their use."""
     import triton
