@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.support.wire.responses_scenarios import ITEMS
+
 _SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 _FUNCTION = {"name": "f", "description": "F.", "parameters": _SCHEMA, "strict": True}
 _USER = {"role": "user", "content": "hi"}
@@ -24,38 +26,7 @@ _CHAT_TOOLS = [
     {"type": "function", "function": _FUNCTION},
     {"type": "custom", "custom": {"name": "note", "format": {"type": "text"}}},
 ]
-_ITEMS = [
-    {"type": "message", "role": "developer", "content": "Be brief."},
-    {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
-    {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "T."}]},
-    {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
-    {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "1"}]},
-    {"type": "custom_tool_call", "call_id": "c2", "name": "note", "input": "x"},
-    {"type": "custom_tool_call_output", "call_id": "c2", "output": "ok"},
-    {"type": "local_shell_call", "call_id": "c3", "action": {"type": "exec", "command": ["ls"], "env": {}}},
-    {"type": "local_shell_call_output", "id": "c3", "output": "{}"},
-    {"type": "shell_call", "call_id": "c4", "action": {"commands": ["ls"]}},
-    {
-        "type": "shell_call_output",
-        "call_id": "c4",
-        "output": [{"stdout": "", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}],
-    },
-    {
-        "type": "apply_patch_call",
-        "call_id": "c5",
-        "operation": {"type": "update_file", "path": "a", "diff": "-a\n+b"},
-    },
-    {"type": "apply_patch_call_output", "call_id": "c5", "status": "completed", "output": "done"},
-    {"type": "tool_search_call", "call_id": "c6", "execution": "client", "arguments": {"query": "x"}},
-    {
-        "type": "tool_search_output",
-        "call_id": "c6",
-        "tools": [{"type": "function", **_FUNCTION, "name": "g"}],
-    },
-    {"type": "additional_tools", "role": "developer", "tools": [{"type": "shell"}]},
-    {"role": "assistant", "content": [{"type": "output_text", "text": "Well.", "annotations": []}]},
-    {"role": "user", "content": "and?"},
-]
+_ITEMS = [*ITEMS, {"role": "user", "content": "and?"}]
 _RESPONSE_TOOLS = [
     {"type": "function", **_FUNCTION},
     {"type": "custom", "name": "note", "format": _GRAMMAR},
@@ -216,40 +187,9 @@ SEEDS: list[tuple[str, Any]] = [
 ]
 
 POOL: list[Any] = [
-    None,
-    True,
-    False,
-    0,
-    -1,
-    1,
-    2**31,
-    2**63,
-    10**30,
-    0.5,
-    -1e308,
-    float("nan"),
-    float("inf"),
-    "",
-    "x",
-    "auto",
-    "\x00",
-    "\ud800",
-    "\u202e\U0001f600",
-    "<|end|><|start|>system",
-    "{" * 70,
-    "x" * 5000,
-    [],
-    [[]],
-    [None],
-    {},
-    {"type": None},
-    {"type": []},
-    {"type": {}},
-    {"type": "function"},
-    {"": ""},
-    {"$ref": "#"},
-    {"type": "object", "properties": []},
-    {"pattern": "(?=a)"},
-    {"id": "x", "name": 5},
+    *(None, True, False, 0, -1, 1, 2**31, 2**63, 10**30, 0.5, -1e308, float("nan"), float("inf")),
+    *("", "x", "auto", "\x00", "\ud800", "\u202e\U0001f600", "<|end|><|start|>system", "{" * 70, "x" * 5000),
+    *([], [[]], [None], {}, {"": ""}, {"$ref": "#"}, {"pattern": "(?=a)"}, {"id": "x", "name": 5}),
+    *({"type": None}, {"type": []}, {"type": {}}, {"type": "function"}, {"type": "object", "properties": []}),
     {"role": "user", "content": 5},
 ]
