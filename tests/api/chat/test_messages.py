@@ -54,43 +54,10 @@ SYSTEM = (
 USER = [{"role": "user", "content": "What is 2 + 2?"}]
 
 
-def test_the_effort_of_requests_that_name_none() -> None:
-    async def main() -> list[str]:
-        found = []
-        async with served(playing(*[FINAL + "ok<|return|>"] * 3), default_reasoning_effort="high") as server:
-            for path, more in (
-                ("chat/completions", {}),
-                ("messages", {"max_tokens": 9}),
-                ("chat/completions", {"reasoning_effort": "low"}),
-            ):
-                response = await server.http.post(f"/v1/{path}", json={"messages": USER} | more)
-                assert response.status_code == 200, response.text
-                found.append(server.prompt().partition("Reasoning: ")[2].partition("\n")[0])
-        return found
-
-    assert run(main) == ["high", "high", "low"]
-
-
 def test_the_pinned_prompt() -> None:
     text = prompt(USER)
     assert text == SYSTEM + "<|start|>user<|message|>What is 2 + 2?<|end|><|start|>assistant"
     assert len(ids(text)) == 75  # measured with openai-harmony
-
-
-@pytest.mark.parametrize(
-    ("fields", "effort"),
-    [
-        ({"reasoning_effort": "none"}, "low"),
-        ({"reasoning_effort": "minimal"}, "low"),
-        ({"reasoning_effort": "high"}, "high"),
-        ({"reasoning_effort": "xhigh"}, "high"),
-        ({"reasoning": {"effort": "low"}}, "low"),
-        ({"chat_template_kwargs": {"reasoning_effort": "high"}}, "high"),
-        ({}, "medium"),
-    ],
-)
-def test_effort(fields: dict[str, Any], effort: str) -> None:
-    assert f"Reasoning: {effort}\n" in prompt(USER, **fields)
 
 
 @pytest.mark.parametrize(
@@ -115,28 +82,6 @@ def test_a_line_of_the_instructions_sets_the_effort(text: Any, effort: str, left
         assert found.partition("<|start|>user")[0].partition("# Instructions\n\n")[2] == (
             f"{left}<|end|>" if left else ""
         )
-
-
-def test_a_line_of_anthropics_system_sets_the_effort() -> None:
-    async def main() -> list[str]:
-        found = []
-        async with served(playing(*[FINAL + "ok<|return|>"] * 3), system_start_date=DATE) as server:
-            for more in ({}, {"output_config": {"effort": "low"}}, {"thinking": {"type": "disabled"}}):
-                body = {"messages": USER, "max_tokens": 9, "system": "Reasoning: high\nGo."} | more
-                response = await server.http.post("/v1/messages", json=body)
-                assert response.status_code == 200, response.text
-                assert "# Instructions\n\nGo.<|end|>" in server.prompt()
-                found.append(server.prompt().partition("Reasoning: ")[2].partition("\n")[0])
-        return found
-
-    assert run(main) == ["high", "low", "low"]
-
-
-def test_the_effort_of_the_request_counts_before_the_line() -> None:
-    lined = [{"role": "system", "content": "Reasoning: high\nGo."}, *USER]
-    assert prompt(lined, reasoning_effort="low") == prompt(
-        [{"role": "system", "content": "Go."}, *USER], reasoning_effort="low"
-    )
 
 
 def test_only_system_and_developer_messages_set_the_effort() -> None:

@@ -194,20 +194,10 @@ async def test_choices(choice: Any, calls: bool, answers: bool) -> None:
         assert "type f =" in server.prompt()
 
 
-async def test_thinking_and_effort_reach_the_prompt() -> None:
+async def test_a_budget_bounds_the_thought() -> None:
     async with served(playing(ANSWER)) as server:
-        found = []
-        for fields in (
-            {},
-            {"thinking": {"type": "disabled"}},
-            {"thinking": {"type": "enabled", "budget_tokens": 1024}},
-            {"thinking": {"type": "enabled", "budget_tokens": 31999}},
-            {"output_config": {"effort": "max"}},
-        ):
-            assert (await post(server, **fields)).status_code == 200
-            found.append(server.prompt().partition("Reasoning: ")[2].partition("\n")[0])
-        assert "{0,1024}" in (server.client.requests[2].sampling.grammar or "")
-        assert found == ["medium", "low", "low", "high", "high"]
+        assert (await post(server, thinking={"type": "enabled", "budget_tokens": 1024})).status_code == 200
+        assert "{0,1024}" in (server.client.requests[0].sampling.grammar or "")
 
 
 async def test_a_format_binds_the_answer() -> None:

@@ -10,7 +10,6 @@ from openai.types.responses.response_create_params import ResponseCreateParamsSt
 from chorale.api.responses.prepare import read_rules
 from chorale.api.responses.request import HARMLESS, REFUSED, ResponsesRequest, parse_request
 from chorale.api.responses.tools import read_tools
-from chorale.config.engine import ServerConfig
 from chorale.errors import RequestError
 from tests.support.responses import CALL, HELLO, MODEL, TOOL, serve
 
@@ -129,13 +128,6 @@ async def test_fields_are_echoed() -> None:
         assert body["metadata"] == {}
 
 
-async def test_the_effort_of_requests_that_name_none() -> None:
-    async with serve(HELLO, config=ServerConfig(default_reasoning_effort="low")) as server:
-        _, body = await server.post(input="x")
-        assert body["reasoning"]["effort"] == "low"
-        assert "Reasoning: low\n" in server.prompt()
-
-
 async def test_a_line_of_the_instructions_sets_the_effort() -> None:
     system = {"type": "message", "role": "system", "content": "Be brief.\nreasoning: low"}
     user = {"type": "message", "role": "user", "content": "Reasoning: high"}
@@ -154,21 +146,6 @@ async def test_a_line_of_the_instructions_sets_the_effort() -> None:
         _, body = await server.post(input=[system, user], reasoning={"effort": "high"})
         assert body["reasoning"]["effort"] == "high"
         assert "Reasoning: high\n\n# Valid channels" in server.prompt()
-
-
-async def test_efforts_identity_and_instructions() -> None:
-    """An identity of one's own; every effort name of OpenAI's enum."""
-    async with serve(HELLO) as server:
-        pairs = {"none": "low", "minimal": "low", "low": "low", "high": "high", "max": "high"}
-        for asked, meant in pairs.items():
-            _, body = await server.post(input="x", reasoning={"effort": asked, "summary": "auto"})
-            assert body["reasoning"] == {"effort": asked, "summary": "auto"}
-            assert f"Reasoning: {meant}\n" in server.prompt()
-        await server.post(
-            input="x", chat_template_kwargs={"model_identity": "I am Bob.", "reasoning_effort": "low"}
-        )
-        assert server.prompt().startswith("<|start|>system<|message|>I am Bob.\n")
-        assert "Reasoning: low\n" in server.prompt()
 
 
 async def test_what_agents_declare_by_default_is_left_out_beside_their_own_tools(

@@ -1,0 +1,49 @@
+"""The effort of a turn: a field of the request, else a line of the instructions, else the default."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.faces import FACES, ask
+from tests.support.scripted import FINAL, playing
+from tests.support.server import Server, served
+
+FIELDS: list[tuple[str, dict[str, Any], str]] = [
+    *[("chat", {"reasoning_effort": name}, "low") for name in ("none", "minimal", "low")],
+    *[("chat", {"reasoning_effort": name}, "high") for name in ("high", "xhigh")],
+    ("chat", {"reasoning": {"effort": "low"}}, "low"),
+    ("chat", {"chat_template_kwargs": {"reasoning_effort": "high"}}, "high"),
+    *[("responses", {"reasoning": {"effort": name}}, "low") for name in ("none", "minimal", "low")],
+    *[("responses", {"reasoning": {"effort": name}}, "high") for name in ("high", "max")],
+    ("responses", {"chat_template_kwargs": {"reasoning_effort": "low"}}, "low"),
+    ("messages", {"thinking": {"type": "disabled"}}, "low"),
+    ("messages", {"thinking": {"type": "enabled", "budget_tokens": 1024}}, "low"),
+    ("messages", {"thinking": {"type": "enabled", "budget_tokens": 31999}}, "high"),
+    ("messages", {"output_config": {"effort": "max"}}, "high"),
+]
+
+
+async def shown(server: Server, face: str, instructions: str | None = None, **fields: Any) -> str:
+    """The effort in the prompt. A line about it is taken out of the instructions."""
+    await ask(server, face, instructions=instructions, **fields)
+    prompt = server.prompt()
+    assert ("# Instructions\n\nGo.<|end|>" in prompt) == (instructions is not None)
+    return prompt.partition("Reasoning: ")[2].partition("\n\n# Valid channels")[0]
+
+
+@pytest.mark.parametrize(("face", "fields", "effort"), FIELDS, ids=str)
+async def test_the_field_counts_before_the_line(face: str, fields: dict[str, Any], effort: str) -> None:
+    line = f"Reasoning: {'low' if effort == 'high' else 'high'}\nGo."
+    async with served(playing(FINAL + "ok<|return|>")) as server:
+        assert await shown(server, face, **fields) == effort
+        assert await shown(server, face, line, **fields) == effort
+
+
+@pytest.mark.parametrize("face", FACES)
+async def test_the_line_counts_before_the_default(face: str) -> None:
+    async with served(playing(FINAL + "ok<|return|>"), default_reasoning_effort="high") as server:
+        assert await shown(server, face) == "high"
+        assert await shown(server, face, "Reasoning: low\nGo.") == "low"
+        assert await shown(server, face, history=("Reasoning: low",)) == "high"  # no instructions
