@@ -16,7 +16,6 @@ from tests.api.responses.websocket.test_websocket import opened, send
 from tests.api.responses.websocket.test_websocket import served as socket_served
 from tests.api.test_app import served
 from tests.support.raw_http import call
-from tests.support.server import Server
 
 NAME = "x-chorale-ignored-fields"
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -116,14 +115,12 @@ async def test_the_first_event_of_a_websocket_names_them() -> None:
             assert not any("warnings" in event for event in events[1:])
 
 
-def test_a_line_of_a_batch_names_them(tmp_path: Path) -> None:
-    async def main(server: Server) -> None:
+async def test_a_line_of_a_batch_names_them(tmp_path: Path) -> None:
+    async with batched(tmp_path) as server:
         done = await ended(server, await created(server, line(1, messages=MESSAGES, num_ctx=1), line(2)))
         first, second = sorted(await records(server, done.output_file_id), key=lambda one: one["custom_id"])
         assert first["warnings"] == ["unknown parameter 'num_ctx' was ignored"]
         assert "warnings" not in second
-
-    batched(main, tmp_path)
 
 
 def test_the_description_allows_them_unless_they_are_refused() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 
 from chorale.config.engine import hash_key
 from chorale.testing.scripted_client import Script, ScriptedClient
-from tests.support.server import VOCAB, Server, with_server
+from tests.support.server import VOCAB, Server, served
 
 ANSWER = (200005, 17196, 200008, 13225, 200002)  # "Hello"
 STRICT_BATCH, STRICT_FILE = TypeAdapter(Batch), TypeAdapter(FileObject)
@@ -27,12 +27,10 @@ def line(number: int, url: str = CHAT, **body: Any) -> bytes:
     return json.dumps({"custom_id": f"n{number}", "method": "POST", "url": url, "body": body}).encode()
 
 
-def batched(
-    main: Callable[[Server], Awaitable[None]], folder: Path, client: Any = None, **options: Any
-) -> None:
-    """Runs ``main`` against a server that keeps files in ``folder``."""
+def batched(folder: Path, client: Any = None, **options: Any) -> AbstractAsyncContextManager[Server]:
+    """A server that keeps files in ``folder``."""
     client = client or ScriptedClient(lambda request, index: Script(ANSWER))
-    with_server(client, main, response_store=str(folder / "store.sqlite3"), **options)
+    return served(client, response_store=str(folder / "store.sqlite3"), **options)
 
 
 async def upload(server: Server, *lines: bytes, **more: Any) -> FileObject:
@@ -71,8 +69,8 @@ async def records(server: Server, file_id: str | None) -> list[dict[str, Any]]:
         ("/v1/responses", {"input": "hi"}),
     ],
 )
-def test_the_flow_of_openais_sdk(tmp_path: Path, endpoint: Any, body: dict[str, Any]) -> None:
-    async def main(server: Server) -> None:
+async def test_the_flow_of_openais_sdk(tmp_path: Path, endpoint: Any, body: dict[str, Any]) -> None:
+    async with batched(tmp_path) as server:
         lines = [line(number, endpoint, **body) for number in range(20)]
         lines.insert(7, line(99, endpoint, **body, temperature=-1))
         batch = await created(server, *lines, endpoint=endpoint, metadata={"of": "sums"})
@@ -96,11 +94,11 @@ def test_the_flow_of_openais_sdk(tmp_path: Path, endpoint: Any, body: dict[str, 
         assert (file.purpose, file.filename) == ("batch_output", f"{batch.id}_output.jsonl")
         assert file.bytes == len((await server.sdk.files.content(file.id)).content)
 
-    batched(main, tmp_path)
 
-
-def test_lines_are_marked_for_the_engine_and_the_quota_of_the_server_is_not_theirs(tmp_path: Path) -> None:
-    async def main(server: Server) -> None:
+async def test_lines_are_marked_for_the_engine_and_the_quota_of_the_server_is_not_theirs(
+    tmp_path: Path,
+) -> None:
+    async with batched(tmp_path) as server:
         await ended(server, await created(server, line(1), line(2)))
         assert [request.is_batch for request in server.client.requests] == [True, True]
         await server.chat()
@@ -112,8 +110,6 @@ def test_lines_are_marked_for_the_engine_and_the_quota_of_the_server_is_not_thei
         )
         assert 'chorale:batches{engine="0",model_name="demo",status="in_progress"} 0.0' in metrics
         assert "chorale:files{" in metrics
-
-    batched(main, tmp_path)
 
 
 FAULTS = [
@@ -135,10 +131,10 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("content", "code", "number"), FAULTS)
-def test_a_bad_input_fails_with_the_number_of_the_line(
+async def test_a_bad_input_fails_with_the_number_of_the_line(
     tmp_path: Path, content: bytes, code: str, number: int | None
 ) -> None:
-    async def main(server: Server) -> None:
+    async with batched(tmp_path, batch_max_lines=2000, max_body_bytes=65_536) as server:
         batch = await ended(server, await created(server, content))
         assert (batch.status, batch.output_file_id, batch.error_file_id) == ("failed", None, None)
         assert batch.errors is not None
@@ -149,11 +145,13 @@ def test_a_bad_input_fails_with_the_number_of_the_line(
         assert batch.failed_at is not None
         assert not server.client.requests
 
-    batched(main, tmp_path, batch_max_lines=2000, max_body_bytes=65_536)
 
+async def test_a_cancelled_batch_has_what_was_answered_and_says_what_was_not(tmp_path: Path) -> None:
+    def script(request: Any, index: int) -> Script:
+        number = int(VOCAB.decode(request.prompt_token_ids).split("number ")[1].split("<")[0])
+        return Script(ANSWER, hang=number >= 5)
 
-def test_a_cancelled_batch_has_what_was_answered_and_says_what_was_not(tmp_path: Path) -> None:
-    async def main(server: Server) -> None:
+    async with batched(tmp_path, ScriptedClient(script)) as server:
         batch = await created(server, *map(line, range(12)))
         while (batch.request_counts is None) or batch.request_counts.completed < 5:
             batch = await server.sdk.batches.retrieve(batch.id)
@@ -175,15 +173,11 @@ def test_a_cancelled_batch_has_what_was_answered_and_says_what_was_not(tmp_path:
             await server.sdk.batches.cancel(batch.id)
         assert server.client.num_in_flight == 0
 
-    def script(request: Any, index: int) -> Script:
-        number = int(VOCAB.decode(request.prompt_token_ids).split("number ")[1].split("<")[0])
-        return Script(ANSWER, hang=number >= 5)
 
-    batched(main, tmp_path, ScriptedClient(script))
-
-
-def test_a_server_that_drains_leaves_its_batch_to_the_next(tmp_path: Path) -> None:
-    async def first(server: Server) -> None:
+async def test_a_server_that_drains_leaves_its_batch_to_the_next(tmp_path: Path) -> None:
+    seen: dict[str, Any] = {}
+    slow = ScriptedClient(lambda request, index: Script(ANSWER, delay=0.02))
+    async with batched(tmp_path, slow, batch_max_concurrency=4) as server:
         batch = await created(server, *map(line, range(40)))
         runner = server.runner
         assert runner is not None
@@ -198,21 +192,15 @@ def test_a_server_that_drains_leaves_its_batch_to_the_next(tmp_path: Path) -> No
         assert left.status == "in_progress"
         assert left.request_counts.completed == len(server.client.requests) < 40
         seen.update({"batch": batch, "sent": len(server.client.requests)})
-
-    async def second(server: Server) -> None:
+    async with batched(tmp_path) as server:
         batch = await ended(server, seen["batch"])
         assert len(server.client.requests) == 40 - seen["sent"]  # no line twice
         found = await records(server, batch.output_file_id)
         assert [each["custom_id"] for each in found] == [f"n{number}" for number in range(40)]
 
-    seen: dict[str, Any] = {}
-    slow = ScriptedClient(lambda request, index: Script(ANSWER, delay=0.02))
-    batched(first, tmp_path, slow, batch_max_concurrency=4)
-    batched(second, tmp_path)
 
-
-def test_an_expired_batch_says_which_lines_were_not_answered(tmp_path: Path) -> None:
-    async def main(server: Server) -> None:
+async def test_an_expired_batch_says_which_lines_were_not_answered(tmp_path: Path) -> None:
+    async with batched(tmp_path, ScriptedClient(lambda request, index: Script(ANSWER, hang=True))) as server:
         batch = await created(server, *map(line, range(4)))
         while not server.client.requests:
             await asyncio.sleep(0.01)
@@ -228,11 +216,9 @@ def test_an_expired_batch_says_which_lines_were_not_answered(tmp_path: Path) -> 
         assert [each["error"]["code"] for each in errors] == ["batch_expired"] * 4
         assert all(each["response"] is None for each in errors)
 
-    batched(main, tmp_path, ScriptedClient(lambda request, index: Script(ANSWER, hang=True)))
 
-
-def test_files_and_batches_belong_to_a_key(tmp_path: Path) -> None:
-    async def main(server: Server) -> None:
+async def test_files_and_batches_belong_to_a_key(tmp_path: Path) -> None:
+    async with batched(tmp_path, keys=[hash_key("one"), hash_key("two")], api_key="one") as server:
         other = server.sdk.with_options(api_key="two")
         batch = await ended(server, await created(server, line(1, "/v1/responses", input="hi"),
                                                   endpoint="/v1/responses"))  # fmt: skip
@@ -255,11 +241,9 @@ def test_files_and_batches_belong_to_a_key(tmp_path: Path) -> None:
         assert not (await other.batches.list()).data
         assert len((await server.sdk.files.list()).data) == 2
 
-    batched(main, tmp_path, keys=[hash_key("one"), hash_key("two")], api_key="one")
 
-
-def test_lists_are_paged_and_filtered(tmp_path: Path) -> None:
-    async def main(server: Server) -> None:
+async def test_lists_are_paged_and_filtered(tmp_path: Path) -> None:
+    async with batched(tmp_path, unknown_fields="refuse") as server:
         files = [(await upload(server, line(1))).id for _ in range(5)]
         data = await upload(server, b"anything", purpose="user_data")
         assert data.expires_at is None
@@ -275,11 +259,9 @@ def test_lists_are_paged_and_filtered(tmp_path: Path) -> None:
                      "/v1/batches?after=batch_1", "/v1/files?after=file-1"):  # fmt: skip
             assert (await server.http.get(path)).status_code == 400, path
 
-    batched(main, tmp_path, unknown_fields="refuse")
 
-
-def test_a_deleted_file_is_gone_with_its_content(tmp_path: Path) -> None:
-    async def main(server: Server) -> None:
+async def test_a_deleted_file_is_gone_with_its_content(tmp_path: Path) -> None:
+    async with batched(tmp_path) as server:
         file = await upload(server, line(1))
         folder = tmp_path / "store.sqlite3.files"
         assert [path.name for path in folder.iterdir()] == [file.id]
@@ -290,21 +272,17 @@ def test_a_deleted_file_is_gone_with_its_content(tmp_path: Path) -> None:
         await server.runner.sweep()
         assert not list(folder.iterdir())
 
-    batched(main, tmp_path)
 
-
-def test_the_input_of_a_running_batch_cannot_be_deleted(tmp_path: Path) -> None:
-    async def main(server: Server) -> None:
+async def test_the_input_of_a_running_batch_cannot_be_deleted(tmp_path: Path) -> None:
+    async with batched(tmp_path, ScriptedClient(lambda request, index: Script(ANSWER, hang=True))) as server:
         batch = await created(server, line(1))
         with pytest.raises(openai.ConflictError) as caught:
             await server.sdk.files.delete(batch.input_file_id)
         assert caught.value.code == "file_in_use"
 
-    batched(main, tmp_path, ScriptedClient(lambda request, index: Script(ANSWER, hang=True)))
 
-
-def test_bodies_of_batches_are_checked(tmp_path: Path) -> None:
-    async def main(server: Server) -> None:
+async def test_bodies_of_batches_are_checked(tmp_path: Path) -> None:
+    async with batched(tmp_path, unknown_fields="refuse") as server:
         file = await upload(server, line(1))
         good = {"input_file_id": file.id, "endpoint": CHAT, "completion_window": "24h"}
         for change, param in (
@@ -327,13 +305,9 @@ def test_bodies_of_batches_are_checked(tmp_path: Path) -> None:
         answer = await server.http.post("/v1/batches", json={**good, "input_file_id": data.id})
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_file_purpose")
 
-    batched(main, tmp_path, unknown_fields="refuse")
 
-
-def test_a_server_without_a_lasting_store_says_so() -> None:
-    async def main(server: Server) -> None:
+async def test_a_server_without_a_lasting_store_says_so() -> None:
+    async with served(None) as server:
         for method, path in (("GET", "/v1/files"), ("POST", "/v1/files"), ("GET", "/v1/batches/batch_1")):
             answer = await server.http.request(method, path)
             assert (answer.status_code, answer.json()["error"]["code"]) == (404, "files_disabled")
-
-    with_server(None, main)

@@ -12,7 +12,7 @@ from chorale.api.files.endpoint import MAX_UPLOADS
 from chorale.config.engine import hash_key
 from chorale.testing.scripted_client import Script, ScriptedClient
 from tests.api.batches.test_flow import ANSWER, batched, created, ended, line, records, upload
-from tests.support.server import Server, with_server
+from tests.support.server import Server, served
 
 HEAD = {"content-type": "multipart/form-data; boundary=cut"}
 
@@ -48,18 +48,18 @@ MALFORMED: list[tuple[bytes, int, str]] = [
 
 
 @pytest.mark.parametrize(("body", "status", "code"), MALFORMED)
-def test_a_malformed_form_is_an_error_and_leaves_nothing(
+async def test_a_malformed_form_is_an_error_and_leaves_nothing(
     tmp_path: Path, body: bytes, status: int, code: str
 ) -> None:
-    async def main(server: Server) -> None:
+    async with batched(
+        tmp_path, batch_max_file_bytes=200_000, batch_max_files=1, unknown_fields="refuse"
+    ) as server:
         answer = await server.http.post("/v1/files", content=body, headers=HEAD)
         assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), answer.text
         assert not (await server.sdk.files.list()).data
         await upload(server, line(1))  # its place in the quota of one file is free again
         assert server.batches is not None
         assert server.batches.uploads.total == 0
-
-    batched(main, tmp_path, batch_max_file_bytes=200_000, batch_max_files=1, unknown_fields="refuse")
 
 
 async def uploading(server: Server, count: int) -> None:
@@ -68,26 +68,26 @@ async def uploading(server: Server, count: int) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_other_bodies_are_refused_by_their_type(tmp_path: Path) -> None:
-    async def main(server: Server) -> None:
+async def test_other_bodies_are_refused_by_their_type(tmp_path: Path) -> None:
+    async with batched(tmp_path) as server:
         for kind, status in (("application/json", 415), ("multipart/form-data", 400), ("", 415)):
             answer = await server.http.post("/v1/files", content=b"{}", headers={"content-type": kind})
             assert answer.status_code == status, kind
 
-    batched(main, tmp_path)
 
-
-def test_a_file_that_is_too_large_is_refused_before_it_is_read(tmp_path: Path) -> None:
-    async def main(server: Server) -> None:
+async def test_a_file_that_is_too_large_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    async with batched(tmp_path, batch_max_file_bytes=200_000) as server:
         headers = HEAD | {"content-length": str(2**30)}
         answer = await server.http.post("/v1/files", content=PURPOSE, headers=headers)
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "payload_too_large")
 
-    batched(main, tmp_path, batch_max_file_bytes=200_000)
 
+async def test_quotas_of_a_key_and_of_the_server(tmp_path: Path) -> None:
+    quotas = {"batch_max_files": 3, "batch_max_bytes": 100_000, "batch_max_total_bytes": 120_000}
+    async with batched(
+        tmp_path, keys=[hash_key(key) for key in ("one", "two", "three")], api_key="one", **quotas
+    ) as server:
 
-def test_quotas_of_a_key_and_of_the_server(tmp_path: Path) -> None:
-    async def main(server: Server) -> None:
         async def sent(key: str, size: int) -> str:
             answer = await server.http.post(
                 "/v1/files",
@@ -103,20 +103,15 @@ def test_quotas_of_a_key_and_of_the_server(tmp_path: Path) -> None:
         await server.sdk.with_options(api_key="one").files.delete(first.id)
         assert await sent("three", 50_000) == "ok"
 
-    quotas = {"batch_max_files": 3, "batch_max_bytes": 100_000, "batch_max_total_bytes": 120_000}
-    batched(main, tmp_path, keys=[hash_key(key) for key in ("one", "two", "three")], api_key="one", **quotas)
 
-
-def test_batches_at_once_are_limited(tmp_path: Path) -> None:
-    async def main(server: Server) -> None:
+async def test_batches_at_once_are_limited(tmp_path: Path) -> None:
+    async with batched(tmp_path, batch_max_active=2) as server:
         file = await upload(server, line(1))
         body = {"input_file_id": file.id, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
         server.client.status_value = type(server.client.status_value)("loading")  # none of them ends
         answers = [await server.http.post("/v1/batches", json=body) for _ in range(3)]
         assert [answer.status_code for answer in answers] == [200, 200, 429]
         assert answers[-1].json()["error"]["code"] == "batch_quota_exceeded"
-
-    batched(main, tmp_path, batch_max_active=2)
 
 
 @pytest.mark.parametrize(
@@ -128,35 +123,29 @@ def test_batches_at_once_are_limited(tmp_path: Path) -> None:
         ("a\\u202eb", "a\\u202eb"),
     ],
 )
-def test_names_are_labels(tmp_path: Path, given: str, shown: str) -> None:
-    async def main(server: Server) -> None:
+async def test_names_are_labels(tmp_path: Path, given: str, shown: str) -> None:
+    async with batched(tmp_path) as server:
         body = PURPOSE + part("file", b"{}", f'; filename="{given}"') + END
         file = (await server.http.post("/v1/files", content=body, headers=HEAD)).json()
         assert file["filename"] == shown.rpartition("\\")[2]
         assert [path.name for path in (tmp_path / "store.sqlite3.files").iterdir()] == [file["id"]]
 
-    batched(main, tmp_path)
 
-
-def test_postgresql_needs_a_place_for_contents(database: str, tmp_path: Path) -> None:
+async def test_postgresql_needs_a_place_for_contents(database: str, tmp_path: Path) -> None:
     client = ScriptedClient(lambda request, index: Script(ANSWER))
-
-    async def refused(server: Server) -> None:
+    async with served(client, response_store=database) as server:
         for method, path in (("POST", "/v1/files"), ("GET", "/v1/files"), ("GET", "/v1/batches")):
             answer = await server.http.request(method, path)
             assert (answer.status_code, answer.json()["error"]["code"]) == (404, "files_disabled")
             assert "--batch-storage" in answer.json()["error"]["message"]
-
-    async def works(server: Server) -> None:
+    async with served(client, response_store=database, batch_storage=str(tmp_path)) as server:
         batch = await ended(server, await created(server, line(1)))
         assert (batch.status, len(await records(server, batch.output_file_id))) == ("completed", 1)
 
-    with_server(client, refused, response_store=database)
-    with_server(client, works, response_store=database, batch_storage=str(tmp_path))
 
+async def test_a_client_that_leaves_frees_its_place(tmp_path: Path) -> None:
+    async with batched(tmp_path, batch_max_files=1) as server:
 
-def test_a_client_that_leaves_frees_its_place(tmp_path: Path) -> None:
-    async def main(server: Server) -> None:
         async def body() -> Any:
             yield PURPOSE + part("file", b"x" * 1000, '; filename="a"')
             await asyncio.sleep(60)
@@ -168,11 +157,10 @@ def test_a_client_that_leaves_frees_its_place(tmp_path: Path) -> None:
         await upload(server, line(1))
         assert len((await server.sdk.files.list()).data) == 1
 
-    batched(main, tmp_path, batch_max_files=1)
 
+async def test_slow_uploads_of_a_key_leave_slots_to_others(tmp_path: Path) -> None:
+    async with batched(tmp_path, keys=[hash_key(key) for key in ("one", "two")], api_key="one") as server:
 
-def test_slow_uploads_of_a_key_leave_slots_to_others(tmp_path: Path) -> None:
-    async def main(server: Server) -> None:
         async def body() -> Any:
             yield PURPOSE
             await asyncio.sleep(60)
@@ -191,5 +179,3 @@ def test_slow_uploads_of_a_key_leave_slots_to_others(tmp_path: Path) -> None:
         for task in slow:
             task.cancel()
         await asyncio.gather(*slow, return_exceptions=True)
-
-    batched(main, tmp_path, keys=[hash_key(key) for key in ("one", "two")], api_key="one")

@@ -66,10 +66,9 @@ async def full_after_a_crash(folder: Path) -> None:
     await check_not_storing(folder, "ballast")
 
 
-def uploads(folder: Path) -> None:
+async def uploads(folder: Path) -> None:
     """One that is larger than the disk fails, and the next ones work."""
-
-    async def main(server: Server) -> None:
+    async with batched(folder) as server:
         for _ in range(3):
             answer = await post(server, FULL_UPLOAD)
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "storage_unavailable")
@@ -80,28 +79,23 @@ def uploads(folder: Path) -> None:
         assert made.status_code == 200
         assert [path.name for path in files_of(folder)] == [made.json()["id"]]
 
-    batched(main, folder)
 
-
-def killed(folder: Path) -> None:
+async def killed(folder: Path) -> None:
     """What a dead process has left is removed at the start, though the store cannot be written."""
-    batched(once, folder)
+    async with batched(folder) as server:
+        assert (await post(server, 10)).status_code == 200
     left = folder / "store.sqlite3.files" / f".{new_file_id()}.partial"
     left.write_bytes(b"x" * 10 * 2**20)
     fill(folder)
-
-    async def main(server: Server) -> None:
+    async with batched(folder) as server:
         assert not left.exists()
         await asyncio.sleep(1.1)  # between attempts to open the store
         assert (await post(server, 2**20)).status_code == 200
 
-    batched(main, folder)
 
-
-def a_batch_waits(folder: Path) -> None:
+async def a_batch_waits(folder: Path) -> None:
     """The output is written once there is space."""
-
-    async def main(server: Server) -> None:
+    async with batched(folder) as server:
         file = await upload(server, line(1))
         ballast = folder / "ballast"
         ballast.write_bytes(b"x" * 22 * 2**20)  # less than the reserve is left
@@ -116,12 +110,6 @@ def a_batch_waits(folder: Path) -> None:
         async with asyncio.timeout(30):
             assert (await ended(server, found)).output_file_id is not None
         assert len(files_of(folder)) == 2
-
-    batched(main, folder)
-
-
-async def once(server: Server) -> None:
-    assert (await post(server, 10)).status_code == 200
 
 
 async def post(server: Server, size: int) -> httpx2.Response:
@@ -154,7 +142,7 @@ async def check_not_storing(folder: Path, ballast: str | None) -> None:
         assert (await server.http.get(f"/v1/responses/{body['id']}")).status_code == 200
 
 
-CASES: dict[str, tuple[int, Callable[[Path], Coroutine[Any, Any, None] | None]]] = {
+CASES: dict[str, tuple[int, Callable[[Path], Coroutine[Any, Any, None]]]] = {
     "new": (1, full_from_the_start), "crash": (1, full_after_a_crash), "ro": (1, read_only),
     "upload": (24, uploads), "killed": (24, killed), "batch": (24, a_batch_waits),
 }  # fmt: skip
@@ -164,6 +152,5 @@ if __name__ == "__main__":
     place = Path(sys.argv[2])
     megabytes, case = CASES[sys.argv[1]]
     mount(place, megabytes)
-    if (running := case(place)) is not None:
-        run(lambda: running)
+    run(lambda: case(place))
     print("held")
