@@ -115,7 +115,7 @@ def python_sandbox() -> str:
         pytest.skip(f"no sandbox for the python tool: {found.missing['python']}")
     if found.available["python"].startswith("wasm"):
         # A server compiles it at a tenth of a core if all are busy: the first test would wait for a minute.
-        compiling = "module.hurry(); module.compile_beside(lambda: None)"
+        compiling = "module.hurry(); module.compile_in_child(lambda: None)"
         code = f"from chorale.tools.python.wasm import module; {compiling}"
         subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
     return found.available["python"]

@@ -1,1 +1,1 @@
-"""What the operator asked for: frozen values, and the rules that need neither model nor machine."""
+"""The operator's choices: frozen values, and the rules that depend on neither model nor machine."""

@@ -1,4 +1,4 @@
-"""EngineConfig and ServerConfig: what the operator asked for, frozen, built once in ``cli/`` or ``LLM``.
+"""EngineConfig and ServerConfig: the operator's choices, frozen, built once in ``cli/`` or ``LLM``.
 
 ``None`` means "decide for me": ``resolve`` is the only place where defaults are decided, each with its
 reason. Names are vLLM's flag names. Secrets (API keys, hub token) are never held here.
@@ -40,38 +40,40 @@ class EngineConfig:
     device: Literal["auto", "cpu", "cuda", "rocm", "npu"] = "auto"
     dtype: Dtype = "auto"  # auto: bfloat16 on a GPU, float32 for small checkpoints on a CPU
     ops: Literal["auto", "reference", "cpu", "triton"] = "auto"
-    cpu_precision: Literal["auto", "int8", "exact"] = "auto"  # of matrix products of the CPU ops
+    cpu_precision: Literal["auto", "int8", "exact"] = "auto"  # matrix products of the CPU ops
     seed: int = 0
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
-    prompt_delay: float | None = None  # seconds that prompts may add to a step of streams; 0: no bound
+    prompt_delay: float | None = None  # max seconds that prompts add to a step with streams; 0: any
     block_size: int | None = None
-    num_gpu_blocks_override: int | None = None  # blocks in the pool, whatever the device
+    num_gpu_blocks_override: int | None = None  # exact number of blocks in the pool
     gpu_memory_utilization: float = 0.92
     kv_cache_memory_bytes: int | None = None
-    kv_offloading_size: float | None = None  # GiB of host memory for KV pages, of all ranks; None or 0: none
+    kv_offloading_size: float | None = (
+        None  # GiB of host memory for KV pages, all ranks together; None or 0: off
+    )
     kv_cache_dtype: Literal["auto", "bfloat16", "float32", "fp8", "fp8_e4m3"] = "auto"
-    moe_activation_dtype: Literal["auto", "bfloat16", "fp8"] = "auto"  # fp8: e4m3, where slots are many
+    moe_activation_dtype: Literal["auto", "bfloat16", "fp8"] = "auto"  # fp8: e4m3, for large batches
     enable_prefix_caching: bool = True
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
-    async_scheduling: bool | None = None  # None: where the device can
+    async_scheduling: bool | None = None  # None: if the device supports it
     tensor_parallel_size: int = 1  # ranks: processes, each with its share of the model and its own device
-    enable_expert_parallel: bool | None = None  # ranks have whole experts, not some columns; None: choose
-    disable_custom_all_reduce: bool = False  # ranks exchange through NCCL (RCCL, HCCL) alone
+    enable_expert_parallel: bool | None = None  # a rank has whole experts, not slices of each; None: auto
+    disable_custom_all_reduce: bool = False  # ranks communicate through NCCL (RCCL, HCCL) only
     enforce_eager: bool = False  # no CUDA graphs
     max_cudagraph_capture_size: int | None = None  # rows; None: max_num_seqs; 0: no graphs
     cudagraph_capture_sizes: tuple[int, ...] | None = None  # rows of the graphs; None: decide for me
     precompile_kernels: bool = True  # at start-up; False: each kernel at its first launch, as Triton does
-    mixed_cuda_graphs: bool = True  # small mixed steps are captured, too, where decode steps are
-    speculative_config: SpeculativeConfig | None = None  # None: one token a row and step
-    kv_events_config: KvEventsConfig | None = None  # where arrivals in the prefix index are published
+    mixed_cuda_graphs: bool = True  # captures small mixed steps if decode steps are captured
+    speculative_config: SpeculativeConfig | None = None  # None: one token per row and step
+    kv_events_config: KvEventsConfig | None = None  # publishes changes of the prefix index
     max_logprobs: int = 20
     generation_config: Literal["auto", "none"] = "auto"
-    override_generation_config: dict[str, float] | None = None  # wins over the checkpoint's file
-    num_threads: int | None = None  # CPU threads that compute
-    heartbeat_timeout: float = 5.0  # seconds of silence after which a process of it hangs
-    host_share: int = 1  # engines that share this host's cores and memory where they run on its CPU
+    override_generation_config: dict[str, float] | None = None  # overrides the checkpoint's file
+    num_threads: int | None = None  # CPU threads for computation
+    heartbeat_timeout: float = 5.0  # seconds of silence after which a process counts as hung
+    host_share: int = 1  # CPU engines among which this host's cores and memory are shared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,25 +83,25 @@ class ToolConfig:
     servers: tuple[str, ...] = ()  # "demo", or MCP servers: host:port, http(s)://...
     mcp_config: str | None = None  # file in the common {"mcpServers": {label: {...}}} form
     mcp_requests: bool = True  # a request may name an MCP server by its address
-    allow_private_hosts: bool = False  # lifts the refusal of private addresses, for requests and pages
-    browser: BrowserOption | None = None  # None: auto where ``servers`` has "demo", else none
+    allow_private_hosts: bool = False  # requests and pages may use private addresses
+    browser: BrowserOption | None = None  # None: auto if ``servers`` contains "demo", else none
     search_url: str | None = None  # address of the search service (SearXNG has no default)
-    offline_pages: str | None = None  # folder of the offline back end; None: the sample inside
+    offline_pages: str | None = None  # folder of the offline back end; None: the bundled sample
     python: PythonOption | None = None  # as ``browser``
     python_image: str = "python:3.11"
-    python_timeout: float = 120.0  # seconds a call
+    python_timeout: float = 120.0  # seconds per call
     python_memory_bytes: int = 2**30
     python_processes: int = 64
     python_sessions: int = 16
     python_network: bool = False
-    call_timeout: float = 60.0  # seconds of a call to an MCP server
-    fetch_timeout: float = 10.0  # seconds of a page or a search
-    fetch_bytes: int = 5 * 2**20  # of a page, decompressed
+    call_timeout: float = 60.0  # seconds per call to an MCP server
+    fetch_timeout: float = 10.0  # seconds per page or search
+    fetch_bytes: int = 5 * 2**20  # per page, decompressed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """Everything the HTTP process needs beside the engine's own info."""
+    """Everything the HTTP process needs besides the engine's own info."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -110,18 +112,18 @@ class ServerConfig:
     data_parallel_size: int = 1  # engines behind this server (replicas), each with its own devices
     data_parallel_backend: Literal["mp", "ray"] = "mp"  # ray: replicas on the machines of a Ray cluster
     ray_assign_timeout: float = 60.0  # seconds that a request waits for a replica
-    ray_max_moves: int = 3  # replicas that a request may lose: it may be what kills them
+    ray_max_moves: int = 3  # lost replicas after which a request fails, since it may be crashing them
     stream_interval: int = 1  # tokens per SSE event after the first
     max_queued_requests: int | None = None  # choices waiting beyond max_num_seqs; None: 4 x max_num_seqs
     shutdown_timeout: float = 120.0  # seconds that running requests get after SIGTERM
     ssl_keyfile: str | None = None
     ssl_certfile: str | None = None
     ssl_ca_certs: str | None = None
-    ssl_cert_reqs: int = 0  # certificates of clients, as ssl.CERT_*: 0 none, 1 checked if sent, 2 demanded
+    ssl_cert_reqs: int = 0  # client certificates, as ssl.CERT_*: 0 none, 1 checked if sent, 2 required
     ssl_keyfile_password_env: str | None = None
-    unknown_fields: Literal["warn", "refuse"] = "warn"  # of requests: named in the answer, or an error
-    force_usage: bool = False  # every chunk of a stream has the usage
-    request_metrics: bool = False  # answers have the times of their request
+    unknown_fields: Literal["warn", "refuse"] = "warn"  # listed in the answer's header, or an error
+    force_usage: bool = False  # every chunk of a stream contains the usage
+    request_metrics: bool = False  # answers contain the request's timings
     tokens_as_ids: bool = False  # log-probabilities name tokens as token_id:ID
     allowed_origins: tuple[str, ...] = ()  # CORS is off while empty
     allowed_methods: tuple[str, ...] = ("GET", "POST", "DELETE", "OPTIONS")
@@ -129,22 +131,22 @@ class ServerConfig:
     allow_credentials: bool = False
     enable_request_id_headers: bool = True
     disable_docs: bool = False
-    disable_log_stats: bool = False  # no line of throughput, and no vllm: series on /metrics
-    log_stats_interval: float = 10.0  # seconds between such lines
+    disable_log_stats: bool = False  # no throughput lines, and no vllm: series on /metrics
+    log_stats_interval: float = 10.0  # seconds between throughput lines
     tokenizer_info: bool = False  # serve /tokenizer_info
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    log_format: Literal["text", "json"] = "text"  # json: an object per line, of every process
-    otlp_traces_endpoint: str | None = None  # OpenTelemetry collector; None: what the environment says
+    log_format: Literal["text", "json"] = "text"  # json: an object per line, from every process
+    otlp_traces_endpoint: str | None = None  # OpenTelemetry collector; None: from the environment
     access_log: bool = True
-    key_weights: dict[str, float] = field(default_factory=dict)  # by the name of an API key's owner
+    key_weights: dict[str, float] = field(default_factory=dict)  # name of an API key's owner -> its weight
     max_body_bytes: int = 16 * 2**20
     max_header_bytes: int = 64 * 1024
     max_headers: int = 128
     header_timeout: float = 10.0
     body_timeout: float = 30.0
-    min_upload_rate: int = 4000  # bytes a second, averaged over 30 s, at which a body must arrive; 0: any
+    min_upload_rate: int = 4000  # minimum bytes/s of a request body, averaged over 30 s; 0: none
     max_json_depth: int = 64
-    # SQLite file, ":memory:", postgresql://..., or None for the default place
+    # SQLite file, ":memory:", postgresql://..., or None for the default path
     response_store: str | None = None
     response_store_max_items: int = 100_000
     response_store_max_bytes: int = 10 * 2**30
@@ -153,22 +155,22 @@ class ServerConfig:
     batch_storage: str | None = None
     batch_max_file_bytes: int = 200 * 2**20
     batch_max_lines: int = 50_000
-    batch_max_files: int = 1_000  # of an API key
-    batch_max_bytes: int = 10 * 2**30  # of the files of an API key
-    batch_max_total_bytes: int = 100 * 2**30  # of all files
-    batch_max_active: int = 16  # batches of an API key that have not ended
-    batch_max_concurrency: int | None = None  # lines sent at once by a server; None: max_num_seqs
-    batch_ttl: float = 30 * 86400.0  # seconds that files of batches, and ended batches, are kept
-    responses_dialect: Literal["openai", "open-responses", "summary"] = "openai"  # names of reasoning
-    max_background_responses: int = 256  # running at once, over all HTTP processes
-    default_reasoning_effort: Literal["low", "medium", "high"] = "medium"  # of requests that name none
+    batch_max_files: int = 1_000  # per API key
+    batch_max_bytes: int = 10 * 2**30  # all files of an API key
+    batch_max_total_bytes: int = 100 * 2**30  # all files of all keys
+    batch_max_active: int = 16  # unfinished batches per API key
+    batch_max_concurrency: int | None = None  # concurrent lines per server; None: max_num_seqs
+    batch_ttl: float = 30 * 86400.0  # seconds for which batch files and ended batches are kept
+    responses_dialect: Literal["openai", "open-responses", "summary"] = "openai"  # form of reasoning
+    max_background_responses: int = 256  # concurrent, over all HTTP processes
+    default_reasoning_effort: Literal["low", "medium", "high"] = "medium"  # for requests without one
     system_start_date: str | None = None  # pins "Current date" (YYYY-MM-DD)
     reasoning_field: Literal["both", "reasoning", "reasoning_content"] = "both"
     tools: ToolConfig = ToolConfig()
 
 
 def check_least(given: object, least: Mapping[str, int]) -> None:
-    """Raises ``ConfigError`` for the first attribute that is below its least value; None is not set."""
+    """Raises ``ConfigError`` for the first attribute below its minimum; None means that it is not set."""
     for name, minimum in least.items():
         value = getattr(given, name)
         if value is not None and value < minimum:
@@ -179,7 +181,7 @@ VALID_SIZES = (1, 2, 4, 8)
 
 
 def check_size(size: int) -> None:
-    """Raises ``ConfigError`` for a number of ranks that no model can have."""
+    """Raises ``ConfigError`` for a number of ranks that no model supports."""
     if size not in VALID_SIZES:
         raise ConfigError(f"--tensor-parallel-size {size}: must be one of {', '.join(map(str, VALID_SIZES))}")
 
@@ -190,7 +192,7 @@ def hash_key(key: str) -> bytes:
 
 
 def check_ranks(config: EngineConfig) -> None:
-    """Raises ``ConfigError`` for numbers of ranks that no model can have, before anything is downloaded."""
+    """Raises ``ConfigError`` for numbers of ranks that no model supports, before anything is downloaded."""
     check_size(config.tensor_parallel_size)
     if config.speculative_config is not None:
         check_ranks_of_head(config.speculative_config, config.tensor_parallel_size)
@@ -199,7 +201,7 @@ def check_ranks(config: EngineConfig) -> None:
 def check_sizes(config: EngineConfig) -> None:
     """Raises ``ConfigError`` for numbers that are invalid for any model and machine."""
     least = {
-        "max_model_len": 2,  # a token, and one after it
+        "max_model_len": 2,  # a prompt token and an output token
         "max_num_seqs": 1,
         "max_num_batched_tokens": 1,
         "block_size": 1,

@@ -17,7 +17,7 @@ from chorale.errors import ConfigError
 Encoding = Literal["map", "array"]
 Groups = Literal["full", "all"]
 _TCP = re.compile(r"tcp://(?P<host>\*|\[[^\]]+\]|[^\s/]+):(?P<port>\d{1,5})")
-_MOST_PATH = 100  # bytes of a unix socket's path, with the suffix of a replica
+_MOST_PATH = 100  # bytes of a unix socket's path, including the suffix of a replica
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,13 +28,13 @@ class KvEventsConfig:
     publisher: Literal["zmq", "null"] = "zmq"
     endpoint: str = "tcp://*:5557"  # of replica 0; replica r adds r to the port
     replay_endpoint: str | None = None
-    buffer_steps: int = 10_000  # batches kept for the replay
+    buffer_steps: int = 10_000  # batches kept for replay
     hwm: int = 100_000  # batches that may wait for one slow subscriber
     max_queue_size: int = 100_000  # batches that may wait for the publisher
     topic: str = ""
     bind: bool | None = None  # False: connect to a subscriber that listens; None: as the address implies
-    encoding: Encoding = "map"  # "array": as before vLLM 0.26
-    groups: Groups = "full"  # "all": of sliding-window layers too
+    encoding: Encoding = "map"  # "array": vLLM's format before 0.26
+    groups: Groups = "full"  # "all": sliding-window layers too
 
     @property
     def is_on(self) -> bool:
@@ -101,7 +101,7 @@ def _check_endpoints(config: KvEventsConfig, replicas: int) -> None:
             key = own.rpartition(":")[2] if own.startswith("tcp:") else own
             if (name != "endpoint" or config.bind is not False) and key in used:
                 whose = f" of replica {replica}" if replicas > 1 else ""
-                raise ValueError(f"{name} {own}{whose} is also that of {used[key]}; choose another port")
+                raise ValueError(f"{name} {own}{whose} is already used by {used[key]}; choose another port")
             used[key] = f"{name} (replica {replica})" if replicas > 1 else name
 
 

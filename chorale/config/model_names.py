@@ -14,5 +14,5 @@ PUBLISHED = tuple(dict.fromkeys(SHORT.values()))
 
 
 def full_name(model: str) -> str:
-    """The hub id behind a short name (any case); any other name as it is."""
+    """Returns the hub id for a short name (in any case); returns other names unchanged."""
     return SHORT.get(model.lower(), model)

@@ -1,7 +1,7 @@
 """read_speculative: from the operator's JSON to a SpeculativeConfig.
 
-Names and defaults are those of vLLM's ``--speculative-config``. Drafts change how fast tokens come, never
-which, so a key that only concerns how vLLM computes drafts or accepts them is accepted without effect.
+Names and defaults are those of vLLM's ``--speculative-config``. Drafts change the speed, never the
+tokens, so a key that only concerns how vLLM computes drafts or accepts them is accepted without effect.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from chorale.config.speculative import METHODS, MOST_DRAFT_TOKENS, USUAL_NGRAM, 
 from chorale.errors import ConfigError
 
 _SYNONYMS = {"eagle": "eagle3", "[ngram]": "ngram", "ngram_gpu": "ngram"}
-# Draft tokens of a step if the operator names no number. A suffix draft is never longer than its match.
+# Default number of draft tokens per step. A suffix draft is never longer than its match.
 _USUAL_TOKENS: dict[str, int] = {"ngram": 4, "suffix": MOST_DRAFT_TOKENS, "eagle3": 3}
 # vLLM's methods and keys that are refused or have no effect here, each with the reason.
 HEADS = "use an EAGLE3 head (method eagle3), or ngram or suffix, which need no weights"
@@ -31,7 +31,7 @@ REFUSED_METHODS = {
     "extract_hidden_states": "it writes hidden states for training and drafts nothing",
     "custom_class": f"external code is not loaded into the engine; {HEADS}",
 }
-# Parts of a model's name that say what it is, more specific ones first.
+# Parts of a model's name that reveal its method, more specific ones first.
 NAMED = (("p-eagle", "p-eagle"), ("peagle", "p-eagle"), ("dflash", "dflash"), ("dspark", "dspark"),
           ("medusa", "medusa"), ("-mtp", "mtp"))  # fmt: skip
 
@@ -47,7 +47,7 @@ IDLE = {
     "moe_backend": KERNELS,
     "attention_backend": KERNELS,
     "kv_cache_dtype": KERNELS,
-    "enforce_eager": "--enforce-eager decides for the drafts, too",
+    "enforce_eager": "--enforce-eager applies to drafts, too",
     "draft_load_config": "weights are read from safetensors",
     "disable_padded_drafter_batch": KERNELS,
     "disable_eagle_block_drop": "no block of a prefix is dropped",
@@ -56,8 +56,8 @@ IDLE = {
     "acceptance_method": EXACT,
     "posterior_threshold": EXACT,
     "posterior_alpha": EXACT,
-    "disable_logprobs": "log-probabilities are those without speculation",
-    "disable_log_stats": "--disable-log-stats concerns drafts, too",
+    "disable_logprobs": "log-probabilities equal those without speculation",
+    "disable_log_stats": "--disable-log-stats applies to drafts, too",
     "suffix_decoding_min_token_prob": "a suffix is followed where it occurred last, not by frequency",
     "dspark_draft_topk": "it belongs to another method",
 }
@@ -66,7 +66,7 @@ REFUSED = {
     "parallel_drafting": REFUSED_METHODS["p-eagle"],
     "use_heterogeneous_vocab": "a head drafts tokens of gpt-oss's vocabulary",
     "enable_adaptive_verification": "num_speculative_tokens_per_batch_size sets the number of draft tokens",
-    "tensor_parallel_size": "its name is draft_tensor_parallel_size",
+    "tensor_parallel_size": "the key is named draft_tensor_parallel_size",
     "target_model_config": "it is not an option",
     "target_parallel_config": "it is not an option",
     "draft_model_config": "it is not an option",
@@ -109,7 +109,7 @@ def read_speculative(given: Any, shown: str) -> tuple[SpeculativeConfig, tuple[s
 
 
 def _method(values: Mapping[str, Any]) -> Method:
-    """Returns the method, from the model's name where it is not given. Raises ``ValueError``."""
+    """Returns the method, derived from the model's name if not given. Raises ``ValueError``."""
     method, model = values.get("method"), values.get("model")
     for name, value in (("method", method), ("model", model)):
         if value is not None and (not isinstance(value, str) or not value):
@@ -163,7 +163,7 @@ def _build(method: Method, values: Mapping[str, Any]) -> SpeculativeConfig:
 
 
 def _matches(values: Mapping[str, Any]) -> tuple[int, int]:
-    """Returns the lengths of the shortest and the longest match; one of them stands for both."""
+    """Returns the lengths of the shortest and the longest match. If only one is given, both are equal."""
     given = [
         _integer(name, values[name], 1, 1024) if name in values else None
         for name in ("prompt_lookup_min", "prompt_lookup_max")
@@ -239,7 +239,7 @@ def _schedule(given: Any, most: int) -> tuple[tuple[int, int, int], ...]:
 
 
 def _acceptance(method: Method, values: Mapping[str, Any]) -> tuple[float, ...]:
-    """Returns the synthetic profile, () for real drafts. A single rate is that of each token whose
+    """Returns the synthetic profile, () for real drafts. A single rate applies to each token whose
     predecessors are accepted."""
     how = values.get("rejection_sample_method", "standard")
     if how not in ("standard", "block", "synthetic"):
@@ -278,19 +278,17 @@ def _profile(rates: tuple[float, ...], most: int) -> tuple[float, ...]:
     if len(rates) != most:
         raise ValueError(f"acceptance has {len(rates)} rates for num_speculative_tokens {most}")
     if any(after > before for before, after in pairwise(rates)):
-        raise ValueError(
-            "acceptance must not rise: each rate is of drafts whose first tokens are all accepted"
-        )
+        raise ValueError("acceptance must not rise: a draft token is accepted only after all those before it")
     return rates
 
 
 def _partial(method: Method, values: Mapping[str, Any], shown: str) -> list[str]:
-    """Returns notices about values that act otherwise than in vLLM."""
+    """Returns notices about values that act differently than in vLLM."""
     found = []
     if values.get("suffix_decoding_max_cached_requests", 0) and method == "suffix":
         found.append(
             f"suffix_decoding_max_cached_requests in {shown} acts differently: the newest 65,536 tokens of "
-            "answers are kept for each cache_salt, of however many requests; 0 keeps none"
+            "answers are kept for each cache_salt, regardless of the number of requests; 0 keeps none"
         )
     if values.get("rejection_sample_method") == "block":
         found.append(f"rejection_sample_method in {shown} is accepted and has no effect: {EXACT}")

@@ -14,21 +14,21 @@ INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 VOCAB_SIZE = 201088
 MAX_LOGPROBS = 20  # alternatives at each position
-MAX_CHOICES = 16_384  # of one request, for the engine; HTTP allows far fewer
+MAX_CHOICES = 16_384  # per request in the engine; HTTP allows far fewer
 
 Number = int | float
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """``low`` to ``high``, both included unless ``above``: then ``low`` itself is not."""
+    """The numbers from ``low`` to ``high``, both included; ``above`` excludes ``low``."""
 
     low: Number
     high: Number
     above: bool = False
 
     def holds(self, value: Number) -> bool:
-        """A NaN is in no range."""
+        """Returns whether the range contains a value; no range contains NaN."""
         return self.low <= value <= self.high and not (self.above and value == self.low)
 
     def __str__(self) -> str:
@@ -38,7 +38,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class SamplingField:
-    """``engine``: what the device can do; ``http`` and ``llm``: what requests may have, where it differs.
+    """``engine``: the range of the device; ``http`` and ``llm``: the ranges of requests, if they differ.
 
     ``generation_config.json`` may set what ``llm`` allows, ``--override-generation-config`` what ``http``
     does.
@@ -51,11 +51,11 @@ class SamplingField:
     _: KW_ONLY
     http: Range | None = None
     llm: Range | None = None
-    llm_default: Number | None = None  # where it is not ``default``
-    without: str = ""  # what a request without it gets, where ``default`` does not say it
-    generation: str | None = None  # its name in generation_config.json, which may set it
-    in_summary: bool = True  # the summary of a compaction samples with the request's value
-    each: bool = False  # a range of each value of a dictionary
+    llm_default: Number | None = None  # if it differs from ``default``
+    without: str = ""  # describes the default where ``default`` cannot
+    generation: str | None = None  # name in generation_config.json, if it can be set there
+    in_summary: bool = True  # summaries of a compaction use the request's value
+    each: bool = False  # the range applies to each value of a dictionary
 
     @property
     def http_range(self) -> Range:
@@ -67,7 +67,7 @@ class SamplingField:
 
     @property
     def http_default(self) -> str:
-        """The value that a request without the field gets, in words."""
+        """Returns the default of a request, in words."""
         if self.without or self.default is None:
             return self.without or "none"
         return f"generation_config.json, or {self.default:g}" if self.generation else f"{self.default:g}"
@@ -76,7 +76,7 @@ class SamplingField:
 _COUNT, _FRACTION, _PENALTY = Range(0, INT32_MAX), Range(0, 1), Range(-2, 2)
 _LOGPROBS = Range(0, MAX_LOGPROBS)
 
-# HTTP keeps OpenAI's bounds; LLM allows what the engine can do. The rows are wide: a table is read by column.
+# HTTP keeps OpenAI's bounds; LLM allows what the engine can do. One line per row, to be read by column.
 # fmt: off
 SAMPLING_FIELDS: dict[str, SamplingField] = {
     "temperature": SamplingField(
@@ -85,7 +85,7 @@ SAMPLING_FIELDS: dict[str, SamplingField] = {
     "top_p": SamplingField(
         "number", Range(0, 1, above=True), 1.0, "probability mass of the likeliest tokens to keep",
         generation="top_p"),
-    "top_k": SamplingField(  # -1 becomes 0 on the way to the engine
+    "top_k": SamplingField(  # the engine receives 0 for -1
         "integer", _COUNT, 0, "number of likeliest tokens to keep; 0 and -1 keep all",
         http=Range(-1, VOCAB_SIZE), llm=Range(-1, INT32_MAX), generation="top_k"),
     "min_p": SamplingField(
@@ -106,7 +106,7 @@ SAMPLING_FIELDS: dict[str, SamplingField] = {
     "logit_bias": SamplingField(
         "number", Range(-1e6, 1e6), None, "added to one token's logit",
         http=Range(-100, 100), in_summary=False, each=True),
-    "max_tokens": SamplingField(  # 0 computes the prompt alone, to score it
+    "max_tokens": SamplingField(  # 0: only score the prompt
         "integer", _COUNT, None, "output tokens; clamped to the context window",
         http=Range(1, INT32_MAX), llm=Range(1, INT32_MAX), llm_default=16, without="the window",
         generation="max_new_tokens", in_summary=False),
@@ -125,7 +125,7 @@ SAMPLING_FIELDS: dict[str, SamplingField] = {
 }
 # fmt: on
 
-# Names of generation_config.json, as --override-generation-config may give them -> the fields that they set.
+# Name in generation_config.json and in --override-generation-config -> field.
 GENERATION = {field.generation: name for name, field in SAMPLING_FIELDS.items() if field.generation}
 # Request fields that a checkpoint sets under the same name.
 CHOSEN_BY_MODEL = tuple(name for name, field in SAMPLING_FIELDS.items() if field.generation == name)

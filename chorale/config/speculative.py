@@ -1,4 +1,4 @@
-"""SpeculativeConfig: how tokens are drafted. Frozen; ``read`` makes it from the operator's JSON."""
+"""SpeculativeConfig: how tokens are drafted. ``read_speculative`` creates it from the operator's JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from chorale.errors import ConfigError
 Method = Literal["ngram", "suffix", "eagle3", "synthetic"]
 METHODS: tuple[Method, ...] = ("ngram", "suffix", "eagle3", "synthetic")
 MOST_DRAFT_TOKENS = 16
-USUAL_NGRAM = 5  # vLLM's
+USUAL_NGRAM = 5  # vLLM's default
 USUAL_ROWS = 64  # without ranges, larger steps have no drafts: drafts pay in small batches
 
 
@@ -19,11 +19,11 @@ class SpeculativeConfig:
     """The way in which tokens are drafted. ``read_speculative`` checks the values."""
 
     method: Method
-    num_speculative_tokens: int  # the most draft tokens of a row in a step
+    num_speculative_tokens: int  # maximum per row and step
     model: str | None = None  # eagle3: folder or hub id of the head; synthetic: None for no head
     revision: str | None = None
-    shown: str = ""  # what the operator called the model, once ``model`` is a folder of the hub's cache
-    draft_tensor_parallel_size: int | None = None  # 1 or that of the model; the head is replicated
+    shown: str = ""  # the model's name as given, after ``model`` became a folder of the hub's cache
+    draft_tensor_parallel_size: int | None = None  # 1 or the model's size; the head is replicated
     prompt_lookup_min: int = USUAL_NGRAM  # ngram: tokens of the shortest and the longest match
     prompt_lookup_max: int = USUAL_NGRAM
     suffix_decoding_max_tree_depth: int = 24  # tokens of the longest match
@@ -32,19 +32,19 @@ class SpeculativeConfig:
     # (fewest rows, most rows, draft tokens), from 1 row on. Between two ranges, and after the last, the
     # preceding range applies. If empty, up to ``USUAL_ROWS`` rows draft ``num_speculative_tokens`` each.
     num_speculative_tokens_per_batch_size: tuple[tuple[int, int, int], ...] = ()
-    disable_by_batch_size: int | None = None  # no drafts in steps of at least so many rows
-    # Benchmarks only: the share of drafts of which the first 1, 2, ... tokens are accepted, whatever they
-    # are. Not empty: the output has no meaning.
+    disable_by_batch_size: int | None = None  # no drafts in steps with at least this many rows
+    # Benchmarks only: the share of drafts whose first 1, 2, ... tokens are accepted, whichever they are. The
+    # output then has no meaning.
     acceptance: tuple[float, ...] = ()
 
     @property
     def has_head(self) -> bool:
-        """Returns whether a head on the device makes the drafts."""
+        """Returns whether a head on the device computes the drafts."""
         return self.method in ("eagle3", "synthetic")
 
     @property
     def tokens_by_rows(self) -> tuple[tuple[int, int], ...]:
-        """Returns (fewest rows, draft tokens), in order: the ranges, up to the rows that get none."""
+        """Returns (fewest rows, draft tokens) of each range in order; 0 tokens where drafts end."""
         ranges, off = self.num_speculative_tokens_per_batch_size, self.disable_by_batch_size
         if not ranges:
             ranges, off = ((1, 1, self.num_speculative_tokens),), off or USUAL_ROWS + 1
@@ -58,7 +58,7 @@ class SpeculativeConfig:
         return bool(self.acceptance)
 
     def __str__(self) -> str:
-        """Returns the line of banner and log."""
+        """Returns the line for banner and log."""
         model = self.shown or self.model
         name = f"{self.method} ({model})" if model else self.method
         text = f"{name}, up to {self.num_speculative_tokens} draft tokens"
@@ -74,7 +74,7 @@ class SpeculativeConfig:
 
 
 def check_ranks_of_head(config: SpeculativeConfig, ranks: int) -> None:
-    """Raises ``ConfigError`` for a head that would have to be divided among fewer ranks than the model."""
+    """Raises ``ConfigError`` for a head with a number of ranks other than 1 or the model's."""
     size = config.draft_tensor_parallel_size
     if size not in (None, 1, ranks):
         raise ConfigError(

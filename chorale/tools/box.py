@@ -90,7 +90,7 @@ class Box:
     async def call(self, call: ToolCall) -> AsyncGenerator[Progress | ToolResult, None]:
         name = call.recipient.partition(".")[0]
         if name == "python" and name in self._system:
-            call = ToolCall("python", call.content, call.call_id)  # for recipients such as "python.run"
+            call = ToolCall("python", call.content, call.call_id)  # the recipient may be "python.run"
         elif call.recipient not in self.recipients:
             yield self._unknown(call)
             return

@@ -180,7 +180,7 @@ class ToolResult:
 
 
 def failed_result(identity: ToolIdentity, call: ToolCall, content: str, error: str) -> ToolResult:
-    """Returns the result of a call that has no result of its tool. ``error``: for the API's item."""
+    """Returns the result of a call whose tool gave none. ``error``: for the API's item."""
     detail: BrowserDetail | PythonDetail | McpDetail
     if identity.kind == "browser":
         detail = BrowserDetail(SearchAction(""))

@@ -23,7 +23,7 @@ from tests.support.tools.drive import box_of, cite, drive, service_of
 BOTH = RequestTools(web_search=WebSearchRequest(), code_interpreter=CodeInterpreterRequest())
 
 
-async def test_nothing_is_on_by_itself_but_what_requests_bring() -> None:
+async def test_tools_are_off_by_default_except_servers_of_requests() -> None:
     async with service_of() as service, box_of(service, BOTH) as box:
         assert set(service.available) == {"mcp"}
         assert [(entry.kind, entry.reason) for entry in box.unavailable] == [
@@ -34,7 +34,7 @@ async def test_nothing_is_on_by_itself_but_what_requests_bring() -> None:
         assert cite(box.citation_stream(), "x【0†L1】")[0] == "x【0†L1】"
 
 
-async def test_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_demo_tools_work_and_keep_their_state(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     if shutil.which("uv") is None:
         pytest.skip("uv is not installed")
@@ -57,7 +57,7 @@ async def test_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
             assert again.identify("browser.open").kind == "browser"
 
 
-async def test_a_chain_whose_session_is_gone_is_told_so() -> None:
+async def test_a_chain_is_told_that_its_session_is_lost() -> None:
     gone = {"python": {"container": "cntr_" + "0" * 48}}
     named = RequestTools(code_interpreter=CodeInterpreterRequest("cntr_" + "a" * 48))
     async with service_of(python="auto") as service:
@@ -72,13 +72,13 @@ async def test_a_chain_whose_session_is_gone_is_told_so() -> None:
 @pytest.mark.parametrize(
     "state", [{"browser": 3}, {"python": 3}, {"python": {"container": "../x"}}, {"x": 1}]
 )
-async def test_states_that_are_not_ours_do_no_harm(state: dict[str, object]) -> None:
+async def test_invalid_states_are_ignored(state: dict[str, object]) -> None:
     async with service_of(browser="offline") as service, box_of(service, BOTH, state) as box:
         _, found = await drive(box.call, "browser.search", {"query": "kelp"})
         assert found.content.startswith("[0] ")
 
 
-def test_names_of_containers_are_harmless() -> None:
+def test_hostile_container_names_are_replaced() -> None:
     assert container_id("cntr_" + "ab" * 24) == "cntr_" + "ab" * 24
     for hostile in ("../../etc", "--privileged", "a b", "\x00", "é"):
         made = container_id(hostile)
@@ -107,7 +107,7 @@ def test_names_of_containers_are_harmless() -> None:
         ({"mcp_config": "/nonexistent"}, {}, "No such file"),
     ],
 )
-async def test_what_can_never_run_is_refused_at_start(
+async def test_options_that_cannot_work_are_refused_at_start(
     config: dict[str, object], environment: dict[str, str], reason: str
 ) -> None:
     with pytest.raises(ConfigError, match=reason):
@@ -127,14 +127,14 @@ async def test_what_can_never_run_is_refused_at_start(
         ),
     ],
 )
-async def test_words_and_keys_choose_the_tools_of_the_demo(
+async def test_options_and_keys_select_the_demo_tools(
     config: dict[str, object], keys: dict[str, str], available: dict[str, str]
 ) -> None:
     async with service_of(keys, servers=("demo",), **config) as service:
         assert {**service.available, "mcp": ""} == available | {"mcp": ""}
 
 
-async def test_a_missing_program_is_a_line_not_an_error(tmp_path: Path) -> None:
+async def test_a_missing_program_is_reported_without_an_error(tmp_path: Path) -> None:
     (tmp_path / "here").write_text("#!/bin/sh\n")
     (tmp_path / "here").chmod(0o755)
     file = tmp_path / "mcp.json"
@@ -149,7 +149,7 @@ def _not_installed() -> None:
     raise interpreter.ModuleMissing("the package wasmtime is not installed")
 
 
-def test_a_missing_sandbox_is_a_line_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_sandbox_is_reported_without_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     monkeypatch.setattr(interpreter, "find", _not_installed)
     found = run(probe_tools(ToolConfig(servers=("demo",)), {}))
@@ -161,14 +161,14 @@ def test_a_missing_sandbox_is_a_line_not_an_error(monkeypatch: pytest.MonkeyPatc
         assert part in found.missing["python"]
 
 
-async def test_a_tool_server_that_is_silent_is_sought_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_tool_server_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service_module, "_SEEK_SECONDS", 0.05)
     async with service_of(servers=("127.0.0.1:1",)) as service:
         assert "could not be reached" in service.missing["127.0.0.1:1"]
         await asyncio.sleep(0.2)
 
 
-async def test_a_fault_of_ours_is_a_failed_result(
+async def test_a_bug_in_a_tool_gives_a_failed_result(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def broken(*_: object) -> None:

@@ -21,7 +21,7 @@ MODES = {
     "FULL_AND_PIECEWISE": (True, True),
 }
 NUMBERED = ("NONE", "PIECEWISE", "FULL")  # vLLM's integers for the first three
-LEVELS = {0: "NONE", 1: "PIECEWISE", 2: "FULL_AND_PIECEWISE", 3: "FULL_AND_PIECEWISE"}  # of -O
+LEVELS = {0: "NONE", 1: "PIECEWISE", 2: "FULL_AND_PIECEWISE", 3: "FULL_AND_PIECEWISE"}  # levels of -O
 ACTING = ("cudagraph_mode", "cudagraph_capture_sizes", "max_cudagraph_capture_size")
 _NOT_SO = {
     "PIECEWISE": "graphs are not split into pieces; decode steps are captured whole (NONE turns graphs off)",

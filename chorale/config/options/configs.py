@@ -101,10 +101,10 @@ def _graphs(values: Mapping[str, Setting]) -> dict[str, Any]:
     eager = values.get("enforce-eager")
     mode, level = found.get("cudagraph_mode"), values.get("optimization-level")
     if mode is not None and setting is not None:
-        said = eager if eager is not None and eager.value == MODES[mode][0] else None  # they contradict
+        contradicting = eager if eager is not None and eager.value == MODES[mode][0] else None
         if not _wins(
             setting,
-            said,
+            contradicting,
             f"cudagraph_mode {mode} in",
             f"--{'' if eager and eager.value else 'no-'}enforce-eager",
         ):

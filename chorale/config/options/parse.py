@@ -190,7 +190,7 @@ def _check_twice(node: Node | None) -> None:
 
 
 def _yaml_fault(error: YAMLError) -> str:
-    """Returns the place and the problem, without the parser's name for its input and without line breaks."""
+    """Returns position and problem, without the parser's name for its input and without line breaks."""
     mark = getattr(error, "problem_mark", None)
     where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
     parts = [getattr(error, name, None) for name in ("context", "problem")]

@@ -170,9 +170,9 @@ def _notice(name: str, setting: Setting) -> str | None:
     if name == "optimization-level" and value is not None:
         return compilation.level_notice(value, shown)
     if name == "cuda-graph-sizes" and value is not None and len(value) == 1 and "," not in value[0]:
-        return f"{shown} {value[0]}: one number is taken as the largest size, as in vLLM"
+        return f"{shown} {value[0]}: a single number is the largest size, as in vLLM"
     if name == "max-model-len" and value is not None and value < SHORTEST_CHAT:
-        return f"{shown} {value}: the prompt of a chat alone has about 70 tokens"
+        return f"{shown} {value}: a chat prompt alone takes about 70 tokens"
     if name == "swap-space" and value:
         return f"{shown} is accepted and taken as --kv-offloading-size {value:g}: sequences are not swapped"
     if flag.target is not None or not flag.asks(value):

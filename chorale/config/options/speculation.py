@@ -28,7 +28,7 @@ def notices(values: Mapping[str, Setting]) -> tuple[str, ...]:
 
 
 def check_served(config: EngineConfig, values: Mapping[str, Setting]) -> None:
-    """Raises ``ConfigError`` for a server whose answers would have no meaning, unless that was allowed."""
+    """Raises ``ConfigError`` for a server whose answers would be meaningless, unless that was allowed."""
     speculative = config.speculative_config
     allowed = values.get("allow-synthetic-acceptance")
     if speculative is not None and speculative.is_synthetic and not (allowed and allowed.value):
@@ -42,7 +42,7 @@ def _read(values: Mapping[str, Setting]) -> tuple[SpeculativeConfig, tuple[str, 
     setting = values.get("speculative-config")
     given = setting.value if setting is not None else None
     if given is not None and not isinstance(given, Mapping):
-        return read_speculative(given, _FLAG)  # which raises
+        return read_speculative(given, _FLAG)  # raises the error
     merged: dict[str, Any] = dict(given or {})
     for flag, key in _KEYS.items():
         own = values.get(flag)

@@ -82,7 +82,7 @@ RANK: dict[Origin, int] = {
     "file": 1,
     "environment": 2,
     "command line": 3,
-}  # the higher one wins
+}  # the highest rank applies
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ class SearchBackend(Protocol):
         ...
 
     async def page(self, url: str) -> Page | None:
-        """Returns a page that the back end holds itself, or None for pages of the network."""
+        """Returns a page that the back end stores itself, or None if it must be fetched."""
         ...
 
     @property

@@ -30,10 +30,10 @@ _BLOCKS = frozenset({
     "thead", "tr", "ul",
 })  # fmt: skip
 _HEADINGS = {f"h{level}": "#" * level + " " for level in range(1, 7)}
-_MAX_TEXT = 2**20  # most characters of a page
+_MAX_TEXT = 2**20  # characters per page
 _MAX_TITLE = 4096
 _MAX_LINKS = 2000
-_MAX_DEPTH = 256  # elements within elements; for each end tag the parser looks at all that are open
+_MAX_DEPTH = 256  # nested elements; the parser scans all open elements at each end tag
 _PIECE = 64 * 1024  # bytes given to a codec or a parser at once
 _MD_LINK = re.compile(
     r"(?<!!)\[([^\[\]\n]{1,300}+)\]\(\s*+<?([^\s()<>]{1,2000}+)>?(?:\s++\"[^\"\n]{0,200}+\")?\s*+\)"
@@ -99,13 +99,13 @@ def html_page(body: bytes, url: str, charset: str | None = None) -> Page:
 def _parse(body: bytes, charset: str | None, writer: _Writer) -> None:
     """Parses HTML with the header's charset, else the document's own (lxml reads it), else UTF-8.
 
-    Makes no tree: to append an attribute to an element, libxml2 would walk over those before it.
+    Builds no tree: to append an attribute to an element, libxml2 walks the earlier ones (quadratic time).
     """
     if charset and _is_codec(charset):
         body = b"".join(piece.encode("utf-8", errors="replace") for piece in _pieces(body, charset))
     known = None if not charset and _declares_charset(body) else "utf-8"
     parser = etree.HTMLParser(encoding=known, no_network=True, huge_tree=False, target=writer)
-    # Fed in pieces, because the parser cannot be interrupted within one. A fault ends the page where it is.
+    # Fed in pieces, because the parser cannot be interrupted within one. An error ends the page there.
     with contextlib.suppress(_EnoughError, etree.LxmlError, ValueError):
         for start in range(0, len(body), _PIECE):
             parser.feed(body[start : start + _PIECE])
@@ -125,7 +125,7 @@ def _is_codec(name: str) -> bool:
         return codecs.lookup(name).name not in _NOT_OF_PAGES
     except LookupError:
         return False
-    except ValueError:  # a codec of several bytes a character, or a name with a NUL
+    except ValueError:  # a multi-byte codec, or a name with a NUL
         return "\0" not in name and codecs.lookup(name).name not in _NOT_OF_PAGES
 
 
@@ -192,7 +192,7 @@ class _Links:
 
 
 class _EnoughError(Exception):
-    """The page is longer or deeper than what is shown."""
+    """The page exceeds the limit on characters or depth; the rest is omitted."""
 
 
 class _Writer:
@@ -201,15 +201,15 @@ class _Writer:
     def __init__(self, url: str) -> None:
         self._url = url
         self.links = _Links(url)
-        self.title = ""  # of the first element of that name
+        self.title = ""  # text of the first title element
         self._in_title = self._has_title = self._has_base = False
         self._num_chars = 0
         self._lines: list[str] = []
         self._line = io.StringIO()
-        self._has_text = False  # whether the line has
+        self._has_text = False  # whether the current line has text
         self._depth = self._skip_depth = 0
         self._pre_depth = 0
-        self._open: list[bool] = []  # elements "a", and whether each is a link
+        self._open: list[bool] = []  # whether each open element "a" is a link
         # For each open link: its address, the line that it interrupts, whether that line has text.
         self._anchors: list[tuple[str, io.StringIO, bool]] = []
 

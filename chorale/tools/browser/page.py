@@ -39,7 +39,7 @@ class Page:
 
 def escape(text: str) -> str:
     """Removes the characters with a meaning in the display from untrusted text."""
-    for found, instead in _ESCAPES.items():  # translate takes 80 ns a character in one call
+    for found, instead in _ESCAPES.items():  # str.translate would hold the GIL for 80 ns per character
         text = text.replace(found, instead)
     return text
 

@@ -168,7 +168,10 @@ class McpClient:
             if progress is not None and not notes.full():
                 notes.put_nowait(progress)
 
-        meta = {"progressToken": token, **outgoing_headers()}  # traceparent here, too: stdio has no headers
+        meta = {
+            "progressToken": token,
+            **outgoing_headers(),
+        }  # includes traceparent, since stdio has no headers
         params = {"name": name, "arguments": dict(arguments), "_meta": meta}
         task = asyncio.create_task(self._call(params, on_note))
         try:

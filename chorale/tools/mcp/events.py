@@ -9,11 +9,10 @@ from dataclasses import dataclass
 
 from chorale.tools.mcp.wire import MAX_MESSAGE_BYTES, McpError
 
-# Lines cost time even if they say nothing: an event of nine bytes takes 7 us. So many may come at once, and
-# so many a second.
+# Limits on lines, at once and per second: even an event without content (nine bytes) takes 7 us to parse.
 MAX_LINES = 100_000
 LINES_PER_SECOND = 10_000
-_PIECE = 8 * 1024  # bytes of a chunk that are parsed before other tasks have their turn
+_PIECE = 8 * 1024  # bytes of a chunk that are parsed before other tasks run
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +27,7 @@ class EventReader:
     def __init__(self, max_bytes: int = MAX_MESSAGE_BYTES) -> None:
         self._max_bytes = max_bytes
         self._rest = bytearray()
-        self._num_lines = 0.0  # less those that the time has allowed
+        self._num_lines = 0.0  # a leaky bucket: LINES_PER_SECOND are subtracted as time passes
         self._fed = time.monotonic()
         self._name = ""
         self._data: list[str] = []

@@ -63,7 +63,7 @@ class _JudgingBackend(httpcore2.AsyncNetworkBackend):
         timeout: float | None = None,
         socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
     ) -> httpcore2.AsyncNetworkStream:
-        raise httpcore2.ConnectError("unix sockets are not reached from here")
+        raise httpcore2.ConnectError("unix sockets are not supported")
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -84,7 +84,7 @@ class _JudgingBackend(httpcore2.AsyncNetworkBackend):
 
 @functools.cache
 def _certificates() -> ssl.SSLContext:
-    """Returns what every connection checks certificates with: reading the authorities takes 20 ms."""
+    """Returns the TLS context of all connections, since loading the authorities takes 20 ms."""
     return httpx2.create_ssl_context(trust_env=False)
 
 

@@ -54,7 +54,7 @@ def domain_of(url: str) -> str:
 
 
 def in_domains(host: str, domains: tuple[str, ...]) -> bool:
-    """Returns whether ``host`` is in or below one of ``domains``. Without domains, every host is."""
+    """Returns whether ``host`` is in or below one of ``domains``; always True without domains."""
     lowered = _ascii(host.lower().rstrip("."))
     wanted = [_ascii(domain.lower().strip().strip(".")) for domain in domains]
     return not wanted or any(lowered == domain or lowered.endswith("." + domain) for domain in wanted)

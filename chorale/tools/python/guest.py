@@ -170,7 +170,7 @@ def main() -> None:
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
-            except Exception:  # closed, or replaced by the code with something else
+            except Exception:  # the code closed or replaced the stream
                 pass
         os.write(1, b"\0" + request["nonce"].encode() + status.encode() + b"\0")
 

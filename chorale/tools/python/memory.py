@@ -9,13 +9,13 @@ from pathlib import Path
 _MAX_PROCESSES = 4096
 _TMPFS = ("tmp", "mnt/data", "dev/shm")
 _INODE_BYTES = 1024  # kernel memory of a file with its name, approximately
-_SOCKET_BYTES = 512 * 1024  # more than what a local socket's buffer of the default size holds (208 KiB)
+_SOCKET_BYTES = 512 * 1024  # above the default buffer of a local socket (208 KiB)
 
 
 def tree_bytes(pid: int) -> int:
     """Returns the memory in use. Pages that forked processes share count once (proportional set size).
 
-    Includes files in the sandbox's tmpfs and buffers of sockets, which are memory of no process.
+    Includes files in the sandbox's tmpfs and socket buffers, which no process's count includes.
     """
     waiting, total, seen = [pid], 0, 0
     sockets: set[str] = set()

@@ -43,7 +43,7 @@ async def _check_image(sandbox: Sandbox, program: str) -> None:
 
 
 async def check_daemon(kind: str, program: str) -> str:
-    """Returns what the daemon says of itself, if the program has one. Raises ``SandboxMissing``."""
+    """Returns the output of the program's ``info``. Raises ``SandboxMissing`` without docker's daemon."""
     wanted = "{{json .Runtimes}}" if kind == "gvisor" else "{{.ID}}"
     code, text = await _ask(program, "info", "--format", wanted)
     if code != 0 and program != "podman":

@@ -53,7 +53,7 @@ _X32_BIT = 0x4000_0000
 _NEW_NAMESPACES = 0x7E02_0080  # every CLONE_NEW* flag
 _FAMILIES = (1, 16, 2, 10)  # local, netlink (for the list of interfaces); with a network, IPv4 and IPv6
 _SETSOCKOPT, _SOL_SOCKET = (54, 208), 1
-_BUFFER_SIZES = (7, 8, 32, 33)  # SO_SNDBUF, SO_RCVBUF, and both with FORCE: kernel memory of no process
+_BUFFER_SIZES = (7, 8, 32, 33)  # SO_SNDBUF, SO_RCVBUF, and both with FORCE: unlimited kernel memory
 _TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: typing into a terminal
 _EPERM, _ENOSYS, _EAFNOSUPPORT = 1, 38, 97
 
@@ -105,9 +105,8 @@ def deny_list(*, network: bool = True) -> bytes | None:
     for numbers in _REFUSED.values():
         if (number := numbers[column]) is not None:
             program += _when(number, refuse)
-    program += _when(
-        _CLONE3[column], _op(_RETURN, _ERROR | _ENOSYS)
-    )  # its flags are in memory, so make programs use clone
+    # A filter cannot read the flags of clone3, which are in memory. With ENOSYS, programs fall back to clone.
+    program += _when(_CLONE3[column], _op(_RETURN, _ERROR | _ENOSYS))
     program += _when(_CLONE[column], _load_argument(0), _op(_ANY_BIT, _NEW_NAMESPACES, 0, 1), refuse, again)
     allowed = _FAMILIES if network else _FAMILIES[:2]
     families = [_op(_EQUAL, f, len(allowed) - n, 0) for n, f in enumerate(allowed)]

@@ -27,7 +27,7 @@ from chorale.tools.python.visible import Visible
 MAX_CODE_BYTES = 2**20
 _GRACE_SECONDS = 1.5  # after a call's time limit, for the guest's timer to end it
 _CHUNK = 64 * 1024
-_MAX_TOTAL_BYTES = 2**30  # a call that prints more is ended
+_MAX_TOTAL_BYTES = 2**30  # a call that prints more is killed
 _WATCH_SECONDS = 0.25
 _IDLE_WATCH_SECONDS = 2.0
 
@@ -53,7 +53,7 @@ class Session:
         self._watcher: asyncio.Task[None] | None = None
         self._over_memory = False
         self._closing: asyncio.Task[None] | None = None
-        self.lock = asyncio.Lock()  # branches that share a session call one at a time
+        self.lock = asyncio.Lock()  # one call at a time, since branches of a conversation share a session
 
     @property
     def alive(self) -> bool:

@@ -19,7 +19,9 @@ from chorale.tools.python.wasm import module as interpreter
 
 RECIPIENT = "python"
 _NO_OUTPUT = "[no output: print() what you want to see, or end with an expression]"
-_COMPILING = "[compiling the interpreter, once after its installation]\n"  # for the user, not for the model
+_COMPILING = (
+    "[compiling the interpreter, once after its installation]\n"  # shown to the user, not to the model
+)
 _FRESH = "[a new session: variables and files of earlier calls are gone]\n"
 
 

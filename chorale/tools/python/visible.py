@@ -5,7 +5,7 @@ from __future__ import annotations
 _KEPT = {"\n", "\t"}
 # C0, DEL and C1, since ESC, CSI etc. would control an operator's terminal.
 _WRITTEN = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in _KEPT}
-# Overrides of the direction of writing, by which text can look like other text.
+# Bidirectional overrides, which can disguise text.
 _WRITTEN |= {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
 
 

@@ -67,7 +67,7 @@ def test_all_sources_are_read(tmp_path: Path) -> None:
         ({**ON, "endpoint": "tcp://*"}, "must be tcp://HOST:PORT"),
         ({**ON, "endpoint": "tcp://*:70000"}, "port 70000 is not in the range 1 to 65535"),
         ({**ON, "endpoint": "ipc://" + "x" * 101}, "a path of at most 100 bytes"),
-        ({**ON, "replay_endpoint": "tcp://*:5557"}, "replay_endpoint tcp://*:5557 is also that of endpoint"),
+        ({**ON, "replay_endpoint": "tcp://*:5557"}, "replay_endpoint tcp://*:5557 is already used by endpoint"),
     ],
 )
 def test_what_cannot_work_is_refused(config: Any, message: str) -> None:
@@ -80,7 +80,7 @@ def test_what_cannot_work_is_refused(config: Any, message: str) -> None:
 def test_ports_of_replicas_do_not_overlap() -> None:
     config = {**ON, "replay_endpoint": "tcp://*:5559"}
     assert given(config, "-dp", "2").engine.kv_events_config is not None
-    with pytest.raises(ConfigError, match=r"replay_endpoint tcp://\*:5559 of replica 0 is also that of endp"):
+    with pytest.raises(ConfigError, match=r"replay_endpoint tcp://\*:5559 of replica 0 is already used by endp"):
         given(config, "-dp", "4")
     with pytest.raises(ConfigError, match="port 65536"):
         given({**ON, "endpoint": "tcp://*:65535"}, "-dp", "2")

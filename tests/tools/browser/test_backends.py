@@ -45,7 +45,7 @@ async def ask(
 
 
 @pytest.mark.parametrize("name", SERVICES)
-async def test_a_service_is_asked_and_its_answer_read(name: str) -> None:
+async def test_each_service_gets_its_request_and_returns_hits(name: str) -> None:
     heads: list[str] = []
     reply = answer(body=json.dumps(ANSWERS[name]).encode(), content_type="application/json")
 
@@ -89,7 +89,7 @@ async def test_domains_hold_although_the_service_ignores_them(name: str) -> None
     "body",
     ["null", "[]", '{"results": 3}', '{"results": [1, null]}', '{"web": []}', '{"results": {"web": null}}'],
 )
-async def test_odd_answers_are_no_hits(name: str, body: str) -> None:
+async def test_odd_answers_give_no_hits(name: str, body: str) -> None:
     assert await ask(name, answer(body=body.encode())) == []
 
 
@@ -101,13 +101,13 @@ async def test_odd_answers_are_no_hits(name: str, body: str) -> None:
         (answer("302 Found", location="http://127.0.0.1/"), "redirect"),
     ],
 )
-async def test_failures_are_faults_that_do_not_tell_the_key(handler: Handler, reason: str) -> None:
+async def test_errors_do_not_reveal_the_key(handler: Handler, reason: str) -> None:
     with pytest.raises(ToolError, match=reason) as caught:
         await ask("exa", handler)
     assert "k3y" not in caught.value.message
 
 
-async def test_a_folder_of_pages(tmp_path: Path) -> None:
+async def test_a_folder_of_pages_can_be_searched(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "a.html").write_text(
         "<link rel=canonical href='https://a.example/'><title>A</title><p>red otter"
@@ -131,7 +131,7 @@ async def test_a_folder_of_pages(tmp_path: Path) -> None:
     assert len(pages) == 3
 
 
-def test_folders_that_cannot_be_served(tmp_path: Path) -> None:
+def test_missing_and_invalid_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
         load_folder(tmp_path / "none")
     with pytest.raises(ConfigError, match="contains no"):

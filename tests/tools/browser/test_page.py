@@ -22,7 +22,7 @@ See <a href="https://other.example/kelp?a=1&amp;b=2">kelp forests</a> and <a hre
   c</pre><img src=x alt="an otter"><p>\xe3\x80\x905\xe2\x80\xa0fake\xe3\x80\x91</p></body></html>"""
 
 
-def test_an_article() -> None:
+def test_an_article_becomes_text_with_links() -> None:
     page = html_page(ARTICLE, "https://example.org/otters")
     assert page.title == "Otters & rivers"
     assert page.text == (
@@ -34,7 +34,7 @@ def test_an_article() -> None:
     assert page.links[2].url == "https://example.org/otters#top"
 
 
-def test_the_display_contract() -> None:
+def test_a_display_has_a_header_and_numbered_lines() -> None:
     page = html_page(ARTICLE, "https://example.org/otters")
     shown = display(page, 7, 4, 2, 1024, count_words)
     assert shown == (
@@ -71,7 +71,7 @@ def test_find_opens_at_its_match() -> None:
     assert find(page, "unicorn").text == "No `find` results for pattern: `unicorn`"
 
 
-def test_marks_and_their_titles() -> None:
+def test_link_marks_are_escaped_and_removed() -> None:
     assert plain(f"see {link_mark(3, 'the  title', 'e.org')} now") == "see the title now"
     assert plain("cut 【4†tit") == "cut 4†tit"
     assert link_mark(1, "】evil【9†x】") == "【1†〗evil〖9‡x〗】"
@@ -97,12 +97,12 @@ def fetched(body: bytes, kind: str = "text/html", status: int = 200, charset: st
         (fetched(b"\0\1\2", "text/plain"), "binary"),
     ],
 )
-def test_what_is_not_a_page(given_: Fetched, reason: str) -> None:
+def test_error_pages_and_binary_data_are_refused(given_: Fetched, reason: str) -> None:
     with pytest.raises(ToolError, match=reason):
         page_of(given_)
 
 
-def test_charsets() -> None:
+def test_the_charset_of_a_page_is_used() -> None:
     assert "héllo" in page_of(fetched("<p>héllo".encode("latin-1"), charset="iso-8859-1")).text
     assert "héllo" in page_of(fetched("<p>héllo".encode())).text
     assert "héllo" in page_of(fetched('<meta charset="latin-1"><p>héllo'.encode("latin-1"))).text
@@ -116,7 +116,7 @@ def test_charsets() -> None:
     ["idna", "punycode", "undefined", "unicode_escape", "Raw-Unicode_Escape", "utf-7", "utf7", "a\0b"],
 )
 @pytest.mark.parametrize("kind", ["text/html", "text/plain"])
-def test_a_charset_that_no_page_has_is_not_believed(charset: str, kind: str) -> None:
+def test_unsafe_charsets_are_ignored(charset: str, kind: str) -> None:
     assert "a\\ud800 +2AA- b-" in page_of(fetched(b"a\\ud800 +2AA- b-", kind, charset=charset)).text
 
 

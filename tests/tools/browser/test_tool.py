@@ -29,7 +29,7 @@ PAGES = {
 }
 
 
-async def test_a_walk_through_three_pages() -> None:
+async def test_search_open_and_find_follow_links() -> None:
     browser = make_browser(PAGES)
     progress, found = await drive(browser.call, "browser.search", {"query": "sea otters", "topn": 2})
     assert progress == [SearchStarted("sea otters")]
@@ -81,13 +81,13 @@ async def test_a_walk_through_three_pages() -> None:
         ("browser.search", "[" * 100_000, "not valid JSON"),
     ],
 )
-async def test_faults_are_texts_for_the_model(recipient: str, content: object, text: str) -> None:
+async def test_errors_are_texts_for_the_model(recipient: str, content: object, text: str) -> None:
     _, result = await drive(make_browser(PAGES).call, recipient, content)
     assert result.failed
     assert text in result.content
 
 
-async def test_faults_on_a_page_leave_the_cursors_alone() -> None:
+async def test_errors_on_a_page_leave_the_cursors_alone() -> None:
     browser = make_browser(PAGES)
     await drive(browser.call, "browser.search", {"query": "otters"})
     for content, text in [
@@ -104,7 +104,7 @@ async def test_faults_on_a_page_leave_the_cursors_alone() -> None:
     assert opened.content.startswith("[1] ")
 
 
-async def test_a_chain_goes_on_from_its_state() -> None:
+async def test_a_chain_continues_from_its_state() -> None:
     first = make_browser(PAGES)
     await drive(first.call, "browser.search", {"query": "otters"})
     await drive(first.call, "browser.open", {"id": 0})
@@ -122,7 +122,7 @@ async def test_a_chain_goes_on_from_its_state() -> None:
 @pytest.mark.parametrize(
     "state", [None, 3, "x", [3], [{}], [{"kind": "search"}], [{"url": 1, "title": None}]]
 )
-async def test_a_state_of_another_version_does_no_harm(state: object) -> None:
+async def test_a_state_of_another_version_is_ignored(state: object) -> None:
     _, found = await drive(make_browser(PAGES, state=state).call, "browser.search", {"query": "kelp"})
     assert not found.failed
 
@@ -136,7 +136,7 @@ async def test_allowed_domains_bind_search_and_open() -> None:
     assert "outside the allowed domains" in refused.content
 
 
-async def test_citations_know_pages_and_results() -> None:
+async def test_citations_refer_to_pages_and_results() -> None:
     browser = make_browser(PAGES)
     await drive(browser.call, "browser.search", {"query": "otters"})
     await drive(browser.call, "browser.open", {"id": 0})

@@ -47,5 +47,5 @@ async def test_the_key_is_required(headers: dict[str, str], status: int) -> None
     assert (await ask(PING, "s3cret", host="localhost:1", **headers)).status_code == status
 
 
-async def test_there_is_no_stream_of_its_own() -> None:
+async def test_get_is_not_allowed() -> None:
     assert (await ask(None, method="GET")).status_code == 405

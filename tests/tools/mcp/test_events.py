@@ -14,7 +14,7 @@ STREAM = b"\xef\xbb\xbfevent: note\r\ndata: one\r\ndata:two\n: comment\n\nevent:
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
-def test_events_are_read_whole(size: int) -> None:
+def test_events_are_reassembled_from_chunks(size: int) -> None:
     reader, found = EventReader(), []
     for start in range(0, len(STREAM), size):
         found += reader.feed(STREAM[start : start + size])
@@ -40,7 +40,7 @@ FLOODS = {
 
 @pytest.mark.parametrize("repeated", FLOODS.values(), ids=list(FLOODS))
 @pytest.mark.parametrize("size", [100, 65_536])
-async def test_a_flood_from_a_server_holds_nobody_up(repeated: bytes, size: int) -> None:
+async def test_a_flood_of_events_does_not_block_other_tasks(repeated: bytes, size: int) -> None:
     """The stream ends with an error, or the call with its time; meanwhile the event loop is free."""
 
     async def chunks() -> AsyncIterator[bytes]:

@@ -74,7 +74,7 @@ async def talk(kind: str) -> tuple[list[str], Any]:
         ("no-result", "without a result"),
     ],
 )
-async def test_faults_of_a_program(kind: str, reason: str) -> None:
+async def test_errors_of_a_program_raise(kind: str, reason: str) -> None:
     started = time.monotonic()
     with pytest.raises(McpError, match=reason):
         await talk(kind)
@@ -114,7 +114,7 @@ async def test_a_reply_while_a_program_is_ended_starts_no_second_one(tmp_path: P
     assert starts.read_text() == "x"
 
 
-async def test_nobody_stays_connected_when_opening_is_cancelled(tmp_path: Path) -> None:
+async def test_cancelling_open_closes_all_connections(tmp_path: Path) -> None:
     """One server had answered, one had not: the first one's program ran on."""
     before = children()
     request = RequestTools(mcp=(McpRequest("plain"), McpRequest("silent")))
@@ -134,7 +134,7 @@ def children() -> set[str]:
     return {pid for task in tasks for pid in (task / "children").read_text().split()}
 
 
-async def test_what_a_program_leaves_behind_is_ended(tmp_path: Path) -> None:
+async def test_children_of_a_program_are_ended(tmp_path: Path) -> None:
     """It ends by itself when its input does; a process that it started would live on."""
     script = f"sleep 600 </dev/null >/dev/null 2>&1 & echo $! >{tmp_path}/pid; while read line; do :; done"
 
@@ -208,11 +208,11 @@ async def refused(handler: Handler, reason: str, **fields: Any) -> None:
         (answer(content_type="text/event-stream", body=b": bye\n\n"), "ended the stream"),
     ],
 )
-async def test_faults_over_http(handler: Handler, reason: str) -> None:
+async def test_errors_over_http_raise(handler: Handler, reason: str) -> None:
     await refused(handler, reason)
 
 
-async def test_a_body_without_an_end_is_left_after_four_mebibytes() -> None:
+async def test_an_endless_body_is_abandoned_after_four_mebibytes() -> None:
     """What was sent is counted: a check of the whole body would have read all of it."""
     num_sent = 0
 
@@ -264,7 +264,7 @@ async def test_a_rebinding_name_is_not_followed() -> None:
         {"X": "é" * 9000}, {"Transfer-Encoding": "chunked"}, {"x": "日本"},
     ],
 )  # fmt: skip
-def test_headers_that_are_not_sent(headers: dict[str, str]) -> None:
+def test_invalid_headers_are_refused(headers: dict[str, str]) -> None:
     with pytest.raises(McpError, match="cannot be sent"):
         from_request(McpRequest("x", "https://e.org/mcp", headers=headers))
 
@@ -372,7 +372,7 @@ async def test_a_program_that_ended_is_started_again_by_the_next_call(
         ({"a": {"url": "http://e.org/", "headers": {"x": "日本"}}}, "cannot be sent"),
     ],
 )
-def test_servers_that_cannot_be_meant(tmp_path: Path, entry: object, reason: str) -> None:
+def test_invalid_server_entries_are_refused(tmp_path: Path, entry: object, reason: str) -> None:
     file = tmp_path / "mcp.json"
     file.write_text(json.dumps({"mcpServers": entry}))
     with pytest.raises(ConfigError, match=reason):
@@ -380,7 +380,7 @@ def test_servers_that_cannot_be_meant(tmp_path: Path, entry: object, reason: str
 
 
 @pytest.mark.parametrize(("text", "reason"), [("{", "not valid JSON"), ("[]", "mcpServers")])
-def test_files_that_cannot_be_meant(tmp_path: Path, text: str, reason: str) -> None:
+def test_invalid_config_files_are_refused(tmp_path: Path, text: str, reason: str) -> None:
     file = tmp_path / "mcp.json"
     file.write_text(text)
     with pytest.raises(ConfigError, match=reason):
@@ -388,7 +388,7 @@ def test_files_that_cannot_be_meant(tmp_path: Path, text: str, reason: str) -> N
 
 
 @pytest.mark.parametrize("entry", ["", "host", "host:x", "file:///x", "a b:1", "http://u:p@h/"])
-def test_flags_that_cannot_be_meant(entry: str) -> None:
+def test_invalid_tool_server_flags_are_refused(entry: str) -> None:
     with pytest.raises(ConfigError, match="--tool-server"):
         from_flag(entry)
 

@@ -77,7 +77,7 @@ async def walk(service: BuiltinToolService, request: McpRequest) -> None:
 
 @pytest.mark.parametrize("python", SDKS)
 @pytest.mark.parametrize(("transport", "path"), [("streamable-http", "/mcp"), ("sse", "/sse")])
-async def test_servers_of_requests_and_of_the_flag(python: str, transport: str, path: str) -> None:
+async def test_requests_and_the_flag_can_name_a_server(python: str, transport: str, path: str) -> None:
     """By address, and as ``--tool-server host:port``: vLLM's SSE address first, then streamable HTTP."""
 
     async with sdk_server(python, transport) as port:
@@ -88,7 +88,7 @@ async def test_servers_of_requests_and_of_the_flag(python: str, transport: str, 
             await walk(service, McpRequest("sample"))
 
 
-async def test_a_python_of_the_flag_takes_the_built_in_place(
+async def test_a_python_server_replaces_the_built_in_tool(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CLEANED", str(tmp_path / "cleaned"))
@@ -110,7 +110,7 @@ async def test_a_python_of_the_flag_takes_the_built_in_place(
 
 
 @pytest.mark.parametrize("python", SDKS)
-async def test_programs_of_the_operator(python: str, tmp_path: Path) -> None:
+async def test_a_configured_program_can_be_used(python: str, tmp_path: Path) -> None:
     file = tmp_path / "mcp.json"
     entry = {"command": python, "args": [str(SERVER), "stdio"]}
     file.write_text(json.dumps({"mcpServers": {"local": entry}}))
@@ -182,7 +182,7 @@ async def test_the_official_client_reaches_our_python() -> None:
         assert answer.content[0].text == "42\n"
 
 
-async def test_our_client_takes_our_servers_as_its_built_in_tools() -> None:
+async def test_our_client_uses_our_servers_as_built_in_tools() -> None:
     request, address = RequestTools(web_search=WebSearchRequest()), "https://sample.chorale.invalid/kelp"
     async with our_server("browser") as port, service_of(servers=(f"127.0.0.1:{port}",)) as service:
         async with box_of(service, request) as box:

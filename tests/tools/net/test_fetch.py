@@ -65,12 +65,12 @@ def test_public_addresses_are_not(text: str) -> None:
 
 
 @pytest.mark.parametrize("url", BAD_URLS)
-def test_urls_that_are_not_read(url: str) -> None:
+def test_invalid_urls_are_refused(url: str) -> None:
     with pytest.raises(ToolError):
         parse_url(url)
 
 
-def test_domains_cover_what_is_below_them() -> None:
+def test_domains_include_their_subdomains() -> None:
     assert in_domains("docs.python.org", ("python.org",))
     assert in_domains("python.org", ("Python.org.",))
     assert not in_domains("evilpython.org", ("python.org",))
@@ -146,7 +146,7 @@ async def test_a_rebinding_name_is_resolved_once_and_its_first_answer_used() -> 
         await fetcher.aclose()
 
 
-async def test_of_a_public_and_a_private_answer_only_the_public_is_connected_to() -> None:
+async def test_only_the_public_address_of_a_host_is_used() -> None:
     async with serve({"/": answer(body=b"public")}) as port:
         touched: list[object] = []
         private = await asyncio.start_server(lambda *ends: touched.append(ends), "127.0.0.2", port)
@@ -157,7 +157,7 @@ async def test_of_a_public_and_a_private_answer_only_the_public_is_connected_to(
         private.close()
 
 
-async def test_a_page_and_its_redirects() -> None:
+async def test_redirects_are_followed_to_the_page() -> None:
     routes = {
         "/": answer("302 Found", location="/b"),
         "/b": answer("301 Moved", location="c?x=1"),
@@ -174,7 +174,7 @@ async def test_a_page_and_its_redirects() -> None:
     "location",
     ["file:///etc/passwd", "http://u:p@127.0.0.1/", "http:\\\\127.0.0.1/", "ftp://127.0.0.1/", "http://"],
 )
-async def test_a_redirect_is_read_by_the_same_rules(location: str) -> None:
+async def test_redirect_targets_follow_the_url_rules(location: str) -> None:
     with pytest.raises(ToolError):
         await get({"/": answer("302 Found", location=location)})
 
@@ -210,7 +210,7 @@ async def test_a_redirect_to_a_private_address_is_refused() -> None:
         ("; charset=", "", None),
     ],
 )
-async def test_content_types(header: str, kind: str, charset: str | None) -> None:
+async def test_content_type_and_charset_are_parsed(header: str, kind: str, charset: str | None) -> None:
     fetched = await get({"/": answer(body=b"x", content_type=header)})
     assert (fetched.content_type, fetched.charset) == (kind, charset)
 
@@ -251,24 +251,24 @@ async def test_a_slow_body_is_cut_off() -> None:
     ],
     ids=["ratio", "bomb", "damaged", "encoding", "size"],
 )
-async def test_bodies_that_are_not_taken(body: bytes, encoding: str, max_bytes: int, reason: str) -> None:
+async def test_bad_bodies_are_refused(body: bytes, encoding: str, max_bytes: int, reason: str) -> None:
     with pytest.raises(ToolError, match=reason):
         await get({"/": answer(body=body, content_encoding=encoding)}, limits=FetchLimits(5, max_bytes))
 
 
-async def test_a_compressed_body() -> None:
+async def test_a_compressed_body_is_decompressed() -> None:
     page = b"hello " * 1000
     assert (await get({"/": answer(body=gzip.compress(page), content_encoding="gzip")})).body == page
 
 
-def test_a_bomb_never_stands_in_memory() -> None:
+def test_a_decompression_bomb_is_stopped_early() -> None:
     body = BoundedBody("gzip", 1000)
     with pytest.raises(ToolError, match="larger"):
         body.feed(BOMB)
     assert sum(map(len, body._parts)) <= 1000
 
 
-async def test_a_closed_port_is_a_fault() -> None:
+async def test_a_closed_port_raises_a_tool_error() -> None:
     fetcher = Fetcher(AddressPolicy(allow_private=True), FetchLimits(seconds=2))
     with pytest.raises(ToolError, match="could not be reached"):
         await fetcher.get("http://127.0.0.1:1/")

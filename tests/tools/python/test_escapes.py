@@ -45,7 +45,7 @@ def test_the_self_test_holds_on_the_servers_event_loop(kind: SandboxKind) -> Non
 
 
 @pytest.mark.parametrize("kind", ISOLATED)
-def test_nothing_gets_out(kind: SandboxKind) -> None:
+def test_code_cannot_escape(kind: SandboxKind) -> None:
     sandbox_of(kind)
     outcomes = run(forbidden(kind))
     assert outcomes.keys() == FORBIDDEN.keys()
@@ -62,7 +62,7 @@ def processes() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("kind", ISOLATED)
-def test_nothing_takes_more_than_it_may(kind: SandboxKind) -> None:
+def test_code_cannot_exceed_its_limits(kind: SandboxKind) -> None:
     sandbox_of(kind)
     before = shared_bytes()
     outcomes = run(greedy(kind))
@@ -124,7 +124,9 @@ def _lend_compiled(home: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ISOLATED)
-def test_nothing_gets_out_of_another_users_server(kind: SandboxKind, other_user: dict[str, object]) -> None:
+def test_code_cannot_escape_from_a_server_of_another_user(
+    kind: SandboxKind, other_user: dict[str, object]
+) -> None:
     sandbox_of(kind)
     done = subprocess.run(
         [str(other_user["python"]), "-m", "tests.tools.escape_run", kind, "forbidden", "memory"],
@@ -143,7 +145,7 @@ def test_nothing_gets_out_of_another_users_server(kind: SandboxKind, other_user:
     assert not_held(outcomes) == {}
 
 
-def test_the_attempts_succeed_where_nothing_holds_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_attempts_succeed_without_a_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
     """In an interpreter without a sandbox, so that the tests above cannot pass for a wrong reason."""
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     sandbox_of("dangerously_use_uv")

@@ -101,7 +101,7 @@ def test_bubblewrap_without_one_of_its_parts_is_refused(
         run(prove(held))
 
 
-def test_root_without_a_python_for_others_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_root_without_a_python_for_other_users_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(launch_bubblewrap, "_readable_by_others", lambda program: False)
     with pytest.raises(SandboxMissing, match="runs as root"):

@@ -90,7 +90,7 @@ async def cells(sandbox: Sandbox, *codes: str) -> list[ToolResult]:
     return results
 
 
-async def test_a_notebook(sandbox: Sandbox) -> None:
+async def test_cells_behave_as_in_a_notebook(sandbox: Sandbox) -> None:
     first, second, third, fourth, fifth, sixth = await cells(
         sandbox,
         "import math\nx = 6 * 7",
@@ -104,13 +104,13 @@ async def test_a_notebook(sandbox: Sandbox) -> None:
     assert second.content == "x is\n42\n"
     assert third.content.endswith("ZeroDivisionError: division by zero\n")
     assert 'File "<cell 4>", line 1, in f' in third.content
-    assert not third.failed  # the code ran; that it raised is its output
+    assert not third.failed  # an exception of the code is output, not a failed call
     assert "SyntaxError" in fourth.content
     assert fifth.content == "to stderr\n"
     assert sixth.content == "é字\n"
 
 
-async def test_ends_that_keep_the_session(sandbox: Sandbox) -> None:
+async def test_exit_and_end_of_input_keep_the_session(sandbox: Sandbox) -> None:
     exited, asked, kept = await cells(sandbox, "y = 5\nimport sys; sys.exit(3)", "input()", "y")
     assert "SystemExit: 3" in exited.content
     assert "EOFError" in asked.content
@@ -128,13 +128,13 @@ async def test_ends_that_keep_the_session(sandbox: Sandbox) -> None:
     ],
 )
 @pytest.mark.parametrize("sandbox", ["dangerously_use_uv"], indirect=True)
-async def test_code_that_breaks_what_shows_its_errors_keeps_the_session(sandbox: Sandbox, code: str) -> None:
+async def test_code_that_breaks_error_output_keeps_the_session(sandbox: Sandbox, code: str) -> None:
     broken, kept = await cells(sandbox, f"import os, sys; y = 5\n{code}", "os.write(1, b'%d' % y)")
     assert not broken.failed
     assert kept.content.startswith("5")
 
 
-async def test_what_a_cell_defines_is_found_in_main(sandbox: Sandbox) -> None:
+async def test_definitions_of_a_cell_are_found_in_main(sandbox: Sandbox) -> None:
     fork = "import multiprocessing\nwith multiprocessing.get_context('fork').Pool(1) as pool:"
     _, pickled, imported, mapped = await cells(
         sandbox,
@@ -221,7 +221,7 @@ async def test_a_crash_ends_the_session_and_the_next_call_says_so(sandbox: Sandb
     ["import time\nprint('on')\ntime.sleep(60)", "while True: print('x' * 10000)"],
     ids=["silent", "loud"],
 )
-async def test_leaving_a_call_kills_it(sandbox: Sandbox, code: str) -> None:
+async def test_closing_a_call_kills_it(sandbox: Sandbox, code: str) -> None:
     """Also if the pipe is full and nobody reads it any more when the session is ended."""
     async with tool_of(sandbox) as tool:
         call = tool.call(ToolCall("python", code, "c"))
@@ -287,7 +287,7 @@ async def test_a_session_that_dies_between_calls_leaves_no_directory(sandbox: Sa
 
 
 @pytest.mark.parametrize("sandbox", ["dangerously_use_uv"], indirect=True)
-async def test_sessions_make_room_and_idle_ones_end(sandbox: Sandbox) -> None:
+async def test_surplus_and_idle_sessions_end(sandbox: Sandbox) -> None:
     pool = SessionPool(sandbox, max_sessions=2)
     for name in ("a", "b", "c"):
         await pool.take(f"cntr_{name}", None)
@@ -320,7 +320,7 @@ async def test_branches_that_start_together_share_one_session(sandbox: Sandbox) 
     await pool.aclose()
 
 
-async def test_what_is_missing_is_said_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_requirements_are_reported_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     for kind, remedy in {"bubblewrap": "apt install", "dangerously_use_uv": "pip install uv"}.items():
         with pytest.raises(SandboxMissing, match=remedy):
@@ -346,7 +346,7 @@ def test_kept_output_does_not_depend_on_how_it_arrives(
     assert keep([whole])[1] == b"k"
 
 
-async def test_control_characters_do_nothing(sandbox: Sandbox) -> None:
+async def test_control_characters_are_escaped(sandbox: Sandbox) -> None:
     """Colours, titles and cleared screens of a program are not an operator's."""
     (shown,) = await cells(
         sandbox, "print('\\x1b[31mred\\x1b[0m\\x1b]0;title\\x07\\x9b2J\\x08\\x00\\tend\\r\\n10%\\r20%')"
@@ -354,12 +354,12 @@ async def test_control_characters_do_nothing(sandbox: Sandbox) -> None:
     assert shown.content == "\\x1b[31mred\\x1b[0m\\x1b]0;title\\x07\\x9b2J\\x08\\x00\tend\n10%\n20%\n"
 
 
-def test_text_cannot_turn_its_direction() -> None:
+def test_bidirectional_overrides_are_escaped() -> None:
     assert Visible().text("a\u202eb\u2066") == "a\\u202eb\\u2066"
 
 
 @given(st.text(st.characters(codec="utf-8") | st.sampled_from("\r\n\x1b\x9b")), st.data())
-def test_what_is_shown_does_not_depend_on_how_it_arrives(text: str, draws: st.DataObject) -> None:
+def test_escaping_does_not_depend_on_how_text_arrives(text: str, draws: st.DataObject) -> None:
     visible, shown, rest = Visible(), "", text
     while rest:
         size = draws.draw(st.integers(1, len(rest)))
@@ -385,7 +385,7 @@ elif arguments[0] == "run":
 
 
 @pytest.mark.parametrize("kind", ["docker", "podman", "gvisor"])
-async def test_how_a_container_is_asked_for(
+async def test_a_container_gets_every_limit_and_is_killed_by_name(
     kind: SandboxKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where no engine is at hand: that every limit is on its command line, and that it is killed by name."""
@@ -397,7 +397,7 @@ async def test_how_a_container_is_asked_for(
     sandbox = Sandbox(kind, LIMITS)
     await check_program(sandbox)
     with pytest.raises(SandboxMissing, match="a file of the server's machine can be read"):
-        await prove(sandbox)  # this engine isolates nothing, and is found out
+        await prove(sandbox)  # this fake engine isolates nothing
     (result,) = await cells(sandbox, "6 * 7")
     assert result.content == "42\n"
     asked = [line.split("\t") for line in log.read_text().splitlines()]

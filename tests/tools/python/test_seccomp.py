@@ -78,7 +78,7 @@ def outcome(code: str, program: bytes | None, *arguments: str) -> dict[str, obje
 
 
 @pytest.mark.parametrize("network", [True, False])
-def test_the_deny_list(network: bool) -> None:
+def test_the_deny_list_refuses_dangerous_calls_only(network: bool) -> None:
     # Made harmless by their arguments, should the filter let them through.
     found = outcome(DENIED, seccomp.deny_list(network=network), json.dumps(seccomp._REFUSED))
     calls = found.pop("calls")
@@ -96,7 +96,7 @@ def test_the_deny_list(network: bool) -> None:
     assert found == none_of_them | works | refused | sizes
 
 
-def test_the_allow_list() -> None:
+def test_the_allow_list_refuses_all_other_calls() -> None:
     found = outcome(ALLOWED, seccomp.allow_list())
     assert found.pop("memory") == 2**24
     assert set(found.values()) == {"EPERM"}, found

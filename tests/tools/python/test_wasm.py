@@ -45,7 +45,7 @@ def load(engine):
     time.sleep(1)
     module._kept_file().write_bytes(b"machine code")
 module.make_engine, module.load = lambda: None, load
-module.compile_beside(lambda: None)
+module.compile_in_child(lambda: None)
 assert module.is_compiled()
 """
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
@@ -66,7 +66,7 @@ def load(engine):
         time.sleep(0.1)
     module._kept_file().write_bytes(b"machine code")
 module.make_engine, module.load = lambda: None, load
-module.compile_beside(lambda: None)
+module.compile_in_child(lambda: None)
 """
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as compiler:
@@ -108,13 +108,15 @@ async def call_waits_and_fails_with_the_self_test() -> None:
     await pool.aclose()
 
 
-def test_auto_takes_it_where_nothing_else_is(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_selects_it_if_nothing_else_is_available(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     found = run(probe_tools(ToolConfig(python="auto"), {}))
     assert found.available["python"].startswith("wasm, CPython 3.12 with its standard library")
 
 
-async def test_what_is_not_there_is_said(sandbox: Sandbox) -> None:
+async def test_missing_features_raise_errors(sandbox: Sandbox) -> None:
     numpy, process, thread = await cells(
         sandbox, "import numpy", "import subprocess; subprocess.run(['ls'])",
         "import threading; threading.Thread(target=print).start()",
@@ -287,7 +289,7 @@ def test_a_replaced_file_gives_its_bytes_back() -> None:
         (lambda f: f.read(f.find(f.root, "/tmp"), 0, 1), Errno.ISDIR),
     ],
 )
-def test_what_files_refuse(act: Callable[[Files], object], errno: int) -> None:
+def test_invalid_file_operations_return_errors(act: Callable[[Files], object], errno: int) -> None:
     files = Files(1000)
     make(files, "/tmp/file", b"x")
     files.make_directory(files.root, "/tmp/d")

