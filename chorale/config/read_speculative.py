@@ -260,12 +260,12 @@ def _acceptance(method: Method, values: Mapping[str, Any]) -> tuple[float, ...]:
         )
     count = _integer("num_speculative_tokens", values.get("num_speculative_tokens"), 1, MOST_DRAFT_TOKENS)
     if name == "acceptance":
-        return tuple(_rate(name, value) ** place for place in range(1, count + 1))
+        return tuple(_rate(name, value) ** position for position in range(1, count + 1))
     if name == "synthetic_acceptance_rates":
         raise ValueError(f"{name} must be a list with a rate for each draft token")
     if not 1 <= value <= count + 1:
         raise ValueError(f"{name} {value!r}: must be 1 to {count + 1} (num_speculative_tokens + 1)")
-    return tuple(min(1.0, max(0.0, value - place)) for place in range(1, count + 1))
+    return tuple(min(1.0, max(0.0, value - position)) for position in range(1, count + 1))
 
 
 def _rate(name: str, value: Any) -> float:

@@ -16,7 +16,7 @@ from chorale.grammar.frames import raw_grammar
 
 MAX_PENDING = 64
 CACHE_BYTES = 64 * 1024 * 1024
-_ENTRY_BYTES = 256  # beside the text
+_ENTRY_BYTES = 256  # overhead of an entry, besides its text
 
 
 class GrammarChecker:

@@ -16,7 +16,7 @@ from urllib.parse import quote, unquote
 from chorale.errors import RequestError
 
 MAX_BYTES = 64 * 1024  # one schema, pattern or grammar, as text
-MAX_DEPTH = 120  # levels of JSON, of which the compiler reads 127; objects that are optional are four apart
+MAX_DEPTH = 120  # levels of JSON; the compiler reads 127, and an optional object takes four
 LEAST = -(2**63) + 512  # below it, an integer range overflows the compiler's stack
 MAX_MULTIPLE = 10_000  # multipleOf N becomes an automaton of N states: 10^4 take 20 ms, 10^6 5 s
 WHITESPACE = "( |\n[ \t]{0,64})"
@@ -27,19 +27,19 @@ _TIGHT_OPTIONS: dict[str, Any] = {"whitespace_flexible": False}
 # them are allowed here, even where llguidance refuses them later.
 _LARK_TEXT = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*|\#[^\n]*|/(?:\\.|[^/\\])+/', re.DOTALL)
 _NEGATIVE = re.compile(r"-\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
-# Keywords whose value is a URI reference, and the characters allowed in one beside letters and digits.
+# Keywords whose value is a URI reference, and the characters allowed in one besides letters and digits.
 _ADDRESSES = ("$ref", "$id")
 _ADDRESS_CHARS = "%/#?:@!$&'()*+,;=~"
 # Keywords that map names to schemas, and keywords whose value is not a schema.
 _NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _VALUES = ("const", "enum", "default", "examples")
-_PASSES = 8  # over the references of a schema
+_PASSES = 8  # number of passes over a schema's references
 _DIALECT = re.compile(r"https?://json-schema\.org/(draft-0[467]|draft/(?:2019-09|2020-12))/schema#?")
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """``body``: the text of a JSON Schema or of a Lark grammar. ``param``: the request field that it is from.
+    """``body``: the text of a JSON Schema or of a Lark grammar. ``param``: its field in the request.
 
     ``tight``: JSON without any white space between its parts.
     """
@@ -193,7 +193,7 @@ def _has_finite_value(schema: Mapping[str, Any], body: str) -> bool:
 
 
 def _target(schema: Any, ref: str) -> Any:
-    """Returns what a reference within the schema names, or None."""
+    """Returns the schema to which a reference within the schema refers, or None."""
     for part in ref.removeprefix("#").split("/")[1:]:
         part = part.replace("~1", "/").replace("~0", "~")
         schema = schema.get(part) if isinstance(schema, Mapping) else None

@@ -38,7 +38,7 @@ _GBNF_NAME = re.compile(r"^[ \t]*([A-Za-z][\w-]*)[ \t]*::=", re.MULTILINE)
 # Strings in JSON whose masks need not be computed again: most of a mask's time. The library's own list has
 # two more, which take a tenth of the tokenizer's time and save nothing that can be measured.
 _SLICES = [r'[^"\\\x00-\x1F\x7F]{1,10}', r'[^"\\\x00-\x1F\x7F]{1,30}']
-MASK_WORDS = VOCAB_SIZE // 32  # int32 of one row's mask, one bit a token
+MASK_WORDS = VOCAB_SIZE // 32  # int32 of one row's mask, one bit per token
 _lock = threading.Lock()
 
 
@@ -164,7 +164,7 @@ def explain(error: str) -> str:
         _, found, rest = line.partition(prefix)
         line = rest if found and rest else line
     line = line.removeprefix("Parser Error: ")
-    for advice in ("; consider ", " Enable '"):  # for those who write grammars, or set its options
+    for advice in ("; consider ", " Enable '"):  # advice for authors of grammars
         line = line.partition(advice)[0]
     if line.startswith("NoExtension"):
         return _UNSATISFIABLE

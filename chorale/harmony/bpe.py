@@ -8,7 +8,7 @@ about a thousand characters are found first and encoded here, in windows.
 The windows rely on a property of byte-pair encoding with a vocabulary that was grown by merging (like o200k):
 a sequence of tokens is *the* encoding of its bytes if and only if each adjacent pair is the encoding of its
 own bytes. So two windows can be joined wherever the second begins with the same token that the first has at
-that place: each adjacent pair of the result then occurs inside one true encoding.
+that position: each adjacent pair of the result then occurs inside one true encoding.
 
 Piece boundaries depend on Unicode's tables, and those of the regex package may be newer than tiktoken's. So
 long text is split by means of a shadow: the same text, with each character on which the two disagree (found
@@ -51,13 +51,13 @@ RUN = 8192  # pieces handed to it at once where no cut is certain
 # One block that could lie within one piece. Fails after a few characters on ordinary text.
 _BLOCK_PATTERN = rf"[{UPPER}]*+[{LOWER}]*+|[^\s\p{{L}}\p{{N}}]*+[\r\n/]*+|\s++"
 
-# Places where a piece certainly begins, whatever stands before: at a lone space before a non-space, between
+# Positions where a piece certainly begins, whatever precedes: at a lone space before a non-space, between
 # an ASCII letter or digit and white space or a symbol that no contraction starts with, and at the start of
 # a line. Searched backwards.
 _CUT_PATTERN = (
     r"(?r) (?=\S)|(?<=[A-Za-z0-9])(?=[\t\r\n\"#$%&()*+,\-.:;<=>?@\[\\\]^_`{|}~!/])|(?<=[\r\n])(?=[!-.0-~])"
 )
-# Pieces one after the other, for text without such places. Digits come first, many of their pieces at once.
+# Consecutive pieces, for text without such positions. Digits come first, many of their pieces at once.
 # The last kind of piece, a single space, includes the next piece: at the end it would join the spaces before.
 _RUN_PATTERN = rf"(?>(?:\p{{N}}{{3}}){{1,64}}+|{PIECE_PATTERN}(?>{PIECE_PATTERN})){{1,%d}}+"
 
@@ -104,7 +104,7 @@ class LinearEncoder:
 
     def _encode_long(self, text: str, most: int) -> list[int]:
         ids: list[int] = []
-        done = 0  # always where a piece begins
+        done = 0  # characters encoded so far; the next piece begins here
         shadow = self._shadow(text)
         while (block := self._find_block(shadow, done)) is not None:
             cut = self._cut.search(shadow, done, block, concurrent=True)

@@ -28,7 +28,7 @@ _SPELLED_MARKER = re.compile(r"<\|(\w*)\|>")
 _NAME = re.compile(r"[\w.\-:/]{0,256}")
 _GLUED_WORDS = re.compile(r"(?:json|code|commentary|analysis|final|assistant|constrain|channel|message)+")
 
-# What of a segment belongs to the header when its text runs on into the content.
+# The header part of a segment whose text runs on into the content.
 _BARE_START = re.compile(r"\s*(?:(?:analysis|commentary|final)\s+)?(?:to=\S+\s*)+(?:(?:json|code)\s+)?")
 _CHANNEL_START = re.compile(r"\s*\w*(?:\s*to=\S+)*(?:\s+(?:json|code)\b)?\s*")
 _CONSTRAIN_START = re.compile(r"\s*\w*\s*")

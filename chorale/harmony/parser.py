@@ -109,9 +109,9 @@ class Parser:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._num_pending = 0  # content tokens whose bytes are held by the decoder
         self._reported_end = False
-        self._ids: list[int] = []  # of the message, for MessageEnd
+        self._ids: list[int] = []  # the message's ids, for MessageEnd
         self._header_ids: list[int] = []
-        self._marks: list[tuple[Marker, int]] = []  # where in _header_ids each segment begins
+        self._marks: list[tuple[Marker, int]] = []  # each segment's marker and its start in _header_ids
         self._explicit = False  # the header began with <|start|>, so an author comes first
         self._lookup: Callable[[int], str | None] = _no_text
         self._state = _State.HEADER if role is not None else _State.BOUNDARY

@@ -65,8 +65,8 @@ class StopStrings:
         if self._matched is not None:
             return "", self._matched
         buffer = self._held + text
-        if self._pattern.search(buffer) is not None and (place := self._first_place(buffer)) is not None:
-            return self._finish(buffer, *place)
+        if self._pattern.search(buffer) is not None and (match := self._first_match(buffer)) is not None:
+            return self._finish(buffer, *match)
         return self._hold(buffer), None
 
     def pass_over(self, text: str) -> str:
@@ -78,14 +78,14 @@ class StopStrings:
         held, self._held = self._held, ""
         return held
 
-    def _first_place(self, buffer: str) -> tuple[int, int] | None:
-        """Return begin and end of the stop string that counts, or None.
+    def _first_match(self, buffer: str) -> tuple[int, int] | None:
+        """Return begin and end of the first stop string, or None.
 
         Stop strings that end within the held text are skipped: ``pass_over`` has let them through.
         """
         held = len(self._held)
-        places = ((buffer.find(stop, max(0, held + 1 - len(stop))), stop) for stop in self._stops)
-        found = [(at + len(stop), -len(stop)) for at, stop in places if at >= 0]
+        matches = ((buffer.find(stop, max(0, held + 1 - len(stop))), stop) for stop in self._stops)
+        found = [(at + len(stop), -len(stop)) for at, stop in matches if at >= 0]
         if not found:
             return None
         end, size = min(found)

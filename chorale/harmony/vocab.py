@@ -50,7 +50,7 @@ SPECIAL_NAMES: Final[dict[int, str]] = {
     MESSAGE: "<|message|>",
     CALL: "<|call|>",
 }
-# Other spellings that raw prompts may use; never printed. tiktoken names 200018 so.
+# Other spellings that raw prompts may use; never printed. This one is tiktoken's.
 SPECIAL_ALIASES: Final[dict[str, int]] = {"<|endofprompt|>": 200018}
 
 RANKS_FILE: Final = "o200k_base.tiktoken"
@@ -88,7 +88,7 @@ class Vocabulary:
 
     @functools.cached_property
     def _encoder(self) -> LinearEncoder:
-        """Made with the first text (0.2 s): an engine process only needs the tokens' bytes."""
+        """Created for the first text (0.2 s), since an engine process only needs the tokens' bytes."""
         import tiktoken  # imports no network code until asked to download
 
         tokens = self._token_bytes[:NUM_RANKS]
@@ -167,7 +167,9 @@ def special_name(token_id: int) -> str:
 def load_vocabulary() -> Vocabulary:
     """Returns the vocabulary, which is loaded once (about 0.4 s). Raises ``VocabularyError``."""
     folder = os.environ.get(RANKS_DIR_VARIABLE) or None
-    if folder is not None and not (Path(folder) / RANKS_FILE).exists():  # a guide sets it before the download
+    if (
+        folder is not None and not (Path(folder) / RANKS_FILE).exists()
+    ):  # guides set the variable before the download
         _say_missing(folder)
         folder = None
     return _load(folder)

@@ -16,13 +16,13 @@ VISIBLE = CUDA.variables[0]
 def visible_ids(environment: Mapping[str, str], variable: str = VISIBLE) -> list[str] | None:
     """Returns the ids in ``variable`` as the operator wrote them, or None if it is not set.
 
-    They may be numbers, UUIDs or MIG instances. As for the driver, the list ends at the first "-1".
+    They may be numbers, UUIDs or MIG instances. The list ends at the first "-1", as for the driver.
     """
     given = environment.get(variable)
     if given is None:
         return None
     ids = [part.strip() for part in given.split(",")]
-    end = next((place for place, part in enumerate(ids) if part in ("", "-1")), len(ids))
+    end = next((position for position, part in enumerate(ids) if part in ("", "-1")), len(ids))
     return ids[:end]
 
 
@@ -32,9 +32,9 @@ def check_visible(
     environment: Mapping[str, str] = os.environ,
     variable: str = VISIBLE,
 ) -> None:
-    """Raises ``ConfigError`` if ``variable`` names what several processes cannot share."""
+    """Raises ``ConfigError`` if ``variable`` lists a GPU twice, or MIG instances for several ranks."""
     ids = visible_ids(environment, variable) or []
-    twice = next((each for place, each in enumerate(ids) if each in ids[:place]), None)
+    twice = next((each for position, each in enumerate(ids) if each in ids[:position]), None)
     if twice is not None and num_ranks * num_replicas > 1:
         raise ConfigError(f"{variable}={environment[variable]} names {twice} twice; name each GPU once")
     check_no_instances(num_ranks, ids)
@@ -52,14 +52,14 @@ def share(ids: Sequence[str], num_replicas: int, num_ranks: int, variable: str =
         remedy = f"use {_fewer(len(ids), num_ranks)}"
         raise ConfigError(
             f"--data-parallel-size {num_replicas}: {num_replicas} engines{each} need {needed} GPUs, and "
-            f"{len(ids)} can be seen{seen}: {remedy}, or name more in {variable} "
+            f"{len(ids)} are visible{seen}: {remedy}, or list more in {variable} "
             "(a MIG instance counts as one)"
         )
     return [list(ids[start : start + num_ranks]) for start in range(0, needed, num_ranks)]
 
 
 def _fewer(gpus: int, num_ranks: int) -> str:
-    """Returns options that ``gpus`` GPUs are enough for, or a CPU."""
+    """Returns options for which ``gpus`` GPUs are enough, or the CPU."""
     if gpus == 0:
         return "--device cpu"
     if gpus >= num_ranks:
@@ -67,7 +67,7 @@ def _fewer(gpus: int, num_ranks: int) -> str:
     most = max(size for size in VALID_SIZES if size <= gpus)
     return (
         f"--tensor-parallel-size {most} --data-parallel-size {gpus // most} "
-        "(on the command line, which wins over a recipe)"
+        "(on the command line, which overrides a recipe)"
     )
 
 

@@ -3,7 +3,7 @@
 A killed process's folder is removed by the next one.
 
 A folder is locked while its owner runs; the system releases the lock with the process. An unlocked folder is
-therefore garbage: ``Folder`` removes all of these in a place before it creates another.
+therefore garbage: ``Folder`` removes these from its parent folder before it creates another.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ MAX_SOCKET_PATH_BYTES = 100  # the system's limit is 108 on Linux and 104 on mac
 PREFIX = "chorale-run-"
 _NEW = "chorale-new-"  # not locked yet
 _NAME = re.compile(rf"({PREFIX}|{_NEW})[a-z0-9_]{{8}}")
-_MODES = (0o700, 0o711)  # as made, or opened for what another user must reach inside
-_NEW_SECONDS = 60.0  # so old is a folder that nobody is going to lock any more
+_MODES = (0o700, 0o711)  # private, or opened for another user who needs something inside
+_NEW_SECONDS = 60.0  # an unlocked folder older than this is abandoned
 
 
 class Folder:
     """A new folder with mode 0700, until ``remove`` or the end of this process."""
 
-    def __init__(self, place: str | Path | None = None) -> None:
-        """``place``: default the system's for temporary files. Raises ``OSError`` if it is not writable."""
-        where = Path(place if place is not None else tempfile.gettempdir())
+    def __init__(self, parent: str | Path | None = None) -> None:
+        """``parent``: default the system's temporary folder. Raises ``OSError`` if it is not writable."""
+        where = Path(parent if parent is not None else tempfile.gettempdir())
         sweep(where)
         made = Path(tempfile.mkdtemp(prefix=_NEW, dir=where))  # mkdtemp: mode 0700, and ours
         self._lock: int | None = _locked(made)
@@ -41,7 +41,7 @@ class Folder:
         self.path = made.rename(made.with_name(made.name.replace(_NEW, PREFIX)))
 
     def remove(self) -> None:
-        """Remove the folder with all that is in it. May be called again."""
+        """Removes the folder and its contents. Idempotent."""
         remove_tree(self.path)
         if self._lock is not None:
             os.close(self._lock)
@@ -58,7 +58,7 @@ class Folder:
 def whole_file(path: Path) -> Iterator[BinaryIO]:
     """Opens a file under another name, which becomes ``path`` at the end; after an error nothing is left.
 
-    What is not a file, such as a pipe, is written to directly. Raises ``OSError`` with the name ``path``.
+    A pipe or another special file is written to directly. Raises ``OSError`` with the name ``path``.
     """
     target = path.resolve()
     is_special = target.exists() and not target.is_file()
@@ -85,25 +85,25 @@ def write_whole(path: Path, content: bytes | str) -> None:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
-def folder_for_sockets(places: Iterable[str | None], name: str) -> Folder | None:
-    """A new folder in the first of ``places`` where the path of a socket ``name`` is short enough.
+def folder_for_sockets(parents: Iterable[str | None], name: str) -> Folder | None:
+    """Returns a new folder in the first of ``parents`` where the path of a socket ``name`` is short enough.
 
-    Places that are empty, missing or not writable are passed over; None if no place will do.
+    Skips parents that are empty, missing or not writable. Returns None if none is suitable.
     """
-    for place in places:
-        if not place or not os.access(place, os.W_OK):
+    for parent in parents:
+        if not parent or not os.access(parent, os.W_OK):
             continue
-        folder = Folder(place)
+        folder = Folder(parent)
         if len(os.fsencode(folder.path.absolute() / name)) < MAX_SOCKET_PATH_BYTES:
             return folder
         folder.remove()
     return None
 
 
-def sweep(place: Path) -> None:
-    """Removes Chorale's folders in ``place`` whose owners have ended. Ignores errors."""
+def sweep(parent: Path) -> None:
+    """Removes Chorale's folders in ``parent`` whose owners have ended. Ignores errors."""
     with contextlib.suppress(OSError):
-        for path in _candidates(place):
+        for path in _candidates(parent):
             lock = _locked(path)
             if lock is not None:
                 remove_tree(path)
@@ -111,9 +111,9 @@ def sweep(place: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Removes a folder with all that is in it, however deep. Ignores errors.
+    """Removes a folder and its contents, however deep. Ignores errors.
 
-    A program of a model may nest folders deeper than ``shutil.rmtree`` recurses (before Python 3.13).
+    A model's program may nest folders deeper than ``shutil.rmtree`` recurses (before Python 3.13).
     """
     try:
         shutil.rmtree(path, ignore_errors=True)
@@ -124,7 +124,7 @@ def remove_tree(path: Path) -> None:
 
 
 def _flatten(path: Path) -> None:
-    """Moves every folder within ``path`` to its top, under names that nothing there has."""
+    """Moves every folder within ``path`` to its top, under unused names."""
     folders, name = [path], secrets.token_hex(8)
     for folder in folders:
         with os.scandir(folder) as entries:
@@ -133,9 +133,9 @@ def _flatten(path: Path) -> None:
             folders.append(Path(entry.path).rename(path / f"{name}-{len(folders)}"))
 
 
-def _candidates(place: Path) -> Iterator[Path]:
-    """Folders of this user with our names and mode, those that are just being made left out."""
-    with os.scandir(place) as entries:
+def _candidates(parent: Path) -> Iterator[Path]:
+    """Yields this user's folders with our names and mode, except those being created."""
+    with os.scandir(parent) as entries:
         for entry in entries:
             if not _NAME.fullmatch(entry.name):
                 continue
@@ -149,7 +149,7 @@ def _candidates(place: Path) -> Iterator[Path]:
 
 
 def _locked(path: Path) -> int | None:
-    """A descriptor that holds the folder's lock; None if another process does, or there are no such locks."""
+    """Returns a descriptor with the folder's lock, or None if it is locked or locks are not supported."""
     try:
         import fcntl
 

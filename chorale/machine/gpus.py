@@ -79,7 +79,7 @@ def _key(name: str) -> str:
     return re.sub(r"^(nvidia|geforce|amd|instinct|radeon)+", "", re.sub(r"[\s_-]+", "", name.lower()))
 
 
-MOST = 64  # GPUs of a machine, as many as engines (--data-parallel-size)
+MOST = 64  # GPUs of a machine; also the limit of --data-parallel-size
 _SEVERAL = re.compile(r"\s*(-?\d+)\s*x(.*)", re.IGNORECASE)  # 4xh100
 _BY_KEY = {_key(name): model for model in MODELS for name in (model.name, *model.aliases)}
 
@@ -91,8 +91,8 @@ def find_gpu(name: str) -> GpuModel:
         return found
     if re.fullmatch(r"\d{1,2}x[a-z]+\d+.*|[a-z]+\d+.*x\d{1,2}", _key(name)):
         raise ConfigError(
-            f"--gpu {name}: name the GPU once; --tensor-parallel-size says how many share a model, "
-            "--data-parallel-size how many engines there are (chorale fit compares the ways for --gpu 4xh100)"
+            f"--gpu {name}: name the GPU once; --tensor-parallel-size sets how many share a model, "
+            "--data-parallel-size the number of engines (chorale fit compares the ways for --gpu 4xh100)"
         )
     near = nearest(name.lower(), [each.name.lower() for each in MODELS])
     known = ", ".join(each.name for each in MODELS)

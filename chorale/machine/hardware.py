@@ -33,7 +33,7 @@ class Hardware:
     name: str
     total_bytes: int
     free_bytes: int
-    place: str = ""  # which GPU, for messages: number, name, UUID and PCI address; "" but for NVIDIA
+    place: str = ""  # an NVIDIA GPU's number, name, UUID and PCI address, for messages; else ""
     uuid: str = ""  # as nvidia-smi writes it; "": unknown
 
     @property
@@ -43,10 +43,10 @@ class Hardware:
 
 
 def cpu_count() -> int:
-    """Cores that this process may use."""
+    """Returns the number of cores that this process may use."""
     try:
         return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on every system
+    except AttributeError:  # not available on every system
         return os.cpu_count() or 1
 
 
@@ -58,18 +58,18 @@ def has_cuda_driver() -> bool:
 def why_no_cuda() -> str | None:
     """Return why PyTorch cannot find a CUDA device, or None if it may find one."""
     if is_rocm_build():
-        return None  # AMD's GPUs have the same name in PyTorch, and another driver
+        return None  # PyTorch calls AMD's GPUs cuda, too; they have another driver
     if _torch_build() == "cpu":
         return "this PyTorch is a build for CPUs"
     if not has_cuda_driver():
-        return "there is no NVIDIA driver here"
+        return "no NVIDIA driver is installed"
     return None if gpu_count() else "the NVIDIA driver finds no GPU"
 
 
 def is_rocm_build() -> bool:
     """Returns whether the installed PyTorch is a build for AMD's GPUs.
 
-    The version of one from source has no "+rocm", so PyTorch's file of versions counts, too.
+    The version of a build from source has no "+rocm", so PyTorch's version file is read, too.
     """
     if _torch_build().startswith("rocm"):
         return True
@@ -81,7 +81,7 @@ def is_rocm_build() -> bool:
 
 @cache
 def _names_hip(versions: Path) -> bool:
-    """Returns whether PyTorch's file of versions names a version of HIP. Read once: it does not change."""
+    """Returns whether PyTorch's version file names a version of HIP. Read once, since it does not change."""
     try:
         text = versions.read_text("utf-8")
     except OSError:
@@ -98,7 +98,7 @@ def _torch_build() -> str:
 
 
 def gpu_count() -> int:
-    """Number of GPUs that NVIDIA's driver shows this process (CUDA_VISIBLE_DEVICES chooses); 0 without it."""
+    """Returns the number of GPUs that NVIDIA's driver shows this process (after CUDA_VISIBLE_DEVICES)."""
     driver, count = _cuda_driver(), ctypes.c_int()
     if driver is None or driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
         return 0
@@ -106,20 +106,20 @@ def gpu_count() -> int:
 
 
 def check_gpus(ranks: int, gpus: int, variable: str = "CUDA_VISIBLE_DEVICES") -> None:
-    """Raises ``ConfigError`` if there are fewer GPUs than ranks. ``variable`` chooses those that are seen."""
+    """Raises ``ConfigError`` if there are fewer GPUs than ranks. ``variable`` selects the visible ones."""
     if ranks <= max(gpus, 1):
         return
     most = max(size for size in VALID_SIZES if size <= max(gpus, 1))
-    wins = "on the command line, which wins over a recipe"
+    overrides = "on the command line, which overrides a recipe"
     use = (
-        f"use --tensor-parallel-size {most} ({wins})"
+        f"use --tensor-parallel-size {most} ({overrides})"
         if gpus
         else "use --tensor-parallel-size 1, or --device cpu"
     )
     raise ConfigError(
         f"--tensor-parallel-size {ranks} needs {ranks} GPUs, and {gpus or 'none'} "
-        f"{'are' if gpus > 1 else 'is'} visible here ({variable} counts): {use}; "
-        "chorale fit says what fits on how many"
+        f"{'are' if gpus > 1 else 'is'} visible here (after {variable}): {use}; "
+        "chorale fit shows how many GPUs a model needs"
     )
 
 
@@ -130,8 +130,8 @@ def check_no_instances(ranks: int, gpus: Sequence[str]) -> None:
     if ranks > 1 and instances:
         raise ConfigError(
             f"--tensor-parallel-size {ranks} cannot use MIG instances ({instances[0]}): CUDA shows a process "
-            "only one of them, and they cannot exchange; use --data-parallel-size, which runs an engine on "
-            "each, or GPUs whose MIG mode is off (nvidia-smi -mig 0)"
+            "only one of them, and they cannot communicate; use --data-parallel-size, which runs an engine "
+            "on each, or GPUs whose MIG mode is off (nvidia-smi -mig 0)"
         )
 
 
@@ -143,21 +143,21 @@ def _cuda_driver() -> ctypes.CDLL | None:
 
 
 def total_memory() -> int:
-    """Bytes of host memory, or the limit of this process's cgroup where that is lower."""
+    """Returns the bytes of host memory, or the limit of this process's cgroup if that is lower."""
     total = _meminfo("MemTotal")
     limit = _cgroup_number("memory.max")
     return total if limit is None else min(total, limit)
 
 
 def available_memory() -> int:
-    """Bytes of host memory that this process could still take: what the kernel says, within its cgroup."""
+    """Returns the bytes of host memory available to this process, within the limit of its cgroup."""
     limit = _cgroup_room()
     available = _meminfo("MemAvailable")
     return available if limit is None else min(available, limit)
 
 
 def _meminfo(name: str) -> int:
-    """Bytes under ``name`` in /proc/meminfo; all of the memory on a system that has no such file."""
+    """Returns the bytes under ``name`` in /proc/meminfo, or all memory on a system without that file."""
     path = Path("/proc/meminfo")
     if path.exists():
         for line in path.read_text("ascii").splitlines():
@@ -167,7 +167,7 @@ def _meminfo(name: str) -> int:
 
 
 def _cgroup_number(name: str) -> int | None:
-    """A number of this process's version 2 cgroup; None where there is none, or it is "max"."""
+    """Returns a number of this process's version 2 cgroup, or None if there is none or it is "max"."""
     try:
         return int((_CGROUP / name).read_text("ascii"))
     except (OSError, ValueError):
@@ -175,9 +175,9 @@ def _cgroup_number(name: str) -> int | None:
 
 
 def _cgroup_room() -> int | None:
-    """Bytes left under the version 2 memory limit of this process's cgroup; None where there is none.
+    """Returns the bytes left under the memory limit of this process's version 2 cgroup, or None without one.
 
-    Inactive file pages (read weights, say) count as usage there, and are given up when memory is short.
+    Inactive file pages (such as read weights) count as usage there, but are freed when memory is short.
     """
     limit, usage = _cgroup_number("memory.max"), _cgroup_number("memory.current")
     if limit is None or usage is None:

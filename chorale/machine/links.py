@@ -30,7 +30,7 @@ def read_links(table: str, among: Collection[int] | None = None) -> list[str]:
     GPUs whose links are returned."""
     lines = re.sub(r"\x1b\[[0-9;]*m", "", table).splitlines()
     rows = [line.split() for line in lines if re.match(r"\s*GPU\d+\s", line)]
-    rows = [row for row in rows if "X" in row]  # not the heading
+    rows = [row for row in rows if "X" in row]  # skip the heading
     chosen = [place for place, row in enumerate(rows) if among is None or int(row[0][3:]) in among]
     entries = {rows[one][1 + other] for one in chosen for other in chosen if one != other}
     return sorted(entries - {"X"})

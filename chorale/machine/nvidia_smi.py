@@ -47,7 +47,7 @@ def run(*arguments: str) -> str:
 
 
 def query(option: str, *fields: str) -> list[list[str]]:
-    """Returns a row for each object of which the tool has all ``fields``. ``option``: "gpu", "compute-apps",
+    """Returns a row for each object for which the tool has all ``fields``. ``option``: "gpu", "compute-apps",
     "remapped-rows"."""
     text = run(f"--query-{option}={','.join(fields)}", "--format=csv,noheader,nounits")
     rows = [[part.strip() for part in line.split(",")] for line in text.splitlines()]

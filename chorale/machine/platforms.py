@@ -15,7 +15,7 @@ from pathlib import Path
 from chorale.machine.hardware import Kind, gpu_count, is_rocm_build, why_no_cuda
 
 _DEV = Path("/dev")
-_KFD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")  # of AMD's driver: CPUs and GPUs
+_KFD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")  # where AMD's driver lists CPUs and GPUs
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def why_no_rocm() -> str | None:
         )
     if not (_DEV / "kfd").exists():
         return (
-            "there is no AMD driver here (/dev/kfd is missing; a container needs --device /dev/kfd "
+            "no AMD driver is installed (/dev/kfd is missing; a container needs --device /dev/kfd "
             "--device /dev/dri)"
         )
     return None if count_rocm() else "the AMD driver finds no GPU"
@@ -60,7 +60,7 @@ def count_rocm() -> int:
 def _has_simds(properties: Path) -> bool:
     try:
         found = re.search(r"^simd_count (\d+)$", properties.read_text("ascii"), re.MULTILINE)
-    except OSError:  # of a GPU that the container does not have
+    except OSError:  # a GPU outside this container
         return False
     return found is not None and int(found[1]) > 0
 
@@ -69,10 +69,10 @@ def why_no_npu() -> str | None:
     """Returns why PyTorch cannot find an Ascend NPU, or None if it may find one."""
     if not _is_installed("torch_npu"):
         return (
-            "the package torch_npu is not installed: pip install torch-npu, in the version of torch, beside "
+            "the package torch_npu is not installed: pip install torch-npu, in the version of torch, next to "
             "CANN (docs/accelerators/npu.md)"
         )
-    return None if count_npu() else "there is no Ascend driver here (/dev/davinci0 is missing)"
+    return None if count_npu() else "no Ascend driver is installed (/dev/davinci0 is missing)"
 
 
 def count_npu() -> int:

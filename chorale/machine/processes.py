@@ -1,7 +1,7 @@
 """Processes that belong together: a child that ends with its parent, and whether another process hangs.
 
 A child ends however its parent ends, also by SIGKILL. Linux sends it a signal when its parent's thread ends.
-Elsewhere, or if the kernel refuses to, a thread of the child looks for the parent.
+Elsewhere, or if the kernel refuses to, a thread of the child polls for its parent.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import NamedTuple
 
 EXIT_ORPHANED = 1
 _PR_SET_PDEATHSIG = 1
-_LOOK_SECONDS = 0.5  # between two looks, where the system sends no signal
-HEARTBEAT_TIMEOUT = 5.0  # seconds of silence that count, after which an engine or a rank hangs
+_LOOK_SECONDS = 0.5  # between two looks for the parent, if the system sends no signal
+HEARTBEAT_TIMEOUT = 5.0  # seconds of silence after which an engine or a rank counts as hung
 LOADING_TIMEOUT = 120.0  # the same while it loads: importing torch from a cold disk holds the GIL for long
-_LONGEST_LOOK = 1.0  # most seconds that a look counts: a late look has missed signs of life
-_DOUBT = 0.25  # the part of the limit that passes before the system is asked
+_LONGEST_LOOK = 1.0  # seconds that one check adds at most: a late check has missed signs of life
+_DOUBT = 0.25  # fraction of the limit after which the system is asked
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -42,9 +42,9 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def settle_signals(ignored: Sequence[signal.Signals] = ()) -> None:
-    """SIGUSR1 writes the stacks of all threads to stderr, SIGUSR2 does nothing; their default ends a process.
+    """Makes SIGUSR1 write the stacks of all threads to stderr, and SIGUSR2 do nothing, instead of ending.
 
-    ``ignored``: signals that are somebody else's business. Main thread only.
+    ``ignored``: signals that the parent handles. Main thread only.
     """
     faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
     for number in (signal.SIGUSR2, *ignored):
@@ -79,7 +79,7 @@ def collect_rarely() -> None:
 
 @contextlib.contextmanager
 def quiet_collector(thresholds: tuple[int, int, int] = (50_000, 20, 20)) -> Iterator[None]:
-    """Does the same for a while. Unfreezes at the end unless something was frozen before."""
+    """Makes the collector run rarely for a while. Unfreezes at the end unless objects were frozen before."""
     before, is_frozen = gc.get_threshold(), gc.get_freeze_count() > 0
     if not is_frozen:
         gc.freeze()
@@ -101,7 +101,7 @@ class ThreadTimes(NamedTuple):
 
 
 def threads_of(pid: int) -> dict[str, ThreadTimes]:
-    """Returns the times of a process's threads by their ids; none where the system does not tell."""
+    """Returns the times of a process's threads by their ids; empty if the system does not show them."""
     found = {}
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -150,7 +150,7 @@ class Silence:
         if not self._threads:
             return passed / 2
         both = [(each, before[name]) for name, each in self._threads.items() if name in before]
-        # The system adds a wait when it ends, and none under a quota: there, a runnable thread stands still.
+        # The system counts a wait when it ends, but not under a quota: there, a runnable thread does not run.
         waits = [
             max(each.waited - last.waited, passed - (each.on_cpu - last.on_cpu))
             if each.is_runnable and last.is_runnable
@@ -169,7 +169,7 @@ class Pulse:
         self._heard_at = now
 
     def hear(self, now: float, busy: float = 0.0) -> None:
-        """``busy``: the seconds for which its current step has been running, as it says."""
+        """``busy``: the seconds for which its current step has been running, as it reports."""
         self.silence.hear(now)
         if busy <= now - self._heard_at:  # another step than last time, or none
             self.step.hear(now)

@@ -102,7 +102,7 @@ _VLLM_LABELS = {"code_interpreter": "python", "container": "python", "web_search
 
 
 def own_label(label: str) -> str:
-    """Returns the label here of a server without an address."""
+    """Returns this server's label for an MCP server without an address."""
     return _VLLM_LABELS.get(label, label)
 
 
@@ -205,8 +205,8 @@ def without_secrets(tool: Mapping[str, Any]) -> dict[str, Any]:
 def read_built_in(
     tools: Sequence[tuple[str, Mapping[str, Any]]], names: Sequence[str], *, approvals: bool
 ) -> BuiltInRequest:
-    """``tools``: (path, tool) of every type that the client does not run; ``names``: of the template option
-    ``builtin_tools``; ``approvals``: whether the endpoint has them. Raises ``RequestError``.
+    """``tools``: (path, tool) of every type that the client does not run; ``names``: those of the template
+    option ``builtin_tools``; ``approvals``: whether the endpoint has them. Raises ``RequestError``.
     """
     web: WebSearchRequest | None = None
     code: CodeInterpreterRequest | None = None

@@ -5,7 +5,7 @@
 * an assistant message becomes, in this order: its reasoning (analysis), its content (final, or commentary
   when calls follow: a preamble), its calls. Which reasoning is rendered is the renderer's rule.
 * a tool result is found by its ``tool_call_id``; a legacy ``function`` message by its name.
-* keys that clients copy from answers into history (annotations, refusal, audio ids, ...) are let through.
+* keys that clients copy from answers into history (annotations, refusal, audio ids, ...) are accepted.
 
 Errors name the message, and the part within it, by index.
 """

@@ -1,4 +1,4 @@
-"""A client of a server with OpenAI's API: its address and key, its models, its errors, and when to ask again.
+"""A client of a server with OpenAI's API: its address and key, its models, its errors, and retries.
 
 ``Client`` is for threads, ``AsyncClient`` for coroutines. Neither waits longer than it is told to.
 """
@@ -19,7 +19,7 @@ import httpx2
 from chorale.errors import ChoraleError, ConfigError
 
 DEFAULT_URL = "http://localhost:8000/v1"
-# Statuses that say nothing about the request: the queue is full, the engine is loading or was restarted.
+# Statuses that are not the request's fault: the queue is full, the engine is loading or was restarted.
 BUSY = frozenset({429, 502, 503, 504})
 LONGEST_RETRY_AFTER = 600.0
 _JSON = {"content-type": "application/json"}
@@ -31,10 +31,10 @@ class NoAnswerError(ChoraleError, code="no_answer"):
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """The times at which a request without an answer, or with one of ``BUSY``, is sent again. Seconds.
+    """When a request without an answer, or with a status in ``BUSY``, is sent again. Times in seconds.
 
-    An engine that is restarted loads its weights again, so ``patience`` is minutes. ``attempts``: at most so
-    many, for a sender that is patient itself.
+    An engine that is restarted loads its weights again, so ``patience`` is minutes. ``attempts``: maximum
+    number of attempts, for callers that repeat requests themselves.
     """
 
     attempts: int | None = None
@@ -66,12 +66,12 @@ class Endpoint:
         return self.base_url if self.socket is None else "a private server"
 
     def url(self, path: str) -> str:
-        """Returns the URL of a path below the base, or beside ``/v1`` if it begins with "/" (``/health``)."""
+        """Returns the URL of a path below ``/v1``, or of the server if it begins with "/" (``/health``)."""
         base = self.base_url.rstrip("/")
         return base.removesuffix("/v1") + path if path.startswith("/") else f"{base}/{path}"
 
     def options(self, seconds: float | None, connections: int) -> dict[str, Any]:
-        """Returns arguments of an ``httpx2`` client. ``seconds``: without a byte of the answer."""
+        """Returns arguments of an ``httpx2`` client. ``seconds``: timeout of each read."""
         headers = [(name.encode(), value.encode()) for name, value in self.headers]
         if self.api_key:
             # Stripped, as a key from a file may end with a line end; as bytes, as it may not be ASCII.
@@ -144,7 +144,7 @@ def _words(error: Exception) -> str:
 
 
 class Client:
-    """Requests of one thread after another. A context manager. ``http`` has the connections."""
+    """Sends requests from one thread at a time. A context manager. ``http`` has the connections."""
 
     def __init__(self, endpoint: Endpoint, *, transport: httpx2.BaseTransport | None = None) -> None:
         if transport is None and endpoint.socket is not None:
@@ -198,7 +198,7 @@ class Client:
 
 
 class AsyncClient:
-    """Requests of one event loop, up to ``connections`` at once. An asynchronous context manager.
+    """Sends requests in one event loop, up to ``connections`` at once. An asynchronous context manager.
 
     ``num_retries`` counts requests that were sent again.
     """
@@ -237,7 +237,7 @@ class AsyncClient:
     async def post(
         self, path: str, body: dict[str, Any] | bytes, *, again: Collection[int] = BUSY
     ) -> httpx2.Response:
-        """Returns the answer, of whatever status. ``body``: an object, or its JSON.
+        """Returns the answer, whatever its status. ``body``: an object, or its JSON.
 
         The request is sent again as ``retries`` says while there is no answer, or one with a status of
         ``again``. Raises ``NoAnswerError``.

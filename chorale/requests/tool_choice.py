@@ -58,7 +58,7 @@ def _read(value: Any, declared: Sequence[Function], param: str, built_in: Collec
 
 
 def _read_allowed(value: Mapping[str, Any], declared: Sequence[Function], param: str) -> ToolChoice:
-    """Responses writes ``mode`` and ``tools`` beside the type, Chat one level down."""
+    """Responses has ``mode`` and ``tools`` next to the type, Chat one level below."""
     inner = value.get("allowed_tools", value)
     if not isinstance(inner, Mapping) or not isinstance(inner.get("tools"), list):
         raise invalid(param, "allowed_tools needs a list of tools")

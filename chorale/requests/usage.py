@@ -1,4 +1,4 @@
-"""TokenUsage: what the ``usage`` of a chat, a completion or a response counts."""
+"""TokenUsage: the counts in the ``usage`` of a chat, a completion or a response."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _decoder = msgspec.json.Decoder(_Answer)
 
 
 def usage_of(answer: object) -> TokenUsage:
-    """Returns the tokens that an answer counts: its bytes, or its decoded JSON. Zeros if it counts none."""
+    """Returns the usage of an answer, given as bytes or as decoded JSON; zeros if it has none."""
     try:
         found = (
             _decoder.decode(answer) if isinstance(answer, bytes) else msgspec.convert(answer, _Answer)

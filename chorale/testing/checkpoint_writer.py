@@ -1,7 +1,7 @@
 """Writes gpt-oss checkpoints of any shape with random weights, in any of the four layouts.
 
-For tests, the demo and benchmarks. Tensors are made one at a time and streamed to disk, so a checkpoint of
-any size needs the memory of its largest tensor (of one a thread, when several threads write). The
+For tests, the demo and benchmarks. Each thread creates one tensor at a time and streams it to disk, so a
+checkpoint of any size needs the memory of its largest tensor (times the number of threads). The
 same seed gives the same weights in every layout (the dense layout holds the decoded MXFP4 values), so layouts
 can be compared with each other; on another kind of device it gives other weights. Scales are chosen
 so that activations stay of order one at any width and the router is about balanced.
@@ -25,7 +25,7 @@ from chorale.model.layouts import Layout, TensorSpec, tensor_specs
 from chorale.model.safetensors_file import DTYPES
 
 _DRAWN_AT_ONCE = 2**22  # float32 normals: 16 MB
-_RMS_OF_FP4 = 2.92  # of the 16 values, all equally likely
+_RMS_OF_FP4 = 2.92  # root mean square of the 16 values, all equally likely
 
 
 def write_random_checkpoint(
@@ -39,7 +39,7 @@ def write_random_checkpoint(
 ) -> Path:
     """Write config.json, generation_config.json and the weights; returns ``folder``.
 
-    ``device`` makes the numbers, ``threads`` write files (gpt-oss-20b, an H200, 8 threads: seconds).
+    ``device`` generates the numbers, ``threads`` write files (gpt-oss-20b, an H200, 8 threads: seconds).
 
     The published and dense layouts have a file for each layer and one for the rest, with an index; the
     reference layout is one file (put it under ``original/`` to mimic the hub).
@@ -77,7 +77,7 @@ def _write_shards(
 
 
 def write_safetensors(path: Path, specs: Iterable[TensorSpec], source: RandomTensors) -> int:
-    """One safetensors file, tensor by tensor. Returns the bytes of its tensors."""
+    """Writes one safetensors file, tensor by tensor. Returns the bytes of its tensors."""
     specs = list(specs)
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     position = 0
@@ -97,7 +97,7 @@ def write_safetensors(path: Path, specs: Iterable[TensorSpec], source: RandomTen
 
 
 class RandomTensors:
-    """Random parameters by layer and role; each is seeded on its own, so order does not matter."""
+    """Random parameters by layer and role; each has its own seed, so order does not matter."""
 
     def __init__(self, config: ModelConfig, seed: int, device: str = "cpu") -> None:
         self.config = config
@@ -110,12 +110,12 @@ class RandomTensors:
         }
 
     def tensor(self, layer: int | None, role: str) -> torch.Tensor:
-        """bfloat16, or uint8 for MXFP4 blocks and scales, or a float32 number."""
+        """Returns bfloat16, uint8 for MXFP4 blocks and scales, or a float32 number."""
         role, _, expert = role.partition("/")
         name, _, part = role.partition(".")
         if part == "input_scale":
             return torch.tensor((1.0 + int(expert) / 8) / (32 if name == "gate_up" else 16))
-        if expert:  # of the quark layout; made with all the others each time, which is for small models
+        if expert:  # quark layout; all experts are created for each one, so only for small models
             whole = self.tensor(layer, role)[int(expert)]
             return whole.flatten(1) if part == "blocks" else whole
         if name in ("q", "k", "v"):
@@ -159,7 +159,7 @@ def _scaled(normal: torch.Tensor, name: str, part: str) -> torch.Tensor:
 
 
 def _random_bytes(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-    """Uniform bytes, eight a draw."""
+    """Returns uniform bytes, eight per draw."""
     count = math.prod(shape)
     words = torch.empty(-(-count // 8), dtype=torch.int64, device=generator.device)
     words.random_(-(2**63), None, generator=generator)

@@ -28,8 +28,8 @@ def write_random_head(
     device: str = "cpu",
     embedding: bool = True,
 ) -> Path:
-    """The head that ``random_head`` makes of the same seed. ``device`` makes the numbers. ``embedding``: the
-    file has one."""
+    """Writes the head that ``random_head`` creates from the same seed. ``device`` generates the numbers.
+    ``embedding``: the file contains one."""
     tensors = random_tensors(config, seed, device)
     if not embedding:
         del tensors["embedding"]
@@ -44,7 +44,7 @@ def write_head(
     *,
     style: Style = "speculators",
 ) -> Path:
-    """``config.json`` and ``model.safetensors``; returns ``folder``. ``tensors`` by role (``pack.py``);
+    """Writes ``config.json`` and ``model.safetensors`` to ``folder``. ``tensors`` by role (``pack.py``);
     ``token_ids`` [draft V]: the target id of each draft id."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -67,7 +67,7 @@ def _spelled(name: str, style: Style) -> str:
 
 
 def head_json(config: HeadConfig, style: Style) -> dict[str, Any]:
-    """``config.json``. Raises ``ValueError`` for scaled rotary embedding, which is only read."""
+    """Returns ``config.json``. Raises ``ValueError`` for scaled rotary embedding, which is only read."""
     if not isinstance(config.rope, RopeConfig) or config.rope.factor != 1.0:
         raise ValueError("only plain rotary embedding can be written")
     layer = {
@@ -114,8 +114,8 @@ def head_json(config: HeadConfig, style: Style) -> dict[str, Any]:
 
 
 def _ids(config: HeadConfig) -> list[int]:
-    """Ids that ``aux.py`` reads as these boundaries in the flat format: layers where the first is 1."""
+    """Returns the ids that ``aux.py`` reads as these boundaries in the flat format."""
     boundaries = list(config.aux_boundaries)
     if boundaries[:1] == [1]:
-        raise ValueError("boundaries from 1 would be read as layers; the style speculators can say them")
+        raise ValueError("boundaries from 1 would be read as layers; use the style speculators")
     return [b - 1 for b in boundaries] if boundaries[:1] == [2] else boundaries

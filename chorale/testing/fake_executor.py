@@ -5,7 +5,7 @@ hash of the whole prefix up to it (as real keys and values depend on it). Slots 
 blocks. Each sampling row reads its whole prefix through the FULL table and the last ``window`` tokens through
 the WINDOW table, verifies both, and hashes them. A wrong table, a block freed or reused too early, a wrong
 count of computed tokens, a prefix hit on the wrong content: each raises ``EngineError`` or changes the
-tokens. ``FakeModel.generate`` gives the tokens that a request must get, from nothing but its prompt.
+tokens. ``FakeModel.generate`` returns the tokens that a request must get, computed from its prompt alone.
 
 Needs no torch; the server's own tests and benchmarks use it where the content does not matter.
 """
@@ -50,8 +50,8 @@ def mix(value: int) -> int:
 class FakeModel:
     """The arithmetic: prefix hashes, and the token that follows a hash.
 
-    Honours temperature 0 (the seed does not count), seed, min_tokens and allowed_token_ids; the other
-    sampling fields do nothing. Stop ids come up with ``stop_probability``.
+    Honours temperature 0 (the seed has no effect), seed, min_tokens and allowed_token_ids; ignores the other
+    sampling fields. A token is a stop id with ``stop_probability``.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class FakeModel:
         self._powers: U64 = np.ones(1, np.uint64)
 
     def prefix_hashes(self, tokens: IntArray, before: int = 0, start: int = 0) -> U64:
-        """Hash of tokens [0, p] for each p of ``tokens``, which begin at ``start`` after hash ``before``.
+        """Returns the hash of tokens [0, p] for each p of ``tokens``, begun at ``start`` after ``before``.
 
         A polynomial in MULTIPLIER modulo 2**64: sums over a chunk continue those before it.
         """
@@ -79,7 +79,7 @@ class FakeModel:
         return np.cumsum(terms, dtype=np.uint64) + np.uint64(before)
 
     def next_token(self, prefix_hash: int, num_output: int, sampling: SamplingSpec, seed: int) -> int:
-        """``num_output``: tokens that were sampled before this one."""
+        """``num_output``: number of tokens sampled before this one."""
         salt = 0 if sampling.temperature == 0 else seed + 1
         draw = mix(prefix_hash ^ mix(salt & MASK))
         stops = () if sampling.ignore_eos else self.eos_token_ids
@@ -95,7 +95,7 @@ class FakeModel:
     def generate(
         self, prompt: list[int], sampling: SamplingSpec, seed: int, max_len: int
     ) -> tuple[list[int], str]:
-        """The output that a choice must get, and why it ends. ``max_len`` counts prompt and output."""
+        """Returns a choice's output and why it ends. ``max_len`` counts prompt and output."""
         ids = np.array(prompt, np.int32)
         prefix = int(self.prefix_hashes(ids)[-1])
         stops = set(() if sampling.ignore_eos else self.eos_token_ids) | set(sampling.stop_token_ids)
@@ -134,7 +134,7 @@ class FakeLoad:
 
 @dataclass(frozen=True, slots=True)
 class FakeHandle:
-    """A step that is done at ``ready_at`` (seconds of ``clock``)."""
+    """A step whose result is ready at ``ready_at`` (seconds of ``clock``)."""
 
     step_result: StepResult | EngineError
     ready_at: float
@@ -155,8 +155,8 @@ class FakeExecutor:
 
     ``step_seconds``: how long a step takes; steps queue behind each other. ``fail_at_step``: the result of
     that step raises. ``draft_errors``: how often a token that the simulated head drafts is wrong.
-    ``load_steps``: steps that a load from host memory takes at most; each takes a random number of them, and
-    reads and writes at their end or at their begin.
+    ``load_steps``: maximum steps of a load from host memory; each takes a random number of them, and copies
+    at the beginning or at the end.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class FakeExecutor:
         self._tokens: IntArray = np.full(shape, -1, np.int32)
         self._hashes: U64 = np.zeros(shape, np.uint64)
         self._groups: IntArray = np.full(shape, -1, np.int32)
-        self._host: dict[int, tuple[IntArray, U64, IntArray]] = {}  # slot -> what its block held
+        self._host: dict[int, tuple[IntArray, U64, IntArray]] = {}  # slot -> the saved content of a block
         self._loads: deque[FakeLoad] = deque()  # in the order in which they run
         self._load_steps, self._rng = load_steps, random.Random(0)
         self._rows: dict[int, FakeRow] = {}
@@ -194,7 +194,7 @@ class FakeExecutor:
 
     def execute(self, plan: StepPlan) -> FakeHandle:
         if self._next_step_id not in (None, plan.step_id):
-            raise EngineError(f"step {plan.step_id} came in place of {self._next_step_id}")
+            raise EngineError(f"got step {plan.step_id}, expected step {self._next_step_id}")
         self._next_step_id = plan.step_id + 1
         now = self._clock() if self._step_seconds else 0.0
         self._ready_at = max(self._ready_at, now) + self._step_seconds
@@ -255,7 +255,7 @@ class FakeExecutor:
             elif plan.following is not None:
                 after = state.start.token_ids[computed + count]
                 if plan.following[entry] != after:
-                    raise EngineError("an entry names another token as its next than the prompt has")
+                    raise EngineError("an entry's following token differs from the prompt's")
         if offset != plan.num_tokens:
             raise EngineError(f"plan has {plan.num_tokens} tokens, its rows {offset}")
         return StepResult(
@@ -265,11 +265,11 @@ class FakeExecutor:
     # ------------------------------------------------------------------ host memory
 
     def _transfer(self, transfers: Transfers) -> None:
-        for load_id in transfers.finished:  # of a failed engine it may still run
+        for load_id in transfers.finished:  # a load of a failed engine may still be running
             while any(load.message.load_id == load_id for load in self._loads):
                 self._copy(self._loads.popleft())
         if len(transfers.saved_slots) > self._limits.max_saved_pages:
-            raise EngineError("a plan saves more pages than there is room for")
+            raise EngineError("a plan saves more pages than max_saved_pages")
         self._save(transfers.saved_slots, transfers.saved_blocks)
         for message in transfers.loads:
             load = FakeLoad(message, self._rng.randint(0, self._load_steps))
@@ -318,18 +318,18 @@ class FakeExecutor:
         if not 0 < plan.num_tokens <= limits.max_num_batched_tokens or len(plan.rows) > limits.max_num_seqs:
             raise EngineError(f"{len(plan.rows)} rows with {plan.num_tokens} tokens break the limits")
         if plan.num_new.min() < 1 or plan.num_computed.min() < 0 or ends.max() >= limits.max_model_len:
-            raise EngineError("an entry computes nothing, or a token whose successor has no place")
+            raise EngineError("an entry computes no token, or reaches the maximum length")
         if plan.num_drafts is not None:
             is_drafted = plan.num_drafts > 0
             if (plan.num_new != 1 + plan.num_drafts)[is_drafted].any() or not plan.samples[is_drafted].all():
-                raise EngineError("an entry has a draft, but is no decoding row")
+                raise EngineError("an entry with a draft is not a decoding row")
 
     def _write(self, state: FakeRow, tokens: IntArray, computed: int) -> None:
         """Store new tokens at positions ``computed`` on, in the blocks of both groups."""
         if tokens[0] == -1:
             tokens = np.array([state.last_token, *tokens[1:]], np.int32)
         if tokens.min() < 0:
-            raise EngineError("a token is named as being on the device, but it is not")
+            raise EngineError("a token is expected on the device, but is not there")
         before = 0
         if computed:
             blocks, offsets = self._slots(state, CacheGroup.FULL, computed - 1, computed)
@@ -345,11 +345,11 @@ class FakeExecutor:
         if tokens[1:].tolist() != [-2 - number for number in range(count)] or count > len(state.drafts):
             raise EngineError("an entry verifies draft tokens that the device does not have")
         if state.num_computed > computed:
-            raise EngineError("an entry begins behind what its plan counted on")
+            raise EngineError("an entry begins after the position that its plan assumed")
         return np.array([tokens[0], *state.drafts[:count]], np.int32), state.num_computed
 
     def _make_drafts(self, state: FakeRow, count: int) -> list[int]:
-        """Draft what follows the last token, with errors. The head writes to the FULL blocks on its way."""
+        """Draft what follows the last token, with errors. The head also writes to the FULL blocks."""
         position, token, drafts = state.num_computed, state.last_token, []
         blocks, offsets = self._slots(state, CacheGroup.FULL, position - 1, position)
         prefix = int(self._hashes[blocks, offsets][0])
@@ -391,7 +391,7 @@ class FakeExecutor:
             raise EngineError(f"row {state.start.row}: {group.name} position {position} holds another prefix")
 
     def _slots(self, state: FakeRow, group: CacheGroup, start: int, stop: int) -> tuple[IntArray, IntArray]:
-        """BlockTables and offsets of positions [start, stop)."""
+        """Return the blocks and offsets of positions [start, stop)."""
         positions = np.arange(start, stop, dtype=np.int32)
         table, bs = state.tables[group], self._limits.block_size
         first = start // bs
@@ -403,14 +403,14 @@ class FakeExecutor:
 
 
 def fake_logprobs(token: int, top: int) -> TokenLogprobs:
-    """Plausible numbers that depend on the token alone."""
+    """Return plausible numbers that depend on the token alone."""
     logprob = -0.25 - (token % 7) / 8
     ids = [token + i for i in range(top)]
     return TokenLogprobs(token, logprob, 1, ids, [logprob - i for i in range(top)])
 
 
 def fake_prompt_logprobs(start: RowStart, computed: int, count: int) -> list[TokenLogprobs]:
-    """One for each next prompt token of positions [computed, computed + count)."""
+    """Return one for each next prompt token of positions [computed, computed + count)."""
     stop = min(computed + count, start.num_prompt_tokens - 1)
     top = start.sampling.prompt_logprobs or 0
     return [fake_logprobs(int(token), top) for token in start.token_ids[computed + 1 : stop + 1]]

@@ -1,4 +1,4 @@
-"""ScriptedClient: an EngineClient whose tokens a test wrote by hand.
+"""ScriptedClient: an EngineClient whose tokens are written by hand in a test.
 
 For adversarial content only (malformed harmony, deaths, full queues); wherever a real model can run, tests
 use the real engine.
@@ -35,7 +35,7 @@ class Script:
     finish_reason: FinishReason | None = None  # None: "stop" if the last token is a stop id, else "length"
     num_cached_tokens: int = 0
     delay: float = 0.0  # seconds before each step
-    error: ChoraleError | None = None  # raised after the tokens, in place of an end
+    error: ChoraleError | None = None  # raised after the tokens, instead of an end
     hang: bool = False  # after the tokens, wait for an abort
     with_logprobs: bool = False
 
@@ -45,7 +45,7 @@ ScriptSource = Callable[[GenerateRequest, int], Script]
 
 @dataclass(slots=True)
 class ScriptedClient:
-    """``source(request, choice_index)`` gives the script of each choice."""
+    """``source(request, choice_index)`` returns the script of each choice."""
 
     source: ScriptSource
     info_value: EngineInfo = field(
@@ -55,7 +55,7 @@ class ScriptedClient:
     max_in_flight: int = 1024
     requests: list[GenerateRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
-    dropped: list[tuple[str, int]] = field(default_factory=list)  # choices that were left
+    dropped: list[tuple[str, int]] = field(default_factory=list)  # choices whose consumer left
     reserved: dict[str, int] = field(default_factory=dict)  # request id -> choices
     _streams: dict[str, RequestStream] = field(default_factory=dict)
     _tasks: dict[str, list[asyncio.Task[None]]] = field(default_factory=dict)
@@ -151,7 +151,7 @@ class ScriptedClient:
         return None
 
     def abort(self, request_id: str, index: int | None = None) -> None:
-        """``index``: a consumer left that choice; its stream hears no more of it."""
+        """``index``: the choice whose consumer left; its stream gets no more chunks."""
         if index is not None:
             self.dropped.append((request_id, index))
             self._tasks[request_id][index].cancel()

@@ -225,7 +225,7 @@ class BuiltinToolService:
         try:
             await client.connect()
             tools = await client.list_tools()
-            self._place(entry, server, client, McpListing("", tools))
+            self._register(entry, server, client, McpListing("", tools))
         except McpError as fault:
             self._found.missing[entry] = fault.message
             return False
@@ -234,7 +234,7 @@ class BuiltinToolService:
         self._found.missing.pop(entry, None)
         return True
 
-    def _place(self, entry: str, server: Server, client: McpClient, listing: McpListing) -> None:
+    def _register(self, entry: str, server: Server, client: McpClient, listing: McpListing) -> None:
         name = client.info.name
         label = name if name in ("browser", "python") else safe_name(name or entry)
         if label in self._servers or label in self._found.available:

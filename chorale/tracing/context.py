@@ -88,8 +88,8 @@ class IgnoredFields:
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """``span`` is the innermost one; None while the request is not traced. ``is_inner``: it generates for
-    itself, a summary for example, so that the ends of its choices are not those of the request's.
+    """``span`` is the innermost one; None while the request is not traced. ``is_inner``: it is an
+    internal generation, such as a summary, whose choices are not the request's.
     ``ignored``: None if unknown fields are refused.
     """
 

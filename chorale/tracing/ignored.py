@@ -17,10 +17,10 @@ from chorale.tracing.context import CURRENT, RequestContext
 logger = logging.getLogger(__name__)
 
 HEADER = "x-chorale-ignored-fields"
-_SHOWN = 96  # characters of a client's name
+_SHOWN = 96  # characters shown of a field's name
 _HEADER_BYTES = 1024  # proxies limit the whole head to a few kB
 _MOST_LOGGED = 1000
-_logged: set[str] = set()  # of this process
+_logged: set[str] = set()  # names that this process has logged
 
 
 def unknown_field(name: str, known: Iterable[str] = ()) -> None:

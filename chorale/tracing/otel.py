@@ -46,7 +46,7 @@ def is_installed() -> bool:
 
 
 def check_endpoint(url: str, environment: Mapping[str, str], named: str = FLAG) -> None:
-    """Raises ``ConfigError`` if no traces can be sent to ``url``, which ``named`` has (flag or variable)."""
+    """Raises ``ConfigError`` if no traces can be sent to ``url``. ``named``: its flag or variable."""
     parts = urlsplit(url)
     try:
         usable = parts.scheme in ("http", "https", "grpc", "grpcs") and bool(parts.hostname)
@@ -64,7 +64,7 @@ def check_endpoint(url: str, environment: Mapping[str, str], named: str = FLAG) 
 
 
 def protocol(url: str, environment: Mapping[str, str]) -> str:
-    """Returns ``http/protobuf`` or ``grpc``: as the environment says, else by the URL.
+    """Returns ``http/protobuf`` or ``grpc``: from the environment, else from the URL.
 
     Raises ``ConfigError`` for another protocol.
     """
@@ -85,7 +85,7 @@ def is_disabled(environment: Mapping[str, str]) -> bool:
 def open_tracer(endpoint: str | None, process: str) -> OtelTracer | None:
     """Returns the tracer of this process, or None if there is no collector.
 
-    ``endpoint``: the flag's; None: what the environment says. Raises ``ConfigError``.
+    ``endpoint``: the flag's; None: from the environment. Raises ``ConfigError``.
     """
     if is_disabled(os.environ):
         return None

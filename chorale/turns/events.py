@@ -36,7 +36,7 @@ CLIENT_CALLS: frozenset[ItemKind] = frozenset({
     "function_call", "custom_tool_call", "local_shell_call", "shell_call", "apply_patch_call",
     "tool_search_call",
 })  # fmt: skip
-# Items of built-in tools: the turn goes on after them. Their text is what the model wrote for the tool.
+# Items of built-in tools: the turn continues after them. Their text is what the model wrote for the tool.
 BUILTIN_ITEMS: frozenset[ItemKind] = frozenset(
     {"web_search_call", "code_interpreter_call", "mcp_call", "mcp_list_tools", "mcp_approval_request"}
 )
@@ -50,7 +50,7 @@ class Usage:
     cached_tokens: int = 0
     output_tokens: int = 0
     reasoning_tokens: int = 0
-    # The part of these two from rounds after the first: their prompts, and what those repeat.
+    # The input of rounds after the first, and its cached part. Both are included above.
     later_input_tokens: int = 0
     later_cached_tokens: int = 0
 
@@ -74,9 +74,9 @@ class ItemOpened:
     item_id: str
     kind: ItemKind
     name: str | None = None  # calls: the function's name, without its namespace
-    namespace: str | None = None  # of MCP items: the server's label
+    namespace: str | None = None  # MCP items: the server's label
     call_id: str | None = None
-    phase: Phase | None = None  # messages
+    phase: Phase | None = None  # messages only
     container_id: str | None = None  # code_interpreter_call
     approval_request_id: str | None = None  # mcp_call: the request that was approved
 

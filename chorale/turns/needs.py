@@ -45,8 +45,8 @@ class CallTool:
     call: ToolCall
     channel: str
     prompt_token_ids: list[int]
-    index: int  # of the item
-    token_ids: tuple[int, ...]  # of the message that holds the call
+    index: int  # the item's index
+    token_ids: tuple[int, ...]  # the message that contains the call
     identity: ToolIdentity | None = None
     refusal: ToolResult | None = None
     approved: int | None = None

@@ -37,7 +37,7 @@ class TurnRequest:
     prompt_token_ids: list[int]
     sampling: SamplingSpec
     rules: TurnRules = FREE
-    grammar_parts: Sequence[Constraint] = ()  # of ``sampling.grammar``
+    grammar_parts: Sequence[Constraint] = ()  # the constraints in ``sampling.grammar``
     stop: tuple[str, ...] = ()  # stop strings, on final text only
     include_stop: bool = False  # the stop string (or extra stop token) is part of the text
     parallel_tool_calls: bool = True  # False: the turn ends after the first call

@@ -119,7 +119,7 @@ class TurnRules:
     def grammar(self, max_tokens: int | None) -> tuple[str, list[Constraint]]:
         """Returns the grammar of the turn, or "" if not needed, and its parts, each of which must compile.
 
-        ``max_tokens``: of the whole output.
+        ``max_tokens``: the limit of the whole output.
         """
         if not self.binds:
             return "", []
@@ -130,7 +130,7 @@ class TurnRules:
         return turn_grammar(frames), frames.constraints()
 
     def frames(self, max_tokens: int | None) -> Frames:
-        """``max_tokens``: of the whole output."""
+        """``max_tokens``: the limit of the whole output."""
         calls = self._calls()
         forced = self.choice.mode == "required" and bool(calls)  # a server may have no tools
         demanded = forced or self.answer is not None
@@ -190,7 +190,7 @@ def _arguments(function: Function, forced: bool) -> Constraint | None:
     if parameters is not None:
         schema = dict(parameters)
         if not schema.keys() & {"$ref", "anyOf", "oneOf", "allOf"}:
-            schema["type"] = "object"  # also for ["object", "null"]
+            schema["type"] = "object"  # replaces ["object", "null"], too
     return json_schema(schema, function.param)
 
 

@@ -1,4 +1,4 @@
-"""Runs turns: the only place where endpoints meet the engine.
+"""Runs turns: the only place where endpoints continue_choice the engine.
 
 A turn is one or more *rounds*: a round is one generation. A choice returns what it needs next (``needs.py``):
 another round, if the model ended without an answer (its final header is then forced) or after a built-in tool
@@ -66,7 +66,7 @@ Either = TypeVar("Either", bound=AnyChoice)
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class _Turn:
     """The state shared by the rounds of a turn. ``sources``: running generations and tool calls."""
 
     client: EngineClient
@@ -95,13 +95,13 @@ def run_turns(
     """
     eos = frozenset(client.info.eos_token_ids)
     choices = [Choice(vocab, request, index, eos) for index in range(request.sampling.n)]
-    job = _Job(client, vocab, request, direct)
-    first: Batches | None = _first_round(job, choices, partial(_go_on, job))
+    turn = _Turn(client, vocab, request, direct)
+    first: Batches | None = _first_round(turn, choices, partial(_later_rounds, turn))
     for choice in choices:  # either all choices of a request need something first, or none
         if (need := choice.start()) is not None:
-            job.sources.add(_go_on(job, choice, need))
+            turn.sources.add(_later_rounds(turn, choice, need))
             first = None
-    return _drive(job, choices, first)
+    return _drive(turn, choices, first)
 
 
 def run_raw(
@@ -118,14 +118,14 @@ def run_raw(
         RawChoice(vocab, request, index, eos, skip_special_tokens=skip_special_tokens, discard=discard)
         for index in range(request.sampling.n)
     ]
-    job = _Job(client, vocab, request)
-    return _drive(job, choices, _first_round(job, choices))
+    turn = _Turn(client, vocab, request)
+    return _drive(turn, choices, _first_round(turn, choices))
 
 
-async def _drive(job: _Job, choices: Sequence[AnyChoice], first: Batches | None) -> Batches:
+async def _drive(turn: _Turn, choices: Sequence[AnyChoice], first: Batches | None) -> Batches:
     """Reads every source of a turn until all have ended. Converts errors to events."""
     if first is not None and len(choices) > 1:
-        job.sources.add(first)
+        turn.sources.add(first)
         first = None
     yielded = False
     try:
@@ -134,33 +134,33 @@ async def _drive(job: _Job, choices: Sequence[AnyChoice], first: Batches | None)
                 async for batch in first:
                     yielded = True
                     yield batch
-        async with aclosing(job.sources.read()) as batches:
+        async with aclosing(turn.sources.read()) as batches:
             async for batch in batches:
                 yielded = True
                 yield batch
     except ChoraleError as error:
         if not yielded:
             raise
-        for batch in job.sources.unread():
+        for batch in turn.sources.unread():
             yield batch  # events already taken from their choices
         _fail(choices, error)
         yield _take(choices)
     finally:
-        for tools in job.request.tools:
+        for tools in turn.request.tools:
             await tools.aclose()
 
 
 async def _first_round(
-    job: _Job, choices: Sequence[Either], go_on: Callable[[Either, Need], Batches] | None = None
+    turn: _Turn, choices: Sequence[Either], continue_choice: Callable[[Either, Need], Batches] | None = None
 ) -> Batches:
-    """Runs the round that all choices share; ``go_on`` continues a choice that needs something."""
+    """Runs the round that all choices share; ``continue_choice`` continues a choice that needs something."""
     fed = dict(enumerate(choices))
-    stream = job.client.submit(job.request.first_round())
+    stream = turn.client.submit(turn.request.first_round())
     batch: list[ChoiceEvents] = []
     begun = False
     faults: list[Exception] = []
-    if job.direct is not None and len(choices) == 1:
-        stream.read_directly(partial(_read_directly, choices[0], job.direct, faults))
+    if turn.direct is not None and len(choices) == 1:
+        stream.read_directly(partial(_read_directly, choices[0], turn.direct, faults))
     try:
         async for chunks in stream:
             if faults:
@@ -178,8 +178,8 @@ async def _first_round(
             if settled:
                 for index, need in settled.items():
                     choice = fed.pop(index)
-                    if go_on is not None and not isinstance(need, Ended):
-                        job.sources.add(go_on(choice, need))
+                    if continue_choice is not None and not isinstance(need, Ended):
+                        turn.sources.add(continue_choice(choice, need))
                 if not fed:
                     break  # closing the stream aborts the rest in the engine
                 for index in settled:
@@ -208,17 +208,17 @@ def _read_directly(choice: AnyChoice, direct: Direct, faults: list[Exception], c
     return not faults
 
 
-async def _go_on(job: _Job, choice: Choice, need: Need) -> Batches:
+async def _later_rounds(turn: _Turn, choice: Choice, need: Need) -> Batches:
     """Runs the later rounds of one choice, and its tools between them, until it has ended."""
     number = 0
     while not isinstance(need, Ended):
         match need:
             case CallTool():
-                steps = _use_tool(job, choice, need)
+                steps = _use_tool(turn, choice, need)
             case Compact():
-                steps = _compact(job, choice, need, number)
+                steps = _compact(turn, choice, need, number)
             case NextRound():
-                steps = _next_round(job, choice, need, number)
+                steps = _next_round(turn, choice, need, number)
                 number += 1
         async with aclosing(steps):
             async for step in steps:
@@ -230,11 +230,11 @@ async def _go_on(job: _Job, choice: Choice, need: Need) -> Batches:
         yield batch
 
 
-async def _next_round(job: _Job, choice: Choice, need: NextRound, number: int) -> Steps:
-    info = job.client.info
-    request = job.request.later_round(need, choice.index, number, info.max_model_len)
+async def _next_round(turn: _Turn, choice: Choice, need: NextRound, number: int) -> Steps:
+    info = turn.client.info
+    request = turn.request.later_round(need, choice.index, number, info.max_model_len)
     patience = QUEUE_PATIENCE if need.num_new_tokens is not None else 0.0
-    stream = await _submit(job.client, request, patience) if request is not None else None
+    stream = await _submit(turn.client, request, patience) if request is not None else None
     if stream is None:
         yield choice.end("length")  # reported as incomplete; the output is kept
         return
@@ -267,12 +267,12 @@ async def _submit(client: EngineClient, request: GenerateRequest, patience: floa
             await asyncio.sleep(0.1)
 
 
-async def _use_tool(job: _Job, choice: Choice, need: CallTool) -> Steps:
+async def _use_tool(turn: _Turn, choice: Choice, need: CallTool) -> Steps:
     """Runs a call to a built-in tool."""
     if batch := _take([choice]):
         yield batch
     result: ToolResult | None = None
-    async with aclosing(run_call(job.request.tools[choice.index], need)) as news:
+    async with aclosing(run_call(turn.request.tools[choice.index], need)) as news:
         async for entry in news:
             if isinstance(entry, ToolResult):
                 result = entry
@@ -280,17 +280,17 @@ async def _use_tool(job: _Job, choice: Choice, need: CallTool) -> Steps:
                 choice.tool_progressed(need, entry)
                 yield _take([choice])
     assert result is not None
-    room = room_for_result(need, job.client.info.max_model_len)
-    message = await asyncio.to_thread(render_result, need, result, job.vocab, room)
+    room = room_for_result(need, turn.client.info.max_model_len)
+    message = await asyncio.to_thread(render_result, need, result, turn.vocab, room)
     settled = choice.end("length") if message is None else choice.tool_done(need, result, message)
     if batch := _take([choice]):
         yield batch
     yield settled
 
 
-async def _compact(job: _Job, choice: Choice, need: Compact, number: int) -> Steps:
+async def _compact(turn: _Turn, choice: Choice, need: Compact, number: int) -> Steps:
     """Generates a summary of the conversation."""
-    request, info = job.request, job.client.info
+    request, info = turn.request, turn.client.info
     compaction = request.compaction
     assert compaction is not None
     sampling = sampling_of_pass(request.sampling, info, len(need.prompt_token_ids))
@@ -302,8 +302,8 @@ async def _compact(job: _Job, choice: Choice, need: Compact, number: int) -> Ste
     summary = request.summary_round(need, f"{choice.index}.{number}.summary", sampling)
     fold, begun = Fold(), False
     with within("compact", {}, is_inner=True):
-        async with aclosing(run_turn(job.client, job.vocab, summary)) as turn:
-            async for events in turn:
+        async with aclosing(run_turn(turn.client, turn.vocab, summary)) as batches:
+            async for events in batches:
                 fold.add(events)
                 if not begun and any(item.kind == "message" for item in fold.items):
                     begun = True

@@ -21,7 +21,7 @@ _MAX_NAMED = 20  # wrong entries in one error
 
 
 class SamplingChoices(Protocol):
-    """A request's sampling fields beside the numbers of ``CHOSEN_BY_MODEL``. None: the default."""
+    """A request's sampling fields besides the numbers of ``CHOSEN_BY_MODEL``. None: the default."""
 
     @property
     def logit_bias(self) -> Mapping[str, float] | Mapping[int, float] | None: ...

@@ -141,7 +141,7 @@ def test_a_build_for_amd_may_find_one(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("gpus", "line", "said"),
     [(2, "", "--tensor-parallel-size 8 needs 8 GPUs, and 2 are visible here"),
-     (1, "", "use --tensor-parallel-size 1 (on the command line, which wins over a recipe)"),
+     (1, "", "use --tensor-parallel-size 1 (on the command line, which overrides a recipe)"),
      (2, "--tensor-parallel-size 2", "started"), (8, "", "started")],
 )  # fmt: skip
 def test_a_recipe_for_more_gpus_says_what_to_do(
@@ -200,7 +200,7 @@ def test_too_few_gpus_for_ranks_of_several_engines_have_one_remedy(
     assert main([*command, "-tp", "4", "-dp", "2"]) == 2
     shown = capsys.readouterr().err
     assert len(shown.splitlines()) == 1
-    assert f"2 engines of 4 GPUs (--tensor-parallel-size) need 8 GPUs, and {gpus} can be seen" in shown
+    assert f"2 engines of 4 GPUs (--tensor-parallel-size) need 8 GPUs, and {gpus} are visible" in shown
     remedy = re.search(r"use ((?:--\S+ \d+ ?)+)", shown)
     assert remedy is not None
     words = remedy[1].split()

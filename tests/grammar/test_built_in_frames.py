@@ -44,7 +44,7 @@ def fits(grammar: str, text: str) -> bool:
         (FINAL, True),
     ],
 )
-def test_calls(text: str, expected: bool) -> None:
+def test_calls_to_built_in_tools_match_the_grammar(text: str, expected: bool) -> None:
     assert fits(turn_grammar(FRAMES), text) is expected
 
 
@@ -63,7 +63,7 @@ def later(rules: TurnRules, num_calls: int, calls_left: bool = True) -> str:
     return rules.later_grammar(num_calls, calls_left, 0, 1000)
 
 
-def test_a_demand_is_met_by_the_first_call() -> None:
+def test_a_required_call_is_satisfied_by_the_first_call() -> None:
     first = turn_grammar(RULES.frames(1000))
     assert fits(first, PYTHON)
     assert fits(first, ECHO)
@@ -82,20 +82,20 @@ def test_a_demand_is_met_by_the_first_call() -> None:
         (ToolChoice("none"), False, False, True),
     ],
 )
-def test_choices(choice: ToolChoice, python: bool, echo: bool, final: bool) -> None:
+def test_tool_choice_restricts_the_grammar(choice: ToolChoice, python: bool, echo: bool, final: bool) -> None:
     rules = TurnRules(built_in=RULES.built_in, choice=choice)
     assert rules.binds
     grammar = turn_grammar(rules.frames(1000))
     assert (fits(grammar, PYTHON), fits(grammar, ECHO), fits(grammar, FINAL)) == (python, echo, final)
 
 
-def test_allowed_tools_hold_for_the_whole_turn() -> None:
+def test_allowed_tools_apply_to_the_whole_turn() -> None:
     choice = ToolChoice("required", frozenset(), frozenset({"mcp:srv"}), lasting=True)
     grammar = later(TurnRules(built_in=RULES.built_in, choice=choice), 1)
     assert (fits(grammar, PYTHON), fits(grammar, ECHO), fits(grammar, FINAL)) == (False, True, True)
 
 
-def test_when_no_calls_are_left_the_rest_holds() -> None:
+def test_without_calls_left_the_other_rules_apply() -> None:
     answer = make.json_object("p")
     grammar = later(TurnRules(built_in=RULES.built_in, answer=answer), 2, calls_left=False)
     assert not fits(grammar, PYTHON)
@@ -103,12 +103,12 @@ def test_when_no_calls_are_left_the_rest_holds() -> None:
     assert not fits(grammar, FINAL)
 
 
-def test_a_server_without_tools_cannot_be_demanded() -> None:
+def test_a_server_without_tools_cannot_be_required() -> None:
     rules = TurnRules(choice=ToolChoice("required", frozenset(), frozenset({"mcp:srv"})))
     assert fits(turn_grammar(rules.frames(1000)), FINAL)
 
 
-def test_a_thinking_budget_is_of_the_whole_turn() -> None:
+def test_a_thinking_budget_applies_to_the_whole_turn() -> None:
     rules = TurnRules(built_in=RULES.built_in, thinking_budget=3)
     grammar = rules.later_grammar(1, True, 2, 1000)
     assert fits(grammar, "<|channel|>analysis<|message|>a<|end|><|start|>assistant" + FINAL)

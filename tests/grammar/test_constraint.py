@@ -47,7 +47,7 @@ def nested(depth: int) -> dict[str, Any]:
     return schema
 
 
-def test_the_bound_on_depth_is_one_that_the_compiler_has_room_for() -> None:
+def test_the_compiler_accepts_the_maximum_depth() -> None:
     """Each object and its ``properties`` are a level, and so is the number."""
     deepest = json_schema(nested(MAX_DEPTH // 2 - 1) | {"default": {}}, "p")
     check_constraint(deepest)
@@ -56,7 +56,7 @@ def test_the_bound_on_depth_is_one_that_the_compiler_has_room_for() -> None:
     assert caught.value.code == "unsupported_value"
 
 
-def test_objects_that_are_optional_may_be_nested_28_deep() -> None:
+def test_optional_objects_may_be_nested_28_deep() -> None:
     """As pydantic writes them: each is four levels of JSON deeper."""
     schema: dict[str, Any] = {"type": "object"}
     for _ in range(28):
@@ -87,7 +87,7 @@ OR_NULL = {"anyOf": [{"$ref": "#/$defs/t"}, {"type": "null"}]}
         (ITSELF | {"properties": {"t": {"$ref": "#"}}}, {"$ref": "#/$defs/t"}, False),
     ],
 )
-def test_a_schema_whose_values_would_have_no_end_is_refused(
+def test_a_schema_with_infinite_values_is_refused(
     definition: dict[str, Any], schema: dict[str, Any], ends: bool
 ) -> None:
     whole = {"$defs": {"t": definition}, **schema}
@@ -112,7 +112,7 @@ def test_references_are_followed_in_linear_time() -> None:
 
 
 @pytest.mark.parametrize(("num_optional", "fits"), [(400, True), (600, False)])
-def test_how_many_properties_may_be_optional_is_bounded(num_optional: int, fits: bool) -> None:
+def test_the_number_of_optional_properties_is_limited(num_optional: int, fits: bool) -> None:
     names = {f"property_{number}": {"type": "string"} for number in range(num_optional)}
     schema = {"type": "object", "properties": names, "additionalProperties": False}
     made = json_schema(schema, "p")
@@ -153,7 +153,7 @@ def test_gbnf_with_a_fault_is_a_400_that_names_the_field(grammar: str) -> None:
         )
     )
 )
-def test_any_gbnf_is_translated_or_a_value_error(parts: list[str]) -> None:
+def test_any_gbnf_is_translated_or_raises_a_value_error(parts: list[str]) -> None:
     with contextlib.suppress(ValueError):
         assert "start" in to_lark("root ::= " + "".join(parts))
 
@@ -163,7 +163,7 @@ def test_an_id_may_be_a_title() -> None:
     assert accepts({"$id": "My Schema", **inner, "definitions": {"é": {"type": "null"}}}, '{"a":null}')
 
 
-def test_references_are_found_wherever_schemas_stand() -> None:
+def test_references_are_found_in_all_subschemas() -> None:
     reference = {"$ref": "#/$defs/名"}
     places: list[dict[str, Any]] = [
         {"anyOf": [{"type": "null"}, {"type": "array", "items": reference, "minItems": 1}]},
@@ -176,7 +176,7 @@ def test_references_are_found_wherever_schemas_stand() -> None:
     assert accepts({**spelled, "$defs": {"名": {"const": 5}}}, '{"const":5,"$ref":5}')
 
 
-def test_values_are_left_as_they_are() -> None:
+def test_values_are_unchanged() -> None:
     value = {"$ref": "#/住 所", "$id": "a b"}
     assert accepts({"const": value}, json.dumps(value, ensure_ascii=False))
     assert accepts({"enum": [value]}, json.dumps(value, ensure_ascii=False))
@@ -185,14 +185,14 @@ def test_values_are_left_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("pattern", "text"), [("^a$", "a"), ("a\\$", "a$"), ("^5\\$$", "5$"), ("a/b", "a/b")]
 )
-def test_anchors_go_and_what_is_escaped_stays(pattern: str, text: str) -> None:
+def test_anchors_are_dropped_and_escapes_are_kept(pattern: str, text: str) -> None:
     constraint = regex(pattern, "p")
     check_constraint(constraint)
     tokens = load_vocabulary().encode(text)
     assert compile_grammar(raw_grammar(constraint)).validate_tokens(tokens) == len(tokens)
 
 
-async def test_the_checker_counts_what_it_compiles_and_not_what_it_has_compiled(
+async def test_the_checker_limits_running_compilations_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(checker, "MAX_PENDING", 2)

@@ -84,7 +84,7 @@ BUDGET = Frames(preambles=True, reasoning=(50,), calls=(Call("get", CITY),))
         (BUDGET, PREAMBLE + GET + '{"city":"a"}<|call|>', True),
     ],
 )
-def test_turns(frames: Frames, text: str, expected: bool) -> None:
+def test_a_grammar_accepts_valid_turns_only(frames: Frames, text: str, expected: bool) -> None:
     assert fits(frames, text) is expected
 
 
@@ -142,7 +142,7 @@ def test_reasoning_may_be_any_bytes() -> None:
     assert matcher.consume_tokens(list(range(0, NUM_RANKS, 7)))
 
 
-def test_a_text_of_a_client_stays_in_its_place() -> None:
+def test_text_of_a_client_cannot_leave_its_constraint() -> None:
     """Grammars and names that look like ours change nothing outside."""
     hostile = make.lark('start: "a" %json {"const": 1}\nfinal: "x"\nend: "y"', "p")
     check_constraint(hostile)
@@ -164,7 +164,7 @@ def test_a_text_of_a_client_stays_in_its_place() -> None:
         (r"\d{2}", "12", True),
     ],
 )
-def test_a_pattern_is_the_whole_text(pattern: str, text: str, expected: bool) -> None:
+def test_a_pattern_matches_the_whole_text(pattern: str, text: str, expected: bool) -> None:
     matcher = compile_grammar(raw_grammar(make.regex(pattern, "p")))
     ok = matcher.consume_tokens(VOCAB.encode(text))
     assert (bool(ok) and matcher.is_accepting()) is expected
@@ -201,7 +201,7 @@ def test_errors_are_one_short_line() -> None:
 
 
 @pytest.mark.parametrize("pattern", ["[a&&b]", r"[^\s\S]", "a[b&&c]"])
-def test_what_nothing_satisfies_is_not_called_complex(pattern: str) -> None:
+def test_an_unsatisfiable_schema_is_not_called_complex(pattern: str) -> None:
     for constraint in (make.regex(pattern, "p"), make.lark(f"start: /{pattern}/", "p")):
         with pytest.raises(ValueError, match=r"^nothing satisfies it$"):
             check_constraint(constraint)

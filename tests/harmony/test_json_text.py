@@ -20,18 +20,18 @@ JSON = st.recursive(
 
 
 @given(JSON)
-def test_it_can_be_written_again(value: Any) -> None:
+def test_parsed_json_can_be_encoded_again(value: Any) -> None:
     written = json.dumps(value)
     for text in (written, written.encode()):
         json.dumps(loads(text), ensure_ascii=False).encode()
 
 
 @given(st.recursive(st.integers() | st.text(), st.lists, max_leaves=10))
-def test_what_is_whole_is_read_as_json_reads_it(value: Any) -> None:
+def test_valid_text_is_parsed_as_by_json_loads(value: Any) -> None:
     assert loads(json.dumps(value)) == value
 
 
-def test_half_a_pair_becomes_one_replacement() -> None:
+def test_a_lone_surrogate_becomes_one_replacement() -> None:
     assert loads('{"\\ud800": ["a\\udc00b", "\\ud83d\\ude00"]}') == {"\ufffd": ["a\ufffdb", "\U0001f600"]}
     with pytest.raises(ValueError, match="control character"):
         loads('"a\nb"')
@@ -53,7 +53,7 @@ def test_nesting_has_a_bound_far_below_the_interpreters(wrap: Any) -> None:
 
 
 @pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 900, 950, 1000, 5000, 100_000])
-def test_what_is_too_deep_is_refused_and_not_half_read(depth: int) -> None:
+def test_json_that_is_too_deep_is_refused_as_a_whole(depth: int) -> None:
     for text in ("[" * depth + "]" * depth, '{"a":' * depth + "0" + "}" * depth):
         with pytest.raises((ValueError, RecursionError)):
             loads(text)

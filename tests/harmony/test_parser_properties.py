@@ -98,7 +98,7 @@ def test_random_control_token_streams(vocab: Vocabulary, part: int) -> None:
         assert sum(e.num_tokens for e in events if isinstance(e, ContentDelta)) <= num_text
 
 
-def test_any_cutting_of_the_stream_gives_the_same_events(vocab: Vocabulary) -> None:
+def test_events_do_not_depend_on_how_tokens_arrive(vocab: Vocabulary) -> None:
     rng = random.Random(5)
     phrases = [vocab.encode(phrase) for phrase in PHRASES]
     for _ in range(3000):
@@ -115,7 +115,7 @@ def test_any_cutting_of_the_stream_gives_the_same_events(vocab: Vocabulary) -> N
         assert [*events, *cut.finish()] == expected
 
 
-def test_content_is_exactly_what_the_tokens_say(vocab: Vocabulary) -> None:
+def test_content_equals_the_decoded_tokens(vocab: Vocabulary) -> None:
     """Any ordinary ids, also broken UTF-8: deltas add up to the text, counts to the tokens."""
     rng = random.Random(6)
     head = vocab.encode_with_special("<|channel|>final<|message|>")

@@ -252,7 +252,9 @@ ROWS: list[tuple[str, list[Parsed], set[str]]] = [
 
 
 @pytest.mark.parametrize(("text", "messages", "repairs"), ROWS, ids=[row[0][:60] for row in ROWS])
-def test_row(vocab: Vocabulary, text: str, messages: list[Parsed], repairs: set[str]) -> None:
+def test_each_row_of_the_table(
+    vocab: Vocabulary, text: str, messages: list[Parsed], repairs: set[str]
+) -> None:
     reading = parse(vocab, text)
     assert reading.messages == messages
     assert set(reading.repairs) == repairs

@@ -55,7 +55,7 @@ def test_functions_are_announced_in_the_system_message() -> None:
     assert render_system(SystemContent(), True) == render_system(SystemContent(), False) + line
 
 
-def test_python_says_which_kind_it_is() -> None:
+def test_the_text_of_python_names_its_kind() -> None:
     stateless = python_tool(stateful=False).description or ""
     stateful = python_tool(stateful=True).description or ""
     assert "STATELESS" in stateless
@@ -63,7 +63,7 @@ def test_python_says_which_kind_it_is() -> None:
     assert "STATELESS" not in stateful
 
 
-def test_browser_and_python_and_a_function(vocab: Vocabulary) -> None:
+def test_browser_python_and_a_function_together(vocab: Vocabulary) -> None:
     tool = ToolDescription("f", "Does it.", {"type": "object", "properties": {"x": {"type": "integer"}}})
     messages = (
         Message("system", SystemContent(namespaces=(python_tool(stateful=True), browser_tools()))),
@@ -151,7 +151,7 @@ def chain(letters: str) -> list[Message]:
         ("none", "urfurf", "urfurf"),
     ],
 )
-def test_what_is_dropped(rule: DropAnalysis, before: str, after: str) -> None:
+def test_each_rule_drops_its_messages(rule: DropAnalysis, before: str, after: str) -> None:
     assert [m.content for m in kept_messages(chain(before), rule)] == list(after)
 
 

@@ -41,7 +41,7 @@ def members(**properties: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_quirks(given: dict[str, Any], expected: str) -> None:
+def test_quirks_of_openai_harmony_are_kept(given: dict[str, Any], expected: str) -> None:
     assert schema_to_typescript(given) == expected
 
 
@@ -50,7 +50,7 @@ def test_required_and_described_object() -> None:
     assert schema_to_typescript(given) == "{\n// d\nx:     // d\n{\n    },\n}"
 
 
-def test_odd_schemas_have_a_reading() -> None:
+def test_odd_schemas_do_not_raise() -> None:
     deep: dict[str, Any] = {"type": "array"}
     for _ in range(5000):
         deep = {"type": "array", "items": deep}

@@ -12,7 +12,7 @@ from chorale.harmony.text import StopStrings, TextDecoder
 from chorale.harmony.vocab import NUM_RANKS, TokenIdError, Vocabulary
 
 
-def test_decoder_equals_decoding_the_whole(vocab: Vocabulary) -> None:
+def test_incremental_decoding_equals_decoding_at_once(vocab: Vocabulary) -> None:
     rng = random.Random(0)
     for _ in range(2000):
         ids = [rng.randrange(NUM_RANKS) if rng.random() < 0.5 else rng.randrange(128, 256) for _ in range(20)]
@@ -82,7 +82,7 @@ def test_stop_strings_do_not_depend_on_the_cuts(stops: list[str], pieces: list[s
     st.lists(st.text("ab\nc", max_size=5), max_size=6),
     st.booleans(),
 )
-def test_a_stop_that_ends_in_what_is_passed_over_does_not_count(
+def test_a_stop_string_that_ends_in_passed_over_text_is_ignored(
     stops: list[str], early: list[str], late: list[str], include: bool
 ) -> None:
     matcher = StopStrings(stops, include)

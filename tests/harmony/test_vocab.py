@@ -77,7 +77,7 @@ def test_names_of_every_special_id_go_both_ways(vocab: Vocabulary) -> None:
     assert [i for i in ids if not v.special_name(i).startswith("<|reserved_")] == sorted(v.SPECIAL_NAMES)
 
 
-def test_what_only_looks_special_is_text(vocab: Vocabulary) -> None:
+def test_text_that_resembles_special_tokens_is_text(vocab: Vocabulary) -> None:
     """No name gives id 201,088, one past the model's rows, as openai-harmony's does."""
     for name in ("<|reserved_201088|>", "<|reserved_200002|>", "<|nothing|>"):
         text = f"say {name} twice<|end|>x"
@@ -130,7 +130,7 @@ def test_long_random_pieces_give_the_ids_of_tiktoken(
         assert vocab.encode(text) == reference.encode_ordinary(text)
 
 
-def test_characters_that_one_table_does_not_know_yet(vocab: Vocabulary, reference: tiktoken.Encoding) -> None:
+def test_characters_that_one_table_lacks(vocab: Vocabulary, reference: tiktoken.Encoding) -> None:
     """Letters of the newest Unicode versions: symbols to a table that is older."""
     rng = random.Random(4)
     new = [chr(c) for c in range(0x250, 0x33480, 3) if unicodedata.ucd_3_2_0.category(chr(c)) == "Cn"]
@@ -185,7 +185,7 @@ def test_text_without_a_certain_cut_gives_the_ids_of_tiktoken(
         "<|aaaaaaaaaa",
     ],
 )  # fmt: skip
-def test_text_beyond_the_limit_is_given_up_and_holds_nothing(vocab: Vocabulary, pattern: str) -> None:
+def test_text_above_the_limit_is_abandoned_early(vocab: Vocabulary, pattern: str) -> None:
     text = pattern * (8_000_000 // len(pattern.encode()))
 
     def encode() -> None:

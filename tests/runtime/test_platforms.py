@@ -80,7 +80,7 @@ def test_gpus_of_amd_are_shared_out(build: pytest.MonkeyPatch, tmp_path: Path) -
     assert replica_environments(config, 2, {}) == [{hip: "0"}, {hip: "1"}]
     assert replica_environments(config, 2, {cuda: "3,2"}) == [{cuda: "3"}, {cuda: "2"}]
     assert replica_environments(config, 2, {hip: "1,3", cuda: "0"}) == [{hip: "1"}, {hip: "3"}]
-    with pytest.raises(ConfigError, match=r"5 GPUs, and 4 can be seen .*or name more in HIP_VISIBLE_DEVICES"):
+    with pytest.raises(ConfigError, match=r"5 GPUs, and 4 are visible .*or list more in HIP_VISIBLE_DEVICES"):
         replica_environments(config, 5, {})
 
 
@@ -96,7 +96,9 @@ def test_npus_are_shared_out(build: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pairs = EngineConfig(device="npu", tensor_parallel_size=2)
     assert replica_environments(pairs, 2, {name: "4,5,6,7"}) == [{name: "4,5"}, {name: "6,7"}]
     build.setenv(name, "1")
-    with pytest.raises(ConfigError, match=r"needs 2 GPUs, and 1 is visible here .ASCEND_RT_VISIBLE_DEVICES"):
+    with pytest.raises(
+        ConfigError, match=r"needs 2 GPUs, and 1 is visible here .after ASCEND_RT_VISIBLE_DEVICES"
+    ):
         check_device(pairs)
     with pytest.raises(ConfigError, match=r"--ops triton needs a GPU .*the device is 'npu'"):
         check_device(EngineConfig(device="npu", ops="triton"))

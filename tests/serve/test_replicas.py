@@ -235,12 +235,12 @@ def test_ids_are_kept_as_they_were_written(given: str | None, ids: list[str] | N
 def test_each_replica_gets_its_share() -> None:
     assert share(["4", "5", "6", "7"], 2, 2) == [["4", "5"], ["6", "7"]]
     assert share(["GPU-a", "GPU-b", "GPU-c"], 2, 1) == [["GPU-a"], ["GPU-b"]]  # what is left stays idle
-    with pytest.raises(ConfigError, match=r"4 engines need 4 GPUs, and 2 can be seen \(0, 1\): use "
+    with pytest.raises(ConfigError, match=r"4 engines need 4 GPUs, and 2 are visible \(0, 1\): use "
                                           "--data-parallel-size 2,"):  # fmt: skip
         share(["0", "1"], 4, 1)
     with pytest.raises(
         ConfigError,
-        match=r"2 engines of 4 GPUs .* need 8 GPUs, and 3 can be seen .*"
+        match=r"2 engines of 4 GPUs .* need 8 GPUs, and 3 are visible .*"
         "use --tensor-parallel-size 2 --data-parallel-size 1 ",
     ):
         share(["0", "1", "2"], 2, 4)

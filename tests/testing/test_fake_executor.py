@@ -41,7 +41,7 @@ def plan_of(tokens: list[int], computed: int = 0, step: int = 0, *, blocks: list
     )
 
 
-def test_a_right_plan_gives_the_models_tokens() -> None:
+def test_a_correct_plan_gives_the_models_tokens() -> None:
     executor = FakeExecutor(LIMITS)
     want, _ = executor.model.generate([1, 2, 3, 4, 5], SamplingSpec(max_tokens=3, ignore_eos=True), 1, 40)
     first = executor.execute(plan_of([1, 2, 3, 4, 5], blocks=[0, 1])).result()
@@ -50,7 +50,7 @@ def test_a_right_plan_gives_the_models_tokens() -> None:
     assert [int(step.token_ids[0, 0]) for step in (first, second, third)] == want
 
 
-def test_chunks_give_the_token_of_the_whole() -> None:
+def test_a_chunked_prompt_gives_the_same_token() -> None:
     whole = FakeExecutor(LIMITS).execute(plan_of(list(range(9)), blocks=[0, 1, 2])).result()
     chunked = FakeExecutor(LIMITS)
     chunked.execute(plan_of(list(range(8)), blocks=[0, 1])).result()

@@ -75,7 +75,7 @@ def test_spans_reach_the_collector_when_the_server_ends(
 
 
 @needs_package
-def test_an_error_has_the_status_of_one(collector: Collector) -> None:
+def test_a_failed_span_has_the_error_status(collector: Collector) -> None:
     tracer = otel.open_tracer(f"{collector.url}/v1/traces", "api-0")
     span = tracer.start("one", {}, {"kept": 1, "left out": None}, "server")
     child = span.child("two", {}, "client")
@@ -92,7 +92,7 @@ def test_an_error_has_the_status_of_one(collector: Collector) -> None:
 
 
 @needs_package
-def test_the_sampler_is_the_environments(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_selects_the_sampler(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
     tracer = otel.open_tracer(collector.url, "api-0")
     assert tracer is not None
@@ -104,7 +104,7 @@ def test_the_sampler_is_the_environments(collector: Collector, monkeypatch: pyte
 
 @needs_package
 @pytest.mark.parametrize("fault", ["absent", "refuses", "slow"])
-def test_a_bad_collector_costs_requests_nothing(
+def test_a_bad_collector_does_not_affect_requests(
     fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")

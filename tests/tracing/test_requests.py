@@ -65,7 +65,7 @@ async def test_a_request_has_one_span(path: str, operation: str, body: dict[str,
     assert "green" not in everything
 
 
-async def test_usage_is_that_of_the_api() -> None:
+async def test_usage_equals_the_usage_of_the_api() -> None:
     tracer = KeptTracer()
     async with served(playing(ANSWER, ANSWER, num_cached_tokens=7), tracer=tracer) as server:
         answer = await server.chat("hello", n=2, temperature=0.5, seed=9, max_tokens=40)
@@ -79,7 +79,7 @@ async def test_usage_is_that_of_the_api() -> None:
     assert {name: seen[f"gen_ai.request.{name}"] for name in wanted} == wanted
 
 
-async def test_reads_probes_and_unsampled_requests_have_none() -> None:
+async def test_reads_probes_and_unsampled_requests_have_no_span() -> None:
     tracer, unsampled = KeptTracer(), KeptTracer(samples=False)
 
     async with served(playing(ANSWER), tracer=tracer) as server:
@@ -166,7 +166,7 @@ async def leave(server: Server, body: dict[str, Any]) -> None:
     await task
 
 
-async def test_a_background_response_has_a_span_of_its_own_below_the_request() -> None:
+async def test_a_background_response_has_a_child_span() -> None:
     tracer = KeptTracer()
 
     async with served(playing(ANSWER, delay=0.01), names=(MODEL,), tracer=tracer) as server:

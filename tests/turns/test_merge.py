@@ -32,7 +32,7 @@ async def test_sources_may_be_added_while_they_are_read() -> None:
     assert not sources
 
 
-async def test_a_source_may_leave_its_place_to_another() -> None:
+async def test_a_single_source_may_add_another_and_end() -> None:
     sources: Sources[int] = Sources()
 
     async def first() -> AsyncGenerator[int]:
@@ -66,7 +66,7 @@ def test_sources_that_end_together_do_not_hold_up_the_others(counts: tuple[int, 
 
 
 @pytest.mark.parametrize("num_steps", range(8))
-async def test_what_was_said_before_an_error_is_not_lost(num_steps: int) -> None:
+async def test_items_before_an_error_are_not_lost(num_steps: int) -> None:
     said: list[tuple[int, int]] = []
 
     async def source(number: int) -> AsyncGenerator[tuple[int, int]]:

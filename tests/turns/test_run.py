@@ -37,7 +37,7 @@ def shape(fold: Fold) -> list[tuple[str, str | None, str, str | None]]:
     return [(i.kind, i.opened.name or i.opened.phase, i.text, i.status) for i in fold.items]
 
 
-def test_a_turn_becomes_items_with_ids_for_life() -> None:
+def test_items_of_a_turn_keep_their_ids() -> None:
     text = ANALYSIS + "Think." + NEXT + PREAMBLE + "Looking." + NEXT + call("f", '{"a":1}') + "<|call|>"
     fold = one(text, functions=["f"])
     assert shape(fold) == [
@@ -102,7 +102,7 @@ TO_F = "<|channel|>commentary to="
         ),
     ],
 )
-def test_what_is_written_becomes_items(
+def test_messages_become_items(
     text: str, items: list[tuple[str, str | None, str, str]], reason: str, repair: str | None
 ) -> None:
     fold = one(text, functions=["f"])
@@ -140,14 +140,14 @@ def test_a_forced_answer_of_each_choice_has_the_seed_of_its_choice() -> None:
     assert sorted((asked.sampling.n, asked.sampling.seed) for asked in later) == seeds
 
 
-def test_nothing_at_all_is_forced_too() -> None:
+def test_an_answer_is_forced_after_an_empty_output() -> None:
     client = in_rounds("<|return|>", "Here.<|return|>")
     fold = run(lambda: turn(client, prompt=[5]))[0]
     assert shape(fold) == [("message", "final_answer", "Here.", "completed")]
     assert client.requests[1].prompt_token_ids == [5, *ids(FINAL)]
 
 
-def test_without_budget_the_end_is_length() -> None:
+def test_no_answer_is_forced_without_tokens_left() -> None:
     text = ANALYSIS + "Think.<|return|>"
     client = in_rounds(text, "never")
     sampling = SamplingSpec(max_tokens=len(ids(text)))
@@ -208,7 +208,7 @@ def test_reasoning_tokens_are_counted_one_by_one(text: str) -> None:
 # --------------------------------------------------------------------------- stop strings
 
 
-def test_stop_strings_hold_for_final_text_only() -> None:
+def test_stop_strings_apply_to_final_text_only() -> None:
     text = ANALYSIS + "STOP here" + NEXT + call("f", '{"a":"STOP"}') + NEXT + FINAL + "one STOP two<|return|>"
     client = playing(text)
     fold = run(lambda: turn(client, functions=["f"], stop=("STOP",)))[0]
@@ -284,7 +284,7 @@ def test_a_character_cut_in_half_is_replaced_at_the_end() -> None:
     assert fold.items[0].content_token_ids == [*ids("x"), *half]
 
 
-async def test_stream_interval_changes_the_cut_and_nothing_else() -> None:
+async def test_stream_interval_changes_only_the_size_of_chunks() -> None:
     text = ANALYSIS + "one two three four" + NEXT + FINAL + "five six seven eight nine ten<|return|>"
 
     async def deltas(interval: int) -> list[str]:
@@ -297,7 +297,7 @@ async def test_stream_interval_changes_the_cut_and_nothing_else() -> None:
     assert len(coarse) < len(every) / 2
 
 
-async def test_a_stream_begins_with_its_first_token_though_that_shows_nothing() -> None:
+async def test_a_stream_begins_with_its_first_token_even_if_invisible() -> None:
     hidden, opened, *_ = [events async for _, events in batches(playing(FINAL + "a b<|return|>"))]
     assert hidden == []
     assert isinstance(opened[0], ItemOpened)
@@ -320,7 +320,7 @@ def test_prefill_continues_a_message() -> None:
     "between",
     ["<|return|>", "<|return|><|return|>", "<|end|><|return|>", "<|return|><|endoftext|><|return|>"],
 )
-def test_ignore_eos_reads_on_after_return(between: str) -> None:
+def test_ignore_eos_continues_after_return(between: str) -> None:
     text = FINAL + f"a{between}<|start|>assistant" + FINAL + "b"
     fold = one(text, ignore_eos=True)
     assert [i.text for i in fold.items] == ["a", "b"]
@@ -350,7 +350,7 @@ def test_errors_before_the_first_event_are_raised() -> None:
         run(lambda: turn(loading))
 
 
-def test_errors_after_it_end_the_turn() -> None:
+def test_errors_after_the_first_event_end_the_turn() -> None:
     fold = one(FINAL + "partial", error=EngineDeadError("gone"))
     assert shape(fold) == [("message", "final_answer", "partial", "incomplete")]
     assert fold.ended.reason == "error"
@@ -374,7 +374,7 @@ async def test_leaving_early_aborts_the_request() -> None:
     assert client.aborted == ["r"]
 
 
-async def test_an_abort_from_elsewhere_ends_the_turn() -> None:
+async def test_an_external_abort_ends_the_turn() -> None:
     client, fold = playing(FINAL + "a b", hang=True), Fold()
     async for _, events in batches(client):
         fold.add(events)

@@ -107,7 +107,7 @@ def test_fold_of_the_chat_stream_is_the_body(
 
 @quick
 @given(streams(), st.integers(1, 64), st.integers(1, 30))
-def test_items_do_not_depend_on_the_cut(tokens: list[int], step: int, interval: int) -> None:
+def test_items_do_not_depend_on_how_tokens_arrive(tokens: list[int], step: int, interval: int) -> None:
     async def folded(step: int, interval: int) -> Any:
         [fold] = await turn(
             client_of(tokens, step), functions=["f", "g"], stream_interval=interval, stop=("STOP",)

@@ -59,8 +59,8 @@ def fault_of(server: Server) -> str | None:
     """Returns why a configured program cannot start, else None. Addresses are not checked."""
     if not isinstance(server, StdioServer):
         return None
-    program, places = server.argv[0], os.get_exec_path(dict(server.environment))
-    if shutil.which(program, path=os.pathsep.join(places)) is None:
+    program, folders = server.argv[0], os.get_exec_path(dict(server.environment))
+    if shutil.which(program, path=os.pathsep.join(folders)) is None:
         return f"its program {program!r} is not installed"
     return None
 

@@ -64,8 +64,8 @@ def bubblewrap(limits: SandboxLimits) -> SandboxLaunch | None:
 
 def _system(base: Path) -> list[str]:
     argv = ["--ro-bind", "/usr", "/usr"]
-    for place in ("/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/alternatives"):
-        argv += ["--ro-bind-try", place, place]
+    for path in ("/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/alternatives"):
+        argv += ["--ro-bind-try", path, path]
     if not base.is_relative_to("/usr"):
         argv += ["--ro-bind", str(base), str(base)]
     return argv
@@ -86,8 +86,8 @@ def _devices_and_files(limits: SandboxLimits) -> list[str]:
         "--remount-ro",
         "/dev",
     ]
-    for place in ("/tmp", "/mnt/data"):
-        argv += ["--size", str(limits.disk_bytes), "--tmpfs", place]
+    for path in ("/tmp", "/mnt/data"):
+        argv += ["--size", str(limits.disk_bytes), "--tmpfs", path]
     return argv
 
 
@@ -103,7 +103,7 @@ def _interpreter(*, for_others: bool) -> Path | None:
 
 def _readable_by_others(program: Path) -> bool:
     try:
-        modes = [os.stat(place).st_mode for place in (program, *program.parents)]
+        modes = [os.stat(path).st_mode for path in (program, *program.parents)]
     except OSError:
         return False
     return all(mode & stat.S_IXOTH for mode in modes)

@@ -65,8 +65,8 @@ def _root_of(pid: int) -> tuple[int, int]:
 def _tmpfs_bytes(pid: int) -> int:
     """Returns the size of the contents plus the kernel's overhead per file."""
     total, seen = 0, set()
-    for place in _TMPFS:
-        path = f"/proc/{pid}/root/{place}"
+    for folder in _TMPFS:
+        path = f"/proc/{pid}/root/{folder}"
         try:
             device, status = os.stat(path).st_dev, os.statvfs(path)
         except OSError:

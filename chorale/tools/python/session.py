@@ -247,13 +247,13 @@ class KeptOutput:
         """Adds output. Returns text that can be shown now."""
         self.num_bytes += len(chunk)
         data = self._held + chunk
-        place = data.find(self._mark)
-        end = place + len(self._mark)
-        if place >= 0 and len(data) > end + 1:
+        mark_start = data.find(self._mark)
+        end = mark_start + len(self._mark)
+        if mark_start >= 0 and len(data) > end + 1:
             self.letter = data[end : end + 1]
-            data, self._held = data[:place], b""
+            data, self._held = data[:mark_start], b""
         else:
-            cut = place if place >= 0 else self._partial(data)
+            cut = mark_start if mark_start >= 0 else self._partial(data)
             data, self._held = data[:cut], data[cut:]
         return self._keep(data)
 

@@ -1,1 +1,1 @@
-"""Built-in tools within a turn: available, opened, called."""
+"""Built-in tools within a turn: checks of availability, opening, calls."""

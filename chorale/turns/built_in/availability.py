@@ -1,7 +1,7 @@
 """Checks that the requested built-in tools are available on this server.
 
 An unavailable tool is a 400 on every endpoint, with one exception: coding agents declare web search and image
-generation by default, beside their own tools. Their requests continue without it (logged once) unless
+generation by default, besides their own tools. Their requests continue without it (logged once) unless
 ``tool_choice`` requires it.
 """
 
@@ -33,26 +33,24 @@ def check_available(service: ToolService | None, asked: BuiltInRequest, rules: T
     available = service.available if service is not None else {}
     missing = dict(service.missing) if service is not None else {}
     silent = "; ".join(f"--tool-server {entry}: {why}" for entry, why in missing.items() if ":" in entry)
-    places = dict(asked.paths)
+    paths = dict(asked.paths)
     if asked.wanted.web_search is not None and "browser" not in available:
-        declared = places["web_search"].startswith("tools[")  # no other option for it
+        declared = paths["web_search"].startswith("tools[")  # no other option for it
         if not own_tools or wants_search or not declared:
-            raise _not_enabled(places["web_search"], "web search", missing.get("browser"), silent)
+            raise _not_enabled(paths["web_search"], "web search", missing.get("browser"), silent)
         _log_once("web_search")
         asked = asked.without_web_search()
     if asked.wanted.code_interpreter is not None and "python" not in available:
-        raise _not_enabled(places["code_interpreter"], "the code interpreter", missing.get("python"), silent)
+        raise _not_enabled(paths["code_interpreter"], "the code interpreter", missing.get("python"), silent)
     for server in asked.wanted.mcp:
         label = server.server_label
         if server.server_url is None and label not in available:
-            raise _not_enabled(
-                places[f"mcp:{label}"], f"the MCP server {label!r}", missing.get(label), silent
-            )
+            raise _not_enabled(paths[f"mcp:{label}"], f"the MCP server {label!r}", missing.get(label), silent)
         if server.server_url is not None and "mcp" not in available:
             raise _refused(
-                f"{places[f'mcp:{label}']}.server_url",
-                "requests may not name MCP servers by address here (--mcp-requests); the operator's own go "
-                "by their label",
+                f"{paths[f'mcp:{label}']}.server_url",
+                "requests may not name MCP servers by address here (--mcp-requests); name a configured "
+                "server by its label",
             )
     return asked
 
@@ -60,16 +58,16 @@ def check_available(service: ToolService | None, asked: BuiltInRequest, rules: T
 def check_opened(asked: BuiltInRequest, box: ToolBox) -> None:
     """Raises ``RequestError`` for an enabled tool that the service could not open."""
     names = {"browser": "web_search", "python": "code_interpreter"}
-    places = dict(asked.paths)
+    paths = dict(asked.paths)
     for entry in box.unavailable:
-        path = places.get(names.get(entry.kind, f"mcp:{entry.label}"), "tools")
+        path = paths.get(names.get(entry.kind, f"mcp:{entry.label}"), "tools")
         raise _not_enabled(path, entry.label, entry.reason)
 
 
 def _not_enabled(path: str, what: str, reason: str | None, silent: str = "") -> RequestError:
     """``silent``: servers of ``--tool-server`` that do not answer, so their tools are unknown."""
     if silent and not reason:
-        return _refused(path, f"{what} is not available now: {silent} (asked again every few seconds)")
+        return _refused(path, f"{what} is not available now: {silent} (retried every few seconds)")
     why = f" ({reason})" if reason else ""
     remedy = "start it with --tool-server demo, or --tool-server HOST:PORT of an MCP server"
     return _refused(path, f"{what} is not enabled on this server{why}; {remedy}")
@@ -85,4 +83,4 @@ _logged: set[str] = set()
 def _log_once(name: str) -> None:
     if name not in _logged:
         _logged.add(name)
-        logger.warning("%s is declared by clients, but not enabled: they go on without it", name)
+        logger.warning("%s is declared by clients, but not enabled: their requests continue without it", name)

@@ -64,7 +64,7 @@ def _attributes(identity: ToolIdentity, call: ToolCall) -> dict[str, str]:
 
 
 def room_for_result(need: CallTool, max_model_len: int) -> int:
-    """Returns the maximal tokens of a result's message."""
+    """Returns the maximum number of tokens of a result's message."""
     return max_model_len - len(need.prompt_token_ids) - min(ANSWER_TOKENS, max_model_len // 4)
 
 

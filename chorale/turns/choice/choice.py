@@ -56,7 +56,7 @@ class Choice:
             if self._request.approved:
                 return self._run_approved(0, self._rounds.prompt)
         if self._compactor.is_due_first:
-            return self._go_on(self._rounds.first(self._rounds.prompt))
+            return self._continue(self._rounds.first(self._rounds.prompt))
         return None
 
     def begin_round(self, following: NextRound) -> None:
@@ -70,7 +70,7 @@ class Choice:
         self._reader = RoundReader(self._vocab, self._tool_names, sampled, ignore_eos=ignore_eos)
         self._on_events(self._reader.prefill(prefill))
 
-    def _go_on(self, following: NextRound) -> Need:
+    def _continue(self, following: NextRound) -> Need:
         self._need = self._compactor.before(following) or following
         return self._need
 
@@ -194,7 +194,7 @@ class Choice:
         prompt = [*call.prompt_token_ids, *message, START, ASSISTANT]
         if call.approved is not None and call.approved + 1 < len(self._request.approved):
             return self._run_approved(call.approved + 1, prompt)
-        return self._go_on(self._rounds.after_tool(prompt, len(message) + 2))
+        return self._continue(self._rounds.after_tool(prompt, len(message) + 2))
 
     # ------------------------------------------------------------------ compaction
 
@@ -209,7 +209,7 @@ class Choice:
         return self._need
 
     def compacted(self, need: Compact, packed: str, prompt: list[int], usage: Usage) -> Need:
-        """``packed``: the text of the item, which ``prompt`` replaces; ``usage``: of the summary."""
+        """``packed``: the item's text, which ``prompt`` replaces; ``usage``: the summary's token counts."""
         self._compactor.done(packed, prompt, usage)
         if self._compactor.ends_turn:
             self._out.usage.input_tokens = 0  # nothing but the summary was generated

@@ -54,7 +54,7 @@ class Compactor:
         self._out.open(item, ItemOpened(item.index, new_id("cmp"), "compaction"), urgent=True)
 
     def done(self, packed: str, prompt: list[int], usage: Usage) -> None:
-        """Closes the item. ``packed``: its text, which ``prompt`` replaces; ``usage``: of the summary."""
+        """Closes the item. ``packed``: its text, which ``prompt`` replaces; ``usage``: the summary's."""
         self.spent.add(usage)
         self._add(packed)
         self._out.close("completed")

@@ -47,7 +47,7 @@ class OpenItem:
         self._stops = stops
         self._reader = reader
         self._citations = citations
-        self.cited: list[UrlCitation] = []  # in the text that ``delta`` has returned or will return
+        self.cited: list[UrlCitation] = []  # citations in text that ``delta`` has returned or will return
         self._texts: list[str] = []
         self._tokens: list[Token] = []
 

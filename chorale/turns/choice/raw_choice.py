@@ -20,10 +20,10 @@ from chorale.turns.events import EndReason, ItemOpened, PromptScored, chunk_erro
 from chorale.turns.needs import ENDED, Ended
 from chorale.turns.request import TurnRequest
 
-_MANY = 16  # from this many tokens on, a chunk is cheaper to decode at once
+_MANY = 16  # a chunk with at least this many tokens is decoded at once, which is cheaper
 
 
-def _special_places(token_ids: Sequence[int]) -> list[int]:
+def _special_positions(token_ids: Sequence[int]) -> list[int]:
     if max(token_ids) < NUM_RANKS:
         return []
     return [position for position, token in enumerate(token_ids) if token >= NUM_RANKS]
@@ -60,7 +60,7 @@ class RawChoice:
         stop, num_early = request.stop, request.sampling.min_tokens
         self._stops = StopFilter(stop, request.include_stop, num_early) if stop else None
         self._item: OpenItem | None = None  # opened with the first chunk
-        self._unread: list[Token] = []  # inside a character
+        self._unread: list[Token] = []  # tokens of an incomplete character
 
     # ------------------------------------------------------------------ tokens in
 
@@ -109,7 +109,7 @@ class RawChoice:
         """Does the same as one by one, if nothing depends on the text of single tokens."""
         self._out.sampled.extend(token_ids)
         start = 0
-        for position in _special_places(token_ids):
+        for position in _special_positions(token_ids):
             self._read_run(token_ids[start:position])
             self._read_one(token_ids[position], None)
             start = position + 1

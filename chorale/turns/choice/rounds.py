@@ -12,7 +12,7 @@ from chorale.turns.request import TurnRequest
 
 
 class Rounds:
-    """``prompt``: of the current round; changed only by the methods here."""
+    """``prompt``: the current round's; changed only by the methods here."""
 
     def __init__(self, request: TurnRequest, out: Emitter, tools: ToolUse | None) -> None:
         self.prompt = request.prompt_token_ids

@@ -39,14 +39,14 @@ def test_every_number_has_bounds_that_hold(flag: Flag) -> None:
             merge([f"--{flag.name}", "nan"], {})
 
 
-def test_bounds_hold_in_a_file_too(tmp_path: Path) -> None:
+def test_bounds_apply_to_values_in_a_file(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("stream-interval: 0\n")
     with pytest.raises(ConfigError, match="--stream-interval must be at least 1"):
         merge(["--config", str(path)], {})
 
 
-def test_the_engine_has_the_same_least_values() -> None:
+def test_the_engine_has_the_same_minimums() -> None:
     """``LLM`` makes an ``EngineConfig`` without flags: the engine checks what would break it once more."""
     for flag in NUMERIC:
         room, _, attribute = str(flag.target).partition(".")
@@ -69,7 +69,7 @@ def unread(config: type) -> list[str]:
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-def test_what_a_flag_sets_is_read_where_it_acts(config: type) -> None:
+def test_the_field_of_each_flag_is_read_somewhere(config: type) -> None:
     assert unread(config) == []
 
 
@@ -114,12 +114,12 @@ def graphs(line: str) -> tuple[bool, bool]:
         ("-cc.mode 3 -cc.cudagraph_mode NONE", (False, False), 1),
     ],
 )
-def test_modes_of_graphs(line: str, expected: tuple[bool, bool], num_notices: int) -> None:
+def test_cudagraph_modes(line: str, expected: tuple[bool, bool], num_notices: int) -> None:
     assert graphs(line) == expected
     assert len(merge(shlex.split(line), {}).notices) == num_notices
 
 
-def test_sizes_of_graphs() -> None:
+def test_cudagraph_sizes() -> None:
     line = '--compilation-config \'{"cudagraph_capture_sizes": [1, 2, 4], "max_cudagraph_capture_size": 4}\''
     engine = merge(shlex.split(line), {}).engine
     assert (engine.cudagraph_capture_sizes, engine.max_cudagraph_capture_size) == ((1, 2, 4), 4)
@@ -138,12 +138,12 @@ def test_sizes_of_graphs() -> None:
         "-cc.cudagraph_mode NONE --no-enforce-eager",
     ],
 )
-def test_both_at_once_is_an_error(line: str) -> None:
+def test_contradicting_options_are_an_error(line: str) -> None:
     with pytest.raises(ConfigError, match="contradict each other"):
         merge(shlex.split(line), {})
 
 
-def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
+def test_the_command_line_overrides_the_file(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("compilation-config: {cudagraph_mode: FULL, cudagraph_capture_sizes: [1, 2]}\n")
     engine = merge(["--config", str(path), "--enforce-eager", "--cudagraph-capture-sizes", "4"], {}).engine
@@ -168,7 +168,7 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
     "name",
     ["pipeline-parallel-size", "decode-context-parallel-size"],
 )
-def test_several_devices_are_answered_alike(name: str) -> None:
+def test_other_ways_to_use_several_devices_give_the_same_error(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
         merge([f"--{name}", "2"], {})
     same = caught.value.message.removeprefix(f"--{name} 2 (command line) is not supported: ")
@@ -178,7 +178,7 @@ def test_several_devices_are_answered_alike(name: str) -> None:
     assert merge([f"--{name}", "1"], {}).notices == ()
 
 
-def test_devices_of_other_vendors_are_answered_with_the_true_state() -> None:
+def test_devices_of_other_vendors_give_their_state_of_support() -> None:
     for given, words in (("hip", "--device rocm"), ("ascend", "--device npu"), ("mps", "Apple GPUs")):
         with pytest.raises(
             ConfigError, match=f"--device: '{given}' is not one of auto, cpu, cuda, rocm, npu: .*{words}"
@@ -186,7 +186,7 @@ def test_devices_of_other_vendors_are_answered_with_the_true_state() -> None:
             merge(["--device", given], {})
 
 
-def test_variables_of_other_vendors_cost_a_line() -> None:
+def test_variables_of_other_vendors_give_a_notice() -> None:
     environment = {"HIP_VISIBLE_DEVICES": "0", "ROCR_VISIBLE_DEVICES": "", "HCCL_BUFFSIZE": "1024",
                    "ASCEND_RT_VISIBLE_DEVICES": "0", "VLLM_ROCM_USE_AITER": "1",
                    "VLLM_ASCEND_ENABLE_NZ": "1"}  # fmt: skip

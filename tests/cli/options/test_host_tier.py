@@ -11,7 +11,7 @@ from chorale.config.options.settings import merge
 from chorale.errors import ConfigError
 
 
-def test_the_size_and_its_older_name() -> None:
+def test_the_size_can_be_set_by_its_older_name() -> None:
     assert merge(["demo"], {}).engine.kv_offloading_size is None
     found = merge(["demo", "--kv-offloading-size", "2.5", "--kv-offloading-backend", "native"], {})
     assert (found.engine.kv_offloading_size, found.notices) == (2.5, ())
@@ -26,7 +26,7 @@ def test_the_size_and_its_older_name() -> None:
     assert merge(["demo", "--swap-space", "0"], {}).notices == ()
 
 
-def test_in_a_file(tmp_path: Path) -> None:
+def test_the_size_can_be_set_in_a_file(tmp_path: Path) -> None:
     path = tmp_path / "serve.yaml"
     path.write_text("kv-offloading-size: 8\nkv_offloading_backend: native\n")
     assert merge(["demo", "--config", str(path)], {}).engine.kv_offloading_size == 8
@@ -40,7 +40,7 @@ def test_in_a_file(tmp_path: Path) -> None:
         ("--kv-offloading-backend lmcache", "connectors are not supported"),
     ],
 )
-def test_what_is_refused(line: str, words: str) -> None:
+def test_invalid_options_are_refused(line: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         merge(["demo", *line.split()], {})
 

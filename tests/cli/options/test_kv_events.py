@@ -32,7 +32,7 @@ def test_vllms_keys_and_defaults() -> None:
     assert merge(["demo"], {}).engine.kv_events_config is None
 
 
-def test_all_sources_are_read(tmp_path: Path) -> None:
+def test_the_config_can_come_from_each_source(tmp_path: Path) -> None:
     wanted = KvEventsConfig(enable_kv_cache_events=True, endpoint="tcp://*:6000", topic="kv@x")
     dotted = merge(
         ["demo", "--kv-events-config.enable_kv_cache_events", "true",
@@ -67,10 +67,13 @@ def test_all_sources_are_read(tmp_path: Path) -> None:
         ({**ON, "endpoint": "tcp://*"}, "must be tcp://HOST:PORT"),
         ({**ON, "endpoint": "tcp://*:70000"}, "port 70000 is not in the range 1 to 65535"),
         ({**ON, "endpoint": "ipc://" + "x" * 101}, "a path of at most 100 bytes"),
-        ({**ON, "replay_endpoint": "tcp://*:5557"}, "replay_endpoint tcp://*:5557 is already used by endpoint"),
+        (
+            {**ON, "replay_endpoint": "tcp://*:5557"},
+            "replay_endpoint tcp://*:5557 is already used by endpoint",
+        ),
     ],
 )
-def test_what_cannot_work_is_refused(config: Any, message: str) -> None:
+def test_invalid_configs_are_refused(config: Any, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         given(config)
     assert message in str(caught.value)
@@ -80,7 +83,9 @@ def test_what_cannot_work_is_refused(config: Any, message: str) -> None:
 def test_ports_of_replicas_do_not_overlap() -> None:
     config = {**ON, "replay_endpoint": "tcp://*:5559"}
     assert given(config, "-dp", "2").engine.kv_events_config is not None
-    with pytest.raises(ConfigError, match=r"replay_endpoint tcp://\*:5559 of replica 0 is already used by endp"):
+    with pytest.raises(
+        ConfigError, match=r"replay_endpoint tcp://\*:5559 of replica 0 is already used by endp"
+    ):
         given(config, "-dp", "4")
     with pytest.raises(ConfigError, match="port 65536"):
         given({**ON, "endpoint": "tcp://*:65535"}, "-dp", "2")
@@ -119,7 +124,7 @@ def test_a_config_that_publishes_nothing_says_so(caplog: pytest.LogCaptureFixtur
         _config("demo", {"kv_events_config": {"x": 1}}, 1)
 
 
-def test_hashes_are_drawn_unless_others_must_know_them() -> None:
+def test_hashes_are_random_unless_a_seed_is_set() -> None:
     off, on = merge(["demo"], {}).engine, given(ON).engine
     null = given({**ON, "publisher": "null"}).engine
     assert configured_secret(off, {"PYTHONHASHSEED": "0"}) == b"" == configured_secret(null, {})

@@ -16,22 +16,22 @@ def read(line: str) -> argparse.Namespace:
     return parser().read(line.split())
 
 
-def test_unambiguous_beginnings() -> None:
+def test_unambiguous_prefixes_are_accepted() -> None:
     given = read("--random-input 200 --random_output=7 --num-prompt 3 --percentile-m ttft --extra {}")
     assert (given.input_len, given.output_len, given.num_prompts) == (200, 7, 3)
     assert given.percentile_metrics == "ttft"
 
 
-def test_a_whole_name_is_no_beginning_of_another() -> None:
+def test_a_complete_name_is_not_taken_as_a_prefix() -> None:
     assert read("--model m --seed 3 --host h").model == "m"
     assert read("--tokenizer x --tokenizer-m y").tokenizer_mode == "y"
 
 
-def test_every_parser_takes_them() -> None:
+def test_every_parser_accepts_prefixes() -> None:
     assert chat_parser().read(["--max-tok", "5", "--reasoning_eff", "low"]).max_tokens == 5
 
 
-def test_ambiguous_ones_list_what_they_could_be() -> None:
+def test_ambiguous_prefixes_list_the_candidates() -> None:
     with pytest.raises(ConfigError) as caught:
         read("--random 5")
     for name in ("--random-input-len", "--random-output-len", "--random-prefix-len", "--random-range-ratio"):
@@ -78,7 +78,9 @@ def main_error(line: str) -> None:
         ("bench serve extra", "unexpected arguments: extra"),
     ],
 )
-def test_the_nearest_name_in_one_line(line: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_option_suggests_the_nearest_name(
+    line: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(line.split()) == 2
     shown = capsys.readouterr()
     assert words in shown.err

@@ -131,7 +131,7 @@ def test_synthetic_acceptance_is_labelled() -> None:
         ({"method": "suffix", "suffix_decoding_max_spec_factor": float("nan")}, "above 0"),
     ],
 )
-def test_refused(given: Any, words: str) -> None:
+def test_invalid_configs_are_refused(given: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words) as error:
         read_speculative(given, FLAG)
     assert error.value.message.startswith(f"{FLAG}: ")
@@ -156,7 +156,7 @@ def test_the_head_is_replicated() -> None:
         check_ranks_of_head(read(**HEAD, draft_tensor_parallel_size=2), 4)
 
 
-def test_the_engine_process_gets_all_of_it() -> None:
+def test_the_engine_process_gets_the_whole_config() -> None:
     config = read(**NGRAM, num_speculative_tokens_per_batch_size=[[1, 8, 2]], disable_by_batch_size=9)
     sent = msgspec.msgpack.encode(EngineConfig(speculative_config=config))
     assert msgspec.msgpack.decode(sent, type=EngineConfig).speculative_config == config

@@ -99,12 +99,12 @@ def test_dashes_and_underscores_are_the_same() -> None:
     [("8192", 8192), ("10k", 10_000), ("10K", 10_240), ("1.5k", 1500), ("-1", None), ("auto", None),
      ("16GiB", 16 * 2**30), ("2M", 2 * 2**20)],
 )  # fmt: skip
-def test_sizes(text: str, value: int | None) -> None:
+def test_sizes_are_parsed(text: str, value: int | None) -> None:
     assert parse_size(text) == value
 
 
 @pytest.mark.parametrize("text", ["", "ten", "-5", "1.5", "0x10", "10 q"])
-def test_bad_sizes(text: str) -> None:
+def test_invalid_sizes_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"is not a (number|non-negative integer)"):
         parse_size(text)
 
@@ -142,7 +142,7 @@ def test_bad_sizes(text: str) -> None:
         (["-z"], "unknown option -z"),
     ],
 )
-def test_mistakes_are_named(arguments: list[str], words: str) -> None:
+def test_errors_name_the_mistake(arguments: list[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         merge(arguments, {})
 
@@ -163,7 +163,9 @@ def test_a_mistake_in_the_file_names_file_and_key(tmp_path: Path) -> None:
         ("max-model-len: max-num: 3\n", "not valid YAML"),
     ],
 )
-def test_a_mistake_in_the_file_is_one_line_in_its_own_spelling(text: str, words: str, tmp_path: Path) -> None:
+def test_a_mistake_in_the_file_gives_one_line_with_its_spelling(
+    text: str, words: str, tmp_path: Path
+) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
@@ -182,12 +184,12 @@ def test_a_key_of_the_file_without_a_value_is_not_set(tmp_path: Path) -> None:
     assert merge(["--config", str(path)], {}).values.keys() == {"config"}
 
 
-def test_one_origin_is_not_its_letters() -> None:
+def test_a_single_string_is_a_list_of_one() -> None:
     server = merge(["--allowed-origins", '"https://a"', "--allowed-methods", '["GET"]'], {}).server
     assert (server.allowed_origins, server.allowed_methods) == (("https://a",), ("GET",))
 
 
-def test_known_but_unneeded_flags_say_so_once() -> None:
+def test_unneeded_flags_give_one_notice_each() -> None:
     settings = merge(["--tool-call-parser", "openai", "--enable-auto-tool-choice", "-O3", "-cc.a.b=true"], {})
     assert len(settings.notices) == 4
     assert all("not needed" in notice for notice in settings.notices)
@@ -220,7 +222,7 @@ def test_a_key_of_the_file_may_have_a_weight(tmp_path: Path) -> None:
             merge(["--api-key-file", str(path)], {})
 
 
-def test_keys_are_what_a_client_can_send(tmp_path: Path) -> None:
+def test_keys_are_stripped_and_never_empty(tmp_path: Path) -> None:
     assert merge([], {"CHORALE_API_KEY": "secret\n"}).api_keys == ("secret",)
     assert merge(["--api-key", " a ", "b"], {}).api_keys == ("a", "b")
     for none in ("", " \n"):
@@ -233,7 +235,7 @@ def test_keys_are_what_a_client_can_send(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["api-key", "served-model-name", "tool-server"])
 @pytest.mark.parametrize("items", ["[a, null]", "{a: b}", "[[a]]", "true", "[a, {b: c}]"])
-def test_what_is_no_text_in_a_file_is_not_made_one(name: str, items: str, tmp_path: Path) -> None:
+def test_values_in_a_file_that_are_not_strings_are_refused(name: str, items: str, tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text(f"{name}: {items}\n")
     with pytest.raises(ConfigError, match=rf"{name}: value \d is not a string$"):
@@ -258,7 +260,7 @@ def test_lists_of_values_end_at_the_next_option() -> None:
         (["--api-server-count", "3"], 1, 3),
     ],
 )
-def test_replicas_bring_their_http_processes(line: list[str], engines: int, http: int) -> None:
+def test_each_replica_adds_an_http_process(line: list[str], engines: int, http: int) -> None:
     server = merge(line, {}).server
     assert server.data_parallel_size == engines
     assert server.api_server_count == http
@@ -276,7 +278,7 @@ def test_replicas_from_a_file(tmp_path: Path) -> None:
     ("given", "most", "sizes"),
     [(["2048"], 2048, None), (["1", "2", "4"], None, (1, 2, 4)), (["1,2"], None, (1, 2))],
 )
-def test_one_number_of_cuda_graph_sizes_is_the_largest(
+def test_a_single_cuda_graph_size_is_the_largest(
     given: list[str], most: int | None, sizes: tuple[int, ...] | None
 ) -> None:
     settings = merge(["--cuda-graph-sizes", *given], {})

@@ -18,7 +18,7 @@ def speculative(*arguments: str, environment: dict[str, str] | None = None) -> S
     return merge(arguments, environment or {}).engine.speculative_config
 
 
-def test_every_way_to_ask_for_it(tmp_path: Path) -> None:
+def test_flags_json_and_file_give_the_same_config(tmp_path: Path) -> None:
     expected = SpeculativeConfig(method="ngram", num_speculative_tokens=4)
     path = tmp_path / "c.yaml"
     path.write_text("speculative-config:\n  method: ngram\n  num_speculative_tokens: 4\n")
@@ -47,12 +47,12 @@ def test_every_way_to_ask_for_it(tmp_path: Path) -> None:
         (("-tp", "4", "--spec-model", "x/eagle3", "-sc.draft_tensor_parallel_size", "2"), "whole head"),
     ],
 )
-def test_errors_say_what_is_wrong(arguments: tuple[str, ...], words: str) -> None:
+def test_errors_name_the_problem(arguments: tuple[str, ...], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         speculative(*arguments)
 
 
-def test_answers_without_meaning_are_not_served_unasked() -> None:
+def test_synthetic_acceptance_is_not_served_unless_allowed() -> None:
     def settings(*more: str) -> Settings:
         profile = '{"method": "synthetic", "acceptance": [0.8, 0.5]}'
         return merge(["--speculative-config", profile, *more], {})

@@ -118,14 +118,14 @@ def test_command_lines_of_vllm(line: str, num_notices: int) -> None:
 
 
 @pytest.mark.parametrize(("line", "words"), REFUSED)
-def test_what_is_refused_has_a_reason(line: str, words: str) -> None:
+def test_refused_flags_have_a_reason(line: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         merge(["openai/gpt-oss-20b", *shlex.split(line)], {})
     assert words in caught.value.message
     assert "\n" not in caught.value.message
 
 
-def test_the_short_options_are_of_flags() -> None:
+def test_short_options_map_to_flags() -> None:
     assert set(SHORT_FLAGS.values()) <= FLAGS.keys()
 
 
@@ -133,7 +133,7 @@ def test_every_known_flag_has_a_reason() -> None:
     assert all(flag.note and flag.target is None for flag in KNOWN_FLAGS)
 
 
-def test_parts_of_a_json_value_add_up() -> None:
+def test_parts_of_a_json_value_are_merged() -> None:
     line = "--override-generation-config.temperature 0.5 --override-generation-config.top_k=40"
     settings = merge(shlex.split(line), {})
     assert settings.engine.override_generation_config == {"temperature": 0.5, "top_k": 40}
@@ -143,7 +143,7 @@ def test_parts_of_a_json_value_add_up() -> None:
     )
 
 
-def test_a_file_may_say_the_same(tmp_path: Path) -> None:
+def test_a_file_can_set_the_same_options(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text(
         "override-generation-config: {temperature: 0.5}\ndata-parallel-size: 1\n"
@@ -161,7 +161,7 @@ def test_a_file_may_say_the_same(tmp_path: Path) -> None:
     "name",
     ["attention-config", "kernel-config", "reasoning-config", "eplb-config", "model-loader-extra-config"],
 )
-def test_a_file_may_nest_what_is_json(name: str, tmp_path: Path) -> None:
+def test_a_file_may_contain_nested_values(name: str, tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text(f"{name}:\n  backend: x\n  sizes: [1, 2]\n")
     settings = merge(["--config", str(path)], {})
@@ -173,11 +173,11 @@ def test_a_file_may_nest_what_is_json(name: str, tmp_path: Path) -> None:
     ("given", "level"),
     [("WARN", "warning"), ("FATAL", "error"), ("CRITICAL", "error"), ("info", "info"), ("trace", "debug")],
 )
-def test_levels_have_the_names_of_logging(given: str, level: str) -> None:
+def test_log_levels_accept_the_names_of_logging(given: str, level: str) -> None:
     assert merge([], {"VLLM_LOGGING_LEVEL": given}).server.log_level == level
 
 
-def test_variables_of_vllm() -> None:
+def test_variables_of_vllm_give_notices() -> None:
     environment = {
         "VLLM_API_KEY": "k", "VLLM_LOGGING_LEVEL": "DEBUG", "VLLM_SYSTEM_START_DATE": "2026-01-01",
         "VLLM_USE_FLASHINFER_MOE_MXFP4_BF16": "1", "VLLM_ROCM_USE_AITER_MHA": "0", "VLLM_NO_USAGE_STATS": "1",

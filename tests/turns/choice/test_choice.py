@@ -98,7 +98,7 @@ def test_nothing_is_needed_until_the_answer_has_ended() -> None:
 
 
 @pytest.mark.parametrize(("finish", "reason"), [("length", "length"), ("abort", "abort")])
-def test_a_choice_that_is_cut_has_ended(finish: FinishReason, reason: str) -> None:
+def test_a_truncated_choice_has_ended(finish: FinishReason, reason: str) -> None:
     choice = harmony()
     assert choice.feed(chunk(ids(ANALYSIS + "Hm"), finish)) == Ended()
     fold = folded(choice)
@@ -153,7 +153,7 @@ def test_an_answer_is_forced_once() -> None:
     assert choice.feed(chunk([RETURN], "stop")) == Ended()
 
 
-def test_fail_and_end_are_values_too_and_happen_once() -> None:
+def test_fail_and_end_return_values_and_happen_once() -> None:
     choice = harmony()
     choice.feed(chunk(ids(FINAL + "Yes")))
     assert choice.fail(EngineError("lost")) == Ended()
@@ -351,7 +351,7 @@ quick = settings(deadline=None, max_examples=100, suppress_health_check=[HealthC
 
 @quick
 @given(streams(), st.integers(1, 9), st.sampled_from([(), ("STOP",)]), st.booleans(), st.booleans())
-def test_a_choice_fed_whole_is_the_choice_fed_by_tokens(
+def test_a_choice_does_not_depend_on_chunk_sizes(
     tokens: list[int], size: int, stop: tuple[str, ...], logprobs: bool, tools: bool
 ) -> None:
     def fed(size: int, interval: int) -> Any:
@@ -366,7 +366,7 @@ def test_a_choice_fed_whole_is_the_choice_fed_by_tokens(
 
 
 @pytest.mark.parametrize(("mode", "strict"), [("required", False), ("auto", True)])
-def test_a_call_that_is_forced_or_strict_keeps_to_its_schema(mode: Mode, strict: bool) -> None:
+def test_a_forced_or_strict_call_follows_its_schema(mode: Mode, strict: bool) -> None:
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
     function = Function(ToolDescription("f", parameters=schema), strict=strict)
     rules = TurnRules(functions=[function], choice=ToolChoice(mode))
@@ -384,7 +384,7 @@ PIECES = st.one_of(
 
 
 @pytest.mark.parametrize("skip", [True, False])
-def test_many_raw_tokens_at_once_are_what_they_are_one_by_one(skip: bool) -> None:
+def test_raw_tokens_give_the_same_text_at_once_and_one_by_one(skip: bool) -> None:
     """Special tokens, a character cut by one of them, and one that is never whole."""
     half = VOCAB.encode("🧑‍🚀")[:2]
     tokens = [
@@ -407,7 +407,7 @@ def test_many_raw_tokens_at_once_are_what_they_are_one_by_one(skip: bool) -> Non
     assert item[5] == tokens
 
 
-def test_a_token_whose_text_is_held_back_in_part_goes_out_once() -> None:
+def test_a_partly_held_back_token_is_emitted_once() -> None:
     """Its space is shown at once; the rest may begin a stop string, and then does not."""
     tokens = [*VOCAB.encode("A hot"), *VOCAB.encode(" dog"), *VOCAB.encode(" days")]
     choice = RawChoice(VOCAB, request(stop=("dog food",), stream_interval=1), 0, EOS)
@@ -419,7 +419,7 @@ def test_a_token_whose_text_is_held_back_in_part_goes_out_once() -> None:
     assert item.content_token_ids == [*tokens, *VOCAB.encode(" end")]
 
 
-def test_tokens_of_one_character_go_out_with_its_text() -> None:
+def test_tokens_of_one_character_are_emitted_with_its_text() -> None:
     first, *rest = VOCAB.encode("🧑")
     assert rest, "a character of several tokens"
     choice = RawChoice(VOCAB, request(), 0, EOS)
@@ -436,7 +436,7 @@ def test_tokens_of_one_character_go_out_with_its_text() -> None:
     st.booleans(),
     st.booleans(),
 )
-def test_a_raw_choice_fed_whole_is_the_one_fed_by_tokens(
+def test_a_raw_choice_does_not_depend_on_chunk_sizes(
     pieces: list[list[int]], size: int, stop: tuple[str, ...], logprobs: bool, skip: bool
 ) -> None:
     tokens = [token for piece in pieces for token in piece] * 2 or [5]

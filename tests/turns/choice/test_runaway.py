@@ -78,7 +78,7 @@ def test_an_answer_may_repeat_itself() -> None:
     assert fold.ended.reason == "tool_calls"
 
 
-def test_a_request_that_ignores_the_end_has_all_its_tokens() -> None:
+def test_a_request_with_ignore_eos_gets_all_its_tokens() -> None:
     text = ANALYSIS + "on and " * 4000
     fold = one(playing(text), ignore_eos=True)
     assert len(fold.ended.output_token_ids) == len(ids(text))

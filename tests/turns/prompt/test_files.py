@@ -19,7 +19,7 @@ TEXT = base64.b64encode("Grüße, 漢字".encode()).decode()
 @pytest.mark.parametrize(
     "data", [TEXT, f"data:text/plain;base64,{TEXT}", f"data:text/x-python;charset=utf-8;base64,{TEXT}"]
 )
-def test_text_is_read_with_its_name(data: str) -> None:
+def test_a_text_file_is_read_with_its_name(data: str) -> None:
     assert inline_file({"file_data": data, "filename": "a.txt"}, "p", "file") == "a.txt\n\nGrüße, 漢字"
     assert inline_file({"file_data": data}, "p", "file") == "Grüße, 漢字"
 
@@ -36,14 +36,14 @@ def test_text_is_read_with_its_name(data: str) -> None:
         {"file_data": base64.b64encode(b"a\x00b").decode()},
     ],
 )
-def test_anything_else_is_refused(file: dict[str, Any]) -> None:
+def test_other_files_are_refused(file: dict[str, Any]) -> None:
     with pytest.raises(RequestError) as caught:
         inline_file(file, "input[0].content[1]", "input_file")
     assert caught.value.param == "input[0].content[1].type"
     assert caught.value.code == "unsupported_content_type"
 
 
-def test_in_chat_and_in_responses() -> None:
+def test_files_are_read_in_chat_and_responses() -> None:
     file = {"file_data": TEXT, "filename": "a.txt"}
     [message] = to_harmony([{"role": "user", "content": [{"type": "file", "file": file}]}])
     assert message.content == "a.txt\n\nGrüße, 漢字"

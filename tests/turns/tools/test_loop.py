@@ -51,7 +51,7 @@ def kinds(body: Any) -> list[str]:
     return [item["type"] for item in body["output"]]
 
 
-async def test_the_next_round_reads_the_call_and_its_result_to_the_token() -> None:
+async def test_the_next_round_has_the_exact_tokens_of_call_and_result() -> None:
     async with tools_served(THINK + PYTHON, THINK + FINAL) as server:
         body = await server.respond(input="6 * 7?", tools=[CODE])
         assert kinds(body) == ["reasoning", "code_interpreter_call", "reasoning", "message"]
@@ -63,7 +63,7 @@ async def test_the_next_round_reads_the_call_and_its_result_to_the_token() -> No
         assert "## browser" not in server.prompt(0)
 
 
-async def test_usage_is_summed_and_what_repeats_counts_as_cached() -> None:
+async def test_usage_is_summed_and_repeated_tokens_count_as_cached() -> None:
     async with tools_served(Script(ids(THINK + PYTHON), num_cached_tokens=5), THINK + FINAL) as server:
         usage = (await server.respond(input="6 * 7?", tools=[CODE]))["usage"]
         first, second = (request.prompt_token_ids for request in server.client.requests)
@@ -74,7 +74,7 @@ async def test_usage_is_summed_and_what_repeats_counts_as_cached() -> None:
         assert usage["output_tokens_details"]["reasoning_tokens"] == 2 * len(ids("I need a tool."))
 
 
-async def test_max_output_tokens_is_of_the_whole_turn() -> None:
+async def test_max_output_tokens_limits_the_whole_turn() -> None:
     async with tools_served(THINK + PYTHON, FINAL) as server:
         written = len(ids(THINK + PYTHON))
         await server.respond(input="x", tools=[CODE], max_output_tokens=written + 5)
@@ -88,7 +88,7 @@ async def test_max_output_tokens_is_of_the_whole_turn() -> None:
         assert server.tools.boxes[0].calls == []
 
 
-async def test_reasoning_after_a_tool_is_bounded_by_what_is_left() -> None:
+async def test_reasoning_after_a_tool_is_bounded_by_the_remaining_tokens() -> None:
     """Else reasoning could use up the tokens of an answer that the format demands."""
     form = {"format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}}}
     written = len(ids(THINK + PYTHON))
@@ -113,7 +113,7 @@ async def test_reasoning_after_a_tool_is_bounded_by_what_is_left() -> None:
         ("browser.find", '{"query": "\\ud83d'), ("browser.search", '{"query": "\\ud83d"}'),
     ],
 )  # fmt: skip
-async def test_a_cut_call_does_not_run_and_can_be_told_and_sent_back(tool: str, written: str) -> None:
+async def test_a_truncated_call_does_not_run_and_can_be_sent_back(tool: str, written: str) -> None:
     script = f"<|channel|>analysis to={tool} code<|message|>{written}"
     tools = [CODE, WEB]
     async with tools_served(script, script, FINAL) as server:
@@ -125,7 +125,7 @@ async def test_a_cut_call_does_not_run_and_can_be_told_and_sent_back(tool: str, 
         assert again["status"] == "completed"
 
 
-async def test_a_call_without_its_stop_token_runs_all_the_same() -> None:
+async def test_a_call_without_its_stop_token_runs() -> None:
     """<|end|> or a new message ends it too; what the engine goes on to write is not read."""
 
     text = PYTHON.replace("<|call|>", "<|end|><|start|>assistant<|channel|>final<|message|>Made up.")
@@ -166,7 +166,7 @@ async def test_equal_calls_with_equal_results_are_bounded() -> None:
         assert "to=python" not in server.client.requests[-2].sampling.grammar
 
 
-async def test_a_demanded_call_is_never_one_that_the_limit_rules_out() -> None:
+async def test_a_required_call_is_never_one_beyond_the_limit() -> None:
     """Otherwise the grammar asks for a call that is not run, and the turn ends as an engine's error."""
 
     call = f"<|channel|>commentary to=functions.{TOOL['name']} <|constrain|>json<|message|>{{}}<|call|>"
@@ -233,7 +233,7 @@ async def test_a_function_of_the_client_ends_the_turn_as_before() -> None:
         assert server.tools.opened[1][1] == {"num_calls": 1}
 
 
-async def test_tools_go_on_in_a_conversation_a_chain_and_a_list() -> None:
+async def test_tools_keep_their_state_in_a_conversation_a_chain_and_a_list() -> None:
     """One session and one history of cursors, also past a turn without tools; a branch has its own."""
 
     user = {"role": "user", "content": "x"}
@@ -271,7 +271,7 @@ async def silent(call: ToolCall) -> AsyncGenerator[Progress | ToolResult, None]:
         yield CodeOutput("")
 
 
-async def test_whatever_a_tool_does_the_turn_goes_on(caplog: Any) -> None:
+async def test_the_turn_continues_whatever_a_tool_does(caplog: Any) -> None:
     for runner, word in ((failing("no network"), "no network"), (crashing, "failed"), (silent, "failed")):
         async with tools_served(PYTHON, FINAL, tools=ScriptedService(runner)) as server:
             body = await server.respond(input="x", tools=[CODE])
@@ -421,7 +421,7 @@ async def test_all_kinds_in_one_turn() -> None:
         assert "namespace srv {" in server.prompt(0)
 
 
-async def test_a_turn_whose_tool_has_run_waits_for_its_place() -> None:
+async def test_a_turn_after_a_tool_waits_for_room_in_the_queue() -> None:
     """Others took it meanwhile: the turn tries for a while, then it is incomplete and keeps what it has."""
 
     filled = asyncio.Event()
@@ -464,7 +464,7 @@ async def test_an_engine_that_dies_between_rounds_fails_the_response() -> None:
         assert "event: error" in events
 
 
-async def test_a_turn_that_grows_beyond_the_threshold_is_summed_up_between_its_tools() -> None:
+async def test_a_turn_above_the_threshold_is_summarized_between_tools() -> None:
     """``context_management``: what the tool gave is in the summary, and the turn goes on from that."""
     compaction = [{"type": "compaction", "compact_threshold": 400}]
     summary = "<|channel|>final<|message|>Python said 42, often.<|return|>"

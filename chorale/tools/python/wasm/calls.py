@@ -38,23 +38,23 @@ class Calls(FileCalls):
         self.memory.pack(count, "<I", len(items))
         self.memory.pack(size, "<I", sum(map(len, items)))
 
-    def _items(self, which: str, pointers: int, place: int) -> None:
+    def _items(self, which: str, pointers: int, address: int) -> None:
         for n, item in enumerate(self._lists[which]):
-            self.memory.pack(pointers + 4 * n, "<I", place & U32)
-            self.memory.write(place, item)
-            place += len(item)
+            self.memory.pack(pointers + 4 * n, "<I", address & U32)
+            self.memory.write(address, item)
+            address += len(item)
 
     def args_sizes_get(self, count: int, size: int) -> None:
         self._sizes("args", count, size)
 
-    def args_get(self, pointers: int, place: int) -> None:
-        self._items("args", pointers, place)
+    def args_get(self, pointers: int, address: int) -> None:
+        self._items("args", pointers, address)
 
     def environ_sizes_get(self, count: int, size: int) -> None:
         self._sizes("environ", count, size)
 
-    def environ_get(self, pointers: int, place: int) -> None:
-        self._items("environ", pointers, place)
+    def environ_get(self, pointers: int, address: int) -> None:
+        self._items("environ", pointers, address)
 
     def proc_exit(self, code: int) -> None:
         os._exit(code & 0x7F)
@@ -67,10 +67,10 @@ class Calls(FileCalls):
     def clock_time_get(self, clock: int, _precision: int, result: int) -> None:
         self.memory.pack(result, "<Q", _now(clock))
 
-    def random_get(self, place: int, size: int) -> None:
+    def random_get(self, address: int, size: int) -> None:
         size &= U32
         for done in range(0, size, MAX_PIECE):
-            self.memory.write(place + done, os.urandom(min(MAX_PIECE, size - done)))
+            self.memory.write(address + done, os.urandom(min(MAX_PIECE, size - done)))
 
     def sched_yield(self) -> None:
         time.sleep(0)

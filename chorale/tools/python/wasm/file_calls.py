@@ -24,7 +24,7 @@ class OpenFile:
     node: Node
     rights: int = _ALL_RIGHTS
     flags: int = 0
-    place: int = 0
+    offset: int = 0
 
 
 class FileCalls:
@@ -56,8 +56,8 @@ class FileCalls:
             data = os.read(0, min(sum(size for _, size in parts), 65536))
         else:
             found = self._regular(fd, _READ_RIGHT)
-            data = self._files.read(found.node, found.place, sum(size for _, size in parts))
-            found.place += len(data)
+            data = self._files.read(found.node, found.offset, sum(size for _, size in parts))
+            found.offset += len(data)
         self._scatter(parts, data, result)
 
     def fd_pread(self, fd: int, pieces: int, count: int, offset: int, result: int) -> None:
@@ -67,10 +67,10 @@ class FileCalls:
         self._scatter(parts, data, result)
 
     def _scatter(self, parts: list[tuple[int, int]], data: bytes, result: int) -> None:
-        place = 0
+        done = 0
         for address, size in parts:
-            self.memory.write(address, data[place : place + size])
-            place += size
+            self.memory.write(address, data[done : done + size])
+            done += size
         self.memory.pack(result, "<I", len(data))
 
     def _gathered(self, pieces: int, count: int) -> bytes:
@@ -83,9 +83,9 @@ class FileCalls:
         else:
             found = self._regular(fd, _WRITE_RIGHT)
             if found.flags & _APPEND:
-                found.place = found.node.size
-            written = self._files.write(found.node, found.place, data)
-            found.place += written
+                found.offset = found.node.size
+            written = self._files.write(found.node, found.offset, data)
+            found.offset += written
         self.memory.pack(result, "<I", written)
 
     def fd_pwrite(self, fd: int, pieces: int, count: int, offset: int, result: int) -> None:
@@ -95,14 +95,14 @@ class FileCalls:
 
     def fd_seek(self, fd: int, offset: int, whence: int, result: int) -> None:
         found = self._regular(fd, _ALL_RIGHTS)
-        start = {0: 0, 1: found.place, 2: found.node.size}.get(whence)
+        start = {0: 0, 1: found.offset, 2: found.node.size}.get(whence)
         if start is None or not 0 <= start + offset < 2**62:
             raise FileError(Errno.INVAL)
-        found.place = start + offset
-        self.memory.pack(result, "<Q", found.place)
+        found.offset = start + offset
+        self.memory.pack(result, "<Q", found.offset)
 
     def fd_tell(self, fd: int, result: int) -> None:
-        self.memory.pack(result, "<Q", self._file(fd).place)
+        self.memory.pack(result, "<Q", self._file(fd).offset)
 
     def fd_close(self, fd: int) -> None:
         self._files.closed(self._file(fd).node)
@@ -124,12 +124,12 @@ class FileCalls:
             raise FileError(Errno.BADF)
         self.memory.pack(result, "<II", 0, 1)
 
-    def fd_prestat_dir_name(self, fd: int, place: int, size: int) -> None:
+    def fd_prestat_dir_name(self, fd: int, address: int, size: int) -> None:
         if fd != _ROOT_FD or size < 1:
             raise FileError(Errno.BADF)
-        self.memory.write(place, b"/")
+        self.memory.write(address, b"/")
 
-    def fd_readdir(self, fd: int, place: int, size: int, cookie: int, result: int) -> None:
+    def fd_readdir(self, fd: int, address: int, size: int, cookie: int, result: int) -> None:
         node = self._file(fd).node
         if not node.is_directory:
             raise FileError(Errno.NOTDIR)
@@ -140,7 +140,7 @@ class FileCalls:
             data += struct.pack("<QQIBxxx", n, child.number, len(coded), _kind(child)) + coded
             if len(data) >= size & U32:
                 break
-        self.memory.write(place, data[: size & U32])
+        self.memory.write(address, data[: size & U32])
         self.memory.pack(result, "<I", min(len(data), size & U32))
 
     def fd_filestat_get(self, fd: int, result: int) -> None:
@@ -175,10 +175,10 @@ class FileCalls:
     # ------------------------------------------------------------------ paths
 
     def path_open(
-        self, fd: int, _lookup: int, place: int, size: int, how: int, rights: int, _inherited: int,
+        self, fd: int, _lookup: int, address: int, size: int, how: int, rights: int, _inherited: int,
         flags: int, result: int,
     ) -> None:  # fmt: skip
-        path = self.memory.text(place, size)
+        path = self.memory.text(address, size)
         number = next((n for n in range(_ROOT_FD + 1, MAX_OPEN_FILES) if n not in self._open), None)
         if number is None:
             raise FileError(Errno.MFILE)
@@ -197,26 +197,28 @@ class FileCalls:
         self._open[number] = OpenFile(node, rights & _ALL_RIGHTS, flags & 31)
         self.memory.pack(result, "<I", number)
 
-    def path_filestat_get(self, fd: int, _lookup: int, place: int, size: int, result: int) -> None:
-        self._status(self._files.find(self._file(fd).node, self.memory.text(place, size)), result)
+    def path_filestat_get(self, fd: int, _lookup: int, address: int, size: int, result: int) -> None:
+        self._status(self._files.find(self._file(fd).node, self.memory.text(address, size)), result)
 
     def path_filestat_set_times(
-        self, fd: int, _lookup: int, place: int, size: int, accessed: int, modified: int, flags: int
+        self, fd: int, _lookup: int, address: int, size: int, accessed: int, modified: int, flags: int
     ) -> None:
-        node = self._files.find(self._file(fd).node, self.memory.text(place, size))
+        node = self._files.find(self._file(fd).node, self.memory.text(address, size))
         _set_times(node, accessed, modified, flags)
 
-    def path_create_directory(self, fd: int, place: int, size: int) -> None:
-        self._files.make_directory(self._file(fd).node, self.memory.text(place, size))
+    def path_create_directory(self, fd: int, address: int, size: int) -> None:
+        self._files.make_directory(self._file(fd).node, self.memory.text(address, size))
 
-    def path_remove_directory(self, fd: int, place: int, size: int) -> None:
-        self._files.remove(self._file(fd).node, self.memory.text(place, size), directory=True)
+    def path_remove_directory(self, fd: int, address: int, size: int) -> None:
+        self._files.remove(self._file(fd).node, self.memory.text(address, size), directory=True)
 
-    def path_unlink_file(self, fd: int, place: int, size: int) -> None:
-        self._files.remove(self._file(fd).node, self.memory.text(place, size), directory=False)
+    def path_unlink_file(self, fd: int, address: int, size: int) -> None:
+        self._files.remove(self._file(fd).node, self.memory.text(address, size), directory=False)
 
-    def path_rename(self, fd: int, place: int, size: int, new_fd: int, new_place: int, new_size: int) -> None:
-        old, new = self.memory.text(place, size), self.memory.text(new_place, new_size)
+    def path_rename(
+        self, fd: int, address: int, size: int, new_fd: int, new_address: int, new_size: int
+    ) -> None:
+        old, new = self.memory.text(address, size), self.memory.text(new_address, new_size)
         self._files.rename(self._file(fd).node, old, self._file(new_fd).node, new)
 
     def path_link(self, *_values: int) -> None:
@@ -225,8 +227,8 @@ class FileCalls:
     def path_symlink(self, *_values: int) -> None:
         raise FileError(Errno.NOTSUP)
 
-    def path_readlink(self, fd: int, place: int, size: int, *_result: int) -> None:
-        self._files.find(self._file(fd).node, self.memory.text(place, size))
+    def path_readlink(self, fd: int, address: int, size: int, *_result: int) -> None:
+        self._files.find(self._file(fd).node, self.memory.text(address, size))
         raise FileError(Errno.INVAL)  # there are no links
 
 

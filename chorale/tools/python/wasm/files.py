@@ -102,7 +102,7 @@ class Files:
 
     # ------------------------------------------------------------------ paths
 
-    def _place(self, start: Node, path: str) -> tuple[Node, str]:
+    def _locate(self, start: Node, path: str) -> tuple[Node, str]:
         """Returns the directory of the path's last part, and that part ("" for the start itself)."""
         if len(path.encode()) > MAX_PATH_BYTES:
             raise FileError(Errno.NAMETOOLONG)
@@ -133,14 +133,14 @@ class Files:
         return parent.children[name]
 
     def find(self, start: Node, path: str) -> Node:
-        parent, name = self._place(start, path)
+        parent, name = self._locate(start, path)
         found = self._child(parent, name) if name else parent
         if path.endswith("/") and not found.is_directory:
             raise FileError(Errno.NOTDIR)
         return found
 
     def open(self, start: Node, path: str, *, create: bool, exclusive: bool, directory: bool) -> Node:
-        parent, name = self._place(start, path)
+        parent, name = self._locate(start, path)
         if not name:
             return parent
         found = parent.children.get(name) if parent.is_directory else None
@@ -155,7 +155,7 @@ class Files:
         return found
 
     def make_directory(self, start: Node, path: str) -> None:
-        parent, name = self._place(start, path)
+        parent, name = self._locate(start, path)
         if not name or name in parent.children:
             raise FileError(Errno.EXIST)
         if not parent.is_directory:
@@ -163,7 +163,7 @@ class Files:
         self._add(parent, name, None)
 
     def remove(self, start: Node, path: str, *, directory: bool) -> None:
-        parent, name = self._place(start, path)
+        parent, name = self._locate(start, path)
         if not name:
             raise FileError(Errno.INVAL)
         node = self._child(parent, name)
@@ -176,8 +176,8 @@ class Files:
         self._unlink(parent, name)
 
     def rename(self, start: Node, path: str, new_start: Node, new_path: str) -> None:
-        parent, name = self._place(start, path)
-        new_parent, new_name = self._place(new_start, new_path)
+        parent, name = self._locate(start, path)
+        new_parent, new_name = self._locate(new_start, new_path)
         if not name or not new_name:
             raise FileError(Errno.INVAL)
         node = self._child(parent, name)
