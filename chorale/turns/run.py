@@ -1,4 +1,4 @@
-"""Runs turns: the only place where endpoints continue_choice the engine.
+"""Runs turns: the only place where endpoints meet the engine.
 
 A turn is one or more *rounds*: a round is one generation. A choice returns what it needs next (``needs.py``):
 another round, if the model ended without an answer (its final header is then forced) or after a built-in tool
