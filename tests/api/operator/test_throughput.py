@@ -1,4 +1,4 @@
-"""The line of throughput: its numbers, when it comes, and when it does not."""
+"""The lines of throughput and of drafts: what they count since the last line, and when they come."""
 
 from __future__ import annotations
 
@@ -27,35 +27,50 @@ def test_numbers_of_one_interval() -> None:
         prefix_cache_hits=200,
         num_steps=9,
     )
-    assert throughput.line(stats, 110.0) == (
+    assert throughput.lines(stats, 110.0) == [
         "Engine 000: Avg prompt throughput: 80.0 tokens/s, Avg generation throughput: 45.0 tokens/s, "
         "Running: 3 reqs, Waiting: 2 reqs, GPU KV cache usage: 12.5%, Prefix cache hit rate: 20.0%"
-    )
+    ]
+
+
+def test_numbers_of_drafts() -> None:
+    counts = {"num_drafts": 5, "num_draft_tokens": 15, "num_accepted_tokens": 2, "num_steps": 9}
+    log = Throughput(EngineStats(**counts, accepted_per_position=(2,)), 100.0, engine=1)
+    counts = {"num_drafts": 105, "num_draft_tokens": 315, "num_accepted_tokens": 170, "num_steps": 200}
+    stats = EngineStats(**counts, accepted_per_position=(82, 58, 30))
+    assert log.lines(stats, 110.0, 4) == [
+        "Engine 001: SpecDecoding metrics: Mean acceptance length: 2.68, "
+        "Accepted throughput: 16.80 tokens/s, "
+        "Drafted throughput: 30.00 tokens/s, Accepted: 168 tokens, Drafted: 300 tokens, "
+        "Per-position acceptance rate: 0.800, 0.580, 0.300, 0.000, Avg Draft acceptance rate: 56.0%"
+    ]
+    assert log.lines(stats, 120.0, 4) == []  # nothing was drafted
 
 
 def test_lines_come_while_there_is_work_and_once_after() -> None:
     throughput = Throughput(EngineStats(), 0.0)
     idle = EngineStats(kv_blocks_total=10)
-    assert throughput.line(idle, 10.0) is None
+    assert throughput.lines(idle, 10.0) == []
     busy = EngineStats(num_running=1, kv_blocks_total=10, num_steps=1)  # a prompt of minutes: no token yet
-    assert throughput.line(busy, 20.0) is not None
+    assert len(throughput.lines(busy, 20.0)) == 1
     done = EngineStats(generation_tokens=50, kv_blocks_total=10, num_preemptions=2, num_steps=60)
-    line = throughput.line(done, 30.0)
-    assert line is not None
+    [line] = throughput.lines(done, 30.0)
     assert "generation throughput: 5.0 tokens/s" in line
     assert "Preemptions: 2" in line
-    closing = throughput.line(done, 40.0)
-    assert closing is not None
+    [closing] = throughput.lines(done, 40.0)
     assert "generation throughput: 0.0 tokens/s, Running: 0 reqs" in closing
     assert "Preemptions" not in closing
-    assert throughput.line(done, 50.0) is None
+    assert throughput.lines(done, 50.0) == []
 
 
 def test_another_engine_process_counts_from_zero() -> None:
-    throughput = Throughput(EngineStats(generation_tokens=5000, num_steps=900), 0.0)
-    line = throughput.line(EngineStats(generation_tokens=20, num_steps=3), 10.0)
-    assert line is not None
+    old = {"num_drafts": 50, "num_draft_tokens": 100, "num_accepted_tokens": 70, "num_steps": 900}
+    throughput = Throughput(EngineStats(generation_tokens=5000, **old), 0.0)
+    new = EngineStats(generation_tokens=20, num_drafts=2, num_draft_tokens=4, num_steps=3)
+    line, drafts = throughput.lines(new, 10.0, 2)
     assert "generation throughput: 2.0 tokens/s" in line
+    assert "Drafted: 4 tokens" in drafts
+    assert "Per-position acceptance rate: 0.000, 0.000" in drafts
 
 
 @pytest.mark.parametrize("disabled", [False, True])
