@@ -27,21 +27,14 @@ _SYNC_SECONDS = 1.0
 
 def read_journal(folder: Path) -> dict[Key, Record]:
     """Returns the last record of each key, without its question and exchanges. Raises ``JournalError``."""
-    return {record.key: record.light() for _, record in _records(folder / NAME)}
+    return {record.key: record.light() for _, record in records(folder / NAME)}
 
 
-def locate(folder: Path) -> dict[Key, int]:
-    """Returns the byte at which the last record of each key begins. Raises ``JournalError``."""
-    return {record.key: place for place, record in _records(folder / NAME)}
+def records(path: Path) -> Iterator[tuple[int, Record]]:
+    """Yields each record and the byte at which it begins, without an unfinished last line.
 
-
-def decode(line: bytes) -> Record:
-    """Raises ``ValueError``. Not by msgspec alone: a text of the model may have half a surrogate pair."""
-    return msgspec.convert(json.loads(line), Record)
-
-
-def _records(path: Path) -> Iterator[tuple[int, Record]]:
-    """Yields each record and the byte at which it begins, without an unfinished last line."""
+    A later record replaces an earlier one of the same key. Raises ``JournalError``.
+    """
     if not path.exists():
         raise JournalError(f"{path.parent}: there is no run here ({NAME} is missing)")
     place = 0
@@ -50,7 +43,8 @@ def _records(path: Path) -> Iterator[tuple[int, Record]]:
             if not line.endswith(b"\n"):
                 return
             try:
-                yield place, decode(line)
+                # Not by msgspec alone: a text of the model may have half a surrogate pair.
+                yield place, msgspec.convert(json.loads(line), Record)
             except ValueError as error:
                 told = f"not a record ({error}); remove the line, and its sample is asked again"
                 raise JournalError(f"{path}, line {number}: {told}") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-SUBCOMMANDS = ("compare", "parity", "report")
+SUBCOMMANDS = ("parity", "report")
 
 
 def run(arguments: list[str]) -> int:

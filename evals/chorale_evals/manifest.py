@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,15 +45,16 @@ class Manifest:
     started: str = ""
     chorale: str = __version__
     format: int = FORMAT
-    prices: dict[str, float | None] = field(default_factory=dict)
 
     def continued_by(self, new: Manifest) -> Manifest:
         """Returns the manifest of both. Raises ``JournalError`` that names a difference, if there is one."""
-        for what, old, now in differences(self, new):
-            raise JournalError(
-                f"the folder holds a run with {what} {_say(old)}, and this one has {_say(now)}; "
-                "choose another --out"
-            )
+        before, after = (_compared(run, self.tasks.keys() & new.tasks.keys()) for run in (self, new))
+        for what in {**before, **after}:
+            if (old := before.get(what)) != (now := after.get(what)):
+                raise JournalError(
+                    f"the folder holds a run with {what} {_say(old)}, and this one has {_say(now)}; "
+                    "choose another --out"
+                )
         efforts = tuple(dict.fromkeys((*self.efforts, *new.efforts)))
         return replace(new, tasks={**self.tasks, **new.tasks}, efforts=efforts, started=self.started)
 
@@ -63,21 +64,13 @@ class Manifest:
         write_whole(folder / NAME, json.dumps(value, indent=1))
 
 
-def differences(one: Manifest, other: Manifest) -> Iterator[tuple[str, Any, Any]]:
-    """Yields (name, value of one, value of the other) of what two runs do not share."""
-    pairs = [
-        (name, run.settings.get(name)) for run in (one, other) for name in {**one.settings, **other.settings}
-    ]
-    pairs += [
-        (f"model {name}", run.server_model.get(name)) for run in (one, other) for name in ("id", "root")
-    ]
-    for name in (name for name in one.tasks if name in other.tasks):
-        pairs += [(f"version of {name}", run.tasks[name].version) for run in (one, other)]
-        pairs += [(f"data of {name}", run.tasks[name].data_revision) for run in (one, other)]
-    values: dict[str, list[Any]] = {}
-    for name, value in pairs:
-        values.setdefault(name, []).append(value)
-    return ((name, *both) for name, both in values.items() if both[0] != both[1])
+def _compared(run: Manifest, names: Iterable[str]) -> dict[str, Any]:
+    """Returns what must not change in a run. ``names``: of the tasks whose version and data count."""
+    found = dict(run.settings) | {f"model {name}": run.server_model.get(name) for name in ("id", "root")}
+    for name in names:
+        task = run.tasks[name]
+        found |= {f"version of {name}": task.version, f"data of {name}": task.data_revision}
+    return found
 
 
 def read_manifest(folder: Path) -> Manifest | None:

@@ -1,4 +1,4 @@
-"""Intervals and tests for scores. No dependencies: sums of a few thousand terms are enough."""
+"""Intervals of scores. No dependencies: sums of a few thousand terms are enough."""
 
 from __future__ import annotations
 
@@ -51,15 +51,3 @@ def clustered(scores: Sequence[Sequence[float]], z: float = Z95) -> Interval:
         return wilson(mean, number, z)
     effective = float(answers) if spread <= 0 else mean * (1 - mean) / spread
     return wilson(mean, min(max(effective, number), answers), z)
-
-
-def mcnemar(b: int, c: int) -> float:
-    """Returns the exact two-sided p-value for ``b`` and ``c`` discordant pairs (right only in one run)."""
-    n, k = b + c, min(b, c)
-    if n == 0:
-        return 1.0
-    log_terms = [
-        math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1) - n * math.log(2)
-        for i in range(k + 1)
-    ]
-    return min(1.0, 2 * math.fsum(math.exp(term) for term in log_terms))

@@ -101,10 +101,3 @@ def summarise(plan: Plan, records: Collection[Record]) -> list[Tally]:
 
 def total_usage(given: Iterable[Tally]) -> TokenUsage:
     return sum((tally.usage for tally in given), start=TokenUsage())
-
-
-def cost(usage: TokenUsage, price_input: float | None, price_output: float | None) -> float | None:
-    """Returns the price of tokens, None without prices. Prices are per million tokens."""
-    if price_input is None and price_output is None:
-        return None
-    return (usage.input * (price_input or 0.0) + usage.output * (price_output or 0.0)) / 1e6

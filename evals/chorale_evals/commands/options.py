@@ -54,8 +54,6 @@ _OPTIONS: tuple[tuple[str, Callable[[str], Any], Any, str, str], ...] = (
     ("seed", int, None, "N", "gives each request its own seed, and --limit its samples"),
     ("data", Path, None, "DIR", "folder with the data sets, instead of the web"),
     ("out", Path, None, "DIR", "folder of the journal and the report"),
-    ("price-input", _NUMBER, None, "PRICE", "per million tokens"),
-    ("price-output", _NUMBER, None, "PRICE", "per million tokens"),
     ("temperature", _NUMBER, None, "X", "default: the task's, or 1"),
     ("top-p", _NUMBER, None, "X", "nucleus sampling"),
     ("max-tokens", _COUNT, None, "N", "longest answer, reasoning included"),
@@ -70,8 +68,8 @@ def parser() -> Parser:
         usage="chorale eval TASK... [--model MODEL | --base-url URL] [options]",
         description=f"Ask a server the questions of a task and score its answers. Tasks: {_TASKS}. Without "
         "--base-url, a private server is started for --model; options after -- are those of chorale serve. "
-        "An interrupted run continues where its journal ends. Other forms: chorale eval compare A B, chorale "
-        "eval report DIR, chorale eval parity.",
+        "An interrupted run continues where its journal ends. Other forms: chorale eval report DIR, "
+        "chorale eval parity.",
     )
     made.add_argument("tasks", nargs="+", metavar="TASK", help="names, or file:PATH")
     made.add_argument("--model", help="model to serve; with --base-url, its name at that server")

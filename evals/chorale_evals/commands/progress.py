@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from chorale_evals.record import Record
-from chorale_evals.summary import Tally, cost, total_usage
+from chorale_evals.summary import Tally, total_usage
 
 _LINE_SECONDS, _REWRITE_SECONDS = 15.0, 0.2
 
@@ -44,10 +44,8 @@ class Line:
 class Display:
     """Shows the tallies of a run as they grow."""
 
-    def __init__(
-        self, tallies: Mapping[tuple[str, str], Tally], prices: tuple[float | None, float | None]
-    ) -> None:
-        self._tallies, self._prices, self._line = tallies, prices, Line()
+    def __init__(self, tallies: Mapping[tuple[str, str], Tally]) -> None:
+        self._tallies, self._line = tallies, Line()
         self._num_new = 0
         self._out_before = total_usage(tallies.values()).output
 
@@ -59,9 +57,8 @@ class Display:
         self._line.show(lambda: self._state(tally), last=tally.num_done == tally.total)
 
     def _state(self, tally: Tally) -> str:
-        """Returns the running score and troubles of a tally, and the speed, tokens and cost of the run."""
+        """Returns the running score and troubles of a tally, and the speed and tokens of the run."""
         usage = total_usage(self._tallies.values())
-        price = cost(usage, *self._prices)
         parts = [f"{tally.task} {tally.effort}: {tally.num_done}/{tally.total}"]
         if tally.mean is not None:
             interval = tally.interval
@@ -70,7 +67,6 @@ class Display:
         parts += [f"{count} {what}" for what, count in troubles if count]
         parts.append(f"{short((usage.output - self._out_before) / self._line.seconds)} tok/s")
         parts.append(f"{short(usage.output)} tokens")
-        parts += [] if price is None else [f"{price:.2f} spent"]
         rest = sum(each.total - each.num_done for each in self._tallies.values())
         parts += [self._line.left(self._num_new, self._num_new + rest)] if rest else []
         return ", ".join(parts)

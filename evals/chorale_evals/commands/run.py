@@ -24,7 +24,7 @@ from chorale_evals.record import Key, Record
 from chorale_evals.report.page import write_report
 from chorale_evals.runner import Part, Plan, Runner
 from chorale_evals.session import RETRIES
-from chorale_evals.summary import Tally, cost, summarise, tallies, total_usage
+from chorale_evals.summary import Tally, summarise, tallies
 from chorale_evals.task import Sample
 from chorale_evals.tasks import make_task
 
@@ -115,8 +115,7 @@ def _manifest(given: argparse.Namespace, plan: Plan, entry: dict[str, object]) -
             task.version, task.data_revision, len(task.samples), task.metric, task.notes
         )
     settings = {"model": plan.model, "api": plan.api, "seed": plan.seed, **options.fields(given)}
-    prices = {"input": given.price_input, "output": given.price_output}
-    return Manifest(settings, entry, tasks, tuple(plan.efforts), given.base_url or "", prices=prices)
+    return Manifest(settings, entry, tasks, tuple(plan.efforts), given.base_url or "")
 
 
 async def _ask(
@@ -130,7 +129,7 @@ async def _ask(
         shown[key.task, key.effort].add(records[key])
     if wanted & done:
         print(f"{len(wanted & done)} of {len(wanted)} answers are in {given.out} already", file=sys.stderr)
-    display = Display(shown, (given.price_input, given.price_output))
+    display = Display(shown)
 
     def on_record(record: Record) -> None:
         records[record.key] = record.light()
@@ -141,15 +140,12 @@ async def _ask(
 
 def _finish(given: argparse.Namespace, plan: Plan, results: list[Tally]) -> int:
     """Writes the summary and the report, and prints the table. Returns 1 if an answer is missing."""
-    price = cost(total_usage(results), given.price_input, given.price_output)
-    summary = {"model": plan.model, "cost": price, "results": [tally.to_json() for tally in results]}
+    summary = {"model": plan.model, "results": [tally.to_json() for tally in results]}
     write_whole(given.out / "summary.json", json.dumps(summary, indent=1))
     write_report(given.out)
     if given.json:
         print(json.dumps(summary))
     else:
         print("\n".join(lines(results)))
-        if price is not None:
-            print(f"cost: {price:.2f}")
         print(f"every answer: {given.out / 'report.html'}")
     return int(any(tally.num_failed or tally.num_refused for tally in results))

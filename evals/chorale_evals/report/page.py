@@ -12,17 +12,17 @@ import hashlib
 import html
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any, TextIO
 
 from chorale.machine.folders import whole_file
 from chorale_evals.errors import JournalError
 from chorale_evals.journal import NAME as JOURNAL
-from chorale_evals.journal import decode, locate
+from chorale_evals.journal import records
 from chorale_evals.manifest import read_manifest
-from chorale_evals.record import Key, Record
+from chorale_evals.record import Record
 
 NAME = "report.html"
 SUMMARY = "summary.json"
@@ -33,16 +33,17 @@ _EXCERPT = 120
 
 def write_report(folder: Path) -> Path:
     """Writes the page of a run and returns its path. Raises ``JournalError`` for a folder without a run."""
-    places = locate(folder)
-    path = folder / NAME
-    with whole_file(path) as file, (folder / JOURNAL).open("rb") as journal:
+    path, head = folder / NAME, _head(folder)
+    last = {record.key: place for place, record in records(folder / JOURNAL)}
+    kept = (record for place, record in records(folder / JOURNAL) if last[record.key] == place)
+    with whole_file(path) as file:
         page = io.TextIOWrapper(file, encoding="utf-8")
-        _write(page, journal, places, _head(folder))
+        _write(page, kept, head)
         page.detach()
     return path
 
 
-def _write(page: TextIO, journal: BinaryIO, places: dict[Key, int], head: dict[str, Any]) -> None:
+def _write(page: TextIO, kept: Iterable[Record], head: dict[str, Any]) -> None:
     style = (_HERE / "page.css").read_text("utf-8")
     script = (_HERE / "page.js").read_text("utf-8")
     template = (_HERE / "page.html").read_text("utf-8")
@@ -55,26 +56,23 @@ def _write(page: TextIO, journal: BinaryIO, places: dict[Key, int], head: dict[s
         before = before.replace(mark, value)
     page.write(before)
     index: list[list[Any]] = []
-    for number, chunk in enumerate(_chunks(journal, places)):
+    for number, chunk in enumerate(_chunks(kept)):
         index += [[*_entry(record), number, place] for place, record in enumerate(chunk)]
         page.write(_block(f"chunk-{number}", [asdict(record) for record in chunk]))
     page.write(_block("head", head))
-    page.write(_block("index", index))
+    page.write(_block("index", sorted(index, key=lambda row: row[:4])))
     page.write(after.replace("{script}", script))
 
 
-def _chunks(journal: BinaryIO, places: dict[Key, int]) -> Iterator[list[Record]]:
-    """Yields the records in the order of their keys, some at a time."""
+def _chunks(kept: Iterable[Record]) -> Iterator[list[Record]]:
     chunk: list[Record] = []
     size = 0
-    for key in sorted(places):
-        journal.seek(places[key])
-        line = journal.readline()
-        if chunk and size + len(line) > _CHUNK_BYTES:
+    for record in kept:
+        chunk.append(record)
+        size += len(repr(record))
+        if size > _CHUNK_BYTES:
             yield chunk
             chunk, size = [], 0
-        chunk.append(decode(line))
-        size += len(line)
     if chunk:
         yield chunk
 

@@ -7,7 +7,9 @@ letters after the bare question, or expect the answer to be one letter.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -15,11 +17,13 @@ from chorale.errors import ConfigError
 from chorale_evals.data import Source, text_id
 from chorale_evals.graders.patterns import compiled, everything
 from chorale_evals.task import Breakdown, Outcome, Sample, by_group
-from chorale_evals.tasks.mmlu_subjects import CATEGORIES
 from chorale_evals.tasks.published import PublishedTask
 
 # OpenAI's copy of the test questions. The hub has them as Parquet only, for which this package has no reader.
 SOURCE = Source("https://openaipublic.blob.core.windows.net/simple-evals/mmlu.csv")
+# lm-evaluation-harness's four groups of subjects.
+_GROUPS = json.loads(Path(__file__).with_name("mmlu_subjects.json").read_text("utf-8"))
+CATEGORIES = {subject: name for name, subjects in _GROUPS.items() for subject in subjects}
 _TEMPLATE = (
     "Given the following question and four candidate answers (A, B, C and D), choose the best answer.\n\n"
     "Question: {question}\nA. {A}\nB. {B}\nC. {C}\nD. {D}\n\n"
