@@ -50,27 +50,22 @@ def assert_parity(logits: torch.Tensor, expected: torch.Tensor) -> None:
     assert difference < BOUND, f"log-probabilities differ by {difference:.2e}"
 
 
-@pytest.mark.parametrize("length", [1, 127, 128, 129, 300, 1500])
-def test_lengths_around_the_window(make_model: MakeModel, length: int) -> None:
-    config = make_config(**SMALL)
+@pytest.mark.parametrize(
+    ("length", "sizes", "layout"),
+    [
+        *((length, {}, "published") for length in (1, 127, 128, 129, 300, 1500)),
+        (200, {"experts": 4, "layers": 2}, "published"),
+        (200, {"experts": 8, "layers": 2}, "dense"),
+        (200, {"experts": 32, "layers": 2}, "reference"),
+        (300, {"layers": 1, "layer_types": ("sliding_attention",)}, "published"),
+        (300, {"layers": 1, "layer_types": ("full_attention",)}, "published"),
+    ],
+)
+def test_a_prompt_at_once(make_model: MakeModel, length: int, sizes: dict[str, Any], layout: Any) -> None:
+    """Lengths around the window, experts, layouts, and one layer of each kind."""
+    config = make_config(**{**SMALL, **sizes})
     tokens = prompt(length)
-    runner = PagedRunner(make_model(config))
-    assert_parity(runner.run(tokens), expected_logprobs(config, tokens))
-
-
-@pytest.mark.parametrize(("layout", "experts"), [("published", 4), ("dense", 8), ("reference", 32)])
-def test_experts_and_layouts(make_model: MakeModel, layout: Any, experts: int) -> None:
-    config = make_config(**{**SMALL, "experts": experts, "layers": 2})
-    tokens = prompt(200)
     runner = PagedRunner(make_model(config, layout))
-    assert_parity(runner.run(tokens), expected_logprobs(config, tokens))
-
-
-@pytest.mark.parametrize("kind", ["sliding_attention", "full_attention"])
-def test_one_layer_of_each_kind(make_model: MakeModel, kind: str) -> None:
-    config = make_config(**{**SMALL, "layers": 1, "layer_types": (kind,)})
-    tokens = prompt(300)
-    runner = PagedRunner(make_model(config))
     assert_parity(runner.run(tokens), expected_logprobs(config, tokens))
 
 

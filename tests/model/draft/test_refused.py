@@ -43,12 +43,6 @@ KINDS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-def test_a_file_with_a_mask_for_parallel_drafts(tmp_path: Path) -> None:
-    file = specforge()
-    file.tensors["mask_hidden"] = torch.zeros(1, 3 * files.HIDDEN)
-    assert "this is a P-EAGLE head: " in complaint(file, tmp_path)
-
-
 CONFIGS: dict[str, tuple[HeadFile, str]] = {
     **{kind: (specforge(**changes), expected) for kind, (changes, expected) in KINDS.items()},
     "hidden size": (
@@ -147,6 +141,10 @@ TENSORS: dict[str, tuple[Callable[[HeadFile], None], str]] = {
     "missing": (left_out("midlayer.mlp.up_proj.weight"), ": layers.0.mlp.up_proj.weight: missing"),
     "no norm of the state": (left_out("midlayer.hidden_norm.weight"), "hidden_norm.weight: missing"),
     "no ids": (left_out("d2t"), ": d2t: missing: draft_vocab_size is 200 of 512"),
+    "a mask for parallel drafts": (
+        put("mask_hidden", torch.zeros(1, 3 * files.HIDDEN)),
+        "this is a P-EAGLE head: ",
+    ),
     "shape": (
         cut("midlayer.self_attn.k_proj.weight", 16),
         "midlayer.self_attn.k_proj.weight: shape [16, 128], config.json says [32, 128]",

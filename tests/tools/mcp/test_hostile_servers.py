@@ -357,6 +357,8 @@ async def test_a_program_that_ended_is_started_again_by_the_next_call(
 @pytest.mark.parametrize(
     ("entry", "reason"),
     [
+        ("{", "not valid JSON"),
+        ("[]", "mcpServers"),
         ({"a b": {"command": "x"}}, "a label may contain"),
         ({"python": {"command": "x"}}, "cannot be the label"),
         ({"a": {}}, "either command"),
@@ -372,17 +374,9 @@ async def test_a_program_that_ended_is_started_again_by_the_next_call(
         ({"a": {"url": "http://e.org/", "headers": {"x": "日本"}}}, "cannot be sent"),
     ],
 )
-def test_invalid_server_entries_are_refused(tmp_path: Path, entry: object, reason: str) -> None:
+def test_invalid_config_files_are_refused(tmp_path: Path, entry: object, reason: str) -> None:
     file = tmp_path / "mcp.json"
-    file.write_text(json.dumps({"mcpServers": entry}))
-    with pytest.raises(ConfigError, match=reason):
-        read_mcp_config(str(file), {})
-
-
-@pytest.mark.parametrize(("text", "reason"), [("{", "not valid JSON"), ("[]", "mcpServers")])
-def test_invalid_config_files_are_refused(tmp_path: Path, text: str, reason: str) -> None:
-    file = tmp_path / "mcp.json"
-    file.write_text(text)
+    file.write_text(entry if isinstance(entry, str) else json.dumps({"mcpServers": entry}))
     with pytest.raises(ConfigError, match=reason):
         read_mcp_config(str(file), {})
 
