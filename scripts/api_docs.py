@@ -94,18 +94,18 @@ TABLES: dict[str, Callable[[], str]] = {
 
 
 def render(page: str) -> str:
-    """The page with every table as the code has it now. Raises ``ValueError`` for a lost marker."""
+    """Returns the page with current tables. Raises ``ValueError`` for a missing marker."""
     for name, table in TABLES.items():
         pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
         if not pattern.search(page):
-            raise ValueError(f"docs/api.md has no place for the table {name!r}")
+            raise ValueError(f"docs/api.md has no markers for the table {name!r}")
         body = table().strip() + "\n"
         page = pattern.sub(lambda match, body=body: match.group(1) + body + match.group(2), page)  # type: ignore[misc]
     return page
 
 
 def first_difference(page: str, fresh: str) -> str:
-    """Return the first line that differs, as the page and as the code have it."""
+    """Returns the first line that differs, as it is in the page and as the code generates it."""
     pairs = zip_longest(page.splitlines(), fresh.splitlines(), fillvalue="(end of the page)")
     for number, (old, new) in enumerate(pairs, 1):
         if old != new:

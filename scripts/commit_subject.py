@@ -15,7 +15,7 @@ _MADE_BY_GIT = ("Merge ", "Revert ", "fixup! ", "squash! ", "amend! ")
 
 
 def fault(message: str) -> str | None:
-    """What is wrong with a commit message, or None."""
+    """Returns the error in a commit message, or None."""
     lines = [line for line in message.splitlines() if not line.startswith("#")]
     subject = lines[0] if lines else ""
     if subject.startswith(_MADE_BY_GIT):

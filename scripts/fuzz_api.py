@@ -3,7 +3,7 @@
 
     python scripts/fuzz_api.py --requests 20000 --seed 1
 
-Prints what came back, a line for each distinct fault, and exits with 1 if there is one.
+Prints the statuses, and a line for each distinct fault. Exits with 1 if there is one.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class Panel(NamedTuple):
     about: str = ""
     kind: str = "timeseries"
     stacked: bool = False
-    most: float | None = None  # end of the axis
+    most: float | None = None  # maximum of the axis
 
 
 def quantiles(metric: str, *shares: float) -> dict[str, str]:
@@ -299,13 +299,13 @@ ROWS: dict[str, list[Panel]] = {
             "Lines answered",
             "ops",
             {"{{status}}": "sum by (status) (rate(chorale:batch_lines_total{}[]))"},
-            "In no other count of requests, and in no latency",
+            "Not included in other counts of requests, nor in latencies",
         ),
         Panel(
             "Batches that have not ended",
             "short",
             {"{{status}}": "max by (status) (chorale:batches{})"},
-            "Of all servers that share a store",
+            "Over all servers that share a store",
         ),
         Panel("Files", "short", {"files": "max(chorale:files{})"}),
         Panel("Contents of files", "bytes", {"bytes": "max(chorale:file_bytes{})"}),

@@ -1,4 +1,4 @@
-"""Writes what ``chorale selfcheck`` compares with, by other implementations than Chorale's.
+"""Writes the expected results of ``chorale selfcheck``, computed by other implementations than Chorale's.
 
     pip install transformers openai-harmony
     python scripts/known_answers.py

@@ -1,6 +1,6 @@
 """Writes the requirements of the image with their hashes: `python scripts/lock_requirements.py`.
 
-Needs the program uv and a package registry, whose address is left out. `deploy/requirements.txt` holds for
+Needs the program uv and a package registry, whose address is left out. `deploy/requirements.txt` is for
 both targets of the image. `deploy/requirements-cuda.txt` is torch and its CUDA libraries: a build for CPUs
 comes from PyTorch's own index, with other hashes, so that the target cpu takes only the version from there.
 """

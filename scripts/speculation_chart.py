@@ -1,8 +1,8 @@
 """Draw docs/images/speculation.svg from docs/data/speculation.json. With --check: compare.
 
-A step with drafts takes as long whatever is accepted, so the gain is a straight line: the acceptance length,
-times the seconds of a step without drafts by those of one with. The picture follows the reader's light or
-dark mode.
+The duration of a step with drafts does not depend on how many are accepted, so the gain is a straight line:
+the acceptance length times the duration of a step without drafts, divided by that of a step with drafts. The
+picture follows the reader's light or dark mode.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _panel(left: int, model: dict[str, Any], longest: int) -> list[str]:
         parts.append(f'<line class="{kind}" x1="{left}" y1="{y}" x2="{left + PANEL}" y2="{y}"/>')
         parts.append(_text(left - 8, y + 4, f"{gain:g} ×", "small right"))
     for length in range(1, longest + 1):
-        x = left + _place(length, longest)
+        x = left + _offset(length, longest)
         parts.append(_text(x, TOP + HEIGHT + 18, str(length), "small middle"))
     parts.append(
         _text(left + PANEL // 2, TOP + HEIGHT + 34, "tokens a step (acceptance length)", "small middle")
@@ -66,18 +66,18 @@ def _panel(left: int, model: dict[str, Any], longest: int) -> list[str]:
     labels = []
     for colour, each in zip(COLOURS, model["rows"], strict=True):
         slope = each["off_ms"] / each["step_ms"]
-        ends = [(left + _place(length, longest), _height(length * slope)) for length in (1, longest)]
+        ends = [(left + _offset(length, longest), _height(length * slope)) for length in (1, longest)]
         (x1, y1), (x2, y2) = ends
         parts.append(f'<path class="curve {colour}" d="M{x1} {y1} L{x2} {y2}"/>')
         labels.append((y2 + 4, f"{each['rows']} {'stream' if each['rows'] == 1 else 'streams'}"))
     lowest = 0
     for y, label in sorted(labels):
-        lowest = max(y, lowest + 13)  # lines that end together
+        lowest = max(y, lowest + 13)  # labels must not overlap
         parts.append(_text(left + PANEL + 6, lowest, label, "small"))
     return parts
 
 
-def _place(length: float, longest: int) -> int:
+def _offset(length: float, longest: int) -> int:
     return round((length - 1) / (longest - 1) * PANEL)
 
 
@@ -95,7 +95,7 @@ def main() -> int:
     if "--check" in sys.argv:
         if PICTURE.read_text("utf-8") == picture:
             return 0
-        print(f"{PICTURE.name} is not what {DATA.name} says; run: python scripts/speculation_chart.py")
+        print(f"{PICTURE.name} does not match {DATA.name}; run: python scripts/speculation_chart.py")
         return 1
     PICTURE.write_text(picture, "utf-8")
     return 0

@@ -1,7 +1,7 @@
 """Draw docs/images/speed.svg from docs/data/speed.json: python scripts/speed_chart.py [--check].
 
 Each pair of bars is scaled to the other engine's speed, because the cases differ by a factor of a hundred;
-the numbers beside the bars are tokens a second. The picture follows the reader's light or dark mode.
+the numbers next to the bars are tokens per second. The picture follows the reader's light or dark mode.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def main() -> int:
     if "--check" in sys.argv:
         if PICTURE.read_text("utf-8") == picture:
             return 0
-        print(f"{PICTURE.name} is not what {DATA.name} says; run: python scripts/speed_chart.py")
+        print(f"{PICTURE.name} does not match {DATA.name}; run: python scripts/speed_chart.py")
         return 1
     PICTURE.write_text(picture, "utf-8")
     return 0

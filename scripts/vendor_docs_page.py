@@ -1,4 +1,4 @@
-"""Puts the files of Swagger UI that /docs serves into chorale, compressed, from its npm package.
+"""Copies the files of Swagger UI that /docs serves from its npm package into chorale, compressed.
 
     python scripts/vendor_docs_page.py           fetches the package with `npm pack` and writes the files
     python scripts/vendor_docs_page.py --check   exits 1 if the files are not those of the package
@@ -23,7 +23,7 @@ VERSION = "5.35.0"
 INTEGRITY = "sha512-U06rpMtW9V3XPGOBeamTUSr0Z09jMX4IJuANpE/EZbAhw0G8CgwrzU4YmXkn/h0wCDNsXdGarTNNHC3sU8yVUQ=="
 FOLDER = Path(__file__).resolve().parents[1] / "chorale" / "api" / "operator" / "docs"
 COMPRESSED = ("swagger-ui-bundle.js", "swagger-ui.css")
-# Ours are Apache 2.0 too; these say whose the bundle is, and what it holds in turn.
+# Our licence is Apache 2.0, too; these files name the authors of the bundle and of its contents.
 PLAIN = {
     "NOTICE": "swagger-ui.NOTICE.txt",
     "swagger-ui-bundle.js.LICENSE.txt": "swagger-ui-bundle.js.LICENSE.txt",
@@ -31,7 +31,7 @@ PLAIN = {
 
 
 def fetch() -> bytes:
-    """The package. Raises ``SystemExit`` if it is not the one that is pinned."""
+    """Returns the package. Raises ``SystemExit`` if it does not have the pinned digest."""
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(
             ["npm", "pack", "--silent", f"swagger-ui-dist@{VERSION}"],
@@ -47,7 +47,7 @@ def fetch() -> bytes:
 
 
 def made(package: bytes) -> dict[str, bytes]:
-    """Name -> content of every file."""
+    """Returns name -> content of every file."""
     files: dict[str, bytes] = {}
     with tarfile.open(fileobj=io.BytesIO(package)) as archive:
 
@@ -80,7 +80,7 @@ def main() -> int:
 
 
 def _content(data: bytes) -> bytes:
-    """What is compressed: zlib's own bytes may differ from one build to the next."""
+    """Returns the uncompressed content, since zlib's output may differ from one build to the next."""
     return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 PROMPTS = (75, 512, 2000)
 DECODED = 64
-Seconds = Callable[[int, int], float]  # of one request: (tokens of its prompt, tokens generated)
+Seconds = Callable[[int, int], float]  # (prompt tokens, generated tokens) -> seconds of one request
 
 
 def random_prompt(length: int) -> list[int]:

@@ -49,8 +49,8 @@ LAYER = {
 class Tensor:
     name: str
     kind: gguf.GGMLQuantizationType
-    shape: tuple[int, ...]  # of elements
-    data: Callable[[], Any]  # an array whose last axis is of bytes
+    shape: tuple[int, ...]  # in elements
+    data: Callable[[], Any]  # returns an array with bytes on its last axis
 
 
 def main() -> None:
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def write_gguf(folder: Path, file: Path, dense: str) -> None:
-    """Streams one tensor after the other."""
+    """Writes one tensor after the other, so that only one is in memory."""
     config = ModelConfig.load(folder)
     checkpoint = Checkpoint(folder, config)
     if checkpoint.layout != "published":
@@ -84,7 +84,7 @@ def write_gguf(folder: Path, file: Path, dense: str) -> None:
 
 
 def describe(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
-    """llama.cpp has the clamp of SwiGLU, its slope and the order of the layers in its code."""
+    """Writes the metadata. The clamp and slope of SwiGLU and the order of layers are fixed in llama.cpp."""
     kinds = tuple("full_attention" if i % 2 else "sliding_attention" for i in range(config.num_hidden_layers))
     if (config.swiglu_limit, config.swiglu_alpha, config.layer_types) != (7.0, 1.702, kinds):
         raise SystemExit("llama.cpp knows one SwiGLU and one order of layers, and this checkpoint has others")

@@ -57,7 +57,7 @@ def random_experts() -> ExpertTensors:
 
 
 def best(runs: int, action: Callable[[], object]) -> float:
-    """Milliseconds of this thread."""
+    """Returns milliseconds of this thread's CPU time."""
     return 1000 * min(times(action, runs, clock=time.thread_time))
 
 

@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def seconds(llama: Llama, length: int, tokens: int) -> float:
-    """Of one request with a random prompt."""
+    """Returns the seconds of one request with a random prompt."""
     prompt = random_prompt(length)
     llama.reset()  # otherwise the part that two prompts share would be kept
     began = time.perf_counter()
@@ -81,7 +81,7 @@ def seconds(llama: Llama, length: int, tokens: int) -> float:
 
 
 def compare(folder: Path, files: list[Path], text: list[int], settings: dict[str, Any]) -> None:
-    """Prints errors of log-probabilities, in nats, and as a share of how much the reference's own vary."""
+    """Prints errors of log-probabilities, in nats and as a share of the reference's standard deviation."""
     exact = chorale_logprobs(folder, text, ops="reference", dtype="float32")
     print(f"{len(exact)} tokens; standard deviation of the reference's log-probabilities {exact.std():.3f}")
     print(f"{'':40} {'mean':>8} {'worst':>8} {'rms / std':>10}")
@@ -101,8 +101,8 @@ def others(
 
 
 def chorale_logprobs(folder: Path, text: list[int], **options: Any) -> np.ndarray:
-    """Of the text's tokens from the second on."""
-    from chorale import LLM, SamplingParams  # torch too, which is no part of llama.cpp's peak memory
+    """Returns those of the text's tokens from the second on."""
+    from chorale import LLM, SamplingParams  # with torch, which must not count as llama.cpp's memory
 
     params = SamplingParams(max_tokens=1, prompt_logprobs=0)
     with LLM(str(folder), device="cpu", max_model_len=len(text) + 16, **options) as llm:

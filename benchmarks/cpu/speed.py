@@ -44,14 +44,14 @@ def main() -> None:
 
 
 def seconds(llm: LLM, length: int, tokens: int) -> float:
-    """Of one request with a random prompt."""
+    """Returns the seconds of one request with a random prompt."""
     prompt = {"prompt_token_ids": random_prompt(length)}
     params = SamplingParams(max_tokens=tokens, ignore_eos=True, seed=1)
     return spent(lambda: llm.generate([prompt], params, use_tqdm=False))
 
 
 def report_bandwidth(config: ModelConfig, decode: float, int8: bool) -> None:
-    """Beside a plain read of memory by as many threads."""
+    """Prints the bandwidth, and that of a plain memory read by as many threads."""
     read = token_bytes(config, "bfloat16")
     if int8:
         read -= weight_bytes(config, "bfloat16") - weight_bytes(config, "bfloat16", int8=True)
@@ -62,7 +62,7 @@ def report_bandwidth(config: ModelConfig, decode: float, int8: bool) -> None:
 
 
 def plain_read() -> float:
-    """Bytes a second, the best of five sums over 1 GiB."""
+    """Returns bytes per second, the best of five sums over 1 GiB."""
     data = torch.ones(2**27, dtype=torch.int64)
     return 2**30 / min(times(data.sum, 5))
 

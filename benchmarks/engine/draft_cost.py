@@ -28,7 +28,7 @@ SCHEMA = {
 
 
 def microseconds(work: Callable[[], object], count: int = 500) -> float:
-    """The median of five runs."""
+    """Returns the median of five runs."""
 
     def run() -> None:
         for _ in range(count):

@@ -54,7 +54,7 @@ class NullExecutor:
 
 
 def measure(rows: int, depth: int, caching: bool, prompt: int, steps: int) -> list[float]:
-    """Seconds of each of ``steps`` decode steps over ``rows`` rows."""
+    """Returns the seconds of each of ``steps`` decode steps over ``rows`` rows."""
     block_size = 16
     pages = rows * (2 + (prompt + steps + 64) // block_size + 10)
     limits = EngineLimits(
@@ -68,7 +68,7 @@ def measure(rows: int, depth: int, caching: bool, prompt: int, steps: int) -> li
     )
     core = EngineCore(limits, NullExecutor())
     for index in range(rows):
-        # Lengths differ, so that page boundaries are spread over the steps as they are in life.
+        # Lengths differ, so that page boundaries are spread over the steps as in practice.
         ids = [index % 1000 + 10] * (prompt + index % block_size)
         core.add_request(
             GenerateRequest(request_id=f"request-{index}", prompt_token_ids=ids, sampling=SamplingSpec())
@@ -167,7 +167,7 @@ def llm_engine(rows: int, length: int) -> EngineCore:
 
 
 def measure_alone(rows: int, prompt: int, steps: int) -> float:
-    """Seconds for ``rows`` requests of ``steps`` tokens each: nothing but the engine."""
+    """Returns the seconds of the engine alone for ``rows`` requests of ``steps`` tokens each."""
     core = llm_engine(rows, prompt + steps)
     sampling = SamplingSpec(ignore_eos=True, max_tokens=steps, min_tokens=steps)
     start = time.process_time()
@@ -197,7 +197,7 @@ def measure_llm(rows: int, prompt: int, steps: int) -> float:
 
 
 def print_llm(all_rows: list[int], steps: int) -> None:
-    """A step's cost is that of a long run less that of a run of one token, over the steps between."""
+    """A step costs the difference of a long run and a run of one token, divided by the number of steps."""
     print("rows  engine alone, us a step  through LLM.generate, us a step")
     for rows in all_rows:
         count = max(steps, 3000 // rows)

@@ -105,7 +105,7 @@ def in_process(rows: int) -> None:
 
 
 def engine_side(rows: int) -> None:
-    """What the engine's main thread pays a step: group by client, encode, hand to the socket."""
+    """Measures a step's cost in the engine's main thread: group by client, encode, hand to the socket."""
     folder = make_directory()
     directory = folder.path
     server_socket = EngineServerSocket(str(directory), "e", client_timeout=60, on_orphans=print)
@@ -127,7 +127,7 @@ def engine_side(rows: int) -> None:
 
 
 def thread_seconds(pid: int) -> dict[str, float]:
-    """CPU time of each thread of the engine process. Linux only; the heartbeat is the other one of Python."""
+    """CPU time of each thread of the engine process. Linux only; the other Python thread is the heartbeat."""
     found = {}
     for task in sorted(Path(f"/proc/{pid}/task").glob("*"), key=lambda task: int(task.name)):
         name = "main" if task.name == str(pid) else (task / "comm").read_text().strip()
@@ -137,7 +137,7 @@ def thread_seconds(pid: int) -> dict[str, float]:
 
 
 async def across(rows: int, steps: int, step_microseconds: int) -> None:
-    """The same through the socket: how late the last of ``rows`` readers has its token."""
+    """Measures the same through the socket: the time until the last of ``rows`` readers has its token."""
     folder = make_directory()
     directory = folder.path
     engine = start_engine(directory, step_microseconds)
@@ -176,7 +176,7 @@ async def across(rows: int, steps: int, step_microseconds: int) -> None:
 
 
 async def round_trips(count: int) -> None:
-    """Submit one request of one token; its answer wakes the reader."""
+    """Submits one request of one token; its answer wakes the reader."""
     folder = make_directory()
     directory = folder.path
     engine = start_engine(directory, 0)

@@ -58,7 +58,7 @@ def decode_plan(num_rows: int, spec: SamplingSpec) -> StepPlan:
 
 
 def milliseconds(function: Callable[[], object], repeats: int = 30) -> tuple[float, float]:
-    """Median and least CPU milliseconds of a call."""
+    """Returns median and minimum CPU milliseconds of a call."""
     found = [1e3 * each for each in times(function, repeats, warm=3, clock=time.process_time)]
     return statistics.median(found), min(found)
 

@@ -6,15 +6,15 @@
 The scheduler is the real one; its clock is arithmetic. How long a step of 20b takes on one H200 follows from
 docs/lab/kernels.md ("The step, measured": decode steps of 1 to 1,024 rows, prompts of 8,192 tokens, the
 shares of attention, head and sampling). Overlap depth 1, as on a GPU; a step without a graph costs the host
-``LAUNCH``, with which the gaps without a bound are those that were measured with ``--graphs 64 1024``;
+``LAUNCH``, a value that reproduces the gaps measured without a bound and with ``--graphs 64 1024``;
 a missing graph costs ``CAPTURE`` once.
 
 Loads: Poisson arrivals at ``--rates`` a second of 1,024 / 512 tokens for 60 s, and 1,024 requests at once of
 1,024 / 1,024. For each bound (milliseconds; 0: none): the time between two tokens of a stream (ITL), the
 time to the first token, and the output rate from the first arrival to the last token.
 
-With ``--batch-delays``: the same arrivals alone, and beside a batch that has ``--batch-rows`` lines in flight
-all the time, for each bound on steps with batch work; and the tokens a second of the batch.
+With ``--batch-delays``: the same arrivals alone, and together with a batch of ``--batch-rows`` lines that are
+always in flight, for each bound on steps with batch work; and the tokens a second of the batch.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from chorale.runtime.sizing.graph_sizes import MIXED_ROWS, MIXED_TOKENS, pick
 LINEAR = ((1, 1.02), (8, 2.3), (64, 4.0), (256, 5.9), (1024, 14.8), (2048, 24.0), (4096, 44.0), (8192, 86.0))
 LAUNCH = 22.0  # ms of the host for a step that is launched kernel by kernel
 CAPTURE = 60.0  # ms of the host for a graph that is missing
-HOST = 0.5  # ms of the host for a step, beside it
+HOST = 0.5  # ms of other host work for a step
 
 
 def linear_ms(tokens: int) -> float:
-    place = min(max(1, bisect_left([size for size, _ in LINEAR], tokens)), len(LINEAR) - 1)
-    (low, low_ms), (high, high_ms) = LINEAR[place - 1 : place + 1]
+    upper = min(max(1, bisect_left([size for size, _ in LINEAR], tokens)), len(LINEAR) - 1)
+    (low, low_ms), (high, high_ms) = LINEAR[upper - 1 : upper + 1]
     return low_ms + (high_ms - low_ms) * (tokens - low) / (high - low)
 
 
 def step_ms(plan: StepPlan) -> float:
-    """Milliseconds of the device."""
+    """Returns the milliseconds of the device."""
     new, ends = plan.num_new.astype(np.int64), plan.num_computed + plan.num_new
     decode = new == 1
     attention = 0.15 + 4.8e-6 * ends[decode].sum() + 2e-4 * new[~decode].sum()
@@ -55,7 +55,7 @@ def step_ms(plan: StepPlan) -> float:
 
 
 def graph_of(plan: StepPlan, rows: int, tokens: int) -> tuple[int, int] | None:
-    """The sizes of the graph that takes a step, of those for up to so many rows and tokens."""
+    """Returns rows and tokens of the graph for a step; graphs have at most ``rows`` and ``tokens``."""
     if (plan.num_new == 1).all():
         return len(plan.rows), len(plan.rows)
     if plan.num_tokens > tokens or len(plan.rows) >= rows:
@@ -65,7 +65,7 @@ def graph_of(plan: StepPlan, rows: int, tokens: int) -> tuple[int, int] | None:
 
 @dataclass
 class Device:
-    """An Executor. ``now`` is the host's clock; the device runs steps in order behind it."""
+    """An Executor. ``now`` is the host's clock; the device runs steps in order, later than the host."""
 
     graphs: tuple[int, int]  # rows and tokens of the largest mixed step that is captured
     is_warm: bool = False  # all graphs are captured
@@ -178,7 +178,7 @@ def play(
 def play_beside(
     batch_ms: float, num_lines: int, graphs: tuple[int, int], arrivals: Iterator[float], seconds: float
 ) -> Result:
-    """Requests of 1,024 / 512 tokens beside lines of the same size, of which ``num_lines`` are in flight."""
+    """Plays requests of 1,024 / 512 tokens while ``num_lines`` batch lines of the same size are in flight."""
     device, result = Device(graphs, is_warm=True), Result()
     core = EngineCore(limits(12, batch_ms), device, lambda: device.now)
     waiting = list(arrivals)[::-1]

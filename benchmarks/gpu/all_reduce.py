@@ -44,7 +44,7 @@ from chorale.parallel.peer_memory import PeerMemory, symmetric_memory
 
 H, EPS, CALLS = 2880, 1e-5, 100
 ROWS = (1, 8, 64, 256, 1024, 4096)
-LIMIT = 0.5  # seconds, of the fault tests
+LIMIT = 0.5  # seconds, in the fault tests
 Work = Callable[[], Any]
 
 
@@ -90,7 +90,9 @@ def gathered(bench: Bench, tensor: torch.Tensor) -> list[torch.Tensor]:
 def same_bits(bench: Bench, name: str, tensor: torch.Tensor) -> None:
     mine = tensor.contiguous().view(torch.uint8)
     for rank, other in enumerate(gathered(bench, mine)):
-        assert torch.equal(mine, other), f"{name}: rank {bench.rank} has other bits than rank {rank}"
+        assert torch.equal(mine, other), (
+            f"{name}: the bits of rank {bench.rank} differ from those of rank {rank}"
+        )
 
 
 def error_of(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -175,7 +177,7 @@ def check(bench: Bench, rows: list[int]) -> None:
 
 
 def check_graph(bench: Bench) -> None:
-    """An odd number of calls of changing sizes in a graph, replayed: the counters live on the device."""
+    """Replays a graph with an odd number of calls of changing sizes: the counters are on the device."""
     bench.use("one")
     sizes = (8, 1, 3)
     parts = [bench.randn(1, n, H, seed=n + 31 * bench.rank) for n in sizes]
@@ -200,7 +202,7 @@ def check_graph(bench: Bench) -> None:
 
 
 def time_of(bench: Bench, work: Work, calls: int = CALLS) -> float:
-    """Microseconds of one of ``calls`` calls in a graph: the median of the replays, of the slowest rank."""
+    """Returns microseconds of one of ``calls`` calls in a graph: the slowest rank's median over replays."""
     graph = captured(lambda: [work() for _ in range(calls)], "thread_local")
     graph.replay()
     times = []
@@ -221,7 +223,7 @@ def time_of(bench: Bench, work: Work, calls: int = CALLS) -> float:
 def record(bench: Bench, variant: str, rows: int, work: Work) -> float:
     try:
         us = time_of(bench, work)
-    except (RuntimeError, ValueError) as error:  # a library that lacks it: the others go on
+    except (RuntimeError, ValueError) as error:  # not supported by this library
         bench.say(f"{variant:44} {rows:5} rows: {type(error).__name__}: {str(error)[:120]}")
         return float("nan")
     bench.results.append({"variant": variant, "rows": rows, "us": round(us, 2), "ranks": bench.size})
@@ -229,7 +231,7 @@ def record(bench: Bench, variant: str, rows: int, work: Work) -> float:
 
 
 def ours(bench: Bench, form: str, rows: int) -> Work:
-    """x += parts and the norm; the numbers are small, so that x does not grow out of hand."""
+    """Adds parts to x and norms; the numbers are small, so that x stays finite."""
     parts = (bench.randn(1, rows, H, seed=bench.rank) * 0.01).bfloat16()
     x = torch.zeros(rows, H, device=bench.device)
 
@@ -241,7 +243,7 @@ def ours(bench: Bench, form: str, rows: int) -> Work:
 
 
 def libraries(bench: Bench, rows: int) -> dict[str, Work]:
-    """All-reduce in bfloat16; alone, and with the kernel that adds it to the residual and norms."""
+    """Measures all-reduce in bfloat16, alone and with the kernel for residual and norm."""
     import torch.distributed._symmetric_memory as symmetric
 
     plain = torch.zeros(rows, H, dtype=torch.bfloat16, device=bench.device)
@@ -296,7 +298,7 @@ def peer_memory(layout: Layout, group: dist.ProcessGroup, device: torch.device) 
 
 
 def leave_out_a_call(bench: Bench) -> None:
-    """The last rank makes no call; the others end within the limit, twice, and say who it was."""
+    """The last rank makes no call; the others end within the limit, twice, and name it."""
     bench.use("one")
     last = bench.size - 1
     bench.reducer.set_limit(LIMIT)
@@ -397,7 +399,7 @@ def main() -> int:
 
 
 def wait_for(started: list[Any]) -> int:
-    """Exit code: 0 if all but the last rank ended well, and that one by its SIGKILL."""
+    """Returns 0 if all ranks but the last ended well, and the last by its SIGKILL."""
     while any(process.is_alive() for process in started):
         time.sleep(0.2)
         if any(process.exitcode not in (None, 0, -signal.SIGKILL) for process in started):

@@ -3,11 +3,11 @@
     chorale bench make-checkpoint 20b FOLDER
     python -m benchmarks.gpu.pool_fill FOLDER [--gpu-memory-utilization 0.92]
 
-What a step takes beside the pool depends on its tokens and rows, how long their contexts are, what they ask
-of the sampler, and on the graphs that exist; not on what the pages hold. So the pool is filled without
-computing most of it: while the executor pretends, the scheduler, its page tables and the device's own are
-real, but the forward pass is left out, and keys and values of those tokens stay zero. What can decide about
-memory runs for real, on top of a full pool:
+The memory of a step besides the pool depends on its tokens and rows, the length of their contexts, their
+sampling, and on the graphs that exist; not on the contents of pages. So the pool is filled without computing
+most of it: the scheduler, its page tables and the device's own are real, but the forward pass of these steps
+is skipped, and keys and values of their tokens stay zero. Everything that affects memory is then computed, on
+top of a full pool:
 
 ``longest``  as many sequences of ``max_model_len`` as the pool holds; the last one's prompt is computed,
              chunk by chunk, beside the decoding others; then decode steps with and without filters
@@ -20,7 +20,7 @@ memory runs for real, on top of a full pool:
 
 All graphs that there can be are captured first: every size and context, with and without filters, and every
 mixed step. Each line says how full the pool was, and what had been taken by then at most: on the whole device
-(libraries and graphs included), and by the allocator; how often it had to give its cache back to go on (a
+(libraries and graphs included), and by the allocator; how often it had to release its cache to continue (a
 retry: on a smaller device, an error); and the most that ``--gpu-memory-utilization`` allows. ``OVER`` is more
 than that: no error while the device has room left, but the arithmetic was wrong. ``NOT FULL``: pool, rows,
 contexts or steps were not what the stage is for, so it shows nothing. A failed request or step ends the run.
@@ -55,15 +55,15 @@ from chorale.runtime.worker import Worker
 from chorale.serve.engine.build import build_engine
 from tests.support.engine.integrity import check_integrity
 
-REAL_STEPS = 12  # of each kind, once the pool is full; fewer where the host takes half a second for one
-MOST_STEPS = 400  # real ones of a stage; some 50 are expected
-LAST_PROMPTS = 8  # of the widest batch: computed for real
+REAL_STEPS = 12  # computed steps of each kind in a full pool; fewer if the host takes half a second for one
+MOST_STEPS = 400  # computed steps of a stage; some 50 are expected
+LAST_PROMPTS = 8  # prompts of the widest batch that are computed
 ANSWER = {"type": "array", "items": {"type": "integer"}, "minItems": 1000}  # does not end while it is watched
 
 
 @dataclass(frozen=True, slots=True)
-class Pretended:
-    """A step that nobody computed: token 5 wherever one is to be sampled."""
+class SkippedStep:
+    """A step without computation: samples token 5 everywhere."""
 
     plan: StepPlan
 
@@ -72,27 +72,27 @@ class Pretended:
         return StepResult(self.plan.step_id, np.where(sampled, 5, -1)[:, None].astype(np.int32), sampled)
 
 
-class Pretender:
-    """An Executor that leaves out the forward pass while ``pretends`` is set, and nothing else."""
+class SkippingExecutor:
+    """An Executor that skips only the forward pass while ``skips`` is set."""
 
     def __init__(self, inner: LocalExecutor) -> None:
         self.inner = inner
-        self.pretends = False
+        self.skips = False
         self.forget()
 
     def forget(self) -> None:
-        """Of real steps: how many, and the most tokens, rows, and tokens of one context."""
+        """Resets the count and the largest tokens, rows and context of the computed steps."""
         self.num_real = self.most_tokens = self.most_rows = self.longest = 0
 
     def execute(self, plan: StepPlan) -> StepHandle:
-        if not self.pretends:
+        if not self.skips:
             self.num_real += 1
             self.most_tokens = max(self.most_tokens, plan.num_tokens)
             self.most_rows = max(self.most_rows, len(plan.rows))
             self.longest = max(self.longest, int((plan.num_computed + plan.num_new).max()))
             return self.inner.execute(plan)
         self.inner.prepare(partial(take_pages, plan=plan))
-        return Pretended(plan)
+        return SkippedStep(plan)
 
     def use_idle_time(self) -> bool:
         return self.inner.use_idle_time()
@@ -102,7 +102,7 @@ class Pretender:
 
 
 def take_pages(worker: Worker, plan: StepPlan) -> None:
-    """What ``Worker.run`` does before it computes."""
+    """Does the same as ``Worker.run`` before the forward pass."""
     for start in plan.starts:
         worker._grammar.start(start)
     worker._buffers.start_rows(plan)
@@ -114,7 +114,7 @@ class Filler:
     """One engine, its requests, and how far they are. Raises ``SystemExit`` if one of them fails."""
 
     core: EngineCore
-    executor: Pretender
+    executor: SkippingExecutor
     sent: int = 0
     began: set[str] = field(default_factory=set)  # requests that have a token
     ended: set[str] = field(default_factory=set)
@@ -123,7 +123,7 @@ class Filler:
     def __post_init__(self) -> None:
         limits = self.core.limits
         self.geometry = KvGeometry(limits.block_size, 0, limits.sliding_window)
-        self.reserve = limits.num_blocks // 100 + 1  # what an admission leaves free
+        self.reserve = limits.num_blocks // 100 + 1  # blocks that an admission leaves free
 
     def send(self, count: int, length: int, **sampling: Any) -> None:
         """``count`` prompts of ``length`` tokens."""
@@ -147,7 +147,7 @@ class Filler:
                 if chunk.finish_reason:
                     self.ended.add(chunk.request_id)
             if self.executor.num_real > MOST_STEPS:
-                raise SystemExit("fill: the pool has no room for what should fit: nothing is shown")
+                raise SystemExit("fill: the pool has less room than expected, so the run shows nothing")
             self.most_pages = max(self.most_pages, self.core.stats().kv_blocks_used)
 
     def begin_all(self) -> None:
@@ -157,13 +157,13 @@ class Filler:
         stop = self.core.stats().num_steps + count
         self.run(lambda: self.core.stats().num_steps >= stop)
 
-    def pretend_until_full(self) -> None:
-        """Let rows decode until the next steps need pages that there are not, or a row nears its end."""
+    def skip_until_full(self) -> None:
+        """Lets rows decode until the next steps need more pages than exist, or a row nears its end."""
         limits, preempted = self.core.limits, self.core.stats().num_preemptions
         rows, context = self.context()
         stop = self.core.stats().num_steps + max(0, limits.max_model_len - context - 3 * REAL_STEPS)
         few = 2 * rows // limits.block_size + 2
-        self.executor.pretends = True
+        self.executor.skips = True
         self.run(
             lambda: (
                 self.free <= few
@@ -171,10 +171,10 @@ class Filler:
                 or self.core.stats().num_steps >= stop
             )
         )
-        self.executor.pretends = False
+        self.executor.skips = False
 
     def is_shown(self, is_longest: bool) -> bool:
-        """Whether real steps met what the stage is for."""
+        """Returns whether the computed steps reached the stage's target."""
         limits, executor = self.core.limits, self.executor
         has_size = executor.longest > 0.9 * limits.max_model_len
         if not is_longest:
@@ -188,12 +188,12 @@ class Filler:
         return stats.kv_blocks_total - stats.kv_blocks_used
 
     def context(self) -> tuple[int, int]:
-        """Rows that run, and the longest context of them."""
+        """Returns the number of running rows, and their longest context."""
         life = self.core._engine
         return len(life.running), max((int(life.rows.computed[row]) for row in life.running), default=0)
 
     def clear(self) -> None:
-        """End everything. Every page must come back."""
+        """Ends all requests. Every page must be free afterwards."""
         for name in map(str, range(self.sent)):
             self.core.abort(name)
         while self.core.has_work:
@@ -212,14 +212,14 @@ def longest(filler: Filler) -> None:
     # A row decodes while others are filled in: it must not reach its end before the last has begun.
     steps = rows * limits.max_model_len // max(1, limits.max_num_batched_tokens - rows) + 4 * REAL_STEPS + 32
     length = max(limits.max_model_len - steps, limits.max_model_len // 2)
-    filler.executor.pretends = True
+    filler.executor.skips = True
     filler.send(rows - 1, length)
     filler.begin_all()
     spare = filler.free - filler.reserve - geometry.blocks_for(limits.max_model_len) - rows - 32
     if (left := geometry.tokens_in(max(spare, 0))) > 2 * limits.block_size:
         filler.send(1, min(left, length))
         filler.begin_all()
-    filler.executor.pretends = False
+    filler.executor.skips = False
     filler.steps(REAL_STEPS)
     filler.send(1, length, top_p=0.9)
     filler.begin_all()
@@ -233,24 +233,24 @@ def widest(filler: Filler, steps: int, **sampling: Any) -> None:
     share = geometry.tokens_in((limits.num_blocks - filler.reserve) // rows)
     length = max(2, min(share * 9 // 10, limits.max_model_len // 2))
     last = min(LAST_PROMPTS, rows // 2)
-    filler.executor.pretends = True
+    filler.executor.skips = True
     filler.send(rows - last, length, **sampling)
     filler.begin_all()
-    growth = rows + 3 * REAL_STEPS * rows // limits.block_size  # of those that decode meanwhile
+    growth = rows + 3 * REAL_STEPS * rows // limits.block_size  # blocks of the rows that decode meanwhile
     needed = last * (geometry.blocks_for(length + 2) + 1) + filler.reserve + growth
     most = limits.max_model_len - 4 * REAL_STEPS - length
     stop = filler.core.stats().num_steps + max(0, most // 2)
     filler.run(lambda: filler.free <= needed or filler.core.stats().num_steps >= stop)
-    filler.executor.pretends = False
+    filler.executor.skips = False
     filler.steps(steps)
     filler.send(last, length, **({"top_p": 0.9} | sampling))
     filler.begin_all()
     filler.steps(steps)
-    filler.pretend_until_full()
+    filler.skip_until_full()
     filler.steps(steps)
 
 
-# What a row can ask of the sampler. No ``max_tokens``: its history may grow to the model's length.
+# All sampling options of a row. No ``max_tokens``: its history may grow to the model's length.
 SPECIAL: dict[str, Any] = {
     "top_p": 0.9, "top_k": 50, "min_p": 0.01, "frequency_penalty": 0.3, "repetition_penalty": 1.1,
     "logit_bias": {9: 1.0}, "logprobs": 20,
@@ -273,7 +273,7 @@ def burst(filler: Filler) -> None:
 
 
 def capture_everything(core: EngineCore, executor: LocalExecutor) -> None:
-    """All graphs that there can be."""
+    """Captures all possible graphs."""
     start, worker = time.perf_counter(), executor._worker
     while executor.use_idle_time():
         pass
@@ -297,7 +297,7 @@ def capture_everything(core: EngineCore, executor: LocalExecutor) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """GiB on the device now and by the allocator at most; its retries and failures."""
+    """GiB in use on the device, and the allocator's maximum, retries and failures."""
 
     device: float
     total: float
@@ -324,9 +324,9 @@ class Taken:
 
 
 def fill_pool(core: EngineCore, inner: LocalExecutor, share: float) -> bool:
-    """Run all stages; whether memory stayed within ``share`` of the device, without a retry."""
+    """Runs all stages. Returns whether memory stayed within ``share`` of the device, without a retry."""
     capture_everything(core, inner)
-    core._executor = executor = Pretender(inner)
+    core._executor = executor = SkippingExecutor(inner)
     filler = Filler(core, executor)
     stages: dict[str, Callable[[], None]] = {
         "longest": partial(longest, filler),

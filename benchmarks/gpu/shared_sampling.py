@@ -51,7 +51,7 @@ KEPT: list[Filter] = [
 
 @dataclass
 class Bench:
-    """One rank's end."""
+    """One rank's objects."""
 
     rank: Rank
     ranks: Nccl
@@ -83,7 +83,7 @@ class Step:
 
 
 def logits_of(rows: int, seed: int, device: torch.device) -> torch.Tensor:
-    """The same on all ranks: a bulk, and about 20 tokens above it."""
+    """Returns the same logits on all ranks: most are low, and about 20 stand out."""
     generator = torch.Generator(device=device).manual_seed(seed)
     bulk = torch.randn(rows, V, device=device, generator=generator) * 2.5
     return bulk + 10.0 * (torch.rand(rows, V, device=device, generator=generator) < 1e-4)
@@ -111,14 +111,17 @@ def check_tokens(bench: Bench, step: Step, name: str) -> None:
     torch.cuda.synchronize()
     bench.reducer.check()
     wrong = (step.out != wanted).nonzero().flatten().tolist()
-    assert len(wrong) <= len(wanted) // 100, (name, wrong)  # a mass may round to the other side
+    assert len(wrong) <= len(wanted) // 100, (
+        name,
+        wrong,
+    )  # a sum of probabilities may round to the other side
     assert torch.equal(step.last, step.out)
     found = bench.ranks.all_gather(step.out)
     assert bool((found == found[0]).all()), f"{name}: the ranks chose other tokens"
 
 
 def check_kept(bench: Bench, step: Step, *, in_kernels: bool) -> None:
-    """The number of tokens at or above the threshold is one rank's; of a nucleus, up to rounding."""
+    """Checks that as many tokens reach the threshold as with one rank; with top_p, up to rounding."""
     exchange = bench.reducer.rows if in_kernels else None
     own = bench.own
     local = bench.forbidden[own.start : own.stop].contiguous()
@@ -140,7 +143,7 @@ def check_kept(bench: Bench, step: Step, *, in_kernels: bool) -> None:
 
 def check(bench: Bench) -> None:
     bench.say("correct: against the kernels of one rank on whole rows")
-    for rows in (1, 5, MOST, MOST + 44):  # the last: more than the memory is for, by NCCL
+    for rows in (1, 5, MOST, MOST + 44):  # the last exceeds the shared memory and uses NCCL
         for in_kernels in (True, False):
             step = step_of(bench, KEPT, rows, seed=rows)
             sampler = bench.sampler(in_kernels=in_kernels)

@@ -6,13 +6,13 @@
 Requests arrive in bursts, with pauses: prompts of 1 to 8,000 tokens and answers of 1 to 1,000 (both
 log-uniform), a third of the prompts with a beginning that others share, some with several choices, filters,
 penalties, biases, log-probabilities of answer or prompt, stop ids, grammars. One in ten or so is aborted at a
-random moment. The pool is small, so that sequences are preempted. Checked as it goes: no request fails;
-whoever is not aborted gets all its tokens, log-probabilities are numbers, an answer under a schema is JSON;
+random moment. The pool is small, so that sequences are preempted. Checked while it runs: no request fails;
+one that is not aborted gets all its tokens, log-probabilities are numbers, an answer under a schema is JSON;
 pages, rows and queue agree (``check_integrity``, every 50 steps). At the end every page is free.
 
 Memory is compared at two idle moments, after every row of the batch was taken by a plain request (rows keep
 what their last request needed): after the first quarter, and at the end. Allocated may grow by 4 MiB;
-reserved by 512 MiB (what happens to coincide decides what is allocated at once); the process's own by 256
+reserved by 512 MiB (it depends on which requests happen to coincide); the process's own by 256
 MiB. ``--device cpu`` with a small checkpoint runs the same anywhere.
 """
 
@@ -73,8 +73,8 @@ SCHEMA = {
 
 
 @dataclass
-class Wish:
-    """What a request must get, and has got."""
+class Tracked:
+    """The expected and the received output of a request."""
 
     choices: int
     max_tokens: int
@@ -93,7 +93,7 @@ class Soak:
     longest_prompt: int
     longest_answer: int
     most: int  # requests at once
-    live: dict[str, Wish] = field(default_factory=dict)
+    live: dict[str, Tracked] = field(default_factory=dict)
     count: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -109,7 +109,7 @@ class Soak:
                 (*closing, END, RETURN), 11.0
             )  # a random model closes nothing by itself
 
-    # ------------------------------------------------------------------ what comes
+    # ------------------------------------------------------------------ arrivals
 
     def length(self, most: int) -> int:
         return min(most, int(math.exp(self.rng.uniform(0.0, math.log(most + 1)))))
@@ -137,7 +137,7 @@ class Soak:
         spec = SamplingSpec(
             **({"ignore_eos": True, "seed": self.count["requests"], "max_tokens": max_tokens} | wishes)
         )
-        self.live[name] = Wish(
+        self.live[name] = Tracked(
             choices=spec.n,
             max_tokens=min(max_tokens, self.core.limits.max_model_len - len(prompt)),
             exact=spec.ignore_eos and not spec.stop_token_ids,
@@ -153,7 +153,7 @@ class Soak:
             self.live[name].aborted = True
             self.core.abort(name)
 
-    # ------------------------------------------------------------------ what goes
+    # ------------------------------------------------------------------ results
 
     def step(self) -> None:
         if not self.core.has_work:
@@ -167,36 +167,36 @@ class Soak:
 
     def take(self, chunk: TokenChunk) -> None:
         assert chunk.error is None, (chunk.request_id, chunk.error)
-        wish = self.live[chunk.request_id]
-        wish.got[chunk.index] += chunk.token_ids
+        tracked = self.live[chunk.request_id]
+        tracked.got[chunk.index] += chunk.token_ids
         self.count["tokens"] += len(chunk.token_ids)
-        if wish.logprobs and chunk.token_ids:
+        if tracked.logprobs and chunk.token_ids:
             assert chunk.logprobs is not None
             assert all(-1e4 < entry.logprob < 1e-3 for entry in chunk.logprobs)
         if chunk.finish_reason is None:
             return
         self.count[f"ended by {chunk.finish_reason}"] += 1
         if chunk.finish_reason == "abort":
-            assert wish.aborted, chunk.request_id
+            assert tracked.aborted, chunk.request_id
         else:
-            self.check(wish, wish.got[chunk.index], chunk.finish_reason)
-        wish.ended += 1
-        if wish.ended == wish.choices:
+            self.check(tracked, tracked.got[chunk.index], chunk.finish_reason)
+        tracked.ended += 1
+        if tracked.ended == tracked.choices:
             del self.live[chunk.request_id]
 
-    def check(self, wish: Wish, tokens: list[int], finish: str) -> None:
-        assert len(tokens) <= wish.max_tokens
-        if finish == "length" or wish.exact:
-            assert (len(tokens), finish) == (wish.max_tokens, "length")
-        if wish.grammar and finish == "stop":
+    def check(self, tracked: Tracked, tokens: list[int], finish: str) -> None:
+        assert len(tokens) <= tracked.max_tokens
+        if finish == "length" or tracked.exact:
+            assert (len(tokens), finish) == (tracked.max_tokens, "length")
+        if tracked.grammar and finish == "stop":
             text = self.vocabulary.decode(tokens[:-1]).rpartition("<|message|>")[2]
             assert set(json.loads(text)) == {"unit", "values", "ok"}, text
             self.count["answers under the schema"] += 1
 
-    # ------------------------------------------------------------------ a life
+    # ------------------------------------------------------------------ the run
 
     def serve(self, seconds: float) -> None:
-        """Bursts for a while; every third period of five seconds nothing comes. Then until all has ended."""
+        """Sends bursts, with a pause in every third period of five seconds. Waits until all have ended."""
         began = time.monotonic()
         due = began
         while (now := time.monotonic()) < began + seconds:
@@ -218,7 +218,7 @@ class Soak:
         assert self.core.stats().kv_blocks_used == 0
 
     def settle(self) -> Taken:
-        """Memory, once no row keeps anything of an earlier request."""
+        """Returns the memory in use once no row keeps state of an earlier request."""
         for _ in range(self.core.limits.max_num_seqs):
             self.add([1, 2, 3, 4], 2)
         self.drain()
@@ -267,7 +267,7 @@ def faults_of(before: Taken, after: Taken, core: EngineCore) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("folder", help="a checkpoint; its weights may be random")
-    parser.add_argument("--seconds", type=float, default=60, help="in which requests arrive")
+    parser.add_argument("--seconds", type=float, default=60, help="seconds during which requests arrive")
     parser.add_argument("--rows", type=int, default=128)
     parser.add_argument("--blocks", type=int, default=1024, help="pages of the pool")
     parser.add_argument("--longest-prompt", type=int, default=8000)

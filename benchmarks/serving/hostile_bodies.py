@@ -202,7 +202,7 @@ BODIES: dict[str, tuple[str, Callable[[], bytes]]] = {
 
 
 def prompts(count: int, length: int) -> bytes:
-    """Of ids that no other prompt begins with: nothing of them is in the prefix cache."""
+    """Returns prompts with different first ids, so that nothing is in the prefix cache."""
     each = [listed(str((length + number) % 100_000), length) for number in range(count)]
     return b'{"max_tokens":1,"prompt":[' + ",".join(each).encode() + b"]}"
 
@@ -271,7 +271,7 @@ def stream(port: int, pipe: Connection) -> None:
 
 
 def silence(_port: int, pipe: Connection) -> None:
-    """In place of a stream: there is no gap."""
+    """Replaces the stream: there is no gap."""
     while pipe.recv() is not None:
         pipe.send(0.0)
 
@@ -286,7 +286,7 @@ class Neighbour:
         self._process.start()
 
     def worst(self) -> float:
-        """Milliseconds, since the last call."""
+        """Returns the maximum since the last call, in milliseconds."""
         self._pipe.send(True)
         return float(self._pipe.recv()) if self._pipe.poll(120) else float("inf")
 
@@ -296,7 +296,7 @@ class Neighbour:
 
 
 def process_state(pid: int) -> tuple[float, float]:
-    """(CPU seconds so far, greatest resident MiB so far)."""
+    """Returns (CPU seconds so far, maximum resident MiB so far)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     peak = next(
         line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM")
@@ -340,10 +340,12 @@ def attack(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model", default="demo")
-    parser.add_argument("--only", default="", help="bodies whose names hold this")
+    parser.add_argument("--only", default="", help="only bodies whose names contain this")
     parser.add_argument("--prompts", action="store_true")
-    parser.add_argument("--alone", action="store_true", help="no stream beside the bodies")
-    parser.add_argument("--patience", type=float, default=10.0, help="seconds, then a request is given up")
+    parser.add_argument("--alone", action="store_true", help="no stream during the requests")
+    parser.add_argument(
+        "--patience", type=float, default=10.0, help="seconds after which a request is abandoned"
+    )
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     chosen = {**BODIES, **(PROMPTS if given.prompts else {})}

@@ -48,7 +48,7 @@ BUDGET_US = 25.0
 
 
 def cpu_seconds() -> tuple[float, float]:
-    """(in all, of that in the kernel)."""
+    """Returns (total, share of it in the kernel)."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime, usage.ru_stime
 
@@ -114,7 +114,7 @@ class PacedEngine:
         self.done.set()
 
     def _step(self, step: int, token_id: int, is_last: bool) -> int:
-        """Hand out one token each; returns how many streams still had the one before."""
+        """Gives each stream a token. Returns how many streams had not read the previous one."""
         self.stats = EngineStats(
             num_running=len(self.streams), num_steps=step, last_step_tokens=len(self.streams)
         )

@@ -5,8 +5,8 @@
 
 Prompts that invite endless answers, with every kind of constraint, tool, effort, choice and endpoint. Prints
 one line an attempt (seconds, output tokens, status, how it ended) and the longest time. Exits with 1 if an
-attempt failed or took longer than ``--seconds``. The server is asked for one attempt at a time. Messages has
-to name a limit, and is given one that does not matter.
+attempt failed or took longer than ``--seconds``. The server is asked for one attempt at a time. Messages
+requires a limit and gets one that is never reached.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def messages(text: str, tools: bool = False) -> dict[str, Any]:
 
 
 def ended(response: httpx2.Response) -> str:
-    """Status, and how the answer ended."""
+    """Returns the status and how the answer ended."""
     text = response.text
     found = re.findall(r'"(?:finish_reason|stop_reason)":\s*"(\w+)"', text)
     found += re.findall(r'"object":\s*"response".{0,400}?"status":\s*"(\w+)"', text)
@@ -167,10 +167,10 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", nargs="?", default="demo")
-    parser.add_argument("--url", help="of a server that runs")
+    parser.add_argument("--url", help="URL of a running server")
     parser.add_argument("--key")
-    parser.add_argument("--seconds", type=float, default=120.0, help="the most that an attempt may take")
-    parser.add_argument("--only", default="", help="attempts whose name holds this")
+    parser.add_argument("--seconds", type=float, default=120.0, help="maximum seconds of an attempt")
+    parser.add_argument("--only", default="", help="only attempts whose names contain this")
     args = parser.parse_args()
     if args.url is not None:
         return measure(args.url, args.key, args.seconds, args.only)

@@ -1,4 +1,4 @@
-"""Mutation tests of what a change touched: python scripts/mutants --since main~1, or FILE[:FUNCTION] ...
+"""Mutation tests of changed functions: python scripts/mutants --since main~1, or FILE[:FUNCTION] ...
 
 Makes small faults in the functions that changed, one at a time, in a copy of the tree, and runs the tests
 that execute the faulty line. A fault that no test sees is printed as survived, with its file and line.
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _mutants(root: Path, options: argparse.Namespace) -> list[Mutant]:
-    """In the order of the source; a random sample of them if ``--limit`` says so."""
+    """Returns the mutants in the order of the source, or with ``--limit`` a random sample of them."""
     wanted: dict[str, set[int] | None] = {}
     if options.since:
         for file, lines in changed_lines(root, options.since, options.package).items():
@@ -70,7 +70,7 @@ def _mutants(root: Path, options: argparse.Namespace) -> list[Mutant]:
 
 
 def _copy(root: Path, place: Path) -> Path:
-    """A copy of the files that git knows or would add, so that nothing is changed in the tree itself."""
+    """Copies the files that git tracks or would add, so that the tree itself stays unchanged."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     names = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout
     for name in filter(None, names.split("\0")):
@@ -125,9 +125,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tests", nargs="+", help="tests to choose from, instead of CONTRIBUTING.md's table")
     parser.add_argument("--all-tests", action="store_true",
                         help="run all of them for lines that only child processes execute")  # fmt: skip
-    parser.add_argument("--limit", type=int, default=0, help="try at most so many, drawn at random")
+    parser.add_argument("--limit", type=int, default=0, help="maximum number of mutants, drawn at random")
     parser.add_argument("--seed", type=int, default=0, help="of that draw")
-    parser.add_argument("--jobs", type=int, default=2, help="mutants at a time")
+    parser.add_argument("--jobs", type=int, default=2, help="mutants tested at a time")
     parser.add_argument("--budget", type=float, default=60.0, help="seconds of tests for one mutant")
     parser.add_argument(
         "--floor", type=float, default=0.0, help="exit with 1 below this percentage of killed"

@@ -1,4 +1,4 @@
-"""Which lines of the product a change touched, and the functions around them."""
+"""Finds the lines of the product that a change touched, and the functions around them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _HUNK = re.compile(r"^@@ -\d+(?:,\d+)? \+(\d+)(?:,(\d+))? @@")
 
 
 def changed_lines(root: Path, since: str, package: str) -> dict[str, set[int]]:
-    """Lines of ``package`` that differ between the commit ``since`` and the working tree, by file.
+    """Returns by file the lines of ``package`` that differ between commit ``since`` and the working tree.
 
     A deleted line counts as a change of the line before it.
     """
@@ -29,7 +29,7 @@ def changed_lines(root: Path, since: str, package: str) -> dict[str, set[int]]:
 
 
 def widened(source: str, lines: set[int]) -> set[int]:
-    """``lines``, and all lines of the functions that contain one of them."""
+    """Returns ``lines`` and all lines of the functions that contain one of them."""
     wide = set(lines)
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -40,7 +40,7 @@ def widened(source: str, lines: set[int]) -> set[int]:
 
 
 def lines_of(source: str, function: str) -> set[int]:
-    """The lines of the functions and classes called ``function``. Raises ``SystemExit`` if there is none."""
+    """Returns the lines of functions and classes called ``function``. Raises ``SystemExit`` without any."""
     found: set[int] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name == function:

@@ -1,4 +1,4 @@
-"""Which tests execute which lines, measured by one run of the tests that belong to the changed files."""
+"""Maps lines to the tests that execute them, measured by one run of the tests of the changed files."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from coverage import CoverageData
 
 HERE = Path(__file__).resolve().parent
 TABLE = "CONTRIBUTING.md"
-FEW = 8  # test files that import a module directly, and so are about it
+FEW = 8  # if at most this many test files import a module, they are taken as its tests
 _ROW = re.compile(r"^\| `([\w/.]+)`[^|]*\|([^|]+)\|", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class CoverageMap:
-    seconds: dict[str, float]  # of each test that passes
+    seconds: dict[str, float]  # duration of each test that passes
     failed: list[str]
     lines: dict[tuple[str, int], set[str]] = field(repr=False)  # (file, line) -> tests
     files: dict[str, set[str]] = field(repr=False)  # file -> tests that import it by name or execute a line
@@ -34,7 +34,7 @@ class CoverageMap:
 
 
 def table(root: Path) -> dict[str, list[str]]:
-    """The table from change to tests of ``CONTRIBUTING.md``: path of the product -> paths of tests."""
+    """Returns the table of ``CONTRIBUTING.md``: path of the product -> paths of tests."""
     page = root / TABLE
     text = page.read_text("utf-8") if page.exists() else ""
     part = text.partition("<!-- tests -->")[2].partition("<!-- /tests -->")[0]
@@ -42,9 +42,9 @@ def table(root: Path) -> dict[str, list[str]]:
 
 
 def tests_for(root: Path, files: list[str]) -> list[str]:
-    """The tests of ``files``: of the longest matching path of the table, and those that import the file.
+    """Returns the tests of ``files``: those of the longest matching path of the table, and importing ones.
 
-    A file that half of the tests import (``errors.py``) has those of the table only.
+    A file that half of the tests import (``errors.py``) has only those of the table.
     """
     rows = table(root)
     chosen: set[str] = set()
@@ -100,7 +100,7 @@ QUIET = ["-q", "-pno:cacheprovider", "-m", "not slow and not gpu"]
 
 
 def environment_of(root: Path) -> dict[str, str]:
-    """Python takes the package from the copy ``root``, writing no byte code (another mutant's)."""
+    """Returns variables with which Python imports the package from ``root`` and writes no byte code."""
     path = os.pathsep.join([str(root), str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     fixed = {"PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     return os.environ | fixed | {"PYTHONPATH": path}

@@ -57,7 +57,7 @@ class Finder(ast.NodeVisitor):
     def __init__(self, source: str) -> None:
         self.source = source
         self.edits: list[Edit] = []
-        self._depth = 0  # of functions around the node
+        self._depth = 0  # number of functions around the node
         # Offsets of the syntax tree are in UTF-8 bytes of a line.
         self._lines = source.splitlines(keepends=True)
         self._starts = [0]
@@ -90,7 +90,7 @@ class Finder(ast.NodeVisitor):
         if at >= 0:
             self._add(node, at, at + len(old), new)
 
-    # What is left alone
+    # Nodes that are skipped
 
     def visit_Import(self, node: ast.Import) -> None: ...
 
@@ -130,7 +130,7 @@ class Finder(ast.NodeVisitor):
         for statement in node.body:
             self.visit(statement)
 
-    # What is changed
+    # Nodes that are changed
 
     def visit_Expr(self, node: ast.Expr) -> None:
         call = node.value.value if isinstance(node.value, ast.Await) else node.value

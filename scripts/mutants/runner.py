@@ -58,7 +58,7 @@ def try_mutant(copy: Path, mutant: Mutant, covered: CoverageMap, budget: float, 
 
 
 def _tests(mutant: Mutant, covered: CoverageMap, budget: float, all_tests: bool) -> list[str]:
-    """The tests of the mutant's lines, the fastest file first, as many as take ``budget`` seconds together.
+    """Returns tests of the mutant's lines, the fastest file first, for ``budget`` seconds in total.
 
     Code that runs on import is executed before the first test, so that every test may see it: those that
     import the file come first, then the others.
@@ -73,7 +73,7 @@ def _tests(mutant: Mutant, covered: CoverageMap, budget: float, all_tests: bool)
     by_file: dict[str, list[str]] = defaultdict(list)
     for test in sorted(found, key=lambda each: (covered.seconds[each], each)):
         by_file[test.partition("::")[0]].append(test)
-    # File by file, so that what the tests of a file share is made once.
+    # File by file, so that fixtures of a file are created once.
     files = sorted(
         by_file.values(),
         key=lambda each: (near.isdisjoint(each), fmean(covered.seconds[test] for test in each), each),
@@ -101,7 +101,7 @@ def _judge(copy: Path, tests: list[str], limit: float) -> tuple[str, str]:
         *QUIET,
         f"@{listed.name}",
     ]
-    # In a session of its own, so that all of it can be ended; the tests' reaper ends what they have started.
+    # A new session, so that pytest can be killed as a whole; the tests' reaper ends their processes.
     process = subprocess.Popen(command, cwd=copy, env=environment_of(copy), start_new_session=True,
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
     try:
