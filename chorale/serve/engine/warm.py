@@ -7,6 +7,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from chorale.config.engine import EngineConfig
 from chorale.errors import ChoraleError, ConfigError
@@ -21,11 +22,14 @@ from chorale.parallel.shares import shares_of
 from chorale.runtime.device import DTYPES, open_device
 from chorale.runtime.progress import Progress
 from chorale.runtime.sampling.grammar import GrammarCache
-from chorale.runtime.sizing.resolve import resolve
+from chorale.runtime.sizing.resolve import Resolved, resolve
 from chorale.runtime.warmup.dry_run import LAYERS
 from chorale.runtime.warmup.target_device import TargetDevice
 from chorale.serve.engine.build_rank import ops_over_peers, step_sizes
 from chorale.serve.engine.compile_phase import SOURCES, DryRank, facts_of, record, wait
+
+if TYPE_CHECKING:
+    from chorale.kernels.ops import Precompiler
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +74,12 @@ def warm(config: EngineConfig, model_config: ModelConfig, target: Target, report
     check()
     began, count = time.perf_counter(), 0
     with targets.compiled_for(target.architecture, target.multiprocessors):
-        for rank in _ranks(config, model_config):
+        for rank in ranks_of(config, model_config):
             count += _warm_rank(config, model_config, target, rank, report)
     return Warmed(count, time.perf_counter() - began, pool.cache_folder())
 
 
-def _ranks(config: EngineConfig, model: ModelConfig) -> list[Rank | None]:
+def ranks_of(config: EngineConfig, model: ModelConfig) -> list[Rank | None]:
     """Returns the ranks, each of which has kernels of its own; None: the only one."""
     size = config.tensor_parallel_size
     if size == 1:
@@ -87,8 +91,46 @@ def _warm_rank(
     config: EngineConfig, model_config: ModelConfig, target: Target, rank: Rank | None, report: Progress
 ) -> int:
     """Returns the number of kernels that were not in the cache."""
-    from chorale.kernels.triton.ops import TRITON_OPS
     from chorale.kernels.triton.precompile.compiler import Precompiler
+
+    shapes = shapes_of(config, model_config, target, rank)
+    start_pool = functools.cache(functools.partial(pool.start, cpu_count() + 1))
+    precompiler = Precompiler(start_pool)
+    facts = facts_of(shapes.model, shapes.resolved, shapes.dry)
+    if precompiler.is_cached(facts, shapes.device.torch_device, SOURCES):
+        return 0
+    _check_writable(pool.cache_folder())
+    shapes.record(precompiler)
+    count = precompiler.num_kernels
+    wait(precompiler, count, report)
+    is_written, processes = precompiler.finish(), start_pool()
+    if processes is not None:
+        processes.join()
+    if not is_written:
+        why = precompiler.errors or [f"{pool.cache_folder()} cannot be written"]
+        raise ChoraleError(f"kernels that were not compiled: {len(precompiler.errors)}; {why[0]}")
+    return count
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """A server's rank in meta tensors. ``vocab_size``: of all ranks."""
+
+    model: GptOss
+    vocab_size: int
+    resolved: Resolved
+    dry: DryRank | None
+    device: TargetDevice
+
+    def record(self, precompiler: Precompiler) -> int:
+        """As ``compile_phase.record``."""
+        grammars = GrammarCache(self.vocab_size)
+        return record(precompiler, self.model, self.resolved, self.device, grammars, self.dry)
+
+
+def shapes_of(config: EngineConfig, model_config: ModelConfig, target: Target, rank: Rank | None) -> Shapes:
+    """``rank``: None for the only one. Raises ``ConfigError`` for a configuration that the GPU cannot run."""
+    from chorale.kernels.triton.ops import TRITON_OPS
     from chorale.kernels.triton.shared_ops import shared_ops
 
     device, share = TargetDevice(target.hardware), None if rank is None else rank.share
@@ -100,21 +142,7 @@ def _warm_rank(
     weights = weight_shapes(model_config, ops, dtype=dtype, layers=LAYERS, fp8_activations=fp8, share=share)
     own = model_config if share is None else model_config.part(share)
     model = GptOss(own, weights, ops, resolved.limits.max_model_len)
-    start_pool = functools.cache(functools.partial(pool.start, cpu_count() + 1))
-    precompiler = Precompiler(start_pool)
-    if precompiler.is_cached(facts_of(model, resolved, dry), device.torch_device, SOURCES):
-        return 0
-    _check_writable(pool.cache_folder())
-    record(precompiler, model, resolved, device, GrammarCache(model_config.vocab_size), dry)
-    count = precompiler.num_kernels
-    wait(precompiler, count, report)
-    is_written, processes = precompiler.finish(), start_pool()
-    if processes is not None:
-        processes.join()
-    if not is_written:
-        why = precompiler.errors or [f"{pool.cache_folder()} cannot be written"]
-        raise ChoraleError(f"kernels that were not compiled: {len(precompiler.errors)}; {why[0]}")
-    return count
+    return Shapes(model, model_config.vocab_size, resolved, dry, device)
 
 
 def _check_writable(folder: Path) -> None:
