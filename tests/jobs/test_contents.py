@@ -48,37 +48,28 @@ def contents(
             yield open_contents(place)
 
 
-def test_a_content_reads_as_it_was_written(contents: Contents) -> None:
-    async def main() -> None:
-        large = os.urandom(PIECE + 17)
-        for parts in ((), (b"",), (b"a", b"b" * 70_000), (large[:5], large, large), (b"x" * 1000,) * 9000):
-            name = new_file_id()
-            assert await contents.write(name, pieces(*parts)) == sum(map(len, parts))
-            assert await whole(contents, name) == b"".join(parts)
-            await contents.delete(name)
-            await contents.delete(name)
-            with pytest.raises(MissingContentError):
-                await whole(contents, name)
-
-    asyncio.run(main())
+async def test_a_content_reads_as_it_was_written(contents: Contents) -> None:
+    large = os.urandom(PIECE + 17)
+    for parts in ((), (b"",), (b"a", b"b" * 70_000), (large[:5], large, large), (b"x" * 1000,) * 9000):
+        name = new_file_id()
+        assert await contents.write(name, pieces(*parts)) == sum(map(len, parts))
+        assert await whole(contents, name) == b"".join(parts)
+        await contents.delete(name)
+        await contents.delete(name)
+        with pytest.raises(MissingContentError):
+            await whole(contents, name)
 
 
-def test_an_error_of_the_source_is_raised_as_it_is(contents: Contents) -> None:
-    async def main() -> None:
-        with pytest.raises(KeyError):
-            await contents.write(new_file_id(), pieces(b"x" * (9 * 2**20), error=KeyError("source")))
-
-    asyncio.run(main())
+async def test_an_error_of_the_source_is_raised_as_it_is(contents: Contents) -> None:
+    with pytest.raises(KeyError):
+        await contents.write(new_file_id(), pieces(b"x" * (9 * 2**20), error=KeyError("source")))
 
 
-def test_names_are_ids_only(contents: Contents) -> None:
-    async def main() -> None:
-        for name in ("../x", "file-1", "/etc/passwd", f"{new_file_id()}/.."):
-            for call in (contents.write(name, pieces(b"")), whole(contents, name), contents.delete(name)):
-                with pytest.raises(ValueError, match="not the id"):
-                    await call
-
-    asyncio.run(main())
+async def test_names_are_ids_only(contents: Contents) -> None:
+    for name in ("../x", "file-1", "/etc/passwd", f"{new_file_id()}/.."):
+        for call in (contents.write(name, pieces(b"")), whole(contents, name), contents.delete(name)):
+            with pytest.raises(ValueError, match="not the id"):
+                await call
 
 
 def test_a_folder_is_private_and_a_full_one_is_an_error_of_the_storage(tmp_path: Path) -> None:
@@ -95,27 +86,24 @@ def test_a_folder_is_private_and_a_full_one_is_an_error_of_the_storage(tmp_path:
         assert list(folder.iterdir()) == []
 
 
-def test_what_a_dead_process_has_left_is_removed_and_what_another_writes_is_not(tmp_path: Path) -> None:
-    async def main() -> None:
-        contents, name = FolderContents(tmp_path), new_file_id()
-        (tmp_path / f".{new_file_id()}.partial").write_bytes(b"left")
-        begun, may_end = asyncio.Event(), asyncio.Event()
+async def test_what_a_dead_process_has_left_is_removed_and_what_another_writes_is_not(tmp_path: Path) -> None:
+    contents, name = FolderContents(tmp_path), new_file_id()
+    (tmp_path / f".{new_file_id()}.partial").write_bytes(b"left")
+    begun, may_end = asyncio.Event(), asyncio.Event()
 
-        async def slow() -> AsyncIterator[bytes]:
-            yield b"x" * PIECE
-            begun.set()
-            await may_end.wait()
-            yield b"y"
+    async def slow() -> AsyncIterator[bytes]:
+        yield b"x" * PIECE
+        begun.set()
+        await may_end.wait()
+        yield b"y"
 
-        writing = asyncio.create_task(contents.write(name, slow()))
-        await begun.wait()
-        FolderContents(tmp_path)  # another server opens the folder
-        assert [path.name for path in tmp_path.iterdir()] == [f".{name}.partial"]
-        may_end.set()
-        assert await writing == PIECE + 1
-        assert [path.name for path in tmp_path.iterdir()] == [name]
-
-    asyncio.run(main())
+    writing = asyncio.create_task(contents.write(name, slow()))
+    await begun.wait()
+    FolderContents(tmp_path)  # another server opens the folder
+    assert [path.name for path in tmp_path.iterdir()] == [f".{name}.partial"]
+    may_end.set()
+    assert await writing == PIECE + 1
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_nobody_is_asked_for_credentials(monkeypatch: pytest.MonkeyPatch) -> None:

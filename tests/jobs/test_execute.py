@@ -22,7 +22,7 @@ from chorale.jobs.execute import (
 from chorale.jobs.line import Answer, Line
 from chorale.requests.openai_client import AsyncClient, Endpoint, NoAnswerError
 from chorale.testing.scripted_client import Script, ScriptedClient
-from tests.support.server import run, served
+from tests.support.server import served
 
 HELLO = (200005, 17196, 200008, 13225, 200002)
 QUICK = LineRetries(patience=5.0, first_delay=0.01, longest_delay=0.02)
@@ -34,95 +34,80 @@ def line(custom_id: str = "a", url: str = "/v1/chat/completions", **body: Any) -
     return Line(custom_id, url, json.dumps(body).encode())
 
 
-def test_answers_and_errors() -> None:
-    async def main() -> None:
-        async with served() as server:
-            send = AppSender(server.app)
-            good = await execute(line(), send)
-            assert good.answer is not None
-            assert json.loads(good.answer.body)["choices"][0]["message"]["content"] == "Hello"
-            bad = await execute(line(messages=[], temperature=9), send)
-            assert bad.answer is not None
-            assert bad.answer.status == 400
-            assert json.loads(bad.answer.body)["error"]["type"] == "invalid_request_error"
-            missing = await execute(line(model="other", messages=[{"role": "user", "content": "x"}]), send)
-            assert missing.answer is not None
-            assert missing.answer.status == 404
-
-    run(main)
+async def test_answers_and_errors() -> None:
+    async with served() as server:
+        send = AppSender(server.app)
+        good = await execute(line(), send)
+        assert good.answer is not None
+        assert json.loads(good.answer.body)["choices"][0]["message"]["content"] == "Hello"
+        bad = await execute(line(messages=[], temperature=9), send)
+        assert bad.answer is not None
+        assert bad.answer.status == 400
+        assert json.loads(bad.answer.body)["error"]["type"] == "invalid_request_error"
+        missing = await execute(line(model="other", messages=[{"role": "user", "content": "x"}]), send)
+        assert missing.answer is not None
+        assert missing.answer.status == 404
 
 
-def test_keys_and_owners() -> None:
+async def test_keys_and_owners() -> None:
     """Without its key, a stored line's owner reaches the endpoint by the scope alone."""
 
-    async def main() -> None:
-        async with served(keys=[hash_key("secret")]) as server:
-            statuses = [
-                (await AppSender(server.app, *given)(line())).status
-                for given in (
-                    ({}, {}),
-                    ({"authorization": "Bearer wrong"}, {}),
-                    ({"authorization": "Bearer secret"}, {}),
-                    ({}, {OWNER: hash_key("secret")}),
-                )
-            ]
-            assert statuses == [401, 401, 200, 200]
-            stored = await AppSender(server.app, {}, {OWNER: b"one"})(line(url="/v1/responses", input="hi"))
-            path = f"/v1/responses/{json.loads(stored.body)['id']}"
-            found = await server.http.get(path, headers={"authorization": "Bearer secret"})
-            assert found.status_code == 404  # another owner's
-
-    run(main)
+    async with served(keys=[hash_key("secret")]) as server:
+        statuses = [
+            (await AppSender(server.app, *given)(line())).status
+            for given in (
+                ({}, {}),
+                ({"authorization": "Bearer wrong"}, {}),
+                ({"authorization": "Bearer secret"}, {}),
+                ({}, {OWNER: hash_key("secret")}),
+            )
+        ]
+        assert statuses == [401, 401, 200, 200]
+        stored = await AppSender(server.app, {}, {OWNER: b"one"})(line(url="/v1/responses", input="hi"))
+        path = f"/v1/responses/{json.loads(stored.body)['id']}"
+        found = await server.http.get(path, headers={"authorization": "Bearer secret"})
+        assert found.status_code == 404  # another owner's
 
 
-def test_cancelling_aborts_the_request() -> None:
-    async def main() -> None:
-        client = ScriptedClient(lambda request, index: Script((200005,), hang=True))
-        async with served(client) as server:
-            task = asyncio.create_task(execute(line(), AppSender(server.app)))
-            while not client.num_in_flight:
-                await asyncio.sleep(0.01)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            assert client.num_in_flight == 0
-            assert len(client.aborted) == 1
-
-    run(main)
+async def test_cancelling_aborts_the_request() -> None:
+    client = ScriptedClient(lambda request, index: Script((200005,), hang=True))
+    async with served(client) as server:
+        task = asyncio.create_task(execute(line(), AppSender(server.app)))
+        while not client.num_in_flight:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert client.num_in_flight == 0
+        assert len(client.aborted) == 1
 
 
 @pytest.mark.parametrize("error", [QueueFullError("full", retry_after=0.01), EngineDeadError("restarting")])
-def test_busy_servers_are_asked_again(error: Any) -> None:
-    async def main() -> None:
-        client = ScriptedClient(
-            lambda request, index: Script((), error=error) if len(client.requests) < 2 else Script(HELLO)
-        )
-        async with served(client) as server:
-            record = await execute(line(), AppSender(server.app), QUICK)
-            assert record.ok
-            assert len(client.requests) == 2
-
-    run(main)
+async def test_busy_servers_are_asked_again(error: Any) -> None:
+    client = ScriptedClient(
+        lambda request, index: Script((), error=error) if len(client.requests) < 2 else Script(HELLO)
+    )
+    async with served(client) as server:
+        record = await execute(line(), AppSender(server.app), QUICK)
+        assert record.ok
+        assert len(client.requests) == 2
 
 
-def test_patience_ends() -> None:
+async def test_patience_ends() -> None:
     async def silent(asked: Line) -> Answer:
         raise NoAnswerError("nobody is there")
 
     async def busy(asked: Line) -> Answer:
         return Answer(503, "r", b"{}")
 
-    async def main() -> None:
-        short = LineRetries(patience=0.05, first_delay=0.01, longest_delay=0.01)
-        record = await execute(line(), silent, short)
-        assert record.answer is None
-        assert record.fault is not None
-        assert record.fault.code == "no_answer"
-        record = await execute(line(), busy, short)
-        assert record.answer is not None
-        assert record.answer.status == 503
-
-    run(main)
+    short = LineRetries(patience=0.05, first_delay=0.01, longest_delay=0.01)
+    record = await execute(line(), silent, short)
+    assert record.answer is None
+    assert record.fault is not None
+    assert record.fault.code == "no_answer"
+    record = await execute(line(), busy, short)
+    assert record.answer is not None
+    assert record.answer.status == 503
 
 
 RESTARTED = b'{"error": {"code": "engine_restarted"}}'
@@ -139,7 +124,7 @@ RESTARTED = b'{"error": {"code": "engine_restarted"}}'
         (None, {"max_errors": 3}, 3),
     ],
 )
-def test_attempts_are_limited(answer: Answer | None, most: dict[str, Any], count: int) -> None:
+async def test_attempts_are_limited(answer: Answer | None, most: dict[str, Any], count: int) -> None:
     sent = num_ready = 0
 
     async def send(asked: Line) -> Answer:
@@ -154,35 +139,29 @@ def test_attempts_are_limited(answer: Answer | None, most: dict[str, Any], count
         num_ready += 1
 
     retries = LineRetries(first_delay=0.001, longest_delay=0.001, **most)
-    record = asyncio.run(execute(line(), send, retries, ready))
+    record = await execute(line(), send, retries, ready)
     assert (sent, num_ready, record.answer) == (count, count, answer)
 
 
-def test_an_answer_without_an_end_is_no_answer() -> None:
+async def test_an_answer_without_an_end_is_no_answer() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"{", "more_body": True})
 
-    async def main() -> None:
-        with pytest.raises(NoAnswerError):
-            await AppSender(app)(line())
-
-    run(main)
+    with pytest.raises(NoAnswerError):
+        await AppSender(app)(line())
 
 
-def test_over_http() -> None:
-    async def main() -> None:
-        async with served(keys=[hash_key("secret")]) as server:
-            transport = httpx2.ASGITransport(server.app)
-            async with AsyncClient(Endpoint("http://localhost", "secret"), transport=transport) as client:
-                answer = await UrlSender(client)(line())
-            assert answer.status == 200
-            assert answer.request_id.startswith("req_")
-        async with AsyncClient(Endpoint("http://127.0.0.1:9")) as gone:
-            with pytest.raises(NoAnswerError, match="no answer from"):
-                await UrlSender(gone)(line())
-
-    run(main)
+async def test_over_http() -> None:
+    async with served(keys=[hash_key("secret")]) as server:
+        transport = httpx2.ASGITransport(server.app)
+        async with AsyncClient(Endpoint("http://localhost", "secret"), transport=transport) as client:
+            answer = await UrlSender(client)(line())
+        assert answer.status == 200
+        assert answer.request_id.startswith("req_")
+    async with AsyncClient(Endpoint("http://127.0.0.1:9")) as gone:
+        with pytest.raises(NoAnswerError, match="no answer from"):
+            await UrlSender(gone)(line())
 
 
 def test_a_body_becomes_one_line_of_json() -> None:

@@ -31,20 +31,20 @@ async def numbered(data: bytes, *ends: int, max_bytes: int = 100) -> list[tuple[
     return [each async for found in split_lines(cut(data, *ends), max_bytes) for each in found]
 
 
-def test_lines_do_not_depend_on_how_pieces_are_cut() -> None:
+async def test_lines_do_not_depend_on_how_pieces_are_cut() -> None:
     data = b"\xef\xbb\xbfone\n\n  \r\ntwo\r\n" + "drei ü".encode() + b"\n\nlast"
     rng = random.Random(2)
     expected = [(1, b"one"), (4, b"two\r"), (5, "drei ü".encode()), (7, b"last")]
-    assert asyncio.run(numbered(data)) == expected
+    assert await numbered(data) == expected
     for _ in range(200):
         ends = sorted(rng.sample(range(4, len(data)), rng.randrange(8)))
-        assert asyncio.run(numbered(data, *ends)) == expected
+        assert await numbered(data, *ends) == expected
 
 
-def test_of_a_line_that_is_too_long_the_beginning_is_kept() -> None:
+async def test_of_a_line_that_is_too_long_the_beginning_is_kept() -> None:
     for long in (b"x" * 101, b"x" * 300, b" " * 300):
         for data in (b"a\n" + long + b"\nb", b"a\n" + long):
-            (_, (number, kept), *rest) = asyncio.run(numbered(data, *range(50, len(data), 50)))
+            (_, (number, kept), *rest) = await numbered(data, *range(50, len(data), 50))
             assert number == 2
             assert 100 < len(kept) <= 151  # refused by its length
             assert rest == ([(3, b"b")] if data.endswith(b"b") else [])
@@ -57,7 +57,7 @@ async def inspected(data: bytes) -> tuple[Inspection, list[tuple[int, LineError]
 
 
 @pytest.mark.parametrize("pattern", [b"\n", b"\r\n", b" \n", b"{}\n"])
-def test_hostile_files_are_checked_in_linear_time(pattern: bytes) -> None:
+async def test_hostile_files_are_checked_in_linear_time(pattern: bytes) -> None:
     async def check(num_bytes: int) -> Cost:
         data = pattern * (num_bytes // len(pattern))
         async with watched() as cost:
@@ -68,33 +68,27 @@ def test_hostile_files_are_checked_in_linear_time(pattern: bytes) -> None:
         cost.num_bytes = len(data)
         return cost
 
-    asyncio.run(check(2**20))  # the first call makes the threads
+    await check(2**20)  # the first call makes the threads
     # 50,000 lines with a fault each and a million blank ones took 0.1 s.
-    asyncio.run(check(16 * 2**20)).check(max_cpu_seconds=1.0)
+    (await check(16 * 2**20)).check(max_cpu_seconds=1.0)
 
 
-def test_the_model_is_that_of_all_lines() -> None:
-    async def main() -> None:
-        for second, model in (({"model": "m"}, "m"), ({}, None), ({"model": "n"}, None)):
-            found, faults = await inspected(line(1, model="m") + b"\n" + line(2, **second))
-            assert (found.num_lines, found.model, faults) == (2, model, [])
-
-    asyncio.run(main())
+async def test_the_model_is_that_of_all_lines() -> None:
+    for second, model in (({"model": "m"}, "m"), ({}, None), ({"model": "n"}, None)):
+        found, faults = await inspected(line(1, model="m") + b"\n" + line(2, **second))
+        assert (found.num_lines, found.model, faults) == (2, model, [])
 
 
-def test_the_check_of_a_large_file_leaves_the_event_loop_free() -> None:
+async def test_the_check_of_a_large_file_leaves_the_event_loop_free() -> None:
     data = b"\n".join(line(number, prompt="x" * 400) for number in range(20_000))
 
-    async def main() -> None:
-        checking = asyncio.create_task(inspected(data))
-        times = []
-        while not checking.done():
-            started = time.perf_counter()
-            await asyncio.sleep(0)
-            times.append(time.perf_counter() - started)
-            await asyncio.sleep(0.001)
-        assert (await checking)[0].num_lines == 20_000
-        late = sorted(times)[len(times) * 9 // 10]
-        assert late < 0.05, f"{late:.3f} s"  # in one piece the check takes most of a second
-
-    asyncio.run(main())
+    checking = asyncio.create_task(inspected(data))
+    times = []
+    while not checking.done():
+        started = time.perf_counter()
+        await asyncio.sleep(0)
+        times.append(time.perf_counter() - started)
+        await asyncio.sleep(0.001)
+    assert (await checking)[0].num_lines == 20_000
+    late = sorted(times)[len(times) * 9 // 10]
+    assert late < 0.05, f"{late:.3f} s"  # in one piece the check takes most of a second

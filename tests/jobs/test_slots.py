@@ -7,59 +7,50 @@ import asyncio
 from chorale.jobs.slots import Slots
 
 
-def test_waiters_take_turns_within_both_bounds() -> None:
-    async def main() -> None:
-        slots, order = Slots(lambda: 2, 100), []
+async def test_waiters_take_turns_within_both_bounds() -> None:
+    slots, order = Slots(lambda: 2, 100), []
 
-        async def take(name: str, num_bytes: int) -> None:
-            await slots.take(num_bytes)
-            order.append(name)
+    async def take(name: str, num_bytes: int) -> None:
+        await slots.take(num_bytes)
+        order.append(name)
 
-        async with asyncio.TaskGroup() as group:
-            for name, num_bytes in (("a", 60), ("b", 60), ("c", 10), ("d", 500)):
-                group.create_task(take(name, num_bytes))
-            await asyncio.sleep(0)
-            assert order == ["a"]  # b is too large beside it, and c waits its turn
-            slots.free(60)
-            await asyncio.sleep(0)
-            assert order == ["a", "b", "c"]
-            slots.free(60)
-            await asyncio.sleep(0)
-            assert order == ["a", "b", "c"]
-            slots.free(10)  # alone, a line of any size is sent
-        assert order == ["a", "b", "c", "d"]
-        slots.free(500)
-        assert slots.num_taken == 0
-
-    asyncio.run(main())
-
-
-def test_a_waiter_that_leaves_takes_nothing() -> None:
-    async def main() -> None:
-        slots = Slots(lambda: 1, 100)
-        await slots.take(1)
-        waiting = [asyncio.create_task(slots.take(1)) for _ in range(3)]
+    async with asyncio.TaskGroup() as group:
+        for name, num_bytes in (("a", 60), ("b", 60), ("c", 10), ("d", 500)):
+            group.create_task(take(name, num_bytes))
         await asyncio.sleep(0)
-        waiting[0].cancel()
-        slots.free(1)  # the first is skipped, whether or not it has noticed
-        waiting[1].cancel()  # has its slot, and gives it back
-        await asyncio.gather(*waiting, return_exceptions=True)
-        assert slots.num_taken == 1
-        slots.free(1)
-        assert slots.num_taken == 0
-
-    asyncio.run(main())
-
-
-def test_nothing_is_sent_until_the_engine_can_take_it() -> None:
-    async def main() -> None:
-        most = [0]
-        slots = Slots(lambda: most[0], 100)
-        waiting = asyncio.create_task(slots.take(1))
+        assert order == ["a"]  # b is too large beside it, and c waits its turn
+        slots.free(60)
         await asyncio.sleep(0)
-        assert not waiting.done()
-        most[0] = 1
-        slots.look()
-        await waiting
+        assert order == ["a", "b", "c"]
+        slots.free(60)
+        await asyncio.sleep(0)
+        assert order == ["a", "b", "c"]
+        slots.free(10)  # alone, a line of any size is sent
+    assert order == ["a", "b", "c", "d"]
+    slots.free(500)
+    assert slots.num_taken == 0
 
-    asyncio.run(main())
+
+async def test_a_waiter_that_leaves_takes_nothing() -> None:
+    slots = Slots(lambda: 1, 100)
+    await slots.take(1)
+    waiting = [asyncio.create_task(slots.take(1)) for _ in range(3)]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    slots.free(1)  # the first is skipped, whether or not it has noticed
+    waiting[1].cancel()  # has its slot, and gives it back
+    await asyncio.gather(*waiting, return_exceptions=True)
+    assert slots.num_taken == 1
+    slots.free(1)
+    assert slots.num_taken == 0
+
+
+async def test_nothing_is_sent_until_the_engine_can_take_it() -> None:
+    most = [0]
+    slots = Slots(lambda: most[0], 100)
+    waiting = asyncio.create_task(slots.take(1))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    most[0] = 1
+    slots.look()
+    await waiting

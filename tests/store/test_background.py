@@ -20,7 +20,6 @@ from tests.api.responses.background.test_background import HANGS, ended, resume
 from tests.store.test_locked import write_lock
 from tests.store.test_store import make, opened
 from tests.support.responses import HELLO, fold_events, serve, tokens
-from tests.support.server import run
 from tests.support.sse import parse_sse
 
 OPENED = ItemOpened(0, "msg_" + "1" * 32, "message", phase="final_answer")
@@ -56,278 +55,240 @@ async def said(store: ResponseStore, response: StoredResponse, server_id: str = 
     return await store.background.append(response.id, server_id, "in_progress", events(0, *HALF))
 
 
-def test_events_end_with_the_time_to_live(tmp_path: Path) -> None:
+async def test_events_end_with_the_time_to_live(tmp_path: Path) -> None:
     """Gone before the row is evicted, like the response itself."""
 
-    async def scenario() -> None:
-        now = [1000.0]
-        file = str(tmp_path / "responses.sqlite3")
-        store = SqliteStore(file, Bounds(ttl=50.0), clock=lambda: now[0], idle_seconds=3600.0)
-        response = await begun(store)
-        assert await said(store, response)
-        assert await store.background.events(response.id, b"", 0) is not None
-        now[0] += 51.0
-        assert await store.background.events(response.id, b"", 0) is None
-        await store.close()
-
-    asyncio.run(scenario())
+    now = [1000.0]
+    file = str(tmp_path / "responses.sqlite3")
+    store = SqliteStore(file, Bounds(ttl=50.0), clock=lambda: now[0], idle_seconds=3600.0)
+    response = await begun(store)
+    assert await said(store, response)
+    assert await store.background.events(response.id, b"", 0) is not None
+    now[0] += 51.0
+    assert await store.background.events(response.id, b"", 0) is None
+    await store.close()
 
 
-def test_a_life(place: str) -> None:
-    async def scenario() -> None:
-        store = opened(place)
-        response = await begun(store)
-        found = await store.get(response.id, b"")
-        assert found is not None
-        assert (found.status, found.output) == ("queued", ())
-        assert await said(store, response)
-        found = await store.get(response.id, b"")
-        assert found is not None
-        assert found.status == found.body["status"] == "in_progress"
-        page = await store.background.events(response.id, b"", 0)
+async def test_a_life(place: str) -> None:
+    store = opened(place)
+    response = await begun(store)
+    found = await store.get(response.id, b"")
+    assert found is not None
+    assert (found.status, found.output) == ("queued", ())
+    assert await said(store, response)
+    found = await store.get(response.id, b"")
+    assert found is not None
+    assert found.status == found.body["status"] == "in_progress"
+    page = await store.background.events(response.id, b"", 0)
+    assert page is not None
+    assert page.live
+    assert read_chunk(page.chunks[0].data) == list(HALF)
+    size = (await store.stats()).num_bytes
+    assert (await store.stats()).num_live == 1
+    output = (StoredItem({"id": "msg_" + "2" * 32, "type": "message"}, (5, 6)),)
+    done = replace(response, status="completed", body={"id": response.id}, output=output)
+    last = events(3, ItemClosed(0))
+    assert await store.background.finish(done, "srv_a", last)
+    assert await store.get(response.id, b"") == done
+    assert (await store.stats()).num_bytes > size
+    assert (await store.stats()).num_live == 0
+    assert not await said(store, response)
+    assert not await store.background.finish(done, "srv_a", events(4))
+    for start, number in ((0, 4), (3, 1), (4, 0), (99, 0)):
+        page = await store.background.events(response.id, b"", start)
         assert page is not None
-        assert page.live
-        assert read_chunk(page.chunks[0].data) == list(HALF)
-        size = (await store.stats()).num_bytes
-        assert (await store.stats()).num_live == 1
-        output = (StoredItem({"id": "msg_" + "2" * 32, "type": "message"}, (5, 6)),)
-        done = replace(response, status="completed", body={"id": response.id}, output=output)
-        last = events(3, ItemClosed(0))
-        assert await store.background.finish(done, "srv_a", last)
-        assert await store.get(response.id, b"") == done
-        assert (await store.stats()).num_bytes > size
-        assert (await store.stats()).num_live == 0
-        assert not await said(store, response)
-        assert not await store.background.finish(done, "srv_a", events(4))
-        for start, number in ((0, 4), (3, 1), (4, 0), (99, 0)):
-            page = await store.background.events(response.id, b"", start)
-            assert page is not None
-            assert not page.live
-            assert sum(chunk.num_events for chunk in page.chunks) == number
-        assert await store.background.events(response.id, b"else", 0) is None
-        assert await store.delete(response.id, b"")
-        assert (await store.stats()).num_bytes == 0
+        assert not page.live
+        assert sum(chunk.num_events for chunk in page.chunks) == number
+    assert await store.background.events(response.id, b"else", 0) is None
+    assert await store.delete(response.id, b"")
+    assert (await store.stats()).num_bytes == 0
+    await store.close()
+
+
+async def test_whoever_ends_it_first_has_ended_it(place: str) -> None:
+    ours, theirs = opened(place), opened(place)
+    response = await begun(ours)
+    await said(ours, response)
+    ended_body = await theirs.background.end(response.id, b"", "cancelled")
+    assert ended_body is not None
+    assert ended_body.status == ended_body.body["status"] == "cancelled"
+    (item,) = ended_body.output
+    assert item.item["status"] == "incomplete"
+    assert item.item["content"][0]["text"] == "Half a"
+    assert not await said(ours, response)
+    assert not await ours.background.finish(replace(response, status="completed"), "srv_a", events(3))
+    assert await theirs.background.end(response.id, b"", "cancelled") == ended_body
+    assert await theirs.background.end(response.id, b"else", "cancelled") is None
+    page = await ours.background.events(response.id, b"", 3)
+    assert page is not None
+    closing = [event for chunk in page.chunks for event in read_chunk(chunk.data)]
+    assert closing == [ItemClosed(0, "incomplete")]
+    await ours.close()
+    await theirs.close()
+
+
+async def test_the_dead_are_buried_and_the_living_are_not(place: str) -> None:
+    store = opened(place)
+    dead, alive = await begun(store, "srv_dead"), await begun(store, "srv_alive")
+    conversation = await store.conversations.create(b"", {}, ())
+    await store.conversations.take(conversation.id, b"", "srv_dead")
+    assert await store.jobs.servers() == {"srv_dead": 0, "srv_alive": 0}
+    assert await store.jobs.beat("srv_alive") == {alive.id}
+    assert await store.jobs.expire("srv_alive", 0) == []  # it has shown life since
+    assert await store.jobs.expire("srv_dead", 0) == [dead.id]
+    found = await store.get(dead.id, b"")
+    assert found is not None
+    assert found.body["error"] == RESTARTED
+    assert found.status == "failed"
+    still = await store.get(alive.id, b"")
+    assert still is not None
+    assert still.status == "queued"
+    await store.conversations.take(conversation.id, b"", "srv_alive")  # free again
+    await store.close()
+
+
+async def test_two_watches_bury_only_who_stopped_beating(place: str) -> None:
+    stores = [opened(place), opened(place)]
+    watches = [Background(beat_seconds=0.1, patience=20) for _ in stores]
+    tasks = [asyncio.create_task(watch.watch(store)) for watch, store in zip(watches, stores, strict=True)]
+    for watch, store in zip(watches, stores, strict=True):
+        await store.background.begin(queued(), watch.leases.server_id)
+        # A job would keep its response from being failed as a stray.
+        watch._starting.update(await store.jobs.beat(watch.leases.server_id))
+    await asyncio.sleep(3)
+    assert set(await stores[0].jobs.servers()) == {watch.leases.server_id for watch in watches}
+    tasks[1].cancel()
+    async with asyncio.timeout(10):
+        while watches[1].leases.server_id in await stores[0].jobs.servers():
+            await asyncio.sleep(0.05)
+    assert set(await stores[0].jobs.servers()) == {watches[0].leases.server_id}
+    tasks[0].cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    for store in stores:
         await store.close()
 
-    run(scenario)
+
+async def test_the_first_to_open_a_file_fails_what_was_running(tmp_path: Path) -> None:
+    file = str(tmp_path / "r.sqlite3")
+    store = SqliteStore(file)
+    response = await begun(store)
+    await said(store, response)
+    second = SqliteStore(file)  # not alone: nothing is failed
+    found = await second.get(response.id, b"")
+    assert found is not None
+    assert found.status == "in_progress"
+    await store.close()
+    await second.close()
+    third = SqliteStore(file)
+    found = await third.get(response.id, b"")
+    assert found is not None
+    assert found.status == "failed"
+    assert await third.jobs.servers() == {}
+    await third.close()
 
 
-def test_whoever_ends_it_first_has_ended_it(place: str) -> None:
-    async def scenario() -> None:
-        ours, theirs = opened(place), opened(place)
-        response = await begun(ours)
-        await said(ours, response)
-        ended_body = await theirs.background.end(response.id, b"", "cancelled")
-        assert ended_body is not None
-        assert ended_body.status == ended_body.body["status"] == "cancelled"
-        (item,) = ended_body.output
-        assert item.item["status"] == "incomplete"
-        assert item.item["content"][0]["text"] == "Half a"
-        assert not await said(ours, response)
-        assert not await ours.background.finish(replace(response, status="completed"), "srv_a", events(3))
-        assert await theirs.background.end(response.id, b"", "cancelled") == ended_body
-        assert await theirs.background.end(response.id, b"else", "cancelled") is None
-        page = await ours.background.events(response.id, b"", 3)
-        assert page is not None
-        closing = [event for chunk in page.chunks for event in read_chunk(chunk.data)]
-        assert closing == [ItemClosed(0, "incomplete")]
-        await ours.close()
-        await theirs.close()
-
-    run(scenario)
+async def test_what_runs_is_not_evicted() -> None:
+    store = SqliteStore(bounds=Bounds(max_responses=3))
+    running = await begun(store)
+    for _ in range(8):
+        await store.put(make())
+    assert await store.get(running.id, b"") is not None
+    assert (await store.stats()).num_responses == 3
+    await store.close()
 
 
-def test_the_dead_are_buried_and_the_living_are_not(place: str) -> None:
-    async def scenario() -> None:
-        store = opened(place)
-        dead, alive = await begun(store, "srv_dead"), await begun(store, "srv_alive")
-        conversation = await store.conversations.create(b"", {}, ())
-        await store.conversations.take(conversation.id, b"", "srv_dead")
-        assert await store.jobs.servers() == {"srv_dead": 0, "srv_alive": 0}
-        assert await store.jobs.beat("srv_alive") == {alive.id}
-        assert await store.jobs.expire("srv_alive", 0) == []  # it has shown life since
-        assert await store.jobs.expire("srv_dead", 0) == [dead.id]
-        found = await store.get(dead.id, b"")
-        assert found is not None
-        assert found.body["error"] == RESTARTED
-        assert found.status == "failed"
-        still = await store.get(alive.id, b"")
-        assert still is not None
-        assert still.status == "queued"
-        await store.conversations.take(conversation.id, b"", "srv_alive")  # free again
-        await store.close()
-
-    run(scenario)
+async def test_a_refused_response_that_could_not_be_taken_back_is_failed() -> None:
+    store, watch = SqliteStore(), Background(beat_seconds=0.02)
+    stray = await begun(store, watch.leases.server_id)
+    task = asyncio.create_task(watch.watch(store))
+    async with asyncio.timeout(5):
+        while (found := await store.get(stray.id, b"")) is None or found.status != "failed":
+            await asyncio.sleep(0.02)
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    await store.close()
 
 
-def test_two_watches_bury_only_who_stopped_beating(place: str) -> None:
-    async def scenario() -> None:
-        stores = [opened(place), opened(place)]
-        watches = [Background(beat_seconds=0.1, patience=20) for _ in stores]
-        tasks = [
-            asyncio.create_task(watch.watch(store)) for watch, store in zip(watches, stores, strict=True)
-        ]
-        for watch, store in zip(watches, stores, strict=True):
-            await store.background.begin(queued(), watch.leases.server_id)
-            # A job would keep its response from being failed as a stray.
-            watch._starting.update(await store.jobs.beat(watch.leases.server_id))
-        await asyncio.sleep(3)
-        assert set(await stores[0].jobs.servers()) == {watch.leases.server_id for watch in watches}
-        tasks[1].cancel()
-        async with asyncio.timeout(10):
-            while watches[1].leases.server_id in await stores[0].jobs.servers():
-                await asyncio.sleep(0.05)
-        assert set(await stores[0].jobs.servers()) == {watches[0].leases.server_id}
-        tasks[0].cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for store in stores:
-            await store.close()
-
-    run(scenario)
-
-
-def test_the_first_to_open_a_file_fails_what_was_running(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        file = str(tmp_path / "r.sqlite3")
-        store = SqliteStore(file)
-        response = await begun(store)
-        await said(store, response)
-        second = SqliteStore(file)  # not alone: nothing is failed
-        found = await second.get(response.id, b"")
-        assert found is not None
-        assert found.status == "in_progress"
-        await store.close()
-        await second.close()
-        third = SqliteStore(file)
-        found = await third.get(response.id, b"")
-        assert found is not None
-        assert found.status == "failed"
-        assert await third.jobs.servers() == {}
-        await third.close()
-
-    run(scenario)
-
-
-def test_what_runs_is_not_evicted() -> None:
-    async def scenario() -> None:
-        store = SqliteStore(bounds=Bounds(max_responses=3))
-        running = await begun(store)
-        for _ in range(8):
-            await store.put(make())
-        assert await store.get(running.id, b"") is not None
-        assert (await store.stats()).num_responses == 3
-        await store.close()
-
-    run(scenario)
-
-
-def test_a_refused_response_that_could_not_be_taken_back_is_failed() -> None:
-    async def scenario() -> None:
-        store, watch = SqliteStore(), Background(beat_seconds=0.02)
-        stray = await begun(store, watch.leases.server_id)
+async def test_the_watch_goes_on_after_the_store_has_failed(tmp_path: Path) -> None:
+    path = tmp_path / "r.sqlite3"
+    store, watch = SqliteStore(str(path), lock_seconds=0.05), Background(beat_seconds=0.02)
+    stray = await begun(store, watch.leases.server_id)
+    with write_lock(path):
         task = asyncio.create_task(watch.watch(store))
-        async with asyncio.timeout(5):
-            while (found := await store.get(stray.id, b"")) is None or found.status != "failed":
-                await asyncio.sleep(0.02)
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-        await store.close()
-
-    run(scenario)
-
-
-def test_the_watch_goes_on_after_the_store_has_failed(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        path = tmp_path / "r.sqlite3"
-        store, watch = SqliteStore(str(path), lock_seconds=0.05), Background(beat_seconds=0.02)
-        stray = await begun(store, watch.leases.server_id)
-        with write_lock(path):
-            task = asyncio.create_task(watch.watch(store))
-            async with asyncio.timeout(20):
-                while store.fault is None:  # a heartbeat was refused
-                    await asyncio.sleep(0.02)
         async with asyncio.timeout(20):
-            while (found := await store.get(stray.id, b"")) is None or found.status != "failed":
+            while store.fault is None:  # a heartbeat was refused
                 await asyncio.sleep(0.02)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await store.close()
+    async with asyncio.timeout(20):
+        while (found := await store.get(stray.id, b"")) is None or found.status != "failed":
+            await asyncio.sleep(0.02)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await store.close()
 
-    run(scenario)
 
-
-def test_a_full_disk_delays_the_end_and_loses_nothing(tmp_path: Path) -> None:
+async def test_a_full_disk_delays_the_end_and_loses_nothing(tmp_path: Path) -> None:
     """Readers wait meanwhile: an event that is not in the store is shown to nobody."""
 
-    async def scenario() -> None:
-        store = SqliteStore(str(tmp_path / "r.sqlite3"))
+    store = SqliteStore(str(tmp_path / "r.sqlite3"))
 
-        def fill(db: Any) -> None:
-            pages = db.execute("PRAGMA page_count").fetchone()[0]
-            db.execute(f"PRAGMA max_page_count={pages}")
+    def fill(db: Any) -> None:
+        pages = db.execute("PRAGMA page_count").fetchone()[0]
+        db.execute(f"PRAGMA max_page_count={pages}")
 
-        def empty(db: Any) -> None:
-            db.execute("PRAGMA max_page_count=1000000")
+    def empty(db: Any) -> None:
+        db.execute("PRAGMA max_page_count=1000000")
 
-        long = "<|channel|>final<|message|>" + "".join(f"{i} words, " for i in range(2000)) + "<|return|>"
-        async with serve(Script(tokens(long), tokens_per_step=16, delay=0.001), store=store) as server:
-            _, made = await server.post(input="hello", background=True)
-            await store._access.write(fill)
-            following = asyncio.create_task(resume(server, made["id"]))
-            await asyncio.sleep(0.7)
-            _, other = await server.post(input="x", max_output_tokens=1)
-            assert other["store"] is False, "the disk is full"
-            assert not following.done()
-            await store._access.write(empty)
-            body = await ended(server, made["id"], 15)
-            assert body["status"] == "completed"
-            assert fold_events(await following) == body
-            assert body["output"][0]["content"][0]["text"].endswith("1999 words, ")
-
-    run(scenario)
+    long = "<|channel|>final<|message|>" + "".join(f"{i} words, " for i in range(2000)) + "<|return|>"
+    async with serve(Script(tokens(long), tokens_per_step=16, delay=0.001), store=store) as server:
+        _, made = await server.post(input="hello", background=True)
+        await store._access.write(fill)
+        following = asyncio.create_task(resume(server, made["id"]))
+        await asyncio.sleep(0.7)
+        _, other = await server.post(input="x", max_output_tokens=1)
+        assert other["store"] is False, "the disk is full"
+        assert not following.done()
+        await store._access.write(empty)
+        body = await ended(server, made["id"], 15)
+        assert body["status"] == "completed"
+        assert fold_events(await following) == body
+        assert body["output"][0]["content"][0]["text"].endswith("1999 words, ")
 
 
 # --------------------------------------------------------------------------- two servers
 
 
-def test_a_stream_is_followed_and_cancelled_through_another_server(place: str) -> None:
-    async def scenario() -> None:
-        async with (
-            serve(HANGS, store=opened(place)) as ours,
-            serve(HELLO, store=opened(place)) as theirs,
-        ):
-            ours.app.state.background._beat_seconds = 0.05
-            watch = asyncio.create_task(ours.app.state.background.watch(ours.store))
-            made = await ours.sdk.responses.create(input="hello", background=True)
-            following = asyncio.create_task(resume(theirs, made.id))
-            while (await theirs.sdk.responses.retrieve(made.id)).status != "in_progress":
-                await asyncio.sleep(0.01)
-            cancelled = await theirs.sdk.responses.cancel(made.id)
-            assert cancelled.status == "cancelled"
-            assert fold_events(await following)["status"] == "cancelled"
-            async with asyncio.timeout(5):  # the heartbeat tells the owner
-                while not ours.client.aborted:
-                    await asyncio.sleep(0.02)
-            assert (await ours.sdk.responses.retrieve(made.id)).status == "cancelled"
-            watch.cancel()
-            await asyncio.gather(watch, return_exceptions=True)
-
-    run(scenario)
+async def test_a_stream_is_followed_and_cancelled_through_another_server(place: str) -> None:
+    async with (
+        serve(HANGS, store=opened(place)) as ours,
+        serve(HELLO, store=opened(place)) as theirs,
+    ):
+        ours.app.state.background._beat_seconds = 0.05
+        watch = asyncio.create_task(ours.app.state.background.watch(ours.store))
+        made = await ours.sdk.responses.create(input="hello", background=True)
+        following = asyncio.create_task(resume(theirs, made.id))
+        while (await theirs.sdk.responses.retrieve(made.id)).status != "in_progress":
+            await asyncio.sleep(0.01)
+        cancelled = await theirs.sdk.responses.cancel(made.id)
+        assert cancelled.status == "cancelled"
+        assert fold_events(await following)["status"] == "cancelled"
+        async with asyncio.timeout(5):  # the heartbeat tells the owner
+            while not ours.client.aborted:
+                await asyncio.sleep(0.02)
+        assert (await ours.sdk.responses.retrieve(made.id)).status == "cancelled"
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
 
 
-def test_a_stream_is_read_live_through_another_server(place: str) -> None:
-    async def scenario() -> None:
-        async with (
-            serve(Script(tokens(HELLO), delay=0.02), store=opened(place)) as ours,
-            serve(HELLO, store=opened(place)) as theirs,
-        ):
-            _, made = await ours.post(input="hello", background=True)
-            answer, here = await asyncio.gather(
-                theirs.http.get(f"/v1/responses/{made['id']}?stream=true"), resume(ours, made["id"])
-            )
-            there = parse_sse(answer.content.removeprefix(b": waiting\n\n"))
-            assert there == here
-            assert fold_events(there) == await ended(theirs, made["id"])
-
-    run(scenario)
+async def test_a_stream_is_read_live_through_another_server(place: str) -> None:
+    async with (
+        serve(Script(tokens(HELLO), delay=0.02), store=opened(place)) as ours,
+        serve(HELLO, store=opened(place)) as theirs,
+    ):
+        _, made = await ours.post(input="hello", background=True)
+        answer, here = await asyncio.gather(
+            theirs.http.get(f"/v1/responses/{made['id']}?stream=true"), resume(ours, made["id"])
+        )
+        there = parse_sse(answer.content.removeprefix(b": waiting\n\n"))
+        assert there == here
+        assert fold_events(there) == await ended(theirs, made["id"])

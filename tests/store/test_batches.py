@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 
@@ -28,15 +29,13 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(request.getfixturevalue("database"))
 
 
-def with_store(place: str, main: Callable[[ResponseStore], Awaitable[None]]) -> None:
-    async def body() -> None:
-        store = open_store(ServerConfig(response_store=place))
-        try:
-            await asyncio.wait_for(main(store), 30)
-        finally:
-            await store.close()
-
-    asyncio.run(body())
+@contextlib.asynccontextmanager
+async def stored(place: str) -> AsyncIterator[ResponseStore]:
+    store = open_store(ServerConfig(response_store=place))
+    try:
+        yield store
+    finally:
+        await store.close()
 
 
 async def file_of(store: ResponseStore, owner: bytes = ME, server: str = "s1") -> StoredFile:
@@ -63,8 +62,8 @@ def result(line: int, completed: bool = True) -> Result:
     return Result(line, completed, b"record %d" % line, Tokens(3, 1, 2, 1))
 
 
-def test_a_record_exists_once_and_the_counts_agree(place: str) -> None:
-    async def main(store: ResponseStore) -> None:
+async def test_a_record_exists_once_and_the_counts_agree(place: str) -> None:
+    async with stored(place) as store:
         rows, batch, rng = store.batches, await batch_of(store, num_lines=60), random.Random(1)
         groups = [rng.choices(range(1, 61), k=9) for _ in range(20)]
         await asyncio.gather(
@@ -79,11 +78,9 @@ def test_a_record_exists_once_and_the_counts_agree(place: str) -> None:
         assert await rows.results(batch.id, True, 0, 100) == [(n, b"record %d" % n) for n in good]
         assert [n for n, _ in await rows.results(batch.id, True, good[3], 2)] == good[4:6]
 
-    with_store(place, main)
 
-
-def test_a_server_that_lost_a_batch_can_write_nothing(place: str) -> None:
-    async def main(store: ResponseStore) -> None:
+async def test_a_server_that_lost_a_batch_can_write_nothing(place: str) -> None:
+    async with stored(place) as store:
         rows, batch = store.batches, await batch_of(store, num_lines=5)
         await rows.record(batch.id, "s1", [result(1)])
         output = StoredFile(new_file_id(), ME, store.files.now, None, "batch_output", "o", 1)
@@ -106,11 +103,9 @@ def test_a_server_that_lost_a_batch_can_write_nothing(place: str) -> None:
         assert taken is not None
         assert taken.attempts == 0  # there is progress
 
-    with_store(place, main)
 
-
-def test_a_heartbeat_goes_on_while_a_server_has_a_batch(place: str) -> None:
-    async def main(store: ResponseStore) -> None:
+async def test_a_heartbeat_goes_on_while_a_server_has_a_batch(place: str) -> None:
+    async with stored(place) as store:
         batch = await batch_of(store, num_lines=5)
         await store.jobs.beat("s1")
         assert await store.jobs.servers() == {"s1": 1}
@@ -118,11 +113,9 @@ def test_a_heartbeat_goes_on_while_a_server_has_a_batch(place: str) -> None:
         await store.jobs.beat("s1")
         assert await store.jobs.servers() == {}
 
-    with_store(place, main)
 
-
-def test_batches_are_claimed_by_turns_of_their_owners(place: str) -> None:
-    async def main(store: ResponseStore) -> None:
+async def test_batches_are_claimed_by_turns_of_their_owners(place: str) -> None:
+    async with stored(place) as store:
         first, second = await batch_of(store), await batch_of(store)
         third = await batch_of(store, OTHER)
         claim = partial(store.batches.claim, "s1", "demo")
@@ -130,11 +123,9 @@ def test_batches_are_claimed_by_turns_of_their_owners(place: str) -> None:
         await store.batches.release("s1")
         assert await store.batches.any_waiting("demo")
 
-    with_store(place, main)
 
-
-def test_the_end_is_one_transaction_and_old_rows_are_swept(place: str) -> None:
-    async def main(store: ResponseStore) -> None:
+async def test_the_end_is_one_transaction_and_old_rows_are_swept(place: str) -> None:
+    async with stored(place) as store:
         rows, files = store.batches, store.files
         batch = await batch_of(store, num_lines=2)
         await rows.record(batch.id, "s1", [result(1), result(2, False)])
@@ -159,11 +150,9 @@ def test_the_end_is_one_transaction_and_old_rows_are_swept(place: str) -> None:
         await files.forget([batch.input_file_id])
         assert await files.sweep() == []
 
-    with_store(place, main)
 
-
-def test_a_quota_counts_uploads_in_progress(place: str) -> None:
-    async def main(store: ResponseStore) -> None:
+async def test_a_quota_counts_uploads_in_progress(place: str) -> None:
+    async with stored(place) as store:
         quota = Quota(60, 3, 100, 1000)
 
         async def begin(size: int) -> int:
@@ -179,17 +168,10 @@ def test_a_quota_counts_uploads_in_progress(place: str) -> None:
         with pytest.raises(QueueFullError, match="--batch-max-files"):
             await begin(1)
 
-    with_store(place, main)
 
-
-def test_a_restart_puts_the_batches_of_the_dead_back(tmp_path: Path) -> None:
+async def test_a_restart_puts_the_batches_of_the_dead_back(tmp_path: Path) -> None:
     place = str(tmp_path / "store.sqlite3")
-
-    async def begin(store: ResponseStore) -> None:
+    async with stored(place) as store:
         await batch_of(store, num_lines=3)
-
-    async def look(store: ResponseStore) -> None:
+    async with stored(place) as store:
         assert await store.batches.any_waiting("demo")
-
-    with_store(place, begin)
-    with_store(place, look)

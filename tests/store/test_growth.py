@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 from chorale.store.database.sqlite import SqliteDatabase
 from chorale.store.files import FileFilter, Quota, StoredFile, new_file_id
 from chorale.store.store import ResponseStore, SqliteStore
-from tests.store.test_batches import batch_of, place, result  # noqa: F401
+from tests.store.test_batches import batch_of, place, result, stored  # noqa: F401
 from tests.store.test_store import make
 
 QUOTA = Quota(10**6, 10**6, 10**9, 10**9)
@@ -74,7 +73,7 @@ async def grow(store: ResponseStore, num: int) -> None:
 
 
 @pytest.mark.parametrize("name", WORK)
-def test_work_is_the_same_beside_many_files_and_answered_lines(name: str, tmp_path: Path) -> None:
+async def test_work_is_the_same_beside_many_files_and_answered_lines(name: str, tmp_path: Path) -> None:
     async def steps_at(num: int) -> int:
         store = SqliteStore(str(tmp_path / f"{num}.sqlite3"))
         await grow(store, num)
@@ -86,34 +85,30 @@ def test_work_is_the_same_beside_many_files_and_answered_lines(name: str, tmp_pa
         await store.close()
         return counted.num_steps
 
-    few, many = asyncio.run(steps_at(20)), asyncio.run(steps_at(2000))
+    few, many = await steps_at(20), await steps_at(2000)
     assert few > 10
     assert many < 1.5 * few
 
 
-def test_a_chain_is_one_query(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        store = SqliteStore(str(tmp_path / "r.sqlite3"))
-        tip = None
-        for _ in range(30):
-            made = make(tip)
-            await store.put(made)
-            tip = made.id
-        assert tip is not None
-        counted = Steps(store)
-        await counted.watch()
-        assert len(await store.chain(tip, b"")) == 60
-        await counted.watch(False)
-        assert counted.num_statements == 1
-        await store.close()
-
-    asyncio.run(scenario())
+async def test_a_chain_is_one_query(tmp_path: Path) -> None:
+    store = SqliteStore(str(tmp_path / "r.sqlite3"))
+    tip = None
+    for _ in range(30):
+        made = make(tip)
+        await store.put(made)
+        tip = made.id
+    assert tip is not None
+    counted = Steps(store)
+    await counted.watch()
+    assert len(await store.chain(tip, b"")) == 60
+    await counted.watch(False)
+    assert counted.num_statements == 1
+    await store.close()
 
 
-def test_totals_of_files_follow_every_change_of_a_row(place: str) -> None:  # noqa: F811
-    from tests.store.test_batches import with_store
+async def test_totals_of_files_follow_every_change_of_a_row(place: str) -> None:  # noqa: F811
+    async with stored(place) as store:
 
-    async def main(store: ResponseStore) -> None:
         async def totals() -> tuple[int, int]:
             stats = await store.batches.stats()
             return stats.num_files, stats.num_bytes
@@ -133,5 +128,3 @@ def test_totals_of_files_follow_every_change_of_a_row(place: str) -> None:  # no
         assert await totals() == (1, 100)
         await store.jobs.expire("s1", None)  # the server of the last upload is dead
         assert await totals() == (0, 0)
-
-    with_store(place, main)

@@ -14,83 +14,69 @@ from chorale.serve.precheck import check_store
 from chorale.store.protocol import CompletionFilter, StoredCompletion, StoreError
 from tests.store.test_store import make, opened
 from tests.support.responses import HELLO, serve
-from tests.support.server import run
 
 
-def test_a_broken_connection_is_opened_anew(database: str) -> None:
+async def test_a_broken_connection_is_opened_anew(database: str) -> None:
     import psycopg
 
-    async def scenario() -> None:
-        store = opened(database)
-        first, second = make(), make()
-        await store.put(first)
-        with psycopg.connect(database, autocommit=True) as admin:
-            admin.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'chorale'"
-            )
-        assert await store.get(first.id, b"") == first
-        await store.put(second)
-        assert await store.get(second.id, b"") == second
-        assert (await store.stats()).num_responses == 2
+    store = opened(database)
+    first, second = make(), make()
+    await store.put(first)
+    with psycopg.connect(database, autocommit=True) as admin:
+        admin.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'chorale'"
+        )
+    assert await store.get(first.id, b"") == first
+    await store.put(second)
+    assert await store.get(second.id, b"") == second
+    assert (await store.stats()).num_responses == 2
+    await store.close()
+
+
+async def test_many_writers_keep_the_totals_exact(database: str) -> None:
+    stores = [opened(database) for _ in range(4)]
+    made = [[make(text=str(i)) for i in range(25)] for _ in stores]
+    await asyncio.gather(*(store.put(one) for store, some in zip(stores, made, strict=True) for one in some))
+    await asyncio.gather(*(store.delete(some[0].id, b"") for store, some in zip(stores, made, strict=True)))
+    for store, some in zip(stores, made[1:] + made[:1], strict=True):
+        assert await store.get(some[3].id, b"") == some[3]
+    stats = await stores[0].stats()
+    assert stats.num_responses == 4 * 24
+    for store, some in zip(stores, made, strict=True):
+        for one in some:
+            await store.delete(one.id, b"")
+    stats = await stores[3].stats()
+    assert (stats.num_responses, stats.num_bytes) == (0, 0)
+    for store in stores:
         await store.close()
 
-    asyncio.run(scenario())
 
-
-def test_many_writers_keep_the_totals_exact(database: str) -> None:
-    async def scenario() -> None:
-        stores = [opened(database) for _ in range(4)]
-        made = [[make(text=str(i)) for i in range(25)] for _ in stores]
-        await asyncio.gather(
-            *(store.put(one) for store, some in zip(stores, made, strict=True) for one in some)
-        )
-        await asyncio.gather(
-            *(store.delete(some[0].id, b"") for store, some in zip(stores, made, strict=True))
-        )
-        for store, some in zip(stores, made[1:] + made[:1], strict=True):
-            assert await store.get(some[3].id, b"") == some[3]
-        stats = await stores[0].stats()
-        assert stats.num_responses == 4 * 24
-        for store, some in zip(stores, made, strict=True):
-            for one in some:
-                await store.delete(one.id, b"")
-        stats = await stores[3].stats()
-        assert (stats.num_responses, stats.num_bytes) == (0, 0)
-        for store in stores:
-            await store.close()
-
-    asyncio.run(scenario())
-
-
-def test_conversations_and_completions(database: str) -> None:
+async def test_conversations_and_completions(database: str) -> None:
     """Every statement that the shared tests of the store do not run on PostgreSQL."""
 
-    async def scenario() -> None:
-        async with serve(HELLO, store=opened(database)) as server:
-            api = server.sdk.conversations
-            items = [{"type": "message", "role": "user", "content": str(i)} for i in range(3)]
-            made = await api.create(metadata={"a": "b"}, items=items)  # type: ignore[arg-type]
-            assert (await server.post(input="go on", conversation=made.id))[0] == 200
-            assert (await api.update(made.id, metadata={"ü": "☃"})).metadata == {"ü": "☃"}
-            found = [item async for item in api.items.list(made.id, limit=2)]
-            assert [item.type for item in found] == ["message", "reasoning", *["message"] * 4]
-            await api.items.delete(found[0].id, conversation_id=made.id)
-            again = await api.items.create(made.id, items=[found[2].to_dict(warnings=False)])  # type: ignore[list-item]
-            assert again.data[0].id != found[2].id
-            _, body = await server.post(input=[{"type": "item_reference", "id": found[1].id}], store=False)
-            assert body["status"] == "completed"
-            await api.delete(made.id)
-            completions = server.store.completions  # type: ignore[attr-defined]
-            whole = {"id": "chatcmpl-" + "0" * 32, "created": 1, "model": "m", "metadata": {}}
-            await completions.put(StoredCompletion(whole, []), b"")
-            await completions.update(whole["id"], b"", {"k": "v"})
-            (listed,), more = await completions.page(b"", CompletionFilter(metadata={"k": "v"}))
-            assert (listed["id"], more) == (whole["id"], False)
-            assert await completions.delete(whole["id"], b"")
-            stats = await server.store.stats()
-            assert (stats.num_responses, stats.num_conversations) == (1, 0)
-
-    run(scenario)
+    async with serve(HELLO, store=opened(database)) as server:
+        api = server.sdk.conversations
+        items = [{"type": "message", "role": "user", "content": str(i)} for i in range(3)]
+        made = await api.create(metadata={"a": "b"}, items=items)  # type: ignore[arg-type]
+        assert (await server.post(input="go on", conversation=made.id))[0] == 200
+        assert (await api.update(made.id, metadata={"ü": "☃"})).metadata == {"ü": "☃"}
+        found = [item async for item in api.items.list(made.id, limit=2)]
+        assert [item.type for item in found] == ["message", "reasoning", *["message"] * 4]
+        await api.items.delete(found[0].id, conversation_id=made.id)
+        again = await api.items.create(made.id, items=[found[2].to_dict(warnings=False)])  # type: ignore[list-item]
+        assert again.data[0].id != found[2].id
+        _, body = await server.post(input=[{"type": "item_reference", "id": found[1].id}], store=False)
+        assert body["status"] == "completed"
+        await api.delete(made.id)
+        completions = server.store.completions  # type: ignore[attr-defined]
+        whole = {"id": "chatcmpl-" + "0" * 32, "created": 1, "model": "m", "metadata": {}}
+        await completions.put(StoredCompletion(whole, []), b"")
+        await completions.update(whole["id"], b"", {"k": "v"})
+        (listed,), more = await completions.page(b"", CompletionFilter(metadata={"k": "v"}))
+        assert (listed["id"], more) == (whole["id"], False)
+        assert await completions.delete(whole["id"], b"")
+        stats = await server.store.stats()
+        assert (stats.num_responses, stats.num_conversations) == (1, 0)
 
 
 def test_what_cannot_be_reached_is_said_without_the_password(tmp_path: Path) -> None:

@@ -65,205 +65,175 @@ def opened(path: str) -> ResponseStore:
     return open_store(ServerConfig(response_store=path), recovery(VOCAB))
 
 
-def test_round_trip(path: str) -> None:
-    async def scenario() -> None:
-        store = opened(path)
-        response = make()
-        await store.put(response)
-        assert await store.get(response.id, b"") == response
-        assert response.to_object()["output"] == [response.output[0].item]
-        assert await store.get(new_id("resp"), b"") is None
-        stats = await store.stats()
-        assert stats.num_responses == 1
-        assert stats.num_bytes > 0
-        await store.close()
-        await store.close()
-        with pytest.raises(StoreError, match="closed"):
-            await store.get(response.id, b"")
-
-    asyncio.run(scenario())
+async def test_round_trip(path: str) -> None:
+    store = opened(path)
+    response = make()
+    await store.put(response)
+    assert await store.get(response.id, b"") == response
+    assert response.to_object()["output"] == [response.output[0].item]
+    assert await store.get(new_id("resp"), b"") is None
+    stats = await store.stats()
+    assert stats.num_responses == 1
+    assert stats.num_bytes > 0
+    await store.close()
+    await store.close()
+    with pytest.raises(StoreError, match="closed"):
+        await store.get(response.id, b"")
 
 
 @pytest.mark.parametrize(
     "bad", ["", "resp_", "resp_" + "0" * 31, "resp_" + "G" * 32, "x' OR 1=1 --", "resp_" + "0" * 32 + "\n"]
 )
-def test_ids_of_another_form_are_not_looked_up(bad: str) -> None:
-    async def scenario() -> None:
-        store = SqliteStore()
-        assert await store.get(bad, b"") is None
-        assert not await store.delete(bad, b"")
-        with pytest.raises(PreviousResponseNotFoundError):
-            await store.chain(bad, b"")
-        await store.close()
-
-    asyncio.run(scenario())
+async def test_ids_of_another_form_are_not_looked_up(bad: str) -> None:
+    store = SqliteStore()
+    assert await store.get(bad, b"") is None
+    assert not await store.delete(bad, b"")
+    with pytest.raises(PreviousResponseNotFoundError):
+        await store.chain(bad, b"")
+    await store.close()
 
 
-def test_owners_do_not_see_each_other(path: str) -> None:
-    async def scenario() -> None:
-        store = opened(path)
-        mine = make(owner=b"me")
-        await store.put(mine)
-        item_id = mine.output[0].item["id"]
-        assert await store.get(mine.id, b"you") is None
-        assert await store.items([item_id], b"you") == {}
-        assert not await store.delete(mine.id, b"you")
-        with pytest.raises(PreviousResponseNotFoundError):
-            await store.chain(mine.id, b"you")
-        assert await store.items([item_id, item_id, "rubbish"], b"me") == {item_id: mine.output[0]}
-        assert await store.get(mine.id, b"me") == mine
-        await store.close()
-
-    asyncio.run(scenario())
+async def test_owners_do_not_see_each_other(path: str) -> None:
+    store = opened(path)
+    mine = make(owner=b"me")
+    await store.put(mine)
+    item_id = mine.output[0].item["id"]
+    assert await store.get(mine.id, b"you") is None
+    assert await store.items([item_id], b"you") == {}
+    assert not await store.delete(mine.id, b"you")
+    with pytest.raises(PreviousResponseNotFoundError):
+        await store.chain(mine.id, b"you")
+    assert await store.items([item_id, item_id, "rubbish"], b"me") == {item_id: mine.output[0]}
+    assert await store.get(mine.id, b"me") == mine
+    await store.close()
 
 
 @pytest.mark.parametrize("tokens_first", [True, False])
-def test_of_items_with_one_id_the_one_with_the_models_tokens_is_found(path: str, tokens_first: bool) -> None:
+async def test_an_item_with_the_models_tokens_is_preferred(path: str, tokens_first: bool) -> None:
     """A client sends an item back as its input: only the first copy can be replayed to the token."""
 
-    async def scenario() -> None:
-        store = opened(path)
-        written = make()
-        (output,) = written.output
-        sent = replace(make(), input=(StoredItem(output.item),), output=())
-        for response in (written, sent) if tokens_first else (sent, written):
-            await store.put(response)
-        item_id = output.item["id"]
-        assert await store.items([item_id], b"") == {item_id: output}
-        await store.close()
-
-    asyncio.run(scenario())
+    store = opened(path)
+    written = make()
+    (output,) = written.output
+    sent = replace(make(), input=(StoredItem(output.item),), output=())
+    for response in (written, sent) if tokens_first else (sent, written):
+        await store.put(response)
+    item_id = output.item["id"]
+    assert await store.items([item_id], b"") == {item_id: output}
+    await store.close()
 
 
-def test_branches_share_their_past_and_stay_apart(path: str) -> None:
-    async def scenario() -> None:
-        store = opened(path)
-        root = make(text="root")
-        await store.put(root)
-        left, right = make(root.id, text="left"), make(root.id, text="right")
-        await asyncio.gather(store.put(left), store.put(right))
-        deeper = make(left.id, text="deeper")
-        await store.put(deeper)
-        assert await store.chain(deeper.id, b"") == items_of(root, left, deeper)
-        assert await store.chain(right.id, b"") == items_of(root, right)
-        assert await store.delete(right.id, b"")
-        assert not await store.delete(right.id, b"")
-        assert await store.chain(deeper.id, b"") == items_of(root, left, deeper)
-        await store.delete(root.id, b"")
-        with pytest.raises(PreviousResponseNotFoundError, match=root.id) as caught:
-            await store.chain(deeper.id, b"")
-        assert caught.value.param == "previous_response_id"
-        assert caught.value.code == "previous_response_not_found"
-        assert await store.get(deeper.id, b"") == deeper
-        await store.close()
-
-    asyncio.run(scenario())
+async def test_branches_share_their_past_and_stay_apart(path: str) -> None:
+    store = opened(path)
+    root = make(text="root")
+    await store.put(root)
+    left, right = make(root.id, text="left"), make(root.id, text="right")
+    await asyncio.gather(store.put(left), store.put(right))
+    deeper = make(left.id, text="deeper")
+    await store.put(deeper)
+    assert await store.chain(deeper.id, b"") == items_of(root, left, deeper)
+    assert await store.chain(right.id, b"") == items_of(root, right)
+    assert await store.delete(right.id, b"")
+    assert not await store.delete(right.id, b"")
+    assert await store.chain(deeper.id, b"") == items_of(root, left, deeper)
+    await store.delete(root.id, b"")
+    with pytest.raises(PreviousResponseNotFoundError, match=root.id) as caught:
+        await store.chain(deeper.id, b"")
+    assert caught.value.param == "previous_response_id"
+    assert caught.value.code == "previous_response_not_found"
+    assert await store.get(deeper.id, b"") == deeper
+    await store.close()
 
 
-def test_a_chain_beyond_any_window_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_chain_beyond_any_window_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "MAX_CHAIN_BYTES", 40_000)
 
-    async def scenario() -> None:
-        store = SqliteStore()
-        tip: StoredResponse | None = None
-        for number in range(4):
-            tip = make(tip.id if tip is not None else None, text="x" * 10_000)
-            await store.put(tip)
-            if number == 0:
-                assert await store.chain(tip.id, b"") == items_of(tip)
-        assert tip is not None
-        with pytest.raises(ContextLengthError):
-            await store.chain(tip.id, b"")
-        await store.close()
-
-    asyncio.run(scenario())
+    store = SqliteStore()
+    tip: StoredResponse | None = None
+    for number in range(4):
+        tip = make(tip.id if tip is not None else None, text="x" * 10_000)
+        await store.put(tip)
+        if number == 0:
+            assert await store.chain(tip.id, b"") == items_of(tip)
+    assert tip is not None
+    with pytest.raises(ContextLengthError):
+        await store.chain(tip.id, b"")
+    await store.close()
 
 
-def test_the_count_is_bounded_and_live_chains_stay() -> None:
-    async def scenario() -> None:
-        now = [0.0]
-        store = SqliteStore(bounds=Bounds(max_responses=10), clock=lambda: now[0])
-        tip = root = make()
-        await store.put(root)
-        for _ in range(50):
-            now[0] += 100.0
-            await store.put(make())
-            child = make(tip.id)
-            if len(await store.chain(tip.id, b"")) < 4 * 2:
-                await store.put(child)
-                tip = child
-            else:
-                await store.put(make(tip.id))  # a new branch each time keeps the chain in use
-            assert (await store.stats()).num_responses <= 10
-        assert (await store.chain(tip.id, b""))[:2] == items_of(root)
-        await store.close()
-
-    asyncio.run(scenario())
+async def test_the_count_is_bounded_and_live_chains_stay() -> None:
+    now = [0.0]
+    store = SqliteStore(bounds=Bounds(max_responses=10), clock=lambda: now[0])
+    tip = root = make()
+    await store.put(root)
+    for _ in range(50):
+        now[0] += 100.0
+        await store.put(make())
+        child = make(tip.id)
+        if len(await store.chain(tip.id, b"")) < 4 * 2:
+            await store.put(child)
+            tip = child
+        else:
+            await store.put(make(tip.id))  # a new branch each time keeps the chain in use
+        assert (await store.stats()).num_responses <= 10
+    assert (await store.chain(tip.id, b""))[:2] == items_of(root)
+    await store.close()
 
 
-def test_bytes_are_bounded_a_little_at_a_time(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        file = tmp_path / "r.sqlite3"
-        store = SqliteStore(str(file))
-        for _ in range(100):
-            await store.put(make(text="x" * 10_000))
-        await store.close()
-        store = SqliteStore(str(file), Bounds(max_bytes=200_000))  # the operator lowered the bound
-        sizes = []
-        for _ in range(40):
-            await store.put(make(text="x" * 10_000))
-            sizes.append((await store.stats()).num_responses)
-        assert sizes[0] == 100 + 1 - EVICT_ROWS
-        assert sizes[-1] < 12
-        assert (await store.stats()).num_bytes <= 200_000
-        await store.close()
-
-    asyncio.run(scenario())
+async def test_bytes_are_bounded_a_little_at_a_time(tmp_path: Path) -> None:
+    file = tmp_path / "r.sqlite3"
+    store = SqliteStore(str(file))
+    for _ in range(100):
+        await store.put(make(text="x" * 10_000))
+    await store.close()
+    store = SqliteStore(str(file), Bounds(max_bytes=200_000))  # the operator lowered the bound
+    sizes = []
+    for _ in range(40):
+        await store.put(make(text="x" * 10_000))
+        sizes.append((await store.stats()).num_responses)
+    assert sizes[0] == 100 + 1 - EVICT_ROWS
+    assert sizes[-1] < 12
+    assert (await store.stats()).num_bytes <= 200_000
+    await store.close()
 
 
-def test_age_is_bounded_even_while_idle() -> None:
-    async def scenario() -> None:
-        now = [1000.0]
-        store = SqliteStore(bounds=Bounds(ttl=50.0), clock=lambda: now[0], idle_seconds=0.02)
-        old = make()
-        await store.put(old)
-        now[0] += 51.0
-        assert await store.get(old.id, b"") is None  # gone before it is evicted
-        for _ in range(100):
-            if (await store.stats()).num_responses == 0:
-                break
-            await asyncio.sleep(0.02)
-        assert (await store.stats()).num_responses == 0
-        await store.close()
-
-    asyncio.run(scenario())
+async def test_age_is_bounded_even_while_idle() -> None:
+    now = [1000.0]
+    store = SqliteStore(bounds=Bounds(ttl=50.0), clock=lambda: now[0], idle_seconds=0.02)
+    old = make()
+    await store.put(old)
+    now[0] += 51.0
+    assert await store.get(old.id, b"") is None  # gone before it is evicted
+    for _ in range(100):
+        if (await store.stats()).num_responses == 0:
+            break
+        await asyncio.sleep(0.02)
+    assert (await store.stats()).num_responses == 0
+    await store.close()
 
 
 def _num_pages(db: Database) -> int:
     return int(db.execute("PRAGMA page_count").fetchone()[0])
 
 
-def test_an_idle_store_returns_to_its_bound_at_once_and_gives_the_space_back(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        file = tmp_path / "r.sqlite3"
-        store = SqliteStore(str(file))
-        await asyncio.gather(*(store.put(make(text="x" * 3000)) for _ in range(1500)))
-        await store.close()
-        num_pages = file.stat().st_size // 4096
-        pauses: list[float] = []
-        store = SqliteStore(str(file), Bounds(max_responses=10), idle_seconds=0.01)
-        store._access.writer._idle_seconds = 1e9  # whatever follows is one round after the other
-        tidy = store._access.tidy
-        store._access.writer._idle = lambda db: pauses.append(time.thread_time()) or tidy(db)
-        async with asyncio.timeout(60):
-            while (await store.stats()).num_responses > 10:
-                await asyncio.sleep(0.05)
-            while await store._access.read(_num_pages) > num_pages / 8:
-                await asyncio.sleep(0.05)
-        assert max(after - before for before, after in itertools.pairwise(pauses)) < 0.05
-        await store.close()
-
-    asyncio.run(scenario())
+async def test_an_idle_store_returns_to_its_bound_at_once_and_gives_the_space_back(tmp_path: Path) -> None:
+    file = tmp_path / "r.sqlite3"
+    store = SqliteStore(str(file))
+    await asyncio.gather(*(store.put(make(text="x" * 3000)) for _ in range(1500)))
+    await store.close()
+    num_pages = file.stat().st_size // 4096
+    pauses: list[float] = []
+    store = SqliteStore(str(file), Bounds(max_responses=10), idle_seconds=0.01)
+    store._access.writer._idle_seconds = 1e9  # whatever follows is one round after the other
+    tidy = store._access.tidy
+    store._access.writer._idle = lambda db: pauses.append(time.thread_time()) or tidy(db)
+    async with asyncio.timeout(60):
+        while (await store.stats()).num_responses > 10:
+            await asyncio.sleep(0.05)
+        while await store._access.read(_num_pages) > num_pages / 8:
+            await asyncio.sleep(0.05)
+    assert max(after - before for before, after in itertools.pairwise(pauses)) < 0.05
+    await store.close()
 
 
 def test_deleting_leaves_no_items_behind(tmp_path: Path) -> None:
@@ -282,84 +252,72 @@ def test_deleting_leaves_no_items_behind(tmp_path: Path) -> None:
     connection.close()
 
 
-def test_reopening_keeps_everything_and_two_processes_may_share(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        file = str(tmp_path / "r.sqlite3")
-        first, second = SqliteStore(file), SqliteStore(file)
-        a, b = make(), make()
-        await asyncio.gather(first.put(a), second.put(b))
-        assert await first.get(b.id, b"") == b
-        assert await second.get(a.id, b"") == a
-        await first.close()
-        await second.close()
-        again = SqliteStore(file)
-        assert await again.get(a.id, b"") == a
-        await again.close()
-        assert (Path(file).stat().st_mode & 0o777) == 0o600
-
-    asyncio.run(scenario())
+async def test_reopening_keeps_everything_and_two_processes_may_share(tmp_path: Path) -> None:
+    file = str(tmp_path / "r.sqlite3")
+    first, second = SqliteStore(file), SqliteStore(file)
+    a, b = make(), make()
+    await asyncio.gather(first.put(a), second.put(b))
+    assert await first.get(b.id, b"") == b
+    assert await second.get(a.id, b"") == a
+    await first.close()
+    await second.close()
+    again = SqliteStore(file)
+    assert await again.get(a.id, b"") == a
+    await again.close()
+    assert (Path(file).stat().st_mode & 0o777) == 0o600
 
 
-def test_many_at_once(path: str) -> None:
-    async def scenario() -> None:
-        store = opened(path)
-        responses = [make(text=str(i)) for i in range(300)]
+async def test_many_at_once(path: str) -> None:
+    store = opened(path)
+    responses = [make(text=str(i)) for i in range(300)]
 
-        async def use(response: StoredResponse) -> None:
-            await store.put(response)
-            assert await store.get(response.id, b"") == response
-            if response.body["id"][-1] in "02468ace":
-                assert await store.delete(response.id, b"")
-                assert await store.get(response.id, b"") is None
+    async def use(response: StoredResponse) -> None:
+        await store.put(response)
+        assert await store.get(response.id, b"") == response
+        if response.body["id"][-1] in "02468ace":
+            assert await store.delete(response.id, b"")
+            assert await store.get(response.id, b"") is None
 
-        await asyncio.gather(*map(use, responses))
-        left = sum(r.id[-1] not in "02468ace" for r in responses)
-        assert (await store.stats()).num_responses == left
-        await store.close()
-
-    asyncio.run(scenario())
+    await asyncio.gather(*map(use, responses))
+    left = sum(r.id[-1] not in "02468ace" for r in responses)
+    assert (await store.stats()).num_responses == left
+    await store.close()
 
 
-def test_one_faulty_put_does_not_take_others_with_it(path: str) -> None:
-    async def scenario() -> None:
-        store = opened(path)
-        good, twice = make(), make()
-        await store.put(twice)
-        results = await asyncio.gather(
-            store.put(twice), store.put(good), return_exceptions=True
-        )  # the id exists already
-        assert isinstance(results[0], StoreError)
-        assert results[1] is None
-        assert await store.get(good.id, b"") == good
-        await store.close()
-
-    asyncio.run(scenario())
+async def test_one_faulty_put_does_not_take_others_with_it(path: str) -> None:
+    store = opened(path)
+    good, twice = make(), make()
+    await store.put(twice)
+    results = await asyncio.gather(
+        store.put(twice), store.put(good), return_exceptions=True
+    )  # the id exists already
+    assert isinstance(results[0], StoreError)
+    assert results[1] is None
+    assert await store.get(good.id, b"") == good
+    await store.close()
 
 
-def test_a_full_disk_fails_the_put_and_nothing_else(tmp_path: Path) -> None:
+async def test_a_full_disk_fails_the_put_and_nothing_else(tmp_path: Path) -> None:
     """``max_page_count`` is SQLite's own disk that fills up."""
 
-    async def scenario() -> None:
-        store = SqliteStore(str(tmp_path / "r.sqlite3"))
-        small = make()
-        await store.put(small)
+    store = SqliteStore(str(tmp_path / "r.sqlite3"))
+    small = make()
+    await store.put(small)
 
-        def fill(connection: sqlite3.Connection) -> None:
-            pages = connection.execute("PRAGMA page_count").fetchone()[0]
-            connection.execute(f"PRAGMA max_page_count={pages + 2}")
+    def fill(connection: sqlite3.Connection) -> None:
+        pages = connection.execute("PRAGMA page_count").fetchone()[0]
+        connection.execute(f"PRAGMA max_page_count={pages + 2}")
 
-        await store._access.write(fill)
-        with pytest.raises(StoreError, match="full"):
-            await store.put(make(text="x" * 100_000))
-        assert await store.get(small.id, b"") == small
-        assert await store.delete(small.id, b"")
-        await store.close()
-
-    asyncio.run(scenario())
+    await store._access.write(fill)
+    with pytest.raises(StoreError, match="full"):
+        await store.put(make(text="x" * 100_000))
+    assert await store.get(small.id, b"") == small
+    assert await store.delete(small.id, b"")
+    await store.close()
 
 
 @pytest.mark.parametrize("damage", ["header", "middle"])
-def test_a_damaged_file_is_moved_aside(tmp_path: Path, damage: str) -> None:
+async def test_a_damaged_file_is_moved_aside(tmp_path: Path, damage: str) -> None:
     file = tmp_path / "r.sqlite3"
 
     async def fill() -> None:
@@ -375,12 +333,12 @@ def test_a_damaged_file_is_moved_aside(tmp_path: Path, damage: str) -> None:
         assert (await store.stats()).num_responses == 1
         await store.close()
 
-    asyncio.run(fill())
+    await fill()
     content = bytearray(file.read_bytes())
     start = 0 if damage == "header" else len(content) // 2
     content[start : start + 8192] = random.Random(1).randbytes(8192)
     file.write_bytes(content)
-    asyncio.run(use())
+    await use()
     assert len(list(tmp_path.glob("r.sqlite3.corrupt-*"))) == 1
 
 
@@ -397,7 +355,7 @@ def test_a_file_of_another_format_is_refused_not_destroyed(found: int, tmp_path:
     assert list(tmp_path.glob("*.corrupt-*")) == []
 
 
-def test_open_store(
+async def test_open_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def roundtrip(config: ServerConfig) -> None:
@@ -410,13 +368,13 @@ def test_open_store(
     blocked = tmp_path / "file"
     blocked.write_text("")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    asyncio.run(roundtrip(ServerConfig()))
+    await roundtrip(ServerConfig())
     assert (tmp_path / "state" / "chorale" / "responses.sqlite3").exists()
-    asyncio.run(roundtrip(ServerConfig(response_store=":memory:")))
+    await roundtrip(ServerConfig(response_store=":memory:"))
     with pytest.raises(StoreError):
         open_store(ServerConfig(response_store=str(blocked / "r.sqlite3")))
     monkeypatch.setenv("XDG_STATE_HOME", str(blocked))
-    asyncio.run(roundtrip(ServerConfig()))
+    await roundtrip(ServerConfig())
     assert "memory only" in caplog.text
 
 

@@ -15,7 +15,7 @@ from chorale.jobs.background import STOPPED
 from chorale.store.store import SqliteStore
 from chorale.testing.scripted_client import Script
 from tests.support.responses import CALL, HELLO, MODEL, TOOL, fold_events, serve, tokens
-from tests.support.server import Server, run
+from tests.support.server import Server
 from tests.support.sse import parse_sse
 
 SLOW = Script(tokens(HELLO), delay=0.01)
@@ -40,334 +40,281 @@ async def resume(server: Server, response_id: str, **query: Any) -> list[dict[st
     return parse_sse(content, query.get("starting_after", -1) + 1)
 
 
-def test_it_is_queued_at_once_and_polled_to_its_end() -> None:
-    async def scenario() -> None:
-        async with serve(SLOW) as server:
-            made = await server.sdk.responses.create(model=MODEL, input="hello", background=True)
-            assert made.status == "queued"
-            assert made.background is True
-            body = await ended(server, made.id)
-            assert body["status"] == "completed"
-            assert body["output"][1]["content"][0]["text"] == "Hi there!"
-            assert body["usage"]["output_tokens"] == len(tokens(HELLO))
-            assert body["completed_at"] >= body["created_at"]
-            follow_up = await server.sdk.responses.create(
-                model=MODEL, input="again", previous_response_id=made.id
-            )
-            assert follow_up.status == "completed"
-            assert "Hi there!" in server.prompt(1)
-
-    run(scenario)
+async def test_it_is_queued_at_once_and_polled_to_its_end() -> None:
+    async with serve(SLOW) as server:
+        made = await server.sdk.responses.create(model=MODEL, input="hello", background=True)
+        assert made.status == "queued"
+        assert made.background is True
+        body = await ended(server, made.id)
+        assert body["status"] == "completed"
+        assert body["output"][1]["content"][0]["text"] == "Hi there!"
+        assert body["usage"]["output_tokens"] == len(tokens(HELLO))
+        assert body["completed_at"] >= body["created_at"]
+        follow_up = await server.sdk.responses.create(
+            model=MODEL, input="again", previous_response_id=made.id
+        )
+        assert follow_up.status == "completed"
+        assert "Hi there!" in server.prompt(1)
 
 
-def test_its_stream_can_be_resumed_from_every_event_live_and_later() -> None:
-    async def scenario() -> None:
-        async with serve(SLOW) as server:
-            stream = await server.sdk.responses.create(
-                model=MODEL, input="hello", background=True, stream=True
-            )
-            seen: list[Any] = []
-            async for event in stream:
-                seen.append(event)
-                if event.type == "response.reasoning_text.delta":
-                    break
-            await stream.close()  # the client is gone; the response goes on
-            response_id = seen[0].response.id
-            number = seen[-1].sequence_number
-            live = await resume(server, response_id, starting_after=number)
-            assert live[0]["sequence_number"] == number + 1
-            assert live[-1]["type"] == "response.completed"
-            whole = await resume(server, response_id)
-            body = fold_events(copy.deepcopy(whole))
-            assert body == (await server.http.get(f"/v1/responses/{response_id}")).json()
-            assert [event["type"] for event in whole[:3]] == [
-                "response.created", "response.queued", "response.in_progress",
-            ]  # fmt: skip
-            assert [event["response"]["status"] for event in whole[:3]] == ["queued", "queued", "in_progress"]
-            assert whole[number + 1 :] == live
-            for after in range(-1, len(whole)):
-                query = {} if after < 0 else {"starting_after": after}
-                assert await resume(server, response_id, **query) == whole[after + 1 :]
-
-    run(scenario)
+async def test_its_stream_can_be_resumed_from_every_event_live_and_later() -> None:
+    async with serve(SLOW) as server:
+        stream = await server.sdk.responses.create(model=MODEL, input="hello", background=True, stream=True)
+        seen: list[Any] = []
+        async for event in stream:
+            seen.append(event)
+            if event.type == "response.reasoning_text.delta":
+                break
+        await stream.close()  # the client is gone; the response goes on
+        response_id = seen[0].response.id
+        number = seen[-1].sequence_number
+        live = await resume(server, response_id, starting_after=number)
+        assert live[0]["sequence_number"] == number + 1
+        assert live[-1]["type"] == "response.completed"
+        whole = await resume(server, response_id)
+        body = fold_events(copy.deepcopy(whole))
+        assert body == (await server.http.get(f"/v1/responses/{response_id}")).json()
+        assert [event["type"] for event in whole[:3]] == [
+            "response.created", "response.queued", "response.in_progress",
+        ]  # fmt: skip
+        assert [event["response"]["status"] for event in whole[:3]] == ["queued", "queued", "in_progress"]
+        assert whole[number + 1 :] == live
+        for after in range(-1, len(whole)):
+            query = {} if after < 0 else {"starting_after": after}
+            assert await resume(server, response_id, **query) == whole[after + 1 :]
 
 
-def test_two_readers_see_the_same() -> None:
-    async def scenario() -> None:
-        async with serve(Script(tokens(CALL), delay=0.005)) as server:
-            made = await server.sdk.responses.create(
-                model=MODEL,
-                input="weather?",
-                background=True,
-                tools=[TOOL],  # type: ignore[list-item]
-            )
-            first, second = await asyncio.gather(resume(server, made.id), resume(server, made.id))
-            assert first == second
-            assert fold_events(first)["output"][1]["arguments"] == '{"city":"Paris"}'
-
-    run(scenario)
+async def test_two_readers_see_the_same() -> None:
+    async with serve(Script(tokens(CALL), delay=0.005)) as server:
+        made = await server.sdk.responses.create(
+            model=MODEL,
+            input="weather?",
+            background=True,
+            tools=[TOOL],  # type: ignore[list-item]
+        )
+        first, second = await asyncio.gather(resume(server, made.id), resume(server, made.id))
+        assert first == second
+        assert fold_events(first)["output"][1]["arguments"] == '{"city":"Paris"}'
 
 
-def test_cancel_keeps_what_was_said_and_is_idempotent() -> None:
-    async def scenario() -> None:
-        async with serve(HANGS) as server:
-            made = await server.sdk.responses.create(model=MODEL, input="hello", background=True)
-            reading = asyncio.create_task(resume(server, made.id))
-            while (await server.sdk.responses.retrieve(made.id)).status != "in_progress":
-                await asyncio.sleep(0.01)
-            cancelled = await server.sdk.responses.cancel(made.id)
-            assert cancelled.status == "cancelled"
-            assert cancelled.output[0].type == "reasoning"
-            assert server.client.aborted == [made.id]
-            assert await server.sdk.responses.cancel(made.id) == cancelled
-            assert await server.sdk.responses.retrieve(made.id) == cancelled
-            events = await reading
-            assert events[-1]["type"] == "response.incomplete"
-            assert fold_events(events)["status"] == "cancelled"
-            assert server.app.state.background.num_running == 0
-
-    run(scenario)
+async def test_cancel_keeps_what_was_said_and_is_idempotent() -> None:
+    async with serve(HANGS) as server:
+        made = await server.sdk.responses.create(model=MODEL, input="hello", background=True)
+        reading = asyncio.create_task(resume(server, made.id))
+        while (await server.sdk.responses.retrieve(made.id)).status != "in_progress":
+            await asyncio.sleep(0.01)
+        cancelled = await server.sdk.responses.cancel(made.id)
+        assert cancelled.status == "cancelled"
+        assert cancelled.output[0].type == "reasoning"
+        assert server.client.aborted == [made.id]
+        assert await server.sdk.responses.cancel(made.id) == cancelled
+        assert await server.sdk.responses.retrieve(made.id) == cancelled
+        events = await reading
+        assert events[-1]["type"] == "response.incomplete"
+        assert fold_events(events)["status"] == "cancelled"
+        assert server.app.state.background.num_running == 0
 
 
-def test_one_that_is_cancelled_stays_so_when_its_server_stops() -> None:
+async def test_one_that_is_cancelled_stays_so_when_its_server_stops() -> None:
     """Both at the same moment: the client has been told that it is cancelled."""
 
-    async def scenario() -> None:
-        async with serve(HANGS) as server:
-            made = await server.sdk.responses.create(model=MODEL, input="hello", background=True)
-            job = server.app.state.background.find(made.id)
-            assert job is not None
-            job.stop()
-            job.stop(EngineDeadError("the server stops"))
-            async with asyncio.timeout(30):
-                await job.ended()
-            body = await server.sdk.responses.retrieve(made.id)
-            assert (body.status, body.error) == ("cancelled", None)
-
-    run(scenario)
+    async with serve(HANGS) as server:
+        made = await server.sdk.responses.create(model=MODEL, input="hello", background=True)
+        job = server.app.state.background.find(made.id)
+        assert job is not None
+        job.stop()
+        job.stop(EngineDeadError("the server stops"))
+        async with asyncio.timeout(30):
+            await job.ended()
+        body = await server.sdk.responses.retrieve(made.id)
+        assert (body.status, body.error) == ("cancelled", None)
 
 
-def test_cancel_while_it_is_queued() -> None:
-    async def scenario() -> None:
-        async with serve(Script([], hang=True, delay=30)) as server:
-            made = await server.sdk.responses.create(model=MODEL, input="hello", background=True)
-            assert (await server.sdk.responses.cancel(made.id)).status == "cancelled"
-            events = await resume(server, made.id)
-            assert [event["type"] for event in events] == [
-                "response.created", "response.queued", "response.incomplete",
-            ]  # fmt: skip
-            assert events[-1]["response"]["output"] == []
-
-    run(scenario)
+async def test_cancel_while_it_is_queued() -> None:
+    async with serve(Script([], hang=True, delay=30)) as server:
+        made = await server.sdk.responses.create(model=MODEL, input="hello", background=True)
+        assert (await server.sdk.responses.cancel(made.id)).status == "cancelled"
+        events = await resume(server, made.id)
+        assert [event["type"] for event in events] == [
+            "response.created", "response.queued", "response.incomplete",
+        ]  # fmt: skip
+        assert events[-1]["response"]["output"] == []
 
 
-def test_what_cannot_be_cancelled_or_resumed() -> None:
-    async def scenario() -> None:
-        async with serve(HELLO) as server:
-            _, body = await server.post(input="hello")
-            with pytest.raises(openai.BadRequestError):
-                await server.sdk.responses.cancel(body["id"])
-            with pytest.raises(openai.BadRequestError) as caught:
-                await server.sdk.responses.retrieve(body["id"], stream=True)
-            assert caught.value.param == "stream"
-            unknown = "resp_" + "0" * 32
-            for method, path in (("POST", f"{unknown}/cancel"), ("GET", f"{unknown}?stream=true")):
-                answer = await server.http.request(method, f"/v1/responses/{path}")
-                assert answer.status_code == 404
-                assert answer.json()["error"]["code"] == "not_found"
-            for query in ("stream=maybe", "starting_after=-1", "starting_after=x", "include=x"):
-                answer = await server.http.get(f"/v1/responses/{body['id']}?{query}")
-                assert answer.status_code == 400, query
-            answer = await server.http.get(f"/v1/responses/{body['id']}?stream=true&starting_after=-1")
-            error = answer.json()["error"]
-            assert (error["param"], error["code"]) == ("starting_after", "invalid_value")
-            status, refused = await server.post(input="x", background=True, store=False)
-            assert (status, refused["error"]["param"]) == (400, "background")
-
-    run(scenario)
+async def test_what_cannot_be_cancelled_or_resumed() -> None:
+    async with serve(HELLO) as server:
+        _, body = await server.post(input="hello")
+        with pytest.raises(openai.BadRequestError):
+            await server.sdk.responses.cancel(body["id"])
+        with pytest.raises(openai.BadRequestError) as caught:
+            await server.sdk.responses.retrieve(body["id"], stream=True)
+        assert caught.value.param == "stream"
+        unknown = "resp_" + "0" * 32
+        for method, path in (("POST", f"{unknown}/cancel"), ("GET", f"{unknown}?stream=true")):
+            answer = await server.http.request(method, f"/v1/responses/{path}")
+            assert answer.status_code == 404
+            assert answer.json()["error"]["code"] == "not_found"
+        for query in ("stream=maybe", "starting_after=-1", "starting_after=x", "include=x"):
+            answer = await server.http.get(f"/v1/responses/{body['id']}?{query}")
+            assert answer.status_code == 400, query
+        answer = await server.http.get(f"/v1/responses/{body['id']}?stream=true&starting_after=-1")
+        error = answer.json()["error"]
+        assert (error["param"], error["code"]) == ("starting_after", "invalid_value")
+        status, refused = await server.post(input="x", background=True, store=False)
+        assert (status, refused["error"]["param"]) == (400, "background")
 
 
-def test_too_many_are_refused_before_they_are_stored() -> None:
-    async def scenario() -> None:
-        config = ServerConfig(system_start_date="2026-01-02", max_background_responses=2)
-        async with serve(HANGS, config=config) as server:
-            kept = [await server.post(input="x", background=True) for _ in range(2)]
-            status, body = await server.post(input="x", background=True)
-            assert status == 429
-            assert body["error"]["code"] == "rate_limit_exceeded"
-            await server.sdk.responses.cancel(kept[0][1]["id"])
-            assert (await server.post(input="x", background=True))[0] == 200
-        async with serve(HANGS, key_hashes=(hash_key("a"), hash_key("b")), config=config) as server:
-            for key, status in (("a", 200), ("a", 200), ("a", 429), ("b", 200), ("b", 429)):
-                answer = await server.http.post(
-                    "/v1/responses",
-                    json={"input": "x", "background": True},
-                    headers={"authorization": f"Bearer {key}"},
-                )
-                assert answer.status_code == status, "the second key has a half of them"
-        async with serve(HANGS, max_in_flight=1) as server:  # the engine's own queue is full
-            assert (await server.post(input="x", background=True))[0] == 200
-            assert (await server.post(input="x", background=True))[0] == 429
-            assert (await server.store.stats()).num_responses == 1
-
-    run(scenario)
+async def test_too_many_are_refused_before_they_are_stored() -> None:
+    config = ServerConfig(system_start_date="2026-01-02", max_background_responses=2)
+    async with serve(HANGS, config=config) as server:
+        kept = [await server.post(input="x", background=True) for _ in range(2)]
+        status, body = await server.post(input="x", background=True)
+        assert status == 429
+        assert body["error"]["code"] == "rate_limit_exceeded"
+        await server.sdk.responses.cancel(kept[0][1]["id"])
+        assert (await server.post(input="x", background=True))[0] == 200
+    async with serve(HANGS, key_hashes=(hash_key("a"), hash_key("b")), config=config) as server:
+        for key, status in (("a", 200), ("a", 200), ("a", 429), ("b", 200), ("b", 429)):
+            answer = await server.http.post(
+                "/v1/responses",
+                json={"input": "x", "background": True},
+                headers={"authorization": f"Bearer {key}"},
+            )
+            assert answer.status_code == status, "the second key has a half of them"
+    async with serve(HANGS, max_in_flight=1) as server:  # the engine's own queue is full
+        assert (await server.post(input="x", background=True))[0] == 200
+        assert (await server.post(input="x", background=True))[0] == 429
+        assert (await server.store.stats()).num_responses == 1
 
 
-def test_delete_stops_it() -> None:
-    async def scenario() -> None:
-        async with serve(HANGS) as server:
-            made = await server.sdk.responses.create(model=MODEL, input="hello", background=True)
-            await server.sdk.responses.delete(made.id)
-            async with asyncio.timeout(5):
-                await server.app.state.background.drain()
-            assert server.client.aborted == [made.id]
-            with pytest.raises(openai.NotFoundError):
-                await server.sdk.responses.retrieve(made.id)
-
-    run(scenario)
+async def test_delete_stops_it() -> None:
+    async with serve(HANGS) as server:
+        made = await server.sdk.responses.create(model=MODEL, input="hello", background=True)
+        await server.sdk.responses.delete(made.id)
+        async with asyncio.timeout(5):
+            await server.app.state.background.drain()
+        assert server.client.aborted == [made.id]
+        with pytest.raises(openai.NotFoundError):
+            await server.sdk.responses.retrieve(made.id)
 
 
-def test_who_reads_what_is_deleted_is_told() -> None:
+async def test_who_reads_what_is_deleted_is_told() -> None:
     """Its stream ends with an event that says so, instead of stopping as if the connection had broken."""
 
-    async def scenario() -> None:
-        async with serve(HANGS) as server:
-            made = await server.sdk.responses.create(model=MODEL, input="hello", background=True)
-            reader = asyncio.create_task(
-                server.http.get(f"/v1/responses/{made.id}", params={"stream": "true"})
-            )
-            while not server.client.requests:
-                await asyncio.sleep(0.02)
-            await asyncio.sleep(0.2)
-            await server.sdk.responses.delete(made.id)
-            async with asyncio.timeout(10):
-                answer = await reader
-            *before, last = parse_sse(answer.content.removeprefix(b": waiting\n\n"))
-            assert (last["type"], last["code"]) == ("error", "response_deleted")
-            assert not any(event["type"] == "error" for event in before)
-
-    run(scenario)
+    async with serve(HANGS) as server:
+        made = await server.sdk.responses.create(model=MODEL, input="hello", background=True)
+        reader = asyncio.create_task(server.http.get(f"/v1/responses/{made.id}", params={"stream": "true"}))
+        while not server.client.requests:
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.2)
+        await server.sdk.responses.delete(made.id)
+        async with asyncio.timeout(10):
+            answer = await reader
+        *before, last = parse_sse(answer.content.removeprefix(b": waiting\n\n"))
+        assert (last["type"], last["code"]) == ("error", "response_deleted")
+        assert not any(event["type"] == "error" for event in before)
 
 
-def test_a_response_that_has_not_ended_cannot_be_continued() -> None:
-    async def scenario() -> None:
-        async with serve(HANGS) as server:
-            made = await server.sdk.responses.create(model=MODEL, input="hello", background=True)
-            status, body = await server.post(input="more", previous_response_id=made.id)
-            assert (status, body["error"]["code"]) == (400, "previous_response_not_ended")
-
-    run(scenario)
+async def test_a_response_that_has_not_ended_cannot_be_continued() -> None:
+    async with serve(HANGS) as server:
+        made = await server.sdk.responses.create(model=MODEL, input="hello", background=True)
+        status, body = await server.post(input="more", previous_response_id=made.id)
+        assert (status, body["error"]["code"]) == (400, "previous_response_not_ended")
 
 
-def test_the_end_of_the_process_fails_what_runs() -> None:
-    async def scenario() -> None:
-        store = SqliteStore()
-        async with serve(HANGS, store=store) as server:
-            made = await server.sdk.responses.create(model=MODEL, input="hello", background=True)
-            while (await server.sdk.responses.retrieve(made.id)).status != "in_progress":
-                await asyncio.sleep(0.01)
-            await store.background.settle(made.id, b"")  # a reader has seen of it: it cannot be begun again
-            await server.app.state.background.close(store)
-            body = (await server.sdk.responses.retrieve(made.id)).to_dict()
-            assert body["status"] == "failed"
-            assert body["error"] == {"code": "server_error", "message": STOPPED}
-            assert await store.jobs.servers() == {}
-            assert fold_events(await resume(server, made.id))["status"] == "failed"
-
-    run(scenario)
+async def test_the_end_of_the_process_fails_what_runs() -> None:
+    store = SqliteStore()
+    async with serve(HANGS, store=store) as server:
+        made = await server.sdk.responses.create(model=MODEL, input="hello", background=True)
+        while (await server.sdk.responses.retrieve(made.id)).status != "in_progress":
+            await asyncio.sleep(0.01)
+        await store.background.settle(made.id, b"")  # a reader has seen of it: it cannot be begun again
+        await server.app.state.background.close(store)
+        body = (await server.sdk.responses.retrieve(made.id)).to_dict()
+        assert body["status"] == "failed"
+        assert body["error"] == {"code": "server_error", "message": STOPPED}
+        assert await store.jobs.servers() == {}
+        assert fold_events(await resume(server, made.id))["status"] == "failed"
 
 
-def test_obfuscation_hides_lengths_and_nothing_else() -> None:
-    async def scenario() -> None:
-        async with serve(HELLO) as server:
-            made = await server.sdk.responses.create(model=MODEL, input="hello", background=True)
-            await ended(server, made.id)
-            plain = await resume(server, made.id)
-            answer = await server.http.get(f"/v1/responses/{made.id}?stream=true&include_obfuscation=true")
-            frames = [f for f in answer.content.split(b"\n\n") if f.split(b"\n")[0].endswith(b".delta")]
-            assert frames
-            assert {len(frame) % 64 for frame in frames} == {0}
-            hidden = parse_sse(answer.content)
-            for event in hidden:
-                assert ("obfuscation" in event) == event["type"].endswith(".delta")
-                event.pop("obfuscation", None)
-            assert hidden == plain
-            streamed = await server.http.post(
-                "/v1/responses",
-                json={"input": "x", "stream": True, "stream_options": {"include_obfuscation": True}},
-            )
-            assert b'"obfuscation":"' in streamed.content
-            fold_events(parse_sse(streamed.content))
-
-    run(scenario)
+async def test_obfuscation_hides_lengths_and_nothing_else() -> None:
+    async with serve(HELLO) as server:
+        made = await server.sdk.responses.create(model=MODEL, input="hello", background=True)
+        await ended(server, made.id)
+        plain = await resume(server, made.id)
+        answer = await server.http.get(f"/v1/responses/{made.id}?stream=true&include_obfuscation=true")
+        frames = [f for f in answer.content.split(b"\n\n") if f.split(b"\n")[0].endswith(b".delta")]
+        assert frames
+        assert {len(frame) % 64 for frame in frames} == {0}
+        hidden = parse_sse(answer.content)
+        for event in hidden:
+            assert ("obfuscation" in event) == event["type"].endswith(".delta")
+            event.pop("obfuscation", None)
+        assert hidden == plain
+        streamed = await server.http.post(
+            "/v1/responses",
+            json={"input": "x", "stream": True, "stream_options": {"include_obfuscation": True}},
+        )
+        assert b'"obfuscation":"' in streamed.content
+        fold_events(parse_sse(streamed.content))
 
 
 @pytest.mark.parametrize("way", ["flag", "header"])
-def test_the_open_responses_dialect(way: str) -> None:
-    async def scenario() -> None:
-        spoken = "open-responses" if way == "flag" else "openai"
-        config = ServerConfig(system_start_date="2026-01-02", responses_dialect=spoken)
-        headers = {} if way == "flag" else {"x-responses-dialect": "open-responses"}
-        async with serve(HELLO, config=config) as server:
-            made = (await server.post(input="hello", background=True))[1]
-            await ended(server, made["id"])
-            posted = await server.http.post(
-                "/v1/responses", json={"input": "x", "stream": True}, headers=headers
-            )
-            resumed = await server.http.get(f"/v1/responses/{made['id']}?stream=true", headers=headers)
-            for answer in (posted, resumed):
-                kinds = {event["type"] for event in parse_sse(answer.content)}
-                assert {"response.reasoning.delta", "response.reasoning.done"} <= kinds
-                assert not any("reasoning_text" in kind for kind in kinds)
-            back = await server.http.get(
-                f"/v1/responses/{made['id']}?stream=true", headers={"x-responses-dialect": "openai"}
-            )
-            assert b"event: response.reasoning_text.delta" in back.content
-            bad = await server.http.post(
-                "/v1/responses", json={"input": "x"}, headers={"x-responses-dialect": "klingon"}
-            )
-            assert bad.status_code == 400
-
-    run(scenario)
+async def test_the_open_responses_dialect(way: str) -> None:
+    spoken = "open-responses" if way == "flag" else "openai"
+    config = ServerConfig(system_start_date="2026-01-02", responses_dialect=spoken)
+    headers = {} if way == "flag" else {"x-responses-dialect": "open-responses"}
+    async with serve(HELLO, config=config) as server:
+        made = (await server.post(input="hello", background=True))[1]
+        await ended(server, made["id"])
+        posted = await server.http.post("/v1/responses", json={"input": "x", "stream": True}, headers=headers)
+        resumed = await server.http.get(f"/v1/responses/{made['id']}?stream=true", headers=headers)
+        for answer in (posted, resumed):
+            kinds = {event["type"] for event in parse_sse(answer.content)}
+            assert {"response.reasoning.delta", "response.reasoning.done"} <= kinds
+            assert not any("reasoning_text" in kind for kind in kinds)
+        back = await server.http.get(
+            f"/v1/responses/{made['id']}?stream=true", headers={"x-responses-dialect": "openai"}
+        )
+        assert b"event: response.reasoning_text.delta" in back.content
+        bad = await server.http.post(
+            "/v1/responses", json={"input": "x"}, headers={"x-responses-dialect": "klingon"}
+        )
+        assert bad.status_code == 400
 
 
-def test_the_summary_dialect() -> None:
+async def test_the_summary_dialect() -> None:
     """Reasoning where clients look that know only summaries; what they send back is replayed exactly."""
 
-    async def scenario() -> None:
-        config = ServerConfig(system_start_date="2026-01-02", responses_dialect="summary")
-        async with serve(CALL, HELLO, config=config) as server:
-            async with server.sdk.responses.stream(
-                model=MODEL,
-                input="weather?",
-                tools=[TOOL],  # type: ignore[list-item]
-            ) as stream:
-                events = [event async for event in stream]
-                final = await stream.get_final_response()
-            kinds = [event.type for event in events]
-            assert kinds[3:4] == ["response.reasoning_summary_part.added"]
-            assert kinds.count("response.reasoning_summary_text.done") == 1
-            assert not any("reasoning_text" in kind for kind in kinds)
-            deltas = [e.delta for e in events if e.type == "response.reasoning_summary_text.delta"]
-            assert "".join(deltas) == "Need weather."
-            added = next(e for e in events if e.type == "response.reasoning_summary_part.added")
-            assert (added.summary_index, added.part.type) == (0, "summary_text")
-            reasoning, call = final.output
-            assert reasoning.type == "reasoning"
-            assert [part.text for part in reasoning.summary] == ["Need weather."]
-            assert not reasoning.content
-            read = (await server.http.get(f"/v1/responses/{final.id}")).json()
-            assert read["output"][0]["summary"] == [{"type": "summary_text", "text": "Need weather."}]
-            plain = await server.http.get(
-                f"/v1/responses/{final.id}", headers={"x-responses-dialect": "openai"}
-            )
-            assert plain.json()["output"][0]["summary"] == []
-            assert call.type == "function_call"
-            result = {"type": "function_call_output", "call_id": call.call_id, "output": "21"}
-            user = {"role": "user", "content": "weather?"}
-            _, body = await server.post(input=[user, *read["output"], result], tools=[TOOL])
-            said = [*server.prompt_ids(0), *tokens(CALL)]
-            assert server.prompt_ids(1)[: len(said)] == said
-            assert body["output"][0]["summary"][0]["text"] == "Say hi."
-
-    run(scenario)
+    config = ServerConfig(system_start_date="2026-01-02", responses_dialect="summary")
+    async with serve(CALL, HELLO, config=config) as server:
+        async with server.sdk.responses.stream(
+            model=MODEL,
+            input="weather?",
+            tools=[TOOL],  # type: ignore[list-item]
+        ) as stream:
+            events = [event async for event in stream]
+            final = await stream.get_final_response()
+        kinds = [event.type for event in events]
+        assert kinds[3:4] == ["response.reasoning_summary_part.added"]
+        assert kinds.count("response.reasoning_summary_text.done") == 1
+        assert not any("reasoning_text" in kind for kind in kinds)
+        deltas = [e.delta for e in events if e.type == "response.reasoning_summary_text.delta"]
+        assert "".join(deltas) == "Need weather."
+        added = next(e for e in events if e.type == "response.reasoning_summary_part.added")
+        assert (added.summary_index, added.part.type) == (0, "summary_text")
+        reasoning, call = final.output
+        assert reasoning.type == "reasoning"
+        assert [part.text for part in reasoning.summary] == ["Need weather."]
+        assert not reasoning.content
+        read = (await server.http.get(f"/v1/responses/{final.id}")).json()
+        assert read["output"][0]["summary"] == [{"type": "summary_text", "text": "Need weather."}]
+        plain = await server.http.get(f"/v1/responses/{final.id}", headers={"x-responses-dialect": "openai"})
+        assert plain.json()["output"][0]["summary"] == []
+        assert call.type == "function_call"
+        result = {"type": "function_call_output", "call_id": call.call_id, "output": "21"}
+        user = {"role": "user", "content": "weather?"}
+        _, body = await server.post(input=[user, *read["output"], result], tools=[TOOL])
+        said = [*server.prompt_ids(0), *tokens(CALL)]
+        assert server.prompt_ids(1)[: len(said)] == said
+        assert body["output"][0]["summary"][0]["text"] == "Say hi."

@@ -43,7 +43,6 @@ from chorale.turns.events import (
 from tests.api.responses.background.test_background import ended
 from tests.support.responses import HELLO, TOOL, VOCAB, fold_events, serve, tokens
 from tests.support.scripted_tools import tools_served
-from tests.support.server import run
 from tests.support.sse import parse_sse
 from tests.turns.tools.test_loop import CODE, ECHO, FINAL, MCP, PYTHON, SEARCH, THINK, WEB
 
@@ -103,76 +102,67 @@ async def whole_log(server: Any, response_id: str) -> tuple[Any, list[LogEvent]]
 
 
 @pytest.mark.parametrize("more", [{}, {"include": ["message.output_text.logprobs"]}])
-def test_live_resumed_and_rendered_later_are_the_same_bytes(more: dict[str, Any]) -> None:
+async def test_live_resumed_and_rendered_later_are_the_same_bytes(more: dict[str, Any]) -> None:
     """Whatever the batches are in which the events were written and read."""
 
-    async def scenario() -> None:
-        rounds = (f"{THINK}{SEARCH}", PYTHON, ECHO, FINAL)
-        async with tools_served(*rounds) as server:
-            live = await server.stream(input="x", tools=[WEB, CODE, MCP, TOOL], background=True, **more)
-            body = fold_events(parse_sse(live))
-            assert [item["type"] for item in body["output"]].count("code_interpreter_call") == 1
-            path = f"/v1/responses/{body['id']}?stream=true"
-            assert (await server.http.get(path)).content == live
-            frames = live.split(b"\n\n")
-            for number in range(0, len(frames) - 1, 5):
-                resumed = await server.http.get(f"{path}&starting_after={number}")
-                assert resumed.content == b"\n\n".join(frames[number + 1 :])
-            stored, log = await whole_log(server, body["id"])
-            for size in (1, 2, 7, len(log)):
-                translator = Translator(ResponseBuilder.of_stored(stored, VOCAB))
-                made = translator.start()
-                for start in range(0, len(log), size):
-                    made += translator.feed(log[start : start + size])
-                made += translator.finish(stored.to_object())
-                assert b"".join(frame(*entry) for entry in made) == live
-
-    run(scenario)
+    rounds = (f"{THINK}{SEARCH}", PYTHON, ECHO, FINAL)
+    async with tools_served(*rounds) as server:
+        live = await server.stream(input="x", tools=[WEB, CODE, MCP, TOOL], background=True, **more)
+        body = fold_events(parse_sse(live))
+        assert [item["type"] for item in body["output"]].count("code_interpreter_call") == 1
+        path = f"/v1/responses/{body['id']}?stream=true"
+        assert (await server.http.get(path)).content == live
+        frames = live.split(b"\n\n")
+        for number in range(0, len(frames) - 1, 5):
+            resumed = await server.http.get(f"{path}&starting_after={number}")
+            assert resumed.content == b"\n\n".join(frames[number + 1 :])
+        stored, log = await whole_log(server, body["id"])
+        for size in (1, 2, 7, len(log)):
+            translator = Translator(ResponseBuilder.of_stored(stored, VOCAB))
+            made = translator.start()
+            for start in range(0, len(log), size):
+                made += translator.feed(log[start : start + size])
+            made += translator.finish(stored.to_object())
+            assert b"".join(frame(*entry) for entry in made) == live
 
 
-def test_what_was_read_before_a_crash_begins_what_is_read_after_it(tmp_path: Path) -> None:
+async def test_what_was_read_before_a_crash_begins_what_is_read_after_it(tmp_path: Path) -> None:
     place = str(tmp_path / "r.sqlite3")
 
-    async def scenario() -> None:
-        before: list[bytes] = []
+    before: list[bytes] = []
+    store = SqliteStore(place, recover=recovery(VOCAB))
+    async with serve(Script(tokens(HELLO)[:13], hang=True), store=store) as server:
+        _, made = await server.post(input="x", background=True, metadata={"a": "b"})
+        async with aclosing(follow(server.app.state, made["id"], b"", RenderOptions())) as stream:
+            async with asyncio.timeout(10):
+                async for frames in stream:
+                    before += [frame(*entry) for entry in frames]
+                    if b"Hi" in before[-1]:
+                        break
+        await store.close()  # the server is gone, without a word
+    again: list[bytes] = []
+    for _ in range(2):
         store = SqliteStore(place, recover=recovery(VOCAB))
-        async with serve(Script(tokens(HELLO)[:13], hang=True), store=store) as server:
-            _, made = await server.post(input="x", background=True, metadata={"a": "b"})
-            async with aclosing(follow(server.app.state, made["id"], b"", RenderOptions())) as stream:
-                async with asyncio.timeout(10):
-                    async for frames in stream:
-                        before += [frame(*entry) for entry in frames]
-                        if b"Hi" in before[-1]:
-                            break
-            await store.close()  # the server is gone, without a word
-        again: list[bytes] = []
-        for _ in range(2):
-            store = SqliteStore(place, recover=recovery(VOCAB))
-            async with serve(HELLO, store=store) as server:
-                answer = await server.http.get(f"/v1/responses/{made['id']}?stream=true")
-                again.append(answer.content)
-        assert again[0] == again[1]
-        assert again[0].startswith(b"".join(before))
-        body = fold_events(parse_sse(again[0]))
-        assert (body["status"], body["output"][-1]["status"]) == ("failed", "incomplete")
-        assert body["output"][-1]["content"][0]["text"].startswith("Hi")
-
-    run(scenario)
+        async with serve(HELLO, store=store) as server:
+            answer = await server.http.get(f"/v1/responses/{made['id']}?stream=true")
+            again.append(answer.content)
+    assert again[0] == again[1]
+    assert again[0].startswith(b"".join(before))
+    body = fold_events(parse_sse(again[0]))
+    assert (body["status"], body["output"][-1]["status"]) == ("failed", "incomplete")
+    assert body["output"][-1]["content"][0]["text"].startswith("Hi")
 
 
-def test_the_last_message_of_a_recovered_response_has_no_tokens_to_replay() -> None:
+async def test_the_last_message_of_a_recovered_response_has_no_tokens_to_replay() -> None:
     """They may go on after a stop string that ended the turn, which nothing has recorded."""
 
-    async def scenario() -> None:
-        async with serve(HELLO) as server:
-            _, made = await server.post(input="x", background=True)
-            stored, log = await ended_log(server, made["id"])
-            assert [bool(item.token_ids) for item in stored.output] == [True, True]
-            found, *_ = recovery(VOCAB)(replace(stored, output=()), [join(packed(log))], "failed")
-            assert [bool(item.token_ids) for item in found.output] == [True, False]
-            assert [item.item for item in found.output] == [item.item for item in stored.output]
-
-    run(scenario)
+    async with serve(HELLO) as server:
+        _, made = await server.post(input="x", background=True)
+        stored, log = await ended_log(server, made["id"])
+        assert [bool(item.token_ids) for item in stored.output] == [True, True]
+        found, *_ = recovery(VOCAB)(replace(stored, output=()), [join(packed(log))], "failed")
+        assert [bool(item.token_ids) for item in found.output] == [True, False]
+        assert [item.item for item in found.output] == [item.item for item in stored.output]
 
 
 async def ended_log(server: Any, response_id: str) -> tuple[Any, list[LogEvent]]:
@@ -180,41 +170,35 @@ async def ended_log(server: Any, response_id: str) -> tuple[Any, list[LogEvent]]
     return await whole_log(server, response_id)
 
 
-def test_a_resumed_response_is_shown_as_it_was_created(tmp_path: Path) -> None:
+async def test_a_resumed_response_is_shown_as_it_was_created(tmp_path: Path) -> None:
     """Another server may have other defaults; what the client was shown stays."""
     from chorale.api.responses.background.resume import Resumer
     from chorale.config.engine import ServerConfig
 
-    async def scenario() -> None:
-        place = str(tmp_path / "r.sqlite3")
-        store = SqliteStore(place)
-        async with serve(Script([], hang=True), store=store) as server:
-            made = (await server.post(input="x", background=True))[1]
-            await server.app.state.background.put_back(store)
-        store = SqliteStore(place)
-        config = ServerConfig(system_start_date="2026-01-02", default_reasoning_effort="high")
-        async with serve(HELLO, store=store, config=config) as server:
-            state = server.app.state
-            job = await Resumer(state).take(made["id"], state.background.leases.server_id)
-            assert job is not None
-            await state.background.launch(job, 1)
-            events = parse_sse((await server.http.get(f"/v1/responses/{made['id']}?stream=true")).content)
-            assert events[0]["response"] == made
-            last = events[-1]["response"]
-            same = {key: value for key, value in made.items() if last[key] == value}
-            assert made.keys() - same.keys() == {"status", "output", "completed_at", "usage"}
-
-    run(scenario)
+    place = str(tmp_path / "r.sqlite3")
+    store = SqliteStore(place)
+    async with serve(Script([], hang=True), store=store) as server:
+        made = (await server.post(input="x", background=True))[1]
+        await server.app.state.background.put_back(store)
+    store = SqliteStore(place)
+    config = ServerConfig(system_start_date="2026-01-02", default_reasoning_effort="high")
+    async with serve(HELLO, store=store, config=config) as server:
+        state = server.app.state
+        job = await Resumer(state).take(made["id"], state.background.leases.server_id)
+        assert job is not None
+        await state.background.launch(job, 1)
+        events = parse_sse((await server.http.get(f"/v1/responses/{made['id']}?stream=true")).content)
+        assert events[0]["response"] == made
+        last = events[-1]["response"]
+        same = {key: value for key, value in made.items() if last[key] == value}
+        assert made.keys() - same.keys() == {"status", "output", "completed_at", "usage"}
 
 
-def test_log_of_a_response_is_smaller_than_its_stream() -> None:
-    async def scenario() -> None:
-        long = "<|channel|>final<|message|>" + "".join(f"{i} words, " for i in range(300)) + "<|return|>"
-        async with tools_served(long) as server:
-            live = await server.stream(input="x", background=True)
-            made = json.loads(live.partition(b"data: ")[2].partition(b"\n")[0])["response"]
-            page = await server.state.store.background.events(made["id"], b"", 0)
-            assert page is not None
-            assert sum(len(chunk.data) for chunk in page.chunks) < len(live) / 5
-
-    run(scenario)
+async def test_log_of_a_response_is_smaller_than_its_stream() -> None:
+    long = "<|channel|>final<|message|>" + "".join(f"{i} words, " for i in range(300)) + "<|return|>"
+    async with tools_served(long) as server:
+        live = await server.stream(input="x", background=True)
+        made = json.loads(live.partition(b"data: ")[2].partition(b"\n")[0])["response"]
+        page = await server.state.store.background.events(made["id"], b"", 0)
+        assert page is not None
+        assert sum(len(chunk.data) for chunk in page.chunks) < len(live) / 5

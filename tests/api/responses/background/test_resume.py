@@ -23,7 +23,7 @@ from chorale.store.store import ResponseStore, SqliteStore
 from chorale.testing.scripted_client import Script
 from tests.api.responses.background.test_background import ended, resume
 from tests.support.responses import HELLO, fold_events, serve, tokens
-from tests.support.server import Server, run
+from tests.support.server import Server
 
 HANGS = Script(tokens(HELLO)[:8], hang=True)
 
@@ -78,90 +78,78 @@ def rows(path: Path) -> Iterator[tuple[Any, ...]]:
         yield from database.execute("SELECT status, server_id, attempts, request IS NULL FROM responses")
 
 
-def test_after_a_crash_they_are_queued_and_another_server_ends_them(tmp_path: Path) -> None:
+async def test_after_a_crash_they_are_queued_and_another_server_ends_them(tmp_path: Path) -> None:
     path = tmp_path / "r.sqlite3"
     made = crash(path, "one", "two")
 
-    async def scenario() -> None:
-        store = SqliteStore(str(path))
-        assert list(rows(path)) == [("queued", WAITING, 1, 0)] * 2
-        async with serving(store) as server:
-            for response_id in made:
-                body = await ended(server, response_id)
-                assert (body["status"], body["output"][-1]["content"][0]["text"]) == (
-                    "completed",
-                    "Hi there!",
-                )
-                events = await resume(server, response_id)
-                kinds = [event["type"] for event in events]
-                assert kinds[:3] == ["response.created", "response.queued", "response.in_progress"]
-                assert kinds.count("response.in_progress") == 1
-                assert [event["sequence_number"] for event in events] == list(range(len(events)))
-                assert fold_events(events) == body
-                listed = await server.http.get(f"/v1/responses/{response_id}/input_items")
-                assert len(listed.json()["data"]) == 1
-            assert {server.prompt(i).count("two") for i in range(2)} == {0, 1}
-            assert len(server.client.requests) == 2
-        assert list(rows(tmp_path / "r.sqlite3")) == [("completed", None, 1, 1)] * 2
-
-    run(scenario)
+    store = SqliteStore(str(path))
+    assert list(rows(path)) == [("queued", WAITING, 1, 0)] * 2
+    async with serving(store) as server:
+        for response_id in made:
+            body = await ended(server, response_id)
+            assert (body["status"], body["output"][-1]["content"][0]["text"]) == (
+                "completed",
+                "Hi there!",
+            )
+            events = await resume(server, response_id)
+            kinds = [event["type"] for event in events]
+            assert kinds[:3] == ["response.created", "response.queued", "response.in_progress"]
+            assert kinds.count("response.in_progress") == 1
+            assert [event["sequence_number"] for event in events] == list(range(len(events)))
+            assert fold_events(events) == body
+            listed = await server.http.get(f"/v1/responses/{response_id}/input_items")
+            assert len(listed.json()["data"]) == 1
+        assert {server.prompt(i).count("two") for i in range(2)} == {0, 1}
+        assert len(server.client.requests) == 2
+    assert list(rows(tmp_path / "r.sqlite3")) == [("completed", None, 1, 1)] * 2
 
 
-def test_one_that_was_begun_often_enough_fails(crashed: tuple[Path, str]) -> None:
+async def test_one_that_was_begun_often_enough_fails(crashed: tuple[Path, str]) -> None:
     """A response that takes its server down must not do so for ever."""
     path, made = crashed
 
-    async def scenario() -> None:
-        for attempt in range(1, MAX_ATTEMPTS + 1):
-            store = SqliteStore(str(path))
-            found = await store.get(made, b"")
-            assert found is not None
-            if attempt < MAX_ATTEMPTS + 1 and found.status == "queued":
-                assert await store.background.claim(made, f"wrk_{attempt}") is not None
-            await store.close()  # without a word, as a crash would
+    for attempt in range(1, MAX_ATTEMPTS + 1):
         store = SqliteStore(str(path))
         found = await store.get(made, b"")
         assert found is not None
-        assert (found.status, found.body["error"]) == ("failed", RESTARTED)
-        assert await store.background.waiting() == []
-        await store.close()
+        if attempt < MAX_ATTEMPTS + 1 and found.status == "queued":
+            assert await store.background.claim(made, f"wrk_{attempt}") is not None
+        await store.close()  # without a word, as a crash would
+    store = SqliteStore(str(path))
+    found = await store.get(made, b"")
+    assert found is not None
+    assert (found.status, found.body["error"]) == ("failed", RESTARTED)
+    assert await store.background.waiting() == []
+    await store.close()
 
-    run(scenario)
 
-
-def test_of_several_servers_exactly_one_takes_it(tmp_path: Path) -> None:
+async def test_of_several_servers_exactly_one_takes_it(tmp_path: Path) -> None:
     path = tmp_path / "r.sqlite3"
     made = crash(path, *"abcdef")
 
-    async def scenario() -> None:
-        stores = [SqliteStore(str(path)) for _ in range(3)]
-        async with serving(stores[0]) as a, serving(stores[1]) as b, serving(stores[2]) as c:
-            for response_id in made:
-                assert (await ended(a, response_id))["status"] == "completed"
-            assert sum(len(server.client.requests) for server in (a, b, c)) == len(made)
-
-    run(scenario)
+    stores = [SqliteStore(str(path)) for _ in range(3)]
+    async with serving(stores[0]) as a, serving(stores[1]) as b, serving(stores[2]) as c:
+        for response_id in made:
+            assert (await ended(a, response_id))["status"] == "completed"
+        assert sum(len(server.client.requests) for server in (a, b, c)) == len(made)
 
 
-def test_what_a_reader_has_seen_is_not_contradicted(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        store = SqliteStore(str(tmp_path / "r.sqlite3"))
-        async with serving(store, HANGS, watched=False) as server:
-            made = await server.post(input="x", background=True)
-            quiet = await server.post(input="x", background=True)
-            before = await asyncio.wait_for(
-                _first_events(server, made[1]["id"], 4), 10
-            )  # created, queued, in_progress, an item
-            assert before[2] == "response.in_progress"
-            await store.jobs.expire(server.app.state.background.leases.server_id, None)
-            found = await store.get(made[1]["id"], b"")
-            assert found is not None
-            assert (found.status, found.body["error"]) == ("failed", RESTARTED)
-            found = await store.get(quiet[1]["id"], b"")
-            assert found is not None
-            assert found.status == "queued"
-
-    run(scenario)
+async def test_what_a_reader_has_seen_is_not_contradicted(tmp_path: Path) -> None:
+    store = SqliteStore(str(tmp_path / "r.sqlite3"))
+    async with serving(store, HANGS, watched=False) as server:
+        made = await server.post(input="x", background=True)
+        quiet = await server.post(input="x", background=True)
+        before = await asyncio.wait_for(
+            _first_events(server, made[1]["id"], 4), 10
+        )  # created, queued, in_progress, an item
+        assert before[2] == "response.in_progress"
+        await store.jobs.expire(server.app.state.background.leases.server_id, None)
+        found = await store.get(made[1]["id"], b"")
+        assert found is not None
+        assert (found.status, found.body["error"]) == ("failed", RESTARTED)
+        found = await store.get(quiet[1]["id"], b"")
+        assert found is not None
+        assert found.status == "queued"
 
 
 async def _first_events(server: Server, response_id: str, number: int) -> list[str]:
@@ -178,79 +166,69 @@ async def _first_events(server: Server, response_id: str, number: int) -> list[s
     return kinds
 
 
-def test_a_drain_leaves_them_and_the_conversation_to_the_next_server(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        path = str(tmp_path / "r.sqlite3")
-        async with serving(SqliteStore(path), HANGS) as server:
-            conversation = (await server.http.post("/v1/conversations", json={})).json()["id"]
-            _, made = await server.post(input="go", background=True, conversation=conversation)
-            while (await server.http.get(f"/v1/responses/{made['id']}")).json()["status"] == "queued":
-                await asyncio.sleep(0.01)
-            await server.app.state.background.put_back(server.store)
-            body = (await server.http.get(f"/v1/responses/{made['id']}")).json()
-            assert body["status"] == "queued"
-        async with serving(SqliteStore(path)) as server:
-            assert (await server.post(input="b", conversation=conversation))[0] == 400  # still held
-            assert (await ended(server, made["id"]))["status"] == "completed"
-            items = (await server.http.get(f"/v1/conversations/{conversation}/items")).json()["data"]
-            assert [item["type"] for item in items] == ["message", "reasoning", "message"]
-            assert (await server.post(input="b", conversation=conversation))[0] == 200
-        assert next(rows(Path(path)))[:3] == ("completed", None, 0)  # a drain does not count
-
-    run(scenario)
+async def test_a_drain_leaves_them_and_the_conversation_to_the_next_server(tmp_path: Path) -> None:
+    path = str(tmp_path / "r.sqlite3")
+    async with serving(SqliteStore(path), HANGS) as server:
+        conversation = (await server.http.post("/v1/conversations", json={})).json()["id"]
+        _, made = await server.post(input="go", background=True, conversation=conversation)
+        while (await server.http.get(f"/v1/responses/{made['id']}")).json()["status"] == "queued":
+            await asyncio.sleep(0.01)
+        await server.app.state.background.put_back(server.store)
+        body = (await server.http.get(f"/v1/responses/{made['id']}")).json()
+        assert body["status"] == "queued"
+    async with serving(SqliteStore(path)) as server:
+        assert (await server.post(input="b", conversation=conversation))[0] == 400  # still held
+        assert (await ended(server, made["id"]))["status"] == "completed"
+        items = (await server.http.get(f"/v1/conversations/{conversation}/items")).json()["data"]
+        assert [item["type"] for item in items] == ["message", "reasoning", "message"]
+        assert (await server.post(input="b", conversation=conversation))[0] == 200
+    assert next(rows(Path(path)))[:3] == ("completed", None, 0)  # a drain does not count
 
 
 @pytest.mark.parametrize("way", ["cancel", "delete"])
-def test_one_that_waits_can_be_ended_and_frees_its_conversation(tmp_path: Path, way: str) -> None:
-    async def scenario() -> None:
-        path = str(tmp_path / "r.sqlite3")
-        async with serving(SqliteStore(path), HANGS, watched=False) as server:
-            conversation = (await server.http.post("/v1/conversations", json={})).json()["id"]
-            _, made = await server.post(input="go", background=True, conversation=conversation)
-            await server.app.state.background.put_back(server.store)
-        async with serving(SqliteStore(path), watched=False) as server:
-            one = f"/v1/responses/{made['id']}"
-            assert (await server.post(input="b", conversation=conversation))[0] == 400
-            if way == "cancel":
-                assert (await server.http.post(f"{one}/cancel")).json()["status"] == "cancelled"
-            else:
-                assert (await server.http.delete(one)).status_code == 200
-            assert (await server.post(input="b", conversation=conversation))[0] == 200
-            assert await server.store.background.waiting() == []
-
-    run(scenario)
+async def test_one_that_waits_can_be_ended_and_frees_its_conversation(tmp_path: Path, way: str) -> None:
+    path = str(tmp_path / "r.sqlite3")
+    async with serving(SqliteStore(path), HANGS, watched=False) as server:
+        conversation = (await server.http.post("/v1/conversations", json={})).json()["id"]
+        _, made = await server.post(input="go", background=True, conversation=conversation)
+        await server.app.state.background.put_back(server.store)
+    async with serving(SqliteStore(path), watched=False) as server:
+        one = f"/v1/responses/{made['id']}"
+        assert (await server.post(input="b", conversation=conversation))[0] == 400
+        if way == "cancel":
+            assert (await server.http.post(f"{one}/cancel")).json()["status"] == "cancelled"
+        else:
+            assert (await server.http.delete(one)).status_code == 200
+        assert (await server.post(input="b", conversation=conversation))[0] == 200
+        assert await server.store.background.waiting() == []
 
 
-def test_a_server_of_another_model_or_without_an_engine_takes_nothing(crashed: tuple[Path, str]) -> None:
+async def test_a_server_of_another_model_or_that_drains_takes_nothing(
+    crashed: tuple[Path, str],
+) -> None:
     path, made = crashed
 
-    async def scenario() -> None:
-        store = SqliteStore(str(path))
-        async with serving(store, watched=False) as server:
-            state = server.app.state
-            assert await Resumer(state).find() == [made]
-            state.lifecycle.draining = True
-            assert await Resumer(state).find() == []
-            state.lifecycle.draining = False
-            object.__setattr__(state, "model_names", ("another",))
-            assert await Resumer(state).find() == []
-
-    run(scenario)
+    store = SqliteStore(str(path))
+    async with serving(store, watched=False) as server:
+        state = server.app.state
+        assert await Resumer(state).find() == [made]
+        state.lifecycle.draining = True
+        assert await Resumer(state).find() == []
+        state.lifecycle.draining = False
+        object.__setattr__(state, "model_names", ("another",))
+        assert await Resumer(state).find() == []
 
 
-def test_a_full_engine_leaves_it_waiting_and_counts_nothing(crashed: tuple[Path, str]) -> None:
+async def test_a_full_engine_leaves_it_waiting_and_counts_nothing(crashed: tuple[Path, str]) -> None:
     path, _ = crashed
 
-    async def scenario() -> None:
-        store = SqliteStore(str(path))
-        async with serving(store, max_in_flight=0):
-            for _ in range(20):  # each attempt is taken back: it never counts for more than one
-                await asyncio.sleep(0.03)
-                ((status, _, attempts, _),) = rows(path)
-                assert (status, attempts) == ("queued", 1)
-        assert list(rows(path)) == [("queued", WAITING, 1, 0)]
-
-    run(scenario)
+    store = SqliteStore(str(path))
+    async with serving(store, max_in_flight=0):
+        for _ in range(20):  # each attempt is taken back: it never counts for more than one
+            await asyncio.sleep(0.03)
+            ((status, _, attempts, _),) = rows(path)
+            assert (status, attempts) == ("queued", 1)
+    assert list(rows(path)) == [("queued", WAITING, 1, 0)]
 
 
 def test_requests_with_secrets_are_not_kept() -> None:
@@ -260,24 +238,21 @@ def test_requests_with_secrets_are_not_kept() -> None:
         assert packed_request({"input": "x", "tools": [{**server, name: value}]}) is None
 
 
-def test_one_server_claims_a_waiting_response_on_postgresql(database: str) -> None:
+async def test_one_server_claims_a_waiting_response_on_postgresql(database: str) -> None:
     from chorale.store.access import Access, Bounds
     from chorale.store.database.postgres import connect
     from chorale.store.store import ResponseStore
 
-    async def scenario() -> None:
-        store = ResponseStore(Access(lambda first: connect(database, first), Bounds()))
-        async with serving(store, HANGS, watched=False) as server:
-            _, made = await server.post(input="go", background=True)
-            await store.jobs.expire(server.app.state.background.leases.server_id, None)
-            assert [waiting for waiting, _ in await store.background.waiting()] == [made["id"]]
-            claims = await asyncio.gather(*(store.background.claim(made["id"], f"wrk_{i}") for i in range(4)))
-            assert sum(claimed is not None for claimed in claims) == 1
-
-    run(scenario)
+    store = ResponseStore(Access(lambda first: connect(database, first), Bounds()))
+    async with serving(store, HANGS, watched=False) as server:
+        _, made = await server.post(input="go", background=True)
+        await store.jobs.expire(server.app.state.background.leases.server_id, None)
+        assert [waiting for waiting, _ in await store.background.waiting()] == [made["id"]]
+        claims = await asyncio.gather(*(store.background.claim(made["id"], f"wrk_{i}") for i in range(4)))
+        assert sum(claimed is not None for claimed in claims) == 1
 
 
-def test_a_second_look_does_not_take_what_is_being_taken() -> None:
+async def test_a_second_look_does_not_take_what_is_being_taken() -> None:
     """Taking may last longer than a heartbeat: prompts are encoded, tools opened."""
 
     class Slow:
@@ -291,12 +266,9 @@ def test_a_second_look_does_not_take_what_is_being_taken() -> None:
             self.num_taken += 1
             await asyncio.sleep(0.2)
 
-    async def scenario() -> None:
-        background, slow = Background(), Slow()
-        for _ in range(3):
-            await background._resume_waiting(slow)
-            await asyncio.sleep(0.01)
-        assert slow.num_taken == 1
-        await asyncio.gather(*background._resuming)
-
-    run(scenario)
+    background, slow = Background(), Slow()
+    for _ in range(3):
+        await background._resume_waiting(slow)
+        await asyncio.sleep(0.01)
+    assert slow.num_taken == 1
+    await asyncio.gather(*background._resuming)
