@@ -32,8 +32,8 @@ from chorale.config.engine import ServerConfig, ToolConfig
 from chorale.harmony.vocab import load_vocabulary
 from chorale.jobs.runner import BatchRunner
 from chorale.jobs.service import BatchService, open_service
+from chorale.serve.http.app import make_services
 from chorale.serve.http.server import serve_app
-from chorale.serve.http.services import make_services
 from chorale.store.store import ResponseStore, open_store
 from chorale.testing.scripted_client import Script, ScriptedClient
 from chorale.tools.contract import ToolService

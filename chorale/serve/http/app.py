@@ -12,22 +12,25 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from chorale.api.app import create_app
+from chorale.api.batches.lines import make_runner
 from chorale.api.http.middleware import HttpMiddleware
 from chorale.api.listening import Stop
 from chorale.api.responses.background.recovery import recovery
+from chorale.api.responses.background.resume import Resumer
 from chorale.api.state import ServerState
 from chorale.api.telemetry.metrics import Metrics
+from chorale.api.telemetry.throughput import log_throughput
 from chorale.client.base import EngineClient
 from chorale.client.fleet.fixed_members import FixedFleet
 from chorale.client.remote import RemoteClient
 from chorale.config.engine import ServerConfig
 from chorale.errors import ConfigError
 from chorale.harmony.vocab import Vocabulary, VocabularyError, load_vocabulary
-from chorale.jobs.service import open_service
+from chorale.jobs.service import BatchService, open_service
 from chorale.machine.processes import quiet_collector
 from chorale.serve.bootstrap import ApiStart
 from chorale.serve.http.server import Service, serve_app
-from chorale.serve.http.services import make_services
+from chorale.serve.http.services import BackgroundResponses, Endless, share_metrics
 from chorale.store.store import ResponseStore, StoreError, open_store
 from chorale.tools.contract import ToolService
 from chorale.tools.service import start_tools
@@ -85,6 +88,21 @@ async def opened_app(
         await state.store.close()
         if state.tracer is not None:
             await asyncio.to_thread(state.tracer.close)
+
+
+def make_services(state: ServerState, batches: BatchService | None) -> list[Service]:
+    """Returns the services of this process. ``state``: the app's; ``batches``: None if it keeps no files."""
+    config = state.config
+    services: list[Service] = [
+        Endless(lambda: share_metrics(state.metrics)),
+        BackgroundResponses(state, Resumer(state)),
+    ]
+    if batches is not None:
+        services.insert(0, make_runner(state, batches))
+    # One process logs for all: each sees the whole engine.
+    if not config.disable_log_stats and state.metrics.process == 0:
+        services.append(Endless(lambda: log_throughput(state.client, config.log_stats_interval)))
+    return services
 
 
 def _load_vocabulary() -> Vocabulary:

@@ -1,4 +1,4 @@
-"""The work beside the requests of a server process, as services of ``serve_app``."""
+"""Services of ``serve_app``: work beside the requests of a server process."""
 
 from __future__ import annotations
 
@@ -7,29 +7,13 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from chorale.api.batches.lines import make_runner
-from chorale.api.responses.background.resume import Resumer
 from chorale.api.state import ServerState
 from chorale.api.telemetry.metrics import Metrics
-from chorale.api.telemetry.throughput import log_throughput
-from chorale.jobs.service import BatchService
-from chorale.serve.http.server import Service
+from chorale.jobs.background import Resumer
 
 logger = logging.getLogger(__name__)
 
 _SHARE_SECONDS = 1.0
-
-
-def make_services(state: ServerState, batches: BatchService | None) -> list[Service]:
-    """Returns the services of this process. ``state``: the app's; ``batches``: None if it keeps no files."""
-    config = state.config
-    services: list[Service] = [Endless(lambda: share_metrics(state.metrics)), BackgroundResponses(state)]
-    if batches is not None:
-        services.insert(0, make_runner(state, batches))
-    # One process logs for all: each sees the whole engine.
-    if not config.disable_log_stats and state.metrics.process == 0:
-        services.append(Endless(lambda: log_throughput(state.client, config.log_stats_interval)))
-    return services
 
 
 class Endless:
@@ -52,9 +36,8 @@ class Endless:
 class BackgroundResponses:
     """The background responses of this process, with those that it takes over from others."""
 
-    def __init__(self, state: ServerState) -> None:
-        self._background, self._store = state.background, state.store
-        self._resumer = Resumer(state)
+    def __init__(self, state: ServerState, resumer: Resumer) -> None:
+        self._background, self._store, self._resumer = state.background, state.store, resumer
 
     @property
     def num_running(self) -> int:
