@@ -19,11 +19,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from chorale.errors import ChoraleError, ConfigError, EngineError, GpuError
+from chorale.machine.hardware import Hardware
 from chorale.machine.processes import HEARTBEAT_TIMEOUT, Pulse
 from chorale.parallel.channel import Channel
 from chorale.parallel.communicator import CommunicationError
 from chorale.parallel.rank_state import Loss, RankState, first_loss
-from chorale.parallel.wire import Opened, Stop, decode_from_rank, encode
+from chorale.parallel.wire import Stop, decode_from_rank, encode
 
 logger = logging.getLogger(__name__)
 LOOK_SECONDS = 0.1  # between two looks at the processes
@@ -80,10 +81,10 @@ class RankProcesses:
     def pids(self) -> list[int]:
         return [each.process.pid for each in self._ranks]
 
-    def opened(self) -> list[Opened]:
-        """Wait until all ranks have opened their devices, and return them."""
-        self._wait(lambda: all(each.opened for each in self._ranks))
-        return [each.opened for each in self._ranks if each.opened is not None]
+    def opened(self) -> list[Hardware]:
+        """Wait until all ranks have opened their devices, and return these."""
+        self._wait(lambda: all(each.hardware for each in self._ranks))
+        return [each.hardware for each in self._ranks if each.hardware is not None]
 
     def wait_ready(self) -> None:
         """Wait until all ranks take plans."""

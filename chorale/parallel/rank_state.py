@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from chorale.errors import ConfigError, EngineError, GpuError
+from chorale.machine.hardware import Hardware
 from chorale.machine.processes import LOADING_TIMEOUT, Pulse
 from chorale.parallel.channel import Channel
 from chorale.parallel.wire import Beat, Failed, FromRank, Opened, Ready
@@ -40,7 +41,7 @@ class RankState:
     channel: Channel
     pulse: Pulse
     timeout: float  # seconds of silence, while serving, after which it hangs; as of the engine itself
-    opened: Opened | None = None
+    hardware: Hardware | None = None  # once it has opened its device
     is_ready: bool = False
     failed: Failed | None = None
     trouble: str = ""  # why it counts as lost
@@ -49,7 +50,7 @@ class RankState:
     def hear(self, message: FromRank, now: float) -> None:
         self.pulse.hear(now, message.busy if isinstance(message, Beat) else 0.0)
         if isinstance(message, Opened):
-            self.opened = message
+            self.hardware = message.hardware
         elif isinstance(message, Ready):
             self.is_ready = True
         elif isinstance(message, Failed):
@@ -66,7 +67,7 @@ class RankState:
             self.trouble = _manner(code)
         elif pulse.is_silent(now, self.timeout if self.is_ready else LOADING_TIMEOUT):
             self.trouble = f"hangs: it has been silent for {pulse.silence.seconds:.1f} s"
-        elif self.opened is not None and pulse.is_stuck(now, BUSY_SECONDS.get(self.opened.kind, 25.0)):
+        elif self.hardware is not None and pulse.is_stuck(now, BUSY_SECONDS.get(self.hardware.kind, 25.0)):
             self.trouble = f"hangs: its part of one step has been running for {pulse.busy:.1f} s"
 
 

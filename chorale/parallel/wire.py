@@ -12,18 +12,16 @@ import msgspec
 import numpy as np
 
 from chorale.engine.types import BoolArray, IntArray, StepPlan
+from chorale.machine.hardware import Hardware
 
 # ------------------------------------------------------------------ to the ranks
 
 
 class Machine(msgspec.Struct, frozen=True, tag="machine"):
-    """Memory that every rank has at least, bytes: all ranks size their pools by it. It is that of the device
-    ``place`` (``Hardware``)."""
+    """What every rank has at least: the device of the rank with the least free memory. All ranks size their
+    pools by it. ``free_of_ranks``: bytes that each had free."""
 
-    total_bytes: int
-    free_bytes: int
-    place: str = ""
-    uuid: str = ""
+    hardware: Hardware
     free_of_ranks: tuple[int, ...] = ()
 
 
@@ -57,14 +55,9 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened"):
-    """A rank has opened its device. ``kind``: as of ``Hardware``."""
+    """A rank has opened its device."""
 
-    device: str
-    kind: str
-    total_bytes: int
-    free_bytes: int
-    place: str = ""
-    uuid: str = ""
+    hardware: Hardware
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):

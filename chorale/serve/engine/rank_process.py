@@ -32,6 +32,7 @@ from chorale.parallel.wire import (
     Failed,
     Grammar,
     Machine,
+    Opened,
     Plan,
     Ready,
     Stop,
@@ -45,7 +46,7 @@ from chorale.runtime.sampling.grammar import GrammarCache
 from chorale.runtime.worker import Worker
 from chorale.serve.bootstrap import EXIT_CONFIG, EXIT_FAILED, EXIT_OK, read_start
 from chorale.serve.engine.build_rank import Phases, build_rank, open_rank
-from chorale.serve.engine.ranks import RankStart, make_place, opened
+from chorale.serve.engine.ranks import RankStart, make_place
 from chorale.serve.logs import configure_logging
 
 logger = logging.getLogger(__name__)
@@ -96,7 +97,7 @@ def load_rank(start: RankStart, channel: Channel) -> Serving:
     config, model = start.config, ModelConfig.load(start.folder)
     device = open_rank(config, model, start.rank)
     hardware = device.hardware
-    channel.send(encode(opened(hardware)))
+    channel.send(encode(Opened(hardware)))
     machine = decode_to_rank(_receive(channel))
     if not isinstance(machine, Machine):
         raise EngineGone

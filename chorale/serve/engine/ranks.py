@@ -26,7 +26,7 @@ from chorale.parallel.executor import RankedExecutor, RankedGrammars
 from chorale.parallel.processes import RankProcesses
 from chorale.parallel.rank import Rank
 from chorale.parallel.shares import shares_of
-from chorale.parallel.wire import Machine, Opened, encode
+from chorale.parallel.wire import Machine, encode
 from chorale.runtime.device import Device
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.gpu_faults import explain
@@ -106,7 +106,7 @@ class StartedRanks:
 
     def place(self, config: EngineConfig, model: ModelConfig, device: Device) -> Place:
         """Wait until all ranks have opened their devices, connect them, and return rank 0's place."""
-        ranks = [opened(device.hardware), *self.processes.opened()]
+        ranks = [device.hardware, *self.processes.opened()]
         uuids = [each.uuid for each in ranks]
         if all(uuids):
             self._links = LinkFinder(uuids)
@@ -157,38 +157,16 @@ def make_place(
     """Returns the place of ``rank``. ``machine``: memory that every rank has; ``meet`` connects the ranks."""
     size = config.tensor_parallel_size
     share = shares_of(config, model)[rank]
-    hardware = replace(
-        device.hardware,
-        total_bytes=machine.total_bytes,
-        free_bytes=machine.free_bytes,
-        place=machine.place,
-        uuid=machine.uuid,
-    )
+    hardware = replace(machine.hardware, kind=device.hardware.kind, name=device.hardware.name)
     own = Rank(share, meet(rank, size, device))
     return Place(device, hardware, own, machine.free_of_ranks)
 
 
-def opened(hardware: Hardware) -> Opened:
-    return Opened(
-        hardware.name,
-        hardware.kind,
-        hardware.total_bytes,
-        hardware.free_bytes,
-        place=hardware.place,
-        uuid=hardware.uuid,
-    )
-
-
-def common_memory(ranks: Sequence[Opened]) -> Machine:
+def common_memory(ranks: Sequence[Hardware]) -> Machine:
     """Returns what every rank has, by their numbers: the free memory of the one with the least."""
     poorest = min(ranks, key=lambda each: each.free_bytes)
-    return Machine(
-        min(each.total_bytes for each in ranks),
-        poorest.free_bytes,
-        place=poorest.place,
-        uuid=poorest.uuid,
-        free_of_ranks=tuple(each.free_bytes for each in ranks),
-    )
+    least = replace(poorest, total_bytes=min(each.total_bytes for each in ranks))
+    return Machine(least, tuple(each.free_bytes for each in ranks))
 
 
 def note_poorest(place: Place, resolved: Resolved, resolve_with: Callable[[Hardware], Resolved]) -> Resolved:
