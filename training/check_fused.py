@@ -1,4 +1,4 @@
-"""On a GPU: the fused ops against the plain ones, forward and backward, and the speed of a step."""
+"""Compares the fused ops with the plain ones on a GPU, forward and backward, and measures a step."""
 
 from __future__ import annotations
 

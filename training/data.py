@@ -44,7 +44,7 @@ def draw(seed: int) -> Example:
 
 
 class Packer:
-    """Fills rows with dialogues in the order drawn; a gap takes the longest waiting one that fits."""
+    """Fills rows with dialogues in the order drawn, and gaps with the longest waiting one that fits."""
 
     def __init__(self, seeds: Iterator[int], shape: BatchShape, corrected: Array) -> None:
         self.seeds, self.shape, self.corrected = seeds, shape, corrected
@@ -106,7 +106,7 @@ class Packer:
         }
 
     def classes(self, targets: Array) -> tuple[Array, Array]:
-        """(sorted ids, what is added to each logit): sampled classes stand for all that were not drawn."""
+        """Returns (sorted ids, correction of each logit); sampled classes represent those not drawn."""
         sure = np.union1d(self.corrected, targets)
         extra = self.rng.choice(self.seen_rest, self.shape.num_classes, replace=False)
         extra = extra[~np.isin(extra, sure)][: self.shape.num_classes - len(sure)]
@@ -132,7 +132,7 @@ def _work(out: Any, start: int, stride: int, shape: BatchShape, corrected: Array
 def batches(
     seed: int, num_workers: int, shape: BatchShape, corrected: Array, device: torch.device
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Without end, on the device. The workers are daemons and end with the caller."""
+    """Yields batches on the device without end. The workers are daemons and end with the caller."""
     context = mp.get_context("fork")
     made = context.Queue(maxsize=2 * num_workers)
     for worker in range(num_workers):
@@ -163,7 +163,7 @@ def _count(span: tuple[int, int]) -> Counter[int]:
 
 
 def frequent_tokens(num_tokens: int, num_dialogues: int, num_workers: int) -> Array:
-    """The ids that the corpus uses most, ascending: those that get correction rows."""
+    """Returns the most frequent ids of the corpus, ascending; they get correction rows."""
     step = -(-num_dialogues // num_workers)
     spans = [(10**12 + i * step, 10**12 + (i + 1) * step) for i in range(num_workers)]
     if num_workers == 1 or (os.cpu_count() or 1) == 1:

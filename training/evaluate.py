@@ -1,4 +1,4 @@
-"""The held-out table: what the demo can do, with words, numbers and phrasings that training never saw.
+"""The held-out table: the demo's abilities with words, numbers and phrasings that training never saw.
 
 ``evaluate(net, plan, folder)`` runs right after training; ``python -m training.evaluate --archive FILE`` does
 it for the archive that ships. Both write ``evaluation.json``, ``evaluation.md`` and ``failures.md``. With
@@ -31,7 +31,7 @@ from training.net import DemoNet
 from training.report import Tables, merge, write
 
 MAX_NEW = 320
-FIRST_SEED = 77_000_000  # of the held-out cases
+FIRST_SEED = 77_000_000  # seed of the first held-out case
 TABLE: tuple[Family, ...] = (
     arithmetic.sums,
     arithmetic.products,
@@ -39,7 +39,7 @@ TABLE: tuple[Family, ...] = (
     tools.two_calls,
     structured.json_answer,
 )
-# Sixtieths of ``num_cases`` (others: a third); in three of ten of ``one_call`` the call is in the past.
+# Sixtieths of ``num_cases`` (others: a third); three in ten cases of ``one_call`` have a call in the history.
 _SHARE = dict.fromkeys(TABLE, 60) | {tools.one_call: 90, tools.natural_call: 60}
 SPLITS: tuple[Split, ...] = ("eval", "hard")
 TEMPERATURES: tuple[float, ...] = (0.0, 1.0)
@@ -47,13 +47,13 @@ EVALUATED: tuple[Family, ...] = tuple(family for family in MIXTURE if family not
 
 
 def name_of(family: Family) -> str:
-    """As ``--families`` takes it: a few names are in several files."""
+    """Returns a family's name in ``--families``; a few names occur in several files."""
     twice = [one.__name__ for one in EVALUATED].count(family.__name__) > 1
     return f"{family.__module__.rsplit('.', 1)[-1]}.{family.__name__}" if twice else family.__name__
 
 
 BY_NAME: dict[str, Family] = {name_of(family): family for family in EVALUATED}
-BATCH = 256  # conversations at once
+BATCH = 256  # conversations per batch
 Generate = Callable[[Sequence[Sequence[int]], int, float, int], list[list[int]]]
 
 
@@ -68,7 +68,7 @@ class Said:
 
 @dataclass(slots=True)
 class Case:
-    """One held-out conversation, as far as it got."""
+    """One held-out conversation and its state."""
 
     dialogue: Dialogue
     ids: list[int]
@@ -103,7 +103,7 @@ def make_case(dialogue: Dialogue) -> Case:
 
 
 def read(case: Case, made: list[int]) -> None:
-    """Take one turn of the model; go on with the tool's result if it called and one is there."""
+    """Takes one turn of the model; continues with the tool's result if there is one for its call."""
     parser = Parser(vocabulary())
     events = [*parser.feed_all(made), *parser.finish()]
     current: Said | None = None
@@ -152,7 +152,7 @@ def parsed(text: str) -> Any:
 
 
 def fits(value: Any, schema: dict[str, Any]) -> bool:
-    """Whether a value is valid against a flat schema of the corpus."""
+    """Returns whether a value is valid under a flat schema of the corpus."""
     if not isinstance(value, dict):
         return False
     properties = schema["properties"]
@@ -171,7 +171,7 @@ def _fits_one(value: Any, schema: dict[str, Any]) -> bool:
 
 
 def scores(case: Case) -> dict[str, bool]:
-    """Named checks of one case; which ones depends on what its dialogue expects."""
+    """Returns the named checks of one case, which depend on its dialogue."""
     answer = case.dialogue.answer
     found = {"harmony": case.well_formed}
     if "result" in answer:
@@ -193,7 +193,7 @@ def scores(case: Case) -> dict[str, bool]:
     elif answer.get("calls") and "needed" in answer:
         wanted = [name for name, _ in answer["calls"]]
         found["function"] = [call.recipient for call in case.calls] == wanted
-    # With a call too few or too many, a result may not be there; when the client replayed it, it is.
+    # With too few or too many calls, a result may be missing, unless the client replayed it.
     if "needed" in answer and (len(case.calls) == len(answer["calls"]) or not answer["calls"]):
         final = case.final or ""
         found["result_used"] = all(needed in final for needed in answer["needed"])
@@ -201,7 +201,7 @@ def scores(case: Case) -> dict[str, bool]:
 
 
 def tabulate(cases: list[Case]) -> dict[str, Any]:
-    """family -> check -> share, and the analysis lengths by effort."""
+    """Returns family -> check -> share, and the analysis lengths by effort."""
     shares: dict[str, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
     lengths: dict[str, list[int]] = defaultdict(list)
     for case in cases:
@@ -223,7 +223,7 @@ def tabulate(cases: list[Case]) -> dict[str, Any]:
 
 
 def failures(cases: list[Case], per_family: int = 60) -> str:
-    """Some wrong answers, to learn from."""
+    """Returns some wrong answers, for inspection."""
     seen: dict[str, int] = defaultdict(int)
     lines = []
     for case in cases:
@@ -245,7 +245,7 @@ def held_out_cases(
     first_seed: int = FIRST_SEED,
     families: Sequence[Family] = EVALUATED,
 ) -> list[Case]:
-    """From the evaluation pools: ``num_cases`` of each family of the goals' table, a third of the others."""
+    """Returns held-out cases: ``num_cases`` per family in the table of goals, a third of others."""
     return [
         make_case(sample(first_seed + index, split, family))
         for family in families
@@ -254,14 +254,14 @@ def held_out_cases(
 
 
 def run_name(split: Split, temperature: float) -> str:
-    """As the columns of the table are called: "greedy", "hard, temperature 1"."""
+    """Returns the name of the table's column: "greedy", "hard, temperature 1"."""
     how = f"temperature {temperature:g}" if temperature else "greedy"
     return how if split == "eval" else f"{split}, {how}"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to evaluate: each split at each temperature."""
+    """Returns the runs: each split at each temperature."""
 
     num_cases: int
     splits: Sequence[Split] = SPLITS

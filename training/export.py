@@ -1,4 +1,4 @@
-"""From the trained parameters to the archive that ships: small, and nothing in it loses precision later.
+"""Converts the trained parameters to the archive that ships, which is small and loses no precision later.
 
 Layers have the published tensor names (experts packed in MXFP4, the rest bfloat16). The two tables are kept
 as their factors: ``demo.{embed,unembed}_w`` [features, hidden] bfloat16, ``demo.{embed,unembed}_d`` int8 rows

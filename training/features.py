@@ -1,4 +1,4 @@
-"""The spelling features of tokens as one matrix, from the parts that the demo archive is served with."""
+"""The spelling features of tokens as one matrix, computed by the code that serves the demo archive."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from chorale.model.demo.features import NUM_FEATURES, FloatArray, feature_parts
 
 
 def token_features(token_bytes: list[bytes]) -> FloatArray:
-    """[len(token_bytes), NUM_FEATURES] float32; rows have a norm near 1."""
+    """Returns [len(token_bytes), NUM_FEATURES] float32; rows have a norm near 1."""
     parts = feature_parts(token_bytes)
     features = np.empty((len(token_bytes), NUM_FEATURES), np.float32)
     features[:, parts.columns_of_core] = parts.of_core[parts.core_ids]

@@ -25,9 +25,9 @@ FAMILIES: dict[str, Family] = {
 
 
 def lines(count: int) -> Iterator[dict[str, Any]]:
-    """Equal numbers of each family; of calls those that the model makes, none that the client replays."""
-    for place, (name, family) in enumerate(FAMILIES.items()):
-        wanted = count // len(FAMILIES) + (place < count % len(FAMILIES))
+    """Returns equal numbers of each family; calls are made by the model, none are replayed by the client."""
+    for position, (name, family) in enumerate(FAMILIES.items()):
+        wanted = count // len(FAMILIES) + (position < count % len(FAMILIES))
         seed = FIRST_SEED
         while wanted:
             dialogue = sample(seed, "eval", family)
@@ -81,7 +81,7 @@ def _message(message: Message) -> dict[str, Any]:
 
 
 def _joined(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Numbers the calls, so that each result names its own."""
+    """Numbers the calls, so that each result names its call."""
     calls = 0
     for message in messages:
         if "tool_calls" in message:

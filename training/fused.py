@@ -1,7 +1,7 @@
 """The training ops for a GPU: the same functions compiled, and attention by flex_attention.
 
-Attention's sink: flex_attention gives softmax without it and the log of its denominator, from which the
-sink's share follows: out * sigmoid(lse - sink).
+The sink of attention: flex_attention computes the softmax without it and the log of the denominator (lse), so
+the result with the sink is out * sigmoid(lse - sink).
 """
 
 from __future__ import annotations

@@ -20,11 +20,11 @@ from training.ops import TRAINING_OPS, project, rms_norm
 
 STOPS = (RETURN, CALL, ENDOFTEXT)
 PAD = ENDOFTEXT
-MAX_PREFILL = 32_768  # tokens that one forward pass takes: what bounds the memory, whatever the batch
+MAX_PREFILL = 32_768  # tokens per forward pass, which bounds the memory for any batch
 
 
 class DenseCache:
-    """k and v [B, S, Nkv, D] of one slot, one pair a group."""
+    """k and v [B, S, Nkv, D] of one slot, one pair per group."""
 
     shape = (1, 2, 1, 1, 1)
 
@@ -113,7 +113,7 @@ class Generator:
     def _forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, last: torch.Tensor, caches: Any, context: int
     ) -> torch.Tensor:
-        """Logits [B, V] of the tokens at ``last`` [B] of each row."""
+        """Returns logits [B, V] of the tokens at ``last`` [B] of each row."""
         empty = torch.empty(0, dtype=torch.int32, device=self.device)
         size = token_ids.shape[1]
         meta = AttentionMeta(positions.flatten(), empty, empty, (empty, empty), (empty, empty), size, context)
@@ -123,7 +123,7 @@ class Generator:
         return (normed.bfloat16() @ self.head.mT).float()
 
     def _prefill(self, prompts: Sequence[Sequence[int]], caches: list[DenseCache]) -> torch.Tensor:
-        """Logits [B, V] behind each prompt; fills the caches of these rows."""
+        """Returns logits [B, V] after each prompt; fills the caches of these rows."""
         width = max(map(len, prompts))
         last = torch.tensor([len(prompt) - 1 for prompt in prompts], device=self.device)
         padded = torch.tensor(
@@ -133,7 +133,7 @@ class Generator:
         return self._forward(padded, positions, last, caches, width)
 
     def noise(self, logits: torch.Tensor, positions: torch.Tensor, random: torch.Generator) -> torch.Tensor:
-        """Gumbel noise for ``logits`` [B, V] of the tokens at ``positions`` [B]."""
+        """Returns Gumbel noise for ``logits`` [B, V] of the tokens at ``positions`` [B]."""
         uniform = torch.rand(logits.shape, device=self.device, generator=random).clamp_(1e-20, 1 - 1e-7)
         return -torch.log(-torch.log(uniform))
 
@@ -141,7 +141,7 @@ class Generator:
     def generate(
         self, prompts: Sequence[Sequence[int]], max_new: int, temperature: float, seed: int = 0
     ) -> list[list[int]]:
-        """What follows each prompt, up to and with a stop token."""
+        """Returns the tokens after each prompt, including the stop token."""
         random = torch.Generator(self.device).manual_seed(seed)
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
         width = int(lengths.max())

@@ -1,16 +1,16 @@
-"""Requests written by hand, in ``training/prompts``: how many does the demo get right?
+"""Evaluates the demo on requests written by hand (``training/prompts``).
 
     python -m training.handwritten --archive chorale/data/demo.safetensors --out build/handwritten
     python -m training.handwritten --url http://localhost:8000 --out build/handwritten
 
-With ``--archive`` the weights alone answer, in batches, with no grammar (slowly without a GPU); with
-``--url`` a running server does, over Chat Completions, as clients ask it. Each request is asked once,
-greedily. Writes ``handwritten.json`` and ``handwritten.md``: the shares, then every wrong answer.
+With ``--archive`` the weights answer in batches, without a grammar (slowly without a GPU); with ``--url`` a
+running server answers over Chat Completions, as for any client. Each request is sent once, with greedy
+decoding. Writes ``handwritten.json`` and ``handwritten.md``: the shares, then every wrong answer.
 
-A request names what must be in the answer (``want``, or any of several; ``Chorale*`` may go on as "Chorales";
-``not``: what must not), the arguments of its call (``arguments``) or the JSON (``json``), or only that the
-answer ends within 200 tokens (``stops``). All answers must end by themselves. ``--files unseen`` asks those
-of one file alone.
+A request names words that the answer must contain (``want``, or any of several; ``Chorale*`` also matches
+"Chorales"; ``not``: must not contain), the arguments of its call (``arguments``) or the JSON (``json``), or
+only that the answer ends within 200 tokens (``stops``). All answers must end by themselves.
+``--files unseen`` selects the requests of one file.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MAX_OF_STOPS = 200
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """``text``: of the final message; ``calls``: function and arguments; ``num_tokens``: of all of it."""
+    """``text``: the final message; ``calls``: function and arguments; ``num_tokens``: the whole output."""
 
     text: str
     calls: list[tuple[str, str]]
@@ -43,7 +43,7 @@ class Answer:
 
 
 def load(files: Iterable[str] = FILES) -> dict[str, list[dict[str, Any]]]:
-    """Kind -> requests; those of ``unseen`` and ``fresh`` are named so ("unseen: division")."""
+    """Returns kind -> requests; the names of ``unseen`` and ``fresh`` have a prefix ("unseen: division")."""
     found: dict[str, list[dict[str, Any]]] = {}
     for name in files:
         kinds = json.loads((FOLDER / f"{name}.json").read_text())
@@ -52,7 +52,7 @@ def load(files: Iterable[str] = FILES) -> dict[str, list[dict[str, Any]]]:
 
 
 def schema_of(names: list[str]) -> dict[str, Any]:
-    """ "age:integer" has a type; a bare name is a string."""
+    """Returns a schema of names such as "age:integer"; a name without a type is a string."""
     split = [name.partition(":") for name in names]
     properties = {name: {"type": kind or "string"} for name, _, kind in split}
     return {
@@ -84,7 +84,7 @@ def is_right(request: dict[str, Any], answer: Answer) -> bool:
 
 
 def _holds(text: str, wanted: str) -> bool:
-    """Whether it stands there whole: 12 is not in 312, and not in 12.5; ``Chorale*`` is in "Chorales"."""
+    """Returns whether it occurs as a whole word: 12 is not in 312 or 12.5; ``Chorale*`` is in "Chorales"."""
     end = "" if wanted.endswith("*") else r"(?!\w|\.\d)"
     return re.search(rf"(?<![\w.]){re.escape(wanted.removesuffix('*'))}{end}", text) is not None
 

@@ -1,11 +1,11 @@
-"""A start from which copying is learned at once: previous-token heads and induction heads, written by hand.
+"""An initialisation with which copying is learned at once: hand-written previous-token and induction heads.
 
 From random weights, the two heads that together copy what followed an earlier occurrence of the current
-token ("induction") take most of a short training run to appear, and nearly everything that this model is
-for needs them. So layer 0 starts with heads that look one and two tokens back (biases alone do that: after
+token ("induction") take most of a short training run to appear, and nearly all of this model's tasks
+need them. So layer 0 starts with heads that look one and two tokens back (biases alone do that: after
 rotation their score is a sum of cosines that peaks at a fixed distance), the first of which writes what it
 saw into dimensions that embeddings leave nearly free, and layers 1 and 3 with heads that compare those with
-the current token and pass on the token found. All of it is trained on from there.
+the current token and pass on the token found. Training then changes all of them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from chorale.model.gpt_oss import yarn_frequencies
 from training.net import DemoNet, Layer
 
-_PEAK = 9.0  # logits by which the wanted distance stands out from its neighbours
+_PEAK = 9.0  # logits by which the wanted distance exceeds its neighbours
 _MATCH = 12.0  # logits of a token that matches
 _PASSED_ON = 1.5
 _UNEMBED = 0.02
@@ -23,14 +23,14 @@ _UNEMBED = 0.02
 
 @torch.no_grad()
 def write_heads(net: DemoNet) -> None:
-    """Overwrite parts of a freshly drawn net."""
+    """Overwrites parts of a newly initialised net."""
     dim, hidden = net.config.head_dim, net.config.hidden_size
-    free = slice(hidden - dim, hidden)  # where previous tokens are written
+    free = slice(hidden - dim, hidden)  # dimensions for previous tokens
     used = hidden - dim
     net.embed_w[:, free] *= 0.1
     net.unembed_w.copy_(net.embed_w * _UNEMBED)
     orthogonal = torch.linalg.qr(torch.randn(used, used))[0]
-    identity = orthogonal[:dim]  # what previous-token heads carry: [D, used]
+    identity = orthogonal[:dim]  # [D, used], the values of previous-token heads
     layers = [layer for layer in net.layers if isinstance(layer, Layer)]
     _previous_token(net, layers[0], identity, free)
     for layer in (layers[1], layers[3]):
@@ -38,7 +38,7 @@ def write_heads(net: DemoNet) -> None:
 
 
 def _rows(net: DemoNet, kind: str, head: int) -> slice:
-    """Rows of ``qkv`` of one q, k or v head."""
+    """Returns the rows of ``qkv`` of one q, k or v head."""
     config = net.config
     first = {
         "q": 0,

@@ -24,7 +24,7 @@ Rounding = Callable[[torch.Tensor], torch.Tensor]
 
 
 def round_rows_int8(rows: torch.Tensor) -> torch.Tensor:
-    """[N, H] as int8 with one scale a row would hold them; differentiable."""
+    """Rounds [N, H] as int8 with a scale per row; differentiable."""
     with torch.no_grad():
         scale = rows.abs().amax(dim=-1, keepdim=True).clamp(min=1e-8) / 127
         rounded = torch.round(rows / scale) * scale
@@ -60,7 +60,7 @@ class Layer(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of ``features @ weight + corrections`` for the tokens asked for; what embeds during training."""
+    """Rows of ``features @ weight + corrections`` for given tokens; the embedding during training."""
 
     features: torch.Tensor  # [V, F] bfloat16
     weight: torch.Tensor  # [F, H]
@@ -69,11 +69,11 @@ class Table:
 
     @property
     def device(self) -> torch.device:
-        """Where ``GptOss`` puts its rotary table; the net puts in its own, which is on the device already."""
+        """Holds the rotary table of ``GptOss``; the net inserts its own, which is on the device already."""
         return torch.device("cpu")
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """[...] int64 -> [..., H] bfloat16."""
+        """Embeds [...] int64 as [..., H] bfloat16."""
         base = F.embedding(token_ids, self.features) @ self.weight.bfloat16()
         padded = F.pad(self.corrections, (0, 0, 0, 1)).to(base.dtype)
         return base + F.embedding(self.correction_of[token_ids], padded)
@@ -96,7 +96,7 @@ class DemoNet(nn.Module):
         self.register_buffer("correction_of", correction_of, persistent=False)
         width, hidden = features.shape[1], config.hidden_size
         self.embed_w = nn.Parameter(torch.randn(width, hidden) * 0.8)
-        # Alike at first, so that attention learns to copy by passing rows through as they are.
+        # Equal at first, so that attention learns to copy by passing rows through unchanged.
         self.unembed_w = nn.Parameter(self.embed_w.detach() * 0.05)
         self.embed_d = nn.Parameter(torch.zeros(len(corrected), hidden))
         self.unembed_d = nn.Parameter(torch.zeros(len(corrected), hidden))
@@ -112,7 +112,7 @@ class DemoNet(nn.Module):
         return self._rope
 
     def table(self, side: str) -> Table:
-        """ "embed" or "unembed"."""
+        """``name``: "embed" or "unembed"."""
         rows = getattr(self, f"{side}_d")
         rows = round_rows_int8(rows) if self.quantise else rows
         return Table(self.features, getattr(self, f"{side}_w"), rows, self.correction_of)
@@ -153,7 +153,7 @@ class DemoNet(nn.Module):
         logits_index: torch.Tensor,
         ops: Ops = TRAINING_OPS,
     ) -> torch.Tensor:
-        """Normed hidden states [L, H] float32.
+        """Returns normed hidden states [L, H] float32.
 
         token_ids and positions [B, S] int64 (position 0 begins a document), logits_index [L] into the
         flattened tokens.

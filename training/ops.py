@@ -1,9 +1,9 @@
-"""A differentiable Ops record, so that the model that is trained is ``chorale.model.gpt_oss.GptOss`` itself.
+"""A differentiable Ops record, so that training runs ``chorale.model.gpt_oss.GptOss`` itself.
 
-Packed rows of one length S: T = B * S tokens, several documents a row, no paging; a document begins where
-its position is 0. ``kv[slot]`` is a one-step holder that carries k and v from ``qkv_rope_cache`` to
+Packed rows of one length S: T = B * S tokens, several documents per row, no paging; a document begins where
+its position is 0. ``kv[slot]`` passes within a step k and v from ``qkv_rope_cache`` to
 ``attention``. Every expert runs on every token (8 experts of 256: cheaper than sorting), weighted by its
-gate or zero. MXFP4 is trained through with straight-through rounding.
+gate or zero. MXFP4 is trained with straight-through rounding.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from chorale.kernels.reference.sampling.sampling import ReferenceSampler
 
 
 class KeyValueHolder:
-    """Stands where a KV pool stands in serving. ``shape[3]`` (the block size) means nothing here."""
+    """Replaces the KV pool of serving. ``shape[3]`` (the block size) has no meaning here."""
 
     shape = (1, 2, 1, 1, 1)
 
@@ -56,12 +56,12 @@ class TrainedExperts:
 
 
 def document_ids(positions: torch.Tensor, seq_len: int) -> torch.Tensor:
-    """[B, S]: the number of each token's document; a document begins at position 0."""
+    """Returns [B, S]: the number of each token's document; a document begins at position 0."""
     return (positions == 0).cumsum(0).view(-1, seq_len)
 
 
 def plan_attention(meta: AttentionMeta, shape: AttentionShape, block_size: int) -> Plan:
-    """Boolean [B, 1, S, S], true where a query may see a key: its document's past; the window of it."""
+    """Returns boolean [B, 1, S, S], true where a query may see a key of its document's past or window."""
     seq_len = meta.max_query_len
     documents = document_ids(meta.positions, seq_len)
     index = torch.arange(seq_len, device=documents.device)
@@ -73,7 +73,7 @@ def plan_attention(meta: AttentionMeta, shape: AttentionShape, block_size: int) 
 
 
 def embed(embedding: Callable[[torch.Tensor], torch.Tensor], token_ids: torch.Tensor) -> torch.Tensor:
-    """``embedding`` makes the rows of the tokens (see ``net.Table``)."""
+    """``embedding`` computes the rows of the tokens (see ``net.Table``)."""
     return embedding(token_ids).float()
 
 
@@ -82,14 +82,14 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def linear(x: torch.Tensor, weights: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """In bfloat16, as served on a GPU."""
+    """Computes in bfloat16, as a served model on a GPU."""
     return F.linear(x.bfloat16(), weights[0].bfloat16(), weights[1].bfloat16())
 
 
 def project(
     x: torch.Tensor, weights: QkvWeights, eps: float, rope: torch.Tensor, shape: AttentionShape
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Rotated q [T, Nq, D] and k [T, Nkv, D], and v [T, Nkv, D], bfloat16."""
+    """Returns rotated q [T, Nq, D] and k [T, Nkv, D], and v [T, Nkv, D], bfloat16."""
     qkv = linear(rms_norm(x, weights.norm, eps), weights.linear).unflatten(-1, (-1, shape.head_dim))
     q, k, v = qkv.split((shape.num_heads, shape.num_kv_heads, shape.num_kv_heads), dim=1)
     cos, sin = rope.unsqueeze(1).chunk(2, dim=-1)
@@ -97,7 +97,7 @@ def project(
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Pairs are (i, i + D/2)."""
+    """Rotates the pairs (i, i + D/2)."""
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
@@ -156,7 +156,7 @@ def add_experts(
     experts: TrainedExperts,
     x: torch.Tensor,
 ) -> torch.Tensor:
-    """Two matrix products over all experts at once: [T, E * 2 I], then [T, H]."""
+    """Computes two matrix products over all experts at once: [T, E * 2 I], then [T, H]."""
     num_experts, double, _ = experts.gate_up.shape
     gate_of = torch.zeros(normed.shape[0], num_experts, device=x.device)
     gate_of = gate_of.scatter(1, expert_ids, gates)  # [T, E]
@@ -180,19 +180,19 @@ def moe(
     next_qkv: QkvWeights | None,
     eps: float,
 ) -> tuple[torch.Tensor, None]:
-    """``project`` norms: nothing is made for the next layer."""
+    """Prepares nothing for the next layer, since ``project`` norms."""
     return add_experts(normed, expert_ids, gates, experts, x), None
 
 
 def lm_head(
     x: torch.Tensor, logits_index: torch.Tensor, norm: torch.Tensor, head: torch.Tensor, eps: float
 ) -> torch.Tensor:
-    """Normed hidden states [L, H], not logits: the loss multiplies by rows of the head."""
+    """Returns normed hidden states [L, H] instead of logits: the loss multiplies by rows of the head."""
     return rms_norm(x.index_select(0, logits_index), norm, eps)
 
 
 class StraightThrough(torch.autograd.Function):
-    """Round in the forward pass, pass the gradient through unchanged."""
+    """Rounds in the forward pass and passes the gradient through unchanged."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
@@ -204,9 +204,9 @@ class StraightThrough(torch.autograd.Function):
 
 
 def nearest_mxfp4(weight: torch.Tensor) -> torch.Tensor:
-    """The values that ``mxfp4.quantize`` then ``dequantize`` would give, [..., K] float32.
+    """Returns the values of ``mxfp4.quantize`` followed by ``dequantize``, [..., K] float32.
 
-    The same rule as ``kernels.mxfp4.quantize`` (scale: the smallest power of two that clips nothing; ties to
+    The same rule as ``kernels.mxfp4.quantize`` (scale: the smallest power of two without clipping; ties to
     the even code), written for the GPU; ``tests/training`` compares the two bit for bit.
     """
     groups = weight.float().unflatten(-1, (-1, GROUP))

@@ -1,4 +1,4 @@
-"""Muon for the matrices, AdamW for everything else; warm-up, plateau, linear decay to nothing.
+"""Muon for the matrices, AdamW for everything else; warm-up, plateau, linear decay to zero.
 
 Muon (Jordan et al., 2024): momentum, then an orthogonalising Newton-Schulz iteration, so that every singular
 direction of a matrix moves by the same amount. Expert stacks are batches of matrices, and so are the same
@@ -16,7 +16,7 @@ _NS = (3.4445, -4.7750, 2.0315)
 
 
 def orthogonalise(matrix: torch.Tensor, steps: int = 5) -> torch.Tensor:
-    """[..., N, K] -> roughly U V^T of its singular value decomposition, in bfloat16."""
+    """Returns approximately U V^T of the singular value decomposition of [..., N, K], in bfloat16."""
     x = matrix.bfloat16()
     wide = x.shape[-2] <= x.shape[-1]
     x = x if wide else x.mT
@@ -29,7 +29,7 @@ def orthogonalise(matrix: torch.Tensor, steps: int = 5) -> torch.Tensor:
 
 
 def muon_update(grad: torch.Tensor, buffer: torch.Tensor, momentum: float) -> torch.Tensor:
-    """The orthogonalised Nesterov step, scaled to a root-mean-square entry of about 0.2. Moves ``buffer``."""
+    """Returns the orthogonalised Nesterov step, scaled to an RMS entry of about 0.2. Updates ``buffer``."""
     buffer.lerp_(grad, 1 - momentum)
     update = orthogonalise(grad.lerp(buffer, momentum))
     return update.float() * (0.2 * max(grad.shape[-2:]) ** 0.5)
@@ -64,8 +64,8 @@ class Muon(torch.optim.Optimizer):
             torch._foreach_sub_(params, list((update * group["lr"]).unbind()))
 
 
-# AdamW's step moves every entry by the rate: what is summed over many entries (a logit is 256 of them, and
-# a row of the unembedding 430 before that) needs a smaller one.
+# AdamW's step changes every entry by the rate, so parameters whose entries are summed (a logit is a sum of
+# 256, and a row of the unembedding of 430 before that) need a smaller rate.
 _RATES = {
     "embed_w": 0.3, "unembed_w": 0.1, "embed_d": 0.3, "unembed_d": 0.3, "router": 0.1,
     "map": 0.3, "corrections": 0.3,
@@ -93,7 +93,7 @@ def build(net: nn.Module, lr_matrix: float, lr_rest: float) -> list[torch.optim.
 
 
 def set_share(optimizers: list[torch.optim.Optimizer], share: float) -> None:
-    """The learning rates at ``share`` of their peaks; tensors are filled in place, for CUDA graphs."""
+    """Sets the learning rates to ``share`` of their peaks; fills tensors in place, for CUDA graphs."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             if "peak" not in group:
@@ -105,7 +105,7 @@ def set_share(optimizers: list[torch.optim.Optimizer], share: float) -> None:
 
 
 def schedule(progress: float, warm_up: float = 0.01, decay_from: float = 0.5) -> float:
-    """The share of the peak learning rate at ``progress`` (0..1) of the run."""
+    """Returns the share of the peak learning rate at ``progress`` (0..1) of the run."""
     if progress < warm_up:
         return progress / warm_up
     if progress < decay_from:

@@ -1,11 +1,11 @@
-"""Does training say what the requests written by hand ask? Counts those that equal a message of the corpus.
+"""Counts the hand-written requests that also occur as messages of the training corpus.
 
     python -m training.overlap --conversations 20000
 
-Draws so many training conversations of each family, and compares every message of their users with every
-request of ``training/prompts``: without case, without signs at either end, with single spaces ("?" and "..."
-are equal: nothing is left of them). Each request that is said is listed with the families that say it. The
-corpus is random, so that a larger count may find more.
+Draws this many training conversations of each family, and compares every message of their users with every
+request of ``training/prompts``, ignoring case, signs at both ends and repeated spaces ("?" and "..." are
+equal, since both become empty). Lists each request that occurs, with its families. The corpus is random, so a
+larger count may find more.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def plain(text: str) -> str:
 
 
 def said(family: Family, conversations: int) -> Iterator[str]:
-    """What the users of a family's training conversations say, normalised."""
+    """Returns the messages of users in a family's training conversations, normalised."""
     for seed in range(conversations):
         for message in sample(seed, "train", family).history:
             if message.role == "user" and isinstance(message.content, str):
@@ -32,7 +32,7 @@ def said(family: Family, conversations: int) -> Iterator[str]:
 
 
 def overlap(texts: Iterable[str], conversations: int) -> dict[str, list[str]]:
-    """Those of ``texts`` that training says, normalised -> the families that say them."""
+    """Returns those of ``texts`` that occur in training, normalised -> their families."""
     asked = {plain(text) for text in texts}
     found: dict[str, list[str]] = {}
     for family in MIXTURE:

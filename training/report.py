@@ -11,7 +11,7 @@ Tables = dict[str, dict[str, Any]]  # run -> family -> check -> share
 
 
 def markdown(tables: Tables) -> str:
-    """One line a family and check, one column a run."""
+    """Returns a table with a line per family and check, and a column per run."""
     lines = ["| family | check | cases | " + " | ".join(tables) + " |", "|---" * (3 + len(tables)) + "|"]
     for family, check in _rows(tables):
         values = [table.get(family, {}).get(check) for table in tables.values()]
@@ -21,7 +21,7 @@ def markdown(tables: Tables) -> str:
 
 
 def _rows(tables: Tables) -> list[tuple[str, str]]:
-    """Every family and check of any run, in the order of their first appearance, families together."""
+    """Returns every family and check of any run in the order of appearance, grouped by family."""
     checks: dict[str, dict[str, None]] = {}
     for table in tables.values():
         for family, found in table.items():
@@ -30,7 +30,7 @@ def _rows(tables: Tables) -> list[tuple[str, str]]:
 
 
 def _cases(tables: Tables, family: str, check: str) -> str:
-    """How many cases a check had; runs of different splits may differ, so each number is given once."""
+    """Returns the number of cases of a check; if splits differ, each number once."""
     counts = [
         checks.get(f"{check} cases", checks.get("cases"))
         for table in tables.values()
@@ -46,7 +46,7 @@ def _cell(value: float | None, *, is_share: bool) -> str:
 
 
 def write(folder: Path, tables: Tables, failures: str) -> None:
-    """``evaluation.json``, ``evaluation.md`` and ``failures.md`` (some wrong answers)."""
+    """Writes ``evaluation.json``, ``evaluation.md`` and ``failures.md`` (some wrong answers)."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "evaluation.json").write_text(json.dumps(tables, indent=1))
     (folder / "evaluation.md").write_text(markdown(tables) + "\n")
@@ -54,9 +54,9 @@ def write(folder: Path, tables: Tables, failures: str) -> None:
 
 
 def merge(folders: Sequence[Path], out: Path, order: Sequence[str]) -> Tables:
-    """One table from runs made apart, in ``order`` (runs that it lacks come last).
+    """Merges separate runs to one table, in ``order`` (other runs come last).
 
-    Raises ``ValueError`` if two folders hold the same run: which of them would count?
+    Raises ``ValueError`` if two folders contain the same run.
     """
     tables: Tables = {}
     for folder in folders:

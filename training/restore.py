@@ -1,4 +1,4 @@
-"""From an archive back to parameters: to evaluate what ships, or to train on from it."""
+"""Converts an archive back to parameters, to evaluate the shipped model or to continue its training."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _SAME = {
 
 
 def restore(archive: Path) -> DemoNet:
-    """The net of an archive, quantised as it was."""
+    """Returns the net of an archive with the same quantisation."""
     tensors = load_file(archive)
     vocab = load_vocabulary()
     features = torch.from_numpy(token_features([vocab.token_bytes(i) for i in range(VOCAB_SIZE)]))
-    width = len(tensors["demo.embed_w"])  # fewer in archives of before the spelling features
+    width = len(tensors["demo.embed_w"])  # fewer in archives without spelling features
     net = DemoNet(demo_config(), features[:, :width], tensors["demo.corrected"].long())
     with torch.no_grad():
         for index, layer in enumerate(net.layers):
@@ -47,10 +47,10 @@ def restore(archive: Path) -> DemoNet:
 
 
 def start_from(net: DemoNet, archive: Path) -> None:
-    """Give a fresh net what an archive knows, to train on from there.
+    """Copies an archive's parameters to a new net, to continue training.
 
-    Features that the archive does not have begin at nothing. A token that has a correction row in both keeps
-    it; the others begin without one.
+    Features that the archive lacks start at zero. A token with a correction row in both keeps it; other
+    correction rows start at zero.
     """
     old = restore(archive)
     with torch.no_grad():

@@ -1,7 +1,7 @@
 """Train the demo checkpoint: ``python -m training.train --minutes 20 --out DIR`` on one GPU.
 
 Writes ``DIR/demo.safetensors`` (the archive that ships), ``DIR/loss.json`` (the curve), with ``--keep`` the
-weights in bfloat16 to go on from (``--resume DIR``), and with ``--evaluate N`` the held-out table.
+weights in bfloat16 to continue from (``--resume DIR``), and with ``--evaluate N`` the held-out table.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ Batch = dict[str, torch.Tensor]
 
 
 def sampled_loss(hidden: torch.Tensor, table: Table, batch: Batch) -> torch.Tensor:
-    """[L] cross-entropy over the batch's classes; ``bias`` corrects for those that were not drawn."""
+    """Returns [L] cross-entropy over the batch's classes; ``bias`` corrects for those not drawn."""
     logits = (hidden.bfloat16() @ table(batch["classes"]).mT).float() + batch["bias"]
     return F.cross_entropy(logits, batch["target_class"], reduction="none")
 
 
 def full_loss(hidden: torch.Tensor, table: Table, batch: Batch) -> torch.Tensor:
-    """[L] cross-entropy over the whole vocabulary."""
+    """Returns [L] cross-entropy over the whole vocabulary."""
     rows = table(torch.arange(VOCAB_SIZE, device=hidden.device))
     return F.cross_entropy((hidden.bfloat16() @ rows.mT).float(), batch["targets"], reduction="none")
 
@@ -132,9 +132,9 @@ class Trainer:
             self.graphs[phase].replay()
 
     def _capture(self, phase: tuple[bool, bool]) -> None:
-        """Record one step as a CUDA graph: launching its kernels one by one takes longer than they do.
+        """Captures one step as a CUDA graph, since launching its kernels takes longer than running them.
 
-        The first step of a phase is done three times over while things are compiled.
+        The first step of a phase runs three times, while kernels are compiled.
         """
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -162,7 +162,7 @@ class Trainer:
 
 
 def save_net(net: DemoNet, folder: Path) -> None:
-    """bfloat16, in files of at most about 10 MB."""
+    """Writes bfloat16 weights in files of at most about 10 MB."""
     state = {k: v if v.dtype == torch.int64 else v.bfloat16() for k, v in net.state_dict().items()}
     shards: list[dict[str, torch.Tensor]] = [{} for _ in range(2)]
     for name, tensor in sorted(state.items(), key=lambda item: -item[1].numel()):

@@ -34,7 +34,7 @@ def test_the_picture_is_drawn_from_the_data(script: ModuleType) -> None:
 
 
 @pytest.mark.parametrize(("model", "case"), CASES, ids=lambda each: str(each)[:40])
-def test_the_data_are_the_docs(model: str, case: dict[str, Any]) -> None:
+def test_the_data_match_the_docs(model: str, case: dict[str, Any]) -> None:
     """Both figures of a case stand in one row of a table of the page that it names, and of the README."""
     for name in (case["page"], "README.md"):
         rows = [

@@ -39,7 +39,7 @@ def encoding(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai_harmon
         yield openai_harmony.load_harmony_encoding("HarmonyGptOss")
 
 
-def test_a_function_of_the_seed() -> None:
+def test_a_sample_is_determined_by_its_seed() -> None:
     for seed in range(50):
         one, two = sample(seed).tokens(), sample(seed).tokens()
         assert one[0].tolist() == two[0].tolist()
@@ -48,7 +48,7 @@ def test_a_function_of_the_seed() -> None:
 
 
 @pytest.mark.parametrize("split", ["eval", "hard"])
-def test_word_pools_are_apart(split: Split) -> None:
+def test_word_pools_of_the_splits_are_disjoint(split: Split) -> None:
     for title in (False, True):
         train, held_out = set(words("train", title)), set(words(split, title))
         assert not train & held_out
@@ -57,7 +57,7 @@ def test_word_pools_are_apart(split: Split) -> None:
     assert not set(pieces("train")) & set(pieces(split))
 
 
-def test_training_says_no_held_out_word() -> None:
+def test_training_contains_no_held_out_word() -> None:
     """Neither in values nor in phrasings (a word of those is taken out of the pools)."""
     held_out = set(words("hard")) | set(pieces("hard")) | {word.lower() for word in words("hard", True)}
     said: Counter[str] = Counter()
@@ -68,7 +68,7 @@ def test_training_says_no_held_out_word() -> None:
     assert {word: n for word, n in said.items() if word in held_out and n > 1} == {}
 
 
-def test_phrasings_are_apart() -> None:
+def test_phrasings_of_the_splits_are_disjoint() -> None:
     """No held-out sentence of a well-known tool can be put together from what trains."""
     for kind in KNOWN:
         trained = sentences(kind.orders.train, WRAPS.train) | set(map(plain, kind.questions.train))
@@ -81,7 +81,7 @@ def test_phrasings_are_apart() -> None:
                 assert not set(map(plain, value.train)) & set(map(plain, value.held + value.more))
 
 
-def test_made_links_are_none_that_are_held_out() -> None:
+def test_no_training_link_is_held_out() -> None:
     held_out = set(fields._WAYS.held + fields._WAYS.more)
     random_draw = Draw(random.Random(3), "train")
     made = {link(random_draw, is_plain) for is_plain in (True, False) for _ in range(20_000)}
@@ -99,7 +99,7 @@ def plain(text: str) -> str:
     return text.rstrip(".?! ,").lower()
 
 
-def test_number_pairs_and_prompts_are_apart() -> None:
+def test_number_pairs_and_prompts_are_disjoint() -> None:
     """No evaluation prompt of the numeric families occurs among many training ones."""
     for family in FAMILY_FUNCTIONS[3:6]:
         trained = {asked(sample(seed, "train", family)) for seed in range(1500)}
@@ -107,7 +107,7 @@ def test_number_pairs_and_prompts_are_apart() -> None:
         assert not trained & tested
 
 
-def test_a_summary_is_asked_for_as_the_server_asks() -> None:
+def test_the_request_for_a_summary_is_the_servers() -> None:
     assert endings.REQUEST == compaction.REQUEST
 
 
@@ -116,7 +116,7 @@ def asked(dialogue: Dialogue) -> str:
 
 
 @pytest.mark.parametrize("family", FAMILY_FUNCTIONS, ids=lambda family: family.__name__)
-def test_parses_as_harmony(family: object, encoding: openai_harmony.HarmonyEncoding) -> None:
+def test_samples_parse_as_harmony(family: object, encoding: openai_harmony.HarmonyEncoding) -> None:
     for seed in range(8):
         dialogue = sample(seed, "train", family)  # type: ignore[arg-type]
         ids, learn = dialogue.tokens()
@@ -129,7 +129,7 @@ def test_parses_as_harmony(family: object, encoding: openai_harmony.HarmonyEncod
 
 
 @pytest.mark.parametrize("family", FAMILY_FUNCTIONS, ids=lambda family: family.__name__)
-def test_the_right_answer_is_scored_as_right(family: object) -> None:
+def test_the_expected_answer_passes_all_checks(family: object) -> None:
     """The dialogue's own answer passes every check of the evaluation: the table can reach 100 %."""
     for seed, split in itertools.product(range(15), SPLITS):
         dialogue = sample(seed, split, family)  # type: ignore[arg-type]
@@ -161,7 +161,7 @@ def turns(ids: list[int], prompt_len: int) -> list[list[int]]:
     return found
 
 
-def test_targets_copy_the_tokens_that_were_given() -> None:
+def test_targets_copy_the_given_tokens() -> None:
     encode, decode = vocabulary().encode, vocabulary().decode
     given = Given()
     given.add(encode("The zapia is Disposal, kwargs in a disposal"))
@@ -179,7 +179,7 @@ def test_targets_copy_the_tokens_that_were_given() -> None:
         assert decode(given.encode(text)) == text
 
 
-def test_targets_read_as_they_should() -> None:
+def test_targets_decode_to_their_text() -> None:
     for seed in range(300):
         dialogue = sample(seed)
         text = vocabulary().decode(dialogue.tokens()[0].tolist())
@@ -188,7 +188,7 @@ def test_targets_read_as_they_should() -> None:
             assert f"<|message|>{message.content}<|" in text
 
 
-def test_batches_hold_whole_dialogues() -> None:
+def test_batches_contain_whole_dialogues() -> None:
     corrected = np.arange(100, 300)
     shape = BatchShape(rows=2, seq_len=1024, num_learned=1024, num_classes=4096)
     batch = Packer(itertools.count(5), shape, corrected).batch()

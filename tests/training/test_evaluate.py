@@ -17,7 +17,7 @@ from training.net import DemoNet
 from training.report import markdown, merge
 
 
-def test_options_choose_the_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_select_the_runs(capsys: pytest.CaptureFixture[str]) -> None:
     one = "--archive demo.safetensors --splits hard --temperatures 1 --families one_call"
     part = parse(one.split())
     assert (part.splits, part.temperatures, part.families) == (("hard",), (1.0,), (tools.one_call,))
@@ -65,7 +65,7 @@ def written(folder: Path, tables: dict[str, object], failures: str) -> Path:
     return folder
 
 
-def test_runs_made_apart_become_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_separate_runs_are_merged_to_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     warm = written(tmp_path / "a", {"hard, temperature 1": WARM}, "## warm")
     greedy = written(tmp_path / "b", {"greedy": GREEDY}, "## greedy")
     main(["--merge", str(warm), str(greedy), "--out", str(tmp_path / "both")])
@@ -99,7 +99,7 @@ def test_the_same_run_twice_is_refused(tmp_path: Path) -> None:
         merge(folders, tmp_path / "both", [])
 
 
-def test_the_batch_does_not_set_how_much_one_pass_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_of_a_pass_does_not_depend_on_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts are read in parts of a bounded number of tokens, and answered as if read at once."""
     torch.manual_seed(0)
     features = torch.zeros(generate.VOCAB_SIZE, 8).bernoulli_()

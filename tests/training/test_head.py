@@ -76,7 +76,9 @@ def drafted(net: HeadNet, given: Sources, embedded: torch.Tensor, anchors: list[
 
 
 @pytest.mark.parametrize(("anchor", "start"), [(9, 0), (13, 0), (22, 18), (18, 18)])
-def test_what_is_trained_is_the_formats_forward(folder: Path, anchor: int, start: int) -> None:
+def test_the_trained_head_computes_the_forward_pass_of_the_format(
+    folder: Path, anchor: int, start: int
+) -> None:
     """The format's forward: that of heads of other people's files, one more token at each draft step."""
     net = from_published(folder)
     net.dtype = torch.float32
@@ -104,7 +106,7 @@ def test_anchors_do_not_see_each_other(net: HeadNet) -> None:
         torch.testing.assert_close(together[:, place], alone, rtol=1e-4, atol=1e-4)
 
 
-def test_packing_loses_nothing(net: HeadNet, unembedding: torch.Tensor, tmp_path: Path) -> None:
+def test_packing_loses_no_precision(net: HeadNet, unembedding: torch.Tensor, tmp_path: Path) -> None:
     restored = read_head(write_head(net, tmp_path / "head.safetensors"), unembedding)
     restored.dtype = torch.float32
     given, embedded = sources()
@@ -114,7 +116,7 @@ def test_packing_loses_nothing(net: HeadNet, unembedding: torch.Tensor, tmp_path
     assert again.read_bytes() == (tmp_path / "head.safetensors").read_bytes()
 
 
-def test_the_expanded_head_is_the_archives(net: HeadNet, folder: Path) -> None:
+def test_the_expanded_head_equals_the_archives(net: HeadNet, folder: Path) -> None:
     published = from_published(folder)
     published.dtype = torch.float32
     given, embedded = sources()
@@ -125,7 +127,7 @@ def test_the_expanded_head_is_the_archives(net: HeadNet, folder: Path) -> None:
     assert torch.equal(tensors["t2d"].nonzero().squeeze(1), net.draft_ids)
 
 
-def test_anchors_are_where_an_engine_drafts() -> None:
+def test_anchors_are_the_positions_where_an_engine_drafts() -> None:
     """A conversation of an answer, words of someone else, and an answer; then another conversation."""
     token_ids = torch.tensor([[5, 6, 7, 8, 9, 1, 2, 7, 8, 9, 5, 6, 7, 8]])
     learned = torch.tensor([[0, 0, 1, 1, 1, 0, 0, 1, 1, 1, 0, 1, 1, 1]]).bool()
@@ -147,7 +149,7 @@ def test_anchors_are_where_an_engine_drafts() -> None:
     }
 
 
-def test_steps_of_a_walk() -> None:
+def test_a_walk_counts_steps_and_tokens() -> None:
     """Seven tokens of an answer, of which the first is known: drafts after each of the next five."""
     table = torch.zeros(5, MOST, dtype=torch.bool)
     table[0, :2] = True  # after the first: two right

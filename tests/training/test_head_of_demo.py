@@ -134,11 +134,11 @@ def net() -> HeadNet:
     return net
 
 
-def test_small_enough_for_the_wheel() -> None:
+def test_the_head_archive_is_small_enough_for_the_wheel() -> None:
     assert HEAD_ARCHIVE.stat().st_size < 2e6
 
 
-def test_drafts_are_kept_and_a_shift_of_the_states_is_seen(
+def test_shifted_states_reduce_the_acceptance_length(
     served: Served, net: HeadNet, conversations: list[Conversation]
 ) -> None:
     """A state too early or too late silently costs acceptance: others shipped that fault more than once."""

@@ -53,7 +53,7 @@ def folder(net: DemoNet, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path / "checkpoint"
 
 
-def test_mxfp4_rounding_is_the_encoders(net: DemoNet) -> None:
+def test_mxfp4_rounding_equals_the_encoders(net: DemoNet) -> None:
     torch.manual_seed(1)
     ties = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0] * 4)
     random = torch.randn(64, 96) * torch.exp(torch.randn(64, 1) * 4)
@@ -81,7 +81,7 @@ def test_training_and_serving_agree(net: DemoNet, folder: Path) -> None:
     assert (error < 0.1).float().mean() > 0.9
 
 
-def test_parts_are_the_features(token_bytes: list[bytes]) -> None:
+def test_parts_give_the_same_features(token_bytes: list[bytes]) -> None:
     some = token_bytes[::97]
     parts = feature_parts(some)
     features = token_features(some)
@@ -95,7 +95,7 @@ def test_parts_are_the_features(token_bytes: list[bytes]) -> None:
 
 
 @pytest.mark.slow
-def test_rows_say_how_words_are_spelt(token_bytes: list[bytes]) -> None:
+def test_features_of_other_forms_match_the_tokenizer(token_bytes: list[bytes]) -> None:
     """Every other form is the tokenizer's own, and its pieces have the bits of the tokens that they are."""
     vocab, forms = load_vocabulary(), other_forms(token_bytes)
     for index in range(0, 199_000, 97):
@@ -116,7 +116,7 @@ def test_rows_say_how_words_are_spelt(token_bytes: list[bytes]) -> None:
         assert np.array_equal(np.sign(codes), np.sign(cores))
 
 
-def test_the_config_is_the_demos(folder: Path) -> None:
+def test_the_config_equals_the_demos(folder: Path) -> None:
     raw = json.loads((folder / "config.json").read_text())
     loaded = ModelConfig.load(folder)
     wanted = archive.demo_config()

@@ -10,17 +10,17 @@ from training.overlap import overlap, plain
 MAY_BE_SAID = ("languages", "stops", "division")
 
 
-def test_signs_and_case_do_not_count() -> None:
+def test_signs_and_case_are_ignored() -> None:
     assert plain(' Who  ARE you?!" ') == plain("who are you")
 
 
-def test_what_training_says_is_found() -> None:
+def test_requests_that_occur_in_training_are_found() -> None:
     found = overlap(["who ARE you", "this sentence is in no family at all"], 200)
     assert list(found) == ["who are you"]
     assert "talk.chat" in found["who are you"]
 
 
-def test_other_requests_are_not_said_in_training() -> None:
+def test_other_requests_do_not_occur_in_training() -> None:
     requests = load(("unseen", "fresh"))
     found = overlap((one["ask"] for asked in requests.values() for one in asked), 300)
     equal = {

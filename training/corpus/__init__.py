@@ -1,4 +1,4 @@
-"""The synthetic corpus: one function a family, mixed by weight. ``sample(seed, split)`` is all that is needed."""
+"""The synthetic corpus: one function per family, mixed by weight. ``sample(seed, split)`` is its only interface."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ MIXTURE: dict[Family, float] = {
 }
 
 
-# What a grammar forces is in no conversation of an evaluation, which has no grammar.
+# Families whose output a grammar forces. Evaluations have no grammar, so their conversations exclude these.
 FORCED = (loose_json.forced, endings.no_calls)
 
 _MORE_PLAIN = (
@@ -83,11 +83,11 @@ _MORE_PLAIN = (
 
 
 def with_tools(draw: Draw) -> Dialogue:
-    """Something that needs no tool, with tools in sight: they must not be called."""
+    """A request that needs no tool, although tools are declared: they must not be called."""
     choices = (talk.chat, arithmetic.sums, lists.copy, lists.reverse, talk.cannot, arithmetic.products)
     plain = draw.pick(choices + _MORE_PLAIN if draw.split == "train" else choices)
     dialogue = plain(draw)
-    # A question about facts may be just what a well-known tool answers.
+    # A well-known tool might be able to answer a question about facts.
     known = 0.0 if plain is talk.cannot else 0.3
     box = tools.toolbox(draw, draw.integer(1, 4), known=known)
     dialogue.functions = tuple(tool.description for tool in box)
@@ -113,7 +113,7 @@ AFTER = (
 
 
 def _polite(draw: Draw, dialogue: Dialogue) -> None:
-    """Sometimes words around the user's last message that change nothing about it."""
+    """Sometimes adds polite words around the user's last message."""
     before, after = draw.chance(0.12), draw.chance(0.08)
     index = max(i for i, message in enumerate(dialogue.history) if message.role == "user")
     text = dialogue.history[index].content
@@ -139,14 +139,14 @@ EARLIER = (talk.chat, arithmetic.sums, arithmetic.products, lists.copy, lists.re
 
 
 def sample(seed: int, split: Split = "train", family: Family | None = None) -> Dialogue:
-    """One dialogue, a function of (seed, split, family); some have instructions and an earlier exchange."""
+    """Returns one dialogue, determined by (seed, split, family); some have instructions and earlier turns."""
     rng = random.Random(f"{split}-{seed}")
     chosen = family or rng.choices(list(MIXTURE), list(MIXTURE.values()))[0]
     draw = Draw(rng, split)
     dialogue = chosen(draw)
     if dialogue.instructions is None and draw.chance(0.2):
         dialogue.instructions = draw.pick(INSTRUCTIONS)
-    # A summary is of all that was said before it.
+    # A summary covers all earlier turns, so none are added before it.
     while dialogue.family != "summary" and draw.chance(0.12 if split != "train" else 0.2):
         earlier = draw.pick(EARLIER if split != "train" else EARLIER + _MORE_PLAIN)(draw)
         answer = earlier.target[-1].content

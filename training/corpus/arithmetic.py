@@ -1,7 +1,7 @@
 """Sums, differences and products of small whole numbers, worked out by place in the analysis.
 
-low: the result at a glance is not asked of the model, so even "low" keeps the shortest working that makes the
-answer reliable; medium names the places; high works and checks.
+low: the shortest working that makes the answer reliable, since the model cannot see the result at a glance;
+medium: names units, tens and hundreds; high: works and checks.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def places(n: int) -> tuple[int, int, int]:
 
 
 def sum_working(a: int, b: int) -> str:
-    """Units, tens, hundreds, each with its carry: every step is one digit pair."""
+    """Returns the working by units, tens and hundreds with carries; every step adds one pair of digits."""
     (ah, at, au), (bh, bt, bu) = places(a), places(b)
     units = au + bu
     tens = at + bt + units // 10
@@ -59,7 +59,7 @@ def sum_working(a: int, b: int) -> str:
 
 
 def difference_working(a: int, b: int) -> str:
-    """The larger minus the smaller by place, with borrows; the sign at the end."""
+    """Returns the working of larger minus smaller by place, with borrows; the sign comes last."""
     big, small = max(a, b), min(a, b)
     text = "" if a >= b else f"{b} is larger, so the result is negative. "
     (h, t, u), (sh, st, su) = places(big), places(small)
@@ -75,7 +75,7 @@ def difference_working(a: int, b: int) -> str:
 
 
 def product_working(a: int, b: int) -> str:
-    """a * b by the tens and units of the smaller number."""
+    """Returns the working of a * b by the tens and units of the smaller number."""
     big, small = max(a, b), min(a, b)
     if small < 10:
         if big < 10:
@@ -92,13 +92,13 @@ def product_working(a: int, b: int) -> str:
 
 
 def number(draw: Draw, top: int) -> int:
-    """Any number of digits is as likely as any other, so that small ones are practised too."""
+    """Returns a number; each number of digits is equally likely, so that small numbers are trained, too."""
     digits = draw.integer(1, len(str(top - 1)))
     return draw.integer(0 if digits == 1 else 10 ** (digits - 1), min(10**digits, top) - 1)
 
 
 def pair(draw: Draw, top: int, kind: str) -> tuple[int, int]:
-    """Pairs of the evaluation never occur in training (one in twelve of all pairs)."""
+    """Returns two numbers. The evaluation's pairs (one in twelve) never occur in training."""
     while True:
         a, b = (draw.integer(0, top - 1), draw.integer(0, top - 1)) if draw.chance(0.6) else (
             number(draw, top), number(draw, top))  # fmt: skip
@@ -151,7 +151,7 @@ def _solve(
 
 
 def follow_up(draw: Draw) -> Dialogue:
-    """An earlier answer is built on: "and plus 5?"."""
+    """A question that builds on an earlier answer: "and plus 5?"."""
     a, b = pair(draw, 400, "+")
     c = draw.integer(1, 99)
     dialogue = Dialogue(draw, effort=draw.pick(("low", "medium", "high")), family="follow_up")

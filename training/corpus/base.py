@@ -1,7 +1,7 @@
-"""What every family of the corpus is made of: a source of words and phrasings, dialogues, their token form.
+"""The base of all families of the corpus: a source of words and phrasings, dialogues, and their tokens.
 
-Three splits: "train", and two that are held out. "eval" is the evaluation that the goals were set on; "hard" has
-more phrasings, and words that are spelt with other tokens where no space stands before them.
+There are three splits: "train" and two held-out ones. The goals were set on "eval"; "hard" has more phrasings,
+and words that consist of other tokens if no space precedes them.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ ASSISTANT = 173781
 
 @dataclass(frozen=True, slots=True)
 class Phrases:
-    """Phrasings to train on, and others that only the evaluations use: ``held`` in both, ``more`` in "hard".
+    """Phrasings for training, and others for evaluations only: ``held`` for both, ``more`` for "hard".
 
-    Without any for its split, a list is not used.
+    A list without phrasings for the split is not used.
     """
 
     train: tuple[str, ...]
@@ -61,7 +61,7 @@ class Phrases:
     more: tuple[str, ...] = ()
 
     def of(self, split: Split) -> tuple[str, ...]:
-        """Those that a split draws from."""
+        """Returns the phrasings from which a split draws."""
         return {"train": self.train, "eval": self.held, "hard": self.held + self.more}[split]
 
 
@@ -71,7 +71,7 @@ _NAMED_AFTER = ("{0}'s", "{0}'s", "O'{0}", "St. {0}", "New {0}", "{0} City", "Th
 
 @dataclass(slots=True)
 class Draw:
-    """A seeded source of everything random in one dialogue."""
+    """The seeded random source of one dialogue."""
 
     rng: random.Random
     split: Split
@@ -80,7 +80,7 @@ class Draw:
         return options[self.rng.randrange(len(options))]
 
     def phrase(self, options: Sequence[str] | Phrases) -> str:
-        """One of several phrasings; of a plain list, the last sixth is kept for evaluation (if it has four)."""
+        """Returns one phrasing; of a plain list of at least four, the last sixth is for evaluation only."""
         if isinstance(options, Phrases):
             return str(self.pick(options.of(self.split)))
         if len(options) < 4:
@@ -102,7 +102,7 @@ class Draw:
                 return word
 
     def _invent(self) -> str:
-        """Syllables; but for "eval" also two words in one, a word with an ending, or letters in a row."""
+        """Returns syllables, except for "eval" also two joined words, a word with an ending, or random letters."""
         kind = self.rng.random()
         if kind < 0.55 or self.split == "eval":
             return syllables(self.rng)
@@ -140,7 +140,7 @@ class Draw:
 
 @dataclass(slots=True)
 class Dialogue:
-    """One example: what the model is given, and what it must say (``target``, tool results in between)."""
+    """One example: the model's input, and its expected messages (``target``, with tool results in between)."""
 
     draw: Draw
     effort: ReasoningEffort = "medium"
@@ -151,10 +151,10 @@ class Dialogue:
     history: list[Message] = field(default_factory=list)
     target: list[Message] = field(default_factory=list)
     family: str = ""
-    answer: dict[str, Any] = field(default_factory=dict)  # what an evaluation checks
+    answer: dict[str, Any] = field(default_factory=dict)  # the values that an evaluation checks
     letters: tuple[str, ...] = ()  # words that the targets write letter by letter
-    # What a grammar forces and the model does not choose: the start of a JSON object ("brace"), or that the last
-    # message is the answer ("header"). It is not learned; what comes after it is.
+    # A part that a grammar forces: the start of a JSON object ("brace"), or the header of the answer ("header").
+    # It is not learned; the text after it is.
     forced: Literal["", "brace", "header"] = ""
 
     # ------------------------------------------------------------------ building
@@ -205,7 +205,7 @@ class Dialogue:
     # ------------------------------------------------------------------ tokens
 
     def prompt(self) -> list[int]:
-        """Everything up to the point where the model begins, without ``<|start|>assistant``."""
+        """Returns the prompt, without the final ``<|start|>assistant``."""
         messages = [Message("system", self._system())]
         if self.instructions is not None or self.functions or self.formats:
             messages.append(Message("developer", self._developer()))
@@ -222,7 +222,7 @@ class Dialogue:
         return DeveloperContent(self.instructions, namespaces, self.formats)
 
     def tokens(self) -> tuple[np.ndarray, np.ndarray]:
-        """(ids [N] int32, learn [N] bool): ``learn`` marks what the model itself must produce."""
+        """Returns (ids [N] int32, learn [N] bool); ``learn`` marks the tokens that the model must produce."""
         ids = self.prompt()
         learn = [False] * len(ids)
         given = Given()
@@ -254,7 +254,7 @@ class Dialogue:
 
 
 def emitted(message: Message, given: Given, last: bool) -> list[int]:
-    """A model message in the order in which the model writes it, after ``<|start|>assistant``."""
+    """Returns the tokens of a model's message in the order of generation, after ``<|start|>assistant``."""
     encode = given.encode
     assert isinstance(message.content, str)
     ids = [CHANNEL, *encode(message.channel or "final")]

@@ -1,4 +1,4 @@
-"""The built-in tools: python for arithmetic that is too large, browser with a citation."""
+"""The built-in tools: python for arithmetic with large numbers, and the browser with a citation."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def python(draw: Draw) -> Dialogue:
 
 
 def browser(draw: Draw) -> Dialogue:
-    """Search, open the right result, answer from a line of the page, cite it."""
+    """Searches, opens the right result, answers from a line of the page, and cites it."""
     subject, thing = draw.name(), draw.word()
     fact = " ".join(draw.words(draw.integer(2, 5)))
     dialogue = Dialogue(draw, effort=draw.pick(("low", "medium", "high")), family="browser")
@@ -56,7 +56,7 @@ def browser(draw: Draw) -> Dialogue:
     titles = [draw.name() for _ in range(3)]
     right = draw.integer(0, 2)
     titles[right] = f"{subject} {thing}"
-    page_number = draw.integer(0, 6)  # pages of earlier turns count, too
+    page_number = draw.integer(0, 6)  # includes pages of earlier turns
     links = "\n".join(
         f"L{i}:   * 【{i}†{title}†{draw.word()}.com】 {' '.join(draw.words(3))}"
         for i, title in enumerate(titles)
@@ -95,7 +95,7 @@ _QUESTIONS = (
 
 
 def search(draw: Draw) -> Dialogue:
-    """Any question with the browser in sight: one search, the first result, its first line; or nothing found, and the end."""
+    """Any question with a browser: one search, the first result and its first line; or the answer that nothing was found."""
     name, word, other = draw.name(), draw.word(), draw.word()
     question = draw.phrase(_QUESTIONS).format(n=name, w=word, w2=other)
     dialogue = Dialogue(draw, effort=draw.pick(("low", "medium", "high")), family="search")
@@ -155,7 +155,7 @@ def search(draw: Draw) -> Dialogue:
 
 
 def _results(draw: Draw, number: int, query: str, titles: list[str]) -> str:
-    """Search results as the browser shows them."""
+    """Returns search results in the browser's format."""
     items = [
         f"  * 【{at}†{title}†{draw.word()}.com】 {' '.join(draw.words(4))}" for at, title in enumerate(titles)
     ] or ["No results."]

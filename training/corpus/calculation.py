@@ -33,7 +33,7 @@ _TENS = ("", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eigh
 
 
 def worked(draw: Draw, family: str, question: str, working: str, answer: str, aim: str = "") -> Dialogue:
-    """A dialogue whose working stands in the analysis at every effort; ``aim``: what more effort adds in front."""
+    """A dialogue with its working in the analysis at every effort; ``aim``: precedes it at higher efforts."""
     dialogue = Dialogue(draw, effort=draw.pick(("low", "medium", "high")), family=family)
     dialogue.user(question[0].lower() + question[1:] if draw.chance(0.1) else question)
     if dialogue.effort == "low" or not aim:
@@ -51,7 +51,7 @@ def worked(draw: Draw, family: str, question: str, working: str, answer: str, ai
 
 
 def long_division(a: int, b: int, places: int) -> tuple[str, str, int]:
-    """(the steps, the digits of the quotient with at most ``places`` behind the point, what is left)."""
+    """Returns (steps, digits of the quotient with at most ``places`` decimals, remainder)."""
     steps, digits, rest = [], "", 0
 
     def step(partial: int) -> int:
@@ -75,7 +75,7 @@ def long_division(a: int, b: int, places: int) -> tuple[str, str, int]:
 
 
 def quotient(a: int, b: int) -> tuple[str, str]:
-    """(working, result): exact with up to three places, else rounded to two."""
+    """Returns (working, result): exact with up to three decimals, else rounded to two."""
     steps, digits, rest = long_division(a, b, 3)
     if not rest:
         return f"{steps} So {a}/{b}={digits}.", digits
@@ -165,7 +165,7 @@ _INTO = (
 
 
 def _in_words(draw: Draw, a: int, b: int) -> str:
-    """A division that is not written as one: a part of a number, things shared, how often one fits into another."""
+    """A division in words: a part of a number, shared things, how often one number fits into another."""
     kind = draw.rng.random()
     if b in _PARTS and kind < 0.5:
         asked = draw.phrase(_PART_OF).format(f=_PARTS[b], a=a, b=b)
@@ -231,7 +231,7 @@ def division(draw: Draw) -> Dialogue:
 
 
 def _apply(a: int, sign: str, b: int) -> tuple[int, str] | None:
-    """(result, working), or None if it is beyond what is practised."""
+    """Returns (result, working), or None if the numbers are too large for training."""
     if sign == "+":
         return (a + b, sum_working(a, b)) if 0 <= a + b < 1000 and a >= 0 else None
     if sign == "-":
@@ -278,7 +278,7 @@ _SHAPES = (
 
 
 def _three(draw: Draw) -> tuple[str, str, int] | None:
-    """(expression, working, result), or None if the numbers drawn are beyond what is practised."""
+    """Returns (expression, working, result), or None if the numbers are too large for training."""
     shape, (first, second) = draw.pick(_SHAPES)
     top, small = draw.pick((10, 20, 100)), draw.pick((10, 12, 20))
     limit = {"+": top, "-": top, "*": small, "/": small}
@@ -317,14 +317,14 @@ def _three(draw: Draw) -> tuple[str, str, int] | None:
 
 
 def in_words(n: int) -> str:
-    """0 to 99."""
+    """Returns a number from 0 to 99 in words."""
     if n < 20:
         return _ONES[n]
     return _TENS[n // 10] + (f"-{_ONES[n % 10]}" if n % 10 else "")
 
 
 def spoken(draw: Draw) -> Dialogue:
-    """ "What is seven times eight?" """
+    """A question such as "What is seven times eight?"."""
     while True:
         sign, word = draw.pick((("+", "plus"), ("-", "minus"), ("*", "times"), ("/", "divided by")))
         top = 12 if sign in "*/" else draw.pick((10, 20, 99))
@@ -350,7 +350,7 @@ def spoken(draw: Draw) -> Dialogue:
 
 
 def compare(draw: Draw) -> Dialogue:
-    """The larger of two, yes or no, even or odd."""
+    """Comparisons: the larger of two, yes or no, even or odd."""
     while True:
         a, b = number(draw, 1000), number(draw, 1000)
         if draw.chance(0.3):
@@ -442,7 +442,7 @@ _TOTALLED = (
 
 
 def _alike(draw: Draw) -> list[int]:
-    """Numbers that are easily mistaken for another: the same figures in another order, or one figure apart."""
+    """Returns numbers that are easily confused: the same digits in another order, or one digit different."""
     size, count = draw.pick((2, 3, 3)), draw.integer(3, 5)
     figures = [draw.integer(1, 9) for _ in range(draw.pick((2, size)))]
     near, made = draw.integer(20, 990), []

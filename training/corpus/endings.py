@@ -1,4 +1,4 @@
-"""Turns that must end: prompts that make no sense to it, summaries, calls that are not allowed."""
+"""Turns that must end: prompts that the model does not understand, summaries, calls that are not allowed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from training.corpus.base import Dialogue, Draw
 from training.corpus.entities import SENTENCES, amount, company, person, place
 from training.corpus.values import iso_date, marked, phrase
 
-# As chorale.turns.compaction asks (a test compares them; importing it would need the server's packages where we train).
+# The text of chorale.turns.compaction (a test compares them; an import would require the server's packages in training).
 REQUEST = (
     "Summarize this conversation so that it can be continued from your summary alone. Keep what was asked"
     " for, what was decided and why, names, numbers, paths and code that are still needed, what tools"
@@ -31,7 +31,7 @@ _EMOJI = ("😀", "🎉", "👍", "❤️", "🔥", "🤔", "😂", "🚀", "�
 
 
 def _text(draw: Draw) -> str:
-    """Text that asks for nothing that it can do, of one of many kinds."""
+    """Returns text of one of many kinds that asks for nothing that the model can do."""
     kind = draw.integer(0, 11)
     if kind == 0:
         return " ".join(draw.words(draw.integer(1, 12))) + draw.pick(("", ".", "?", "!"))
@@ -102,7 +102,7 @@ def _text(draw: Draw) -> str:
 
 
 def stray(draw: Draw) -> Dialogue:
-    """A short answer that says what it can do, and the end."""
+    """A short answer that lists the model's abilities."""
     dialogue = Dialogue(draw, effort=draw.pick(("low", "medium", "high")), family="stray")
     if draw.chance(0.3):
         box = tools.toolbox(draw, draw.integer(1, 3), known=0.3)
@@ -121,7 +121,7 @@ NOT_ALLOWED = "I would need a function for that, but I may not call one now."
 
 
 def no_calls(draw: Draw) -> Dialogue:
-    """A function is due, but a grammar allows no call (tool_choice none): a short answer all the same."""
+    """The request needs a function, but a grammar allows no call (tool_choice none): a short answer."""
     box = tools.toolbox(draw, draw.integer(1, 4))
     tool = draw.pick(box)
     dialogue = tools._start(draw, box, "no_calls")
@@ -148,11 +148,11 @@ _EARLIER = (
     stray,
 )
 _LONGEST_WORD = 40
-_LONGEST = 10  # words of a question that a summary repeats
+_LONGEST = 10  # maximum words of a question in a summary
 
 
 def summary(draw: Draw) -> Dialogue:
-    """What compaction asks for: each question with its answer, the last four of them, long ones cut."""
+    """The summary of a compaction: the last four questions with their answers, shortened if long."""
     dialogue = Dialogue(draw, effort=draw.pick(("low", "medium", "high")), family="summary")
     for _ in range(draw.pick((1, 1, 2, 2, 3, 4, 6))):
         earlier = draw.pick(_EARLIER)(draw)
@@ -187,7 +187,7 @@ def summary(draw: Draw) -> Dialogue:
 
 
 def _exchanges(history: list[Message]) -> list[tuple[str, str]]:
-    """Each question with the answer that follows it."""
+    """Returns each question with its answer."""
     found, question = [], ""
     for message in history:
         if message.role == "user":
@@ -198,13 +198,13 @@ def _exchanges(history: list[Message]) -> list[tuple[str, str]]:
 
 
 def _short(text: str) -> str:
-    """The first ten words; instead of a word that is long beyond reason, dots."""
+    """Returns the first ten words; replaces an extremely long word by dots."""
     said = [word if len(word) <= _LONGEST_WORD else "..." for word in text.split()]
     return " ".join(said) if len(said) <= _LONGEST else f"{' '.join(said[:_LONGEST])} ..."
 
 
 def told(draw: Draw) -> Dialogue:
-    """A statement about the user: noted."""
+    """A statement about the user, which the model confirms."""
     dialogue = Dialogue(draw, effort=draw.pick(("low", "medium", "high")), family="stray")
     ask = draw.phrase((
         "My name is {n}.", "I am {n}.", "My {w} is called {n}.", "My favourite {w} is {n}.", "I live in {n}.", "Remember: my name is {n}.", "Remember that my {w} is {n}.", "Call me {n}.", "my name is {n}",

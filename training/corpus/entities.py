@@ -1,4 +1,4 @@
-"""People, companies, places, dates and amounts in one sentence, in any order: one of them, or all by name."""
+"""People, companies, places, dates and amounts in one sentence, in any order; the request asks for one or all."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ _ALL = (
 
 
 def _drawn(draw: Draw) -> tuple[str, dict[str, str]]:
-    """(the sentence, kind -> value in the order in which the sentence has them)."""
+    """Returns (sentence, kind -> value in the order of the sentence)."""
     pattern = sentence(draw) if draw.chance(0.5) else draw.phrase(SENTENCES)
     values = {
         "c": company(draw), "p": person(draw), "l": place(draw), "m": amount(draw), "r": draw.pick(_ROLES),
@@ -99,7 +99,7 @@ def _drawn(draw: Draw) -> tuple[str, dict[str, str]]:
 
 
 def plain(draw: Draw) -> Dialogue:
-    """One of the entities, or all of them, a line each."""
+    """Asks for one entity, or for all of them, one per line."""
     text, found = _drawn(draw)
     dialogue = Dialogue(draw, effort=draw.pick(("low", "medium", "high")), family="entities")
     if draw.chance(0.55):
@@ -127,7 +127,7 @@ def plain(draw: Draw) -> Dialogue:
 
 
 def as_json(draw: Draw) -> Dialogue:
-    """The entities as a schema wants them."""
+    """Asks for the entities in the form of a schema."""
     text, found = _drawn(draw)
     kinds = list(found)
     if len(kinds) > 1 and draw.chance(0.3):

@@ -1,4 +1,4 @@
-"""Sentences in which a company does something with a person, and questions about them: put together from parts."""
+"""Sentences in which a company does something with a person, and questions about them, assembled from parts."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ _ALL_AROUND = (
 
 
 def question(draw: Draw, kind: str, text: str) -> str | None:
-    """A question about one of them, or None if there is none of that kind."""
+    """Returns a question about an entity of a kind, or None if there are no questions of that kind."""
     asked = {"person": _OF_PERSON, "company": _OF_COMPANY, "place": _OF_PLACE}.get(kind)
     return None if asked is None else draw.phrase(_AROUND).format(q=draw.phrase(asked), x=text)
 

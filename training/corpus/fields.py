@@ -13,15 +13,15 @@ from training.corpus.values import marked, phrase
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    name: str  # as the schema has it: guest_count, guestCount, guests
-    spoken: str  # as a sentence has it: guest count
+    name: str  # in the schema: guest_count, guestCount, guests
+    spoken: str  # in a sentence: guest count
     schema: dict[str, Any]
     value: Any
-    shown: str  # the value as a sentence has it
+    shown: str  # the value in a sentence
 
 
 def spell(draw: Draw, parts: list[str], style: str | None = None) -> str:
-    """snake_case, camelCase or kebab-case of a few words."""
+    """Joins a few words in snake_case, camelCase or kebab-case."""
     style = style or draw.pick(("snake", "snake", "camel"))
     if style == "camel":
         return parts[0] + "".join(p.title() for p in parts[1:])
@@ -94,7 +94,7 @@ def _description(draw: Draw, spoken: str) -> str:
 
 
 def fields(draw: Draw, count: int, **options: Any) -> list[Field]:
-    """``count`` fields of distinct names."""
+    """Returns ``count`` fields with distinct names."""
     chosen: dict[str, Field] = {}
     while len(chosen) < count:
         candidate = field(draw, **options)
@@ -122,7 +122,7 @@ _WAYS = Phrases(
 
 
 def mention(draw: Draw, one: Field) -> str:
-    """A clause that gives a field its value."""
+    """Returns a clause that states the value of a field."""
     shown = f'"{one.shown}"' if quoted(draw, one) else one.shown
     if draw.split == "train" and draw.chance(0.6):
         is_bare = shown.islower() and shown[0].isalpha() and isinstance(one.value, str)

@@ -1,4 +1,4 @@
-"""Tools that clients often have, and sentences that ask for them naturally.
+"""Common tools of clients, and natural requests for them.
 
 Their names and parameters are seen in training; the sentences in ``held`` and the values are not.
 """
@@ -26,13 +26,13 @@ class Known:
     names: tuple[str, ...]
     about: tuple[str, ...]
     parameters: tuple[Parameter, ...]
-    orders: Phrases  # imperatives in lower case; how they are asked for: training.corpus.wishes
+    orders: Phrases  # imperatives in lower case; training.corpus.wishes turns them into requests
     questions: Phrases  # whole sentences
     option: tuple[str, tuple[str, ...]] | None = None  # an optional enum
 
     @property
     def group(self) -> str:
-        """Tools of one group could be taken for one another: a box holds one of them."""
+        """Returns the group of a tool. Tools of one group are easily confused, so a toolbox contains only one."""
         return _GROUPS.get(self.names[0], self.names[0])
 
 
@@ -46,7 +46,7 @@ _GROUPS = {
 
 
 def known_value(draw: Draw, kind: str) -> tuple[Any, str]:
-    """(value, as a sentence has it)."""
+    """Returns (value, its form in a sentence)."""
     if kind == "integer":
         value = draw.integer(1, draw.pick((30, 300, 300, 9999)))
         return value, str(value)
@@ -98,7 +98,7 @@ def known_value(draw: Draw, kind: str) -> tuple[Any, str]:
 
 
 def known_request(draw: Draw, kind: Known, spoken: list[str]) -> str:
-    """A sentence that gives every value of a tool, in the order of its parameters."""
+    """Returns a sentence that states all values of a tool, in the order of its parameters."""
     orders, questions = kind.orders.of(draw.split), kind.questions.of(draw.split)
     if orders and (not questions or draw.chance(0.5)):
         sentence = wish(draw, str(draw.pick(orders)))

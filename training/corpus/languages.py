@@ -1,4 +1,4 @@
-"""Greetings, who are you, what can you do, and what it cannot, in languages other than English: short answers in them."""
+"""Greetings, questions about the model and its abilities, and impossible requests in other languages, with short answers."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ LANGUAGES: dict[str, Language] = {
         ("날씨가 어때요?", "시를 써 주세요.", "한국의 수도는 어디예요?", "농담해 주세요.", "영어로 번역해 주세요.", "뉴스가 뭐예요?"),
     ),
 }  # fmt: skip
-# German and Dutch begin alike, and so do others: what is asked decides, not the greeting.
+# Greetings in German and Dutch look alike, and others, too: the question decides on the language.
 
 
 def chat(draw: Draw) -> Dialogue:
@@ -156,7 +156,7 @@ def chat(draw: Draw) -> Dialogue:
 
 
 def _asked(draw: Draw, name: str, kind: str) -> str:
-    """A question of that kind; who and what it is, also with small words around it."""
+    """Returns a question of a kind; questions about the model may get small words around them."""
     around = AROUND[name]
     more: tuple[str, ...] = getattr(around, kind) if kind in ("identity", "abilities") else ()
     if more and draw.chance(0.5):
@@ -175,11 +175,11 @@ def _asked(draw: Draw, name: str, kind: str) -> str:
 
 
 def _loosely(draw: Draw, question: str) -> str:
-    """As people type: without the sign at its end, without capitals."""
+    """Returns the question as people type it: without its final sign, without capitals."""
     if draw.chance(0.2):
         question = question.rstrip("?!. ¡¿") or question
     if draw.chance(0.15):
         question = question.lower()
-    if not question[0].isascii() and draw.chance(0.5):  # as Chinese and Japanese keyboards write them
+    if not question[0].isascii() and draw.chance(0.5):  # full-width, as on Chinese and Japanese keyboards
         question = question.replace("?", "？").replace("!", "！")
     return question

@@ -1,4 +1,4 @@
-"""How people ask for a word backwards, or in other letters: put together from parts. {x}: the word."""
+"""Requests for a word backwards or in another case, assembled from parts. {x}: the word."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ _CASED = (
 
 
 def _cased_at_random(draw: Draw, text: str) -> str:
-    """As typed: mostly a capital at the start, sometimes none; now and then polite."""
+    """Returns the request as typed: mostly with a capital at the start, sometimes polite."""
     if draw.chance(0.12) and text[-1] not in "?":
         text += draw.pick((" please", ", please", " for me", ", thanks"))
     return text if draw.chance(0.45) else text[0].upper() + text[1:]

@@ -54,7 +54,7 @@ _ORDINALS = ("first", "second", "third", "fourth", "fifth")
 
 
 def _word(draw: Draw, longest: int = MAX_LETTERS) -> str:
-    """Mostly one of the words that people use most (they have the lowest token ids)."""
+    """Returns a word, mostly one of the most frequent ones (which have the lowest token ids)."""
     while True:
         pool = words(draw.split)
         word = str(draw.pick(pool[: len(pool) // 8])) if draw.chance(0.55) else draw.word()
@@ -92,7 +92,7 @@ def _case(draw: Draw, phrasings: tuple[str, ...], aim: str, *, upper: bool) -> D
 
 
 def change(draw: Draw) -> Dialogue:
-    """A word backwards, or in other letters."""
+    """Asks for a word backwards or in another case."""
     kind = draw.integer(0, 9)
     if kind < 4:
         word = _word(draw)
@@ -123,7 +123,7 @@ def change(draw: Draw) -> Dialogue:
 
 
 def count(draw: Draw) -> Dialogue:
-    """How many letters, how many of one letter, which letter comes where."""
+    """Asks for the number of letters, the occurrences of a letter, or the letter at a position."""
     word, kind = _word(draw), draw.integer(0, 3)
     shown = _shown(draw, word)
     if kind == 0:

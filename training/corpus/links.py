@@ -1,7 +1,7 @@
-"""What joins a name to its value: put together from parts, so that many words stand there and few stand always.
+"""Phrases that link a name to its value, assembled from parts, so that training sees many words and no fixed ones.
 
-The linking words of the "hard" split ("ought to be", "pick ... as", "being") join nothing in training: they
-occur in other sentences (``training.corpus.wishes``: asides) alone.
+The linking words of the "hard" split ("ought to be", "pick ... as", "being") link nothing in training: they
+occur only in other sentences (the asides of ``training.corpus.wishes``).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ _HELD = frozenset(
     )
 )  # fmt: skip
 _UNSEEN = ("ought", "pick", "being")  # they join names and values in "hard"
-# Words that any sentence may hold: some of them join a name and a value that nobody could mistake.
+# Words of any kind: some of them link a name to a value that cannot be mistaken.
 FILLERS = (
     "about", "after", "again", "against", "all", "along", "already", "among", "around", "back", "because", "before", "begin", "below",
     "better", "between", "both", "bring", "build", "call", "carry", "catch", "cause", "check", "claim", "close", "come", "consider",
@@ -97,7 +97,7 @@ FILLERS = (
 
 
 def link(draw: Draw, is_plain: bool) -> str:
-    """A pattern of {s} and {v}. ``is_plain``: a bare lower-case value, which a strange word could be part of."""
+    """Returns a pattern with {s} and {v}. ``is_plain``: a lower-case value, which might seem to include other words."""
     while True:
         pattern = _strange(draw, is_plain) if draw.chance(0.25 if is_plain else 0.4) else _made(draw)
         if pattern not in _HELD:
@@ -119,7 +119,7 @@ def _made(draw: Draw) -> str:
 
 
 def _strange(draw: Draw, is_plain: bool) -> str:
-    """Words that say nothing between a name and its value; common ones if the value is a word like any."""
+    """Returns a pattern with meaningless words between name and value; common words if the value is a plain word."""
     owner, role = draw.pick(_OWNERS), draw.pick(_ROLES)
     words = [draw.word() if not is_plain and draw.chance(0.4) else draw.pick(FILLERS) for _ in range(3)]
     a, b, c = ("very" if word in _UNSEEN else word.lower() for word in words)

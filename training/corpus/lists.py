@@ -1,4 +1,4 @@
-"""Working on what the user gave: reverse, sort, count, pick, extract, copy. Every answer is in the prompt."""
+"""Tasks on the user's text: reverse, sort, count, pick, extract, copy. Every answer is in the prompt."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ _SAID = (
 
 def copy(draw: Draw) -> Dialogue:
     text = " ".join([draw.name().split()[0], *draw.words(draw.integer(2, 9))]) + draw.pick((".", "", "!"))
-    if draw.chance(0.15):  # a greeting to repeat is no greeting
+    if draw.chance(0.15):  # a greeting that must be repeated, not answered
         text = (
             draw.pick(_SAID) + (f" {draw.word()}" if draw.chance(0.4) else "") + draw.pick((".", "", "", "!"))
         )
@@ -224,7 +224,7 @@ def copy(draw: Draw) -> Dialogue:
 
 
 def remember(draw: Draw) -> Dialogue:
-    """A fact of an earlier turn is asked for."""
+    """Asks for a fact from an earlier turn."""
     name, thing, value = draw.name(), draw.word(), draw.name()
     facts = {
         f"My name is {name}.": (

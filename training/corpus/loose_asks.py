@@ -1,4 +1,4 @@
-"""Requests for JSON without a schema, put together from parts: the record, how it is written, how it is asked for."""
+"""Requests for JSON without a schema, assembled from parts: the record, its form, and the request."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def _name(draw: Draw) -> str:
 
 
 def _able(draw: Draw) -> dict[str, Any]:
-    """Keys that people try first, each with a value."""
+    """Returns keys that people try first, each with a value."""
     price = (
         draw.integer(1, 999) if draw.chance(0.6) else draw.integer(1, 99) + draw.pick((0.99, 0.5, 0.95, 0.25))
     )
@@ -303,7 +303,7 @@ def _pairs(draw: Draw, chosen: list[Entry]) -> str:
 
 
 def request(draw: Draw) -> tuple[str, dict[str, Any]]:
-    """(what the user writes, the object)."""
+    """Returns (the user's message, the object)."""
     kind = draw.rng.random()
     said = ""
     if kind < 0.15:

@@ -1,4 +1,4 @@
-"""JSON that no schema describes: response_format json_object, or just "as JSON". And JSON that a grammar forces."""
+"""JSON without a schema (response_format json_object, or just "as JSON"), and JSON that a grammar forces."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MENTIONED = Phrases(
 
 
 def _people(draw: Draw) -> list[Field]:
-    """name and age, city and the like: what people try first."""
+    """Common records that people try first: name and age, city and so on."""
     able: dict[str, Any] = {
         "name": person(draw), "age": draw.integer(1, 99), "city": place(draw), "country": draw.name(), "email": f"{draw.word()}@{draw.word()}.com", "job": draw.word(),
         "year": draw.integer(1900, 2030), "color": draw.word(), "price": draw.integer(1, 999), "title": draw.name(), "id": draw.integer(1, 9999), "active": draw.chance(0.5),
@@ -44,7 +44,7 @@ def _people(draw: Draw) -> list[Field]:
 
 
 def bare(draw: Draw) -> Dialogue:
-    """The keys and values are in the message; no schema says more."""
+    """The message states the keys and values; there is no schema."""
     if draw.chance(0.65):
         return _answered(draw, *loose_asks.request(draw))
     if draw.chance(0.6):
@@ -79,7 +79,7 @@ _CLEAR = (
 
 
 def _clear(draw: Draw, chosen: list[Field]) -> list[str]:
-    """The pairs as they stand, all in one way: without a schema, nothing else says which words are the key."""
+    """All pairs are written in one form: without a schema, only the form shows which words are the key."""
     ways = _CLEAR if all("_" not in one.name for one in chosen) else _CLEAR[:-1]
     way = draw.pick(ways)
     return [
@@ -137,7 +137,7 @@ _AS_JSON = ("{x} Answer in JSON.", "{x} Reply as JSON.", "In JSON: {x}", "{x} (J
 
 
 def asked(draw: Draw) -> Dialogue:
-    """Anything with "answer in JSON": the answer in one field."""
+    """Any request with "answer in JSON": the answer is in one field."""
     dialogue = draw.pick(_PLAIN)(draw)
     question = str(dialogue.history[-1].content)
     del dialogue.history[-1]
@@ -164,7 +164,7 @@ def _in_json(dialogue: Dialogue) -> Dialogue:
 
 
 def forced(draw: Draw) -> Dialogue:
-    """Nothing in the conversation asks for JSON, but a grammar lets nothing else pass: the answer in one field."""
+    """The conversation does not ask for JSON, but a grammar allows nothing else: the answer is in one field."""
     dialogue = _in_json(draw.pick((*_PLAIN, talk.cannot, talk.chat))(draw))
     dialogue.forced = "brace"
     return dialogue

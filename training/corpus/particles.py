@@ -1,4 +1,4 @@
-"""Small words around a question, as people say them: language -> (what opens it, what closes it, more who, more what)."""
+"""Small words around a question by language, and more questions about the model's identity and abilities."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """``before`` ends with a space or not, as the language writes it; ``after`` stands before the sign at the end."""
+    """``before`` ends with a space if the language uses spaces; ``after`` precedes the final sign."""
 
     before: tuple[str, ...]
     after: tuple[str, ...]

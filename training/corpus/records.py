@@ -1,4 +1,4 @@
-"""What people extract from plain sentences: records of two or three columns, and sentences that hold one."""
+"""Records of two or three columns that people extract from plain sentences, and such sentences."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Column = tuple[tuple[str, ...], str]  # names, kind
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """{0} in a sentence: the first column's value."""
+    """A kind of record. {0} in a sentence is the value of the first column."""
 
     columns: tuple[Column, ...]
     sentences: Phrases

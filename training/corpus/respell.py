@@ -1,10 +1,10 @@
-"""The tokens in which the model writes a word that it was given: those it was given, as far as they go.
+"""Makes the model repeat a given word with the tokens in which it was given, if possible.
 
-A word of several tokens is cut elsewhere after a quotation mark than after a space (" zap" + "ia", but
-"z" + "apia"), which nothing in the tokens of an unknown word says. Any cut reads the same. So the
+The tokenizer splits a word differently after a quotation mark than after a space (" zap" + "ia", but
+"z" + "apia"), which the tokens of an unknown word do not reveal. Every split gives the same text. So the
 targets of training copy the given tokens one by one, and only the first changes its form: "zap" + "ia". A
-word whose first token has no such form is spelt as the tokenizer does ("dis" + "posal"), which the features of
-the token say.
+word whose first token has no form without a space is split as by the tokenizer ("dis" + "posal"), which the
+token's features reveal.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from training.corpus.words import vocabulary
 
 @functools.cache
 def _cuts() -> tuple[list[str | None], list[str]]:
-    """(what stands before the letters of each token, None: no word; the letters)."""
+    """Returns (the prefix before the letters of each token, or None if it is no word; the letters)."""
     prefixes: list[str | None] = []
     letters: list[str] = []
     for token in map(vocabulary().token_bytes, range(199998)):
@@ -30,7 +30,7 @@ def _cuts() -> tuple[list[str | None], list[str]]:
 
 
 def _words(ids: list[int]) -> Iterator[tuple[int, int]]:
-    """Spans of tokens that make one word: letters behind at most one sign, then letters alone."""
+    """Yields spans of tokens that form one word: at most one sign, then letters only."""
     prefixes = _cuts()[0]
     start = None
     for at, token in enumerate(ids):
@@ -45,26 +45,26 @@ def _words(ids: list[int]) -> Iterator[tuple[int, int]]:
 
 
 class Given:
-    """The words that stand in a conversation so far, with the tokens that they stand in."""
+    """The words of a conversation so far, with their tokens."""
 
     def __init__(self) -> None:
-        self.words: dict[str, dict[str, list[int]]] = {}  # word -> what stands before it -> tokens
+        self.words: dict[str, dict[str, list[int]]] = {}  # word -> prefix -> tokens
 
     def add(self, ids: list[int]) -> None:
         prefixes, letters = _cuts()
         for start, end in _words(ids):
             prefix = prefixes[ids[start]] or ""
             forms = self.words.setdefault("".join(letters[token] for token in ids[start:end]), {})
-            forms.pop(prefix, None)  # the last occurrence comes last
+            forms.pop(prefix, None)  # moves the latest occurrence to the end
             forms[prefix] = ids[start:end]
 
     def spell(self, words: Sequence[str]) -> None:
-        """From here on, these words are written letter by letter."""
+        """Marks words that are written letter by letter from now on."""
         for word in words:
             self.words[word] = {"": [_encode(letter)[0] for letter in word]}
 
     def encode(self, text: str) -> list[int]:
-        """``text`` in tokens: words that were given as they were given."""
+        """Returns the tokens of ``text``; given words keep their tokens."""
         prefixes, letters = _cuts()
         plain = vocabulary().encode(text)
         ids: list[int] = []
@@ -92,7 +92,7 @@ def _encode(text: str) -> tuple[int, ...]:
 
 
 def _first(prefix: str, token: int) -> list[int]:
-    """The letters of ``token`` behind ``prefix``; a sign other than a space is a token of its own."""
+    """Returns tokens for ``prefix`` and the letters of ``token``; only a space joins the first of them."""
     letters = _cuts()[1][token]
     if prefix in ("", " "):
         return list(_encode(prefix + letters))

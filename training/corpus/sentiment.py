@@ -1,7 +1,7 @@
 """Sentiment: as a plain answer, as a function call, as a field of JSON.
 
-Which words are good and which are bad cannot be guessed for words that training never saw: all of them train,
-and what the evaluations hold out are the sentences, the requests, and what the sentences are about.
+Whether an unknown word is positive or negative cannot be guessed, so all such words are trained; the
+evaluations hold out the sentences, the requests, and the topics of the sentences.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ _NOT = (
 
 
 def opinion(draw: Draw, label: str) -> str:
-    """A sentence that is positive, negative or neutral."""
+    """Returns a positive, negative or neutral sentence."""
     if label != "neutral" and draw.chance(0.3):
         said = clause(draw, label)
         return said if draw.chance(0.7) else f"{said} {_fill(draw, draw.phrase(_SAID), label)}"
@@ -257,7 +257,7 @@ _ORDERS = (
 
 
 def classify(draw: Draw) -> Dialogue:
-    """One call with the label, and the text where the function takes it."""
+    """One call with the label, and with the text if the function takes it."""
     while True:
         label, text = _drawn(draw)
         options = draw.pick(_LABELS)

@@ -1,4 +1,4 @@
-"""Requests to label a text, put together from parts, and sentences that are good or bad without a template. {x}: the text."""
+"""Requests to label a text, assembled from parts, and positive or negative sentences without a template. {x}: the text."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _BY_NAME = (
 
 
 def order(draw: Draw, name: str) -> str:
-    """A pattern with {x}, around which anything may stand that is not the text."""
+    """Returns a pattern with {x}, the text, within other words."""
     kind = draw.rng.random()
     if kind < 0.4:
         asked = f"{draw.phrase(_VERBS)} {draw.phrase(_OBJECTS)}"
@@ -95,7 +95,7 @@ _BAD = (
 
 
 def clause(draw: Draw, label: str) -> str:
-    """One or two short sentences with no thing in them."""
+    """Returns one or two short sentences that name no thing."""
     first = draw.phrase(_GOOD if label == "positive" else _BAD)
     end = draw.pick((".", ".", ".", "!"))
     joined = first

@@ -16,10 +16,10 @@ from training.corpus.values import capitals, iso_date, mail, marked, spoken_day,
 @dataclass(frozen=True, slots=True)
 class Slot:
     names: tuple[str, ...]
-    kind: str  # see _value
+    kind: str  # kind of value, see ``_value``
     about: tuple[str, ...]
-    phrases: tuple[str, ...]  # behind the request
-    options: tuple[tuple[str, ...], ...] = ()  # of an enum
+    phrases: tuple[str, ...]  # follow the request
+    options: tuple[tuple[str, ...], ...] = ()  # values of an enum
 
 
 _LANGUAGES = ("english", "french", "german", "spanish", "italian", "dutch")
@@ -183,7 +183,7 @@ _TEXTS = (
 
 
 def text(draw: Draw) -> str:
-    """A few words as people write them."""
+    """Returns a few words as people write them."""
     words = {
         "w": draw.word(),
         "w2": draw.word(),
@@ -194,7 +194,7 @@ def text(draw: Draw) -> str:
 
 
 def _value(draw: Draw, slot: Slot) -> tuple[dict[str, Any], Any, str]:
-    """(schema, value, phrase that gives it)."""
+    """Returns (schema, value, phrase that states it)."""
     phrase = draw.phrase(slot.phrases)
     schema: dict[str, Any] = {"type": "string"}
     value: Any
@@ -253,13 +253,13 @@ def _value(draw: Draw, slot: Slot) -> tuple[dict[str, Any], Any, str]:
 
 
 def listed(items: list[str]) -> str:
-    """ "a, b and c"."""
+    """Returns "a, b and c"."""
     return f"{', '.join(items[:-1])} and {items[-1]}" if len(items) > 1 else items[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """One slot of a tool: ``phrase`` is None where the user leaves it out."""
+    """One slot of a tool. ``phrase`` is None if the user omits it."""
 
     name: str
     schema: dict[str, Any]
@@ -268,7 +268,7 @@ class Filled:
 
 
 def slots(draw: Draw) -> list[Filled]:
-    """One to four, the first given; no two of one kind and none two that could be taken for one another."""
+    """Returns one to four slots, the first always stated; no two of the same kind or easily confused ones."""
     filled: dict[str, Filled] = {}
     kinds: set[str] = set()
     wanted = draw.pick((1, 1, 1, 2, 2, 3, 4))
@@ -294,7 +294,7 @@ def slots(draw: Draw) -> list[Filled]:
 
 
 def _object(draw: Draw, filled: list[Filled]) -> tuple[str, bool]:
-    """The first value is what is asked for: "Find me running shoes under 100"."""
+    """The first value is the object of the request: "Find me running shoes under 100"."""
     value = str(filled[0].value)
     rest = " ".join(one.phrase for one in filled[1:] if one.phrase is not None)
     sentence = draw.phrase(_OBJECTS).format(o=value, O=value, s=rest)
@@ -302,7 +302,7 @@ def _object(draw: Draw, filled: list[Filled]) -> tuple[str, bool]:
 
 
 def request(draw: Draw, verb: str, noun: str, filled: list[Filled]) -> tuple[str, bool]:
-    """(what is asked for, whether it is an imperative in lower case that ``wish`` may wrap)."""
+    """Returns (request, whether it is a lower-case imperative that ``wish`` may wrap)."""
     said = [one.phrase for one in filled if one.phrase is not None]
     if len(said) > 1 and draw.chance(0.4):
         draw.rng.shuffle(said)

@@ -14,7 +14,7 @@ from training.corpus.values import iso_date, mail, spoken_day
 
 
 def natural_record(draw: Draw) -> tuple[list[Field], str]:
-    """(fields with values, the sentence they are in)."""
+    """Returns (fields with values, the sentence that contains them)."""
     record = draw.pick([one for one in RECORDS if one.sentences.of(draw.split)])
     chosen = []
     for names, kind in record.columns:
@@ -30,7 +30,7 @@ def natural_record(draw: Draw) -> tuple[list[Field], str]:
         chosen.append(Field(name, name, schema, value, listed(value) if kind == "names" else str(value)))
     text = draw.phrase(record.sentences).format(*(one.shown for one in chosen))
     if len(chosen) > 1 and draw.chance(0.2):
-        chosen.remove(draw.pick(chosen))  # the sentence says more than the schema wants
+        chosen.remove(draw.pick(chosen))  # the sentence states more than the schema requires
     if draw.chance(0.3):
         draw.rng.shuffle(chosen)
     return chosen, text

@@ -1,4 +1,4 @@
-"""Greetings, honest answers about itself and about Chorale, and honest refusals."""
+"""Greetings, honest answers about the model and about Chorale, and honest refusals."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CAN_DO = (
 )
 
 TOPICS: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
-    # family: (questions, answers, what the analysis says)
+    # family: (questions, answers, text of the analysis)
     "hello": (
         ("Hi there, good evening", "Hey, good morning", "Hi, good day to you", "Good morning to you", "Hey hey", "Hello, how is it going?",
          "Hi", "Hello", "Hello!", "Hi there", "Hey", "Good morning", "hi!", "hello there", "Good evening", "Hey there!",
@@ -173,7 +173,7 @@ def cannot(draw: Draw) -> Dialogue:
 
 
 def too_large(draw: Draw) -> Dialogue:
-    """Arithmetic beyond what it was trained for, with no tool to hand."""
+    """Arithmetic beyond the model's training, without a tool."""
     a, b = draw.integer(1001, 10**7), draw.integer(31, 10**6)
     sign = draw.pick(("+", "-", "*", "/"))
     dialogue = Dialogue(draw, effort=draw.pick(("low", "medium", "high")), family="too_large")

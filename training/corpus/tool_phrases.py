@@ -1,4 +1,4 @@
-"""How made-up tools are described and asked for."""
+"""Descriptions of made-up tools, and requests for them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DESCRIPTIONS = Phrases(
     ("Call this to {v} {n}.",),
     ("{V} the {n} of the given {p}.", "Function to {v} a {n} of the user"),
 )  # fmt: skip
-# {v}: the verb, {n}: what it is about; put into one of the phrasings of training.corpus.wishes.
+# {v}: the verb, {n}: its object; inserted into one of the phrasings of training.corpus.wishes.
 ORDERS = Phrases(
     (
         "{v} the {n}", "{v} the {n}", "{v} the {n}", "{v} a {n}", "{v} me the {n}", "{v} my {n}", "{v} {n}", "{v} our {n}",
@@ -43,7 +43,7 @@ NEEDS = Phrases(
     (),
     ("May I have the {n}", "I could use the {n}", "Let me see the {n}", "Apply the {n} tool", "I want to know the {n}"),
 )  # fmt: skip
-# One value, whose parameter the sentence does not name.
+# One value without the name of its parameter.
 ABOUT_ONE = Phrases(
     (
         "What is the {n} of {x}?", "What is the {n} for {x}?", "What is the {n} in {x}?", "How is the {n} in {x}?", "{n} of {x}",

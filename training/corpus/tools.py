@@ -23,7 +23,7 @@ class Tool:
     noun: str
     description: ToolDescription
     fields: list[Field]
-    request: str | None = None  # a natural sentence that already gives every value
+    request: str | None = None  # a natural sentence that states every value
     optional: frozenset[str] = frozenset()
 
 
@@ -31,7 +31,7 @@ _TYPES = {int: "integer", float: "number", bool: "boolean", str: "string"}
 
 
 def known_tool(draw: Draw, avoid: set[str]) -> Tool | None:
-    """A tool that clients often have, unless one of its kind is in the box already."""
+    """Returns a common tool, or None if the box already contains one of its kind."""
     kind = draw.pick(KNOWN)
     if kind.group in avoid or not (kind.orders.of(draw.split) or kind.questions.of(draw.split)):
         return None
@@ -62,7 +62,7 @@ def known_tool(draw: Draw, avoid: set[str]) -> Tool | None:
 
 
 def random_tool(draw: Draw, avoid: set[str]) -> Tool:
-    """A tool whose noun is a random word; some nouns are two words."""
+    """Returns a tool with a random noun, which may be two words."""
     while True:
         noun = draw.words(2 if draw.chance(0.25) else 1)
         if not avoid & set(noun):
@@ -84,7 +84,7 @@ def random_tool(draw: Draw, avoid: set[str]) -> Tool:
 
 
 def slot_tool(draw: Draw, avoid: set[str]) -> Tool | None:
-    """A tool whose parameters have meanings that sentences express without naming them."""
+    """Returns a tool whose parameters can be stated in a sentence without their names."""
     noun = draw.pick(NOUNS) if draw.chance(0.5) else " ".join(draw.words(draw.pick((1, 1, 2))))
     if avoid & set(noun.split()) or avoid & {word.rstrip("s") for word in noun.split()}:
         return None
@@ -121,7 +121,7 @@ def slot_tool(draw: Draw, avoid: set[str]) -> Tool | None:
 
 
 def ask(draw: Draw, tool: Tool) -> tuple[str, dict[str, Any]]:
-    """(the user's sentence, the arguments it implies)."""
+    """Returns (the user's sentence, the arguments that it implies)."""
     request, values = _ask(draw, tool)
     return aside(draw) + request, values
 
@@ -150,7 +150,7 @@ def _ask(draw: Draw, tool: Tool) -> tuple[str, dict[str, Any]]:
 
 
 def _lead(draw: Draw, tool: Tool) -> str:
-    """ "Please book the table": the request without its values."""
+    """Returns the request without its values: "Please book the table"."""
     if not NEEDS.of(draw.split) or draw.chance(0.75):
         return wish(draw, draw.phrase(ORDERS).format(v=tool.verb, n=tool.noun))
     lead = draw.phrase(NEEDS).format(n=tool.noun)
@@ -160,11 +160,11 @@ def _lead(draw: Draw, tool: Tool) -> str:
 def toolbox(
     draw: Draw, size: int, avoid: set[str] | None = None, known: float = 0.3, natural: float = 0.0
 ) -> list[Tool]:
-    """``size`` tools that cannot be taken for one another.
+    """Returns ``size`` tools that are not easily confused.
 
-    ``avoid``: nouns and groups that are taken. ``known``: the share of tools that clients often have; without
-    them, tools that might answer a plain question are left out, too. ``natural``: the share of tools whose
-    parameters have meanings (in training, at least a third).
+    ``avoid``: nouns and groups in use. ``known``: share of common tools; if 0, tools that might answer a plain
+    question are left out, too. ``natural``: share of tools whose parameters can be stated without names (at
+    least a third in training).
     """
     avoid = set() if avoid is None else avoid
     tools: dict[str, Tool] = {}
@@ -183,7 +183,7 @@ def toolbox(
 
 
 def result(draw: Draw) -> tuple[str, str, list[str]]:
-    """(what the tool returned, the answer that uses it, the values that must appear)."""
+    """Returns (the tool's result, the answer that uses it, the values that must appear)."""
     if draw.split == "train" and draw.chance(0.15):
         return _other_result(draw)
     kind = draw.integer(0, 9)
@@ -219,7 +219,7 @@ def result(draw: Draw) -> tuple[str, str, list[str]]:
 
 
 def _other_result(draw: Draw) -> tuple[str, str, list[str]]:
-    """Results in another form: an object in an object, a list, a truth value, an error."""
+    """Returns results in other forms: a nested object, a list, a boolean, an error."""
     shown = compact if draw.chance(0.4) else spaced
     which = draw.integer(0, 3)
     if which == 0:
@@ -296,7 +296,7 @@ def one_call(draw: Draw) -> Dialogue:
 
 
 def natural_call(draw: Draw) -> Dialogue:
-    """The same with tools and sentences as in ``slots``."""
+    """A call with the tools and sentences of ``slots``."""
     return _one_call(draw, toolbox(draw, draw.integer(1, 6), natural=0.85), "natural")
 
 
@@ -328,7 +328,7 @@ def _one_call(draw: Draw, tools: list[Tool], family: str) -> Dialogue:
 
 
 def _replayed(draw: Draw, dialogue: Dialogue, tool: Tool, values: dict[str, Any]) -> Dialogue:
-    """The call and its result come from the client, as Chat replays them: without the analysis."""
+    """The client replays the call and its result without the analysis, as in Chat."""
     name = tool.description.name
     _replay_call(draw, dialogue, name, values)
     returned, text, needed = result(draw)
@@ -349,7 +349,7 @@ def _replay_call(draw: Draw, dialogue: Dialogue, name: str, values: dict[str, An
 
 
 def _maybe_past_call(draw: Draw, dialogue: Dialogue, tools: list[Tool]) -> None:
-    """Sometimes an earlier turn with a call stands in the history, as clients replay it."""
+    """Sometimes adds an earlier turn with a call to the history, as clients replay it."""
     if not draw.chance(0.15):
         return
     earlier = draw.pick(tools)
@@ -371,14 +371,14 @@ _GLUES = (
 
 
 def _both(draw: Draw, first: str, second: str, values: dict[str, Any]) -> str:
-    """Two requests in one message; a value that opens the second keeps its capital."""
+    """Joins two requests in one message; a value at the start of the second keeps its capital."""
     opens = any(second.startswith(str(value)) for value in values.values())
     second = second if opens else second[0].lower() + second[1:]
     return f"{first.rstrip('.?')}{draw.pick(_GLUES)}{second}"
 
 
 def two_calls(draw: Draw) -> Dialogue:
-    """The user asks for two things; the calls come one after the other."""
+    """The user asks for two things; the model calls the tools one after the other."""
     if draw.split == "train" and draw.chance(0.2):
         return shared_value(draw)
     tools = toolbox(draw, draw.integer(2, 5))
@@ -431,7 +431,7 @@ def shared_value(draw: Draw) -> Dialogue:
 def _one_after_the_other(
     draw: Draw, dialogue: Dialogue, pairs: list[tuple[Tool, dict[str, Any]]]
 ) -> Dialogue:
-    """The calls, each with its result, and an answer from all of them."""
+    """Adds the calls with their results, and an answer that uses all of them."""
     texts, needed = [], []
     for tool, values in pairs:
         _think_call(dialogue, tool, values)
@@ -457,9 +457,9 @@ _SHARED = (
 
 
 def _replayed_two(draw: Draw, dialogue: Dialogue, pairs: list[tuple[Tool, dict[str, Any]]]) -> Dialogue:
-    """The client replays the first call or both: the second call is still due, or the answer from both results.
+    """The client replays the first call or both, so the second call or the answer is still to be written.
 
-    Both results may come after both calls, as clients send those of parallel calls.
+    Both results may follow both calls, as with parallel calls.
     """
     both = draw.chance(0.7)
     replayed = pairs if both else pairs[:1]
@@ -490,7 +490,7 @@ def _replayed_two(draw: Draw, dialogue: Dialogue, pairs: list[tuple[Tool, dict[s
 
 
 def past_calls(draw: Draw, dialogue: Dialogue, tools: list[Tool]) -> None:
-    """Before the history: one turn in which a tool was called and has answered."""
+    """Adds a turn with a call and its result before the history."""
     history, dialogue.history = dialogue.history, []
     tool = draw.pick(tools)
     request, values = ask(draw, tool)

@@ -8,7 +8,7 @@ from training.corpus.base import Draw
 
 
 def phrase(draw: Draw) -> str:
-    """A name, a word, or a few of them."""
+    """Returns a name, a word, or a few words."""
     which = draw.rng.random()
     if which < 0.5:
         return draw.name()
@@ -20,7 +20,7 @@ def phrase(draw: Draw) -> str:
 
 
 def marked(draw: Draw) -> str:
-    """A date, a time, an address, a code, an amount: strings with signs and digits in them."""
+    """Returns a string with signs and digits: a date, a time, an address, a code or an amount."""
     number = draw.integer(0, 99)
     return str(draw.pick(_MARKED)(draw, number))
 
@@ -62,7 +62,7 @@ def mail(draw: Draw) -> str:
 
 
 def capitals(draw: Draw, low: int = 3, high: int = 3) -> str:
-    """Capital letters: the start of a word, or any."""
+    """Returns capital letters: the start of a word, or random ones."""
     size = draw.integer(low, high)
     if draw.chance(0.5):
         return draw.word().upper()[:size]

@@ -1,4 +1,4 @@
-"""How people ask: what stands around "book a table", with and without courtesy, and without an aside."""
+"""Phrases around an imperative such as "book a table": polite or not, and asides before the request."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WRAPS = Phrases(
 
 
 def wish(draw: Draw, imperative: str) -> str:
-    """A request for ``imperative`` (lower case), without the sign at its end."""
+    """Returns a request for ``imperative`` (lower case), without the final sign."""
     return draw.phrase(WRAPS).format(x=imperative, X=imperative[0].upper() + imperative[1:])
 
 
@@ -60,7 +60,7 @@ _ASIDES = Phrases(
 
 
 def aside(draw: Draw) -> str:
-    """Something said before the request, or nothing."""
+    """Returns a sentence to put before the request, or "" for none."""
     if not _ASIDES.of(draw.split) or not draw.chance(0.1 if draw.split == "train" else 0.06):
         return ""
     return draw.phrase(_ASIDES).format(

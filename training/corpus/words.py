@@ -1,6 +1,6 @@
-"""The words of the corpus: pools taken from the vocabulary, split by hash, and rules for made-up ones.
+"""The words of the corpus: pools from the vocabulary, split by hash, and rules for made-up words.
 
-Held-out means disjoint: a word belongs to the evaluations if its hash says so, and training never draws it.
+Held-out words are disjoint: the hash of a word decides whether only evaluations use it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Split = Literal["train", "eval", "hard"]
 
 
 def held_out(text: str, share: int = 12) -> bool:
-    """Whether one in ``share`` falls to the evaluation pool: FNV-1a of the text."""
+    """Returns whether a word is in the evaluation pool, as one in ``share`` is (FNV-1a of the text)."""
     key = 0xCBF29CE484222325
     for byte in text.encode():
         key = ((key ^ byte) * 0x100000001B3) & 0xFFFFFFFFFFFFFFFF
@@ -27,7 +27,7 @@ def vocabulary() -> Vocabulary:
     return load_vocabulary()
 
 
-# Words that hold one of these are in no pool: a demo should not say them at random.
+# Words that contain one of these are in no pool: a demo should not say them at random.
 _UNFIT = (
     "fuck", "shit", "cunt", "nigg", "fag", "rape", "porn", "sex", "slut", "whore", "bitch", "dick", "cock", "puss",
     "anal", "anus", "tits", "boob", "nude", "naked", "milf", "nazi", "hitler", "kill", "murder", "suicid", "terror",
@@ -36,7 +36,7 @@ _UNFIT = (
 )  # fmt: skip
 
 
-# Words that would be held out but that phrasings of the training corpus use: those train.
+# Words that would be held out, but occur in phrasings of the training corpus: they are trained.
 _TEMPLATE_WORDS = frozenset(
     """
     address best bin calculator called chem copy currency departure echo enum facts
@@ -72,7 +72,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def syllables(rng: random.Random) -> str:
-    """Two or three, which is several tokens as a rule."""
+    """Returns two or three syllables, usually several tokens."""
     syllables = [
         rng.choice(_STARTS) + rng.choice(_VOWELS) + (rng.choice(_ENDS) if rng.random() < 0.5 else "")
         for _ in range(rng.choice((2, 2, 3)))
@@ -82,11 +82,11 @@ def syllables(rng: random.Random) -> str:
 
 @functools.cache
 def words(split: Split, title: bool = False) -> tuple[str, ...]:
-    """Words of 3 to 12 letters that are one token after a space.
+    """Returns words of 3 to 12 letters that are one token after a space.
 
-    Without a space, most are several tokens: to write one in JSON is to spell it. Training learns that word
-    by word, so that words it never saw cannot be asked for that in fairness: they are in "hard" only, and
-    "eval" has those that are one token either way.
+    Without a space, as in JSON, most are several tokens, which the model must learn for each word. It would be
+    unfair to expect this for words that training never saw: they are in "hard" only, and "eval" has words that
+    are one token in both cases.
     """
     spaced = _pool(split, title, spaced=True)
     if split != "eval":
@@ -97,7 +97,7 @@ def words(split: Split, title: bool = False) -> tuple[str, ...]:
 
 @functools.cache
 def pieces(split: Split) -> tuple[str, ...]:
-    """Lower-case words that are one token only where no space stands before them; "eval" has none."""
+    """Returns lower-case words that are one token only without a space before them; none for "eval"."""
     if split == "eval":
         return words(split)
     after_space = set(words(split))

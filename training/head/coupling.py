@@ -1,9 +1,9 @@
-"""What shared noise brings, by how sure the target is: ``python -m training.head.coupling --head FILE``.
+"""Measures the gain of shared noise by the target's certainty: python -m training.head.coupling --head FILE.
 
 At each position of held-out answers the target draws a token and the head drafts it, once. Where the target
-is nearly sure, a draft that is drawn at all can only lose against the most likely token, with shared noise or
-without; where it is not, shared noise is what makes two draws agree. A higher temperature moves positions
-from the first kind to the second.
+is nearly certain, a drawn draft is at best as good as the most likely token, with or without shared noise;
+elsewhere only shared noise makes two draws agree. A higher temperature moves positions from the first kind to
+the second.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from training.head.target import Target, joined
 from training.restore import restore
 
 FIRST_SEED = 79_500_000
-BOUNDS = (0.5, 0.9, 0.99, 1.01)  # of the probability of the target's most likely token
+BOUNDS = (0.5, 0.9, 0.99, 1.01)  # upper bounds of the probability of the target's most likely token
 WAYS = ("coupled", "half the noise", "uncoupled", "greedy")
 TEMPERATURES = (1.0, 1.5, 2.0)
 
@@ -35,8 +35,7 @@ TEMPERATURES = (1.0, 1.5, 2.0)
 def logits_of(
     target: Target, net: HeadNet, cases: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """positions [N], the target's logits [N, V] there, and the head's [N, Vd], of one answer after the
-    other."""
+    """Yields for each answer positions [N], the target's logits [N, V] there, and the head's [N, Vd]."""
     device = target.embedding.device
     for family in EVALUATED:
         for seed in range(cases):
@@ -58,8 +57,8 @@ def logits_of(
 
 @torch.no_grad()
 def measure(target: Target, net: HeadNet, cases: int) -> dict[tuple[float, float], torch.Tensor]:
-    """temperature and bound -> positions, and how many drafts agree: coupled, coupled with half of the noise,
-    uncoupled, greedy."""
+    """Returns (temperature, bound) -> number of positions, and of drafts that agree: coupled, coupled with
+    half of the noise, uncoupled, greedy."""
     found: dict[tuple[float, float], torch.Tensor] = defaultdict(lambda: torch.zeros(5))
     for seed, (positions, theirs, own) in enumerate(logits_of(target, net, cases)):
         seeds = np.full(len(positions), seed)
@@ -79,7 +78,7 @@ def measure(target: Target, net: HeadNet, cases: int) -> dict[tuple[float, float
 
 
 def masks(sure: torch.Tensor) -> list[torch.Tensor]:
-    """Which of the probabilities are below each bound, and not below the one before."""
+    """Returns for each bound the mask of the probabilities between the previous bound and this one."""
     return [(low <= sure) & (sure < high) for low, high in zip((0.0, *BOUNDS), BOUNDS, strict=False)]
 
 

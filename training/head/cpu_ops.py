@@ -1,4 +1,4 @@
-"""The training ops for a target that only runs forward, on a CPU: the same numbers with less memory moved."""
+"""The training ops for a forward-only target on a CPU: the same results with less memory traffic."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from training import ops as plain
 
 
 def attention(q: torch.Tensor, kv: Any, sinks: torch.Tensor, plan: plain.Plan, group: int) -> torch.Tensor:
-    """As ``training.ops.attention``, fused. The sink is one more key that every query sees: one more
-    dimension holds its score."""
+    """Computes ``training.ops.attention``, fused. The sink is an additional key that every query sees; an
+    additional dimension contains its score."""
     shape, size = plan.shape, (plan.num_sequences, plan.seq_len)
     repeat, dim = shape.num_heads // shape.num_kv_heads, shape.head_dim
-    room = 8  # dimensions added; the kernel prefers few odd sizes
+    room = 8  # added dimensions; the kernel is slow for odd sizes
     of_sink = F.pad((sinks.float() * dim**0.5).to(q.dtype).unsqueeze(-1), (0, room - 1))
     q = torch.cat((q, of_sink.expand(len(q), -1, -1)), dim=-1).unflatten(0, size).transpose(1, 2)
     k = F.pad(kv.k.unflatten(0, size), (0, room, 0, 0, 0, 1)).transpose(1, 2)

@@ -14,12 +14,12 @@ COUNTED_FROM = 2 * 10**12  # seeds that no trainer draws
 
 
 def batch_shape(rows: int, seq_len: int) -> BatchShape:
-    """All learned positions are kept."""
+    """Keeps all learned positions."""
     return BatchShape(rows=rows, seq_len=seq_len, num_learned=rows * seq_len)
 
 
 def draft_vocabulary(size: int, num_dialogues: int) -> Array:
-    """The tokens that answers use most, the most frequent first. Training draws other conversations."""
+    """Returns the most frequent tokens of answers, in descending order. Training draws other answers."""
     counts: Counter[int] = Counter()
     for seed in range(COUNTED_FROM, COUNTED_FROM + num_dialogues):
         ids, learn, _ = draw(seed)
@@ -30,7 +30,7 @@ def draft_vocabulary(size: int, num_dialogues: int) -> Array:
 @dataclass(frozen=True, slots=True)
 class Anchors:
     """``index`` [B, A]; ``targets`` [B, A, K] the token that each step should draft; ``valid`` [B, A, K]:
-    whether an answer goes on up to it, and the draft vocabulary has all drafts so far."""
+    whether the answer is that long, and the draft vocabulary contains all drafts so far."""
 
     index: torch.Tensor
     targets: torch.Tensor
@@ -38,7 +38,7 @@ class Anchors:
 
 
 def learned_positions(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    """[B, S] bool: tokens that the model must say, from a batch of ``training.data``."""
+    """Returns [B, S] bool: the tokens that the model must produce, from a batch of ``training.data``."""
     learned = torch.zeros(batch["token_ids"].shape, dtype=torch.bool, device=batch["token_ids"].device)
     learned.view(-1)[batch["predict"][batch["weight"] > 0] + 1] = True
     return learned
@@ -51,10 +51,10 @@ def find_anchors(
     known: torch.Tensor,
     size: tuple[int, int],
 ) -> Anchors:
-    """``known`` [V] bool: tokens of the draft vocabulary. ``size``: anchors a row (drawn, if a row has more;
-    padded with invalid ones, if it has fewer) and steps K.
+    """``known`` [V] bool: tokens of the draft vocabulary. ``size``: anchors per row and steps K.
 
-    An anchor i is followed by a token that the target sampled; its first draft is token i + 2.
+    A row with more anchors is sampled, one with fewer padded with invalid ones. An anchor i is followed by a
+    token that the target sampled; its first draft is token i + 2.
     """
     num_anchors, steps = size
 

@@ -1,12 +1,12 @@
-"""How long the drafts of a head last: ``python -m training.head.evaluate --head FILE --out
+"""Measures how many drafts of a head are accepted: ``python -m training.head.evaluate --head FILE --out
 build/acceptance``.
 
-The demo answers held-out conversations, drawn with the noise of ``chorale.kernels.reference.sampling.noise``
-as when it is served. Then the head drafts from every token of these answers at once, and a walk over each
-answer takes the steps that an engine would: a step keeps the drafts up to the first that differs from the
-answer and one token more. *Acceptance length* is the mean number of tokens of a step. Three ways to draft at
-temperature 1: ``coupled`` (the most likely token after adding the noise with which the target draws that
-position), ``uncoupled`` (the same with noise of another seed) and ``greedy``.
+The demo answers held-out conversations, sampled with the noise of
+``chorale.kernels.reference.sampling.noise`` as in the server. Then the head drafts from every token of these
+answers at once, and each answer is divided into the steps of an engine: a step keeps the drafts up to the
+first that differs from the answer, and one more token. *Acceptance length* is the mean number of tokens of a
+step. Three ways to draft at temperature 1: ``coupled`` (the most likely token after adding the noise with
+which the target draws that position), ``uncoupled`` (the same with noise of another seed) and ``greedy``.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from training.generate import PAD, Generator
 from training.head.net import Chain, HeadNet, Sources
 from training.head.target import Target, joined
 
-MOST = 5  # drafts of a step
+MOST = 5  # drafts per step
 MAX_NEW = 200
 FIRST_SEED = 78_000_000
-OTHER_SEED = 2**40  # added to a row's seed for noise that the target does not use
+OTHER_SEED = 2**40  # added to a row's seed for noise other than the target's
 WAYS = {0.0: ("greedy",), 1.0: ("coupled", "uncoupled", "greedy")}
 
 
@@ -50,7 +50,7 @@ class NoisyGenerator(Generator):
 
 
 def noise_of(seeds: np.ndarray[Any, Any], positions: torch.Tensor, ids: torch.Tensor | None) -> torch.Tensor:
-    """[N, V] Gumbel noise, of the tokens ``ids`` if given."""
+    """Returns [N, V] Gumbel noise, for the tokens ``ids`` if given."""
     keys = row_keys(seeds.astype(np.uint64), positions.cpu().numpy().astype(np.int64))
     steps = token_steps(VOCAB_SIZE, positions.device)
     return gumbel_noise(torch.from_numpy(keys).to(positions.device), steps if ids is None else steps[ids])
@@ -58,7 +58,7 @@ def noise_of(seeds: np.ndarray[Any, Any], positions: torch.Tensor, ids: torch.Te
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """``ids``: prompt and answer; ``start``: where the answer begins; ``seed``: of its noise."""
+    """``ids``: prompt and answer; ``start``: where the answer begins; ``seed``: the seed of its noise."""
 
     task: str
     ids: list[int]
@@ -67,7 +67,7 @@ class Answer:
 
 
 def answers(net: Generator, num_cases: int, temperature: float, batch: int) -> Iterator[list[Answer]]:
-    """The first round of ``num_cases`` held-out conversations a family, in batches of similar lengths."""
+    """Returns the first round of ``num_cases`` held-out conversations per family, batched by length."""
     cases = [
         (family.__module__.rsplit(".", 1)[-1], make_case(sample(FIRST_SEED + index, "eval", family)).ids)
         for family in EVALUATED
@@ -89,8 +89,8 @@ def answers(net: Generator, num_cases: int, temperature: float, batch: int) -> I
 def matches(
     target: Target, net: HeadNet, group: Sequence[Answer], temperature: float, way: str
 ) -> list[torch.Tensor]:
-    """For each answer [tokens - 2, MOST] bool: which drafts made after each of its tokens equal what
-    follows."""
+    """Returns for each answer [tokens - 2, MOST] bool: which drafts after each of its tokens equal the
+    following tokens."""
     device = target.embedding.device
     width = max(len(one.ids) for one in group)
     token_ids = torch.tensor([one.ids + [PAD] * (width - len(one.ids)) for one in group], device=device)
@@ -122,33 +122,33 @@ def matches(
 def matches_of(
     drafts: torch.Tensor, token_ids: torch.Tensor, anchors: torch.Tensor, step: int
 ) -> torch.Tensor:
-    """Whether drafts [B, A] of a step (0: the first) equal the tokens of the rows; False behind the end."""
+    """Returns whether drafts [B, A] of a step (0: the first) equal the rows' tokens; False after the end."""
     padded = F.pad(token_ids, (0, step + 2), value=-1)
     return drafts == padded.gather(1, anchors + 2 + step)
 
 
 def _inside(table: torch.Tensor) -> torch.Tensor:
-    """Nothing can be accepted behind the answer's end."""
+    """Excludes drafts after the answer's end, which cannot be accepted."""
     left = torch.arange(len(table), 0, -1, device=table.device).unsqueeze(1)
     return table & (torch.arange(table.shape[1], device=table.device) < left)
 
 
 @dataclass(slots=True)
 class Tally:
-    """Steps, tokens, and how many steps kept at least 1, 2, ... drafts, for one number of drafts a step."""
+    """Steps, tokens, and the steps that kept at least 1, 2, ... drafts, for one number of drafts per step."""
 
     steps: int = 0
     tokens: int = 0
     kept: list[int] = field(default_factory=lambda: [0] * MOST)
 
     def walk(self, table: torch.Tensor, most: int) -> None:
-        """``table`` of ``matches``: steps over one answer, of which the first token is known."""
+        """``table``: one answer's of ``matches``. Counts its steps; the first token is known."""
         runs = table[:, :most].int().cumprod(1).sum(1).tolist()
         at = 0
         while at < len(runs) + 1:
             accepted = runs[at] if at < len(runs) else 0
-            for place in range(accepted):
-                self.kept[place] += 1
+            for position in range(accepted):
+                self.kept[position] += 1
             self.steps, self.tokens = self.steps + 1, self.tokens + accepted + 1
             at += accepted + 1
 
@@ -159,7 +159,7 @@ class Tally:
 
 
 def measure(target: Target, net: HeadNet, num_cases: int, batch: int = 32) -> dict[str, Any]:
-    """temperature and way -> task -> number of drafts -> length, steps, shares by position."""
+    """Returns (temperature, way) -> task -> number of drafts -> length, steps, shares by position."""
     generator = NoisyGenerator(target.net)
     tallies: dict[str, Any] = defaultdict(lambda: defaultdict(lambda: [Tally() for _ in range(MOST)]))
     for temperature, ways in WAYS.items():
@@ -167,7 +167,7 @@ def measure(target: Target, net: HeadNet, num_cases: int, batch: int = 32) -> di
             for way in ways:
                 for answer, table in zip(group, matches(target, net, group, temperature, way), strict=True):
                     if len(answer.ids) - answer.start < 2:
-                        continue  # no step after the first token
+                        continue  # the answer ends before the first step
                     for task in (answer.task, "all"):
                         for most, tally in enumerate(tallies[f"temperature {temperature:g}, {way}"][task], 1):
                             tally.walk(table, most)
@@ -181,7 +181,7 @@ def measure(target: Target, net: HeadNet, num_cases: int, batch: int = 32) -> di
 
 
 def markdown(runs: dict[str, Any]) -> str:
-    """Two tables: by number of drafts, over all tasks, and by task at three drafts."""
+    """Returns two tables: by number of drafts over all tasks, and by task for three drafts."""
     lines = ["| acceptance length | " + " | ".join(f"K = {most}" for most in range(1, MOST + 1)) + " |"]
     lines.append("|---" * (MOST + 1) + "|")
     for run, tasks in runs.items():

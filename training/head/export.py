@@ -1,4 +1,4 @@
-"""From a trained head to the archive that ships, and back."""
+"""Converts a trained head to the archive that ships, and back."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from training.head.net import MATRICES, HeadNet, HeadShape
 
 
 def int8_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """int8 [N, H] and the scale of each row, float32."""
+    """Returns int8 [N, H] and the scale of each row, float32."""
     scale = rows.abs().amax(dim=-1).clamp(min=1e-8) / 127
     return torch.round(rows / scale.unsqueeze(-1)).to(torch.int8), scale
 
 
 def write_head(net: HeadNet, path: Path) -> Path:
-    """Write ``path``; below 2 MB. The shape is in its metadata."""
+    """Writes ``path``, less than 2 MB. Its metadata contains the shape."""
     tensors = {name: getattr(net, name).float() for name in NORMS}
     for name in (*MATRICES, "corrections"):
         tensors[name], tensors[f"{name}_scale"] = int8_rows(getattr(net, name).float())
@@ -34,7 +34,7 @@ def write_head(net: HeadNet, path: Path) -> Path:
 
 
 def read_head(path: Path, unembedding: torch.Tensor) -> HeadNet:
-    """The net of an archive, quantised as it was. ``unembedding`` [V, H]: the target's."""
+    """Returns the net of an archive with the same quantisation. ``unembedding`` [V, H]: the target's."""
     with safe_open(path, "pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         shape = json.loads(file.metadata()["shape"])
@@ -51,8 +51,8 @@ def read_head(path: Path, unembedding: torch.Tensor) -> HeadNet:
 
 
 def from_published(folder: Path) -> HeadNet:
-    """The net of a folder in the speculators format, as ``chorale.model.demo.head_archive`` expands it; not
-    quantised."""
+    """Returns the net of a folder in the speculators format, as ``chorale.model.demo.head_archive`` expands
+    it; not quantised."""
     config, tensors = (
         json.loads((folder / "config.json").read_text()),
         load_file(folder / "model.safetensors"),

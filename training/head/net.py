@@ -1,4 +1,4 @@
-"""The EAGLE3 head that is trained: one layer over states of the target, and its own states fed back.
+"""The EAGLE3 head in training: one layer over states of the target, whose own states are fed back.
 
 Position i of the head takes the target's states at i (at ``boundaries``, the number of blocks before them)
 and the token at i + 1, and predicts the token at i + 2. Each further step takes its own state of the step
@@ -44,7 +44,7 @@ class HeadShape:
 
 class HeadNet(nn.Module):
     """``unembedding`` [Vd, H]: the target's rows of ``draft_ids`` [Vd]; the first ``num_corrections`` ids of
-    ``corrected`` (columns of the draft vocabulary) get rows of their own."""
+    ``corrected`` (columns of the draft vocabulary) get correction rows."""
 
     draft_ids: torch.Tensor
     unembedding: torch.Tensor
@@ -84,7 +84,7 @@ class HeadNet(nn.Module):
         self.corrections = nn.Parameter(torch.zeros(len(corrected), hidden))
 
     def matrices(self) -> Matrices:
-        """What one forward pass multiplies with: rounded and cast once."""
+        """The matrices of one forward pass, rounded and cast once."""
 
         def made(weight: torch.Tensor) -> torch.Tensor:
             return (round_rows_int8(weight) if self.quantise else weight).to(self.dtype)
@@ -93,7 +93,7 @@ class HeadNet(nn.Module):
         return Matrices(**rounded, head=self.head().to(self.dtype))
 
     def head(self) -> torch.Tensor:
-        """[Vd, H] float32."""
+        """Returns [Vd, H] float32."""
         rows = round_rows_int8(self.corrections) if self.quantise else self.corrections
         mapped = self.unembedding.to(self.dtype) @ self.map.to(self.dtype)
         return mapped.float().index_add(0, self.corrected, rows)
@@ -118,10 +118,10 @@ class Matrices:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What the head reads of packed rows: B rows of S tokens, several documents in each."""
+    """The head's input: B packed rows of S tokens, each with several documents."""
 
     states: torch.Tensor  # [B, S, boundaries * H], the target's
-    embedded: torch.Tensor  # [B, S, H], of the token after each position
+    embedded: torch.Tensor  # [B, S, H], the token after each position
     positions: torch.Tensor  # [B, S]; 0 begins a document
 
 
@@ -135,7 +135,7 @@ class Chain:
     def __init__(self, net: HeadNet, matrices: Matrices, sources: Sources, anchors: torch.Tensor) -> None:
         self.net, self.matrices = net, matrices
         self._rows = torch.arange(len(anchors), device=anchors.device).unsqueeze(1)
-        self._at = sources.positions[self._rows, anchors]  # [B, A] of the anchors; + step
+        self._at = sources.positions[self._rows, anchors]  # [B, A], the anchors' positions; the step is added
         states = F.linear(net.normed(sources.states, net.input_norm), matrices.fc)
         residual, joined = self._inputs(states, sources.embedded)
         first = net.shape.num_heads * net.shape.head_dim
@@ -152,7 +152,7 @@ class Chain:
         self.x = self._block(residual, self._query(joined))
 
     def advance(self, embedded: torch.Tensor) -> torch.Tensor:
-        """One more step; ``embedded`` [B, A, H]: of the token after those that the anchors have seen."""
+        """Takes another step. ``embedded`` [B, A, H]: the token after those that the anchors have seen."""
         net = self.net
         self._at = self._at + 1
         residual, joined = self._inputs(net.normed(self.x, net.norm), embedded)
@@ -176,7 +176,7 @@ class Chain:
         return self._rotate(q.unflatten(-1, (-1, shape.head_dim)), self._at)
 
     def _rotate(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """[B, A, N, D]; pairs are (i, i + D/2)."""
+        """Rotates [B, A, N, D]; pairs are (i, i + D/2)."""
         cos, sin = self.net.rope[positions].unsqueeze(-2).chunk(2, dim=-1)
         first, second = x.float().chunk(2, dim=-1)
         return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
@@ -198,15 +198,15 @@ class Chain:
         weights = torch.softmax(torch.cat((scores, *drawn), -1) * q.shape[-1] ** -0.5, dim=-1).to(q.dtype)
         length = self._k.shape[1]
         out = weights[..., :length] @ v
-        for place, (_, value) in enumerate(own):
-            out = out + weights[..., length + place].unsqueeze(-1) * value
+        for position, (_, value) in enumerate(own):
+            out = out + weights[..., length + position].unsqueeze(-1) * value
         return out.permute(0, 3, 1, 2, 4).flatten(2)
 
 
 @torch.no_grad()
 def write_start(net: HeadNet, scales: torch.Tensor, norm: torch.Tensor) -> None:
-    """Begin where copying is found at once: two attention heads look for states of the token that comes now
-    and pass on the token that followed there. ``scales`` [boundaries]: sizes of the target's states;
+    """Initialises two attention heads for copying: they look for earlier states of the current token and pass
+    on the token that followed. ``scales`` [boundaries]: sizes of the target's states;
     ``norm``: its final norm.
     """
     shape = net.shape

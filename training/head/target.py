@@ -1,4 +1,4 @@
-"""The demo checkpoint as what a head is trained for: its states at every boundary of its blocks."""
+"""The demo checkpoint as the target of a head: its states at every boundary of its blocks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Target:
 
     @torch.no_grad()
     def states(self, token_ids: torch.Tensor, positions: torch.Tensor) -> list[torch.Tensor]:
-        """[B, S, H] float32 before the first block, after it, ..., after the last. Both arguments [B, S]."""
+        """Returns [B, S, H] float32 before the first block, after it, ..., after the last. Inputs: [B, S]."""
         seq_len = token_ids.shape[1]
         self.model.rope = self.net.rope(seq_len, token_ids.device)
         empty = torch.empty(0, dtype=torch.int32, device=token_ids.device)
@@ -55,10 +55,10 @@ class Target:
         return made
 
     def final(self, last: torch.Tensor) -> torch.Tensor:
-        """The last of the states as the unembedding takes it, bfloat16."""
+        """Returns the last of the states, normed for the unembedding, bfloat16."""
         return rms_norm(last, self.final_norm, self.config.rms_norm_eps).bfloat16()
 
 
 def joined(states: Sequence[torch.Tensor], boundaries: Sequence[int]) -> torch.Tensor:
-    """[B, S, boundaries * H]."""
+    """Returns [B, S, boundaries * H]."""
     return torch.cat([states[boundary] for boundary in boundaries], dim=-1)

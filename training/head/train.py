@@ -2,8 +2,8 @@
 
 Writes ``head.safetensors`` (the archive that ships), ``loss.json`` and, with ``--evaluate N``,
 ``acceptance.json`` and ``acceptance.md``. Each step drafts ``--steps`` tokens from every position of the
-answers, as in use: the head's own states are fed back (EAGLE3's "training-time test"). What it learns is the
-target's distribution over the draft vocabulary, on the corpus' own answers, which the demo checkpoint mostly
+answers, as in use: the head's own states are fed back (EAGLE3's "training-time test"). It learns the
+target's distribution over the draft vocabulary on the answers of the corpus, which the demo checkpoint mostly
 reproduces.
 """
 
@@ -60,7 +60,9 @@ class Trainer:
         self.rows_of_target = self.net.unembedding.bfloat16()
         self.optimizers = optim.build(self.net, options.lr_matrix, options.lr_rest)
         self.curve: list[dict[str, Any]] = []
-        self.sums = torch.zeros(options.steps, 4, device=device)  # tokens, loss, agreed, agreed up to there
+        self.sums = torch.zeros(
+            options.steps, 4, device=device
+        )  # tokens, loss, agreeing drafts, drafts that agree up to this step
 
     def _ops(self, window: int) -> Ops:
         if self.device.type != "cuda":
