@@ -47,7 +47,7 @@ class Sending:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class InputLine:
     """A line of the input: its number from 1, and its size in bytes."""
 
     number: int
@@ -74,8 +74,8 @@ class LineWork:
         self._stopped: Stopped = ""
         self._task: asyncio.Task[None] | None = None  # sends
         self._problem = ""  # the last logged error
-        self._held: set[Place] = set()  # lines with a slot
-        self._records: list[tuple[Place, Record]] = []  # not stored yet
+        self._held: set[InputLine] = set()  # lines with a slot
+        self._records: list[tuple[InputLine, Record]] = []  # not stored yet
         self._has_records = asyncio.Event()  # or sending has ended
 
     @property
@@ -138,8 +138,8 @@ class LineWork:
             self._task = None
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
-            for place in self._held:
-                self._slots.free(place.size)
+            for sent in self._held:
+                self._slots.free(sent.size)
             self._held.clear()
             self._records.clear()
         self._check_owned()
@@ -158,8 +158,8 @@ class LineWork:
         try:
             try:
                 async with contextlib.aclosing(self._lines(done)) as lines:
-                    async for place, line in lines:
-                        task = asyncio.create_task(self._execute(place, line))
+                    async for sent, line in lines:
+                        task = asyncio.create_task(self._execute(sent, line))
                         tasks.add(task)
                         task.add_done_callback(tasks.discard)
             except Exception as error:
@@ -172,28 +172,28 @@ class LineWork:
         if fault is not None:
             raise fault
 
-    async def _execute(self, place: Place, line: Line) -> None:
+    async def _execute(self, sent: InputLine, line: Line) -> None:
         how = self._sending
-        self._add(place, await execute(line, how.send, how.retries, how.ready))
+        self._add(sent, await execute(line, how.send, how.retries, how.ready))
 
-    def _add(self, place: Place, record: Record) -> None:
-        self._records.append((place, record))
+    def _add(self, sent: InputLine, record: Record) -> None:
+        self._records.append((sent, record))
         self._has_records.set()
 
-    async def _lines(self, done: set[int]) -> AsyncGenerator[tuple[Place, Line]]:
+    async def _lines(self, done: set[int]) -> AsyncGenerator[tuple[InputLine, Line]]:
         """Yields lines without a record as slots become free."""
         async with contextlib.aclosing(self._input()) as input_lines:
             async for found in input_lines:
                 for number, raw in found:
                     if number in done:
                         continue
-                    place = Place(number, len(raw))
-                    await self._slots.take(place.size)
-                    self._held.add(place)
+                    sent = InputLine(number, len(raw))
+                    await self._slots.take(sent.size)
+                    self._held.add(sent)
                     if self._stopped:
                         return
                     parse = partial(parse_line, raw, max_bytes=self._max_line_bytes)
-                    yield place, await asyncio.to_thread(parse) if len(raw) > LARGE else parse()
+                    yield sent, await asyncio.to_thread(parse) if len(raw) > LARGE else parse()
 
     def _input(self) -> AsyncGenerator[list[tuple[int, bytes]]]:
         return split_lines(self._read(), self._max_line_bytes)
@@ -201,7 +201,7 @@ class LineWork:
     async def _record(self) -> None:
         """Stores records, and frees their slots. Raises ``LostError``."""
         group = self._records[:_GROUP]
-        results = await asyncio.to_thread(lambda: [packed(place.number, record) for place, record in group])
+        results = await asyncio.to_thread(lambda: [packed(sent.number, record) for sent, record in group])
         while True:
             try:
                 status = await self._rows.record(self.id, self._server_id, results)
@@ -214,9 +214,9 @@ class LineWork:
             self.stop("cancelling")
         self._counted(results)
         del self._records[: len(group)]
-        for place, _ in group:
-            self._held.discard(place)
-            self._slots.free(place.size)
+        for sent, _ in group:
+            self._held.discard(sent)
+            self._slots.free(sent.size)
 
 
 def packed(number: int, record: Record) -> Result:

@@ -24,7 +24,7 @@ from chorale.jobs.contents import read_file
 from chorale.jobs.execute import PATIENT, LineRetries, Sender
 from chorale.jobs.input import Inspection
 from chorale.jobs.line import ENDPOINTS, MAX_LINE_BYTES, Record, refused
-from chorale.jobs.lines import LineWork, Place, Sending, packed, unpacked
+from chorale.jobs.lines import InputLine, LineWork, Sending, packed, unpacked
 from chorale.jobs.slots import MAX_LINES_BYTES, Slots
 from chorale.store.batch_rows import BatchNotFoundError, Result, StoredBatch
 from chorale.store.files import StoredFile, new_file_id
@@ -63,7 +63,7 @@ class FileWork(LineWork):
     async def _wait(self, error: ChoraleError) -> None:
         raise error
 
-    def _add(self, place: Place, record: Record) -> None:
+    def _add(self, sent: InputLine, record: Record) -> None:
         if record.answer is not None:
             self._last_answer = time.monotonic()
         elif time.monotonic() - self._last_answer > self._sending.retries.patience / 2:
@@ -72,7 +72,7 @@ class FileWork(LineWork):
             self._gone = ServerGoneError(message)
             self.stop("cancelling")
             return
-        super()._add(place, record)
+        super()._add(sent, record)
 
 
 class Journal:

@@ -12,13 +12,13 @@ import pytest
 
 from chorale.api.responses.event_log import LogEvent, TurnBegan, join, pack, read_chunk
 from chorale.jobs.background import Background
-from chorale.store.protocol import RESTARTED, EventChunk, StoredItem, StoredResponse
+from chorale.store.protocol import RESTARTED, EventChunk, EventPage, StoredItem, StoredResponse
 from chorale.store.store import Bounds, ResponseStore, SqliteStore
 from chorale.testing.scripted_client import Script
 from chorale.turns.events import ItemClosed, ItemDelta, ItemOpened
 from tests.api.responses.background.test_background import HANGS, ended, resume
 from tests.store.test_locked import write_lock
-from tests.store.test_store import make, opened
+from tests.store.test_store import kept, make, opened
 from tests.support.responses import HELLO, fold_events, serve, tokens
 from tests.support.sse import parse_sse
 
@@ -50,6 +50,12 @@ async def begun(store: ResponseStore, server_id: str = "srv_a") -> StoredRespons
     return response
 
 
+async def page_of(store: ResponseStore, response_id: str, start: int = 0) -> EventPage:
+    page = await store.background.events(response_id, b"", start)
+    assert page is not None
+    return page
+
+
 async def said(store: ResponseStore, response: StoredResponse, server_id: str = "srv_a") -> bool:
     """Half a message."""
     return await store.background.append(response.id, server_id, "in_progress", events(0, *HALF))
@@ -72,15 +78,12 @@ async def test_events_end_with_the_time_to_live(tmp_path: Path) -> None:
 async def test_a_life(place: str) -> None:
     store = opened(place)
     response = await begun(store)
-    found = await store.get(response.id, b"")
-    assert found is not None
+    found = await kept(store, response.id)
     assert (found.status, found.output) == ("queued", ())
     assert await said(store, response)
-    found = await store.get(response.id, b"")
-    assert found is not None
+    found = await kept(store, response.id)
     assert found.status == found.body["status"] == "in_progress"
-    page = await store.background.events(response.id, b"", 0)
-    assert page is not None
+    page = await page_of(store, response.id, 0)
     assert page.live
     assert read_chunk(page.chunks[0].data) == list(HALF)
     size = (await store.stats()).num_bytes
@@ -95,8 +98,7 @@ async def test_a_life(place: str) -> None:
     assert not await said(store, response)
     assert not await store.background.finish(done, "srv_a", events(4))
     for start, number in ((0, 4), (3, 1), (4, 0), (99, 0)):
-        page = await store.background.events(response.id, b"", start)
-        assert page is not None
+        page = await page_of(store, response.id, start)
         assert not page.live
         assert sum(chunk.num_events for chunk in page.chunks) == number
     assert await store.background.events(response.id, b"else", 0) is None
@@ -119,8 +121,7 @@ async def test_whoever_ends_it_first_has_ended_it(place: str) -> None:
     assert not await ours.background.finish(replace(response, status="completed"), "srv_a", events(3))
     assert await theirs.background.end(response.id, b"", "cancelled") == ended_body
     assert await theirs.background.end(response.id, b"else", "cancelled") is None
-    page = await ours.background.events(response.id, b"", 3)
-    assert page is not None
+    page = await page_of(ours, response.id, 3)
     closing = [event for chunk in page.chunks for event in read_chunk(chunk.data)]
     assert closing == [ItemClosed(0, "incomplete")]
     await ours.close()
@@ -136,12 +137,10 @@ async def test_the_dead_are_buried_and_the_living_are_not(place: str) -> None:
     assert await store.jobs.beat("srv_alive") == {alive.id}
     assert await store.jobs.expire("srv_alive", 0) == []  # it has shown life since
     assert await store.jobs.expire("srv_dead", 0) == [dead.id]
-    found = await store.get(dead.id, b"")
-    assert found is not None
+    found = await kept(store, dead.id)
     assert found.body["error"] == RESTARTED
     assert found.status == "failed"
-    still = await store.get(alive.id, b"")
-    assert still is not None
+    still = await kept(store, alive.id)
     assert still.status == "queued"
     await store.conversations.take(conversation.id, b"", "srv_alive")  # free again
     await store.close()
@@ -174,14 +173,12 @@ async def test_the_first_to_open_a_file_fails_what_was_running(tmp_path: Path) -
     response = await begun(store)
     await said(store, response)
     second = SqliteStore(file)  # not alone: nothing is failed
-    found = await second.get(response.id, b"")
-    assert found is not None
+    found = await kept(second, response.id)
     assert found.status == "in_progress"
     await store.close()
     await second.close()
     third = SqliteStore(file)
-    found = await third.get(response.id, b"")
-    assert found is not None
+    found = await kept(third, response.id)
     assert found.status == "failed"
     assert await third.jobs.servers() == {}
     await third.close()

@@ -84,19 +84,6 @@ async def test_its_stream_can_be_resumed_from_every_event_live_and_later() -> No
             assert await resume(server, response_id, **query) == whole[after + 1 :]
 
 
-async def test_two_readers_see_the_same() -> None:
-    async with serve(Script(tokens(CALL), delay=0.005)) as server:
-        made = await server.sdk.responses.create(
-            model=MODEL,
-            input="weather?",
-            background=True,
-            tools=[TOOL],  # type: ignore[list-item]
-        )
-        first, second = await asyncio.gather(resume(server, made.id), resume(server, made.id))
-        assert first == second
-        assert fold_events(first)["output"][1]["arguments"] == '{"city":"Paris"}'
-
-
 async def test_cancel_keeps_what_was_said_and_is_idempotent() -> None:
     async with serve(HANGS) as server:
         made = await server.sdk.responses.create(model=MODEL, input="hello", background=True)
@@ -187,18 +174,7 @@ async def test_too_many_are_refused_before_they_are_stored() -> None:
         assert (await server.store.stats()).num_responses == 1
 
 
-async def test_delete_stops_it() -> None:
-    async with serve(HANGS) as server:
-        made = await server.sdk.responses.create(model=MODEL, input="hello", background=True)
-        await server.sdk.responses.delete(made.id)
-        async with asyncio.timeout(5):
-            await server.app.state.background.drain()
-        assert server.client.aborted == [made.id]
-        with pytest.raises(openai.NotFoundError):
-            await server.sdk.responses.retrieve(made.id)
-
-
-async def test_who_reads_what_is_deleted_is_told() -> None:
+async def test_delete_stops_it_and_tells_who_reads_it() -> None:
     """Its stream ends with an event that says so, instead of stopping as if the connection had broken."""
 
     async with serve(HANGS) as server:
@@ -213,6 +189,10 @@ async def test_who_reads_what_is_deleted_is_told() -> None:
         *before, last = parse_sse(answer.content.removeprefix(b": waiting\n\n"))
         assert (last["type"], last["code"]) == ("error", "response_deleted")
         assert not any(event["type"] == "error" for event in before)
+        await server.app.state.background.drain()
+        assert server.client.aborted == [made.id]
+        with pytest.raises(openai.NotFoundError):
+            await server.sdk.responses.retrieve(made.id)
 
 
 async def test_a_response_that_has_not_ended_cannot_be_continued() -> None:

@@ -22,6 +22,7 @@ from chorale.store.protocol import RESTARTED
 from chorale.store.store import ResponseStore, SqliteStore
 from chorale.testing.scripted_client import Script
 from tests.api.responses.background.test_background import ended, resume
+from tests.store.test_store import kept
 from tests.support.responses import HELLO, fold_events, serve, tokens
 from tests.support.server import Server
 
@@ -110,14 +111,12 @@ async def test_one_that_was_begun_often_enough_fails(crashed: tuple[Path, str]) 
 
     for attempt in range(1, MAX_ATTEMPTS + 1):
         store = SqliteStore(str(path))
-        found = await store.get(made, b"")
-        assert found is not None
+        found = await kept(store, made)
         if attempt < MAX_ATTEMPTS + 1 and found.status == "queued":
             assert await store.background.claim(made, f"wrk_{attempt}") is not None
         await store.close()  # without a word, as a crash would
     store = SqliteStore(str(path))
-    found = await store.get(made, b"")
-    assert found is not None
+    found = await kept(store, made)
     assert (found.status, found.body["error"]) == ("failed", RESTARTED)
     assert await store.background.waiting() == []
     await store.close()
@@ -144,11 +143,9 @@ async def test_what_a_reader_has_seen_is_not_contradicted(tmp_path: Path) -> Non
         )  # created, queued, in_progress, an item
         assert before[2] == "response.in_progress"
         await store.jobs.expire(server.app.state.background.leases.server_id, None)
-        found = await store.get(made[1]["id"], b"")
-        assert found is not None
+        found = await kept(store, made[1]["id"])
         assert (found.status, found.body["error"]) == ("failed", RESTARTED)
-        found = await store.get(quiet[1]["id"], b"")
-        assert found is not None
+        found = await kept(store, quiet[1]["id"])
         assert found.status == "queued"
 
 
