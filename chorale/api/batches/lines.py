@@ -9,9 +9,10 @@ from dataclasses import replace
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from chorale.api import chat, completions, responses
+from chorale.api import chat, completions
 from chorale.api.http.auth import OWNER, authenticate_routes, request_id
 from chorale.api.http.responses import error_response
+from chorale.api.responses.endpoint import routes as response_routes
 from chorale.api.state import Lifecycle, ServerState
 from chorale.api.telemetry.metered_client import MeteredClient
 from chorale.client.admission import total_capacity
@@ -35,7 +36,7 @@ class LineApp:
         assert isinstance(state.client, MeteredClient)
         self._warns = state.config.unknown_fields == "warn"
         inner = replace(state, client=state.client.of_batches(), lifecycle=Lifecycle())
-        routes = [*chat.routes(inner), *completions.routes(inner), *responses.routes(inner)]
+        routes = [*chat.routes(inner), *completions.routes(inner), *response_routes(inner)]
         wanted = [r for r in routes if isinstance(r, Route) and r.path in ENDPOINTS]
         self._app: ASGIApp = Router(authenticate_routes(wanted, ()), redirect_slashes=False)
 

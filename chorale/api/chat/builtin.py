@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from chorale.api.responses.items.built_in import action_object
 from chorale.tools.contract import (
     BrowserDetail,
     CodeOutput,
-    FindAction,
     McpDetail,
-    OpenPageAction,
     Progress,
     PythonDetail,
     SearchAction,
@@ -70,13 +69,9 @@ def conclusion(status: str, result: ToolResult | None, num_shown: int) -> dict[s
 def action(detail: BrowserDetail) -> dict[str, Any]:
     """Returns the action of a browser call in the form of Responses, with search results."""
     what = detail.action
-    if isinstance(what, SearchAction):
-        sources = [{"type": "url", "url": source.url} for source in what.sources]
-        return {"type": "search", "query": what.query, "queries": [what.query], "sources": sources}
-    if isinstance(what, OpenPageAction):
-        return {"type": "open_page", "url": what.url}
-    assert isinstance(what, FindAction)
-    return {"type": "find_in_page", "pattern": what.pattern, "url": what.url or ""}
+    if not isinstance(what, SearchAction):
+        return action_object(what)
+    return action_object(what) | {"sources": [{"type": "url", "url": source.url} for source in what.sources]}
 
 
 def whole(item: FoldedItem) -> dict[str, Any]:
