@@ -44,10 +44,7 @@ CASES = [
     ("--device cpu --max-model-len 9000 --num-gpu-blocks-override 4", "--max-model-len 32 "),
     ("--max-model-len 99999999", "more than the model's maximum of 131072"),
     ("openai/gpt-oss-20b --max-model-len 99999999", "more than the model's maximum of 131072"),
-    ("--num-threads 0", "--num-threads"),
     ("--system-start-date yesterday", "--system-start-date"),
-    ("--system-start-date 2025-02-30", "--system-start-date"),
-    ("--system-start-date 20250228", "--system-start-date"),
     ("--host 192.0.2.1", "cannot listen"),
 ]
 

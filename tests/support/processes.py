@@ -23,3 +23,16 @@ def exists(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def descendants(pid: int) -> list[int]:
+    """Processes that ``pid`` has started, and those that they have started."""
+    return [found for child in sorted(children(pid)) for found in (child, *descendants(child))]
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process runs; one that has ended and waits to be collected does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -15,6 +13,7 @@ import pytest
 
 from chorale.measure.selfcheck.table import NAMES
 from tests.support.device.faults import environment
+from tests.support.processes import descendants, is_running
 
 RED = ("answers", "harmony", "sampling", "logprobs")
 SETTINGS = ("demo", "--device", "cpu", "--kv-cache-memory-bytes", "33554432", "--max-num-seqs", "32")
@@ -65,21 +64,3 @@ def test_nothing_outlives_the_command(number: signal.Signals) -> None:
     while left := [pid for pid in below if is_running(pid)]:
         assert time.monotonic() < deadline, left
         time.sleep(0.1)
-
-
-def descendants(parent: int) -> list[int]:
-    found = []
-    for place in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            if int(place.read_text().rpartition(")")[2].split()[1]) == parent:
-                child = int(place.parent.name)
-                found += [child, *descendants(child)]
-    return found
-
-
-def is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return False

@@ -20,6 +20,7 @@ from chorale.measure.selfcheck.check import Check, Failed, Outcome, Skipped, out
 from chorale.measure.selfcheck.recorded import Recording
 from chorale.measure.selfcheck.report import line, summary, to_json
 from chorale.measure.selfcheck.table import CHECKS, NAMES, select
+from tests.support.processes import is_running
 
 DOCS = Path(__file__).parents[3] / "docs" / "evaluation.md"
 
@@ -105,9 +106,7 @@ def test_nothing_is_left_when_the_command_is_killed(tmp_path: Path) -> None:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         deadline = time.monotonic() + 20
-        while (
-            Path(f"/proc/{number}").exists() and "Z" not in Path(f"/proc/{number}/stat").read_text().split()
-        ):
+        while is_running(number):
             assert time.monotonic() < deadline
             time.sleep(0.05)
 
