@@ -22,12 +22,11 @@ import pytest
 from chorale.config.engine import ToolConfig
 from chorale.machine.folders import Folder
 from chorale.machine.processes import collect_rarely, die_with_parent, tune_garbage_collector
-from tests.support import ROOT
+from tests.support import REAPER, ROOT
 from tests.support.event_loop import run
 from tests.support.serve.sockets import socket_folder
 
 RUN = "CHORALE_TEST_RUN"  # the process of the whole run, for its workers
-REAPER = ROOT / "tests" / "support" / "serve" / "reaper.py"
 reaper = pytest.StashKey[subprocess.Popen[bytes]]()
 
 

@@ -320,7 +320,7 @@ def main(gpu_name: str, each: bool, verbose: bool) -> None:
     target = Target(hardware_of(gpu), gpu.architecture, gpu.multiprocessors)
     arch = tuning.ARCH_TUNINGS[gpu.architecture]
     configs = EACH if each else CONFIGS + (HOPPER_CONFIGS if gpu.architecture == "sm_90" else [])
-    names, over_ranks = set[str](), set[str]()
+    names, over_ranks, faults = set[str](), set[str](), list[str]()
     with compiled_for(target.architecture, target.multiprocessors):
         kernels = kernels_of_servers(target, configs, 1 if each else 8) + list(
             kernels_of_drafts_and_pages(target, arch)
@@ -330,10 +330,14 @@ def main(gpu_name: str, each: bool, verbose: bool) -> None:
                 continue
             names.add(name)
             compiled = compile_()
-            if check(compiled, name, arch):
-                over_ranks.add(name)
+            try:
+                if check(compiled, name, arch):
+                    over_ranks.add(name)
+            except AssertionError as error:
+                faults.append(str(error))
             if verbose:
                 print(f"{name:32} shared {compiled.metadata.shared:7} bytes", flush=True)
+    assert not faults, faults
     assert over_ranks == (OVER_RANKS if gpu.architecture.startswith("sm_") else set()), over_ranks
     print(f"{gpu.name}: {len(kernels)} kernels recorded, of {len(names)} functions")
 

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from chorale.machine.folders import Folder
-from tests.support import ROOT
+from tests.support import REAPER, ROOT
 
-REAPER = ROOT / "tests" / "support" / "reaper.py"
 MOST_PATH = 107 - len("/ray/session_2026-11-24_14-16-23_123456_1234567/sockets/plasma_store.1")
 OBJECTS = 100 * 2**20  # bytes of each node's object store: nothing is in it
 
