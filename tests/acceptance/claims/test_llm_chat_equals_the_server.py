@@ -68,7 +68,7 @@ CASES: dict[str, tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]] = 
 
 
 def sampling_of(case: str) -> dict[str, Any]:
-    return {"seed": 7, "temperature": 0.3, "max_tokens": 80, **CASES[case][1]}
+    return {"seed": 7, "temperature": 0.3, "max_tokens": 48, **CASES[case][1]}
 
 
 @pytest.fixture(scope="module")
