@@ -105,13 +105,8 @@ class PostgresDatabase:
         cursor.executemany(_placeholders(sql), rows)
         return cursor
 
-    def columns(self, table: str) -> set[str]:
-        rows = self.execute(
-            "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(?) AND attnum > 0"
-            " AND NOT attisdropped",
-            (f"chorale.{table}",),
-        )
-        return {row[0] for row in rows.fetchall()}
+    def has_tables(self) -> bool:
+        return bool(self.execute("SELECT to_regclass('chorale.schema_version') IS NOT NULL").fetchone()[0])
 
     def is_busy(self, error: Exception) -> bool:
         return getattr(error, "sqlstate", None) == _LOCK_NOT_AVAILABLE

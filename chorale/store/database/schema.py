@@ -126,7 +126,7 @@ def create(db: Database, types: Mapping[str, str], suffix: str) -> bool:
     The caller adds the triggers afterwards. ``types``: the database's names of column types. ``suffix``: for
     tables with a primary key of several columns. Raises ``ConfigError`` if they have another format.
     """
-    if db.columns("schema_version"):
+    if db.has_tables():
         check_format(db.execute("SELECT version FROM schema_version").fetchone()[0])
         return False
     for table, columns in TABLES.items():

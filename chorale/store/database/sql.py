@@ -30,8 +30,8 @@ class Database(Protocol):
 
     def executemany(self, sql: str, rows: Iterable[Sequence[Any]], /) -> Any: ...
 
-    def columns(self, table: str) -> set[str]:
-        """Returns the names of a table's columns; empty if the table does not exist."""
+    def has_tables(self) -> bool:
+        """Returns whether the store's tables exist."""
         ...
 
     def is_busy(self, error: Exception) -> bool:

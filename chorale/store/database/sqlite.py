@@ -36,8 +36,9 @@ class SqliteDatabase(sqlite3.Connection):
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
-    def columns(self, table: str) -> set[str]:
-        return {row[1] for row in self.execute(f"PRAGMA table_info({table})").fetchall()}
+    def has_tables(self) -> bool:
+        query = "SELECT 1 FROM sqlite_master WHERE name = 'schema_version'"
+        return self.execute(query).fetchone() is not None
 
     def begin(self, writes: bool, seconds: float) -> None:
         self.execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
@@ -72,7 +73,7 @@ def connect(path: str, *, creating: bool) -> SqliteDatabase:
 
 
 def _create(connection: SqliteDatabase) -> None:
-    if connection.columns("schema_version"):  # write nothing: the disk may be full
+    if connection.has_tables():  # write nothing: the disk may be full
         create(connection, _TYPES, "")
         return
     connection.begin(writes=True, seconds=LOCK_SECONDS)
