@@ -51,7 +51,6 @@ async def test_answers_and_errors() -> None:
 
 async def test_keys_and_owners() -> None:
     """Without its key, a stored line's owner reaches the endpoint by the scope alone."""
-
     async with served(keys=[hash_key("secret")]) as server:
         statuses = [
             (await AppSender(server.app, *given)(line())).status

@@ -63,7 +63,6 @@ async def said(store: ResponseStore, response: StoredResponse, server_id: str = 
 
 async def test_events_end_with_the_time_to_live(tmp_path: Path) -> None:
     """Gone before the row is evicted, like the response itself."""
-
     now = [1000.0]
     file = str(tmp_path / "responses.sqlite3")
     store = SqliteStore(file, Bounds(ttl=50.0), clock=lambda: now[0], idle_seconds=3600.0)
@@ -226,7 +225,6 @@ async def test_the_watch_goes_on_after_the_store_has_failed(tmp_path: Path) -> N
 
 async def test_a_full_disk_delays_the_end_and_loses_nothing(tmp_path: Path) -> None:
     """Readers wait meanwhile: an event that is not in the store is shown to nobody."""
-
     store = SqliteStore(str(tmp_path / "r.sqlite3"))
 
     def fill(db: Any) -> None:

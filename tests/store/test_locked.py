@@ -41,7 +41,6 @@ def opened(path: Path) -> SqliteStore:
 async def test_all_that_wait_for_the_lock_share_one_deadline(tmp_path: Path) -> None:
     """Finding 5: each of six responses waited for its turn in the line, and the last one for minutes."""
     path = tmp_path / "r.sqlite3"
-
     async with serve(HELLO, store=opened(path)) as server:
         kept = (await server.post(input="before"))[1]
         with write_lock(path):
@@ -58,7 +57,6 @@ async def test_all_that_wait_for_the_lock_share_one_deadline(tmp_path: Path) -> 
 
 async def test_a_stream_holds_its_last_event_no_longer(tmp_path: Path) -> None:
     path = tmp_path / "r.sqlite3"
-
     async with serve(HELLO, store=opened(path)) as server:
         with write_lock(path):
             began = time.monotonic()
@@ -78,7 +76,6 @@ async def test_a_stream_holds_its_last_event_no_longer(tmp_path: Path) -> None:
 )
 async def test_what_needs_the_store_is_a_503(tmp_path: Path, path: str, body: dict[str, Any]) -> None:
     file = tmp_path / "r.sqlite3"
-
     async with serve(HELLO, store=opened(file)) as server:
         with write_lock(file):
             began = time.monotonic()
@@ -91,11 +88,8 @@ async def test_what_needs_the_store_is_a_503(tmp_path: Path, path: str, body: di
         assert (await server.http.post(path, json=body)).status_code == 200
 
 
-async def test_a_conversation_is_released_with_a_later_heartbeat(
-    tmp_path: Path,
-) -> None:
+async def test_a_conversation_is_released_with_a_later_heartbeat(tmp_path: Path) -> None:
     path = tmp_path / "r.sqlite3"
-
     async with serve(HELLO, store=opened(path)) as server:
         made = await server.sdk.conversations.create()
         with write_lock(path):

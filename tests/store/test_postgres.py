@@ -53,7 +53,6 @@ async def test_many_writers_keep_the_totals_exact(database: str) -> None:
 
 async def test_conversations_and_completions(database: str) -> None:
     """Every statement that the shared tests of the store do not run on PostgreSQL."""
-
     async with serve(HELLO, store=opened(database)) as server:
         api = server.sdk.conversations
         items = [{"type": "message", "role": "user", "content": str(i)} for i in range(3)]

@@ -117,7 +117,6 @@ async def test_owners_do_not_see_each_other(path: str) -> None:
 @pytest.mark.parametrize("tokens_first", [True, False])
 async def test_an_item_with_the_models_tokens_is_preferred(path: str, tokens_first: bool) -> None:
     """A client sends an item back as its input: only the first copy can be replayed to the token."""
-
     store = opened(path)
     written = make()
     (output,) = written.output
@@ -289,7 +288,6 @@ async def test_one_faulty_put_does_not_take_others_with_it(path: str) -> None:
 
 async def test_a_full_disk_fails_the_put_and_nothing_else(tmp_path: Path) -> None:
     """``max_page_count`` is SQLite's own disk that fills up."""
-
     store = SqliteStore(str(tmp_path / "r.sqlite3"))
     small = make()
     await store.put(small)

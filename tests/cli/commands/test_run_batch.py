@@ -98,16 +98,13 @@ def test_an_output_that_cannot_be_sent_is_kept(server: HttpFiles, capsys: pytest
     assert len(server.files["/out"].splitlines()) == 5
 
 
-def test_exit_code_when_every_line_fails(server: HttpFiles) -> None:
-    Path("in.jsonl").write_text("nonsense\n")
-    assert main(["run-batch", *FILES, "--base-url", server.url]) == 1
-    assert output()[0]["error"]["code"] == "invalid_json_line"
-
-
-def test_an_empty_input(server: HttpFiles) -> None:
-    Path("in.jsonl").write_text("\n")
-    assert main(["run-batch", *FILES, "--base-url", server.url]) == 0
-    assert output() == []
+@pytest.mark.parametrize(
+    ("text", "code", "errors"), [("nonsense\n", 1, ["invalid_json_line"]), ("\n", 0, [])]
+)
+def test_an_input_without_a_line_to_send(server: HttpFiles, text: str, code: int, errors: list[str]) -> None:
+    Path("in.jsonl").write_text(text)
+    assert main(["run-batch", *FILES, "--base-url", server.url]) == code
+    assert [record["error"]["code"] for record in output()] == errors
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,6 @@ async def test_cancel_keeps_what_was_said_and_is_idempotent() -> None:
 
 async def test_one_that_is_cancelled_stays_so_when_its_server_stops() -> None:
     """Both at the same moment: the client has been told that it is cancelled."""
-
     async with serve(HANGS) as server:
         made = await server.sdk.responses.create(model=MODEL, input="hello", background=True)
         job = server.app.state.background.find(made.id)
@@ -176,7 +175,6 @@ async def test_too_many_are_refused_before_they_are_stored() -> None:
 
 async def test_delete_stops_it_and_tells_who_reads_it() -> None:
     """Its stream ends with an event that says so, instead of stopping as if the connection had broken."""
-
     async with serve(HANGS) as server:
         made = await server.sdk.responses.create(model=MODEL, input="hello", background=True)
         reader = asyncio.create_task(server.http.get(f"/v1/responses/{made.id}", params={"stream": "true"}))
@@ -265,7 +263,6 @@ async def test_the_open_responses_dialect(way: str) -> None:
 
 async def test_the_summary_dialect() -> None:
     """Reasoning where clients look that know only summaries; what they send back is replayed exactly."""
-
     config = ServerConfig(system_start_date="2026-01-02", responses_dialect="summary")
     async with serve(CALL, HELLO, config=config) as server:
         async with server.sdk.responses.stream(

@@ -104,7 +104,6 @@ async def whole_log(server: Any, response_id: str) -> tuple[Any, list[LogEvent]]
 @pytest.mark.parametrize("more", [{}, {"include": ["message.output_text.logprobs"]}])
 async def test_live_resumed_and_rendered_later_are_the_same_bytes(more: dict[str, Any]) -> None:
     """Whatever the batches are in which the events were written and read."""
-
     rounds = (f"{THINK}{SEARCH}", PYTHON, ECHO, FINAL)
     async with tools_served(*rounds) as server:
         live = await server.stream(input="x", tools=[WEB, CODE, MCP, TOOL], background=True, **more)
@@ -155,7 +154,6 @@ async def test_what_was_read_before_a_crash_begins_what_is_read_after_it(tmp_pat
 
 async def test_the_last_message_of_a_recovered_response_has_no_tokens_to_replay() -> None:
     """They may go on after a stop string that ended the turn, which nothing has recorded."""
-
     async with serve(HELLO) as server:
         _, made = await server.post(input="x", background=True)
         stored, log = await ended_log(server, made["id"])
