@@ -208,11 +208,11 @@ class RemoteClient:
         if beat.state == "loading":
             if self._engine_id:  # a new process; the end of the earlier one went unnoticed
                 self._lose_engine("dead", "the engine restarted")
-            self._set_status(EngineStatus("loading", beat.phase, beat.progress, beat.message))
+            self._set_status(beat.status)
             return
         if beat.engine_id != self._engine_id and beat.info is not None:
             self._attach(beat.engine_id, beat.info)
-        self._set_status(EngineStatus(beat.state, beat.phase, beat.progress, beat.message))
+        self._set_status(beat.status)
 
     def _attach(self, engine_id: str, info: EngineInfo) -> None:
         if self._engine_id:

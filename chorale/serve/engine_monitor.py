@@ -19,7 +19,7 @@ import zmq
 
 from chorale.client.base import EngineInfo, EngineStatus
 from chorale.client.wire import curve
-from chorale.client.wire.messages import DECODE_ERRORS, Heartbeat, decode_heartbeat
+from chorale.client.wire.messages import DECODE_ERRORS, decode_heartbeat
 from chorale.machine.platforms import CUDA, find_platform
 from chorale.serve.bootstrap import (
     EXIT_CONFIG,
@@ -254,16 +254,12 @@ class EngineMonitor:
                 self._was_ready = self._was_ready or beat.state == "ready"
                 if beat.info is not None:
                     self._remember_gpu(beat.info)
-                self._report_status(_status_of(beat), beat.info)
+                self._report_status(beat.status, beat.info)
 
     def _report_status(self, status: EngineStatus, info: EngineInfo | None = None) -> None:
         if self._on_status is not None and self._last != (status, info):
             self._last = (status, info)
             self._on_status(status, info)
-
-
-def _status_of(beat: Heartbeat) -> EngineStatus:
-    return EngineStatus(beat.state, beat.phase, beat.progress, beat.message)
 
 
 def _manner(code: int) -> str:

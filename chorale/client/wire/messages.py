@@ -19,7 +19,7 @@ from typing import Literal
 
 import msgspec
 
-from chorale.client.base import EngineInfo
+from chorale.client.base import EngineInfo, EngineStatus
 from chorale.engine.types import (
     BlockChanges,
     EngineStats,
@@ -150,6 +150,10 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     p99_step_seconds: float = 0.0  # of the last 1,024 finished steps
     stats: EngineStats = msgspec.field(default_factory=EngineStats)
     info: EngineInfo | None = None  # from "ready" on
+
+    @property
+    def status(self) -> EngineStatus:
+        return EngineStatus(self.state, self.phase, self.progress, self.message)
 
 
 # Exceptions of decoding. For a tag that is not UTF-8, msgspec raises UnicodeDecodeError.

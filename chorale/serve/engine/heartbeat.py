@@ -10,11 +10,10 @@ import os
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
 
 import zmq
 
-from chorale.client.base import EngineInfo
+from chorale.client.base import EngineInfo, EngineStatus
 from chorale.client.wire import curve
 from chorale.client.wire.curve import TcpSocket
 from chorale.client.wire.messages import Heartbeat, encode, heartbeat_address
@@ -24,17 +23,6 @@ from chorale.machine.processes import HEARTBEAT_TIMEOUT
 NUM_STEPS_REMEMBERED = 1024
 MIN_GAP = 0.02  # least seconds between heartbeats
 LAST_HEARTBEAT_LINGER_MS = 200
-
-
-@dataclass(frozen=True, slots=True)
-class _Public:
-    """The part of a heartbeat that the main thread sets. It is replaced as a whole, so no lock is needed."""
-
-    state: str = "loading"
-    phase: str = "start"
-    progress: float | None = None
-    message: str = ""
-    info: EngineInfo | None = None
 
 
 class HeartbeatThread:
@@ -51,7 +39,8 @@ class HeartbeatThread:
         """``timeout``: seconds of silence after which this engine counts as hung; a heartbeat reports it."""
         self._address, self._tcp, self._timeout = heartbeat_address(directory), tcp, timeout
         self._engine_id, self._interval = engine_id, interval
-        self._public = _Public()
+        # The status and the info are replaced together, so no lock is needed.
+        self._public: tuple[EngineStatus, EngineInfo | None] = EngineStatus("loading", phase="start"), None
         self._wake = threading.Event()
         self._stopping = False
         self._step_started: float | None = None
@@ -66,15 +55,16 @@ class HeartbeatThread:
 
     def loading(self, phase: str, fraction: float | None = None, message: str = "") -> None:
         """Progress of the start-up, 0..1 within the phase."""
-        self._public = _Public("loading", phase, fraction, message)
-        self._wake.set()
+        self._show(EngineStatus("loading", phase, fraction, message))
 
     def ready(self, info: EngineInfo) -> None:
-        self._public = _Public("ready", phase="", info=info)
-        self._wake.set()
+        self._show(EngineStatus("ready"), info)
 
     def draining(self) -> None:
-        self._public = _Public("draining", phase="", info=self._public.info)
+        self._show(EngineStatus("draining"), self._public[1])
+
+    def _show(self, status: EngineStatus, info: EngineInfo | None = None) -> None:
+        self._public = status, info
         self._wake.set()
 
     def step_begins(self) -> None:
@@ -108,19 +98,19 @@ class HeartbeatThread:
         context.term()
 
     def _heartbeat(self) -> Heartbeat:
-        public, started = self._public, self._step_started
+        (status, info), started = self._public, self._step_started
         return Heartbeat(
             engine_id=self._engine_id,
             pid=os.getpid(),
             timeout=self._timeout,
-            state=public.state,  # type: ignore[arg-type]
-            phase=public.phase,
-            progress=public.progress,
-            message=public.message,
+            state=status.state,  # type: ignore[arg-type]  # never "dead"
+            phase=status.phase,
+            progress=status.progress,
+            message=status.message,
             step_seconds=time.monotonic() - started if started is not None else 0.0,
             p99_step_seconds=self._p99_step_seconds(),
             stats=self.stats,
-            info=public.info,
+            info=info,
         )
 
     def _p99_step_seconds(self) -> float:
