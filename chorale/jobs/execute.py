@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import msgspec
 
@@ -21,7 +21,6 @@ logger = logging.getLogger(__name__)
 Scope = dict[str, Any]
 Message = dict[str, Any]
 App = Callable[[Any, Callable[[], Awaitable[Any]], Callable[[Any], Awaitable[None]]], Awaitable[None]]
-Place = TypeVar("Place")
 
 CRASHED = "engine_restarted"
 
@@ -37,18 +36,12 @@ class Sender(Protocol):
 class AppSender:
     """Calls an ASGI app without a socket.
 
-    ``headers`` are sent with each request. ``scope`` is added to each scope: the server's batches state the
-    owner there (``chorale.api.http.auth.OWNER``), since a key itself is never stored.
+    ``scope`` is added to each scope: the server's batches state the owner there
+    (``chorale.api.http.auth.OWNER``), since a key itself is never stored.
     """
 
-    def __init__(self, app: App, headers: Mapping[str, str] = {}, scope: Mapping[str, Any] = {}) -> None:
-        self._app = app
-        self._headers = [
-            (b"host", b"localhost"),
-            (b"content-type", b"application/json"),
-            *((name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()),
-        ]
-        self._extra = dict(scope)
+    def __init__(self, app: App, scope: Mapping[str, Any] = {}) -> None:
+        self._app, self._extra = app, dict(scope)
 
     async def __call__(self, line: Line) -> Answer:
         exchange = _Exchange(line.body)
@@ -68,7 +61,8 @@ class AppSender:
             "query_string": b"",
             "root_path": "",
             "headers": [
-                *self._headers,
+                (b"host", b"localhost"),
+                (b"content-type", b"application/json"),
                 (b"content-length", b"%d" % len(line.body)),
                 (b"x-request-id", request_id.encode("ascii")),
             ],
