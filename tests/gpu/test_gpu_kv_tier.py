@@ -13,8 +13,8 @@ import torch
 
 from chorale.engine.core import EngineCore
 from chorale.kernels.reference.pages import ReferencePageCopies
-from tests.runtime.test_host_tier import check_traffic, tokens
-from tests.support.runtime import make_engine, random_prompt, request, run
+from tests.runtime.test_host_tier import check_traffic
+from tests.support.runtime import make_engine, random_prompt, request, run, tokens_of
 
 if torch.cuda.is_available():
     from chorale.kernels.triton.pages import TritonPageCopies
@@ -69,7 +69,7 @@ def test_conversations_return_while_others_decode(
                     for each in (number, number + 1)
                 ),
             ]
-            assert tokens(run(core, asked)) == tokens(run(plain, asked))
+            assert tokens_of(run(core, asked)) == tokens_of(run(plain, asked))
     stats = core.stats()
     if "kv_offloading_size" not in options:
         assert stats.host_cache_hits > 3000
@@ -89,6 +89,6 @@ def test_a_load_runs_beside_decoding_steps(checkpoint: Path) -> None:
     asked = [request(f"d{row}", random_prompt(30, seed=row), max_tokens=100, seed=row) for row in range(8)]
     asked.append(request("back", talk, max_tokens=20, seed=3))
     together = run(core, asked)
-    assert tokens(together) == tokens(run(plain, asked))
+    assert tokens_of(together) == tokens_of(run(plain, asked))
     assert together["back"][0].num_cached_tokens == 896
     assert core.stats().num_host_loads >= 1

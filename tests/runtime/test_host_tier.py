@@ -28,7 +28,7 @@ from chorale.runtime.steps.mixed_graphs import dummy_plan
 from chorale.runtime.steps.results import empty_result
 from tests.runtime.order import Order, OrderedDevice
 from tests.support.device.head_worlds import drafting_of, head_engine
-from tests.support.runtime import CPU, Answer, make_engine, random_prompt, request, run
+from tests.support.runtime import CPU, make_engine, random_prompt, request, run, tokens_of, write_checkpoint
 
 NUM_BLOCKS, NUM_SLOTS = 40, 100
 
@@ -214,10 +214,6 @@ def turns(count: int, seed: int, **sampling: Any) -> list[list[GenerateRequest]]
     return rounds
 
 
-def tokens(answers: dict[str, list[Answer]]) -> dict[str, list[list[int]]]:
-    return {name: [choice.token_ids for choice in choices] for name, choices in answers.items()}
-
-
 @contextmanager
 def engine(folder: Path, **options: Any) -> Iterator[EngineCore]:
     core = make_engine(folder, max_model_len=320, **options)
@@ -261,22 +257,20 @@ def test_tokens_equal_those_without_host_memory(
     with engine(checkpoint, **pool | options) as core, engine(checkpoint, **cache) as plain:
         hits = 0
         for asked in turns(16, 3, temperature=temperature):
-            assert tokens(run(core, asked)) == tokens(run(plain, asked))
+            assert tokens_of(run(core, asked)) == tokens_of(run(plain, asked))
         hits = core.stats().host_cache_hits
         assert hits > 300, core.stats()
 
 
 def test_ranks_copy_their_own_pages(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Two processes: half of the heads each, so half of the host's memory."""
-    from tests.support.runtime import write_checkpoint
-
     folder = write_checkpoint(tmp_path_factory.mktemp("ranks") / "random")
     asked = turns(6, 5)
     with engine(folder) as plain:
-        expected = [tokens(run(plain, some)) for some in asked]
+        expected = [tokens_of(run(plain, some)) for some in asked]
     options = {"num_gpu_blocks_override": 60, "kv_offloading_size": ROOMY, "async_scheduling": True}
     with engine(folder, tensor_parallel_size=2, **options) as core:
-        assert [tokens(run(core, some)) for some in asked] == expected
+        assert [tokens_of(run(core, some)) for some in asked] == expected
         stats = core.stats()
         assert stats.host_cache_hits > 100
         assert core.limits.page_bytes * stats.host_pages_total <= ROOMY * 2**30

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 
 import numpy as np
 import pytest
@@ -23,9 +22,8 @@ from chorale.kernels.draft_steps import (
 from chorale.kernels.reference.sampling import draft_steps as reference
 from chorale.kernels.reference.sampling.noise import key_bases, position_keys, row_keys
 from chorale.kernels.triton.sampling import draft_steps as ours
+from tests.kernels.triton.twins import DEVICE
 
-assert torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 WIDTH, ROWS, WINDOW, SPARE = 40, 7, 9, 6
 
 

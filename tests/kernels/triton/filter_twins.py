@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
@@ -14,9 +13,8 @@ from chorale.kernels.reference.sampling.filters import NEGLIGIBLE, filter_scores
 from chorale.kernels.reference.sampling.noise import row_keys
 from chorale.kernels.triton.sampling.sample import sample
 from chorale.kernels.triton.sampling.thresholds import thresholds
+from tests.kernels.triton.twins import DEVICE
 
-assert torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 V = 4200  # two pieces
 # top_k, top_p, min_p
 FILTERS = {

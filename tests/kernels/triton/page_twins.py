@@ -3,16 +3,13 @@ GPU."""
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import torch
 
 from chorale.kernels.reference.pages import ReferencePageCopies
 from chorale.kernels.triton.pages import TritonPageCopies
+from tests.kernels.triton.twins import DEVICE
 
-assert torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # Shapes of blocks, layer by layer: the last ones are a draft head's. Words of 8, of 4 and of 1 byte; pages of
 # more than one part.
 SHAPES = (

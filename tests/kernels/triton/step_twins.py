@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 import torch
@@ -29,9 +27,8 @@ from chorale.runtime.sampling.grammar import Masks
 from chorale.runtime.sampling.row_state import RowSamplingState
 from chorale.runtime.sampling.sampler import Sampler
 from chorale.runtime.steps.buffers import Buffers
+from tests.kernels.triton.twins import DEVICE
 
-assert torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CPU = CpuDevice(Hardware("cpu", "test", 2**34, 2**34), sample_rows=4)
 
 

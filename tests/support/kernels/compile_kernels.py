@@ -61,8 +61,9 @@ INT32 = {
 BYTES = {"scales_ptr"}
 WIDE = {"norm_ptr", "rope_ptr", "sinks_ptr", "part_ptr", "parts_ptr", "stat_ptr", "gates_ptr", "logits_ptr"}
 
-# Registers a thread, of one kernel: gate_up of 9 to 16 tokens, which is ahead all the same (Triton 3.6).
+# Stores of registers that do not fit: gate_up of 9 to 16 tokens, which is ahead all the same (Triton 3.6).
 MOST_SPILLED = 5
+MOST_SPILLED_OF = {"router._many_kernel": 71}  # with the 128 experts of 120b, on Hopper (Triton 3.9)
 Variant = tuple[str, Any, dict[str, Any], dict[str, str], int, int]
 
 Kernel = tuple[str, Callable[[], Any]]  # its ``name_of``, and what compiles it
@@ -308,7 +309,8 @@ def check(compiled: Any, name: str, arch: tuning.ArchTuning) -> bool:
         assert not bad, bad[:5]
         return False
     assert 2 * compiled.metadata.shared <= arch.shared, f"{name}: two programs do not fit"
-    assert spilled(compiled) <= MOST_SPILLED, f"{name}: {spilled(compiled)} registers do not fit"
+    count = spilled(compiled)
+    assert count <= MOST_SPILLED_OF.get(name, MOST_SPILLED), f"{name}: {count} registers do not fit"
     reaches_peers = nvidia and ".sys.global" in compiled.asm["ptx"]
     if reaches_peers:
         check_over_ranks(name, compiled.asm["ptx"])
