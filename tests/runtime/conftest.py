@@ -1,15 +1,12 @@
-"""One thread: the machine may be shared, and the tensors are small."""
+"""One checkpoint, and what engines give on it when nothing else runs."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.support.runtime import each_alone, make_engine, mixed_requests, write_checkpoint
-
-torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

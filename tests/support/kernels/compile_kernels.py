@@ -63,7 +63,8 @@ WIDE = {"norm_ptr", "rope_ptr", "sinks_ptr", "part_ptr", "parts_ptr", "stat_ptr"
 
 # Stores of registers that do not fit: gate_up of 9 to 16 tokens, which is ahead all the same (Triton 3.6).
 MOST_SPILLED = 5
-MOST_SPILLED_OF = {"router._many_kernel": 71}  # with the 128 experts of 120b, on Hopper (Triton 3.9)
+# Of the router of 120b's 128 experts 71 registers do not fit on Hopper, and on AMD one program fits.
+MOST_SPILLED_OF, FEWEST_PROGRAMS_OF = {"router._many_kernel": 71}, {"router._many_kernel": 1}
 Variant = tuple[str, Any, dict[str, Any], dict[str, str], int, int]
 
 Kernel = tuple[str, Callable[[], Any]]  # its ``name_of``, and what compiles it
@@ -308,7 +309,8 @@ def check(compiled: Any, name: str, arch: tuning.ArchTuning) -> bool:
         bad = overwritten(disassemble(compiled.asm["cubin"]))
         assert not bad, bad[:5]
         return False
-    assert 2 * compiled.metadata.shared <= arch.shared, f"{name}: two programs do not fit"
+    programs = FEWEST_PROGRAMS_OF.get(name, 2)
+    assert programs * compiled.metadata.shared <= arch.shared, f"{name}: {programs} programs do not fit"
     count = spilled(compiled)
     assert count <= MOST_SPILLED_OF.get(name, MOST_SPILLED), f"{name}: {count} registers do not fit"
     reaches_peers = nvidia and ".sys.global" in compiled.asm["ptx"]
