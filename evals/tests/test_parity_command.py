@@ -44,6 +44,7 @@ from tests.support.grammar.structured import make_client
 from tests.support.runtime import VOCAB, write_checkpoint
 from tests.support.server import in_thread
 
+OPS = "--ops reference"  # other CPU ops compute in float32, whatever the type
 SIZES = ["--lengths", "200", "--texts", "5", "--tokens", "8", "--top-k", "2"]
 
 # Other layers, experts and constants than those that are in FAULTS.
@@ -72,7 +73,7 @@ HARMLESS = {
 
 
 def parity(a: Path, source: str, *options: str, out: Path) -> tuple[int, dict[str, Any]]:
-    code = chorale(str(a), source, "--out", str(out), *options)
+    code = chorale(str(a), f"{source} {OPS}", "--out", str(out), *options)
     return code, json.loads((out / "result.json").read_text())
 
 
@@ -90,7 +91,7 @@ def record(source: str, folder: Path, *options: str) -> Path:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return record("demo", tmp_path_factory.mktemp("base"), *SIZES)
+    return record(f"demo {OPS}", tmp_path_factory.mktemp("base"), *SIZES)
 
 
 @contextlib.contextmanager
