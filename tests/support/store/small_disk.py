@@ -1,6 +1,6 @@
-"""Run as a program inside a mount namespace: a server's store and files on a small disk that is full.
+"""Run as a program inside a mount namespace: a server's store and files on small disks that are full.
 
-unshare -Urm python -m tests.support.store.small_disk new|crash|ro|upload|killed|batch FOLDER
+unshare -Urm python -m tests.support.store.small_disk FOLDER CASE...
 """
 
 from __future__ import annotations
@@ -149,8 +149,11 @@ CASES: dict[str, tuple[int, Callable[[Path], Coroutine[Any, Any, None]]]] = {
 
 if __name__ == "__main__":
     logging.basicConfig(format="LOG %(levelname)s %(message)s")
-    place = Path(sys.argv[2])
-    megabytes, case = CASES[sys.argv[1]]
-    mount(place, megabytes)
-    run(lambda: case(place))
+    for name in sys.argv[2:]:
+        print(f"LOG case {name}", file=sys.stderr, flush=True)
+        megabytes, case = CASES[name]
+        disk = Path(sys.argv[1], name)
+        disk.mkdir()
+        mount(disk, megabytes)
+        run(lambda case=case, disk=disk: case(disk))
     print("held")
