@@ -19,8 +19,7 @@ from chorale.llm.many_engines import ManyEngines
 from chorale.model.config_writer import make_config
 from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.llm.test_llm import OPTIONS, SIZES
-from tests.support.processes import children
-from tests.support.serve.harness import is_alive
+from tests.support.processes import children, is_running
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 PROMPTS = [[number + 1, 7, 9] * (3 + number % 4) for number in range(10)]
@@ -48,7 +47,7 @@ def pids(llm: LLM) -> list[int]:
 
 def wait_gone(running: list[int]) -> None:
     deadline = time.monotonic() + 30
-    while any(is_alive(pid) for pid in running):
+    while any(is_running(pid) for pid in running):
         assert time.monotonic() < deadline
         time.sleep(0.02)
 

@@ -32,8 +32,9 @@ from chorale.serve.bootstrap import (
 from chorale.serve.engine_monitor import EngineMonitor, spawn
 from chorale.serve.watch import EnginePulse, RestartPolicy, WatchLimits
 from tests.support import PATIENCE
+from tests.support.processes import is_running
 from tests.support.serve.fake_engine import Behaviour
-from tests.support.serve.harness import collect, expected, is_alive, request, rig, run, until
+from tests.support.serve.harness import collect, expected, request, rig, run, until
 from tests.support.serve.quota import cpu_quota, has_quotas
 
 QUICK = WatchLimits(heartbeat_timeout=3.0, dump_grace=0.05, kill_grace=1.0)
@@ -46,7 +47,7 @@ def test_a_stopped_engine_is_killed_and_replaced() -> None:
             await anext(stream)
             first = r.engine_pid
             os.kill(first, signal.SIGSTOP)
-            await until(lambda: not is_alive(first), "it is killed")
+            await until(lambda: not is_running(first), "it is killed")
             with pytest.raises(Exception, match="engine process ended"):
                 await collect(stream)
             await r.ready()
@@ -64,7 +65,7 @@ def test_an_engine_that_keeps_the_interpreter_lock_is_replaced(manner: str) -> N
         async with rig(Behaviour(hold=manner), watch=limits) as r:
             first = r.engine_pid
             stream = r.client.submit(request("r"))
-            await until(lambda: not is_alive(first), "it is killed", 120)
+            await until(lambda: not is_running(first), "it is killed", 120)
             with pytest.raises(EngineDeadError):
                 await collect(stream)
             await until(lambda: r.told[-1][0].state != "ready", "the death is told")
@@ -109,7 +110,7 @@ def test_a_step_that_hangs_is_seen_though_the_heart_beats(capfd: pytest.CaptureF
         async with rig(Behaviour(step_seconds=60.0), watch=limits) as r:
             first = r.engine_pid
             stream = r.client.submit(request("r"))
-            await until(lambda: not is_alive(first), "it is killed")
+            await until(lambda: not is_running(first), "it is killed")
             with pytest.raises(Exception, match="engine process ended"):
                 await collect(stream)
             await until(lambda: r.told[-1][0].state != "ready", "the death is told")

@@ -22,7 +22,8 @@ from chorale.config.engine import EngineConfig, ServerConfig
 from chorale.errors import ConfigError
 from chorale.serve import supervisor
 from tests.support import PATIENCE
-from tests.support.serve.harness import is_alive, run, until
+from tests.support.processes import is_running
+from tests.support.serve.harness import run, until
 
 SCRIPT = "tests.support.serve.serve_fake"
 WORKERS = {"api_server_count": 2}
@@ -154,7 +155,7 @@ def test_health_is_red_with_progress_while_loading_and_sigterm_does_not_wait_for
             engine = s.engine
             s.process.terminate()
             assert await ended(s, 30.0) == 0  # half of what loading takes
-            assert not is_alive(engine)
+            assert not is_running(engine)
 
     run(scene())
 
@@ -256,7 +257,7 @@ def test_sigterm_ends_everything_in_order(server: dict[str, int]) -> None:
             s.process.terminate()
             assert await ended(s) == 0
             assert {"stopping": True} in s.events
-            assert not any(is_alive(pid) for pid in children)
+            assert not any(is_running(pid) for pid in children)
             assert not directory.exists()
 
     run(scene())
@@ -340,7 +341,7 @@ def test_children_die_with_a_killed_supervisor() -> None:
             directory = socket_directory(s.engine)
             s.process.kill()
             await s.process.wait()
-            await until(lambda: not any(is_alive(pid) for pid in children), "all end")
+            await until(lambda: not any(is_running(pid) for pid in children), "all end")
         # Nobody was left to remove it; the next server that starts does (any: tests run side by side).
         async with serve() as s:
             await s.listening()

@@ -7,13 +7,29 @@ import os
 from pathlib import Path
 
 
-def children(pid: int) -> set[int]:
-    """Processes that ``pid`` has started and not yet waited for, from any of its threads."""
+def children(pid: int, program: str = "") -> set[int]:
+    """Processes that ``pid`` has started and not yet waited for, from any of its threads.
+
+    ``program``: only those whose command line has this text.
+    """
     found: set[int] = set()
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):  # a thread that has just ended
             found.update(map(int, task.read_text().split()))
-    return found
+    return {child for child in found if program in command_line(child)}
+
+
+def command_line(pid: int) -> str:
+    """Empty for a process that has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    return ""
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of a process, without that of its children."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def exists(pid: int) -> bool:

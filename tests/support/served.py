@@ -21,6 +21,7 @@ import openai
 
 from tests.support import PATIENCE
 from tests.support.ports import free_port
+from tests.support.processes import children, cpu_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +63,11 @@ class Served:
         )
 
     def engine_pids(self) -> list[int]:
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return [
-            int(pid)
-            for pid in children
-            if b"serve.engine.process" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        ]
+        return sorted(children(self.process.pid, "serve.engine.process"))
 
     def cpu_seconds(self) -> float:
         """CPU time of the server's and the engines' processes."""
-        found = 0.0
-        for pid in (self.process.pid, *self.engine_pids()):
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            found += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-        return found
+        return sum(cpu_seconds(pid) for pid in (self.process.pid, *self.engine_pids()))
 
     def wait_until(self, what: str, condition: object, seconds: float = PATIENCE) -> float:
         started = time.monotonic()

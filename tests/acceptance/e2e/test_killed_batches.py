@@ -22,6 +22,7 @@ import pytest
 
 from tests.acceptance.e2e.test_killed_servers import client, started
 from tests.support.ports import free_port
+from tests.support.processes import children
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -43,11 +44,6 @@ def lines(number: int) -> bytes:
         for index in range(number)
     )
     return b"\n".join(json.dumps(line).encode() for line in made)
-
-
-def children(pid: int) -> list[int]:
-    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(child) for child in found]
 
 
 async def upload(http: httpx2.AsyncClient, content: bytes) -> str:
@@ -110,7 +106,7 @@ def killed(folder: Path, number: int, num_kills: int, seed: int = 7) -> tuple[fl
             await asyncio.sleep(rng.uniform(0, 0.05))
             num_met += batch["status"] == "in_progress"
             if of_engine:
-                os.kill(rng.choice(children(pid)), signal.SIGKILL)
+                os.kill(rng.choice(sorted(children(pid))), signal.SIGKILL)
 
     async def finish() -> None:
         async with client(port) as http:

@@ -31,6 +31,7 @@ import pytest
 from chorale.jobs.background import STOPPED
 from chorale.store.protocol import RESTARTED
 from tests.support.ports import free_port
+from tests.support.processes import children
 
 SCRIPT = "tests.support.serve.serve_fake"
 FINAL = ("completed", "incomplete", "failed", "cancelled")
@@ -314,11 +315,7 @@ def test_one_of_two_http_processes_is_killed(tmp_path: Path) -> None:
                     )
                     assert answer.status_code == 200, "all of them went to one process"
                     made.append(answer.json()["id"])
-            workers = [
-                int(child)
-                for child in Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
-                if b"api_process" in Path(f"/proc/{child}/cmdline").read_bytes()
-            ]
+            workers = sorted(children(supervisor, "api_process"))
             assert len(workers) == 2
             os.kill(workers[0], signal.SIGKILL)
         ends: Counter[str] = Counter()

@@ -9,12 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.processes import cpu_seconds
 from tests.support.served import serving
-
-
-def cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @pytest.mark.slow

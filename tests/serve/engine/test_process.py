@@ -26,8 +26,9 @@ from chorale.client.wire.messages import (
 from chorale.errors import ConfigError
 from chorale.serve.bootstrap import EXIT_OK, EngineStart, check_directory, make_directory
 from tests.support import PATIENCE
+from tests.support.processes import is_running
 from tests.support.serve.fake_engine import Behaviour
-from tests.support.serve.harness import FAKE_ENGINE, collect, expected, is_alive, request, rig, run, until
+from tests.support.serve.harness import FAKE_ENGINE, collect, expected, request, rig, run, until
 
 
 async def start_script(name: str, *arguments: str) -> asyncio.subprocess.Process:
@@ -77,10 +78,10 @@ def test_the_engine_dies_with_its_parent(load_seconds: str) -> None:
         parent = await start_script("lone_parent", str(directory), load_seconds)
         try:
             engine = int(await first_line(parent))
-            assert is_alive(engine)
+            assert is_running(engine)
             parent.kill()
             await parent.communicate()
-            await until(lambda: not is_alive(engine), "the engine ends")
+            await until(lambda: not is_running(engine), "the engine ends")
         finally:
             folder.remove()
 

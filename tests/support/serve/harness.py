@@ -132,12 +132,3 @@ async def rig(
         monitor.stop()
         await made.running
         folder.remove()
-
-
-def is_alive(pid: int) -> bool:
-    """Whether the process runs; one that has ended and waits to be collected does not."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"

@@ -27,6 +27,7 @@ from chorale.kernels.triton.precompile.compiler import Precompiler
 from chorale.kernels.triton.precompile.pool import CompilePool, cache_exists, start
 from tests.support import ROOT
 from tests.support.kernels.fake_kernel import kernel
+from tests.support.processes import children, is_running
 
 
 @pytest.fixture(name="pool")
@@ -39,10 +40,6 @@ def open_pool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Compi
     yield found
     found.close()
     found._process.wait(30)
-
-
-def children(pid: int) -> list[int]:
-    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def test_tasks_that_fail_and_the_end_of_processes_that_are_dismissed(pool: CompilePool) -> None:
@@ -109,14 +106,9 @@ def test_processes_end_with_their_parent() -> None:
 
 def _is_alive_after(pid: int, seconds: float) -> bool:
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
-                return False
-        except FileNotFoundError:
-            return False
+    while is_running(pid) and time.monotonic() < end:
         time.sleep(0.05)
-    return True
+    return is_running(pid)
 
 
 class Refusing:
