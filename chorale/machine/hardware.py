@@ -33,7 +33,7 @@ class Hardware:
     name: str
     total_bytes: int
     free_bytes: int
-    place: str = ""  # an NVIDIA GPU's number, name, UUID and PCI address, for messages; else ""
+    label: str = ""  # an NVIDIA GPU's number, name, UUID and PCI address, for messages; else ""
     uuid: str = ""  # as nvidia-smi writes it; "": unknown
 
     @property

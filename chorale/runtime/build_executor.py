@@ -97,7 +97,7 @@ def make_executor(
     worker = Worker(
         device, model, kv, buffers, sampler, grammar, decode_graphs, mixed_graphs, drafting, transfers
     )
-    return LocalExecutor(worker, overlaps=device.overlap, gpu=device.hardware.place)
+    return LocalExecutor(worker, overlaps=device.overlap, gpu=device.hardware.label)
 
 
 def make_transfers(

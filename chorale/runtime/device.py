@@ -300,22 +300,22 @@ def open_device(
         names = [module.get_device_name(number) for number in range(module.device_count())]
         check_no_instances(ranks, names)
     check_gpus(ranks, module.device_count(), platform.variable(os.environ))
-    # Only faults of NVIDIA's GPUs are known: on others the messages have no place, and are not explained.
-    place = uuid = ""
+    # Only faults of NVIDIA's GPUs are known: on others the messages have no label, and are not explained.
+    label = uuid = ""
     with explained("the device cannot be opened", f"visible GPU {rank}" if platform is CUDA else ""):
         properties = module.get_device_properties(rank)
     if platform is CUDA:
-        place, uuid = place_of(rank, properties)
-    with explained("the device cannot be opened", place):
+        label, uuid = label_of(rank, properties)
+    with explained("the device cannot be opened", label):
         module.set_device(rank)
         free, total = module.mem_get_info(rank)
-    hardware = Hardware(platform.kind, properties.name, total, free, place, uuid)
+    hardware = Hardware(platform.kind, properties.name, total, free, label, uuid)
     if platform is NPU:
         return NpuDevice(hardware, torch.device("npu", rank))
     return CudaDevice(hardware, torch.device("cuda", rank))
 
 
-def place_of(number: int, properties: Any) -> tuple[str, str]:
+def label_of(number: int, properties: Any) -> tuple[str, str]:
     """Returns what names a visible GPU for messages, and its UUID as nvidia-smi writes it; "" where torch
     does not know it."""
     uuid = str(getattr(properties, "uuid", ""))

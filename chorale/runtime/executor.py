@@ -18,7 +18,7 @@ class LocalExecutor:
     """Passes plans to the worker. When ``execute`` returns, a CPU has run the step; a GPU has it enqueued."""
 
     def __init__(self, worker: Worker, *, overlaps: bool = False, gpu: str = "") -> None:
-        """``overlaps``: the device still computes after ``execute`` returns. ``gpu``: ``Hardware.place``."""
+        """``overlaps``: the device still computes after ``execute`` returns. ``gpu``: ``Hardware.label``."""
         self._worker: Worker | None = worker
         self._later: deque[Callable[[Worker], None]] = deque()
         self._timer = StepTimer(overlaps=overlaps)

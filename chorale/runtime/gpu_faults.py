@@ -100,7 +100,7 @@ def find(error: BaseException) -> Fault | None:
 def explain(error: Exception, doing: str, gpu: str) -> EngineError | None:
     """Returns the error that names the GPU and what to do, or None if ``error`` is not a GPU's.
 
-    ``doing``: what failed, for example "step 7 failed". ``gpu``: as ``Hardware.place``; "" on a CPU.
+    ``doing``: what failed, for example "step 7 failed". ``gpu``: as ``Hardware.label``; "" on a CPU.
     """
     fault = find(error) if gpu else None
     if fault is None or (isinstance(error, ChoraleError) and not isinstance(error, CommunicationError)):

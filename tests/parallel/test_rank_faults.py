@@ -270,7 +270,7 @@ from chorale.serve.engine import build_rank, rank_process
 
 def open_device(*arguments, **options):
     device = opened(*arguments, **options)
-    hardware = dataclasses.replace(device.hardware, place="GPU 1 (NVIDIA H200, GPU-1a2b, 00000000:1b:00.0)")
+    hardware = dataclasses.replace(device.hardware, label="GPU 1 (NVIDIA H200, GPU-1a2b, 00000000:1b:00.0)")
     return dataclasses.replace(device, hardware=hardware)
 
 def run_step(self, plan):

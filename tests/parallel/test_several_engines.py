@@ -151,9 +151,9 @@ def test_ranks_that_are_alike_have_no_note(
 
 def test_the_memory_of_all_ranks_is_that_of_the_poorest_gpu() -> None:
     gpus = [
-        Hardware("cuda", "H200", 140, free, place=f"GPU {number}", uuid=f"GPU-{number}")
+        Hardware("cuda", "H200", 140, free, label=f"GPU {number}", uuid=f"GPU-{number}")
         for number, free in enumerate((100, 60, 110))
     ]
     found = common_memory(gpus)
-    assert (found.hardware.free_bytes, found.hardware.place, found.hardware.uuid) == (60, "GPU 1", "GPU-1")
+    assert (found.hardware.free_bytes, found.hardware.label, found.hardware.uuid) == (60, "GPU 1", "GPU-1")
     assert found.free_of_ranks == (100, 60, 110)

@@ -11,7 +11,7 @@ import torch
 from chorale.errors import ConfigError, EngineError, GpuError, RequestError
 from chorale.machine import platforms
 from chorale.parallel.communicator import CommunicationError
-from chorale.runtime.device import CudaDevice, open_device, place_of
+from chorale.runtime.device import CudaDevice, label_of, open_device
 from chorale.runtime.executor import LocalExecutor
 from chorale.runtime.gpu_faults import explain, explained
 
@@ -160,7 +160,7 @@ def test_a_device_has_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
     StandIn(monkeypatch, "NVIDIA H200", "NVIDIA H200")
     device = open_device("auto", rank=1, ranks=2)
     assert isinstance(device, CudaDevice)
-    assert device.hardware.place == "GPU 1 (NVIDIA H200, GPU-1a2b, 00000000:1c:00.0)"
+    assert device.hardware.label == "GPU 1 (NVIDIA H200, GPU-1a2b, 00000000:1c:00.0)"
     assert device.hardware.uuid == "GPU-1a2b"
 
 
@@ -169,12 +169,12 @@ def test_an_amd_gpu_gets_no_advice_about_nvidias_tools(monkeypatch: pytest.Monke
     monkeypatch.setattr("chorale.runtime.device.find_platform", lambda _: platforms.ROCM)
     device = open_device("rocm", rank=1, ranks=2)
     assert isinstance(device, CudaDevice)
-    assert (device.hardware.kind, device.hardware.place, device.hardware.uuid) == ("rocm", "", "")
-    assert explain(RuntimeError(HARDWARE[0]), "step 7 failed", device.hardware.place) is None
+    assert (device.hardware.kind, device.hardware.label, device.hardware.uuid) == ("rocm", "", "")
+    assert explain(RuntimeError(HARDWARE[0]), "step 7 failed", device.hardware.label) is None
 
 
 def test_a_place_of_a_torch_that_knows_less() -> None:
-    assert place_of(0, SimpleNamespace(name="NVIDIA A10")) == ("GPU 0 (NVIDIA A10)", "")
+    assert label_of(0, SimpleNamespace(name="NVIDIA A10")) == ("GPU 0 (NVIDIA A10)", "")
 
 
 def test_a_gpu_that_cannot_be_opened_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,9 +103,9 @@ def test_the_pool_stays_within_the_memory() -> None:
 
 def holding(gib: float) -> Hardware:
     """A GPU of which other processes hold some memory."""
-    place = "GPU 0 (NVIDIA H200, GPU-1a2b)"
+    label = "GPU 0 (NVIDIA H200, GPU-1a2b)"
     free = H200.total_bytes - int(gib * GIB) - DRIVER_BYTES
-    return replace(H200, free_bytes=free, place=place, uuid="GPU-1a2b")
+    return replace(H200, free_bytes=free, label=label, uuid="GPU-1a2b")
 
 
 def pool_bytes(found: Resolved) -> int:

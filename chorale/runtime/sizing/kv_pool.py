@@ -130,8 +130,8 @@ def who_holds(hardware: Hardware) -> str:
         f"{user.pid} ({user.name.split('/')[-1]}{f', {gib(user.num_bytes)}' if user.num_bytes else ''})"
         for user in users
     )
-    place = hardware.place or hardware.name
-    return f"other processes hold {gib(held)} of {place}" + (f": {names}" if names else "")
+    gpu = hardware.label or hardware.name
+    return f"other processes hold {gib(held)} of {gpu}" + (f": {names}" if names else "")
 
 
 def check_one_fits(
@@ -173,7 +173,7 @@ def _no_room(
         ways.append(f"--tensor-parallel-size {2 * config.tensor_parallel_size}, which shares the weights")
     beside = f"; {others}" if others else ""
     return (
-        f"{hardware.place or hardware.name} has {free} free of {total}{beside}. Weights and activations take "
+        f"{hardware.label or hardware.name} has {free} free of {total}{beside}. Weights and activations take "
         f"{gib(fixed)}, the KV blocks of one sequence of the longest length {gib(pool)}. Pick one: "
         + "; ".join(ways)
     )

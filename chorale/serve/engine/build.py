@@ -110,7 +110,7 @@ def _build(start: _Start) -> tuple[EngineCore, EngineInfo]:
     with start.phases.phase("device"):
         device = open_rank(config, model, 0)
         place = Place(device, device.hardware) if ranks is None else ranks.place(config, model, device)
-    with explained("the engine could not be loaded", device.hardware.place):
+    with explained("the engine could not be loaded", device.hardware.label):
         return _build_on(place, start)
 
 

@@ -89,7 +89,7 @@ class Serving:
     worker: Worker
     grammars: GrammarCache
     communicator: Communicator
-    gpu: str  # ``Hardware.place``
+    gpu: str  # ``Hardware.label``
 
 
 def load_rank(start: RankStart, channel: Channel) -> Serving:
@@ -106,13 +106,13 @@ def load_rank(start: RankStart, channel: Channel) -> Serving:
         return connect(Path(start.meeting_point), rank, size, device.torch_device)
 
     grammars = GrammarCache(model.vocab_size)
-    with explained("it could not be loaded", hardware.place):
+    with explained("it could not be loaded", hardware.label):
         place = make_place(config, model, device, start.rank, machine, meet)
         found = build_rank(config, Path(start.folder), model, place, grammars, Phases(None))
     if found.precompiler is not None:
         found.precompiler.throttle()
     assert place.rank is not None
-    return Serving(found.executor.take_worker(), grammars, place.rank.communicator, hardware.place)
+    return Serving(found.executor.take_worker(), grammars, place.rank.communicator, hardware.label)
 
 
 @dataclass(slots=True)

@@ -122,7 +122,7 @@ class StartedRanks:
         try:
             return connect(self._private.path / MEETING_POINT, rank, size, device.torch_device)
         except Exception as error:
-            own = explain(error, "ranks could not be connected", device.hardware.place)
+            own = explain(error, "ranks could not be connected", device.hardware.label)
             if own is None:
                 own = error if isinstance(error, EngineError) else EngineError(str(error))
             raise self.processes.cause(own) from error
@@ -178,7 +178,7 @@ def note_poorest(place: Place, resolved: Resolved, resolve_with: Callable[[Hardw
     tokens, most = (each.geometry.tokens_in(each.limits.num_blocks) for each in (resolved, richer))
     if most <= tokens * UNEVEN:
         return resolved
-    device = f" ({place.hardware.place})" if place.hardware.place else ""
+    device = f" ({place.hardware.label})" if place.hardware.label else ""
     note = (
         f"rank {place.free_of_ranks.index(free)}{device} has {gib(free)} free and the others at least "
         f"{gib(next_free)}: every rank's KV cache holds what that one can, {tokens:,} tokens "

@@ -30,7 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def open_device(*arguments: Any, **options: Any) -> CpuDevice:
         device = opened(*arguments, **options)
         assert isinstance(device, CpuDevice)
-        return replace(device, hardware=replace(device.hardware, place=PLACE))
+        return replace(device, hardware=replace(device.hardware, label=PLACE))
 
     monkeypatch.setattr(build_rank, "open_device", open_device)
     return write_random_checkpoint(tmp_path / "model", make_config(**SIZES), seed=3)
