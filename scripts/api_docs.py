@@ -3,7 +3,7 @@
     python scripts/api_docs.py           rewrites the page
     python scripts/api_docs.py --check   exits 1 and prints the first line that differs
 
-A table stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``.
+A table is between ``<!-- NAME -->`` and ``<!-- /NAME -->``.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def lint() -> list[str]:
 
 def main() -> int:
     check = "--check" in sys.argv[1:]
-    if not check:  # a chart holds no file from outside its folder
+    if not check:  # a chart cannot contain files from outside its folder
         (CHART / "files" / "alerts.yml").write_bytes(ALERTS.read_bytes())
     stale = lint()
     for values in sorted((CHART / "ci").glob("*.yaml")):

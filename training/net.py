@@ -119,7 +119,7 @@ class DemoNet(nn.Module):
 
     def weights(self) -> Weights:
         return Weights(
-            embedding=self.table("embed"),  # type: ignore[arg-type]  # what TRAINING_OPS.embed takes
+            embedding=self.table("embed"),  # type: ignore[arg-type]  # the type of TRAINING_OPS.embed
             layers=tuple(self._layer(layer) for layer in self.layers),  # type: ignore[arg-type]
             final_norm=self.final_norm,
             head=None,
@@ -173,5 +173,5 @@ class DemoNet(nn.Module):
         )
         batch = ForwardBatch(token_ids.flatten(), logits_index, meta)
         holders = [KeyValueHolder() for _ in range(self.config.num_kv_tensors)]
-        x = model.run(batch, holders)  # type: ignore[arg-type]  # what TRAINING_OPS take
+        x = model.run(batch, holders)  # type: ignore[arg-type]  # the type of TRAINING_OPS
         return ops.lm_head(x, logits_index, self.final_norm, None, self.config.rms_norm_eps)

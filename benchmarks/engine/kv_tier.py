@@ -2,7 +2,7 @@
 
     python -m benchmarks.engine.kv_tier [20b | 120b | demo | FOLDER] [--cases CASE ...] [--json FILE]
 
-A size is made first, as a random checkpoint (``--scratch``: in memory, by default). One engine runs all
+For a size, a random checkpoint is created first (``--scratch``: in memory, by default). One engine runs all
 cases; its pool holds 20 conversations of the case ``many`` (20b: of 8,800 tokens). Method:
 
 return  ``LLM.generate`` of one prompt of ``--length`` tokens and one token: ``prefill`` seconds. Others
@@ -215,7 +215,7 @@ class Bench:
 
 
 def pool_blocks(given: argparse.Namespace, block: int) -> int:
-    """Blocks of a pool that the cases share."""
+    """Returns the number of blocks of the pool, which is the same for all cases."""
     if given.blocks:
         return int(given.blocks)
     row = -(-(given.context + given.steps) // block) + -(-127 // block) + 1

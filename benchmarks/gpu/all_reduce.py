@@ -135,7 +135,9 @@ def check_rows(bench: Bench, form: str, rows: int, splits: int, seed: int) -> No
     assert rounding < 4e-3, (name, rounding)
     if seed % 10 == 0:
         lost = error_of(total, exact)
-        bench.say(f"  {name:22} x {error:.1e}  norm {rounding:.1e}  (lost by what is sent: {lost:.1e})")
+        bench.say(
+            f"  {name:22} x {error:.1e}  norm {rounding:.1e}  (lost by rounding sent values: {lost:.1e})"
+        )
     if form == "two":  # the last layer's: all rows of x, no norm
         last = bench.reducer.add_norm(parts[bench.rank], biases[bench.rank], found.x, None, whole=True)
         torch.cuda.synchronize()

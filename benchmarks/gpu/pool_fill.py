@@ -10,9 +10,9 @@ is skipped, and keys and values of their tokens stay zero. Everything that affec
 top of a full pool:
 
 ``longest``  as many sequences of ``max_model_len`` as the pool holds; the last one's prompt is computed,
-             chunk by chunk, beside the decoding others; then decode steps with and without filters
+             chunk by chunk, while others decode; then decode steps with and without filters
 ``widest``   ``max_num_seqs`` rows whose contexts fill the pool; the last prompts are computed in steps of
-             ``max_num_batched_tokens`` beside the decoding others; then decode steps, also when the last
+             ``max_num_batched_tokens`` while others decode; then decode steps, also when the last
              page is taken and sequences are preempted
 ``special``  the same, each row with filters, penalties, a bias, 20 log-probabilities, and no ``max_tokens``
 ``burst``    steps of ``max_num_batched_tokens`` from ``max_num_seqs`` such prompts, each with a grammar too
@@ -23,7 +23,7 @@ mixed step. Each line says how full the pool was, and what had been taken by the
 (libraries and graphs included), and by the allocator; how often it had to release its cache to continue (a
 retry: on a smaller device, an error); and the most that ``--gpu-memory-utilization`` allows. ``OVER`` is more
 than that: no error while the device has room left, but the arithmetic was wrong. ``NOT FULL``: pool, rows,
-contexts or steps were not what the stage is for, so it shows nothing. A failed request or step ends the run.
+contexts or steps did not reach the stage's target: it shows nothing. A failed request or step ends the run.
 Prefix caching is off; it decides which pages are used, not how many there are.
 """
 
@@ -58,7 +58,11 @@ from tests.support.engine.integrity import check_integrity
 REAL_STEPS = 12  # computed steps of each kind in a full pool; fewer if the host takes half a second for one
 MOST_STEPS = 400  # computed steps of a stage; some 50 are expected
 LAST_PROMPTS = 8  # prompts of the widest batch that are computed
-ANSWER = {"type": "array", "items": {"type": "integer"}, "minItems": 1000}  # does not end while it is watched
+ANSWER = {
+    "type": "array",
+    "items": {"type": "integer"},
+    "minItems": 1000,
+}  # does not end within the measured steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +132,7 @@ class Filler:
     def send(self, count: int, length: int, **sampling: Any) -> None:
         """``count`` prompts of ``length`` tokens."""
         ids = np.random.default_rng(length).integers(0, 199_000, length)
-        ids[-2:] = (START, ASSISTANT)[-length:]  # where a grammar may begin
+        ids[-2:] = (START, ASSISTANT)[-length:]  # a grammar may begin here
         prompt = np.minimum(ids, self.core.limits.vocab_size - 1).tolist()
         for _ in range(count):
             spec = SamplingSpec(temperature=1.0, ignore_eos=True, seed=self.sent, **sampling)
@@ -314,7 +318,7 @@ class Taken:
         free, total = torch.cuda.mem_get_info()
         stats = torch.cuda.memory_stats()
         return Taken(
-            (total - free) / GIB,  # nothing is given back in between, so this is the most there was
+            (total - free) / GIB,  # nothing is released in between, so this is the maximum
             total / GIB,
             torch.cuda.max_memory_reserved() / GIB,
             torch.cuda.max_memory_allocated() / GIB,

@@ -1,9 +1,9 @@
-"""Sends hostile bodies beside a stream and health checks, to see whether one request holds up the others.
+"""Sends hostile bodies during a stream and health checks, to see whether one request delays the others.
 
     python -m benchmarks.serving.hostile_bodies [--only PART] [--prompts] [--alone] [--json FILE]
 
-Starts ``chorale serve`` on a port of its own, a client that streams a chat without end and one that asks for
-/health every 5 ms, from processes of their own. Then it sends every body of ``BODIES``, one after the other,
+Starts ``chorale serve`` on a free port, and in separate processes a client that streams chats without end and
+one that requests /health every 5 ms. Then it sends every body of ``BODIES``, one after the other,
 and prints a line for each: size, status, seconds, the slowest health check meanwhile (and in the second
 before, for comparison), the longest gap between the stream's tokens, the HTTP process's CPU seconds and its
 peak resident size. A request is given up (status 0) after ``--patience`` seconds: some bodies are prompts of
@@ -246,7 +246,7 @@ def probe(port: int, pipe: Connection) -> None:
 
 def stream(port: int, pipe: Connection) -> None:
     """Streams completions, one after the other; answers with the longest gap between tokens of one, in ms."""
-    # Raw, and with ids: each token is an event of its own, whatever it says.
+    # A raw completion with ids, so that each token is a separate event, even without text.
     body = {
         "prompt": "Count.",
         "stream": True,
@@ -369,7 +369,7 @@ def main() -> None:
 
 @contextlib.contextmanager
 def probed(given: argparse.Namespace, folder: Path) -> Iterator[tuple[Served, tuple[Neighbour, Neighbour]]]:
-    """A server, the client that asks for its health, and the one that streams."""
+    """A server, the client that requests its health, and the one that streams."""
     with serving(given.model, folder, "--response-store", ":memory:") as served:
         probes = (
             Neighbour(probe, served.port),

@@ -4,9 +4,9 @@
     python -m benchmarks.serving.http_host_cost --streams 512 --profile
 
 The real server (uvicorn, uvloop, httptools, our guard, the chat endpoint with harmony parsing, metrics)
-runs in a process of its own. In place of the engine's socket stands an object that hands each stream one
-token a step, at a pace that leaves the server idle time, so that tokens do not pile up into larger (and
-cheaper) pieces; the share of tokens that came in a piece of their own is printed. Clients are raw sockets
+runs in a separate process. The engine's socket is replaced by an object that gives each stream one
+token per step, at a pace that leaves the server idle time, so that tokens do not pile up into larger (and
+cheaper) pieces; the share of tokens in separate pieces is printed. Clients are raw sockets
 in this process. Measured between the tenth step and the last but one, by getrusage of the server process, so
 without the requests themselves; the stand-in engine's own work is included (its share is printed). Decoding
 the engine process's messages is not included (see ``engine/ipc_cost.py``). "kernel" is the part in system

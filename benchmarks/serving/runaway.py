@@ -1,6 +1,6 @@
 """Makes 40 attempts to get an endless answer, without a token limit, and measures how long each takes.
 
-    python -m benchmarks.serving.runaway [MODEL]     starts a server of its own, of the demo by default
+    python -m benchmarks.serving.runaway [MODEL]     starts a server, by default of the demo
     python -m benchmarks.serving.runaway --url URL [--key KEY]
 
 Prompts that invite endless answers, with every kind of constraint, tool, effort, choice and endpoint. Prints

@@ -64,7 +64,7 @@ class EngineConfig:
     enforce_eager: bool = False  # no CUDA graphs
     max_cudagraph_capture_size: int | None = None  # rows; None: max_num_seqs; 0: no graphs
     cudagraph_capture_sizes: tuple[int, ...] | None = None  # rows of the graphs; None: decide for me
-    precompile_kernels: bool = True  # at start-up; False: each kernel at its first launch, as Triton does
+    precompile_kernels: bool = True  # at start; False: each kernel at its first launch, as in Triton
     mixed_cuda_graphs: bool = True  # captures small mixed steps if decode steps are captured
     speculative_config: SpeculativeConfig | None = None  # None: one token per row and step
     kv_events_config: KvEventsConfig | None = None  # publishes changes of the prefix index
@@ -87,7 +87,7 @@ class ToolConfig:
     browser: BrowserOption | None = None  # None: auto if ``servers`` contains "demo", else none
     search_url: str | None = None  # address of the search service (SearXNG has no default)
     offline_pages: str | None = None  # folder of the offline back end; None: the bundled sample
-    python: PythonOption | None = None  # as ``browser``
+    python: PythonOption | None = None  # None: the same as for ``browser``
     python_image: str = "python:3.11"
     python_timeout: float = 120.0  # seconds per call
     python_memory_bytes: int = 2**30
@@ -151,7 +151,7 @@ class ServerConfig:
     response_store_max_items: int = 100_000
     response_store_max_bytes: int = 10 * 2**30
     response_store_ttl: float = 30 * 86400.0  # seconds
-    # Files and batches: a folder, s3://bucket/prefix, "none", or None for a folder beside the SQLite file
+    # Files and batches: a folder, s3://bucket/prefix, "none", or None for a folder next to the SQLite file
     batch_storage: str | None = None
     batch_max_file_bytes: int = 200 * 2**20
     batch_max_lines: int = 50_000

@@ -26,7 +26,7 @@ class KvEventsConfig:
 
     enable_kv_cache_events: bool = False
     publisher: Literal["zmq", "null"] = "zmq"
-    endpoint: str = "tcp://*:5557"  # of replica 0; replica r adds r to the port
+    endpoint: str = "tcp://*:5557"  # address of replica 0; replica r adds r to the port
     replay_endpoint: str | None = None
     buffer_steps: int = 10_000  # batches kept for replay
     hwm: int = 100_000  # batches that may wait for one slow subscriber

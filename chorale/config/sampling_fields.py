@@ -40,8 +40,7 @@ class Range:
 class SamplingField:
     """``engine``: the range of the device; ``http`` and ``llm``: the ranges of requests, if they differ.
 
-    ``generation_config.json`` may set what ``llm`` allows, ``--override-generation-config`` what ``http``
-    does.
+    ``llm`` also applies to ``generation_config.json``, and ``http`` to ``--override-generation-config``.
     """
 
     type: Literal["integer", "number"]

@@ -110,7 +110,7 @@ def check_grammar(grammar: str) -> None:
                 raise ValueError(_UNSATISFIABLE)
             return
         token = _next_token(mask)
-        if token >= NUM_RANKS:  # the end
+        if token >= NUM_RANKS:  # the end of the output
             return
         matcher.consume_token(token)
         _check_walk(matcher)
@@ -158,7 +158,7 @@ def explain(error: str) -> str:
     """Returns the core of an llguidance error, without positions in the translated grammar."""
     lines = error.strip().splitlines() or ["cannot be compiled"]
     line = lines[0]
-    if line.endswith(":"):  # of a regex: the pattern and a pointer follow, then the reason
+    if line.endswith(":"):  # for a regex, the pattern and a pointer follow, then the reason
         line += next((f" {found[7:]}" for found in lines if found.startswith("error: ")), "")
     for prefix in ("failed to compile JSON schema: ", "): "):
         _, found, rest = line.partition(prefix)

@@ -45,8 +45,8 @@ PIECE_PATTERN = "|".join(
 BLOCK = 512  # characters; a piece of 3 * BLOCK or more covers an aligned block of one kind
 WINDOW = 512  # bytes; larger windows cost more per byte (measured: 54 us/kB at 512, 68 at 4,096)
 MEMO_SIZE = 64
-SLICE = 65536  # characters handed to C code at once: it makes the list of ids while it holds the GIL
-RUN = 8192  # pieces handed to it at once where no cut is certain
+SLICE = 65536  # characters per call of C code, which holds the GIL while it creates the list of ids
+RUN = 8192  # pieces per call of C code, for text without a certain cut
 
 # One block that could lie within one piece. Fails after a few characters on ordinary text.
 _BLOCK_PATTERN = rf"[{UPPER}]*+[{LOWER}]*+|[^\s\p{{L}}\p{{N}}]*+[\r\n/]*+|\s++"
@@ -82,7 +82,7 @@ class LinearEncoder:
         self._cut = regex.compile(_CUT_PATTERN)
         self._kind = regex.compile(_KIND_PATTERN)
         self._known: set[str] = set()  # characters that were compared with tiktoken's tables
-        self._stand_ins: dict[int, str] = {}  # those that differ
+        self._stand_ins: dict[int, str] = {}  # code of a character that differs -> its stand-in
 
     def encode(self, text: str, most: int | None = None) -> list[int]:
         """Returns ids of ``text``; special tokens' names in it are ordinary text. Lone surrogates become
@@ -172,9 +172,9 @@ class LinearEncoder:
             ids: list[int] = self._encode_ordinary(text)
             return self._token_bytes[ids[-1]]
 
-        if last_token(f"{char}123") != b"123":  # it is the first digit of three
+        if last_token(f"{char}123") != b"123":  # digits are grouped by three, so the character is a digit
             theirs = "number"
-        elif last_token(f"{char}'s") == b"s":  # it runs on with the apostrophe
+        elif last_token(f"{char}'s") == b"s":  # the apostrophe belongs to the character's piece
             theirs = "symbol"
         else:
             theirs = "letter"

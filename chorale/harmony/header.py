@@ -21,7 +21,7 @@ CHANNELS: tuple[Channel, ...] = get_args(Channel)
 CONTENT_TYPES = frozenset({"json", "code", "text", "python", "markdown", "xml", "yaml", "html"})
 NOBODY = frozenset({"", "all", "user", "assistant"})  # recipients that are not a tool
 
-MAX_RECIPIENTS = 4  # considered, from the end; limits the work that a runaway header can cause
+MAX_RECIPIENTS = 4  # only the last ones are considered, which limits the work for a runaway header
 
 _WORDS = re.compile(r"to=\s*(?P<to>\S*)|(?P<word>\S+?)(?=\s|to=|$)")
 _SPELLED_MARKER = re.compile(r"<\|(\w*)\|>")
@@ -43,7 +43,7 @@ class Header:
 
 
 class ToolNames:
-    """The declared full tool names, with a search for the name that a damaged one stands for."""
+    """The declared full tool names, with a search for the one meant by a damaged name."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = tuple(dict.fromkeys(names))
@@ -56,7 +56,7 @@ class ToolNames:
         return name in self._exact
 
     def nearest(self, name: str) -> str | None:
-        """Returns the declared name that ``name`` stands for, or None. ``name`` may have words glued to its
+        """Returns the declared name meant by ``name``, or None. ``name`` may have words glued to its
         end, lack the namespace, or be misspelt."""
         if name in self._exact:
             return name

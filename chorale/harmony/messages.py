@@ -156,7 +156,7 @@ RepairKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """A malformed place in the stream, which was read in the most plausible way. Counted, never raised."""
+    """A malformed part of the stream, which was read in the most plausible way. Counted, never raised."""
 
     kind: RepairKind
 

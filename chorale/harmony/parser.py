@@ -2,7 +2,7 @@
 
 States: HEADER (after ``<|start|>assistant``, where every generation begins), CONTENT (after ``<|message|>``),
 BOUNDARY (after ``<|end|>`` or ``<|call|>``), DONE (after ``<|return|>``, ``<|endoftext|>`` or ``finish``).
-A malformed stream is read in the most plausible way, with a ``Repair`` event at each such place. Text is
+A malformed stream is read in the most plausible way, with a ``Repair`` event for each fault. Text is
 never lost silently: anything that is not part of a header becomes content, except special tokens, which never
 become text.
 

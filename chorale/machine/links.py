@@ -1,4 +1,4 @@
-"""Links between GPUs, from ``nvidia-smi topo``. Torch-free; nothing is known where the tool is missing."""
+"""Links between GPUs, from ``nvidia-smi topo``. Torch-free; links are unknown if the tool is missing."""
 
 from __future__ import annotations
 

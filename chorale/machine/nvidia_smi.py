@@ -1,4 +1,4 @@
-"""Reads the state of this machine's GPUs from ``nvidia-smi``. Torch-free; empty where it is missing or fails.
+"""Reads the state of GPUs from ``nvidia-smi``. Torch-free; results are empty if it is missing or fails.
 
 It lists all GPUs of the machine, whatever CUDA_VISIBLE_DEVICES says, so they are matched by UUID.
 """

@@ -22,7 +22,7 @@ _KFD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")  # where AMD's driver lis
 class Platform:
     """``library`` exchanges tensors between ranks. ``variables`` choose devices, the usual one first.
 
-    ``state``: what the operator should know about it, empty if it has been tested.
+    ``state``: a warning for the operator, empty if it has been tested.
     """
 
     kind: Kind
@@ -92,7 +92,7 @@ ROCM = Platform(
     why_no_rocm,
     count_rocm,
     "Chorale has never run on an AMD GPU: its kernels are only compiled for some "
-    "(docs/accelerators/rocm.md says what to run first and what to report)",
+    "(docs/accelerators/rocm.md lists the first tests, and results to report)",
 )
 NPU = Platform(
     "npu",
@@ -101,7 +101,7 @@ NPU = Platform(
     why_no_npu,
     count_npu,
     "Chorale has never run on an Ascend NPU: only a stand-in for torch_npu was tried "
-    "(docs/accelerators/npu.md says what to run first and what to report)",
+    "(docs/accelerators/npu.md lists the first tests, and results to report)",
 )
 PLATFORMS = {platform.kind: platform for platform in (CUDA, ROCM, NPU)}
 

@@ -42,7 +42,7 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def settle_signals(ignored: Sequence[signal.Signals] = ()) -> None:
-    """Makes SIGUSR1 write the stacks of all threads to stderr, and SIGUSR2 do nothing, instead of ending.
+    """Makes SIGUSR1 write the stacks of all threads to stderr, and SIGUSR2 do nothing. Neither is fatal.
 
     ``ignored``: signals that the parent handles. Main thread only.
     """

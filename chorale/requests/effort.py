@@ -30,7 +30,7 @@ _LINE = re.compile(
 
 
 def reasoning_effort(value: object, param: str, default: ReasoningEffort = DEFAULT_EFFORT) -> ReasoningEffort:
-    """``default``: if the request has none. Raises ``RequestError`` for a name not in the enum."""
+    """``default``: used if the request has none. Raises ``RequestError`` for a name not in the enum."""
     if value is None:
         return default
     if not isinstance(value, str) or value not in EFFORTS:

@@ -28,7 +28,7 @@ _HARMLESS_OPTIONS = ("disable_fallback", "backend", "_backend")
 
 @dataclass(frozen=True, slots=True)
 class Structured:
-    """``constraint``: on the answer; ``described``: its description in the prompt."""
+    """``constraint``: applies to the answer; ``described``: its description in the prompt."""
 
     constraint: Constraint | None = None
     described: ResponseFormat | None = None

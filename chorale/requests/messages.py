@@ -1,7 +1,7 @@
 """Chat messages (as JSON objects) to harmony messages. Nothing is dropped in silence.
 
 * system and developer messages at the start are joined, in order, into the first developer message's
-  instructions; later ones become developer messages where they stand.
+  instructions; later ones become developer messages at their position.
 * an assistant message becomes, in this order: its reasoning (analysis), its content (final, or commentary
   when calls follow: a preamble), its calls. Which reasoning is rendered is the renderer's rule.
 * a tool result is found by its ``tool_call_id``; a legacy ``function`` message by its name.

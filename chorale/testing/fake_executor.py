@@ -67,7 +67,7 @@ class FakeModel:
         self._powers: U64 = np.ones(1, np.uint64)
 
     def prefix_hashes(self, tokens: IntArray, before: int = 0, start: int = 0) -> U64:
-        """Returns the hash of tokens [0, p] for each p of ``tokens``, begun at ``start`` after ``before``.
+        """Returns the prefix hash at each of ``tokens``, which begin at ``start`` after hash ``before``.
 
         A polynomial in MULTIPLIER modulo 2**64: sums over a chunk continue those before it.
         """
@@ -311,7 +311,7 @@ class FakeExecutor:
             )
 
     def _check(self, plan: StepPlan) -> None:
-        """Checks what every plan must satisfy."""
+        """Checks the conditions of every plan."""
         limits, ends = self._limits, plan.num_computed + plan.num_new
         if len(set(plan.rows.tolist())) != len(plan.rows):
             raise EngineError("a row appears twice in one plan")
@@ -349,7 +349,7 @@ class FakeExecutor:
         return np.array([tokens[0], *state.drafts[:count]], np.int32), state.num_computed
 
     def _make_drafts(self, state: FakeRow, count: int) -> list[int]:
-        """Draft what follows the last token, with errors. The head also writes to the FULL blocks."""
+        """Draft the tokens after the last one, with errors. The head also writes to the FULL blocks."""
         position, token, drafts = state.num_computed, state.last_token, []
         blocks, offsets = self._slots(state, CacheGroup.FULL, position - 1, position)
         prefix = int(self._hashes[blocks, offsets][0])
@@ -372,7 +372,7 @@ class FakeExecutor:
         return kept
 
     def _sample(self, state: FakeRow, length: int) -> int:
-        """Read the prefix of ``length`` tokens back through both tables; its hash decides."""
+        """Read the prefix of ``length`` tokens back through both tables; its hash determines the token."""
         tokens = self._tokens[self._slots(state, CacheGroup.FULL, 0, length)]
         hashes = self.model.prefix_hashes(tokens)
         self._verify(state, CacheGroup.FULL, 0, tokens, hashes)

@@ -275,7 +275,7 @@ class ToolBox(Protocol):
 
     @property
     def developer_namespaces(self) -> tuple[ToolNamespace, ...]:
-        """Returns the namespaces of the developer message, one per MCP server. None is named "functions"."""
+        """Returns the namespaces of the developer message, one per MCP server. No name is "functions"."""
         ...
 
     @property
@@ -375,7 +375,7 @@ class Link:
 class BuiltInRequest:
     """The requested built-in tools.
 
-    ``paths``: the request field that asked for each tool, used in errors; ``unserved``: tools of types that
+    ``paths``: the request field that contains each tool, for errors; ``unserved``: tools of types that
     this server never runs.
     """
 

@@ -1,7 +1,7 @@
-"""The request that runs now, for logs and traces: its id, its span, and what engines did for it.
+"""The current request, for logs and traces: its id, its span, and the work of engines for it.
 
-The server sets ``CURRENT`` for each request; tasks that it starts inherit it. Nobody needs the package
-opentelemetry for this: a ``Span`` is made by a ``Tracer`` (``otel``), and without one there is none.
+The server sets ``CURRENT`` for each request; tasks that it starts inherit it. The package opentelemetry is
+not needed for this: spans are created by a ``Tracer`` (``otel``), and without one there are none.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The fields of a request that no endpoint knows: ignored and named in the answer, or refused.
 
 vLLM ignores them, and clients of many servers rely on it. ``--unknown-fields`` decides. Fields that are
-refused by name are errors in either case. Every place that meets an unknown field calls ``unknown_field``.
+refused by name are errors in either case. All code that finds an unknown field calls ``unknown_field``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _logged: set[str] = set()  # names that this process has logged
 def unknown_field(name: str, known: Iterable[str] = ()) -> None:
     """Ignores the field for the request that runs now. Raises ``RequestError`` if such fields are refused.
 
-    ``name``: its path; ``known``: the names among which to look for the one that was meant.
+    ``name``: its path; ``known``: valid names, for a suggestion.
     """
     shown = name[:_SHOWN]
     context = CURRENT.get()
@@ -59,5 +59,5 @@ def header(context: RequestContext | None) -> str:
 
 
 def warnings(value: str) -> list[str]:
-    """Returns what the header's value says, for answers that have no headers of their own."""
+    """Returns the header's content as warnings, for answers without headers."""
     return [f"unknown parameter '{name}' was ignored" for name in value.split(", ") if name]

@@ -168,7 +168,7 @@ class OtelTracer:
         closing.start()
         closing.join(CLOSE_SECONDS)
         if closing.is_alive():
-            self._exporter.shutdown()  # ends its attempts; a thread that still waits ends with the process
+            self._exporter.shutdown()  # stops its retries; a waiting thread ends with the process
 
 
 class OtelSpan:

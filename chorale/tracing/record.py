@@ -1,4 +1,4 @@
-"""RequestRecord: what engines did for one request, over all its rounds."""
+"""RequestRecord: the work of engines for one request, over all its rounds."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class RequestRecord:
     ``arrival``: ``time.time()`` of the first round's request.
     """
 
-    model: str | None = None  # as the client named it
+    model: str | None = None  # name in the request
     response_id: str = ""
     arrival: float = 0.0
     sampling: dict[str, float | int | None] = field(default_factory=dict)

@@ -162,7 +162,7 @@ class TurnEnded:
     output_token_ids: tuple[int, ...] = ()  # every sampled token, headers and terminators included
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     tool_state: dict[str, Any] | None = None  # for the built-in tools of the next turn
-    timings: ChunkTimings | None = None  # from the start of the first round to the last token of the last
+    timings: ChunkTimings | None = None  # start: first round's; last token: last round's
 
 
 OutputEvent = (

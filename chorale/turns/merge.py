@@ -51,7 +51,7 @@ class Sources(Generic[Item]):
             await self._close()
 
     def unread(self) -> list[Item]:
-        """Returns what the sources had yielded before an error and was not read."""
+        """Returns the unread items that the sources had yielded before an error."""
         items = [self._queue.get_nowait() for _ in range(self._queue.qsize())]
         return [item for item in items if item is not None]
 

@@ -196,7 +196,7 @@ async def _first_round(
 
 
 def _read_directly(choice: AnyChoice, direct: Direct, faults: list[Exception], chunk: TokenChunk) -> bool:
-    """Writes a chunk without the generators. They read it again if more than text follows, which does not
+    """Writes a chunk without the generators. If it gives more than text, they read it again, which does not
     change the choice. Catches every fault: it runs in the engine's client, which serves other streams too."""
     try:
         if faults or not direct.is_open or choice.feed(chunk) is not None:

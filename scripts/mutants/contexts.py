@@ -1,4 +1,4 @@
-"""A plugin of pytest: labels what coverage records with the id of the running test, and keeps test times.
+"""A plugin of pytest: labels coverage data with the id of the running test, and records test times.
 
 Loaded by ``coverage_map`` with ``-p contexts``; writes ``MUTANTS_TIMES`` when the run ends.
 """

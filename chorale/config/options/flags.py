@@ -92,7 +92,7 @@ ENGINE_FLAGS = (
          most=MOST_ENGINES),
     Flag("data-parallel-backend", "str", "server.data_parallel_backend",
          "how engines are started: mp, as processes of this machine; ray, on the machines of a Ray cluster "
-         "(docs/fleet.md says how to install it)", aliases=("dpb",), choices=("mp", "ray")),
+         "(docs/fleet.md explains the installation)", aliases=("dpb",), choices=("mp", "ray")),
     Flag("ray-assign-timeout", "float", "server.ray_assign_timeout",
          "seconds that a request waits for a replica on Ray", least=0, above=True, most=86400),
     Flag("ray-max-moves", "int", "server.ray_max_moves",
@@ -203,7 +203,7 @@ SERVER_FLAGS = (
          "seconds after which unused stored items are deleted", least=1),
     Flag("batch-storage", "str", "server.batch_storage",
          "where the files of /v1/files and /v1/batches are kept: a folder, s3://BUCKET/PREFIX, or none "
-         "(default: a folder beside the SQLite file of --response-store)"),
+         "(default: a folder next to the SQLite file of --response-store)"),
     Flag("batch-max-file-bytes", "size", "server.batch_max_file_bytes", "maximum size of an uploaded file",
          least=1),
     Flag("batch-max-lines", "int", "server.batch_max_lines", "maximum number of lines of a batch", least=1),

@@ -129,7 +129,7 @@ def _wrap(text: str, indent: str) -> list[str]:
 
 
 def _entry(flag: Flag) -> list[str]:
-    """Returns the option with its help beside it, or below it if the option is long."""
+    """Returns the option and its help, in the same line or, for a long option, below."""
     shown, about = _shown(flag), flag.help + _default(flag)
     if len(shown) > width():  # too long: its values move into the help
         shown, _, values = shown.partition(" {")

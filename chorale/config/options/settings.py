@@ -40,7 +40,7 @@ class Settings:
 
     engine: EngineConfig
     server: ServerConfig
-    values: dict[str, Setting]  # flag name -> value and origin, for what was set
+    values: dict[str, Setting]  # flag name -> value and origin, only of flags that are set
     notices: tuple[str, ...] = field(default=())
 
     @property

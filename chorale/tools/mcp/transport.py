@@ -216,7 +216,7 @@ class Duplex:
 
     def _received(self, message: Message) -> None:
         if is_response(message):
-            number = message.get("id")  # of any type; an unhashable one cannot be looked up
+            number = message.get("id")  # may have any JSON type
             waiting = self._waiting.get(number) if isinstance(number, int) else None
             if waiting is not None and not waiting[0].done():
                 waiting[0].set_result(message)

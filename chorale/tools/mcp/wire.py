@@ -17,7 +17,7 @@ from chorale.tools.errors import ToolError
 
 VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")  # newest first
 MAX_MESSAGE_BYTES = 4 * 2**20
-# A parser holds the interpreter's lock for a whole message: 20 ms for one of this shape.
+# A parser holds the interpreter's lock for a whole message: 20 ms for one of this size.
 MAX_VALUES = 65_536
 _MOST = replace(LARGEST, depth=MAX_DEPTH, values=MAX_VALUES, strings=MAX_VALUES // 2)
 _LARGE = 32 * 1024  # bytes; a smaller message cannot exceed these counts

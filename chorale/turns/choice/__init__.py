@@ -1,1 +1,1 @@
-"""One choice of a turn: tokens in, events and what it needs next out. Synchronous, without I/O."""
+"""One choice of a turn: tokens in, events and the next need out. Synchronous, without I/O."""

