@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from chorale.errors import ChoraleError, ConfigError
 from chorale.machine.folders import write_whole
@@ -25,7 +25,6 @@ from chorale_evals.report.page import write_report
 from chorale_evals.runner import Part, Plan, Runner
 from chorale_evals.session import RETRIES
 from chorale_evals.summary import Tally, summarise, tallies
-from chorale_evals.task import Sample
 from chorale_evals.tasks import make_task
 
 
@@ -50,19 +49,11 @@ def make_parts(given: argparse.Namespace) -> list[Part]:
     parts = []
     for name in given.tasks:
         task = make_task(name, data=given.data, limit=given.limit, seed=given.seed or 0)
-        check_ids(task.name, task.samples)
         parts.append(Part(task, given.repeats or task.default_repeats))
     names = [part.task.name for part in parts]
     if len(set(names)) < len(names):
         raise ConfigError("two of the files have the same name; rename one")
     return parts
-
-
-def check_ids(name: str, samples: Sequence[Sample]) -> None:
-    if not samples:
-        raise ConfigError(f"{name}: no samples")
-    if len({sample.id for sample in samples}) < len(samples):
-        raise ConfigError(f"{name}: two samples have the same id")
 
 
 @contextlib.contextmanager
