@@ -1,10 +1,14 @@
-"""Runs coroutines of tests. ``tests/conftest.py`` runs each test that is a coroutine with it."""
+"""Runs coroutines of tests, and waits in them. ``tests/conftest.py`` runs each such test with it."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import time
+from collections.abc import Callable
 from typing import Any
+
+from tests.support import PATIENCE
 
 
 def run(coroutine: Any) -> Any:
@@ -21,3 +25,12 @@ def run(coroutine: Any) -> Any:
     finally:
         gc.collect(1)  # what this test has made; the whole heap takes 50 ms
         assert not lost, lost
+
+
+async def until(condition: Callable[[], object], what: str = "it", deadline: float = PATIENCE) -> float:
+    """Waits for a condition; returns the seconds it took."""
+    start = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start < deadline, f"{what}: not within {deadline} s"
+        await asyncio.sleep(0.005)
+    return time.monotonic() - start

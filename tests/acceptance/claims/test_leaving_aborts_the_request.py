@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.support import PATIENCE
+from tests.support.event_loop import until
 from tests.support.raw_http import connect
 from tests.support.scripted import FINAL, playing
 from tests.support.server import served
@@ -44,9 +43,3 @@ def test_leaving_aborts_the_request(path: str, stream: bool) -> None:
             assert (await server.state.store.stats()).num_responses == 0
 
     asyncio.run(main())
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not condition():
-            await asyncio.sleep(0.01)

@@ -13,6 +13,7 @@ from chorale.client.base import EngineInfo
 from chorale.engine.core import EngineCore
 from chorale.engine.types import EngineLimits
 from chorale.testing.fake_executor import FakeExecutor, FakeModel
+from tests.support.event_loop import until
 from tests.support.local_client import LocalClient
 from tests.support.scripted import events_of
 from tests.support.server import Server, served
@@ -59,8 +60,7 @@ async def test_an_idle_server_takes_what_fits_whole_and_refuses_what_cannot(stre
 async def test_on_a_busy_server_a_request_is_refused_whole_and_harms_nobody(stream: bool) -> None:
     async with with_engine(step_seconds=0.002) as server:
         running = asyncio.create_task(server.complete(["a"] * 2, **LONG))
-        while server.client.num_in_flight < 2:
-            await asyncio.sleep(0.005)
+        await until(lambda: server.client.num_in_flight >= 2)
         refused = await server.complete(["a"] * 11, max_tokens=3, stream=stream)
         assert refused.status_code == 429
         assert int(refused.headers["retry-after"]) >= 1
@@ -74,8 +74,7 @@ async def test_on_a_busy_server_a_request_is_refused_whole_and_harms_nobody(stre
 async def test_places_are_given_back_whatever_happens() -> None:
     async with with_engine(step_seconds=0.002) as server:
         left = asyncio.create_task(server.complete(["a"] * 12, **LONG))
-        while server.client.num_in_flight < 12:
-            await asyncio.sleep(0.005)
+        await until(lambda: server.client.num_in_flight >= 12)
         left.cancel()  # the client leaves
         await asyncio.gather(left, return_exceptions=True)
         too_long = await server.complete([["x"] * 3], max_tokens=3)

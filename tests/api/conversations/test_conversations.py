@@ -13,6 +13,7 @@ from chorale.errors import EngineDeadError
 from chorale.store.protocol import StoreError
 from chorale.store.store import SqliteStore
 from chorale.testing.scripted_client import Script
+from tests.support.event_loop import until
 from tests.support.responses import ANSWER, CALL, HELLO, MODEL, TOOL, fold_events, serve, tokens
 from tests.support.server import Server
 from tests.support.sse import parse_sse
@@ -227,8 +228,7 @@ async def test_only_one_request_at_a_time() -> None:
         made = await api.create(items=[user("first")])
         (item,) = (await api.items.list(made.id)).data
         running = asyncio.create_task(server.post(input="a", conversation=made.id))
-        while not server.client.requests:
-            await asyncio.sleep(0.005)
+        await until(lambda: server.client.requests)
         status, body = await server.post(input="b", conversation=made.id)
         assert (status, body["error"]["code"]) == (400, "conversation_locked")
         assert body["error"]["param"] == "conversation"
@@ -264,8 +264,7 @@ async def test_a_client_that_leaves_lets_go() -> None:
     async with serve(Script(tokens(HELLO)[:8], hang=True), HELLO) as server:
         made = await server.sdk.conversations.create()
         task = asyncio.create_task(server.post(input="a", conversation=made.id))
-        while not server.client.requests:
-            await asyncio.sleep(0.005)
+        await until(lambda: server.client.requests)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         assert task.cancelled()
@@ -307,8 +306,7 @@ async def test_a_deleted_conversation_does_not_fail_its_last_response() -> None:
     async with serve(Script(tokens(HELLO), delay=0.02)) as server:
         made = await server.sdk.conversations.create()
         running = asyncio.create_task(server.post(input="a", conversation=made.id))
-        while not server.client.requests:
-            await asyncio.sleep(0.005)
+        await until(lambda: server.client.requests)
         await server.sdk.conversations.delete(made.id)
         status, body = await running
         assert status == 200

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
 
 from chorale.testing.scripted_client import ScriptedClient
-from tests.support import PATIENCE
+from tests.support.event_loop import until
 from tests.support.raw_http import call, connect, read_answer
 from tests.support.scripted import scripted
 from tests.support.server import Server
@@ -81,16 +80,10 @@ async def test_what_is_cut_at_the_end_of_the_drain_is_told() -> None:
         head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         reader, writer = await connect(server.port)
         writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
-        await _until(lambda: len(server.client.requests) == 1)
+        await until(lambda: len(server.client.requests) == 1)
         await asyncio.sleep(0.05)
         server.stop()
         answer = await asyncio.wait_for(read_answer(reader), 30)
         assert answer.body.endswith(b"data: [DONE]\n\n")
         writer.close()
         await asyncio.wait_for(server.task, 30)
-
-
-async def _until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not condition():
-            await asyncio.sleep(0.01)

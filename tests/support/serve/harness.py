@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,19 +18,11 @@ from chorale.engine.types import GenerateRequest, SamplingSpec, TokenChunk, choi
 from chorale.serve.bootstrap import EngineStart, make_directory
 from chorale.serve.engine_monitor import EngineMonitor
 from chorale.serve.watch import WatchLimits
-from tests.support import PATIENCE, ROOT
+from tests.support import ROOT
+from tests.support.event_loop import until
 from tests.support.serve.fake_engine import LIMITS, MODEL, Behaviour
 
 FAKE_ENGINE = (sys.executable, str(ROOT / "tests" / "support" / "serve" / "fake_engine.py"))
-
-
-async def until(condition: Callable[[], object], what: str, deadline: float = PATIENCE) -> float:
-    """Wait for a condition; returns the seconds it took."""
-    start = time.monotonic()
-    while not condition():
-        assert time.monotonic() - start < deadline, f"{what}: not within {deadline} s"
-        await asyncio.sleep(0.005)
-    return time.monotonic() - start
 
 
 def run(test: Coroutine[Any, Any, None], loop: str = "asyncio") -> None:

@@ -31,6 +31,7 @@ from chorale.errors import EngineError
 from chorale.testing.scripted_client import Script, ScriptedClient
 from chorale.turns.choice import runaway
 from tests.support import PATIENCE
+from tests.support.event_loop import until
 from tests.support.raw_http import call, connect, exchange
 from tests.support.responses import ANSWER, CALL, HELLO, TOOL, tokens
 from tests.support.server import Server, listening, make_state
@@ -317,11 +318,7 @@ async def test_lanes_are_admitted_like_requests_of_their_own() -> None:
             assert client.num_in_flight == 2
             client.max_in_flight = 3
             assert (await ask(connection, stream_id="c"))["type"] == "response.completed"
-        for _ in range(1000):
-            if client.num_in_flight == 0:
-                break
-            await asyncio.sleep(0.01)
-        assert client.num_in_flight == 0
+        await until(lambda: client.num_in_flight == 0)
 
 
 async def test_reasoning_without_end_is_bounded() -> None:
@@ -340,9 +337,9 @@ async def test_a_response_that_fails_has_one_last_event() -> None:
     client = playing(HELLO.partition("Hi")[0], error=EngineError("it broke"))
     async with served(client) as server, opened(server) as connection:
         for _ in range(2):
-            events = [await ask(connection, store=False) for _ in range(1)]
-            assert events[-1]["type"] == "response.failed"
-            assert events[-1]["response"]["error"]["message"] == "it broke"
+            failed = await ask(connection, store=False)
+            assert failed["type"] == "response.failed"
+            assert failed["response"]["error"]["message"] == "it broke"
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(connection.recv(), 0.2)
 
@@ -487,9 +484,7 @@ async def test_a_client_that_breaks_the_rules_is_told_why(frame: bytes, code: in
         assert opcode == 0x88
         assert len(answer) == 2 + size
         assert int.from_bytes(answer[2:4], "big") == code
-        async with asyncio.timeout(30):
-            while server.state.lifecycle.sockets.total:
-                await asyncio.sleep(0.01)
+        await until(lambda: server.state.lifecycle.sockets.total == 0)
 
 
 def answer_to(port: int, frame: bytes) -> bytes:
@@ -522,12 +517,8 @@ async def test_a_client_that_leaves_ends_its_generations() -> None:
                 await connection.recv()
             assert server.state.lifecycle.num_requests == 2
             connection.transport.abort()
-        for _ in range(100):
-            if len(client.aborted) == 2 and not server.state.lifecycle.num_requests:
-                break
-            await asyncio.sleep(0.02)
-        assert len(client.aborted) == 2
-        assert (server.state.lifecycle.num_requests, server.state.lifecycle.sockets.total) == (0, 0)
+        life = server.state.lifecycle
+        await until(lambda: (len(client.aborted), life.num_requests, life.sockets.total) == (2, 0, 0))
 
 
 async def test_a_drain_lets_what_runs_end() -> None:
@@ -602,12 +593,8 @@ async def test_a_client_that_does_not_read_is_dropped(monkeypatch: pytest.Monkey
         for number in range(10, 26):
             message = text % number
             writer.write(bytes([0x81, 0x80 | len(message), 0, 0, 0, 0]) + message)
-        for _ in range(1000):
-            if client.requests and not server.state.lifecycle.sockets.total:
-                break
-            await asyncio.sleep(0.02)
-        assert server.state.lifecycle.sockets.total == 0
-        assert server.state.lifecycle.num_requests == 0
+        life = server.state.lifecycle
+        await until(lambda: client.requests and (life.num_requests, life.sockets.total) == (0, 0))
 
 
 async def test_what_a_connection_has_asked_is_counted() -> None:
