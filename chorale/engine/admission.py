@@ -1,7 +1,7 @@
 """From GenerateRequest to sequences: validation, seeds, limits. Client input never raises.
 
 Clients check requests too, but the engine does not rely on it: an id outside the vocabulary or a NaN would
-fault on the device, and such a fault ends every request.
+cause a fault on the device, which ends every request.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from chorale.engine.kv_cache.hashing import root_hash, salted_root
 from chorale.engine.sequence import RequestState, Sequence
 from chorale.engine.types import SEED_BITS, EngineLimits, GenerateRequest, SamplingSpec, choice_seed
 
-# Added to the priority of batch work: under every policy it is worse than that of any other request.
+# Added to the priority of batch work, so that under every policy all other requests go first.
 BATCH = 2**40
 _BIAS = SAMPLING_FIELDS["logit_bias"].engine
 _RANGES = {name: field.engine for name, field in SAMPLING_FIELDS.items() if not field.each}
 
 
 class Admission:
-    """Makes the sequences of a request. ``capacity``: tokens that one sequence can hold in the pool."""
+    """Makes the sequences of a request. ``capacity``: tokens of one sequence that fit into the pool."""
 
     def __init__(self, limits: EngineLimits, capacity: int, prefix_secret: bytes = b"") -> None:
         self._limits = limits
@@ -73,7 +73,7 @@ class Admission:
         sampling = request.sampling
         max_len = self._max_len
         if sampling.max_tokens is not None:
-            # A step samples one token at least: max_tokens 0 computes the prompt and drops that token.
+            # A step samples at least one token: max_tokens 0 computes the prompt and drops that token.
             max_len = min(max_len, len(state.prompt) + max(1, sampling.max_tokens))
         sequence = Sequence(state, index, key=(priority, next(self._arrivals)), seed=seed, max_len=max_len)
         eos = () if sampling.ignore_eos else limits.eos_token_ids

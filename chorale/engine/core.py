@@ -53,7 +53,7 @@ class EngineCore:
     ) -> None:
         """``clock`` returns seconds since the epoch. With ``grammars`` None, requests with a grammar are
         refused. ``prefix_secret``: the key of the prefix hashes; "" draws one. ``drafter``: guesses tokens
-        that steps verify; None: each step samples one token a row.
+        that steps verify; None: each step samples one token per row.
 
         Raises ``ConfigError`` for limits that cannot work.
         """
@@ -105,9 +105,9 @@ class EngineCore:
                 self._end_early(request, "error", refusal)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
-        """End every choice of a request now, or only choice ``index``. Its blocks and its place in the queue
-        are released at once; the "abort" chunks come with the next ``step``. Unknown ids and ended choices
-        are ignored.
+        """End every choice of a request now, or only choice ``index``. Its blocks and queue entry are
+        released at once; the "abort" chunks come with the next ``step``. Unknown ids and ended choices are
+        ignored.
         """
         state = self._engine.requests.get(request_id)
         if state is None:
@@ -199,7 +199,7 @@ class EngineCore:
         return engine.num_waiting_for_prefix + len(self._pending_grammars) + len(engine.loading)
 
     def _host_stats(self) -> dict[str, Any]:
-        """Return the statistics of the tier of host memory."""
+        """Return the statistics of the host memory tier."""
         tier, loads = self._engine.cache.tier, self._engine.loads
         if tier is None or loads is None:
             return {}
@@ -218,12 +218,12 @@ class EngineCore:
 
     @property
     def index_log(self) -> IndexLog:
-        """What entered and left the prefix index since the last step, from ``log_index`` on."""
+        """The blocks that entered and left the prefix index since the last step. Call ``log_index`` first."""
         return self._engine.cache.log
 
     def log_index(self, on: bool = True) -> None:
-        """Turn ``index_log`` on or off. It stays off without prefix caching, when no other request can find a
-        block."""
+        """Turn ``index_log`` on or off. It stays off without prefix caching, because then no other request
+        can find a block."""
         self.index_log.is_on = on and self.limits.enable_prefix_caching
 
     def prefix_index(self) -> PrefixIndexState:
@@ -246,7 +246,7 @@ def _at_least(lengths: Counter[int]) -> tuple[int, ...]:
 def check_limits(limits: EngineLimits) -> None:
     """Raises ``ConfigError`` naming the limit that cannot work."""
     least = {
-        "num_blocks": 2,  # one block of either group
+        "num_blocks": 2,  # one block of each group
         "block_size": 1,
         "max_num_seqs": 1,
         "max_num_batched_tokens": 1,

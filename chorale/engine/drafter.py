@@ -1,4 +1,4 @@
-"""Drafter: what guesses a sequence's next tokens, as far as the engine's state knows it."""
+"""Drafter: the interface, as the engine's state sees it, of an object that guesses next tokens."""
 
 from __future__ import annotations
 

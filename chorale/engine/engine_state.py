@@ -1,4 +1,4 @@
-"""EngineState: every change of a sequence's status, and of what it holds, in one place.
+"""EngineState: all changes of a sequence's status and of its row and blocks, in one place.
 
     add ──► WAITING ──admit──► PREFILL ──last chunk planned──► DECODE ──► ENDED
       └───► WAITING_FOR_PREFIX ──(sibling's prompt is computed)──► WAITING      │
@@ -8,16 +8,16 @@
 With async scheduling, step n + 1 is planned before the result of step n is known. For steps in flight:
 
 * The executor runs steps in order, so a released block may be handed out by any later plan: the earlier
-  step's reads and writes are over before the later step begins. Blocks are therefore released at once, when
-  a sequence ends as when it is preempted. A row of a step in flight writes only positions that are not
-  committed yet, so it never touches a block that is in the prefix index.
+  step's reads and writes are over before the later step begins. Blocks are therefore released as soon as a
+  sequence ends or is preempted. A row of a step in flight writes only positions that are not committed yet,
+  so it never touches a block that is in the prefix index.
 * A row is released when the newest step that names it is committed, so that ``RowTable.sequences`` maps the
   entries of steps in flight to their sequences.
 * Results in flight of an ended or preempted sequence are dropped (``StepRecord.dead_rows``). A preempted
   sequence has not emitted that token yet; it samples it again, with the same seed, once it is recomputed.
-* The number of tokens that stay computed depends on what is kept of a draft. A row with a draft in flight is
-  in no other plan until that step is committed, unless the next draft is made on the device: then plans count
-  on all of it (``RowTable.is_uncertain``), and the device knows better.
+* The number of computed tokens depends on how much of a draft is accepted. A row with a draft in flight is in
+  no other plan until that step is committed, unless the next draft is made on the device: then plans assume
+  that all of it is accepted (``RowTable.is_uncertain``), and the device corrects them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class EngineState:
             limits.max_saved_pages,
         )
         self.loads = None if self.cache.tier is None else HostLoads(self.cache, self.cache.tier)
-        # By the id of the load: while it runs, and from its end until the sequence is admitted.
+        # Keyed by load id: loads that run, and loads that have ended but whose sequence is not admitted yet.
         self.loading: dict[int, Sequence] = {}
         self.loaded: dict[int, Sequence] = {}
         self.rows = RowTable(limits.max_num_seqs)
@@ -66,11 +66,11 @@ class EngineState:
         self.in_flight: deque[StepRecord] = deque()  # oldest first
         self.next_step_id = 0
         self.num_waiting_for_prefix = 0
-        self.num_batch = 0  # of ``running``
+        self.num_batch = 0  # sequences of batch work in ``running``
         self.num_preemptions = 0
         self._last_committed_step = -1
         self._outbox: list[TokenChunk] = []
-        # (chunk): queues it for ``take_chunks``. Bound once, because every row of every step calls it.
+        # Queues a chunk for ``take_chunks``. Bound once, because every row of every step calls it.
         self.emit = self._outbox.append
 
     # ------------------------------------------------------------------ requests
@@ -118,7 +118,7 @@ class EngineState:
     # ------------------------------------------------------------------ sequences
 
     def start(self, sequence: Sequence, num_cached: int, now: float) -> RowStart:
-        """Give a row to the head of the queue. Its blocks up to ``num_cached`` tokens are attached
+        """Give a row to the head of the queue. The blocks of its first ``num_cached`` tokens are attached
         already."""
         self.waiting.remove_head(sequence)
         self._release_load(sequence)  # its blocks are attached
@@ -187,7 +187,7 @@ class EngineState:
             self._choose_next_leader(state)
 
     def _choose_next_leader(self, state: RequestState) -> None:
-        """Make a waiting sibling the leader, after the leader ended without having computed the prompt."""
+        """Make a waiting sibling the leader if the leader ended before it had computed the prompt."""
         state.prompt_logprobs = None
         for sequence in state.sequences:
             if sequence.status is Status.WAITING_FOR_PREFIX:
@@ -226,7 +226,8 @@ class EngineState:
     # ------------------------------------------------------------------ loads from host memory
 
     def begin_load(self, sequence: Sequence, hit: int, device_hit: int, num_owed: int, now: float) -> None:
-        """Load what the device lacks of the prefix of the queue's head, which leaves the queue meanwhile."""
+        """Load the prefix blocks that the device lacks. The sequence, the queue's head, leaves the queue
+        meanwhile."""
         assert self.loads is not None
         self.waiting.remove_head(sequence)
         sequence.status = Status.LOADING
@@ -235,7 +236,7 @@ class EngineState:
         self.loading[sequence.load.load_id] = sequence
 
     def finish_loads(self, load_ids: Iterable[int], now: float) -> None:
-        """Queue the sequences whose loads have ended, at their old places."""
+        """Put the sequences whose loads have ended back into the queue, at their former positions."""
         assert self.loads is not None
         for load_id in load_ids:
             self.loads.finish(load_id, now)
@@ -245,7 +246,7 @@ class EngineState:
                 self.waiting.push(sequence)
 
     def release_a_load(self, head: Sequence | None = None) -> bool:
-        """Take back the blocks that a load holds for the waiting sequence with the worst key, but not for
+        """Release the blocks that a load holds for the waiting sequence with the worst key, other than
         ``head``. Returns False if there is none."""
         holders = [each for each in self.loaded.values() if each is not head]
         if not holders:
@@ -254,7 +255,7 @@ class EngineState:
         return True
 
     def blocks_owed_to_loads(self, head: Sequence | None) -> int:
-        """Return how many free blocks other sequences than ``head`` will need once they are loaded."""
+        """Return how many free blocks the sequences other than ``head`` will need once they are loaded."""
         return sum(
             each.load.num_owed
             for some in (self.loading, self.loaded)
@@ -269,7 +270,7 @@ class EngineState:
             sequence.load = None
 
     def invalidate(self, block_hashes: list[bytes]) -> None:
-        """Let no other request use these blocks, here or in host memory."""
+        """Prevent other requests from using these blocks, on the device and in host memory."""
         self.cache.invalidate(block_hashes)
         if self.loads is not None:
             self.loads.invalidate(block_hashes)
@@ -277,13 +278,13 @@ class EngineState:
     # ------------------------------------------------------------------ steps
 
     def record_step(self, plan: StepPlan, num_decodes: int, chunks: list[ScheduledChunk]) -> StepPlan:
-        """Put a plan in flight. Sequences whose last chunk it contains decode from the next step on."""
+        """Put a plan in flight. Sequences whose last chunk it contains decode in the next step."""
         self.rows.record_step(plan.step_id, plan.rows, plan.num_new)
         if self.accounts.are_many:
             self.accounts.charge_rows()
         if plan.makes is not None:
             self.rows.record_drafts(plan.rows, np.where(plan.makes, np.int32(plan.num_made), np.int32(0)))
-        else:  # what was drafted before no longer continues these rows
+        else:  # earlier drafts no longer continue these rows
             self.rows.record_drafts(plan.rows, np.int32(0))
         if plan.num_drafts is not None:
             drafted = plan.rows[plan.num_drafts > 0]
@@ -308,19 +309,19 @@ class EngineState:
         self.schedule_next_check(sequence)
 
     def resume_decode(self, sequence: Sequence, num_kept: int, num_rejected: int) -> None:
-        """Continue a sequence whose draft is decided: ``num_kept`` of the tokens that its plan computed stay,
-        ``num_rejected`` do not, nor do the blocks that only they needed."""
+        """Continue a sequence whose draft is verified: keep ``num_kept`` of the tokens that its plan
+        computed, drop ``num_rejected`` and the blocks that only they needed."""
         row, computed, block_size = sequence.row, sequence.num_tokens - 1, self.limits.block_size
         self.rows.take_back(row, num_rejected)
         if computed // block_size > (computed - num_kept) // block_size:
             self.commit_blocks(sequence, computed)
-        # A later step in flight computes up to ``rows.computed``, and the head up to its drafts' end.
+        # A later step in flight computes up to ``rows.computed``, and the head to the end of its drafts.
         self.cache.shrink(sequence.blocks, int(self.rows.computed[row] + 1 + self.rows.drafted[row]))
         self.rows.set_decoding(row, True)
         self.schedule_next_check(sequence)
 
     def commit_blocks(self, sequence: Sequence, num_computed: int) -> None:
-        """Publish the blocks that ``num_computed`` tokens fill, and release those that no query sees."""
+        """Publish the blocks that ``num_computed`` tokens fill, and release blocks that no query sees."""
         sequence.extend_block_hashes(num_computed, self.limits.block_size)
         self.cache.commit(sequence.blocks, num_computed, sequence.block_hashes, sequence)
 
@@ -329,14 +330,14 @@ class EngineState:
         return int(self.rows.last_step[row]) > self._last_committed_step
 
     def begin_commit(self) -> None:
-        """Take the oldest step out of flight: its result is about to be committed."""
+        """Remove the oldest step in flight and return it; its result is about to be committed."""
         plan = self.in_flight.popleft().plan
         self._last_committed_step = plan.step_id
         if plan.num_drafts is not None:
             self.rows.settle(plan.step_id, plan.rows)
 
     def finish_commit(self, record: StepRecord) -> None:
-        """Release the rows that were waiting for the end of this step."""
+        """Release the rows that were kept until this step ended."""
         for row in record.retiring:
             self.rows.release(row)
 

@@ -8,11 +8,11 @@ from concurrent.futures import Future
 from chorale.engine.types import GenerateRequest, GrammarService
 
 NO_GRAMMARS = "this engine does not support grammars"
-PATIENCE = 0.01  # seconds that an idle engine waits for a compiler before it reads its inbox again
+PATIENCE = 0.01  # seconds that an idle engine waits for a compilation before it reads its inbox again
 
 
 class PendingGrammarQueue:
-    """Requests in order of arrival. A compiled one does not wait for an earlier one that is not."""
+    """Requests in order of arrival. A compiled request does not wait for an earlier uncompiled one."""
 
     def __init__(self, service: GrammarService | None) -> None:
         self._service = service
@@ -25,7 +25,7 @@ class PendingGrammarQueue:
         return request_id in self._pending
 
     def add(self, request: GenerateRequest) -> str | None:
-        """Start compiling. Returns the reason if this engine cannot serve the request, else None."""
+        """Start compiling. Returns the reason why this engine cannot serve the request, or None."""
         sampling = request.sampling
         if self._service is None:
             return NO_GRAMMARS
@@ -37,7 +37,7 @@ class PendingGrammarQueue:
         return None
 
     def check(self, grammar: str) -> Future[str | None]:
-        """Start compiling a grammar that no request waits for yet."""
+        """Start compiling a grammar without a request."""
         if self._service is not None:
             return self._service.check(grammar)
         refused: Future[str | None] = Future()
@@ -70,6 +70,6 @@ class PendingGrammarQueue:
 
 
 def _reason(future: Future[str | None]) -> str | None:
-    """Return the result of a compilation. If the compiler raised, only this request fails, not the engine."""
+    """Return the result of a compilation. An exception of the compiler fails this request, not the engine."""
     error = future.exception()
     return future.result() if error is None else f"the grammar cannot be used: {type(error).__name__}"

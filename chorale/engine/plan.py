@@ -1,4 +1,4 @@
-"""PlanBuilder: collects the parts of one step and turns them into a StepPlan of arrays."""
+"""PlanBuilder: collects the entries of one step and turns them into a StepPlan of arrays."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FULL, WINDOW = int(CacheGroup.FULL), int(CacheGroup.WINDOW)
 
 @dataclass(frozen=True, slots=True)
 class PlannedDrafts:
-    """``tokens``: by row, best key first."""
+    """Drafts of a step. ``tokens``: row -> draft tokens, best key first."""
 
     tokens: dict[int, IntArray] = field(default_factory=dict)
     waiting: list[int] = field(default_factory=list)  # decoding rows that this step leaves out
@@ -28,7 +28,7 @@ NO_DRAFTS = PlannedDrafts()
 
 @dataclass(slots=True)
 class ScheduledChunk:
-    """A prefill chunk: ``count`` of the sequence's ``tokens_to_compute``, from ``start`` on."""
+    """A prefill chunk: ``count`` of the sequence's ``tokens_to_compute``, beginning at ``start``."""
 
     sequence: Sequence
     start: int
@@ -42,18 +42,18 @@ class ScheduledChunk:
 
 @dataclass(slots=True)
 class StepRecord:
-    """A step in flight: its plan, and what has happened to its rows since."""
+    """A step in flight: its plan, and later changes of its rows."""
 
     plan: StepPlan
-    num_decodes: int  # the first entries
+    num_decodes: int  # number of decoding entries, which come first
     chunks: list[ScheduledChunk]  # the entries after them
-    dead_rows: set[int] = field(default_factory=set)  # ended or preempted since: results are dropped
+    dead_rows: set[int] = field(default_factory=set)  # ended or preempted meanwhile: results are dropped
     retiring: list[int] = field(default_factory=list)  # rows to release when this step is committed
     num_batch: int = 0  # decoding rows of batch work
 
 
 class PlanBuilder:
-    """Filled by the scheduler between two plans and emptied by ``build``."""
+    """The scheduler fills it; ``build`` returns the plan and empties it."""
 
     __slots__ = ("_appends", "chunks", "starts")
 
@@ -63,8 +63,7 @@ class PlanBuilder:
         self._appends: list[int] = []  # flat: row, group, logical block, block
 
     def append_blocks(self, sequence: Sequence, first: int) -> None:
-        """Add the blocks of both groups from logical block ``first`` on, as far as the sequence holds
-        them."""
+        """Add the sequence's blocks of both groups, beginning at logical block ``first``."""
         blocks, row = sequence.blocks, sequence.row
         appends, window_start = self._appends, blocks.window_start
         for index in range(first, len(blocks.full)):
@@ -73,7 +72,7 @@ class PlanBuilder:
                 appends += (row, WINDOW, index, blocks.window[index - window_start])
 
     def drop(self, row: int) -> None:
-        """Remove everything about a row whose sequence was preempted before the plan was built."""
+        """Remove all entries of a row whose sequence was preempted before the plan was built."""
         self.starts = [start for start in self.starts if start.row != row]
         self.chunks = [chunk for chunk in self.chunks if chunk.sequence.row != row]
         table = np.array(self._appends, np.int32).reshape(-1, 4)
@@ -89,8 +88,8 @@ class PlanBuilder:
         planned: PlannedDrafts,
         transfers: Transfers | None = None,
     ) -> StepPlan:
-        """``decodes``, ``computed``, ``tokens``: rows, positions and ids of the decoding entries; the last of
-        them have the ``planned`` drafts."""
+        """Build the plan. ``decodes``, ``computed``, ``tokens``: rows, positions and ids of the decoding
+        entries, those with ``planned`` drafts last."""
         drafts = planned.tokens
         num_decodes, num_rows = len(decodes), len(decodes) + len(self.chunks)
         num_new = np.ones(num_rows, np.int32)
@@ -141,7 +140,7 @@ class PlanBuilder:
         return plan
 
     def _following(self, num_decodes: int) -> IntArray:
-        """The prompt token after each entry, -1 if it is sampled."""
+        """Return the prompt token after each entry, -1 if it is sampled."""
         after = [
             -1 if chunk.is_last else chunk.sequence.tokens_to_compute[chunk.start + chunk.count]
             for chunk in self.chunks
@@ -150,11 +149,11 @@ class PlanBuilder:
 
 
 def _with_drafts(decodes: IntArray, tokens: IntArray, drafts: Mapping[int, IntArray]) -> IntArray:
-    """The tokens of decoding entries, each followed by its draft."""
+    """Return the tokens of decoding entries, each followed by its draft."""
     num_plain = len(decodes) - len(drafts)
     parts = [tokens[:num_plain]]
-    for place, row in enumerate(decodes[num_plain:].tolist(), num_plain):
-        parts += (tokens[place : place + 1], drafts[row])
+    for entry, row in enumerate(decodes[num_plain:].tolist(), num_plain):
+        parts += (tokens[entry : entry + 1], drafts[row])
     return np.concatenate(parts, dtype=np.int32)
 
 

@@ -31,16 +31,17 @@ class RowTable:
         self.free = list(range(num_rows - 1, -1, -1))
         self.sequences: list[Sequence | None] = [None] * num_rows
         self.computed: IntArray = np.zeros(num_rows, np.int32)  # tokens computed by the plans made so far
-        self.next_check_at: IntArray = np.zeros(num_rows, np.int32)  # value of ``computed``
+        # The value of ``computed`` at which the scheduler checks the row.
+        self.next_check_at: IntArray = np.zeros(num_rows, np.int32)
         self.max_len: IntArray = np.zeros(num_rows, np.int32)
         self.last_token: IntArray = np.full(num_rows, -1, np.int32)  # -1: still on the device
         self.last_step: Int64Array = np.full(num_rows, -1, np.int64)  # newest step that names the row
         self.decoding: BoolArray = np.zeros(num_rows, np.bool_)  # computes one token in the next step
         self.needs_slow_path: BoolArray = np.zeros(num_rows, np.bool_)  # first token, log-probabilities
-        self.drafted: IntArray = np.zeros(num_rows, np.int32)  # draft tokens that the newest plan makes
-        self.drafts_on_device: BoolArray = np.zeros(num_rows, np.bool_)  # plans need not know them
+        self.drafted: IntArray = np.zeros(num_rows, np.int32)  # draft tokens made by the newest plan
+        self.drafts_on_device: BoolArray = np.zeros(num_rows, np.bool_)  # plans need not contain the drafts
         self.is_batch: BoolArray = np.zeros(num_rows, np.bool_)
-        self.is_uncertain: BoolArray = np.zeros(num_rows, np.bool_)  # ``computed`` is the most it can be
+        self.is_uncertain: BoolArray = np.zeros(num_rows, np.bool_)  # ``computed`` is an upper bound
 
     def take(self, sequence: Sequence, num_computed: int, *, drafts_on_device: bool = False) -> int:
         """Assign a free row to a sequence. The caller has checked ``free``."""
@@ -63,7 +64,7 @@ class RowTable:
         self.decoding[row] = decoding
 
     def set_next_check(self, row: int, num_computed: int) -> None:
-        """Have the scheduler look at a decoding row once ``num_computed`` of its tokens are computed."""
+        """Let the scheduler check a decoding row once ``num_computed`` of its tokens are computed."""
         self.next_check_at[row] = num_computed
 
     def set_slow_path(self, row: int, needed: bool) -> None:
@@ -76,21 +77,22 @@ class RowTable:
         self.last_step[rows] = step_id
 
     def record_drafts(self, rows: IntArray, num_made: IntArray | np.int32) -> None:
-        """Note how many draft tokens a plan makes for its rows."""
+        """Record how many draft tokens a plan makes for its rows."""
         self.drafted[rows] = num_made
 
     def doubt(self, rows: IntArray) -> None:
-        """Note that a draft of these rows, which is on the device, is in flight."""
+        """Mark rows whose on-device draft is in flight: ``computed`` is uncertain until its result is
+        known."""
         self.is_uncertain[rows] = True
 
     def settle(self, step_id: int, rows: IntArray) -> None:
-        """End the doubt about the rows that no later step names."""
+        """Mark rows as certain again, unless a later step names them."""
         self.is_uncertain[rows[self.last_step[rows] == step_id]] = False
 
     def take_back(self, row: int, count: int) -> None:
-        """Take back tokens that a plan computed in vain: those of a draft that were not accepted."""
+        """Subtract the rejected draft tokens of a plan from the row's computed tokens."""
         self.computed[row] -= count
 
     def record_tokens(self, rows: IntArray | int, token_ids: IntArray | int) -> None:
-        """Remember sampled tokens, so that the next plan can name them."""
+        """Record sampled tokens, so that the next plan can contain them."""
         self.last_token[rows] = token_ids

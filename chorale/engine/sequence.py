@@ -22,11 +22,11 @@ NO_TOKENS: IntArray = np.zeros(0, np.int32)
 
 class Status(enum.IntEnum):
     WAITING_FOR_PREFIX = 0  # waits for a sibling to compute the shared prompt
-    WAITING = 1  # in the queue, holds nothing
+    WAITING = 1  # in the queue, without row or blocks
     PREFILL = 2  # has a row; tokens are left to compute
     DECODE = 3  # has a row; one token at a time
     ENDED = 4
-    LOADING = 5  # pages of its prefix return from host memory
+    LOADING = 5  # waits for pages of its prefix from host memory
 
 
 @dataclass(slots=True, eq=False)
@@ -40,11 +40,11 @@ class RequestState:
     sequences: list[Sequence] = field(default_factory=list)
     num_unfinished: int = 0
     is_scheduled: bool = False  # a choice was admitted once
-    num_cached_tokens: int = 0  # at that admission; later hits may be on the request's own blocks
-    num_host_tokens: int = 0  # of them: those that came from host memory
-    num_recomputed_tokens: int = 0  # not counted above: cached, but computed again
+    num_cached_tokens: int = 0  # at the first admission; later hits may be on the request's own blocks
+    num_host_tokens: int = 0  # part of ``num_cached_tokens`` that came from host memory
+    num_recomputed_tokens: int = 0  # cached but computed again; not in ``num_cached_tokens``
     prompt_logprobs: list[TokenLogprobs | None] | None = None
-    prompt_done: bool = False  # the leader has computed the prompt once
+    prompt_done: bool = False  # a leader has computed the prompt
     leader: int = 0  # index of the choice that computes the prompt
 
 
@@ -64,22 +64,23 @@ class Sequence:
         self.request_id: str = request.request.request_id
         self.index = index
         self.is_batch = request.request.is_batch
-        self.account = Account()  # its owner's, once the engine has added the request
-        self.key = key  # (priority, arrival number): smaller runs first; batch work is larger than all other
+        self.account = Account()  # replaced by the owner's account when the engine adds the request
+        # (priority, arrival number): smaller runs first; keys of batch work are larger than all others.
+        self.key = key
         self.sampling: SamplingSpec = request.request.sampling
         self.seed = seed
         self.max_len = max_len  # prompt and output together
         self.stop_ids: frozenset[int] = frozenset()
         self.num_prompt = int(request.prompt.shape[0])
         self.output: list[int] = []
-        self.tokens_to_compute: IntArray = (
-            NO_TOKENS  # prompt and output at the last admission: what prefill computes
-        )
+        # Prompt and output at the last admission: the tokens that prefill computes.
+        self.tokens_to_compute: IntArray = NO_TOKENS
         self.block_hashes: list[bytes] = []
         self.blocks = BlockTables()
-        self.drafts: IntArray = NO_TOKENS  # made by the device after the last step, if plans must know them
-        self.load: Load | None = None  # from its begin until the sequence is admitted
-        self.has_loaded = False  # since it was added or preempted; it loads once, then takes what there is
+        # Made by the device after the last step, if plans must contain them.
+        self.drafts: IntArray = NO_TOKENS
+        self.load: Load | None = None  # set from the load's start until the sequence is admitted
+        self.has_loaded = False  # since it was added or preempted; it loads at most once
         self.row = -1
         self.status = Status.WAITING
         self.first_scheduled = 0.0

@@ -1,6 +1,6 @@
 """The messages across the engine's two boundaries.
 
-Towards the client: ``GenerateRequest`` in, ``TokenChunk``s out, combined to one ``StepOutputs`` message per
+Towards the client: ``GenerateRequest`` in, ``TokenChunk``s out, combined into one ``StepOutputs`` message per
 step. Towards the device: ``StepPlan`` out, ``StepResult`` in, through the ``Executor`` protocol.
 
 This module uses tokens and stop *ids*, never text; it imports numpy and msgspec, never torch. Client-side
@@ -21,13 +21,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-# Stop ids of a row that the sampler withholds before ``min_tokens``; rows with more have a logits processor.
+# Most stop ids that the sampler itself masks before ``min_tokens``; rows with more get a logits processor.
 EARLY_STOPS = 8
-# In place of a draft's token ids: DRAFT - j is the row's draft token j, which is on the device.
+# Placeholder for draft tokens on the device: DRAFT - j is the row's draft token j.
 DRAFT = -2
-# In place of a sample: it lies behind one that differs from the draft.
+# Placeholder for a sample after the first one that differs from the draft.
 REJECTED = -(2**20)
-# In place of a draft token where there is none. Unlike any token, and unlike any mark of the sampler.
+# Placeholder for a missing draft token. Differs from every token id and every marker of the sampler.
 NO_DRAFT = REJECTED
 
 IntArray = npt.NDArray[np.int32]
@@ -39,7 +39,7 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 # --------------------------------------------------------------------------- client side
 
 
-# ``TokenChunk.error`` of a request whose own constraints forbid every token. Not an engine failure.
+# ``TokenChunk.error`` if a request's own constraints forbid every token. Not an engine failure.
 ALL_FORBIDDEN = "every token was forbidden by the request's own constraints (grammar, allowed ids, bad words)"
 
 
@@ -78,18 +78,18 @@ class SamplingSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     min_tokens: int = 0  # no stop id is sampled before this many output tokens
     max_tokens: int | None = None  # None: up to max_model_len
     ignore_eos: bool = False  # the model's own stop ids do not stop; ``stop_token_ids`` still do
-    stop_token_ids: tuple[int, ...] = ()  # in addition to the model's own
+    stop_token_ids: tuple[int, ...] = ()  # in addition to the model's stop ids
     seed: int | None = None  # None: drawn by the engine. See ``choice_seed``.
-    logprobs: int | None = None  # top alternatives per sampled token (0: the sampled one only)
-    prompt_logprobs: int | None = None  # the same for each prompt token but the first
+    logprobs: int | None = None  # top alternatives per sampled token (0: the sampled token only)
+    prompt_logprobs: int | None = None  # the same for each prompt token except the first
     # Grammar of the output, in the grammar service's form; "": no constraint. The last ``grammar_context``
-    # prompt tokens are already part of the output (a turn that continues).
+    # prompt tokens are already part of the output, when a turn continues.
     grammar: str = ""
     grammar_context: int = 0
 
 
 class Owner(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """The API key that a request came with. Owners take turns; ``weight``: its share, relative to others'."""
+    """The API key of a request. Owners take turns; ``weight``: its share, relative to the others."""
 
     name: str = ""
     weight: float = 1.0
@@ -109,7 +109,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     owner: Owner = NOBODY
     arrival_time: float = 0.0  # time.time() at the client
     cache_salt: str = ""  # prefix blocks are shared only between requests of equal salt
-    # Prompt tokens that the sender believes to be cached, for ``EngineStats.prompt_tokens_left`` only.
+    # The sender's estimate of cached prompt tokens, for ``EngineStats.prompt_tokens_left`` only.
     num_expected_cached: int = 0
 
 
@@ -138,8 +138,8 @@ class TokenChunk(msgspec.Struct, array_like=True, gc=False):
 
     ``token_ids`` includes the stop token that ended the choice (its id is also ``stop_token_id``), so
     that the harmony parser sees the terminator. ``num_cached_tokens``/``prompt_logprobs`` come with the
-    first chunk of a choice. ``gc=False``: a chunk is never part of a cycle, and tracking a thousand of
-    them a step would cost a fifth of the engine's host time.
+    first chunk of a choice. ``gc=False``: a chunk is never part of a cycle, and tracking a thousand of them
+    per step would cost a fifth of the engine's host time.
     """
 
     request_id: str
@@ -163,32 +163,32 @@ class EngineStats(msgspec.Struct, array_like=True):
     kv_blocks_total: int = 0
     prompt_tokens: int = 0
     generation_tokens: int = 0
-    prefix_cache_queries: int = 0  # tokens asked of the prefix cache
-    prefix_cache_hits: int = 0  # tokens served by it
+    prefix_cache_queries: int = 0  # tokens looked up in the prefix cache
+    prefix_cache_hits: int = 0  # tokens found there
     num_preemptions: int = 0
     num_steps: int = 0
     last_step_tokens: int = 0
     num_deferred: int = 0  # waiting for a grammar, or for a sibling to compute the prompt
-    # Of ``prompt_tokens``: those whose keys and values were cached, and, not counted among these, those that
-    # were cached but recomputed because the last token's logits are needed.
+    # Parts of ``prompt_tokens``: those from the cache, and (not counted there) those cached but recomputed
+    # because the last token's logits are needed.
     cached_prompt_tokens: int = 0
     recomputed_prompt_tokens: int = 0
     num_corrupted: int = 0  # sequences that ended because their logits were not finite
-    # Drafts: guesses that steps verified, their tokens, and those of them that equal what was sampled.
+    # Drafts that steps verified, their tokens, and the accepted ones among these.
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
-    accepted_per_position: tuple[int, ...] = ()  # drafts whose first 1, 2, ... tokens were accepted
+    accepted_per_position: tuple[int, ...] = ()  # number of drafts whose first 1, 2, ... tokens were accepted
     prompt_tokens_left: int = 0  # tokens that prefills and waiting sequences must still compute, an estimate
-    # The tier of host memory: its pages, and bytes that went to it and came back.
+    # The host memory tier: pages, lookups, bytes copied to it and back.
     host_pages_used: int = 0
     host_pages_total: int = 0
-    host_cache_queries: int = 0  # tokens asked of it: those that the device's prefix cache does not have
-    host_cache_hits: int = 0  # tokens served by it; not in ``prefix_cache_hits``
-    host_prompt_tokens: int = 0  # of ``cached_prompt_tokens``: those that it served
+    host_cache_queries: int = 0  # tokens looked up there, which the device's prefix cache lacks
+    host_cache_hits: int = 0  # tokens found there; not in ``prefix_cache_hits``
+    host_prompt_tokens: int = 0  # part of ``cached_prompt_tokens`` that came from host memory
     host_bytes_saved: int = 0
     host_bytes_loaded: int = 0
-    host_pages_dropped: int = 0  # left without a copy, because too many left at once
+    host_pages_dropped: int = 0  # evicted without a copy, because too many were evicted at once
     num_host_loads: int = 0
     host_load_seconds: float = 0.0
     kv_event_batches: int = 0  # batches of KV events, dropped ones included
@@ -203,19 +203,19 @@ class StepOutputs(msgspec.Struct, array_like=True):
 
 
 class BlockChanges(msgspec.Struct, frozen=True, array_like=True):
-    """Changes of a prefix index: hashes of each group, one after the other. Each hash is in one of its two
-    lists at most.
+    """Changes of a prefix index: concatenated hashes of each group. A hash is in at most one of its group's
+    two lists.
     """
 
     full_added: bytes
     full_removed: bytes
     window_added: bytes
     window_removed: bytes
-    is_cleared: bool = False  # all other blocks were removed
+    is_cleared: bool = False  # all other blocks were removed before
 
 
 class PrefixIndexState(msgspec.Struct, frozen=True, array_like=True):
-    """All that it takes to compute a prompt's prefix hit elsewhere. ``secret`` "": no prefix is cached."""
+    """Everything another process needs to compute prefix hits. Empty ``secret``: no prefix is cached."""
 
     secret: bytes
     block_size: int
@@ -242,29 +242,29 @@ class EngineLimits:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
-    sliding_window: int = 128  # tokens a window layer sees, its own included
+    sliding_window: int = 128  # tokens that a window layer sees, the query's included
     enable_prefix_caching: bool = True
     policy: Literal["fcfs", "priority"] = "fcfs"
-    async_scheduling: bool = False  # the next step is planned before the last one's result is read
+    async_scheduling: bool = False  # plan the next step before the result of the last one is read
     eos_token_ids: tuple[int, ...] = (200002, 199999, 200012)
     vocab_size: int = 201088
-    seed: int = 0  # source of the seeds of requests without one
+    seed: int = 0  # seeds of requests without one are derived from it
     prompt_delay: float = 0.0  # seconds that prompts may add to a step of running streams; 0: no bound
-    max_prompt_delay: float = 0.0  # the same if many prompts wait; at least prompt_delay
-    batch_delay: float = 0.0  # seconds that a step with batch work should take at most; 0: no bound
-    long_batch_delay: float = 0.0  # the same once there has been no other request for a while
-    # Batch work has no row in a step with other rows: where each row prolongs it, sharing gains nothing.
+    max_prompt_delay: float = 0.0  # the same while many prompts wait; at least prompt_delay
+    batch_delay: float = 0.0  # maximum seconds of a step with batch work; 0: no bound
+    long_batch_delay: float = 0.0  # the same after a while without other requests
+    # Steps with other rows contain no batch rows: where each row prolongs a step, sharing gains nothing.
     batch_waits: bool = False
-    least_chunk: int = 1  # tokens that such a step computes of a prompt, however long they take
-    num_host_slots: int = 0  # pages that the tier of host memory holds; 0: there is none
-    max_saved_pages: int = 0  # pages that go to the host before one step, at most
-    min_host_hit: int = 1  # tokens by which a hit in host memory must be longer than the device's
-    page_bytes: int = 0  # of all ranks; for the statistics alone
-    # (fewest decoding rows of a step, draft tokens of each of them at most), in order; (): no bound
+    least_chunk: int = 1  # prompt tokens that a step may compute even beyond ``prompt_delay``
+    num_host_slots: int = 0  # pages of the host memory tier; 0: no tier
+    max_saved_pages: int = 0  # maximum pages copied to the host before one step
+    min_host_hit: int = 1  # tokens by which a hit with host memory must exceed the device's
+    page_bytes: int = 0  # sum over all ranks, for statistics only
+    # (minimum decoding rows of a step, maximum draft tokens of each row), ascending; (): no bound
     draft_tokens: tuple[tuple[int, int], ...] = ()
 
     def drafts_at(self, rows: int) -> int:
-        """Return how many draft tokens each row of a step with so many decoding rows may have."""
+        """Return how many draft tokens each row may have in a step with ``rows`` decoding rows."""
         counts = (count for least, count in reversed(self.draft_tokens) if max(1, rows) >= least)
         return next(counts, self.max_model_len)
 
@@ -287,9 +287,9 @@ class RowStart:
 
 @dataclass(frozen=True, slots=True)
 class HostLoad:
-    """Pages that return from host memory, while steps run, into blocks that no step uses meanwhile.
+    """Copies of pages from host memory into blocks that no step uses until the load has finished.
 
-    Before it overwrites ``saved_blocks``, their content goes to ``saved_slots``.
+    Before it overwrites ``saved_blocks``, it copies their content to ``saved_slots``.
     """
 
     load_id: int
@@ -305,7 +305,7 @@ class Transfers:
 
     saved_slots: IntArray  # no slot appears twice
     saved_blocks: IntArray  # copied to the host before this step can overwrite them
-    loads: tuple[HostLoad, ...] = ()  # they begin, in this order, once the steps before this one are over
+    loads: tuple[HostLoad, ...] = ()  # start in this order after the previous steps have finished
     finished: tuple[int, ...] = ()  # loads whose blocks this step may use
 
 
@@ -314,15 +314,15 @@ class StepPlan:
     """One step, as numbers. Entry ``i`` of the first block of arrays is one row of the batch.
 
     A prefill chunk, a decode and a decode with a draft differ only in ``num_new``. Block tables live on the
-    device and are appended to: ``append_*`` lists the blocks that rows gained. Entries are ordered decodes
-    first, those with drafts after the others.
+    device and are appended to: ``append_*`` lists the new blocks of rows. Decodes come first, those with
+    drafts after the others.
 
     A draft of K tokens follows the row's last token: ``num_new`` is 1 + K, and a token is sampled after each
-    of them. The row keeps the samples up to the first that differs from the draft, that one included. A draft
-    that a head made is on the device: its tokens are -2, -3, ... here. Such an entry may be planned before
-    the result of the row's last step is known; then ``num_computed`` is the most that it can be.
+    of them. The row keeps the samples up to and including the first that differs from the draft. A draft that
+    a head made is on the device: its tokens are -2, -3, ... here. Such an entry may be planned before the
+    result of the row's last step is known; then ``num_computed`` is an upper bound.
 
-    A plan without rows waits a moment for the loads from host memory.
+    A plan without rows waits briefly for loads from host memory.
     """
 
     step_id: int
@@ -330,20 +330,22 @@ class StepPlan:
     rows: IntArray  # [R] device row
     num_computed: IntArray  # [R] tokens whose KV is in the cache before this step
     num_new: IntArray  # [R] tokens computed in this step, >= 1
-    samples: BoolArray  # [R] sample a token after the last new one, and after each that precedes a draft's
+    # [R] sample after the last new token, and after each token that precedes a draft token.
+    samples: BoolArray
     token_ids: IntArray  # [sum(num_new)]; -1: the token that this row sampled last, still on the device
     append_row: IntArray  # [A]
     append_group: IntArray  # [A] CacheGroup
     append_index: IntArray  # [A] logical block: position // block_size
     append_block: IntArray  # [A] block id in the pool
-    prompt_logprob_rows: frozenset[int] = field(default_factory=frozenset)  # rows that need them in this step
-    num_drafts: IntArray | None = None  # [R] draft tokens among the new ones; None: no entry has any
-    num_made: int = (
-        -1
-    )  # draft tokens that the head makes after this step; 0: it only reads; -1: it does not run
-    makes: BoolArray | None = None  # [R] the entry gets these drafts. None, as ``following``: no head runs
-    following: IntArray | None = None  # [R] the prompt token after the last new one; -1: it is sampled
-    transfers: Transfers | None = None  # if there are no rows: all that the step does
+    # Rows that need log-probabilities of the prompt.
+    prompt_logprob_rows: frozenset[int] = field(default_factory=frozenset)
+    num_drafts: IntArray | None = None  # [R] draft tokens among the new ones; None: no drafts
+    # Draft tokens that the head makes after this step; 0: it only reads; -1: it does not run.
+    num_made: int = -1
+    makes: BoolArray | None = None  # [R] whether the entry gets these drafts; None: no head runs
+    # [R] the prompt token after the last new one, -1 if it is sampled; None: no head runs.
+    following: IntArray | None = None
+    transfers: Transfers | None = None  # the only work of a step without rows
 
     @property
     def num_tokens(self) -> int:
@@ -356,23 +358,24 @@ class StepResult:
 
     step_id: int
     token_ids: IntArray  # [R, S]; S = 1 + the longest draft; -1 past ``num_sampled``
-    num_sampled: IntArray  # [R] tokens that the row keeps: those that equal its draft, and one more
+    num_sampled: IntArray  # [R] tokens that the row keeps: the accepted draft tokens and one more
     # Row index (into the plan's entries) -> one TokenLogprobs per sampled token.
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     # Entry -> one per computed prompt token: the logprob of the *next* prompt token at that position.
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
-    drafts: IntArray | None = None  # [R, num_made] made after the step; -1: none. None: no entry needs them
-    # Entry -> why it has no token after its ``num_sampled``, although it should. That sequence ends, the
-    # others go on.
+    # [R, num_made] new drafts, -1 where there is none; None: no entry needs them
+    drafts: IntArray | None = None
+    # Entry -> why a token is missing after its ``num_sampled`` tokens. That sequence ends, the others
+    # continue.
     errors: dict[int, str] = field(default_factory=dict)
-    # Entries of ``errors`` whose logits were finite: the request's own constraints left no token.
+    # Entries of ``errors`` with finite logits: the request's own constraints forbade every token.
     forbidden: frozenset[int] = frozenset()
-    seconds: float = 0.0  # how long the device worked on it; 0: not measured
-    loads_done: tuple[int, ...] = ()  # loads from host memory that have ended, each named once
+    seconds: float = 0.0  # device time of the step; 0: not measured
+    loads_done: tuple[int, ...] = ()  # ids of loads from host memory that have ended, each reported once
 
 
 class GrammarService(Protocol):
-    """Compiles grammars while steps run. The executor makes the rows' masks."""
+    """Compiles grammars while steps run. The executor computes the masks of rows."""
 
     def prepare(self, sampling: SamplingSpec, context: Sequence[int]) -> Future[str | None]:
         """Compile ``sampling.grammar``. ``context``: prompt tokens that already belong to the output.
@@ -382,8 +385,8 @@ class GrammarService(Protocol):
         ...
 
     def check(self, grammar: str) -> Future[str | None]:
-        """Compile a grammar alone and walk through it. The result is None, or the reason why it cannot
-        be used."""
+        """Compile a grammar without a request and test it. The result is None, or the reason why it cannot be
+        used."""
         ...
 
     def close(self) -> None:
@@ -392,7 +395,7 @@ class GrammarService(Protocol):
 
 
 class StepHandle(Protocol):
-    """A step that is running on the device, or has run."""
+    """A step that is running or has finished on the device."""
 
     def result(self) -> StepResult:
         """Wait for the device. Raises ``EngineError`` if the step failed."""

@@ -1,4 +1,4 @@
-"""WaitingQueue: sequences that wait for a row. Owners take turns; each one's best key is first.
+"""WaitingQueue: sequences that wait for a row. Owners take turns; within an owner, the best key is first.
 
 Removal is lazy, so an abort is O(1).
 """
@@ -18,14 +18,14 @@ def is_live(entry: Entry) -> bool:
 
 
 def by_turn(sequence: Sequence) -> tuple[int, float, float, int]:
-    """Priority, then the owner that had the fewest tokens, then the fewest rows, then arrival."""
+    """Sort by priority, then by the owner's computed tokens, then by its rows, then by arrival."""
     priority, arrival = sequence.key
     account = sequence.account
     return priority, account.served, account.claim, arrival
 
 
 def tokens_left(sequence: Sequence) -> int:
-    """Estimate of the tokens that a waiting sequence will compute: all but the prefix that is cached."""
+    """Estimate the tokens that a waiting sequence will compute: all except the cached prefix."""
     state = sequence.request
     if state.prompt_done:
         return 1 + len(sequence.output)
@@ -42,8 +42,8 @@ class WaitingQueue:
         self._heaps: dict[Account, list[Entry]] = {}
         self._num_live = 0
         self._num_dead = 0  # entries whose sequence has ended
-        self.num_batch = 0  # of the live
-        self.num_tokens = 0  # ``tokens_left`` of the live
+        self.num_batch = 0  # live entries of batch work
+        self.num_tokens = 0  # sum of ``tokens_left`` over live entries
 
     def __len__(self) -> int:
         return self._num_live
@@ -51,7 +51,7 @@ class WaitingQueue:
     def push(self, sequence: Sequence) -> None:
         sequence.status = Status.WAITING
         heap = self._heaps.setdefault(sequence.account, [])
-        heapq.heappush(heap, (sequence.key, sequence))  # keys are unique among the live
+        heapq.heappush(heap, (sequence.key, sequence))  # keys of live entries are unique
         self._num_live += 1
         self.num_batch += sequence.is_batch
         self.num_tokens += tokens_left(sequence)
@@ -69,7 +69,7 @@ class WaitingQueue:
         return min(heads, key=by_turn) if len(heads) > 1 else next(iter(heads), None)
 
     def remove_head(self, sequence: Sequence) -> None:
-        """Remove a sequence that ``head`` returned; the turn may have passed to another owner since."""
+        """Remove a sequence that ``head`` returned earlier; ``head`` may by now return another owner's."""
         self._num_live -= 1
         first = heapq.heappop(self._heaps[sequence.account])[1]
         assert first is sequence

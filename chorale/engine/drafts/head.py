@@ -1,13 +1,13 @@
 """HeadDrafter and its planner: drafts that a head on the device makes at the end of each step.
 
-The next step of a row verifies them there, so a plan need not know them: it is made while the step before
-runs. Only rows whose grammar or logits processors follow every token need them on the host; they come with
-the step's result, for which such a row waits.
+The next step of a row verifies them on the device, so the plan need not contain them and can be made while
+the previous step runs. Only rows whose grammar or logits processors follow every token need them on the host.
+For such a row, the plan waits for the step's result, which contains them.
 
 A row whose draft is in flight may be planned again with the next draft, which its step makes on the device.
-Where that step's result must be known first, the row waits: if it gets no draft (its length is uncertain), or
-if the host must know the draft. Blocks: as in ``planner.py``. A row gets new drafts only if it has blocks for
-verifying all of them, because the head writes their keys and values too.
+The row waits for that step's result if it gets no draft (its length is uncertain), or if the host must know
+the draft. Blocks: as in ``planner.py``. A row gets new drafts only if it has blocks to verify all of them,
+because the head writes their keys and values too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ON_DEVICE = DRAFT - np.arange(64, dtype=np.int32)  # in place of a draft's toke
 
 @dataclass(frozen=True, slots=True)
 class HeadDrafter:
-    """Drafts up to ``num_tokens`` tokens a row, unless more than ``most_rows`` rows run."""
+    """Drafts up to ``num_tokens`` tokens per row, unless more than ``most_rows`` rows run."""
 
     num_tokens: int
     most_rows: int
@@ -36,7 +36,7 @@ class HeadDrafter:
         return not follows_tokens(sequence)
 
     def end(self, sequence: Sequence) -> None:
-        """Forget a sequence: there is nothing to forget."""
+        """Do nothing: no state is kept per sequence."""
 
     def planner(self, engine: EngineState, grow: Grow) -> HeadDraftPlanner:
         return HeadDraftPlanner(engine, self, grow)
@@ -61,7 +61,7 @@ class HeadDraftPlanner:
     """Plans the drafts of a step's decoding rows, and of those that sample their first token."""
 
     def __init__(self, engine: EngineState, head: HeadDrafter, grow: Grow) -> None:
-        """``grow``: gives a sequence blocks for so many tokens and puts them into the plan."""
+        """``grow``: gives a sequence blocks for a number of tokens and adds the blocks to the plan."""
         self._engine, self._head, self._grow = engine, head, grow
 
     def plan(
@@ -115,8 +115,8 @@ class HeadDraftPlanner:
 
     def _extend(self, sequence: Sequence, num_tokens: int, num_spare: int) -> bool:
         """Give blocks for ``num_tokens``, and for the longest new draft after them if there is room. Returns
-        whether there is."""
-        wanted = num_tokens + self._head.num_tokens  # a captured step may make more than are asked of it
+        whether there was room."""
+        wanted = num_tokens + self._head.num_tokens  # a captured step may make more than were requested
         makes = wanted <= min(num_slots(self._engine, sequence, num_spare), sequence.max_len)
         if makes:
             num_tokens = wanted

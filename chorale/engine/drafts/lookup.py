@@ -1,11 +1,10 @@
-"""Drafts that are looked up: what followed the last tokens of a sequence where they occurred before.
+"""Drafts by lookup: the tokens after an earlier occurrence of a sequence's last tokens.
 
-``NgramDrafter`` looks in prompt and output, ``SuffixDrafter`` also in answers that ended recently. There, a
-longer match is a better reason for a guess, so a draft is at most as long as the match that it continues, or
-a multiple of it.
+``NgramDrafter`` searches prompt and output, ``SuffixDrafter`` also recent answers. There, a longer match
+makes a better guess, so a draft is at most as long as the match that it continues, or a fixed multiple of it.
 
-Only requests of the same ``cache_salt`` look up an answer. Otherwise the speed of one tenant's stream would
-reveal what is in another's answers.
+An answer is used only for requests of the same ``cache_salt``. Otherwise the speed of one tenant's stream
+would reveal the contents of another's answers.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from chorale.engine.sequence import NO_TOKENS, Sequence
 from chorale.engine.types import IntArray
 
 _FIRST_ROOM = 256
-_BETWEEN = -1  # between two answers
-_MOST_SALTS = 16  # whose answers are kept; those of the salt that was used least recently go first
+_BETWEEN = -1  # separates two answers
+_MOST_SALTS = 16  # with answers; the least recently used salt is dropped first
 
 
 class TokenBuffer:
@@ -38,7 +37,7 @@ class TokenBuffer:
         return self._array[: self._count]
 
     def catch_up(self, sequence: Sequence) -> None:
-        """Append the output that is not here yet."""
+        """Append the output tokens that are not in the buffer yet."""
         more = sequence.output[self._count - sequence.num_prompt :]
         stop = self._count + len(more)
         if stop > len(self._array):
@@ -50,10 +49,10 @@ class TokenBuffer:
 
 
 def follow_longest(tail: IntArray, tokens: IntArray, least: int, most: int) -> tuple[int, int]:
-    """Find the longest end of ``tail``, of ``least`` to ``most`` tokens, that occurs in ``tokens`` with a
-    token after it; the latest such place.
+    """Find the longest suffix of ``tail``, of ``least`` to ``most`` tokens, that occurs in ``tokens`` before
+    its last token; of several occurrences, the latest.
 
-    Returns the index of the token after it and the length; the length is 0 if there is none. Compares whole
+    Returns the index of the token after it and its length; the length is 0 if there is none. Compares whole
     arrays instead of keeping an index, which would have to be built for every prompt.
     """
     most = min(most, len(tail))
@@ -72,13 +71,13 @@ def follow_longest(tail: IntArray, tokens: IntArray, least: int, most: int) -> t
 
 
 def copied(tokens: IntArray, start: int, count: int) -> IntArray:
-    """Return ``count`` tokens from ``start`` on. Past the end they repeat from ``start``, as in a loop."""
+    """Return ``count`` tokens from ``start`` on. If there are fewer, they repeat from ``start``."""
     found = tokens[start : start + count]
     return found if len(found) == count or not len(found) else np.resize(found, count)
 
 
 class LookupDrafter(HostDrafter):
-    """Keeps the tokens of each sequence that it was asked for."""
+    """Keeps the tokens of each sequence for which it proposes drafts."""
 
     def __init__(self, num_tokens: int, least: int, most: int) -> None:
         """Drafts up to ``num_tokens`` tokens after the longest match of ``least`` to ``most`` tokens."""
@@ -120,7 +119,7 @@ class RecentAnswers:
         return self._array[: self._count]
 
     def add(self, answer: list[int]) -> None:
-        """Add an answer. When there is no room, the older half goes, and as much more as is needed."""
+        """Add an answer. When there is no room, at least the older half is dropped, and more if needed."""
         capacity = len(self._array)
         new = np.array([_BETWEEN, *answer[-(capacity // 2) :]], np.int32)[:capacity]
         if self._count + len(new) > capacity:
@@ -143,8 +142,8 @@ class SuffixDrafter(LookupDrafter):
         factor: float = 1.0,
         capacity: int = 65_536,
     ) -> None:
-        """``factor``: draft tokens for each token of the match. ``capacity``: tokens of answers that are kept
-        for each salt; 0 keeps none."""
+        """``factor``: draft tokens for each token of the match. ``capacity``: answer tokens kept for each
+        salt; 0 keeps none."""
         super().__init__(num_tokens, least, most)
         self._capacity, self._factor = capacity, factor
         self._answers: OrderedDict[str, RecentAnswers] = OrderedDict()

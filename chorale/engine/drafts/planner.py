@@ -1,12 +1,12 @@
-"""DraftPlanner: which decoding rows of a step get drafts, and of how many tokens.
+"""DraftPlanner: decides which decoding rows of a step get drafts, and of how many tokens.
 
-Drafts take what the rest of the step leaves: tokens of its budget, and blocks that neither an admission
-counts on nor a decoding row may need for its next token. Nobody is preempted for a draft; it becomes shorter
-instead.
+Drafts use only leftover tokens of the step's budget, and blocks that no admission counts on and no decoding
+row may need for its next token. No sequence is preempted for a draft; it becomes shorter instead.
 
 A plan that is made before the last step's result is known may lack the newest token of a sequence. The
-drafter then guesses that one too, and the draft is what follows it. So a row without drafts keeps its overlap
-and may get one at any time; a row whose draft is in flight waits for its result (``EngineState``).
+drafter then guesses that token too, and the draft begins after it. So a row without a draft can be planned
+early and still get a draft at any time; a row whose draft is in flight waits for its result
+(``EngineState``).
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ class HostDrafter(ABC):
 
     @abstractmethod
     def propose(self, sequence: Sequence, most: int) -> IntArray:
-        """Return up to ``most`` tokens, which are ids of the vocabulary, that may follow prompt and output.
-
-        An empty array if there is no good guess: a draft that is not accepted costs the device time.
+        """Return up to ``most`` tokens, all of them valid ids, that may follow prompt and output. Returns an
+        empty array if there is no good guess: a rejected draft costs device time.
         """
 
     @abstractmethod
@@ -44,10 +43,10 @@ class HostDrafter(ABC):
 
 
 class DraftPlanner:
-    """Asks the drafter for the decoding rows of a step."""
+    """Asks the drafter for drafts of a step's decoding rows."""
 
     def __init__(self, engine: EngineState, drafter: HostDrafter, grow: Grow) -> None:
-        """``grow``: gives a sequence blocks for so many tokens and puts them into the plan."""
+        """``grow``: gives a sequence blocks for a number of tokens and adds the blocks to the plan."""
         self._engine, self._drafter, self._grow = engine, drafter, grow
 
     def plan(
@@ -77,7 +76,7 @@ class DraftPlanner:
     def _propose(self, sequence: Sequence, most: int) -> IntArray:
         if most < 1:
             return NO_TOKENS
-        # The step in flight samples those that are unknown.
+        # Tokens that the step in flight samples are unknown.
         num_unknown = int(self._engine.rows.computed[sequence.row]) - (sequence.num_tokens - 1)
         return self._drafter.propose(sequence, most + num_unknown)[num_unknown:]
 
@@ -85,7 +84,7 @@ class DraftPlanner:
 def room(engine: EngineState, sequence: Sequence, num_spare: int) -> int:
     """Return how many draft tokens the blocks and the sequence's length allow, or less than 1."""
     computed = int(engine.rows.computed[sequence.row])
-    # The last token of the row takes a slot, and the token after the draft a place before max_len.
+    # The row's last token takes a slot, and the token after the draft must fit before max_len.
     return min(num_slots(engine, sequence, num_spare) - computed - 1, sequence.max_len - computed - 2)
 
 

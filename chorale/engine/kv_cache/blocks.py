@@ -3,7 +3,7 @@
 One pool of equal blocks serves both cache groups. Operations on one block are O(1). A block is in exactly one
 state:
 
-    owned        refs > 0: in as many block tables
+    owned        refs > 0: the number of block tables that contain it
     cached-free  refs == 0, in the prefix index: a hit revives it, an allocation may evict it (oldest first)
     plain-free   refs == 0, not in the prefix index
 
@@ -30,7 +30,7 @@ class BlockPool:
     __slots__ = ("_cached", "_index", "_key", "_plain", "_refs", "_tier", "log", "num_blocks")
 
     def __init__(self, num_blocks: int, tier: HostTier | None = None, log: IndexLog | None = None) -> None:
-        """``tier``: keeps copies of blocks that leave the index to make room."""
+        """``tier``: keeps copies of blocks that are evicted from the index."""
         self.num_blocks = num_blocks
         self.log = IndexLog() if log is None else log
         self._tier = tier

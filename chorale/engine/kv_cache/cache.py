@@ -4,11 +4,11 @@ Half of the layers attend to all tokens (FULL), half to the last ``window`` toke
 each new token into a block of each group. WINDOW blocks that no later query can see are released as the
 sequence grows. They keep their content until they are evicted, so that they can serve prefix hits.
 
-Index arithmetic, with ``bs`` the block size and ``W`` the window (a token sees itself and W - 1 before):
-the query at position p reads WINDOW positions [p - (W - 1), p]. Once ``c`` tokens are computed, the next
-query is at c, so a block is needed while its last position is >= c - (W - 1). ``commit`` is called for every
-prefill chunk and whenever a decoding row has filled a block; that is also when it may need new ones, so
-``capacity`` counts exactly what is held at those moments.
+Index arithmetic, with ``bs`` the block size and ``W`` the window (a token sees itself and the W - 1 tokens
+before it): the query at position p reads WINDOW positions [p - (W - 1), p]. Once ``c`` tokens are computed,
+the next query is at c, so a block is needed while its last position is >= c - (W - 1). ``commit`` is called
+for every prefill chunk and whenever a decoding row has filled a block. A sequence needs new blocks only at
+those moments, so ``capacity`` counts exactly the blocks held then.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class HybridCache:
     def __init__(
         self, num_blocks: int, block_size: int, window: int, num_host_slots: int = 0, max_saved_pages: int = 0
     ) -> None:
-        """``num_host_slots``: pages that host memory holds, of which ``max_saved_pages`` are written before
-        a step at most."""
+        """``num_host_slots``: pages that host memory holds. ``max_saved_pages``: pages written to it before a
+        step, at most."""
         self.log = log = IndexLog()
         self.tier = HostTier(num_host_slots, num_blocks, max_saved_pages, log) if num_host_slots else None
         self.pool = BlockPool(num_blocks, self.tier, log)
@@ -57,7 +57,7 @@ class HybridCache:
         self.window = window
         # Most blocks that W consecutive positions can touch.
         self.max_window_blocks = -(-(window - 1) // block_size) + 1
-        # Of each ``_spacing`` WINDOW blocks, a sequence that resumes after them needs the last ones.
+        # A sequence that resumes after ``_spacing`` WINDOW blocks needs the last of them.
         self._spacing = max(1, SPACING * window // block_size)
         self._resumed_from = self._spacing + (1 - window) // block_size
 
@@ -80,7 +80,7 @@ class HybridCache:
     def lookup(self, block_hashes: Sequence[bytes]) -> int:
         """Return the length, in blocks, of the longest prefix of ``block_hashes`` that both groups can serve.
 
-        FULL must have every block of it, WINDOW those that the query after it can see.
+        FULL must have every block of it, WINDOW the blocks that the query after it can see.
         """
         full, end = self.pool.published(FULL), 0
         while end < len(block_hashes) and block_hashes[end] in full:
@@ -88,7 +88,7 @@ class HybridCache:
         return usable_prefix(block_hashes, end, self.pool.published(WINDOW), self.window, self.block_size)
 
     def lookup_with_host(self, block_hashes: Sequence[bytes]) -> int:
-        """Return what ``lookup`` would if the device had the pages in host memory, too."""
+        """Like ``lookup``, but as if the device also had the pages in host memory."""
         if self.tier is None:
             return self.lookup(block_hashes)
         full, window = (
@@ -100,7 +100,7 @@ class HybridCache:
         return usable_prefix(block_hashes, end, window, self.window, self.block_size)
 
     def blocks_to_admit(self, block_hashes: Sequence[bytes], hit: int, num_tokens: int) -> int:
-        """Return the free blocks that a sequence of ``num_tokens`` needs after a hit of ``hit`` blocks.
+        """Return how many free blocks a sequence of ``num_tokens`` needs after a hit of ``hit`` blocks.
 
         Counts FULL blocks for all tokens, the WINDOW blocks held at the end, and blocks of the hit that no
         sequence holds now, because they leave the free list when they are shared.
@@ -117,7 +117,7 @@ class HybridCache:
         return self.new_blocks(hit, num_tokens) + idle
 
     def new_blocks(self, hit: int, num_tokens: int) -> int:
-        """Return how many blocks a sequence of ``num_tokens`` holds that are not of its hit."""
+        """Return how many blocks outside its hit a sequence of ``num_tokens`` holds."""
         full = self.blocks_for(num_tokens)
         of_hit = hit - self.first_window_block(hit * self.block_size)
         return full - hit + max(0, min(full, self.max_window_blocks) - of_hit)
@@ -138,14 +138,15 @@ class HybridCache:
         table.append(block)
 
     def index_state(self, secret: bytes) -> PrefixIndexState:
-        """Return what ``lookup`` needs in another process. ``secret``: the key of the block hashes."""
+        """Return the state that ``lookup`` needs in another process. ``secret``: the key of the block
+        hashes."""
         full, window = (b"".join(self.pool.published(group)) for group in CacheGroup)
         return PrefixIndexState(secret, self.block_size, self.window, BlockChanges(full, b"", window, b""))
 
     # ------------------------------------------------------------------ growth and release
 
     def room(self, blocks: BlockTables, num_computed: int) -> int:
-        """Return how many new tokens fit into the sequence's own blocks and the free ones."""
+        """Return how many new tokens fit into the sequence's blocks and the free blocks."""
         slack = len(blocks.full) * self.block_size - num_computed
         return slack + self.pool.num_free // 2 * self.block_size
 
@@ -162,7 +163,7 @@ class HybridCache:
         return first
 
     def shrink(self, blocks: BlockTables, num_tokens: int) -> None:
-        """Release the blocks of both tables past those that hold ``num_tokens``. They are not published."""
+        """Release the blocks of both tables after those that hold ``num_tokens``. They are not published."""
         for _ in range(self.blocks_for(num_tokens), len(blocks.full)):
             self.pool.release(blocks.window.pop())
             self.pool.release(blocks.full.pop())
@@ -203,9 +204,10 @@ class HybridCache:
     def keep_resumable(
         self, blocks: BlockTables, block_hashes: Sequence[bytes], num_shared: int | None = None
     ) -> None:
-        """Let host memory keep what a sequence that resumes after the published blocks needs.
+        """Mark the blocks that a sequence needs to resume after the published ones, so that host memory keeps
+        them.
 
-        ``num_shared``: its prompt may be these tokens and no more, the last of which is always computed.
+        ``num_shared``: the resuming prompt may have only this many tokens; its last token is always computed.
         """
         if self.tier is None:
             return
@@ -222,7 +224,7 @@ class HybridCache:
             self.tier.resumed(block)
 
     def invalidate(self, block_hashes: Sequence[bytes]) -> None:
-        """Remove the blocks of a prefix from the index, whichever sequence wrote or holds them."""
+        """Remove the blocks of a prefix from the index, no matter which sequence wrote or holds them."""
         for group in CacheGroup:
             for block_hash in block_hashes:
                 self.pool.unpublish(group, block_hash)
@@ -230,8 +232,8 @@ class HybridCache:
                     self.tier.slots.forget(group, block_hash)
 
     def release(self, blocks: BlockTables) -> None:
-        """Release all blocks, the last ones first: these become the oldest free blocks, so a prefix is
-        evicted from its end, which fewer requests share."""
+        """Release all blocks, the last ones first. They become the oldest free blocks, so a prefix is evicted
+        from its end, which fewer requests share."""
         for table in (blocks.window, blocks.full):
             for block in reversed(table):
                 self.pool.release(block)

@@ -1,4 +1,4 @@
-"""Hashes of token prefixes: the keys under which the prefix index knows a block.
+"""Hashes of token prefixes: the keys of blocks in the prefix index.
 
 A block's hash covers every token before it, because its keys and values depend on them all:
 ``hash[i] = blake2b(hash[i - 1] + tokens of block i)``. The chain starts at a root made from a secret of this
@@ -12,15 +12,14 @@ from collections.abc import Mapping
 from hashlib import blake2b
 
 HASH_SIZE = 16  # bytes
-FIXED_SECRET = b"chorale"  # of engines whose hashes others must know, unless the operator sets another
+FIXED_SECRET = b"chorale"  # default secret of engines whose hashes others must know
 
 
 def shared_secret(environment: Mapping[str, str]) -> bytes:
-    """Return the key of the chains for engines whose hashes must be equal in other processes and after a
-    restart.
+    """Return the secret for engines whose hashes must be equal in other processes and after a restart.
 
-    Made from ``CHORALE_PREFIX_SECRET``, or from ``PYTHONHASHSEED``, which vLLM uses for this, or from a
-    constant.
+    It is made from ``CHORALE_PREFIX_SECRET``, else from ``PYTHONHASHSEED``, which vLLM uses for this, else
+    from a constant.
     """
     seed = environment.get("PYTHONHASHSEED", "")
     given = environment.get("CHORALE_PREFIX_SECRET") or ("" if seed == "random" else seed)
@@ -33,7 +32,7 @@ def root_hash(secret: bytes, salt: str) -> bytes:
 
 
 def salted_root(secret: bytes, cache_salt: str) -> bytes:
-    """Start of the chains of all requests with this ``cache_salt``."""
+    """Return the start of the chains of all requests with this ``cache_salt``."""
     return root_hash(secret, "salt:" + cache_salt)
 
 

@@ -1,10 +1,10 @@
-"""HostLoads: pages on their way from host memory to the device.
+"""HostLoads: loads of pages from host memory to the device.
 
-A load holds, from its begin until its sequence is admitted: the blocks of the prefix that the device has, so
-that they stay, and new ones for what it lacks. These enter the prefix index when the load is done. Until then
-no other sequence uses them, and its slots in host memory are pinned.
+From its start until its sequence is admitted, a load holds the prefix blocks that the device has, so that
+they stay, and new blocks for the missing ones. The new blocks enter the prefix index when the load is done.
+Until then no other sequence uses them, and the load's slots in host memory are pinned.
 
-A load that is done keeps its blocks for its sequence, but only while there is room: ``release`` makes them
+A load that is done keeps its blocks for its sequence only while there is room: ``release`` makes them
 ordinary cached blocks.
 """
 
@@ -23,7 +23,8 @@ FULL, WINDOW = CacheGroup.FULL, CacheGroup.WINDOW
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """``hit`` and ``device_hit``: blocks of the prefix with and without the host's pages."""
+    """``hit``: blocks of the prefix on device and host together; ``device_hit``: those on the device
+    alone."""
 
     load_id: int
     block_hashes: Sequence[bytes]
@@ -33,22 +34,22 @@ class Load:
     num_owed: int  # free blocks that its sequence will still need
     began: float
     held: list[int] = field(default_factory=list)  # blocks, one reference each
-    # Group, place in ``block_hashes``, block and slot; ascending in each group.
+    # Group, index in ``block_hashes``, block and slot; ascending in each group.
     pages: list[tuple[CacheGroup, int, int, int]] = field(default_factory=list)
     saved: dict[int, int] = field(default_factory=dict)  # slot -> block, before it is overwritten
     is_done: bool = False
-    is_released: bool = False  # its sequence needs it no longer
-    is_bad: bool = False  # some page must not be used any more
+    is_released: bool = False  # its sequence no longer needs it
+    is_bad: bool = False  # some page must not be used
 
 
 class HostLoads:
-    """The only writer of loads. ``cache`` gives the blocks, ``tier`` the slots."""
+    """The only writer of loads. Blocks come from ``cache``, slots from ``tier``."""
 
     def __init__(self, cache: HybridCache, tier: HostTier) -> None:
         self._cache, self._tier = cache, tier
         self._running: dict[int, Load] = {}
         self._new: list[Load] = []
-        self._finished: list[int] = []  # the next plan may use their blocks
+        self._finished: list[int] = []  # ids; the next plan may use the blocks of these loads
         self._next_id = 0
         self.num_pages = 0
         self.num_loads = 0
@@ -60,7 +61,7 @@ class HostLoads:
 
     @property
     def has_new(self) -> bool:
-        """Returns whether a load waits for a plan to carry it."""
+        """Returns whether a load waits to be put into a plan."""
         return bool(self._new)
 
     def blocks_to_load(self, block_hashes: Sequence[bytes], hit: int) -> int:
@@ -77,9 +78,9 @@ class HostLoads:
         now: float,
         source: TokenSource | None = None,
     ) -> Load:
-        """Load what the device lacks of the first ``hit`` blocks, all of which device or host have.
+        """Load the missing ones of the first ``hit`` blocks; each block is on the device or the host.
 
-        The caller has checked that so many blocks are free.
+        The caller has checked that enough blocks are free.
         """
         pool, slots = self._cache.pool, self._tier.slots
         load = Load(self._next_id, block_hashes[:hit], source, hit, device_hit, num_owed, now)
@@ -113,7 +114,8 @@ class HostLoads:
         return [(FULL, index) for index in range(hit)] + [(WINDOW, index) for index in range(first, hit)]
 
     def finish(self, load_id: int, now: float) -> Load | None:
-        """Publish the pages of a load that has ended. Returns None if it is not known any more."""
+        """Publish the pages of a load that has ended. Returns None if the load is unknown, as after
+        ``fail``."""
         load = self._running.pop(load_id, None)
         if load is None:
             return None
@@ -130,10 +132,10 @@ class HostLoads:
         return load
 
     def _publish(self, load: Load) -> None:
-        """Index the pages, and hold what is indexed: another sequence may have computed the same."""
+        """Index the pages. If another sequence has indexed the same content, hold its block instead."""
         pool = self._cache.pool
         added: tuple[list[int], list[int]] = ([], [])
-        for place, (group, index, block, _) in enumerate(load.pages, len(load.held) - len(load.pages)):
+        for position, (group, index, block, _) in enumerate(load.pages, len(load.held) - len(load.pages)):
             block_hash = load.block_hashes[index]
             if pool.publish(group, block_hash, block):
                 added[group].append(index)
@@ -144,13 +146,13 @@ class HostLoads:
             if indexed != block:
                 pool.share(indexed)
                 pool.release(block)
-                load.held[place] = indexed
+                load.held[position] = indexed
         size = self._cache.block_size
         for group in CacheGroup:
             self._cache.log.published(group, added[group], load.block_hashes, load.source, size)
 
     def release(self, load: Load) -> None:
-        """Give the blocks back, at once or when the load ends. Repeating it is harmless."""
+        """Release the blocks, at once or when the load ends. Repeated calls are harmless."""
         load.is_released = True
         if load.is_done:
             self._release_blocks(load)
@@ -167,13 +169,13 @@ class HostLoads:
             self._tier.slots.unpin(slot)
 
     def invalidate(self, block_hashes: Sequence[bytes]) -> None:
-        """Loads of these pages must not publish them."""
+        """Prevent running loads of these pages from publishing them."""
         bad = set(block_hashes)
         for load in self._running.values():
             load.is_bad |= any(load.block_hashes[index] in bad for _, index, _, _ in load.pages)
 
     def fail(self) -> None:
-        """Give everything back. The next plan waits for the transfers that still run."""
+        """Release everything. The next plan waits for the transfers that still run."""
         for load in [*self._running.values()]:
             self._unpin(load)
             self._release_blocks(load)
@@ -185,7 +187,7 @@ class HostLoads:
         self._new.clear()
 
     def take_transfers(self) -> Transfers | None:
-        """Return what the next plan must carry, or None."""
+        """Return the transfers of the next plan, or None if there are none."""
         saved = self._tier.take_saved()
         if not (saved or self._new or self._finished):
             return None

@@ -1,10 +1,10 @@
-"""HostSlots: the index of the pages in host memory, and which of them is replaced next.
+"""HostSlots: the index of the pages in host memory, and their LRU order.
 
 A slot is in exactly one state:
 
     free     no content
-    used     in the index; taking a slot for new content may replace it, the longest unused first
-    pinned   a load reads or writes it: never replaced. In the index, unless it was forgotten meanwhile
+    used     in the index; new content may replace it, the least recently used first
+    pinned   a load reads or writes it: never replaced. In the index, unless it was removed meanwhile
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from chorale.engine.types import CacheGroup
 
 
 class HostSlots:
-    """Slots ``0 .. num_slots - 1`` and what they hold. Operations on one slot are O(1)."""
+    """Slots ``0 .. num_slots - 1`` and their contents. Operations on one slot are O(1)."""
 
     __slots__ = ("_free", "_index", "_key", "_log", "_pins", "_used", "num_slots")
 
@@ -25,7 +25,7 @@ class HostSlots:
         self.num_slots = num_slots
         self._log = IndexLog() if log is None else log
         self._free = list(range(num_slots - 1, -1, -1))  # a stack: low slots first
-        self._used: OrderedDict[int, None] = OrderedDict()  # longest unused first
+        self._used: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._pins: dict[int, int] = {}
         self._index: tuple[dict[bytes, int], dict[bytes, int]] = ({}, {})
         self._key: list[tuple[CacheGroup, bytes] | None] = [None] * num_slots
@@ -58,7 +58,7 @@ class HostSlots:
         return slot
 
     def touch(self, slot: int) -> None:
-        """Make it the last to be replaced."""
+        """Mark a slot as most recently used."""
         if slot in self._used:
             self._used.move_to_end(slot)
 
@@ -88,7 +88,7 @@ class HostSlots:
             self._free.append(slot)
 
     def clear(self) -> None:
-        """Empty the index. It is not logged: the caller empties the device's, too, and logs that."""
+        """Empty the index. This is not logged: the caller empties the device's index too, and logs that."""
         for index in self._index:
             index.clear()
         self._key = [None] * self.num_slots

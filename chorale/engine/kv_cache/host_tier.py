@@ -1,9 +1,9 @@
-"""HostTier: which pages are copied to host memory when their blocks get new content.
+"""HostTier: decides which pages are copied to host memory before their blocks are overwritten.
 
-A FULL page is copied if the host does not have it. Of the WINDOW pages, only those are copied that a later
-request probably resumes from: the window before the end of a prompt, before the end of a sequence, and before
-every ``SPACING`` windows of a sequence. A conversation that returns begins with an earlier prompt, and often
-with the answer to it; a prompt that leaves an earlier one anywhere else recomputes less than one spacing.
+A FULL page is copied if the host does not have it. A WINDOW page is copied only if a later request is likely
+to resume from it: the window before the end of a prompt, the one before the end of a sequence, and one every
+``SPACING`` windows of a sequence. A conversation that returns begins with an earlier prompt, and often with
+the answer to it; a prompt that diverges anywhere else recomputes less than one spacing.
 
 Copies are listed for the next plan, which makes them before its step writes to the blocks.
 """
@@ -16,23 +16,23 @@ from chorale.engine.kv_cache.host_slots import HostSlots
 from chorale.engine.kv_cache.index_log import IndexLog
 from chorale.engine.types import CacheGroup, IntArray
 
-SPACING = 16  # windows between the places where any sequence can be resumed: 6 % more pages
+SPACING = 16  # windows between the positions where any sequence can resume: 6 % more pages
 
 
 class HostTier:
-    """Decides on copies, and owns the slots. ``BlockPool`` reports the pages that it gives up."""
+    """Decides on copies, and owns the slots. ``BlockPool`` reports the pages that it evicts."""
 
     __slots__ = ("_is_resumed", "_most", "_of_load", "_saved", "num_dropped", "num_saved", "slots")
 
     def __init__(
         self, num_slots: int, num_blocks: int, max_saved_pages: int, log: IndexLog | None = None
     ) -> None:
-        """``max_saved_pages``: copies of one plan, at most. What exceeds them is dropped."""
+        """``max_saved_pages``: copies of one plan, at most. Further pages are dropped."""
         self.slots = HostSlots(num_slots, log)
         self._most = max_saved_pages
-        self._is_resumed = bytearray(num_blocks)  # of WINDOW blocks in the prefix index
+        self._is_resumed = bytearray(num_blocks)  # 1 for WINDOW blocks that a request may resume from
         self._saved: dict[int, int] = {}  # slot -> block, for the next plan
-        self._of_load: dict[int, int] | None = None  # the same, of the load that is taking blocks now
+        self._of_load: dict[int, int] | None = None  # the same, for the load that is taking blocks now
         self.num_saved = 0
         self.num_dropped = 0
 
@@ -41,12 +41,12 @@ class HostTier:
         self._is_resumed[block] = 1
 
     def unpublished(self, block: int) -> None:
-        """The block is no longer in the prefix index."""
+        """Note that the block left the prefix index."""
         self._is_resumed[block] = 0
 
     def evicted(self, group: CacheGroup, block_hash: bytes, block: int) -> None:
-        """The block leaves the prefix index, and the next step may overwrite it: copy it if that is worth
-        it."""
+        """Copy a block that leaves the prefix index, if it is worth it. The next step may overwrite the
+        block."""
         is_wanted = group is CacheGroup.FULL or self._is_resumed[block]
         self._is_resumed[block] = 0
         slot = self.slots.find(group, block_hash)
@@ -69,16 +69,16 @@ class HostTier:
             self._of_load[slot] = block
 
     def take_saved(self) -> dict[int, int]:
-        """Return the copies that were decided since the last call: slot -> block."""
+        """Return the copies added since the last call: slot -> block."""
         saved, self._saved = self._saved, {}
         return saved
 
     def begin_load(self) -> None:
-        """From now on, blocks leave because a load overwrites them; it copies them itself, however many."""
+        """From now on, blocks are evicted by a load, which makes the copies itself, without a maximum."""
         self._of_load = {}
 
     def end_load(self) -> dict[int, int]:
-        """Return the copies that were decided since ``begin_load``: slot -> block."""
+        """Return the copies added since ``begin_load``: slot -> block."""
         saved, self._of_load = self._of_load, None
         assert saved is not None
         return saved
@@ -91,6 +91,6 @@ class HostTier:
 
 
 def columns(saved: dict[int, int]) -> tuple[IntArray, IntArray]:
-    """Slots and blocks of copies."""
+    """Return the slots and the blocks of copies as arrays."""
     count = len(saved)
     return np.fromiter(saved.keys(), np.int32, count), np.fromiter(saved.values(), np.int32, count)

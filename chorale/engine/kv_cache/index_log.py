@@ -1,7 +1,7 @@
-"""IndexLog: what entered and left the prefix index, in order.
+"""IndexLog: the blocks that entered and left the prefix index, in order.
 
 It has two readers. Subscribers outside the server get every event, with each block's parent and tokens.
-Clients that route by prefix need only the last state of each block on the device: ``net_changes``.
+Clients that route by prefix need only the latest state of each block on the device: ``net_changes``.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ import numpy as np
 from chorale.engine.kv_cache.hashing import HASH_SIZE
 from chorale.engine.types import BlockChanges, CacheGroup, IntArray
 
-Medium = Literal["GPU", "CPU"]  # where a block's keys and values are
+Medium = Literal["GPU", "CPU"]  # the memory that holds a block's keys and values
 NO_TOKEN_IDS: IntArray = np.zeros(0, np.int32)
 
 
 class BlocksStored(msgspec.Struct, frozen=True, gc=False):
     """Consecutive blocks of one chain entered the index of a group.
 
-    ``parent`` is the hash of the block before them; None: they start the chain.
+    ``parent`` is the hash of the block before them, or None if they start the chain.
     """
 
     group: CacheGroup
     hashes: Sequence[bytes]
     parent: bytes | None
-    token_ids: IntArray  # of all these blocks; empty for medium "CPU"
+    token_ids: IntArray  # the tokens of all these blocks; empty for medium "CPU"
     medium: Medium
-    cache_salt: str  # of the chain, if these blocks start it
+    cache_salt: str  # the chain's salt, if these blocks start it
 
 
 class BlocksRemoved(msgspec.Struct, frozen=True, gc=False):
@@ -42,7 +42,7 @@ class BlocksRemoved(msgspec.Struct, frozen=True, gc=False):
 
 
 class IndexCleared(msgspec.Struct, frozen=True, gc=False):
-    """All blocks left the index, of both groups and in every medium."""
+    """The index was emptied, for both groups and every medium."""
 
 
 IndexEvent = BlocksStored | BlocksRemoved | IndexCleared
@@ -58,23 +58,23 @@ class TokenSource(Protocol):
 
 
 def event_hash(block_hash: bytes) -> int:
-    """Return the number that stands for a block in events: the low 64 bits of its hash."""
+    """Return the number that identifies a block in events: the low 64 bits of its hash."""
     return int.from_bytes(block_hash[-8:], "big")
 
 
 class IndexLog:
     """The events since the last ``take``, which must follow every step while the log ``is_on``.
 
-    Removals of one group are joined to one event if nothing else happened to that group in between.
+    Removals of one group are merged into one event if nothing else happened to that group in between.
     """
 
     __slots__ = ("_events", "_open", "is_on")
 
     def __init__(self) -> None:
-        self.is_on = False  # somebody reads
+        self.is_on = False  # whether anybody reads the events
         self._events: list[IndexEvent] = []
-        # The removal that later ones extend. There is none after an arrival in host memory, because a block
-        # must not seem to be gone before it is reported there.
+        # The removal event that later removals extend. None after an arrival in host memory, because a block
+        # must not be reported as removed before it is reported there.
         self._open: dict[tuple[CacheGroup, Medium], BlocksRemoved] = {}
 
     def stored(
@@ -115,7 +115,7 @@ class IndexLog:
             self._events.append(IndexCleared())
 
     def take(self) -> list[IndexEvent]:
-        """Return the events since the last call. They do not change any more."""
+        """Return the events since the last call. They no longer change."""
         events, self._events = self._events, []
         self._open.clear()
         return events
@@ -129,7 +129,7 @@ class IndexLog:
         block_size: int,
     ) -> None:
         """Record blocks of a sequence that entered the index on the device, one event for each run of
-        consecutive ones. ``indices``: their places in ``block_hashes``, ascending."""
+        consecutive ones. ``indices``: their positions in ``block_hashes``, ascending."""
         if not self.is_on:
             return
         for first, last in _runs(indices):
@@ -146,9 +146,9 @@ class IndexLog:
 
 
 def net_changes(events: Iterable[IndexEvent]) -> BlockChanges | None:
-    """Return the last state of each block on the device that ``events`` name, or None if they name none.
+    """Return the final state of each device block that ``events`` name, or None if they name none.
 
-    Applying a change again is harmless, so the state before them is not needed.
+    Applying a change twice is harmless, so the state before the events is not needed.
     """
     states: tuple[dict[bytes, bool], dict[bytes, bool]] = ({}, {})
     is_cleared = False
@@ -172,12 +172,12 @@ def _joined(states: dict[bytes, bool], wanted: bool) -> bytes:
 
 
 def split_hashes(joined: bytes) -> list[bytes]:
-    """Return the hashes of a string that holds one after the other."""
+    """Split a byte string of concatenated hashes."""
     return [joined[start : start + HASH_SIZE] for start in range(0, len(joined), HASH_SIZE)]
 
 
 def _runs(indices: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the first and the last of each run of consecutive integers."""
+    """Return the first and the last integer of each run of consecutive integers."""
     if indices and indices[-1] - indices[0] == len(indices) - 1:
         return [(indices[0], indices[-1])]
     runs: list[tuple[int, int]] = []

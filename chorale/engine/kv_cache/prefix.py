@@ -1,4 +1,4 @@
-"""The rule by which a prefix hit is found, for the engine's cache and for clients that follow its index."""
+"""Finds prefix hits: for the engine's cache, and for clients that follow its index."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class EitherOf:
 
 
 def first_window_block(num_computed: int, window: int, block_size: int) -> int:
-    """First logical block that the query at ``num_computed``, or a later one, can see in a WINDOW layer."""
+    """Return the first logical block that queries at ``num_computed`` and later can see in a WINDOW layer."""
     return max(0, num_computed - window + 1) // block_size
 
 
@@ -27,9 +27,9 @@ def usable_prefix(
 ) -> int:
     """Return the longest prefix of at most ``end`` blocks whose WINDOW blocks are ``cached``.
 
-    FULL has every block before ``end``. WINDOW must have those that the query after the prefix can see. The
-    walk down visits each block once: a missing block at i rules out every prefix that needs it, so the next
-    candidate ends at i.
+    FULL has every block before ``end``. WINDOW must have the blocks that the query after the prefix can see.
+    The search goes from the end and visits each block once: a missing block at i rules out every prefix that
+    needs it, so the next candidate ends at i.
     """
     index = end - 1
     while index >= first_window_block(end * block_size, window, block_size) and index >= 0:

@@ -1,1 +1,1 @@
-"""What a step computes, and what its result changes."""
+"""Planning of steps, and commits of their results."""

@@ -1,7 +1,7 @@
 """Committer: turns a step's result into new tokens, ended sequences and TokenChunks.
 
-For the usual entry, a decoding row whose token neither stops it nor needs log-probabilities, this costs an
-append and a chunk. All other cases are marked ``needs_slow_path`` or found by comparing arrays.
+The common entry, a decoding row whose token neither stops it nor needs log-probabilities, costs an append and
+a chunk. All other cases are marked ``needs_slow_path`` or found by comparing arrays.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class Committer:
         engine, block_size = self._engine, self._engine.limits.block_size
         is_filled = ends[: record.num_decodes] % block_size == 0
         if record.plan.num_drafts is not None:
-            is_filled &= record.plan.num_drafts[: record.num_decodes] == 0  # their results decide
+            # These are committed in ``_commit_drafts``.
+            is_filled &= record.plan.num_drafts[: record.num_decodes] == 0
         filled = np.flatnonzero(is_filled)
         if not len(filled):
             return
@@ -75,7 +76,7 @@ class Committer:
         if sequence.sampling.prompt_logprobs is not None and not state.prompt_done:
             if state.prompt_logprobs is None:
                 state.prompt_logprobs = [None]  # the first prompt token has no context
-            # A chunk that holds only the last prompt token has no log-probabilities.
+            # A chunk with only the last prompt token has no log-probabilities.
             state.prompt_logprobs += result.prompt_logprobs.get(entry, [])
         if sequence.is_leader and chunk.start < sequence.num_prompt <= end:
             if not state.prompt_done:
@@ -108,19 +109,19 @@ class Committer:
         emitted = [sequences[row] for row in rows.tolist()]
         self.num_generated += len(emitted)
         emit_chunk = engine.emit
-        for place, (sequence, token, is_slow) in enumerate(
+        for position, (sequence, token, is_slow) in enumerate(
             zip(emitted, tokens.tolist(), slow.tolist(), strict=True)
         ):
             assert sequence is not None
             if is_slow or token in sequence.stop_ids:
-                entry = place if entries is None else int(entries[place])
+                entry = position if entries is None else int(entries[position])
                 self._take_token(sequence, token, entry, result, now)
             else:
                 sequence.output.append(token)
                 emit_chunk(TokenChunk(sequence.request_id, sequence.index, [token]))
 
     def _keep_drafts(self, record: StepRecord, drafts: IntArray) -> None:
-        """Keep the drafts that the next plan must know."""
+        """Keep the drafts that the next plan must contain."""
         rows = record.plan.rows
         for entry in np.flatnonzero(record.plan.samples & ~self._engine.rows.drafts_on_device[rows]).tolist():
             sequence = self._engine.rows.sequences[int(rows[entry])]
@@ -138,7 +139,7 @@ class Committer:
             num_kept = int(result.num_sampled[entry])
             tokens = result.token_ids[entry, :num_kept].tolist()
             self.num_draft_tokens += int(num_drafts[entry])
-            has_failed = entry in result.errors  # after num_kept tokens
+            has_failed = entry in result.errors  # the failure comes after num_kept tokens
             num_accepted = num_kept if has_failed else num_kept - 1
             self.num_accepted_tokens += num_accepted
             self.accepted_lengths[num_accepted] += 1
@@ -155,7 +156,7 @@ class Committer:
     ) -> bool:
         """Commit several tokens of a sequence, up to the one that ends it. Returns whether it ended.
 
-        No token of it is the sequence's first.
+        None of the tokens is the sequence's first.
         """
         computed_before = sequence.num_tokens - 1
         finish: FinishReason | None = None
@@ -183,10 +184,10 @@ class Committer:
     ) -> BoolArray:
         """End the sequences that got no token. Returns ``samples`` without them.
 
-        If the logits were bad, the keys and values that the sequence reads may be: its own blocks, those of
-        its prefix hit, and window blocks released since. None of them may serve another request, or one fault
-        would fail every request with that prefix for as long as the prefix stays cached. Blocks that another
-        sequence wrote behind such a prefix cost at most one more failure each.
+        If the logits were bad, the keys and values that the sequence reads may be bad too: its own blocks,
+        those of its prefix hit, and window blocks released meanwhile. None of them may serve another request,
+        or one fault would fail every request with that prefix as long as it is cached. A block that another
+        sequence wrote after such a prefix causes at most one more failure.
         """
         samples = samples.copy()
         for entry, message in result.errors.items():
@@ -210,7 +211,7 @@ class Committer:
         logprobs = result.logprobs.get(entry) if sampling.logprobs is not None else None
         finish = finish_reason(sequence, token)
         token_ids = [token]
-        if sampling.max_tokens == 0:  # the request is for the prompt only
+        if sampling.max_tokens == 0:  # the request asks for the prompt only
             token_ids, logprobs, finish = [], None, "length"
             self.num_generated -= 1
         chunk = emit.token_chunk(sequence, token_ids, logprobs, finish, now)
@@ -223,8 +224,8 @@ class Committer:
 
 
 def finish_reason(sequence: Sequence, token: int) -> FinishReason | None:
-    """Return why the sequence ends with this token, or None. Stop ids count after ``min_tokens`` tokens, the
-    maximum length always."""
+    """Return why the sequence ends with this token, or None. Stop ids apply only after ``min_tokens`` tokens,
+    the maximum length always."""
     if token in sequence.stop_ids and len(sequence.output) > sequence.sampling.min_tokens:
         return "stop"
     if sequence.num_tokens >= sequence.max_len:

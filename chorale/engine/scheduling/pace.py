@@ -1,4 +1,4 @@
-"""PromptPace: how many prompt tokens a step may compute while streams run.
+"""PromptPace: limits the prompt tokens of a step while streams run.
 
 A stream gets one token a step, so the time of a step's prompt chunks delays every stream. While streams run,
 the chunks of a step together may take
@@ -8,20 +8,20 @@ the chunks of a step together may take
   streams;
 * never more than ``max_prompt_delay`` or ``prompt_delay``, whichever is longer.
 
-Whatever was learned, such a step may compute ``least_chunk`` prompt tokens, and more if many prompts wait:
-fewer would save little where the fixed part of a step takes most of its time. A further prompt gets time only
-if a least chunk fits into what is left. So a device on which a least chunk takes about the whole bound
-computes one prompt per step while few wait. Far into a prompt, where attention takes most of the time, the
-least chunk is shorter.
+Such a step may always compute ``least_chunk`` prompt tokens, and more if many prompts wait: fewer would save
+little where the fixed part of a step takes most of its time. A further prompt gets a chunk only if a least
+chunk fits into the remaining time. So a device on which a least chunk takes about the whole bound computes
+one prompt per step while few wait. Far into a prompt, where attention takes most of the time, the least chunk
+is shorter.
 
-The cost of a token is learned from past steps. Costs rise only through steps of at least the least chunk: in
-shorter ones the fixed part dominates, and a bound that shrank because of it would lead to shorter ones still.
-Without streams, the token budget is the only bound.
+The cost of a token is learned from past steps. Only steps of at least the least chunk raise it: in shorter
+steps the fixed part dominates, and a higher cost would make the next chunks shorter still. Without streams,
+the token budget is the only bound.
 
 The cost of a prompt token grows with its position, because attention reads all tokens before it. Costs are
-kept by position, in ranges that double. A range without a measurement takes the lowest bound that the
-measured ranges give: a lower range's cost times the ratio of the positions (the cost grows at most in
-proportion to the position), or a higher range's cost. Chunks whose every position is scored
+kept by position, in ranges that double. The cost of a range without a measurement is the lowest upper bound
+from the measured ranges: a lower range's cost times the ratio of the positions (the cost grows at most in
+proportion to the position), or a higher range's cost. Chunks in which every position is scored
 (``prompt_logprobs``) cost many times as much and are counted separately.
 """
 
@@ -32,13 +32,13 @@ import math
 from chorale.engine.plan import StepRecord
 from chorale.engine.types import EngineLimits
 
-_RANGE = 1024  # positions of the first range; each further one ends at twice the position
+_RANGE = 1024  # positions of the first range; each further range ends at twice the position
 _FEW = 8  # the bound grows in proportion to the number of waiting prompts above this
-_LEAST_LEFT = 1 / 16  # of the bound; with less left, no further prompt gets a chunk in this step
+_LEAST_LEFT = 1 / 16  # fraction of the bound below which no further prompt gets a chunk in this step
 _PROMPTS, _MOST_CHUNKS = 4, 4  # one more least chunk for every 4 waiting prompts, up to 4
-_TAIL = 1.25  # a prompt that ends within this multiple of its chunk is finished
-_BATCH_LEAST = 4  # part of the least chunk that a step may compute of batch prompts in any case
-_MOST = 4.0  # factor by which one step may change a cost: it may have waited for a graph
+_TAIL = 1.25  # a prompt that ends within this multiple of its chunk is computed to its end
+_BATCH_LEAST = 4  # the least chunk of batch prompts is this many times smaller
+_MOST = 4.0  # largest factor by which one step changes a cost, because it may have waited for a graph
 _FLAT = 16_384  # up to this position attention is a small part, and the least chunk is not shortened
 
 
@@ -51,15 +51,15 @@ class PromptPace:
         self._max_delay = max(limits.prompt_delay, limits.max_prompt_delay)
         self._first_cost = limits.prompt_delay / limits.least_chunk
         self._least_chunk = limits.least_chunk
-        self._least = limits.least_chunk  # tokens, of the step that is being planned
-        self._bound = math.inf  # of the step that is being planned
+        self._least = limits.least_chunk  # tokens, for the step that is being planned
+        self._bound = math.inf  # seconds, for the step that is being planned
         self._costs: tuple[dict[int, float], dict[int, float]] = ({}, {})  # plain, scored: range -> seconds
         self._decodes: dict[int, float] = {}  # bit length of the number of rows -> seconds of a step
         self._left = math.inf
-        self._num_scheduled = 0.0  # tokens; tokens of chunks with a smaller least chunk count more
+        self._num_scheduled = 0.0  # tokens; those of chunks with a smaller least chunk count more
 
     def begin(self, num_streams: int, num_prompts: int) -> None:
-        """Begin planning a step. ``num_prompts`` counts prompts not computed yet, admitted or not."""
+        """Begin planning a step. ``num_prompts`` counts all uncomputed prompts, admitted or not."""
         self._bound = math.inf
         self._least = self._least_chunk * min(max(1, num_prompts // _PROMPTS), _MOST_CHUNKS)
         if num_streams and self._delay:
@@ -70,7 +70,7 @@ class PromptPace:
     def begin_batch(self, seconds: float) -> None:
         """Begin planning the batch work of a step, whose chunks may take ``seconds``.
 
-        The least chunk is a quarter: what the shorter step costs the batch is what it is worth to others.
+        The least chunk is divided by ``_BATCH_LEAST``: the batch runs slower, but other requests wait less.
         """
         self._least = max(1, self._least_chunk // _BATCH_LEAST)
         if seconds > 0 and self._delay:
@@ -88,7 +88,7 @@ class PromptPace:
         return 0.0 if self._bound == math.inf else self._bound - self._left
 
     def decode_seconds(self, num_rows: int) -> float:
-        """Return the seconds of a step that only decodes so many rows, as far as known; else 0."""
+        """Return the estimated seconds of a decode-only step of ``num_rows`` rows; 0 if unknown."""
         return self._alone(num_rows) if num_rows else 0.0
 
     @property
@@ -99,12 +99,12 @@ class PromptPace:
         return self._left > max(self._bound * _LEAST_LEFT, self._least_chunk * self.cost(0))
 
     def fit(self, start: int, wanted: int, *, scored: bool) -> int:
-        """Return how many tokens from ``start`` on this step has time for: 1 to ``wanted``, and at least the
-        rest of the least chunk."""
+        """Return how many tokens, beginning at ``start``, this step has time for: 1 to ``wanted``, and at
+        least the rest of the least chunk."""
         if self._left == math.inf:
             return wanted
         least = max(1, int((self._least - self._num_scheduled) * _share(start, scored)))
-        # Chunks rarely end further on; if they do, their own steps correct the cost.
+        # Chunks rarely end further than that; if they do, their steps correct the cost.
         count = max(least, int(self._left / self.cost(start + min(wanted, _RANGE), scored=scored)))
         return wanted if wanted <= count * _TAIL else min(wanted, count)
 
@@ -115,8 +115,7 @@ class PromptPace:
             self._left -= count * self.cost(start + count, scored=scored)
 
     def cost(self, position: int, *, scored: bool = False) -> float:
-        """Return the estimated seconds of a prompt token at ``position``, which may be too high but not too
-        low."""
+        """Return an upper estimate of the seconds of a prompt token at ``position``."""
         own, costs = _range_of(position), self._costs[scored]
         if own in costs:
             return costs[own]
@@ -143,37 +142,37 @@ class PromptPace:
         total = sum(expected.values())
         tokens, prompt_tokens = record.plan.num_tokens, sum(chunk.count for chunk in record.chunks)
         spent = self._prompt_seconds(seconds, rows, prompt_tokens / tokens, total)
-        # Every step has a fixed part, so tokens of short chunks cost more: ignore that within the bound.
+        # Every step has a fixed part, so tokens of short chunks cost more. Ignore that within the bound.
         if spent < total or (spent > self._delay and prompt_tokens >= self._least_chunk):
-            for scored, place in expected:
-                self._correct(scored, place, spent / total)
+            for scored, range_index in expected:
+                self._correct(scored, range_index, spent / total)
 
     def _prompt_seconds(self, seconds: float, rows: int, share: float, expected: float) -> float:
         """Return the seconds that the prompt tokens of a step took; ``share``: their share of its tokens.
 
-        Known if about as many rows have decoded without prompts. Otherwise it is ``expected``, but at least
-        the share of the time, and at most what is left after a step of fewer rows alone.
+        Known if a step of about as many rows without prompts was measured. Otherwise it is ``expected``, but
+        at least the share of the time, and at most the time left after a step of fewer rows alone.
         """
         if rows.bit_length() in self._decodes:
             return max(seconds - self._decodes[rows.bit_length()], seconds * share / 2)
         return min(max(expected, seconds * share), seconds - min(self._alone(rows), seconds / 2))
 
     def _alone(self, rows: int) -> float:
-        """Return the seconds of a step that only decodes ``rows`` rows, which may be too low; 0 if no such
-        step was measured."""
+        """Return a lower estimate of the seconds of a decode-only step of ``rows`` rows; 0 if no such step
+        was measured."""
         length = rows.bit_length()
         return max((seconds for other, seconds in self._decodes.items() if other <= length), default=0.0)
 
-    def _correct(self, scored: bool, place: int, ratio: float) -> None:
+    def _correct(self, scored: bool, range_index: int, ratio: float) -> None:
         costs, ratio = self._costs[scored], min(ratio, _MOST)
-        if place in costs:
-            costs[place] *= math.sqrt(max(ratio, 1 / _MOST))
+        if range_index in costs:
+            costs[range_index] *= math.sqrt(max(ratio, 1 / _MOST))
         else:
-            costs[place] = self.cost(_position_of(place), scored=scored) * ratio
+            costs[range_index] = self.cost(_position_of(range_index), scored=scored) * ratio
 
 
 def _share(start: int, scored: bool) -> float:
-    """Returns the least share of a chunk: smaller far into a prompt or if every position is scored."""
+    """Return the factor of the least chunk: smaller far into a prompt or if every position is scored."""
     return 1 / 4 if scored else max(1 / 4, _FLAT / max(start, _FLAT))
 
 
@@ -181,5 +180,5 @@ def _range_of(position: int) -> int:
     return (position // _RANGE).bit_length()
 
 
-def _position_of(place: int) -> int:
-    return _RANGE << (place - 1) if place else 0
+def _position_of(range_index: int) -> int:
+    return _RANGE << (range_index - 1) if range_index else 0

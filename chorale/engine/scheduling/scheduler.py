@@ -3,33 +3,33 @@
 A step is planned in this order:
 
 1. Decoding rows, one token each. If they exceed the token budget, the best keys go first.
-2. Chunks of running prefills, best key first, from what is left of the budget. A decoding row that gets no
-   block returns its token to the budget.
+2. Chunks of running prefills, best key first, from the rest of the budget. A decoding row that gets no block
+   returns its token to the budget.
 3. Admissions from the queue, best key first, until rows, budget or blocks run out. A sequence whose prefix
    is in host memory leaves the queue until it is loaded.
-4. Drafts of decoding rows, from what is still left of budget and blocks (``drafts/planner.py``).
+4. Drafts of decoding rows, from the remaining budget and blocks (``drafts/planner.py``).
 
 The key is (priority, arrival number); priority counts only under that policy, and smaller keys run first.
-Owners of equal priority take turns (``accounts``): between their sequences, the tokens that each owner had
-decide on the budget of 1 to 3, and the rows that each holds on rows and blocks. The head of the queue may
-preempt rows of an owner above its share, and goes before running prefills of an owner that had more tokens.
+Owners of equal priority take turns (``accounts``). In 1 to 3, the owner with the fewest computed tokens goes
+first; rows and blocks go to the owner that holds the fewest rows. The head of the queue may preempt rows of
+an owner above its share, and goes before running prefills of an owner that had more tokens.
 
-Batch work (lines of batches) comes after all other under every policy: a step that computes any other prompt
-computes none of it, its rows included; otherwise it gets what is left of the step, as long as the step stays
-short (``batch_share``). It is preempted as if its priority were worse.
+Batch work (lines of batches) comes last under every policy. A step that computes any other prompt contains no
+batch work, not even its decoding rows; otherwise batch work gets the rest of the step, as long as the step
+stays short (``batch_share``). It is preempted as if its priority were worse.
 
 Blocks. Prefills, and decoding rows whose blocks are full, get blocks in key order. A prefill first shrinks
-its chunk to what is free. If not even one token fits, the running sequence with the worst key is preempted,
-but only if its key is worse than that of the sequence that needs the block; otherwise that sequence keeps
-what it has and skips this step. So the best running sequence can always take blocks until it runs alone, and
-alone it fits, because no sequence is admitted whose length could exceed ``HybridCache.capacity``: there is
-always progress. (With async scheduling it may have to wait for its own step in flight, whose commit frees
-window blocks.)
+its chunk to the free blocks. If not even one token fits, the running sequence with the worst key is
+preempted, but only if its key is worse than that of the sequence that needs the block; otherwise that
+sequence keeps its blocks and skips this step. So the best running sequence can always take blocks until it
+runs alone, and alone it fits, because no sequence is admitted whose length could exceed
+``HybridCache.capacity``. There is always progress. (With async scheduling it may have to wait for its own
+step in flight, whose commit frees window blocks.)
 
-Admission requires more than it takes: blocks for all tokens the sequence must compute, for what running
-prefills still need, and 1 % of the pool. A preempted sequence therefore returns only when all of it fits, and
-does not displace others when it does. Under "priority", the head of the queue may preempt running sequences
-of a strictly worse *priority* to get blocks or a row.
+Admission requires more blocks than it takes: for all tokens that the sequence must compute, for the rest of
+running prefills, and 1 % of the pool. A preempted sequence therefore returns only when all of it fits, and
+displaces no other sequence then. Under "priority", the head of the queue may preempt running sequences of a
+strictly worse *priority* to get blocks or a row.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ from chorale.engine.types import EngineLimits, IntArray, StepPlan, StepResult
 from chorale.engine.waiting import by_turn
 
 WATERMARK = 100  # admissions leave 1/100 of the pool free while anything runs
-BATCH_KEEPS = 8  # admissions of batch work leave 1/8 of rows and pool free, for others to begin at once
+BATCH_KEEPS = 8  # admissions of batch work leave 1/8 of rows and pool free, so that others start at once
 
 
 class Planner(Protocol):
-    """Decides which rows of a step verify drafts, and which get new ones."""
+    """Decides which rows of a step verify drafts, and which get new drafts."""
 
     def plan(
         self, decodes: IntArray, chunks: list[ScheduledChunk], budget: int, num_spare: int
@@ -67,7 +67,7 @@ class Planner(Protocol):
 
 class PlanningDrafter(Drafter, Protocol):
     def planner(self, engine: EngineState, grow: Callable[[Sequence, int], None]) -> Planner:
-        """``grow``: gives a sequence blocks for so many tokens and puts them into the plan."""
+        """``grow``: gives a sequence blocks for a number of tokens and adds the blocks to the plan."""
         ...
 
 
@@ -87,7 +87,8 @@ class Scheduler:
         self._build = PlanBuilder()
         self._skipped_rows: list[int] = []  # rows
         self._num_kept_rows = limits.max_num_seqs // BATCH_KEEPS
-        self._refused: tuple[Sequence, int] | None = None  # head of the queue, spare blocks at that time
+        # The queue head that did not fit, and the spare blocks at that time.
+        self._refused: tuple[Sequence, int] | None = None
         self.committer = Committer(engine, keep_tokens=not limits.async_scheduling)
         self._pace = PromptPace(limits)
         self._share = BatchShare(limits, self._pace)
@@ -136,7 +137,7 @@ class Scheduler:
     def _schedule_some(
         self, decodes: IntArray, prefills: list[Sequence], budget: int, now: float, *, is_batch: bool
     ) -> tuple[IntArray, int]:
-        """Schedule batch work, or all other. Returns the rows that decode and the budget that is left."""
+        """Schedule batch work, or all other work. Returns the rows that decode and the remaining budget."""
         if len(decodes) > budget:
             decodes = self._best_rows(decodes, budget)
         budget = self._extend_decoding(decodes, budget)
@@ -163,7 +164,7 @@ class Scheduler:
         return np.array(sorted(best), np.int32)
 
     def _extend_decoding(self, decodes: IntArray, budget: int) -> int:
-        """Give blocks to decodes. Returns the budget that is left."""
+        """Give blocks to decoding rows. Returns the remaining budget."""
         rows = self._rows
         to_check = decodes[rows.computed[decodes] >= rows.next_check_at[decodes]]
         if len(to_check):
@@ -173,7 +174,7 @@ class Scheduler:
 
     def _extend_decodes(self, to_check: list[Sequence]) -> None:
         for sequence in sorted(to_check, key=by_claim):
-            if sequence.status is Status.DECODE:  # else a better one preempted it
+            if sequence.status is Status.DECODE:  # else a better sequence preempted it
                 self._extend_decode(sequence)
 
     def _extend_decode(self, sequence: Sequence) -> None:
@@ -189,7 +190,7 @@ class Scheduler:
             self._skipped_rows.append(row)
 
     def _extend_prefill(self, sequence: Sequence, budget: int) -> int:
-        """Schedule a chunk. Returns its number of tokens, 0 if there is no room."""
+        """Schedule a chunk. Returns its number of tokens, or 0 if there is no room."""
         start = int(self._rows.computed[sequence.row])
         if not self._make_room(sequence, start):
             return 0
@@ -226,8 +227,8 @@ class Scheduler:
     # ------------------------------------------------------------------ admissions
 
     def _admit(self, budget: int, now: float, *, is_batch: bool, before: Sequence | None = None) -> int:
-        """Admit from the queue: batch work, or all other. ``before``: only what goes before this prefill.
-        Returns the budget that is left."""
+        """Admit batch work, or all other work, from the queue. ``before``: admit only sequences that go
+        before this prefill. Returns the remaining budget."""
         while budget > 0 and self._pace.is_open and (head := self._engine.waiting.head()) is not None:
             if before is not None and (head.account is before.account or by_turn(head) > by_turn(before)):
                 break
@@ -255,7 +256,7 @@ class Scheduler:
         if self._rows.free:
             return True
         if any(record.retiring for record in self._engine.in_flight):
-            return False  # the next commit releases one
+            return False  # the next commit releases a row
         victim = self._victim_of(head)
         if victim is not None:
             self._preempt(victim)
@@ -286,7 +287,7 @@ class Scheduler:
             self._preempt(victim)
 
     def _spare(self, head: Sequence | None = None) -> int:
-        """Number of free blocks that the admission of ``head``, or a draft, may count on."""
+        """Return how many free blocks the admission of ``head``, or a draft, may use."""
         free = self._cache.pool.num_free
         if self._engine.loading or self._engine.loaded:
             free -= self._engine.blocks_owed_to_loads(head)
@@ -337,7 +338,7 @@ class Scheduler:
         """Return the worst running sequence if its priority is strictly worse than the head's, else the
         newest of the owner that is furthest above its share.
 
-        Without the policy, all priorities are equal but that of batch work, which is worse.
+        Without the policy, all priorities are equal, except that batch work is worse.
         """
         engine = self._engine
         if engine.running and (self._limits.policy == "priority" or engine.num_batch):
@@ -369,7 +370,7 @@ class Scheduler:
         self._build.append_blocks(head, 0)
 
     def _num_recomputed(self, head: Sequence, hit: int) -> int:
-        """Tokens of a fully cached last block that are recomputed because its last token's logits are
+        """Return the tokens of a cached last block that are recomputed because its last token's logits are
         needed."""
         num_blocks, rest = divmod(head.num_prompt, self._limits.block_size)
         if rest or hit != num_blocks - 1 or head.sampling.prompt_logprobs is not None:
@@ -410,7 +411,7 @@ class Scheduler:
         return self._engine.record_step(plan, len(decodes), chunks)
 
     def _plan_loads(self) -> StepPlan | None:
-        """Return a plan without rows if there is nothing to compute, but a load to begin or to wait for."""
+        """Return a plan without rows if there is nothing to compute but a load must start or be awaited."""
         loads = self._engine.loads
         if loads is None or not (loads.has_new or (loads.is_running and not self._engine.in_flight)):
             return None
@@ -422,9 +423,8 @@ class Scheduler:
     # ------------------------------------------------------------------ loads from host memory
 
     def _begins_load(self, head: Sequence, hit: int, now: float) -> bool:
-        """Return whether the head's prefix is to return from host memory first. It is admitted afterwards.
-
-        A load counts as an admission: it takes a row that is free now, and blocks that are spare.
+        """Start to load the head's prefix from host memory if that is worth it; returns whether it did. A
+        load counts as an admission: a row must be free now, and enough blocks must be spare.
         """
         engine, limits = self._engine, self._limits
         if engine.loads is None or head.has_loaded or not self._may_hit(head):
