@@ -20,7 +20,7 @@ def test_what_the_server_accepts_the_engine_accepts(name: str) -> None:
         assert sampling_fault(SamplingSpec(**{name: value}), 201088) is None
 
 
-def test_ids_and_biases_at_their_ends() -> None:
+def test_the_lowest_and_highest_ids_and_biases_are_accepted() -> None:
     ends = (0, 201087)
     spec = SamplingSpec(
         logit_bias=dict(zip(ends, (LIMITS["logit_bias"].min, LIMITS["logit_bias"].max), strict=True)),

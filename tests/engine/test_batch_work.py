@@ -70,7 +70,7 @@ def test_a_pause_changes_no_token(overlap: int, waits: bool) -> None:
     assert run(*range(9)) == run()
 
 
-def test_others_get_the_rows_and_blocks_of_batch_work_under_fcfs() -> None:
+def test_batch_work_is_preempted_for_other_requests_under_fcfs() -> None:
     engine = Engine(max_num_seqs=2, num_blocks=16)
     engine.add("a", 20, max_tokens=20, is_batch=True)
     engine.step()

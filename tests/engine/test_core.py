@@ -93,9 +93,7 @@ def test_abort_at_any_moment_ends_all_choices_once_and_frees_everything(depth: i
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 4, 6])
 @pytest.mark.parametrize("leaver", [0, 1, 2])
-def test_one_choice_leaves_and_its_siblings_get_what_they_would_have(
-    depth: int, steps: int, leaver: int
-) -> None:
+def test_an_aborted_choice_does_not_change_its_siblings(depth: int, steps: int, leaver: int) -> None:
     engine = Engine(async_scheduling=depth, max_num_batched_tokens=8)
     request = engine.add("a", 20, n=3, max_tokens=30, prompt_logprobs=1)
     chunks = [chunk for _ in range(steps) for chunk in engine.step()]
@@ -208,7 +206,7 @@ def test_prompt_logprobs_come_whole_with_the_first_chunk_of_each_choice(depth: i
         assert all(len(p.top_ids) == 2 for p in chunk.prompt_logprobs if p)
 
 
-def test_max_tokens_0_computes_the_prompt_and_says_nothing() -> None:
+def test_max_tokens_0_computes_the_prompt_and_returns_no_token() -> None:
     engine = Engine()
     engine.add("a", 20, max_tokens=0, prompt_logprobs=0)
     (chunk,) = engine.run()
@@ -231,7 +229,7 @@ def test_unseeded_requests_get_seeds_that_a_restart_repeats() -> None:
     assert all(0 <= seed < 2**63 for seed in seeds[0])
 
 
-def test_timings_are_in_order_and_arrival_is_the_clients() -> None:
+def test_timings_ascend_and_arrival_is_the_clients() -> None:
     engine = Engine()
     engine.add("a", 3, max_tokens=3, arrival_time=0.5)
     timings = engine.run()[-1].timings
@@ -240,7 +238,7 @@ def test_timings_are_in_order_and_arrival_is_the_clients() -> None:
     assert timings.arrival < timings.first_scheduled < timings.first_token < timings.last_token
 
 
-def test_stats_count_what_happened() -> None:
+def test_stats_count_requests_tokens_and_blocks() -> None:
     engine = Engine(max_num_seqs=1)
     engine.add("a", 6, n=2, max_tokens=3)
     engine.add("b", 5, max_tokens=2)
@@ -255,7 +253,7 @@ def test_stats_count_what_happened() -> None:
     assert stats.num_steps == len(engine.plans) == 8
 
 
-def test_where_prompt_tokens_came_from() -> None:
+def test_stats_tell_cached_computed_and_recomputed_prompt_tokens() -> None:
     """Blocks of 4 tokens. What is cached, computed and computed again is known for every prompt here."""
     engine = Engine(num_blocks=200, block_size=4, sliding_window=8, max_num_batched_tokens=64)
 
@@ -273,7 +271,7 @@ def test_where_prompt_tokens_came_from() -> None:
     assert after("e", [91] * 24) == (119, 64, 4)
 
 
-def test_what_waits_and_why() -> None:
+def test_stats_tell_waiting_from_deferred_requests() -> None:
     engine = Engine(max_num_seqs=2, max_num_batched_tokens=8)
     engine.add("a", 20, n=3, max_tokens=4)
     engine.add("b", 5, max_tokens=4)

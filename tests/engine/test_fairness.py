@@ -43,9 +43,7 @@ def steps_to_first_token(engine: Engine, name: str) -> int:
     [{"max_num_seqs": 8}, {"max_num_seqs": 64, "num_blocks": 40}, {"max_num_batched_tokens": 16}],
     ids=["rows", "blocks", "budget"],
 )
-def test_the_next_plan_after_a_crowds_has_another_owners_prompt(
-    overlap: bool, limits: dict[str, Any]
-) -> None:
+def test_another_owners_prompt_is_in_the_next_plan(overlap: bool, limits: dict[str, Any]) -> None:
     """With overlap, a row that is taken from the crowd is free one step later."""
     alone, beside = Engine(async_scheduling=overlap, **limits), Engine(async_scheduling=overlap, **limits)
     crowd(beside, A, 100)
@@ -77,7 +75,7 @@ def test_rows_follow_the_weights(weight: float) -> None:
     assert rows_of(engine) == {"a": 8 / (1 + weight), "b": 8 * weight / (1 + weight)}
 
 
-def test_what_is_preempted_is_the_newest_of_the_owner_above_its_share() -> None:
+def test_the_newest_row_of_the_owner_above_its_share_is_preempted() -> None:
     engine = Engine(max_num_seqs=4)
     crowd(engine, A, 3)
     crowd(engine, B, 1)
@@ -140,7 +138,7 @@ def test_turns_change_no_token(overlap: bool) -> None:
     assert run(A, B, Owner("c", 2.5)) == run(NOBODY)
 
 
-def test_one_owner_is_served_as_before() -> None:
+def test_one_owner_is_served_as_without_owners() -> None:
     plans = []
     for owner in (NOBODY, A):
         engine = Engine(max_num_seqs=4, num_blocks=24)

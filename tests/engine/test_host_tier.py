@@ -66,7 +66,7 @@ class Talk(Engine):
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_conversation_that_was_displaced_returns(overlap: bool) -> None:
+def test_an_evicted_conversation_is_loaded_from_the_host(overlap: bool) -> None:
     """The whole prompt but its last block, in one load; the second time, nothing is copied to the host."""
     talk = Talk(async_scheduling=overlap)
     first, cached = talk.say(0)
@@ -85,7 +85,7 @@ def test_a_conversation_that_was_displaced_returns(overlap: bool) -> None:
     assert talk.core.stats().host_bytes_saved - saved < 100 * 10
 
 
-def test_the_rest_of_the_prefix_stays_while_the_load_runs() -> None:
+def test_the_cached_part_of_the_prefix_stays_while_the_load_runs() -> None:
     """The device has the first half, which others would evict: one that runs takes all free blocks."""
     talk = Talk(num_blocks=60, max_num_batched_tokens=8)
     talk.say(0)
@@ -126,7 +126,7 @@ def test_a_load_counts_as_an_admission() -> None:
     assert next(chunk for chunk in chunks if chunk.request_id == "back").num_cached_tokens == 60
 
 
-def test_a_load_waits_alone_in_steps_without_rows() -> None:
+def test_an_idle_engine_waits_for_a_load_in_steps_without_rows() -> None:
     talk = Talk()
     talk.say(0)
     for number in range(1, 6):
@@ -175,7 +175,7 @@ def test_a_failed_step_forgets_the_host_and_the_next_plan_waits_for_loads() -> N
     assert any(finished)
 
 
-def test_pages_with_bad_logits_are_forgotten_in_host_memory_and_on_their_way() -> None:
+def test_pages_with_bad_logits_are_removed_from_host_memory_and_loads() -> None:
     talk = Talk()
     talk.say(0)
     for number in range(1, 6):
@@ -193,7 +193,7 @@ def test_pages_with_bad_logits_are_forgotten_in_host_memory_and_on_their_way() -
     assert talk.say(0)[1] == 96  # what was computed since
 
 
-def test_a_prompt_that_leaves_a_conversation_anywhere_resumes_near() -> None:
+def test_a_prompt_that_diverges_anywhere_recomputes_less_than_a_spacing() -> None:
     """One block a window is kept for each 16 windows: 96 tokens here."""
     talk = Talk(num_blocks=120, max_model_len=500, num_host_slots=1000)
     talk.say(0, 400)

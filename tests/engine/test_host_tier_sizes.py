@@ -17,7 +17,7 @@ LENGTH = 65_000
 
 
 @pytest.mark.parametrize(("size", "batched"), [("20b", 8192), ("120b", 8192), ("120b", 32768)])
-def test_a_long_conversation_returns_whole(size: str, batched: int) -> None:
+def test_a_long_conversation_is_loaded_to_its_last_block(size: str, batched: int) -> None:
     """A page that a step drops ends the prefix: all before it are of no use, however many they are."""
     config = EngineConfig(kv_offloading_size=24, num_gpu_blocks_override=2816, max_num_batched_tokens=batched)
     limits = asdict(resolve(config, make_config(**SHAPES[size]), H200).limits)

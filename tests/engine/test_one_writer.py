@@ -43,7 +43,7 @@ def is_foreign(target: ast.expr, owned: set[str]) -> bool:
     return not (isinstance(target.value, ast.Name) and target.value.id == "self")
 
 
-def test_only_the_owners_write() -> None:
+def test_only_the_owning_modules_write_engine_state() -> None:
     owned, found = owned_names(), []
     assert {"in_flight", "decoding", "_outbox", "_last_committed_step", "computed"} <= owned
     for path in sorted(ENGINE.rglob("*.py")):

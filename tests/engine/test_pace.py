@@ -142,7 +142,7 @@ def test_a_stream_hardly_waits_for_prompts(
     assert scene.device.now < 3 * prompts * length * 0.0045 + 30, "prompts go on"
 
 
-def test_without_a_bound_it_waits_for_whole_chunks() -> None:
+def test_without_a_bound_a_stream_waits_for_whole_chunks() -> None:
     """What the bound is for."""
     scene = Scene(sizes={"prompt_delay": 0.0})
     scene.add("stream", 60, 300)
@@ -152,7 +152,7 @@ def test_without_a_bound_it_waits_for_whole_chunks() -> None:
     assert scene.longest_gap("stream") > 3
 
 
-def test_the_first_prompt_beside_a_stream_without_any_measurement() -> None:
+def test_the_bound_holds_before_any_measurement() -> None:
     """The stream's own prompt was in the prefix cache, and no step had prompts but for one token."""
     scene = Scene()
     scene.add("first", 64, 1)
@@ -165,7 +165,7 @@ def test_the_first_prompt_beside_a_stream_without_any_measurement() -> None:
     assert scene.longest_gap("stream") < 0.3
 
 
-def test_a_slow_machine_and_a_noisy_one() -> None:
+def test_the_bound_holds_on_slow_and_noisy_machines() -> None:
     for speed, most in ((Speed(0.05, 0.03, 0.0), 0.4), (Speed(noise=0.6), 0.4)):
         scene = Scene(speed)
         scene.add("stream", 20, 3000)
@@ -175,7 +175,7 @@ def test_a_slow_machine_and_a_noisy_one() -> None:
         assert scene.longest_gap("stream") < most
 
 
-def test_one_token_goes_on_where_even_that_takes_longer() -> None:
+def test_a_prompt_gets_one_token_where_even_that_exceeds_the_bound() -> None:
     scene = Scene(Speed(0.5, 1.0, 0.0))
     scene.add("stream", 2, 100)
     scene.run(until="stream")
@@ -185,7 +185,7 @@ def test_one_token_goes_on_where_even_that_takes_longer() -> None:
     assert len(scene.times["stream"]) >= 20
 
 
-def test_a_prefix_hit_far_into_a_prompt_does_not_surprise() -> None:
+def test_the_bound_holds_after_a_long_prefix_hit() -> None:
     """Costs were measured at the beginning of prompts only; then 28,000 tokens are found in the cache."""
     scene = Scene(Speed(position=1e-6))  # the last tokens cost 20 times the first
     scene.add("seen", 28_000, 1)
@@ -243,7 +243,7 @@ def chunks_of(plan: StepPlan) -> list[int]:
     return [int(count) for count in plan.num_new if count > 1]
 
 
-def test_a_prompt_a_step_where_the_fixed_part_is_most_of_it() -> None:
+def test_a_step_has_one_prompt_where_the_fixed_part_dominates() -> None:
     scene = with_streams(4)
     for number, length in enumerate((1024, 1000, 1270, 40, 700, 3000)):
         scene.add(f"p{number}", length, 1, seed=60 + number)
@@ -278,7 +278,7 @@ def test_one_slow_step_at_most_doubles_a_cost() -> None:
     assert before < pace.cost(0) <= 2 * before
 
 
-def test_short_prompts_do_not_make_tokens_seem_dear() -> None:
+def test_short_prompts_do_not_raise_the_cost_of_a_token() -> None:
     """The fixed part of their steps is a hundred times their tokens' part."""
     scene = with_streams(4)
     pace = scene.core._scheduler._pace
@@ -333,7 +333,7 @@ def test_tokens_are_the_same_with_and_without_a_bound(depth: Literal[0, 1]) -> N
     ("depth", "block_size"),
     [(0, 16), (1, 1), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((0, 1), (1, 16)))],
 )
-def test_a_life_with_a_bound_gives_every_request_its_tokens(
+def test_a_busy_engine_with_a_bound_gives_every_request_its_tokens(
     depth: Literal[0, 1], block_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The simulation of ``test_simulation.py`` with steps that take time: aborts, preemptions, n, hits."""

@@ -62,7 +62,7 @@ def finished(core: EngineCore, steps: int = 20) -> dict[str, str | None]:
     return ends
 
 
-def test_others_do_not_wait_for_a_grammar() -> None:
+def test_requests_without_a_grammar_do_not_wait_for_one() -> None:
     core, service = make()
     core.add_request(request("slow", "slow"))
     core.add_request(request("quick", "quick"))
@@ -89,7 +89,7 @@ def test_a_refused_grammar_ends_every_choice() -> None:
     assert not core.has_work
 
 
-def test_a_held_id_is_in_use_and_can_be_aborted() -> None:
+def test_the_id_of_a_pending_request_is_in_use_and_can_be_aborted() -> None:
     core, service = make()
     core.add_request(request("r", "g"))
     core.add_request(request("r"))
@@ -110,13 +110,13 @@ def test_the_context_is_the_end_of_the_prompt() -> None:
     assert finished(core, 1) == {"s": "grammar_context is longer than the prompt"}
 
 
-def test_an_engine_without_grammars_says_so() -> None:
+def test_an_engine_without_grammars_refuses_them() -> None:
     core = EngineCore(LIMITS, FakeExecutor(LIMITS, FakeModel(eos_token_ids=())))
     core.add_request(request("r", "g"))
     assert finished(core) == {"r": "this engine does not support grammars"}
 
 
-def test_a_failed_step_ends_held_requests_too() -> None:
+def test_a_failed_step_ends_pending_requests_too() -> None:
     core, _ = make(fail_at_step=0)
     core.add_request(request("held", "g"))
     core.add_request(request("free"))

@@ -126,7 +126,7 @@ def test_a_poisoned_prefix_is_never_served_again(depth: int) -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_siblings_and_those_that_adopted_the_prefix_fail_by_themselves_and_heal_it(depth: int) -> None:
+def test_sequences_that_share_a_poisoned_prefix_fail_and_remove_it(depth: int) -> None:
     """The prompt is published chunk by chunk, before anything of it was sampled."""
     engine = Poisoned(num_faults=1, async_scheduling=depth)
     prompt = [*GOOD_START, POISON, *range(30, 60)]
@@ -142,7 +142,7 @@ def test_siblings_and_those_that_adopted_the_prefix_fail_by_themselves_and_heal_
     assert tokens_by_choice(chunks)["later2", 0] == engine.wanted(request)
 
 
-def test_a_fault_while_decoding_takes_the_blocks_out_that_left_the_window() -> None:
+def test_a_fault_while_decoding_removes_blocks_that_left_the_window() -> None:
     engine = Poisoned(num_faults=0, async_scheduling=0)
     request = engine.add("a", GOOD_START)
     for _ in range(6):
@@ -167,7 +167,7 @@ class ProposesPoison(HostDrafter):
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_a_rejected_draft_leaves_nothing_that_is_not_a_number(depth: int) -> None:
+def test_a_rejected_draft_leaves_no_nan(depth: int) -> None:
     """Keys and values of each draft are NaN. The next tokens overwrite them before anybody reads them."""
     engine = Poisoned(1000, depth, lambda future: ProposesPoison())
     requests = [engine.add(name, [ord(name), *GOOD_START]) for name in "abc"]
@@ -178,7 +178,7 @@ def test_a_rejected_draft_leaves_nothing_that_is_not_a_number(depth: int) -> Non
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_a_fault_within_a_draft_ends_the_sequence_behind_the_tokens_before_it(depth: int) -> None:
+def test_a_fault_within_a_draft_keeps_the_tokens_before_it(depth: int) -> None:
     engine = Poisoned(1, depth, lambda future: Oracle(future, most=5))
     request = engine.add("a", GOOD_START)
     wanted = engine.wanted(request)
@@ -195,7 +195,7 @@ def test_a_fault_within_a_draft_ends_the_sequence_behind_the_tokens_before_it(de
     assert tokens_by_choice(engine.run())["b", 0] == engine.wanted(again)
 
 
-def test_a_request_that_forbids_every_token_costs_nobody_the_prefix() -> None:
+def test_a_request_that_forbids_every_token_leaves_the_prefix_cached() -> None:
     """Or anyone could keep a popular prompt out of the cache."""
 
     class Forbidding(PoisonedDevice):

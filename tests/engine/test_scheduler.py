@@ -66,7 +66,7 @@ def test_no_token_is_computed_beyond_the_last_needed_one(depth: int) -> None:
     assert sum(plan.num_tokens for plan in engine.plans) == 10 + 4
 
 
-def test_depth_1_points_at_the_device_and_depth_0_names_the_token() -> None:
+def test_only_synchronous_plans_contain_the_last_token() -> None:
     serial, overlapped = Engine(async_scheduling=0), Engine(async_scheduling=1)
     for engine in (serial, overlapped):
         engine.add("a", 3, max_tokens=4)
@@ -76,7 +76,7 @@ def test_depth_1_points_at_the_device_and_depth_0_names_the_token() -> None:
     assert [plan.token_ids.tolist() for plan in overlapped.plans[1:]] == [[-1]] * 3
 
 
-def test_depth_1_drops_the_row_that_turned_out_finished() -> None:
+def test_async_scheduling_drops_the_result_of_a_finished_row() -> None:
     engine = Engine(async_scheduling=1, stop_probability=1.0)
     engine.add("a", 5, ignore_eos=False, max_tokens=10)
     chunks = engine.run()
@@ -109,7 +109,7 @@ def test_output_is_found_by_the_next_turn() -> None:
 
 @pytest.mark.parametrize("caching", [False, True])
 @pytest.mark.parametrize("depth", [0, 1])
-def test_choices_share_the_prompt_and_have_seeds_of_their_own(caching: bool, depth: int) -> None:
+def test_choices_share_the_prompt_and_have_different_seeds(caching: bool, depth: int) -> None:
     engine = Engine(enable_prefix_caching=caching, async_scheduling=depth)
     request = engine.add("a", 21, n=3, max_tokens=6)
     outputs = tokens_by_choice(engine.run())
@@ -124,7 +124,7 @@ def test_choices_share_the_prompt_and_have_seeds_of_their_own(caching: bool, dep
         assert engine.run()[0].num_cached_tokens == 0
 
 
-def test_preempted_sequences_come_back_whole_and_in_order() -> None:
+def test_preempted_sequences_return_complete_and_in_order() -> None:
     engine = Engine(num_blocks=16, max_model_len=40)
     for name in "abc":
         engine.add(name, [ord(name)] * 8, max_tokens=16)
@@ -193,7 +193,7 @@ def test_an_urgent_request_takes_a_row(depth: int) -> None:
     assert engine.core.stats().num_preemptions == 1
 
 
-def test_equal_priority_takes_nothing_even_from_a_later_request() -> None:
+def test_equal_priority_preempts_not_even_a_later_request() -> None:
     """A choice that waited for its sibling's prompt is older than a request that began meanwhile."""
     engine = Engine(policy="priority", max_num_seqs=2)
     engine.add("pair", 60, n=2, max_tokens=4, priority=1)
@@ -213,7 +213,7 @@ def test_an_urgent_request_takes_blocks(depth: int) -> None:
     assert engine.core.stats().num_preemptions == 1
 
 
-def test_nobody_is_preempted_for_an_urgent_request_that_would_not_fit_all_the_same() -> None:
+def test_nobody_is_preempted_for_an_urgent_request_that_would_still_not_fit() -> None:
     engine = Engine(policy="priority", num_blocks=20, max_model_len=60)
     engine.add("first", [1] * 24, max_tokens=12, priority=0)
     engine.add("slow", [2] * 8, max_tokens=5, priority=1)

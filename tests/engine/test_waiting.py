@@ -33,7 +33,7 @@ def test_best_key_first() -> None:
     assert len(queue) == 0
 
 
-def test_the_order_outlives_many_removals() -> None:
+def test_many_removals_keep_the_order() -> None:
     queue = WaitingQueue()
     made = [sequence(0, arrival) for arrival in range(60)]
     for each in made[::-1]:
@@ -56,7 +56,7 @@ def test_an_ended_sequence_is_skipped_and_not_counted() -> None:
     assert live(queue) == [second]
 
 
-def test_the_last_ones_removal_leaves_no_garbage() -> None:
+def test_removing_the_last_sequence_empties_the_heaps() -> None:
     queue, only = WaitingQueue(), sequence(0, 1)
     queue.push(only)
     queue.forget(only)

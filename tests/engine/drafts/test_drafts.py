@@ -55,7 +55,7 @@ def counts(chunks: list[TokenChunk]) -> list[int]:
     return [len(chunk.token_ids) for chunk in chunks]
 
 
-def test_a_right_draft_gives_one_token_more_than_it_has() -> None:
+def test_a_right_draft_of_k_tokens_gives_k_plus_one() -> None:
     engine = Drafted({"most": 3})
     engine.add("a", 4, max_tokens=9)
     chunks = engine.run()
@@ -68,7 +68,7 @@ def test_a_right_draft_gives_one_token_more_than_it_has() -> None:
     assert engine.drafted == (6, 6)
 
 
-def test_a_wrong_draft_gives_one_token_and_counts_for_nothing() -> None:
+def test_a_wrong_draft_gives_one_token_and_none_is_accepted() -> None:
     engine = Drafted({"most": 3, "wrong": 1.0})
     engine.add("a", 4, max_tokens=4)
     chunks = engine.run()
@@ -264,7 +264,7 @@ def test_a_draft_may_follow_a_token_that_is_in_flight() -> None:
 
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("index", [None, 0])
-def test_an_abort_while_a_draft_is_in_flight(depth: int, index: int | None) -> None:
+def test_an_abort_while_a_draft_is_in_flight_ends_only_that_request(depth: int, index: int | None) -> None:
     engine = Drafted({"most": 5}, async_scheduling=depth)
     engine.add("a", 4, max_tokens=30)
     engine.add("b", 9, max_tokens=30)
@@ -302,7 +302,7 @@ def changed(engine: Drafted, change: Callable[[StepPlan, StepResult], StepResult
 @pytest.mark.parametrize("forbidden", [False, True])
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("kept", [0, 1, 3])
-def test_an_error_after_some_of_a_draft_ends_the_sequence_behind_its_tokens(
+def test_an_error_within_a_draft_ends_the_sequence_after_the_kept_tokens(
     kept: int, depth: int, forbidden: bool
 ) -> None:
     engine = Drafted({"most": 4}, async_scheduling=depth, block_size=2)

@@ -69,7 +69,7 @@ def test_a_loop_is_continued_past_its_end() -> None:
     assert NgramDrafter(7, 1, 3).propose(text, 9).tolist() == [1, 2, 3, 1, 2, 3, 1]
 
 
-def test_nothing_is_kept_of_a_sequence_that_ended() -> None:
+def test_an_ended_sequence_is_forgotten() -> None:
     drafter, text = NgramDrafter(3, 1, 2), sequence([1, 1, 1])
     drafter.propose(text, 3)
     drafter.end(text)
@@ -96,7 +96,7 @@ def test_suffix_finds_recent_answers_of_the_same_salt_only() -> None:
     assert drafter.propose(sequence([2, 7]), 9).tolist() == []  # a match of one is too short
 
 
-def test_what_the_operator_may_change() -> None:
+def test_the_options_of_suffix_reach_the_drafter() -> None:
     config = SpeculativeConfig(
         method="suffix",
         num_speculative_tokens=8,

@@ -78,7 +78,7 @@ def head(future: Future) -> HeadDrafter:
 
 
 @pytest.mark.parametrize(("depth", "block_size"), HEAD_CASES)
-def test_drafts_of_a_head_change_nothing(depth: Literal[0, 1], block_size: int) -> None:
+def test_drafts_of_a_head_change_no_token(depth: Literal[0, 1], block_size: int) -> None:
     """The fake device has the drafts; plans are made before it is known how many of them were kept."""
     preemptions = 0
     for seed in range(2):
@@ -94,7 +94,7 @@ def test_drafts_of_a_head_change_nothing(depth: Literal[0, 1], block_size: int) 
     ("depth", "block_size"),
     [(0, 16), (1, 1), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((0, 1), (1, 16)))],
 )
-def test_a_head_that_is_switched_on_and_off_changes_nothing(depth: Literal[0, 1], block_size: int) -> None:
+def test_a_head_that_is_switched_on_and_off_changes_no_token(depth: Literal[0, 1], block_size: int) -> None:
     """What was drafted before an interruption is not what follows after it."""
     limits = tight_limits(random.Random(f"{depth}{block_size}"), depth, True, block_size, "fcfs")
     limits = replace(limits, draft_tokens=restless(5, limits.max_num_seqs))
@@ -108,7 +108,7 @@ def lookup(kind: str, future: Future) -> PlanningDrafter:
 
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("kind", ["ngram", "suffix"])
-def test_lookups_change_nothing(kind: str, depth: Literal[0, 1]) -> None:
+def test_lookup_drafts_change_no_token(kind: str, depth: Literal[0, 1]) -> None:
     """The fake model's text has no order; what is found is what happens to be repeated."""
     limits = tight_limits(random.Random(depth), depth, True, 4, "fcfs")
     life = simulate(replace(limits, vocab_size=6, eos_token_ids=(5,)), 0, 1, partial(lookup, kind))
@@ -130,14 +130,14 @@ def small(request: GenerateRequest) -> GenerateRequest:
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_nonsense_changes_nothing(depth: Literal[0, 1]) -> None:
+def test_random_drafts_change_no_token(depth: Literal[0, 1]) -> None:
     limits = tight_limits(random.Random(depth), depth, True, 4, "fcfs")
     life = simulate(limits, 100, 1, nonsense)
     assert life.core._scheduler.committer.num_draft_tokens > 0
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_ranges_of_rows_change_nothing(depth: Literal[0, 1]) -> None:
+def test_limits_of_drafts_by_rows_change_no_token(depth: Literal[0, 1]) -> None:
     limits = tight_limits(random.Random(depth), depth, True, 4, "fcfs")
     limits = replace(limits, draft_tokens=restless(6, limits.max_num_seqs))
     stats = simulate(limits, 80, 1, partial(oracle, DRAFTERS["anything"])).core.stats()

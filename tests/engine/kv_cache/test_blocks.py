@@ -45,7 +45,7 @@ def test_cached_block_stays_findable_until_it_is_evicted() -> None:
     check_pool(pool, [first])
 
 
-def test_plain_blocks_go_before_cached_ones() -> None:
+def test_plain_blocks_are_allocated_before_cached_ones() -> None:
     pool = BlockPool(2)
     cached = pool.allocate()
     pool.publish(FULL, b"a", cached)
@@ -89,7 +89,7 @@ def test_forget_all_makes_every_free_block_plain() -> None:
     check_pool(pool, [])
 
 
-def test_check_notices_a_reference_that_no_table_explains() -> None:
+def test_the_check_finds_a_reference_outside_all_tables() -> None:
     pool = BlockPool(2)
     block = pool.allocate()
     with pytest.raises(AssertionError, match="references"):

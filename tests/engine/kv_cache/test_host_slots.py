@@ -67,7 +67,7 @@ def test_a_pinned_page_that_is_forgotten_is_free_afterwards() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(CALLS), st.integers(0, 9))))
-def test_the_log_ends_with_the_index(calls: list[tuple[str, int]]) -> None:
+def test_the_log_replays_to_the_index(calls: list[tuple[str, int]]) -> None:
     log, pinned = Log(), list[int]()
     slots = HostSlots(4, log)  # type: ignore[arg-type]
     for call, number in calls:

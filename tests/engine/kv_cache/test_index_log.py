@@ -120,7 +120,7 @@ def test_a_run_of_blocks_is_one_event_with_parent_tokens_and_salt() -> None:
     assert event.token_ids.tolist() == list(range(108, 116))
 
 
-def test_blocks_that_were_there_already_are_not_reported_again() -> None:
+def test_indexed_blocks_are_not_reported_again() -> None:
     cache, other, tables = HybridCache(20, 4, 40), BlockTables(), BlockTables()
     cache.grow(other, 12)
     cache.pool.publish(FULL, HASHES[1], other.full[1])
@@ -230,7 +230,7 @@ def test_a_shared_secret_depends_on_the_environment_alone() -> None:
 
 
 @pytest.mark.parametrize(("caching", "slots"), [(True, 0), (False, 0), (True, 20), (True, 400)])
-def test_events_follow_a_life_of_the_engine(caching: bool, slots: int) -> None:
+def test_events_replay_to_the_index_of_a_busy_engine(caching: bool, slots: int) -> None:
     """Random requests over a pool that is too small: evictions, preemption, aborts, two salts, a reset."""
     rng = random.Random(5)
     limits = EngineLimits(
