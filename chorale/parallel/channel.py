@@ -34,12 +34,12 @@ class Channel:
                 return None
 
     def has_message(self, within: float) -> bool:
-        """Return whether ``receive`` will not wait, or only for the rest of a message. Waits ``within``
-        seconds for that."""
+        """Wait at most ``within`` seconds for a message to arrive. Returns whether the start of one has
+        arrived."""
         return bool(self._received) or bool(select.select([self.connection], [], [], within)[0])
 
     def take(self) -> bytes | None:
-        """Return the next message, if all of it has been read."""
+        """Return the next message, or None if it has not been read completely."""
         received = self._received
         if len(received) < _LENGTH.size:
             return None
@@ -51,7 +51,7 @@ class Channel:
         return message
 
     def fill(self) -> bool:
-        """Read what has arrived, waiting for it. Returns False if the other end is gone."""
+        """Wait for data and read it. Returns False if the other end is gone."""
         try:
             data = self.connection.recv(_PIECE)
         except OSError:
@@ -60,7 +60,7 @@ class Channel:
         return bool(data)
 
     def close(self) -> None:
-        """End the connection for both ends, also for a thread that sends or receives."""
+        """End the connection for both ends, and for threads that are sending or receiving."""
         try:
             self.connection.shutdown(socket.SHUT_RDWR)
         except OSError:

@@ -1,4 +1,4 @@
-"""Communicator: how the ranks of one engine exchange tensors. Imports no torch.
+"""Communicator: exchanges tensors between the ranks of one engine. Imports no torch.
 
 Every rank makes the same calls in the same order, with tensors of the same shape. Results have the same bits
 on all ranks.
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 
 class CommunicationError(EngineError):
-    """An exchange failed or took too long: some other rank has ended or hangs."""
+    """An exchange failed or timed out: another rank has ended or hangs."""
 
 
 class Exchange(Protocol):
-    """Kernels that wait for what other ranks write."""
+    """Kernels that wait for data from other ranks."""
 
     def check(self) -> None:
-        """Raises ``CommunicationError`` naming a rank that a kernel has waited for in vain."""
+        """Raises ``CommunicationError`` with the number of a rank for which a kernel has waited in vain."""
         ...
 
     def set_limit(self, seconds: float) -> None:
-        """Set how long kernels wait, those that wait already, too."""
+        """Set how long kernels wait, including those that are already waiting."""
         ...
 
 
@@ -53,7 +53,7 @@ class Communicator(Protocol):
         ...
 
     def all_reduce_(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Replace ``tensor`` by the sum over all ranks, added in the order of ranks. Returns it."""
+        """Replace ``tensor`` with the sum over all ranks, added in the order of ranks. Returns it."""
         ...
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -73,7 +73,7 @@ class Communicator(Protocol):
         ...
 
     def abort(self) -> None:
-        """Make exchanges that are under way fail, as far as the library can. Any thread may call it."""
+        """Make current exchanges fail, as far as the library supports it. Any thread may call it."""
         ...
 
     def close(self) -> None:
@@ -111,7 +111,7 @@ class Alone:
 
 
 class Silent(Alone):
-    """A rank among several that exchanges nothing: for dry runs, whose results mean nothing."""
+    """One of several ranks that exchanges nothing: for dry runs, whose results are not used."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size

@@ -25,14 +25,14 @@ from chorale.parallel.peer_memory import NamedGroup, PeerMemory, symmetric_memor
 from chorale.parallel.store_keys import KeysFromZero
 
 logger = logging.getLogger(__name__)
-# A backstop: ranks that end or hang are noticed by their channels (``ranks.py``) long before.
+# A last resort: channels detect ranks that end or hang much earlier (``processes.py``).
 TIMEOUT = datetime.timedelta(minutes=10)
-LOOK = datetime.timedelta(milliseconds=200)  # between two looks whether an exchange was aborted
+LOOK = datetime.timedelta(milliseconds=200)  # interval of checks whether an exchange was aborted
 CLOSE_SECONDS = 5.0
 
 
 class GroupCommunicator:
-    """Common parts of both kinds of group."""
+    """The parts that all kinds of groups share."""
 
     def __init__(self, group: Any, rank: int, size: int) -> None:
         self._group = group
@@ -42,8 +42,8 @@ class GroupCommunicator:
         self.is_waiting = False
 
     def all_reduce_(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Each rank adds all parts itself: the order of additions depends neither on the rank nor on where
-        an element stands."""
+        """Each rank adds all tensors itself, so the order of additions depends neither on the rank nor on an
+        element's position."""
         first, *others = self.all_gather(tensor).unbind(0)
         for part in others:
             first += part
@@ -83,7 +83,7 @@ class Gloo(GroupCommunicator):
     """Ranks on CPUs of one machine, connected over the loopback interface."""
 
     def __init__(self, meeting_point: Path, rank: int, size: int) -> None:
-        """``meeting_point``: a file that all ranks name, in a private folder; it does not exist before.
+        """``meeting_point``: a file in a private folder, the same for all ranks; it must not exist yet.
 
         Waits for all ranks. Raises ``CommunicationError``.
         """
@@ -96,7 +96,7 @@ class Gloo(GroupCommunicator):
             super().__init__(dist.ProcessGroupGloo(store, rank, size, options), rank, size)
 
     def _wait(self, work: Any) -> None:
-        """Also ends when ``abort`` is called: gloo has been seen not to notice that a peer was killed."""
+        """Wait for an exchange, or until ``abort`` is called: gloo does not always notice a killed peer."""
         while not _is_done(work, LOOK):
             if self._is_aborted:
                 _leak(self._group)
@@ -107,10 +107,10 @@ class Gloo(GroupCommunicator):
 
 
 class Nccl(GroupCommunicator):
-    """Ranks on GPUs of one machine; in a ROCm build it is RCCL. Its calls can be captured in a graph."""
+    """Ranks on GPUs of one machine; RCCL in a ROCm build. Its calls can be captured in a graph."""
 
     def __init__(self, meeting_point: Path, rank: int, size: int, device: torch.device) -> None:
-        """As ``Gloo``. ``device``: this rank's, which must be the current one."""
+        """As ``Gloo``. ``device``: this rank's device, which must be the current one."""
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = TIMEOUT
         with _failures():
@@ -119,7 +119,8 @@ class Nccl(GroupCommunicator):
             self._device, self._folder = device, meeting_point.parent
             inner = KeysFromZero(dist.PrefixStore("peer memory", store))  # type: ignore[attr-defined]
             self._named = NamedGroup(f"chorale ranks {meeting_point}", rank, size, inner)
-            self.all_reduce_(torch.zeros(1, device=device))  # connects, which a graph's capture must not
+            # Connects the ranks, which must not happen during a capture.
+            self.all_reduce_(torch.zeros(1, device=device))
             self.all_gather(torch.zeros(1, device=device))
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -129,15 +130,15 @@ class Nccl(GroupCommunicator):
         return found
 
     def all_reduce_(self, tensor: torch.Tensor) -> torch.Tensor:
-        """NCCL's order of additions is its own, but every rank gets the same bits."""
+        """As in ``Communicator``, but NCCL chooses the order of additions. Every rank gets the same bits."""
         with _failures():
             self._group.allreduce([tensor]).wait()
         return tensor
 
     def peer_memory(self, num_bytes: int, device: torch.device) -> PeerMemory | None:
-        """All ranks call this. A rank that cannot reach its peers' memory makes all ranks use NCCL."""
+        """Must be called on all ranks. If one rank cannot reach its peers' memory, all ranks use NCCL."""
         found, why = None, unreachable(self.rank, self.size)
-        if not self._any(bool(why), device):  # otherwise ranks would wait for one that has given up
+        if not self._any(bool(why), device):  # if one rank failed, none may wait for it
             try:
                 with sockets_in(self._folder):
                     found = symmetric_memory(num_bytes, self._named.name, device, self._barrier)
@@ -153,7 +154,7 @@ class Nccl(GroupCommunicator):
         return bool(self.all_gather(torch.tensor([own], dtype=torch.float32, device=device)).any())
 
     def close(self) -> None:
-        """Waits for a bounded time: NCCL may wait for a rank that has ended."""
+        """Close the group, for a bounded time: NCCL may wait for a rank that has ended."""
         self._named.close()
         if not ends_within(self._group.shutdown, CLOSE_SECONDS):
             logger.warning("NCCL did not close; its memory is freed when this process ends")
@@ -164,7 +165,7 @@ class Nccl(GroupCommunicator):
 
 
 class Hccl(GroupCommunicator):
-    """Ranks on Ascend NPUs of one machine. Never run on any."""
+    """Ranks on Ascend NPUs of one machine. Never run on an NPU."""
 
     def __init__(self, meeting_point: Path, rank: int, size: int) -> None:
         """As ``Gloo``. This rank's device must be the current one."""
@@ -176,16 +177,17 @@ class Hccl(GroupCommunicator):
             super().__init__(groups(store, rank, size, options), rank, size)
 
     def abort(self) -> None:
-        """Exchanges with a lost rank go on until this process is ended (``RankProcesses``) or ``TIMEOUT``."""
+        """Do nothing: exchanges with a lost rank last until this process ends (``RankProcesses``) or
+        ``TIMEOUT``."""
         for exchange in self._exchanges:
             exchange.set_limit(0.0)
 
     def close(self) -> None:
-        return None  # with the process; torch_npu's groups have no call that is known to end in bounded time
+        return None  # closed with the process: no call of torch_npu is known to end in bounded time
 
 
 def unreachable(rank: int, size: int) -> str:
-    """Returns which GPU's memory the driver does not let ``rank``'s GPU access, or ""."""
+    """Returns why the GPU of ``rank`` cannot access another rank's memory, or "" if it can."""
     for other in range(size):
         if other != rank and not torch.cuda.can_device_access_peer(rank, other):
             return f"GPU {rank} cannot access the memory of GPU {other}"
@@ -194,12 +196,12 @@ def unreachable(rank: int, size: int) -> str:
 
 @contextmanager
 def sockets_in(folder: Path) -> Iterator[None]:
-    """Makes torch's symmetric memory put its sockets into ``folder``, which must be the same on all ranks.
+    """Make torch's symmetric memory put its sockets into ``folder``, which must be the same on all ranks.
 
-    They are named after process numbers, in TMPDIR: containers that share one may have the same numbers, and
-    a long path does not fit a socket's name.
+    By default the sockets are in TMPDIR and named after process ids, but containers that share a TMPDIR may
+    have equal ids, and a long path does not fit into a socket's name.
     """
-    tempfile.gettempdir()  # remembers the place for everything else
+    tempfile.gettempdir()  # caches the usual folder for all other callers
     before = os.environ.get("TMPDIR")
     os.environ["TMPDIR"] = str(folder)
     try:
@@ -220,23 +222,23 @@ def ends_within(action: Callable[[], None], seconds: float) -> bool:
 
 
 def _is_done(work: Any, timeout: datetime.timedelta) -> bool:
-    """Waits for an exchange. Raises ``RuntimeError`` if it failed."""
+    """Wait for an exchange. Returns whether it is done. Raises ``RuntimeError`` if it failed."""
     try:
         work.wait(timeout)
     except RuntimeError:
         if not work.is_completed():
             return False
-        work.wait()  # it failed, or has ended just after the timeout
+        work.wait()  # raises if it failed; otherwise it ended just after the timeout
     return True
 
 
 def _leak(group: Any) -> None:
-    """Keeps a group until the process ends: its destructor waits for exchanges that may never end."""
+    """Keep a group until the process ends: its destructor waits for exchanges that may never end."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 def connect(meeting_point: Path, rank: int, size: int, device: torch.device) -> Communicator:
-    """Connects this process to the other ranks. Raises ``CommunicationError``."""
+    """Connect this process to the other ranks. Raises ``CommunicationError``."""
     if device.type == "cuda":
         return Nccl(meeting_point, rank, size, device)
     if device.type == "npu":

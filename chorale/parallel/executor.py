@@ -1,7 +1,7 @@
 """RankedExecutor: the Executor of an engine whose model runs on several ranks.
 
-The engine process is rank 0. A plan is encoded once and sent to all ranks before rank 0 runs it; results are
-rank 0's. Whatever changes a worker's state is sent to all ranks in the same order.
+The engine process is rank 0. A plan is encoded once and sent to all ranks before rank 0 runs it; the results
+are rank 0's. Every call that changes a worker's state is sent to all ranks in the same order.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class RankedExecutor:
         self._later: deque[WorkerCall] = deque()
 
     def execute(self, plan: StepPlan) -> StepHandle:
-        """Raises ``EngineError`` naming a rank that was lost."""
+        """Start a step on all ranks. Raises ``EngineError`` with the number of a lost rank."""
         self._ranks.send(encode(Plan(plan)))
         return RankedStep(self._first.execute(plan), self._ranks, self._communicator)
 
@@ -62,12 +62,12 @@ class RankedExecutor:
     def shutdown(self) -> None:
         """End the other ranks and release the memory of this one."""
         self._first.shutdown()
-        self._communicator.close()  # while the other ranks still live
+        self._communicator.close()  # before the other ranks end
         self._ranks.close()
 
 
 class RankedGrammars:
-    """The ``GrammarService`` of such an engine: each rank compiles the grammars that its rows will need."""
+    """The ``GrammarService`` of an engine with several ranks: each rank compiles the grammars of its rows."""
 
     def __init__(self, first: GrammarService, ranks: RankProcesses) -> None:
         self._first, self._ranks = first, ranks
@@ -92,7 +92,7 @@ class RankedStep:
         self._step, self._ranks, self._communicator = step, ranks, communicator
 
     def result(self) -> StepResult:
-        """Wait for rank 0's result. Raises ``EngineError``, which names a rank that was lost."""
+        """Wait for rank 0's result. Raises ``EngineError`` with the number of a lost rank."""
         try:
             result = self._step.result()
             self._communicator.check()

@@ -1,6 +1,6 @@
 """PeerMemory: memory that all ranks of a host can write to, over NVLink or PCIe.
 
-NVLink multicast is never used. Tests make a ``PeerMemory`` of shared memory of a CPU.
+NVLink multicast is never used. Tests make a ``PeerMemory`` from shared memory of the host.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ class PeerMemory:
     """A buffer of the same size on every rank."""
 
     rank: int
-    size: int  # ranks
+    size: int  # number of ranks
     buffer: torch.Tensor  # this rank's [bytes / 4] int32
-    addresses: torch.Tensor  # [size] int64, on the device: where each rank's buffer begins for this one
-    barrier: Callable[[], None]  # of all ranks' hosts
+    # [size] int64, on the device: start addresses of all ranks' buffers, as this rank sees them.
+    addresses: torch.Tensor
+    barrier: Callable[[], None]  # waits for the host threads of all ranks
     owner: Any = None  # keeps the peers' memory mapped
 
 
@@ -30,8 +31,9 @@ class NamedGroup:
     def __init__(self, name: str, rank: int, size: int, store: Any) -> None:
         from torch._C import _distributed_c10d as c10d
 
-        self.name, self._store = name, store  # torch does not keep what Python adds to a store
-        # Nor a reference to the group, which has no collectives: only rank, size and store are read.
+        # Torch keeps no reference to attributes that Python adds to a store.
+        self.name, self._store = name, store
+        # A group without collectives: only its rank, size and store are read.
         self._group = c10d.ProcessGroup(store, rank, size)
         c10d._register_process_group(cast("Any", name), self._group)
 
@@ -44,13 +46,13 @@ class NamedGroup:
 def symmetric_memory(
     num_bytes: int, group_name: str, device: torch.device, barrier: Callable[[], None]
 ) -> PeerMemory:
-    """Allocate on all ranks of a group, which all call this. Raises ``RuntimeError`` if the GPUs cannot
+    """Allocate memory on all ranks of a group; all must call this. Raises ``RuntimeError`` if the GPUs cannot
     access each other's memory. ``barrier`` returns when all ranks have called it."""
     from torch._C._distributed_c10d import _SymmetricMemory
 
     buffer = _SymmetricMemory.empty_strided_p2p((num_bytes // 4,), (1,), torch.int32, device)
     handle = _SymmetricMemory.rendezvous(buffer, group_name)
-    offset = buffer.data_ptr() - handle.buffer_ptrs[handle.rank]  # of a tensor in a larger allocation
+    offset = buffer.data_ptr() - handle.buffer_ptrs[handle.rank]  # offset of the tensor in its allocation
     addresses = torch.tensor([place + offset for place in handle.buffer_ptrs], device=device)
 
     def wait_for_all() -> None:
@@ -61,7 +63,7 @@ def symmetric_memory(
 
 
 def simulated_memory(num_bytes: int, rank: int, size: int, device: torch.device) -> PeerMemory:
-    """Return the memory of a rank without peers, for dry runs, which launch nothing."""
+    """Return memory without peers, for dry runs, which launch nothing."""
     buffer = torch.empty(num_bytes // 4, dtype=torch.int32, device=device)
     addresses = torch.zeros(size, dtype=torch.int64, device=device)
     return PeerMemory(rank, size, buffer, addresses, lambda: None)

@@ -1,8 +1,8 @@
-"""RankProcesses: starts the other ranks of an engine, follows them, and ends them.
+"""RankProcesses: starts the other ranks of an engine, watches them, and ends them.
 
-One thread does all of it. It starts the processes, because Linux ends a child with the thread that started
-it, and this thread lives as long as the ranks do. It reads their messages, notices the end or the silence of
-one, and finds out which rank broke first: the others fail, too, as soon as an exchange with it fails.
+One thread does all of this. It starts the processes, because Linux ends a child with the thread that started
+it, and this thread lives as long as the ranks. It reads their messages, notices when one ends or is silent,
+and finds the rank that broke first: the others fail too, as soon as an exchange with it fails.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from chorale.parallel.rank_state import Loss, RankState, first_loss
 from chorale.parallel.wire import Stop, decode_from_rank, encode
 
 logger = logging.getLogger(__name__)
-LOOK_SECONDS = 0.1  # between two looks at the processes
-CAUSE_SECONDS = 0.3  # in which the reports of other ranks arrive, once one has failed
-ESCAPE_SECONDS = 1.5  # for the engine's own thread to end after a failure
-STOP_SECONDS = 5.0  # for ranks to end by themselves
+LOOK_SECONDS = 0.1  # interval of checks of the processes
+CAUSE_SECONDS = 0.3  # wait for reports of other ranks after one has failed
+ESCAPE_SECONDS = 1.5  # time for the engine's thread to notice a failure
+STOP_SECONDS = 5.0  # time for ranks to end by themselves
 
-# (rank, descriptor of its channel) -> (command, what is written to its standard input)
+# (rank, descriptor of its channel) -> (command, data for its standard input)
 Launch = Callable[[int, int], tuple[Sequence[str], bytes]]
 
 
 @dataclass(slots=True)
 class _Shared:
-    """State that both threads read; the condition's lock protects it."""
+    """State shared by both threads, protected by the condition's lock."""
 
     changed: threading.Condition = field(default_factory=threading.Condition)
     loss: Loss | None = None
@@ -46,8 +46,8 @@ class _Shared:
 
 
 class RankProcesses:
-    """The ranks from 1 on. Methods raise ``EngineError``, or ``ConfigError``, that names the rank that was
-    lost."""
+    """All ranks except rank 0. Methods raise ``EngineError`` or ``ConfigError`` with the number of a lost
+    rank."""
 
     def __init__(
         self,
@@ -57,10 +57,10 @@ class RankProcesses:
         hidden: Sequence[str] = (),
         timeout: float = HEARTBEAT_TIMEOUT,
     ) -> None:
-        """``on_lost`` is called in another thread if the engine's own has not noticed a loss in time
+        """``on_lost`` is called in another thread if the engine's thread does not notice a loss in time
         (``check``, ``cause``), for example because it waits for a device that waits for a lost rank.
-        ``hidden``: variables that ranks do not inherit. ``timeout``: seconds of silence of a rank that
-        hangs."""
+        ``hidden``: environment variables that ranks do not inherit. ``timeout``: seconds of silence after
+        which a rank counts as hanging."""
         self._timeout = timeout
         self._size, self._launch, self._on_lost, self._hidden = size, launch, on_lost, hidden
         self._ranks: list[RankState] = []
@@ -87,11 +87,11 @@ class RankProcesses:
         return [each.hardware for each in self._ranks if each.hardware is not None]
 
     def wait_ready(self) -> None:
-        """Wait until all ranks take plans."""
+        """Wait until all ranks accept plans."""
         self._wait(lambda: all(each.is_ready for each in self._ranks))
 
     def abort_by(self, abort: Callable[[], None]) -> None:
-        """Set what ends exchanges that are under way when a rank is lost."""
+        """Set the function that aborts current exchanges when a rank is lost."""
         self._abort = abort
 
     def send(self, data: bytes) -> None:
@@ -111,8 +111,8 @@ class RankProcesses:
             raise loss.error()
 
     def cause(self, own: EngineError) -> ConfigError | EngineError:
-        """Return the error that came first: that of the rank that was lost, for which this waits a moment, or
-        ``own``, of rank 0."""
+        """Return the error that came first: that of the lost rank, for which this waits briefly, or ``own``,
+        the error of rank 0."""
         if isinstance(own, GpuError):
             self._acknowledged.set()
             return GpuError(f"rank 0: {own.message}")
@@ -123,12 +123,13 @@ class RankProcesses:
             loss = self._shared.loss
         self._acknowledged.set()
         if loss is None or (loss.reason == "exchange" and not isinstance(own, CommunicationError)):
-            named = isinstance(own, CommunicationError)  # the rank for which rank 0 has waited
+            # It has the number of the rank for which rank 0 has waited.
+            named = isinstance(own, CommunicationError)
             return own if named else EngineError(f"rank 0: {own.message}")
         return loss.error()
 
     def close(self) -> None:
-        """End all ranks, by force after a while. Idempotent."""
+        """End all ranks, by force after ``STOP_SECONDS``. Idempotent."""
         with self._shared.changed:
             self._shared.is_closing = True
         for each in self._ranks:
@@ -165,7 +166,7 @@ class RankProcesses:
         except OSError:
             ours.close()
             raise
-        with contextlib.suppress(BrokenPipeError):  # it has ended, which the loop notices
+        with contextlib.suppress(BrokenPipeError):  # the rank has ended, which the loop notices
             if process.stdin is not None:
                 with process.stdin as stream:
                     stream.write(start)
@@ -173,7 +174,8 @@ class RankProcesses:
         return RankState(rank, process, Channel(ours), pulse, self._timeout)
 
     def _spawn(self, rank: int, descriptor: int) -> tuple[subprocess.Popen[bytes], bytes]:
-        """Returns the process and what it is to read. Its session is its own: Ctrl-C is the engine's."""
+        """Return the process and the data for its standard input. It gets its own session, so Ctrl-C does not
+        reach it."""
         command, start = self._launch(rank, descriptor)
         environment = {name: value for name, value in os.environ.items() if name not in self._hidden}
         environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # a waiting thread must not take a core
@@ -183,7 +185,7 @@ class RankProcesses:
         return process, start
 
     def _follow(self) -> None:
-        """Reads messages until the ranks are to end, or one is lost."""
+        """Read messages until the engine closes or a rank is lost."""
         with selectors.DefaultSelector() as selector:
             for each in self._ranks:
                 selector.register(each.channel.connection, selectors.EVENT_READ, each)
@@ -212,12 +214,13 @@ class RankProcesses:
                 self._shared.changed.notify_all()
 
     def _lose(self) -> None:
-        """Finds the rank that broke first, tells the engine's thread, and makes sure that it ends."""
+        """Find the rank that broke first, report it to the engine's thread, and make sure that the engine
+        ends."""
         loss = first_loss(self._ranks)
         with self._shared.changed:
             self._shared.loss = loss
             self._shared.changed.notify_all()
-        for each in self._ranks:  # exchanges with a rank that hangs fail as soon as it is gone
+        for each in self._ranks:  # then exchanges with a rank that hangs fail
             each.process.kill()
         if self._abort is not None:
             self._abort()
@@ -225,8 +228,8 @@ class RankProcesses:
             self._on_lost(loss.error())
 
     def _end(self) -> None:
-        """Ends what still runs. Ranks end by themselves on ``Stop`` or when their channel ends."""
-        lost = self._shared.loss is not None or self._acknowledged.is_set()  # or rank 0 has failed
+        """End the remaining ranks. Ranks end by themselves on ``Stop`` or when their channel closes."""
+        lost = self._shared.loss is not None or self._acknowledged.is_set()  # the latter: rank 0 has failed
         deadline = time.monotonic() + (0.0 if lost else STOP_SECONDS)
         for each in self._ranks:
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""Rank: one process's place among those that run a model together."""
+"""Rank: one of the processes that run a model together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Rank:
 
     @property
     def silent(self) -> Rank:
-        """The same rank in a dry run: it exchanges nothing."""
+        """The same rank for a dry run: it exchanges nothing."""
         return replace(self, communicator=Silent(self.share.rank, self.share.size))
 
     def vocabularies(self, vocab_size: int) -> list[range]:

@@ -1,4 +1,4 @@
-"""RankState: the signs of life of one rank, when it counts as lost, and which of several broke first."""
+"""RankState: one rank's heartbeats, when it counts as lost, and which rank broke first."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from chorale.machine.processes import LOADING_TIMEOUT, Pulse
 from chorale.parallel.channel import Channel
 from chorale.parallel.wire import Beat, Failed, FromRank, Opened, Ready
 
-# Of a rank's own part of one step: enqueuing on a GPU, computing on a CPU. Less than the engine monitor's
-# limits for a whole step, which name no rank (``watch.WatchLimits.step_limit``).
+# Maximum for a rank's own part of a step: enqueuing on a GPU, computing on a CPU. Less than the engine
+# monitor's limits for a whole step, whose errors name no rank (``watch.WatchLimits.step_limit``).
 BUSY_SECONDS = {"cpu": 500.0, "cuda": 25.0}
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """The reason why the engine cannot go on. ``reason``: as of ``Failed``; "ended" if the rank said none."""
+    """The reason why the engine cannot continue. ``reason``: as in ``Failed``; "ended" if the rank gave
+    none."""
 
     message: str
     reason: str = "ended"
@@ -40,11 +41,12 @@ class RankState:
     process: subprocess.Popen[bytes]
     channel: Channel
     pulse: Pulse
-    timeout: float  # seconds of silence, while serving, after which it hangs; as of the engine itself
+    # Seconds of silence while serving after which it counts as hanging; the same as for the engine.
+    timeout: float
     hardware: Hardware | None = None  # once it has opened its device
     is_ready: bool = False
     failed: Failed | None = None
-    trouble: str = ""  # why it counts as lost
+    trouble: str = ""  # why it counts as lost, for messages
     is_open: bool = True
 
     def hear(self, message: FromRank, now: float) -> None:
@@ -57,7 +59,7 @@ class RankState:
             self.failed = message
 
     def judge(self, now: float) -> None:
-        """Sets ``trouble`` if the rank has failed, ended or hangs."""
+        """Set ``trouble`` if the rank has failed, ended or hangs."""
         if self.trouble:
             return
         code, pulse = self.process.poll(), self.pulse
@@ -72,7 +74,7 @@ class RankState:
 
 
 def first_loss(ranks: Iterable[RankState]) -> Loss:
-    """Returns the loss of the rank that broke first, of those in trouble."""
+    """Return the loss of the rank that broke first, among those in trouble."""
     first = min((each for each in ranks if each.trouble), key=_blame)
     if first.failed is None:
         return Loss(f"rank {first.rank} (process {first.process.pid}) {first.trouble}")
@@ -83,8 +85,8 @@ def first_loss(ranks: Iterable[RankState]) -> Loss:
 
 
 def _blame(each: RankState) -> int:
-    """Lower: more probably the first to break. A rank whose exchange failed reports it; one that was killed
-    reports nothing; and a GPU's hardware does not fail because of another rank."""
+    """Sort key: lower means more likely the first to break. A rank whose exchange failed reports it; a killed
+    rank reports nothing; and a GPU's hardware does not fail because of another rank."""
     if each.failed is None:
         return 1
     return {"gpu": 0, "exchange": 3}.get(each.failed.reason, 2)

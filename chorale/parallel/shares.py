@@ -1,8 +1,8 @@
 """Shares: the part of the model that each rank of a tensor-parallel engine owns. Pure functions of sizes.
 
 Attention is cut by KV heads and their query heads, the experts by columns of the intermediate size (or, with
-expert parallelism, by whole experts), embedding and head by token ids. Nothing is padded: where a number of
-chunks does not divide, the first ranks have one chunk more.
+expert parallelism, by whole experts), embedding and head by token ids. Nothing is padded: if the chunks do
+not divide evenly, the first ranks have one chunk more.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Protocol
 from chorale.config.engine import VALID_SIZES, EngineConfig, check_size
 from chorale.errors import ConfigError
 
-CHUNK = 64  # columns and token ids that stay together (masks of grammars have eight ids an octet)
-MXFP4_GROUP = 32  # columns that share a scale: the chunk where 64 does not divide the intermediate size
+CHUNK = 64  # columns and token ids that stay together (grammar masks have eight ids per byte)
+MXFP4_GROUP = 32  # columns that share a scale; the chunk size if 64 does not divide the intermediate size
 
 
 class ModelSizes(Protocol):
@@ -37,43 +37,45 @@ class Share:
     """The part of the model that one rank owns."""
 
     rank: int
-    size: int  # ranks
+    size: int  # number of ranks
     heads: range  # query heads
     kv_heads: range
-    columns: range  # of each expert's intermediate size
+    columns: range  # columns of each expert's intermediate size
     experts: range
     vocabulary: range  # token ids: rows of embedding and head
-    num_experts: int  # of the model
+    num_experts: int  # experts of the whole model
 
     @property
     def by_expert(self) -> bool:
-        """Returns whether the ranks have whole experts, instead of some columns of all."""
+        """Returns whether the ranks have whole experts instead of some columns of every expert."""
         return len(self.experts) < self.num_experts
 
     @property
     def is_first(self) -> bool:
-        """Returns whether this rank adds what must be added once: biases of summed products, and x."""
+        """Returns whether this rank adds the terms that must be added once: biases of summed products, and
+        x."""
         return self.rank == 0
 
 
 def cuts_by_expert(config: EngineConfig) -> bool:
-    """Returns whether ranks have whole experts, instead of some columns of all: as asked, else columns.
+    """Returns whether ranks have whole experts instead of some columns of every expert, the default.
 
-    The choice for all loads, as weights are cut when they are read. Whole experts should win for prompts and
-    large batches, and lose for few rows (predictions: docs/lab/kernels.md). Neither was measured on GPUs.
+    The choice holds for every batch size, because weights are cut when they are read. Whole experts should be
+    faster for prompts and large batches, and slower for few rows (predictions: docs/lab/kernels.md). Neither
+    was measured on GPUs.
     """
     return bool(config.enable_expert_parallel)
 
 
 def shares_of(config: EngineConfig, model: ModelSizes) -> tuple[Share, ...]:
-    """Returns the share of each rank of an engine. Raises ``ConfigError`` as ``make_shares``."""
+    """Returns the share of each rank of an engine. Raises ``ConfigError`` like ``make_shares``."""
     return make_shares(model, config.tensor_parallel_size, by_expert=cuts_by_expert(config))
 
 
 def make_shares(model: ModelSizes, size: int, *, by_expert: bool = False) -> tuple[Share, ...]:
-    """Returns the share of each rank. ``by_expert``: whole experts instead of columns of all.
+    """Returns the share of each rank. ``by_expert``: whole experts instead of columns of every expert.
 
-    Raises ``ConfigError`` if the model cannot be cut into ``size`` parts.
+    Raises ``ConfigError`` if the model cannot be cut into ``size`` shares.
     """
     check_size(size)
     kv_heads, inter = model.num_key_value_heads, model.intermediate_size
@@ -106,7 +108,7 @@ def make_shares(model: ModelSizes, size: int, *, by_expert: bool = False) -> tup
 
 
 def vocabulary_shares(vocab_size: int, size: int) -> list[range]:
-    """Returns the token ids of each rank: adjacent, and no rank has more than the first."""
+    """Returns the token ids of each rank: adjacent ranges, of which the first is the longest."""
     return cut(vocab_size, size, CHUNK, "token ids")
 
 

@@ -1,8 +1,8 @@
-"""Keys of torch's symmetric memory that do not depend on what a process did before.
+"""Keys of torch's symmetric memory that do not depend on earlier engines of a process.
 
-Its exchanges are numbered by the process: "CUDASymmetricMemory.../7/1" is what rank 1 says in the eighth. A
-process that starts a second engine has counted on, and the new engine's other ranks, which are new processes,
-begin at 0: they would wait for each other until the store's time limit.
+torch numbers its exchanges per process: "CUDASymmetricMemory.../7/1" is the message of rank 1 in the eighth.
+When a process starts a second engine, its count continues, but the new engine's other ranks, which are new
+processes, begin at 0: they would wait for each other until the store's time limit.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ _Store: Any = dist.Store  # type: ignore[attr-defined]
 
 
 class KeysFromZero(_Store):  # type: ignore[misc]
-    """A store in front of ``inner`` that numbers each kind of exchange from 0. Keys of other forms pass.
+    """Wraps the store ``inner`` and numbers each kind of exchange from 0. Other keys are passed on unchanged.
 
-    torch keeps no reference to what Python adds to a store: its user does.
+    torch keeps no reference to a store made in Python, so its user must.
     """
 
     def __init__(self, inner: Any) -> None:
         super().__init__()
         self._inner = inner
-        self._first: dict[str, int] = {}  # the number of the first exchange, by kind
+        self._first: dict[str, int] = {}  # kind -> number of its first exchange
 
     def set(self, key: str, value: str | bytes) -> None:
         self._inner.set(self._renumbered(key), value)

@@ -1,7 +1,5 @@
-"""The messages between the engine process and its ranks: plans as numbers, never tensors.
-
-A message is msgpack behind four bytes of length, on a socket pair. The engine process encodes a plan once for
-all ranks.
+"""The messages between the engine process and its ranks: plans as numbers, never tensors. A message is four
+bytes of length followed by msgpack, on a socket pair. The engine process encodes a plan once for all ranks.
 """
 
 from __future__ import annotations
@@ -18,8 +16,8 @@ from chorale.machine.hardware import Hardware
 
 
 class Machine(msgspec.Struct, frozen=True, tag="machine"):
-    """What every rank has at least: the device of the rank with the least free memory. All ranks size their
-    pools by it. ``free_of_ranks``: bytes that each had free."""
+    """The device of the rank with the least free memory, by which all ranks size their pools.
+    ``free_of_ranks``: free bytes of each rank."""
 
     hardware: Hardware
     free_of_ranks: tuple[int, ...] = ()
@@ -32,7 +30,7 @@ class Plan(msgspec.Struct, frozen=True, tag="plan"):
 
 
 class WorkerCall(msgspec.Struct, frozen=True, tag="call"):
-    """Something that every rank's worker prepares before a step needs it."""
+    """A call of every rank's worker that prepares something before a step needs it."""
 
     method: Literal["capture_decode", "capture_verify", "try_size"]
     arguments: dict[str, int | bool]
@@ -42,7 +40,7 @@ class WorkerCall(msgspec.Struct, frozen=True, tag="call"):
 
 
 class Grammar(msgspec.Struct, frozen=True, tag="grammar"):
-    """A grammar that rows will soon need compiled."""
+    """A grammar to compile before rows need it."""
 
     text: str
 
@@ -61,11 +59,11 @@ class Opened(msgspec.Struct, frozen=True, tag="opened"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """A rank takes plans."""
+    """A rank is ready for plans."""
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat"):
-    """A rank lives. ``busy``: seconds that its own part of the current step has taken, 0 while it waits."""
+    """A rank's heartbeat. ``busy``: seconds that its part of the current step has taken, 0 while it waits."""
 
     busy: float = 0.0
 

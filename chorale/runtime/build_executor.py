@@ -1,4 +1,4 @@
-"""Assembly: from resolved sizes to a KV pool and the executor of one rank."""
+"""Builds the KV pool and the executor of one rank from resolved sizes."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from chorale.runtime.worker import Worker
 
 
 def allocate_kv(model: ModelConfig, resolved: Resolved, device: Device) -> list[torch.Tensor]:
-    """One tensor a slot: [num_blocks + 1, 2, Nkv, block_size, D]; zeros, as ``AttentionMeta`` asks. The last
-    block is that of dummy rows."""
+    """Allocate the KV tensors, [num_blocks + 1, 2, Nkv, block_size, D] each; zeros, as ``AttentionMeta``
+    requires. The last block belongs to dummy rows."""
     limits = resolved.limits
     shape = (
         limits.num_blocks + 1,
@@ -40,8 +40,8 @@ def allocate_kv(model: ModelConfig, resolved: Resolved, device: Device) -> list[
 
 
 def _untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """``torch.zeros`` on a CPU, but the system gives a page when it is first used: a pool for the longest
-    sequences takes neither time at the start nor memory before there are any."""
+    """``torch.zeros`` on a CPU, with pages that the system allocates on first use: a pool for the longest
+    sequences takes no time at start-up, and no memory before such sequences exist."""
     octets = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
     return torch.from_numpy(octets).view(dtype).view(shape)
 
@@ -55,7 +55,8 @@ def make_executor(
     rank: Rank | None = None,
     drafts: DraftSetup | None = None,
 ) -> LocalExecutor:
-    """``rank``: whose model it is, if there are several. ``drafts``: needed if plans have drafts."""
+    """Make the executor. ``rank``: the owner of the model's part, if there are several ranks. ``drafts``:
+    required if plans have drafts."""
     limits = resolved.limits
     buffers = Buffers(
         device,
@@ -88,7 +89,7 @@ def make_executor(
         decode_graphs = DecodeGraphRunner(
             device, model, kv, buffers, sampler, resolved.graph_rows, limits.max_model_len
         )
-        longest = limits.max_model_len if resolved.mixed_graphs else 0  # 0: no mixed step is captured
+        longest = limits.max_model_len if resolved.mixed_graphs else 0  # 0: mixed steps are not captured
         head = None if drafting is None else drafting.head
         aux_states = None if head is None else head.aux_states
         mixed_graphs = MixedGraphRunner(device, model, kv, buffers, longest, aux_states)
@@ -103,7 +104,8 @@ def make_executor(
 def make_transfers(
     model: GptOss, kv: list[torch.Tensor], resolved: Resolved, device: Device
 ) -> PageTransfers | None:
-    """``kv``: with that of a draft head. Raises ``ConfigError`` if the host lacks the memory."""
+    """Allocate the host memory tier. ``kv`` includes a draft head's. Raises ``ConfigError`` if memory is
+    short."""
     sizes = resolved.host_tier
     if sizes is None:
         return None

@@ -1,7 +1,6 @@
-"""Device: the hardware's capabilities, decided once. The only module of the runtime that distinguishes CPU,
-GPU and NPU.
+"""Device: the hardware's capabilities. The only module of the runtime that distinguishes CPU, GPU and NPU.
 
-All others ask for a capability (``overlap``, ``sample_rows``) or a transfer.
+All other modules use a capability (``overlap``, ``sample_rows``) or a transfer.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from chorale.machine.platforms import CUDA, NPU, Platform, find_platform
 from chorale.runtime.gpu_faults import explained
 from chorale.runtime.streams import CudaEvent, CudaStream, Event, HostEvent, HostStream, Stream
 
-GPU_SAMPLE_ROWS = 64  # rows that the sampler takes at once on a GPU
+GPU_SAMPLE_ROWS = 64  # rows that the sampler processes at once on a GPU
 Arrays = list[npt.NDArray[np.generic]]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, E4M3: torch.float8_e4m3fn}
 _CPU = torch.device("cpu")
@@ -56,11 +55,11 @@ class Device(Protocol):
 
     @property
     def sample_rows(self) -> int:
-        """Rows that the sampler takes at once."""
+        """Rows that the sampler processes at once."""
         ...
 
     def upload(self, host: npt.NDArray[np.int32]) -> torch.Tensor:
-        """Copy to the device. The caller does not write to ``host`` afterwards."""
+        """Copy to the device. The caller must not write to ``host`` afterwards."""
         ...
 
     def download(self, tensors: Sequence[torch.Tensor]) -> Callable[[], Arrays]:
@@ -72,33 +71,33 @@ class Device(Protocol):
         ...
 
     def send(self, memory: torch.Tensor) -> torch.Tensor:
-        """Copy some ``host_memory`` to the device in the background.
+        """Copy a tensor from ``host_memory`` to the device in the background.
 
-        The caller does not write to it before it has waited for a later result.
+        The caller must not write to it before it has waited for a later result.
         """
         ...
 
     def mark(self) -> Callable[[], None]:
-        """Mark this point in the device's work. Returns a function that waits until it is reached."""
+        """Mark the current point in the device's work. Returns a function that waits until it is reached."""
         ...
 
     def stream(self) -> Stream:
-        """Make a stream for work beside the steps."""
+        """Make a stream for work that runs in parallel to steps."""
         ...
 
     def event(self) -> Event:
-        """Mark this point in the work of the current stream."""
+        """Mark the current point in the work of the current stream."""
         ...
 
     def host_pages(self, count: int, num_bytes: int) -> torch.Tensor:
-        """Allocate [count, num_bytes] uint8 as ``host_memory`` does. The content is undefined."""
+        """Allocate [count, num_bytes] uint8 like ``host_memory``. The content is undefined."""
         ...
 
     def capture(self, step: Callable[[], None]) -> Callable[[], None]:
-        """Return a function that repeats ``step`` without the host's work. ``step`` uses static memory only.
+        """Return a function that repeats ``step`` without host work. ``step`` uses static memory only.
 
-        Runs ``step`` once first. Its own allocations are shared with other captured steps, so they do not
-        keep their content between two steps.
+        Runs ``step`` once first. Memory that ``step`` allocates is shared with other captured steps, so its
+        content is lost between steps.
         """
         ...
 
@@ -108,7 +107,7 @@ class Device(Protocol):
 
 
 class _WithoutStreams:
-    """The part of a device whose copies are over when their calls return, and that captures nothing."""
+    """Base of devices whose copies are complete when the calls return, and that capture nothing."""
 
     __slots__ = ()
 
@@ -125,7 +124,7 @@ class _WithoutStreams:
         return torch.empty(count, num_bytes, dtype=torch.uint8)
 
     def capture(self, step: Callable[[], None]) -> Callable[[], None]:
-        """The step itself."""
+        """Return ``step`` itself."""
         step()
         return step
 
@@ -138,7 +137,7 @@ class CpuDevice(_WithoutStreams):
     torch_device: torch.device = _CPU
     overlap: bool = False
     can_capture: bool = False
-    sample_rows: int = 1  # one row of logits stays in the cache; rows skip what they do not need
+    sample_rows: int = 1  # one row of logits stays in the cache, and a row skips the filters it does not use
 
     def upload(self, host: npt.NDArray[np.int32]) -> torch.Tensor:
         return torch.from_numpy(host)
@@ -159,7 +158,7 @@ class CpuDevice(_WithoutStreams):
 
 @dataclass(frozen=True, slots=True)
 class CudaDevice:
-    """One GPU (AMD's are "cuda" in PyTorch, too): work is enqueued on the current stream, results come back
+    """One GPU (AMD's are "cuda" in PyTorch too): work is enqueued on the current stream, results return
     through pinned memory."""
 
     hardware: Hardware
@@ -214,8 +213,8 @@ class CudaDevice:
 
 @dataclass(frozen=True, slots=True)
 class NpuDevice(_WithoutStreams):
-    """One Ascend NPU, through torch_npu. Never run on one, so it asks for little: no graphs, no pinned
-    memory, and the host waits for each copy."""
+    """One Ascend NPU, through torch_npu. Never run on an NPU, so it uses little: no graphs, no pinned memory,
+    and the host waits for each copy."""
 
     hardware: Hardware
     torch_device: torch.device
@@ -244,8 +243,8 @@ class NpuDevice(_WithoutStreams):
 
 
 class Graphs:
-    """Captures graphs on a separate stream, into one memory pool: graphs run in turn, so they can share
-    it."""
+    """Captures graphs on a separate stream into one memory pool, which they can share because they never run
+    at the same time."""
 
     def __init__(self) -> None:
         self._stream: torch.cuda.Stream | None = None
@@ -258,10 +257,10 @@ class Graphs:
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
             step()  # compiles and loads kernels, and lets libraries allocate their workspace
-            # Other threads may use the device meanwhile. torch.cuda.graph would collect garbage and empty the
-            # allocator's cache, which takes longer than the capture.
+            # Other threads may use the device meanwhile. torch.cuda.graph is not used: it collects garbage
+            # and empties the allocator's cache, which takes longer than the capture.
             collects = gc.isenabled()
-            gc.disable()  # a collection may free device memory, which a capture does not allow
+            gc.disable()  # a collection may free device memory, which is not allowed during a capture
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 step()
@@ -280,10 +279,10 @@ def _nothing() -> None:
 def open_device(
     kind: str, num_threads: int | None = None, host_share: int = 1, *, rank: int = 0, ranks: int = 1
 ) -> Device:
-    """``kind``: the value of ``--device``. Raises ``ConfigError`` when a named device is absent.
+    """Open a device. ``kind``: the value of ``--device``. Raises ``ConfigError`` if a named device is absent.
 
-    ``host_share``: processes among which the memory of a CPU is divided, engines times their ranks.
-    ``rank`` takes the visible device of that number.
+    ``host_share``: number of processes that share the memory of a CPU, engines times ranks. ``rank`` is also
+    the number of the visible device.
     """
     if num_threads is not None:
         torch.set_num_threads(num_threads)
@@ -300,7 +299,7 @@ def open_device(
         names = [module.get_device_name(number) for number in range(module.device_count())]
         check_no_instances(ranks, names)
     check_gpus(ranks, module.device_count(), platform.variable(os.environ))
-    # Only faults of NVIDIA's GPUs are known: on others the messages have no label, and are not explained.
+    # Only faults of NVIDIA's GPUs are known: on others, messages have no label and are not explained.
     label = uuid = ""
     with explained("the device cannot be opened", f"visible GPU {rank}" if platform is CUDA else ""):
         properties = module.get_device_properties(rank)
@@ -316,8 +315,8 @@ def open_device(
 
 
 def label_of(number: int, properties: Any) -> tuple[str, str]:
-    """Returns what names a visible GPU for messages, and its UUID as nvidia-smi writes it; "" where torch
-    does not know it."""
+    """Returns the label of a visible GPU for messages, and its UUID as nvidia-smi writes it; "" if torch does
+    not know it."""
     uuid = str(getattr(properties, "uuid", ""))
     if uuid and not uuid.startswith(("GPU-", "MIG-")):
         uuid = f"GPU-{uuid}"
@@ -331,7 +330,7 @@ def label_of(number: int, properties: Any) -> tuple[str, str]:
 
 
 def _module_of(platform: Platform) -> Any:
-    """Returns the module of torch that has the platform's devices, or None if it cannot be imported."""
+    """Returns the torch module of the platform, or None if it cannot be imported."""
     if platform is not NPU:
         return torch.cuda
     try:
@@ -341,9 +340,10 @@ def _module_of(platform: Platform) -> Any:
 
 
 def _npu() -> Any:
-    """Returns ``torch.npu``, which importing torch_npu makes.
+    """Returns ``torch.npu``, which exists once torch_npu is imported.
 
-    Raises ``ImportError``, or ``ConfigError`` if it is installed and cannot be loaded: without CANN, say.
+    Raises ``ImportError``, or ``ConfigError`` if torch_npu is installed but cannot be loaded, for example
+    without CANN.
     """
     try:
         importlib.import_module("torch_npu")

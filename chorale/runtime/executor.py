@@ -15,7 +15,7 @@ from chorale.runtime.worker import Worker
 
 
 class LocalExecutor:
-    """Passes plans to the worker. When ``execute`` returns, a CPU has run the step; a GPU has it enqueued."""
+    """Passes plans to the worker. When ``execute`` returns, the step has run (CPU) or is enqueued (GPU)."""
 
     def __init__(self, worker: Worker, *, overlaps: bool = False, gpu: str = "") -> None:
         """``overlaps``: the device still computes after ``execute`` returns. ``gpu``: ``Hardware.label``."""
@@ -25,7 +25,7 @@ class LocalExecutor:
         self._gpu = gpu
 
     def execute(self, plan: StepPlan) -> StepHandle:
-        """Never raises: errors are raised by the handle's ``result``."""
+        """Start a step. Never raises: the handle's ``result`` raises errors."""
         if self._worker is None:
             return LocalStep(plan.step_id, _shut_down)
         began = time.perf_counter()
@@ -87,13 +87,12 @@ class StepTimer:
 
     def __init__(self, *, overlaps: bool) -> None:
         self._overlaps = overlaps
-        self._finished = 0.0  # when the previous step finished
+        self._finished = 0.0  # time at which the previous step finished
 
     def timed(self, fetch: Callable[[], StepResult], began: float) -> Callable[[], StepResult]:
-        """Return ``fetch`` with the step's seconds added. The host launched the step from ``began`` until
-        now.
+        """Wrap ``fetch`` to add the step's seconds. The host launched the step between ``began`` and now.
 
-        Steps run in turn: a step launched while another ran begins when that one ends.
+        Steps run one after the other: a step launched while another runs begins when that one ends.
         """
         launched = time.perf_counter()
 
@@ -108,7 +107,7 @@ class StepTimer:
 
 
 def _raise(error: Exception, doing: str, gpu: str) -> NoReturn:
-    """Raises ``error`` as a ``ChoraleError``; one of a GPU names it."""
+    """Raises ``error`` as a ``ChoraleError``; an error of a GPU names the GPU."""
     found = explain(error, doing, gpu)
     if found is None and isinstance(error, ChoraleError):
         raise error

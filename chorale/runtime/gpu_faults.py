@@ -1,6 +1,6 @@
-"""Errors of GPUs: what they mean, and what an operator does about them. Imports no torch.
+"""Errors of GPUs: their meaning, and the remedy for operators. Imports no torch.
 
-CUDA reports an error at some later call, in any library's exception, so they are known by their text.
+CUDA reports an error in a later call, in any library's exception, so errors are recognized by their text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from chorale.parallel.communicator import CommunicationError
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One kind of error. ``is_hardware``: the GPU is the cause, so that a new process may fail again."""
+    """One kind of error. ``is_hardware``: the GPU is the cause, so a new process may fail again."""
 
     pattern: re.Pattern[str]
     meaning: str
@@ -25,9 +25,9 @@ class Fault:
 
 
 _RESET = (
-    "take it out of service: stop what uses it, then reset it (nvidia-smi --gpu-reset -i {address}) or "
-    "reboot the machine; if it fails again, drain the node and have the GPU checked (nvidia-smi -q -d "
-    "ECC,ROW_REMAPPER; chorale doctor)"
+    "take it out of service: stop the processes that use it, then reset it (nvidia-smi --gpu-reset -i "
+    "{address}) or reboot the machine; if it fails again, drain the node and have the GPU checked "
+    "(nvidia-smi -q -d ECC,ROW_REMAPPER; chorale doctor)"
 )
 _LOG = (
     "the driver's log has the cause (dmesg | grep Xid): 48, 63, 64, 79, 94 and 95 are faults of the GPU, 74 "
@@ -40,7 +40,7 @@ def _fault(pattern: str, meaning: str, remedy: str, *, is_hardware: bool = False
     return Fault(re.compile(pattern, re.IGNORECASE), meaning, remedy, is_hardware)
 
 
-# Searched in this order: a message may have the words of several.
+# Searched in this order, because a message may match several patterns.
 FAULTS = (
     _fault(
         r"uncorrectable ECC|ECC_UNCORRECTABLE",
@@ -62,7 +62,7 @@ FAULTS = (
     ),
     _fault(
         r"devices? (?:is|are|\(s\) is/are) busy or unavailable|DEVICES_?UNAVAILABLE",
-        "is used by another process alone, or not available",
+        "is in exclusive use by another process, or not available",
         "choose another GPU with CUDA_VISIBLE_DEVICES, or end that process; nvidia-smi -q -d COMPUTE shows "
         "whether the GPU is in the mode Exclusive_Process",
     ),
@@ -79,7 +79,7 @@ FAULTS = (
     ),
     _fault(
         r"CUDA(?: error:)? out of memory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation",
-        "has no memory left",
+        "is out of memory",
         "another process may have taken it since this engine measured it (nvidia-smi lists them); choose "
         "another GPU with CUDA_VISIBLE_DEVICES, or lower --gpu-memory-utilization",
     ),
@@ -87,7 +87,7 @@ FAULTS = (
 
 
 def find(error: BaseException) -> Fault | None:
-    """Returns the fault that ``error``, or an error that caused it, reports; None for other errors."""
+    """Returns the fault that ``error`` or one of its causes reports, or None for other errors."""
     seen: BaseException | None = error
     while seen is not None:
         for fault in FAULTS:
@@ -98,9 +98,9 @@ def find(error: BaseException) -> Fault | None:
 
 
 def explain(error: Exception, doing: str, gpu: str) -> EngineError | None:
-    """Returns the error that names the GPU and what to do, or None if ``error`` is not a GPU's.
+    """Returns an error that names the GPU and the remedy, or None if ``error`` is not a GPU error.
 
-    ``doing``: what failed, for example "step 7 failed". ``gpu``: as ``Hardware.label``; "" on a CPU.
+    ``doing``: the failed action, for example "step 7 failed". ``gpu``: as ``Hardware.label``; "" on a CPU.
     """
     fault = find(error) if gpu else None
     if fault is None or (isinstance(error, ChoraleError) and not isinstance(error, CommunicationError)):
@@ -114,7 +114,7 @@ def explain(error: Exception, doing: str, gpu: str) -> EngineError | None:
 
 @contextmanager
 def explained(doing: str, gpu: str) -> Iterator[None]:
-    """Raises errors of a GPU as ``EngineError``, or ``GpuError``, that names it; others pass."""
+    """Raises GPU errors as ``EngineError`` or ``GpuError`` with the GPU's name; other errors pass."""
     try:
         yield
     except Exception as error:

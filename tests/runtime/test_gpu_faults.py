@@ -173,7 +173,7 @@ def test_an_amd_gpu_gets_no_advice_about_nvidias_tools(monkeypatch: pytest.Monke
     assert explain(RuntimeError(HARDWARE[0]), "step 7 failed", device.hardware.label) is None
 
 
-def test_a_place_of_a_torch_that_knows_less() -> None:
+def test_an_old_torch_gives_a_shorter_label() -> None:
     assert label_of(0, SimpleNamespace(name="NVIDIA A10")) == ("GPU 0 (NVIDIA A10)", "")
 
 

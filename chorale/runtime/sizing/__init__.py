@@ -1,1 +1,1 @@
-"""From options that were left open to numbers, each with its reason. Needs no torch."""
+"""Chooses values for options that the operator did not set, each with its reason. Needs no torch."""

@@ -1,4 +1,4 @@
-"""Memory that drafts take: the head's weights, its keys and values, its work. Torch-free."""
+"""Memory for drafts: the head's weights, keys and values, and activations. Torch-free."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class DraftMemory:
     """Bytes on each GPU."""
 
     weights: int = 0
-    per_block: int = 0  # keys and values in one block of the pool
+    per_block: int = 0  # bytes of keys and values in one block of the pool
     activations: int = 0
     note: str = ""
 
@@ -31,7 +31,7 @@ NO_DRAFT_MEMORY = DraftMemory()
 
 
 def head_config(config: SpeculativeConfig | None, model: ModelConfig) -> HeadConfig | None:
-    """Returns the configuration of the head, or that of the published ones if it is random or not on this
+    """Returns the configuration of the head, or that of published heads if it is random or not on this
     machine yet. Raises ``ConfigError``."""
     if config is None or not config.has_head:
         return None
@@ -52,7 +52,8 @@ def draft_memory(
     num_tokens: int,
     num_rows: int,
 ) -> DraftMemory:
-    """``num_tokens``: of the largest step; ``num_rows``: of the largest that makes drafts."""
+    """Compute the sizes. ``num_tokens``: tokens of the largest step; ``num_rows``: rows of the largest
+    drafting step."""
     head = head_config(config, model)
     if head is None or config is None:
         return NO_DRAFT_MEMORY

@@ -1,4 +1,4 @@
-"""The size of the KV pool: as requested, or by what weights and other processes leave. Torch-free."""
+"""The size of the KV pool: as requested, or from the memory that is left. Torch-free."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from chorale.machine.hardware import DRIVER_BYTES, Hardware
 from chorale.machine.platforms import PLATFORMS
 from chorale.runtime.sizing.memory import GIB, KvGeometry, gib
 
-CPU_SHARE = 0.25  # of the memory left after the weights: a CPU host has other work
+CPU_SHARE = 0.25  # share of the memory left after the weights: a CPU host has other work
 CPU_MOST = 16 * GIB
-CPU_TOKENS = 4096  # of every row; a CPU does not keep more sequences than that busy at length
-NOTABLE = GIB  # of a GPU's memory, held by other processes: less is not worth a line
+CPU_TOKENS = 4096  # tokens per row; a CPU is too slow for all rows to be longer at the same time
+NOTABLE = GIB  # less memory held by other processes on a GPU is not reported
 
 
 @dataclass(frozen=True, slots=True)
 class PoolSize:
-    """``missing``: bytes by which weights and activations exceed the budget. ``is_shared``: what other
-    processes leave free decided the size."""
+    """``missing``: bytes by which weights and activations exceed the budget. ``is_shared``: memory of other
+    processes limited the size."""
 
     num_blocks: int
     reason: str
@@ -40,15 +40,15 @@ class PoolRequest:
     fixed: int
 
     def useful_blocks(self, num_tokens: int) -> int:
-        """Blocks for every row at ``num_tokens``, and for one row at full length."""
+        """Return the blocks for every row at ``num_tokens`` and one row at full length."""
         every = self.max_num_seqs * self.geometry.blocks_for(min(num_tokens, self.max_model_len))
         return max(every, self.geometry.blocks_for(self.max_model_len))
 
 
 def size_pool(config: EngineConfig, hardware: Hardware, request: PoolRequest) -> PoolSize:
-    """Returns the number of blocks: by the override, the requested bytes, or a share of the memory.
+    """Returns the number of blocks: from the override, the requested bytes, or a share of the memory.
 
-    Raises ``ConfigError`` for more than all of the memory.
+    Raises ``ConfigError`` if that exceeds the total memory.
     """
     per_block = request.geometry.bytes_per_block
     asked = _asked_size(config, per_block)
@@ -73,7 +73,7 @@ def _asked_size(config: EngineConfig, per_block: int) -> PoolSize | None:
 
 
 def _check_memory(size: PoolSize, per_block: int, hardware: Hardware) -> None:
-    """All of it, not what is free: others may give theirs back, and an allocation that fails says so."""
+    """Compare with the total memory, not the free memory, which may grow; a failed allocation is reported."""
     wanted, most = size.num_blocks * per_block, hardware.total_bytes
     if wanted > most:
         raise ConfigError(
@@ -93,10 +93,10 @@ def check_rows(rows: int, max_model_len: int, block_size: int, hardware: Hardwar
 
 
 def _budget(config: EngineConfig, hardware: Hardware, fixed: int) -> tuple[int, str, bool]:
-    """Returns the bytes for the pool, the reason, and whether other processes' memory decided.
+    """Returns the bytes for the pool, the reason, and whether other processes' memory was the limit.
 
-    As in vLLM, --gpu-memory-utilization is this engine's share of the whole GPU, whatever others hold: two
-    engines on a GPU take 0.45 each. It cannot have more than is free, of which a part stays free as well.
+    As in vLLM, --gpu-memory-utilization is this engine's share of the whole GPU, no matter what others hold:
+    two engines on a GPU take 0.45 each. It cannot exceed the free memory, of which a part also stays free.
     """
     free, total = hardware.free_bytes, hardware.total_bytes
     if hardware.kind == "cpu":
@@ -113,14 +113,14 @@ def _budget(config: EngineConfig, hardware: Hardware, fixed: int) -> tuple[int, 
 
 
 def held_by_others(hardware: Hardware) -> int:
-    """Bytes of a GPU that other processes hold; an estimate, because the driver's own part varies."""
+    """Estimate the bytes of a GPU that other processes hold; the driver's own part varies."""
     if hardware.kind == "cpu":
         return 0
     return max(hardware.total_bytes - hardware.free_bytes - DRIVER_BYTES, 0)
 
 
 def who_holds(hardware: Hardware) -> str:
-    """Returns a sentence about the other processes on a GPU, or "" if they hold little."""
+    """Describe the other processes on a GPU, for messages; "" if they hold little."""
     held = held_by_others(hardware)
     if held < NOTABLE:
         return ""
@@ -130,14 +130,14 @@ def who_holds(hardware: Hardware) -> str:
         f"{user.pid} ({user.name.split('/')[-1]}{f', {gib(user.num_bytes)}' if user.num_bytes else ''})"
         for user in users
     )
-    gpu = hardware.label or hardware.name
-    return f"other processes hold {gib(held)} of {gpu}" + (f": {names}" if names else "")
+    label = hardware.label or hardware.name
+    return f"other processes hold {gib(held)} of {label}" + (f": {names}" if names else "")
 
 
 def check_one_fits(
     config: EngineConfig, size: PoolSize, request: PoolRequest, kv_dtype: str, hardware: Hardware
 ) -> None:
-    """Raises ``ConfigError`` with computed ways out if one sequence of ``max_model_len`` does not fit."""
+    """Raises ``ConfigError`` with computed remedies if one sequence of ``max_model_len`` does not fit."""
     per_block = request.geometry.bytes_per_block
     needed = request.geometry.blocks_for(request.max_model_len)
     if size.num_blocks >= needed:
@@ -160,12 +160,12 @@ def check_one_fits(
 def _no_room(
     config: EngineConfig, size: PoolSize, pool: int, fixed: int, hardware: Hardware, others: str
 ) -> str:
-    """Returns why a GPU has too little memory for the weights, or beside other processes."""
+    """Returns the error for a GPU with too little memory, because of the weights or other processes."""
     free, total = gib(hardware.free_bytes), gib(hardware.total_bytes)
     ways = []
     if others:
         ways += [f"another GPU ({PLATFORMS[hardware.kind].variable(os.environ)})", "end these processes"]
-        ways.append("a smaller --gpu-memory-utilization for them, if they are engines that may have less")
+        ways.append("a smaller --gpu-memory-utilization for the other engines on this GPU")
     if not size.is_shared:
         ways.append(f"a larger --gpu-memory-utilization (it is {config.gpu_memory_utilization:g})")
     ways.append("a smaller --max-model-len, --max-num-seqs or --max-num-batched-tokens")
@@ -182,8 +182,8 @@ def _no_room(
 def _ways_to_fit(
     config: EngineConfig, needed: int, per_block: int, kv_dtype: str, hardware: Hardware
 ) -> list[str]:
-    """Ways to a pool of ``needed`` blocks, by what decided its size (see ``size_pool``)."""
-    if config.num_gpu_blocks_override is not None:  # whatever the blocks' bytes are, and the memory's
+    """Return remedies that give ``needed`` blocks, depending on how the size was chosen (``size_pool``)."""
+    if config.num_gpu_blocks_override is not None:  # the override ignores bytes and memory
         return [f"--num-gpu-blocks-override {needed}, or none"]
     total = needed * per_block
     ways = [f"--kv-cache-memory-bytes {total} (if that much is free)"]

@@ -18,21 +18,22 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, E4M3: 1}
 # Above this many parameters a CPU computes in bfloat16: float32 copies of the 20b's dense weights alone would
 # take 7 GB on top of its experts.
 SMALL_PARAMETERS = 500_000_000
-LOGIT_ROWS = 256  # rows of logits at once: 206 MB; the head is no slower in pieces of this size
+LOGIT_ROWS = 256  # rows of logits at once, 206 MB; the head is no slower in pieces of this size
 KEPT_ROWS = 64  # graphs of up to this many rows keep their logits; copying more would take too long
-GRAPH_BYTES = 4 * 2**20  # of one captured step beside its tensors
-LEFT_OUT = 192  # most places without a pair in an expert's last tile (GroupedTile.most_left_out)
+GRAPH_BYTES = 4 * 2**20  # one captured step without its tensors
+LEFT_OUT = 192  # most unused columns in an expert's last tile (GroupedTile.most_left_out)
 # Compiled kernels, libraries' workspaces, and fragmentation of the allocator's memory.
 CUDA_RESERVE = 7 * GIB // 4
-# Buffers of NCCL (RCCL, HCCL) and its part of the context. A guess: they depend on its version, channels and
-# links, and have not been measured.
+# Buffers of NCCL (RCCL, HCCL) and its part of the context. A guess, not measured: they depend on version,
+# channels and links.
 NCCL_BYTES = 3 * GIB // 4
-ONE_SHOT_ROWS = 2048  # ranks times rows of the largest one-shot call (tuning.one_shot_rows), at most
+ONE_SHOT_ROWS = 2048  # upper bound of ranks times rows of one-shot calls (tuning.one_shot_rows)
 
 
 @dataclass(frozen=True, slots=True)
 class KvGeometry:
-    """The blocks of one pool. A block serves either cache group: ``block_size`` tokens of all KV tensors."""
+    """The blocks of one pool. A block serves either cache group; it has ``block_size`` tokens of all KV
+    tensors."""
 
     block_size: int
     bytes_per_block: int
@@ -40,34 +41,35 @@ class KvGeometry:
 
     @property
     def window_blocks(self) -> int:
-        """Most blocks that the window's tokens can touch."""
+        """Maximum number of blocks that the window's tokens can touch."""
         return -(-(self.sliding_window - 1) // self.block_size) + 1
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that one sequence of ``num_tokens`` holds: all of the full group, the window of the
-        other."""
+        """Return the blocks of one sequence of ``num_tokens``: all tokens in the full group, the window in
+        the other."""
         full = -(-num_tokens // self.block_size)
         return full + min(full, self.window_blocks)
 
     def tokens_in(self, num_blocks: int) -> int:
-        """The longest sequence that ``num_blocks`` hold; the inverse of ``blocks_for``."""
+        """Return the longest sequence that ``num_blocks`` hold; the inverse of ``blocks_for``."""
         window = self.window_blocks
         full = num_blocks - window if num_blocks >= 2 * window else num_blocks // 2
         return max(full, 0) * self.block_size
 
 
 def kv_geometry(model: ModelConfig, block_size: int, kv_dtype: str, head: int = 0) -> KvGeometry:
-    """``head``: bytes of a draft head in each block."""
+    """Return the geometry of the pool. ``head``: bytes of a draft head in each block."""
     token = 2 * model.num_key_value_heads * model.head_dim * DTYPE_BYTES[kv_dtype]  # K and V, one layer
     return KvGeometry(block_size, model.num_kv_tensors * block_size * token + head, model.sliding_window)
 
 
 def weight_bytes(model: ModelConfig, dtype: str, *, decoded: bool = False, int8: bool = False) -> int:
-    """MXFP4 experts stay packed (4 bits, and a scale byte for each group); the rest is ``dtype``.
+    """Return the bytes of the weights: packed MXFP4 experts (4 bits, a scale byte per group), the rest
+    ``dtype``.
 
-    ``decoded``: experts are ``dtype``, too (``Hardware.decodes_experts``). ``int8``: dense weights but the
-    embedding are 8 bits, and a 16-bit scale for each group. The reference back end decodes the experts of
-    small models, which adds half a gigabyte at most.
+    ``decoded``: experts are ``dtype`` too (``Hardware.decodes_experts``). ``int8``: dense weights except the
+    embedding have 8 bits, and a 16-bit scale for each group. The reference back end decodes the experts of
+    small models, which adds at most half a gigabyte.
     """
     experts = model.num_expert_parameters
     if model.dense_experts or decoded:
@@ -79,7 +81,8 @@ def weight_bytes(model: ModelConfig, dtype: str, *, decoded: bool = False, int8:
 
 
 def head_bytes(head: HeadConfig, dtype: str, *, owns_embedding: bool = True) -> int:
-    """Weights of a draft head, on each GPU. ``owns_embedding``: it is not the target's."""
+    """Return the bytes of a draft head's weights per GPU. ``owns_embedding``: it does not use the
+    target's."""
     shapes = tensor_shapes(head)
     if not owns_embedding:
         del shapes["embedding"]
@@ -87,20 +90,20 @@ def head_bytes(head: HeadConfig, dtype: str, *, owns_embedding: bool = True) -> 
 
 
 def head_kv_bytes(head: HeadConfig, block_size: int, kv_dtype: str) -> int:
-    """A draft head's keys and values in one block of the pool, on each GPU."""
+    """Return the bytes of a draft head's keys and values per block of the pool, on each GPU."""
     return block_size * 2 * head.num_key_value_heads * head.head_dim * DTYPE_BYTES[kv_dtype]
 
 
 def head_activation_bytes(head: HeadConfig, num_tokens: int, num_rows: int) -> int:
-    """Upper estimate for one pass of a draft head: the target's states and the layer's by token, gate and up
-    of some tokens, logits by row."""
+    """Return an upper estimate for one pass of a draft head: the target's and the layer's states per token,
+    gate and up of some tokens, logits per row."""
     states = num_tokens * (2 * head.aux_width + 8 * head.hidden_size)
     inner = min(num_tokens, MLP_TOKENS) * 3 * head.intermediate_size
     return (states + inner + 2 * num_rows * head.draft_vocab_size) * 4
 
 
 def token_bytes(model: ModelConfig, dtype: str) -> int:
-    """Bytes of weights that one token of one sequence reads: all but the embedding and unchosen experts."""
+    """Return the bytes of weights that one token reads: all except the embedding and unchosen experts."""
     idle = model.num_expert_parameters * (1 - model.num_experts_per_tok / model.num_local_experts)
     packed = DTYPE_BYTES[dtype] if model.dense_experts else 0.5 + 1 / MXFP4_GROUP
     embedding = model.vocab_size * model.hidden_size * DTYPE_BYTES[dtype]
@@ -108,10 +111,11 @@ def token_bytes(model: ModelConfig, dtype: str) -> int:
 
 
 def activation_bytes(model: ModelConfig, num_tokens: int, num_rows: int, dtype: str) -> int:
-    """Upper estimate for one step: hidden states and expert work by token, logits and noise by row."""
+    """Return an upper estimate for one step: hidden states and expert work per token, logits and noise per
+    row."""
     decoded = 3 * model.hidden_size * model.intermediate_size * DTYPE_BYTES[dtype]  # one expert, unpacked
     rows = min(num_rows, LOGIT_ROWS)
-    # A tile's places without a pair, of two of the expert layer's tensors at once.
+    # Unused columns of the last tiles, in two of the expert layer's tensors at a time.
     left_out = model.num_local_experts * LEFT_OUT * (model.hidden_size + model.intermediate_size) * 2
     return num_tokens * _token_bytes(model) + left_out + rows * model.vocab_size * 4 * 2 + 2 * decoded
 
@@ -121,14 +125,14 @@ def _token_bytes(model: ModelConfig) -> int:
 
 
 def processor_bytes(model: ModelConfig, num_rows: int) -> int:
-    """Bytes of the rows' logits processors: counts of output tokens, for penalties."""
+    """Return the bytes of the rows' logits processors: counts of output tokens, for penalties."""
     return num_rows * model.vocab_size * 4
 
 
 def graph_bytes(model: ModelConfig, rows: int, num_graphs: int, max_blocks: int) -> int:
-    """Returns the bytes of captured steps: the largest one's tensors (the pool is shared), those kept between
-    steps (two block tables, logits or hidden states), and the graphs. ``rows``: tokens of the largest; 0: no
-    graphs."""
+    """Returns the bytes of captured steps: the tensors of the largest (the pool is shared), tensors kept
+    between steps (two block tables, logits or hidden states), and the graphs. ``rows``: tokens of the largest
+    step; 0: no graphs."""
     if not rows:
         return 0
     tensors = rows * _token_bytes(model) + min(rows, LOGIT_ROWS) * model.vocab_size * 4
@@ -139,9 +143,9 @@ def graph_bytes(model: ModelConfig, rows: int, num_graphs: int, max_blocks: int)
 def rank_bytes(
     config: EngineConfig, model: ModelConfig, tokens: int, dtype: str, *, has_peers: bool = True
 ) -> int:
-    """Returns the bytes that exchanges take on each of several GPUs. ``tokens``: of the largest step.
+    """Returns the bytes that exchanges take on each of several GPUs. ``tokens``: tokens of the largest step.
 
-    ``has_peers``: Chorale's all-reduce is written for such GPUs.
+    ``has_peers``: whether Chorale's all-reduce supports these GPUs.
     """
     if config.tensor_parallel_size == 1:
         return 0
@@ -150,9 +154,9 @@ def rank_bytes(
 
 
 def peer_bytes(model: ModelConfig, tokens: int, dtype: str) -> int:
-    """Returns the bytes of the memory that other ranks can write to, at most.
+    """Returns an upper bound of the memory that other ranks can write to, bytes.
 
-    ``reduce.memory.Layout`` has the exact sizes: the words of one-shot and of two-shot calls, the norm, the
+    ``reduce.memory.Layout`` has the exact sizes: the words of one-shot and two-shot calls, the norm, the
     residual stream in float32, and flags.
     """
     width = DTYPE_BYTES[dtype]

@@ -1,4 +1,4 @@
-"""Sizes of the tier of host memory. Torch-free."""
+"""Sizes of the host memory tier. Torch-free."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from chorale.config.engine import EngineConfig
 from chorale.errors import ConfigError
 from chorale.runtime.sizing.memory import GIB, KvGeometry, gib
 
-MOST_STAGING = GIB // 2  # of device memory, for pages that leave
-SAVED_AT_ONCE = 2 * GIB  # that may leave before one step, if its prompts displace less: 40 ms on PCIe 5
-LOAD_STAGING = GIB // 8  # for pages that return: copied piece by piece
-GPU_LEAST_HIT = 256  # tokens that a GPU computes sooner than their pages return
+MOST_STAGING = GIB // 2  # maximum device memory to stage saved pages
+SAVED_AT_ONCE = 2 * GIB  # allowance for saved pages before one step: 40 ms on PCIe 5
+LOAD_STAGING = GIB // 8  # device memory to stage loaded pages, which are copied piece by piece
+GPU_LEAST_HIT = 256  # a GPU computes fewer tokens faster than it loads their pages
 
 
 @dataclass(frozen=True, slots=True)
 class HostTierSizes:
-    """Pages. ``saved``: that may leave before one step; ``staged``: device memory for those that leave, of
-    which a step waits for the first if there are more; ``loaded``: for a piece of those that return."""
+    """Numbers of pages. ``saved``: maximum saved before one step; ``staged``: staging buffer for saved pages,
+    for which a step waits when it is full; ``loaded``: staging buffer for one piece of a load."""
 
     num_slots: int
     saved: int
     staged: int
     loaded: int
-    page_bytes: int  # of one rank
+    page_bytes: int  # bytes of a page on one rank
 
     @property
     def device_bytes(self) -> int:
-        """Memory of each device."""
+        """Memory on each device."""
         return (self.staged + self.loaded) * self.page_bytes
 
     @property
     def host_bytes(self) -> int:
-        """Memory of the host for each rank."""
+        """Host memory for each rank."""
         return self.num_slots * self.page_bytes
 
     def __str__(self) -> str:
@@ -40,9 +40,9 @@ class HostTierSizes:
 
 
 def host_tier_sizes(config: EngineConfig, geometry: KvGeometry, num_tokens: int) -> HostTierSizes | None:
-    """``num_tokens``: of the largest step. Returns None if no memory is requested.
+    """Return the sizes, or None if no memory is requested. ``num_tokens``: tokens of the largest step.
 
-    As in vLLM, the size is that of all ranks together. Raises ``ConfigError`` if it holds no page.
+    As in vLLM, the requested size is the sum over all ranks. Raises ``ConfigError`` if it holds no page.
     """
     if not config.kv_offloading_size or not config.enable_prefix_caching:
         return None
@@ -53,7 +53,8 @@ def host_tier_sizes(config: EngineConfig, geometry: KvGeometry, num_tokens: int)
             f"--kv-offloading-size {config.kv_offloading_size:g}: a page of {geometry.block_size} tokens "
             f"takes {gib(page * ranks)}"
         )
-    blocks = 2 * -(-num_tokens // geometry.block_size) + 8  # of both groups; rows begin blocks at any time
+    # Blocks of both groups; rows start blocks at any time.
+    blocks = 2 * -(-num_tokens // geometry.block_size) + 8
     saved = min(num_slots, max(blocks, SAVED_AT_ONCE // page))
     return HostTierSizes(
         num_slots=num_slots,

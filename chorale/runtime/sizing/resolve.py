@@ -1,6 +1,6 @@
-"""resolve: from what the operator left open, the model and the machine, to numbers, each with its reason.
+"""resolve: chooses values for the options that are not set, from model and machine, each with its reason.
 
-The only place where defaults are decided. Torch-free.
+All defaults are decided here. Torch-free.
 """
 
 from __future__ import annotations
@@ -42,25 +42,25 @@ from chorale.runtime.sizing.memory import (
 )
 from chorale.runtime.sizing.offload import GPU_LEAST_HIT, HostTierSizes, host_tier_sizes
 
-# Seconds that prompts may add to a step of running streams. No stream is to wait 0.5 s for another's prompt,
-# and on a busy CPU steps take several times what was expected.
+# Seconds that prompts may add to a step of running streams. No stream should wait 0.5 s for another's prompt,
+# and on a busy CPU steps take several times the expected time.
 CPU_PROMPT_DELAY = 0.1
-# About 1,000 tokens of 20b on an H200, with which a step of a hundred streams takes less than 20 ms
+# The same: about 1,000 tokens of 20b on an H200; a step of a hundred streams then takes less than 20 ms
 # (benchmarks/engine/step_policy.py, a simulation; measured: docs/lab/kernels.md).
 GPU_PROMPT_DELAY = 0.012
-# Seconds of a step with batch work, for which a new request waits; the second value once there has been none
-# for a while (benchmarks/engine/step_policy.py --batch-delays).
+# Seconds of a step with batch work, for which a new request waits; the second value applies after a while
+# without requests (benchmarks/engine/step_policy.py --batch-delays).
 CPU_BATCH_DELAYS = (0.01, 0.04)
 GPU_BATCH_DELAYS = (0.004, 0.03)
 GPU_LEAST_CHUNK = 1024  # tokens: fewer save little, because all experts are read and all kernels launched
-MAX_PROMPT_DELAY = 0.25  # where many prompts wait, or steps are slow; on a GPU more than all tokens take
+MAX_PROMPT_DELAY = 0.25  # with many waiting prompts or slow steps; a GPU's whole token budget takes less
 
 Number = TypeVar("Number", int, float, str)
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One resolved setting. ``chosen`` is False where the operator named the value."""
+    """One resolved setting. ``chosen`` is False if the operator set the value."""
 
     name: str
     value: float | str | bool
@@ -73,20 +73,20 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """The resolved settings. ``notes``: one line for each that is less than requested or usual."""
+    """The resolved settings. ``notes``: one line for each setting that is lower than requested or usual."""
 
     limits: EngineLimits
     dtype: str
     kv_dtype: str
     geometry: KvGeometry
-    graph_rows: tuple[int, ...]  # rows of the decode steps that are captured; empty: none is
-    mixed_graphs: bool  # small mixed steps are captured, too
+    graph_rows: tuple[int, ...]  # rows of captured decode steps; empty: no captures
+    mixed_graphs: bool  # small mixed steps are captured too
     decisions: tuple[Decision, ...]
     notes: tuple[str, ...]
     max_logprobs: int = MAX_LOGPROBS
-    most_drafts: int = 0  # draft tokens of a row in a step
-    drafts: DraftMemory | None = None  # of the head that makes them; None: there is none
-    host_tier: HostTierSizes | None = None  # KV pages in host memory; None: there are none
+    most_drafts: int = 0  # maximum draft tokens per row and step
+    drafts: DraftMemory | None = None  # memory of the draft head; None: no head
+    host_tier: HostTierSizes | None = None  # the host memory tier; None: no tier
     int8: bool = False  # dense weights are rounded to 8 bits
 
     @property
@@ -96,7 +96,7 @@ class Resolved:
 
 
 class _Decider:
-    """Collects decisions; a value that the operator named is kept."""
+    """Collects decisions; keeps values that the operator set."""
 
     def __init__(self) -> None:
         self.decisions: list[Decision] = []
@@ -117,7 +117,7 @@ class _Decider:
 
 @dataclass(frozen=True, slots=True)
 class _StepSizes:
-    """The limits of a step that need no memory to be known."""
+    """The limits of a step that do not depend on memory."""
 
     block_size: int
     seqs: int
@@ -135,14 +135,14 @@ def resolve(
     supports_fp8_kv: bool = True,
     precision: Literal["int8", "exact"] | None = None,
 ) -> Resolved:
-    """Raises ``ConfigError`` for settings that cannot run, with computed alternatives.
+    """Resolve all settings. Raises ``ConfigError`` for settings that cannot run, with computed alternatives.
 
-    ``hardware`` is one rank's. ``can_capture``: device and ops allow CUDA graphs. ``supports_fp8_kv``: the
-    ops accept an fp8 KV cache. ``precision``: that of the CPU ops; None: others are used.
+    ``hardware`` is one rank's. ``can_capture``: device and ops support CUDA graphs. ``supports_fp8_kv``: the
+    ops support an fp8 KV cache. ``precision``: precision of the CPU ops; None: other ops are used.
     """
     check_model(config, model)
     speculation = config.speculative_config
-    part = share_of_first(config, model)  # of the largest share are all ranks' sizes
+    part = share_of_first(config, model)  # all ranks use the sizes of the largest share
     decide = _Decider()
     dtype = _dtype(config, model, hardware, decide)
     _note_ranks_and_platform(config, hardware, decide)
@@ -205,7 +205,7 @@ def _dtype(config: EngineConfig, model: ModelConfig, hardware: Hardware, decide:
 def _note_ranks_and_platform(config: EngineConfig, hardware: Hardware, decide: _Decider) -> None:
     if config.tensor_parallel_size > 1:
         asked, by_expert = config.enable_expert_parallel, cuts_by_expert(config)
-        why = "ranks have columns of all experts, unless asked for whole ones"
+        why = "by default each rank has columns of every expert"
         decide.pick("enable_expert_parallel", asked, by_expert, why)
     if hardware.kind in PLATFORMS:
         decide.note(PLATFORMS[hardware.kind].state)
@@ -236,7 +236,7 @@ def _device_bytes(
     graph_rows: tuple[int, ...],
     dtype: str,
 ) -> int:
-    """Bytes that a GPU or NPU needs beside weights, activations and the pool."""
+    """Return the bytes that a GPU or NPU needs in addition to weights, activations and the pool."""
     most = max(step.tokens, step.seqs, *graph_rows)
     return (
         CUDA_RESERVE
@@ -285,7 +285,7 @@ def _limits(
 def _host_tier(
     config: EngineConfig, decide: _Decider, geometry: KvGeometry, tokens: int
 ) -> HostTierSizes | None:
-    """The tier of host memory, if one is requested and of use."""
+    """Return the sizes of the host memory tier, or None if it is not requested or useless."""
     sizes = host_tier_sizes(config, geometry, tokens)
     if sizes is not None:
         beside = f"{sizes}; {gib(sizes.device_bytes)} of the device's for copies"
@@ -296,7 +296,7 @@ def _host_tier(
 
 
 def _tier_limits(sizes: HostTierSizes | None, ranks: int, least_hit: int) -> dict[str, int]:
-    """The fields of ``EngineLimits`` about host memory."""
+    """Return the fields of ``EngineLimits`` about host memory."""
     if sizes is None:
         return {}
     return {
@@ -308,7 +308,7 @@ def _tier_limits(sizes: HostTierSizes | None, ranks: int, least_hit: int) -> dic
 
 
 def _graph_rows(config: EngineConfig, decide: _Decider, seqs: int, can_capture: bool) -> tuple[int, ...]:
-    """Rows of the captured decode steps. A batch of more rows than the last runs without a graph."""
+    """Return the rows of captured decode steps. A batch with more rows than the last runs without a graph."""
     asked = config.cudagraph_capture_sizes
     most = min(seqs, seqs if config.max_cudagraph_capture_size is None else config.max_cudagraph_capture_size)
     sizes: tuple[int, ...] = ()
@@ -335,14 +335,14 @@ def _graph_bytes(config: EngineConfig, model: ModelConfig, sizes: tuple[int, ...
 
 
 def cpu_precision(config: EngineConfig, model: ModelConfig) -> Literal["int8", "exact"]:
-    """Return how the CPU ops multiply. Rounding saves little where weights are in the cache."""
+    """Return the precision of the CPU ops. Rounding saves little if the weights fit into the cache."""
     if config.cpu_precision != "auto":
         return config.cpu_precision
     return "exact" if model.num_parameters <= SMALL_PARAMETERS else "int8"
 
 
 def _kv_dtype(config: EngineConfig, decide: _Decider, default: tuple[str, str], supports_fp8_kv: bool) -> str:
-    """``default``: the type and the reason for it."""
+    """Return the KV type. ``default``: the default type and its reason."""
     asked = cache_dtype(config.kv_cache_dtype)
     if asked == E4M3 and not supports_fp8_kv:
         raise ConfigError(
@@ -361,14 +361,14 @@ def _pool(
     seqs: int,
     fixed: int,
 ) -> tuple[int, int]:
-    """Return (max_model_len, num_blocks). The model's maximum is reduced to what the pool holds; a requested
+    """Return (max_model_len, num_blocks). The model's maximum is reduced to the pool's capacity; a requested
     length is not.
     """
     wanted = config.max_model_len or model.max_position_embeddings
     request = PoolRequest(geometry, seqs, wanted, fixed)
     size = size_pool(config, hardware, request)
     if size.is_shared and (others := who_holds(hardware)):
-        decide.notes.append(f"{others}; the KV cache gets what they leave ({size.num_blocks} blocks)")
+        decide.notes.append(f"{others}; the KV cache gets the rest ({size.num_blocks} blocks)")
     fits = geometry.tokens_in(size.num_blocks)
     asked = config.max_model_len
     if asked is None and 2 <= fits < wanted:
@@ -392,7 +392,7 @@ def _async_scheduling(config: EngineConfig, decide: _Decider, can_overlap: bool)
 
 
 def _max_logprobs(config: EngineConfig, decide: _Decider) -> int:
-    """Resolve max_logprobs; -1 means no limit, as in vLLM."""
+    """Resolve max_logprobs; -1 means the maximum, as in vLLM."""
     if 0 <= config.max_logprobs <= MAX_LOGPROBS:
         return config.max_logprobs
     decide.notes.append(
@@ -402,19 +402,19 @@ def _max_logprobs(config: EngineConfig, decide: _Decider) -> int:
 
 
 def share_of_first(config: EngineConfig, model: ModelConfig) -> ModelConfig:
-    """The sizes of rank 0's part of the model, which is the largest. Raises as ``parts_of``."""
+    """Return the sizes of rank 0's part of the model, which is the largest. Raises like ``parts_of``."""
     return parts_of(config, model)[0]
 
 
 def parts_of(config: EngineConfig, model: ModelConfig) -> tuple[ModelConfig, ...]:
-    """The sizes of each rank's part of the model. Raises ``ConfigError`` if the model cannot be cut so."""
+    """Return the sizes of each rank's part of the model. Raises ``ConfigError`` if it cannot be cut."""
     if config.tensor_parallel_size == 1:
         return (model,)
     return tuple(model.part(share) for share in shares_of(config, model))
 
 
 def check_model(config: EngineConfig, model: ModelConfig) -> None:
-    """Raises ``ConfigError`` for what no machine can run or this version does not support."""
+    """Raises ``ConfigError`` for settings that no machine can run or this version does not support."""
     check_ranks(config)
     check_sizes(config)
     share_of_first(config, model)
@@ -433,8 +433,8 @@ def default_threads(num_parameters: int, host_share: int = 1) -> int:
     """Default number of CPU threads: all cores for a large model, all but one for a small one.
 
     A small model's steps take milliseconds, and each parallel section waits for its slowest thread: with the
-    HTTP side on the same two cores, a 256-wide step took 140 ms on two threads and 17 on one. ``host_share``:
-    engines among which they are divided.
+    HTTP processes on the same two cores, a 256-wide step took 140 ms on two threads and 17 ms on one.
+    ``host_share``: number of engines that share the cores.
     """
     cores = cpu_count()
     return max(1, (cores if num_parameters > SMALL_PARAMETERS else cores - 1) // host_share)

@@ -18,7 +18,7 @@ from chorale.testing.checkpoint_writer import write_random_checkpoint
 from tests.llm.test_llm import SIZES
 from tests.support.runtime import make_engine, random_prompt, request
 
-PLACE = "GPU 2 (NVIDIA H200, GPU-1a2b, 00000000:1b:00.0)"
+LABEL = "GPU 2 (NVIDIA H200, GPU-1a2b, 00000000:1b:00.0)"
 ECC = "CUDA error: uncorrectable ECC error encountered"
 
 
@@ -30,7 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def open_device(*arguments: Any, **options: Any) -> CpuDevice:
         device = opened(*arguments, **options)
         assert isinstance(device, CpuDevice)
-        return replace(device, hardware=replace(device.hardware, label=PLACE))
+        return replace(device, hardware=replace(device.hardware, label=LABEL))
 
     monkeypatch.setattr(build_rank, "open_device", open_device)
     return write_random_checkpoint(tmp_path / "model", make_config(**SIZES), seed=3)
