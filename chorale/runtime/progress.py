@@ -1,4 +1,4 @@
-"""Progress: how a start-up reports where it is. Imports no torch."""
+"""Progress: reports of start-up phases. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Streams and events for copies beside the steps; on the host, where nothing overlaps, they do nothing."""
+"""Streams and events for copies that run in parallel to steps. On the host nothing overlaps, and they do
+nothing."""
 
 from __future__ import annotations
 
@@ -16,27 +17,27 @@ class Event(Protocol):
     def is_reached(self) -> bool: ...
 
     def hold(self) -> None:
-        """Let the work that is enqueued on the current stream from now on wait for it."""
+        """Let work enqueued later on the current stream wait for this event."""
         ...
 
 
 class Stream(Protocol):
-    """Work in an order of its own."""
+    """A queue of work that runs independently of other streams."""
 
     def current(self) -> AbstractContextManager[None]:
-        """Make this the current stream for a ``with``."""
+        """Make this the current stream within a ``with`` block."""
         ...
 
 
 class HostStream:
-    """No stream: work is done when it is enqueued."""
+    """No stream: work is complete when it is enqueued."""
 
     def current(self) -> AbstractContextManager[None]:
         return nullcontext()
 
 
 class HostEvent:
-    """A point that has been reached."""
+    """An event that has been reached."""
 
     is_reached = True
 
@@ -57,7 +58,7 @@ class CudaStream:
 
 
 class CudaEvent:
-    """A point of the current stream."""
+    """A point in the current stream's work."""
 
     def __init__(self) -> None:
         self._event = torch.cuda.Event()

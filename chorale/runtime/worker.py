@@ -1,9 +1,9 @@
 """Worker: one rank. Owns the model, the KV pool, the buffers and the sampler, and runs whole steps.
 
 ``run`` enqueues a step and returns a function that waits for its results. Steps in which every row computes
-one token run in static memory, as a graph where possible (``decode_graphs.py``). Nothing in between waits for
-the device, so with a GPU the worker can be a step ahead. Only rows with a grammar make it wait for the step
-before (``grammar.py``), once the forward pass is enqueued.
+one token run in static memory, as a graph where possible (``decode_graphs.py``). ``run`` does not wait for
+the device, so with a GPU the worker can be one step ahead. Only rows with a grammar make it wait for the
+previous step (``grammar.py``), after the forward pass is enqueued.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from chorale.runtime.sizing.memory import LOGIT_ROWS
 from chorale.runtime.steps.batch import (
     DraftTensors,
     StepBatch,
-    single_places,
+    single_samples,
 )
 from chorale.runtime.steps.buffers import Buffers
 from chorale.runtime.steps.decode_graphs import DecodeGraphRunner
 from chorale.runtime.steps.mixed_graphs import MixedGraphRunner, dummy_plan
 from chorale.runtime.steps.results import PendingLogprobs, empty_result, grid_result, make_result
 
-LogitsOf = Callable[[slice], torch.Tensor]  # some rows of a batch -> their logits, float32
+LogitsOf = Callable[[slice], torch.Tensor]  # slice of the samples -> their logits, float32
 _PROMPT_ROWS_AT_ONCE = 64  # rows of logits in one log-probability pass
 
 
@@ -56,8 +56,8 @@ class Worker:
         drafting: Drafting | None = None,
         transfers: PageTransfers | None = None,
     ) -> None:
-        """``decode_graphs`` and ``mixed_graphs`` run the steps that they can; None: every step is
-        launched. ``drafting``: needed if plans have drafts. ``transfers``: if plans have them."""
+        """``decode_graphs`` and ``mixed_graphs`` run the steps that they support; None: every step is
+        launched. ``drafting``: required if plans have drafts; ``transfers``: if they have transfers."""
         self._device, self._model, self._kv = device, model, kv
         self._buffers, self._sampler, self._grammar = buffers, sampler, grammar
         self._decode_graphs, self._mixed_graphs = decode_graphs, mixed_graphs
@@ -88,18 +88,18 @@ class Worker:
         return self._run_launched(plan)
 
     def _run_launched(self, plan: StepPlan) -> Callable[[], StepResult]:
-        """Run a step kernel by kernel, but for its forward pass if that is captured."""
+        """Run a step kernel by kernel, except its forward pass if that is captured."""
         batch, hidden, aux = self._hidden(plan)
         step = self._buffers.sampling_step(plan)
         if self._drafting is not None:
             step = self._drafting.settled(plan, step, batch)
         prompt = self._score_prompts(hidden, step)
-        places = step.places
-        masks = self._grammar.masks(step.sampling.rows, places.drafts)
+        layout = step.layout
+        masks = self._grammar.masks(step.sampling.rows, layout.drafts)
         tokens, wanted = self._choose(
             lambda some: self._model.logits(hidden, step.logits_index[some]),
             step.sampling,
-            places.entries,
+            layout.entries,
             masks,
             step.drafts,
         )
@@ -107,11 +107,12 @@ class Worker:
         if batch is not None and aux is not None and self._drafting is not None:
             drafts = self._drafting.run_head(plan, step, batch, aux.states, tokens)
         fetch = self._start_download(tokens, wanted + prompt, drafts)
-        self._grammar.sampled(step.sampling.rows, fetch, places.drafts)
-        return lambda: make_result(plan, places, wanted, prompt, fetch(), has_drafts=drafts is not None)
+        self._grammar.sampled(step.sampling.rows, fetch, layout.drafts)
+        return lambda: make_result(plan, layout, wanted, prompt, fetch(), has_drafts=drafts is not None)
 
     def _hidden(self, plan: StepPlan) -> tuple[ForwardBatch | None, torch.Tensor, AuxStates | None]:
-        """Return hidden states [T, H]; with a head that reads them, also the batch and what it reads."""
+        """Return hidden states [T, H]; if there is a draft head, also the batch and the states that it
+        reads."""
         mixed, head = self._mixed_graphs, None
         padded = None if mixed is None else mixed.padded(plan)
         if self._drafting is not None and plan.num_made >= 0:
@@ -133,15 +134,14 @@ class Worker:
             self._decode_graphs.graph(rows, longest, filtered)
 
     @torch.inference_mode()
-    def capture_verify(self, rows: int, places: int, longest: int, filtered: bool = False) -> None:
+    def capture_verify(self, rows: int, width: int, longest: int, filtered: bool = False) -> None:
         """Capture the graph of a step with drafts before it is needed."""
         if self._drafting is not None and self._drafting.graphs is not None:
-            self._drafting.graphs.graph(rows, places, longest, filtered)
+            self._drafting.graphs.graph(rows, width, longest, filtered)
 
     @torch.inference_mode()
     def try_size(self, num_tokens: int, rows: int = MIXED_ROWS[0]) -> None:
-        """Run a forward pass of ``num_tokens`` dummy tokens, captured if possible, which compiles its
-        kernels."""
+        """Run a forward pass of ``num_tokens`` dummy tokens, captured if possible, to compile its kernels."""
         if self._mixed_graphs is None:
             return
         if num_tokens in self._mixed_graphs.sizes:
@@ -151,13 +151,13 @@ class Worker:
             self._model.hidden(self._buffers.fill(plan), self._kv)
 
     def _run_decode_graph(self, decode_graphs: DecodeGraphRunner, plan: StepPlan) -> Callable[[], StepResult]:
-        """Run a decode step in static memory. Rows that need resampling are sampled again from its logits."""
+        """Run a decode step in static memory. Rows that need it are sampled again from its logits."""
         launch = decode_graphs.launch(plan)
-        places = single_places(np.arange(len(plan.rows)))
+        layout = single_samples(np.arange(len(plan.rows)))
         again = np.flatnonzero(self._buffers.rows.needs_resampling[plan.rows])
         if not len(again):
             collect = decode_graphs.collect(launch)
-            return lambda: make_result(plan, places, [], [], [collect()])
+            return lambda: make_result(plan, layout, [], [], [collect()])
         positions = plan.num_computed[again].astype(np.int64) + 1
         batch = self._buffers.sampling_of(plan.rows[again], positions)
         is_all = len(again) == len(plan.rows)
@@ -170,18 +170,18 @@ class Worker:
             tokens = decode_graphs.tokens[: len(plan.rows)].clone().index_copy_(0, index, tokens)
         fetch = self._start_download(tokens, wanted)
         self._grammar.sampled(plan.rows, fetch)
-        return lambda: make_result(plan, places, wanted, [], fetch())
+        return lambda: make_result(plan, layout, wanted, [], fetch())
 
     def _score_prompts(self, hidden: torch.Tensor, step: StepBatch) -> list[PendingLogprobs]:
         """Enqueue the prompts' log-probabilities.
 
-        A few positions at a time go through the head: all at once would take gigabytes.
+        A few positions at a time go through the output head: all at once would take gigabytes.
         """
         prompt = []
         for request in step.prompt:
-            places = torch.arange(request.first, request.first + len(request.targets), device=hidden.device)
+            indices = torch.arange(request.first, request.first + len(request.targets), device=hidden.device)
             for index, targets in zip(
-                places.split(_PROMPT_ROWS_AT_ONCE), request.targets.split(_PROMPT_ROWS_AT_ONCE), strict=True
+                indices.split(_PROMPT_ROWS_AT_ONCE), request.targets.split(_PROMPT_ROWS_AT_ONCE), strict=True
             ):
                 logits = self._model.logits(hidden, index)
                 tensors = self._sampler.logprobs(logits, targets, request.num_top)
@@ -200,24 +200,24 @@ class Worker:
 
         A token that is not kept is returned as REJECTED.
         """
-        if drafts is not None:  # a place without a further draft token gets NO_DRAFT, which nothing reads
-            for place, processors in batch.processors.items():
-                processors.foresee(drafts.drafts[place : place + 1], int(batch.positions[place]))
+        if drafts is not None:  # after the last draft token it writes NO_DRAFT, which nothing reads
+            for sample, processors in batch.processors.items():
+                processors.foresee(drafts.drafts[sample : sample + 1], int(batch.positions[sample]))
         tokens, wanted = self._sample(logits_of, batch, entries, masks)
         return self._remember(tokens, batch, drafts), wanted
 
     def _sample(
         self, logits_of: LogitsOf, batch: SamplingBatch, entries: npt.NDArray[np.int64], masks: Masks | None
     ) -> tuple[torch.Tensor, list[PendingLogprobs]]:
-        """A few rows at a time: the logits of a thousand rows would take nearly a gigabyte."""
+        """Sample a few rows at a time: the logits of a thousand rows would take nearly a gigabyte."""
         if len(batch) <= LOGIT_ROWS:
             return self._sample_some(logits_of(slice(None)), batch, entries, masks)
         tokens, wanted = [], []
         for first in range(0, len(batch), LOGIT_ROWS):
             some = slice(first, min(first + LOGIT_ROWS, len(batch)))
-            places = np.arange(some.start, some.stop)
-            own = batch.at(places, torch.arange(some.start, some.stop, device=batch.row_index.device))
-            own_masks = None if masks is None else masks.at(places)
+            samples = np.arange(some.start, some.stop)
+            own = batch.at(samples, torch.arange(some.start, some.stop, device=batch.row_index.device))
+            own_masks = None if masks is None else masks.at(samples)
             chosen, pending = self._sample_some(logits_of(some), own, entries[some], own_masks)
             tokens.append(chosen)
             wanted += pending
@@ -228,18 +228,18 @@ class Worker:
     ) -> tuple[torch.Tensor, list[PendingLogprobs]]:
         tokens = self._sampler.sample(logits, batch, masks)
         wanted = []
-        for place in np.flatnonzero(batch.num_logprobs >= 0).tolist():
-            num_top = int(batch.num_logprobs[place])
-            row = slice(place, place + 1)
+        for sample in np.flatnonzero(batch.num_logprobs >= 0).tolist():
+            num_top = int(batch.num_logprobs[sample])
+            row = slice(sample, sample + 1)
             tensors = self._sampler.logprobs(logits[row], tokens[row].clamp(min=0), num_top)
-            wanted.append(PendingLogprobs(int(entries[place]), tensors))
+            wanted.append(PendingLogprobs(int(entries[sample]), tensors))
         return tokens, wanted
 
     def _remember(
         self, tokens: torch.Tensor, batch: SamplingBatch, drafts: DraftTensors | None
     ) -> torch.Tensor:
-        """Store the tokens on the device, where the next plan refers to them by -1. Returns them, or REJECTED
-        for those that are not kept.
+        """Store the tokens on the device, where the next plan refers to them by -1. Returns them, with
+        REJECTED for samples that are not kept.
 
         Rows without a valid token store 0; it is never read.
         """
@@ -248,9 +248,9 @@ class Worker:
             kept = drafts.kept(tokens)
             rows = torch.where(drafts.last_kept(tokens, kept), rows, self._buffers.spare_row)
         self._buffers.last_token.index_copy_(0, rows, known)
-        for place, processors in batch.processors.items():
-            own = slice(place, place + 1)
-            processors.record(known[own], int(batch.positions[place]), None if kept is None else kept[own])
+        for sample, processors in batch.processors.items():
+            own = slice(sample, sample + 1)
+            processors.record(known[own], int(batch.positions[sample]), None if kept is None else kept[own])
         return tokens if kept is None or drafts is None else drafts.without_rejected(tokens, kept)
 
     def _start_download(
@@ -261,6 +261,5 @@ class Worker:
             tensors.extend(part.tensors.tensors())
         if drafts is not None:
             tensors.append(drafts)
-        return functools.cache(
-            self._device.download(tensors)
-        )  # cached, because the grammar may read the result before the caller
+        # Cached, because the grammar may read the result first.
+        return functools.cache(self._device.download(tensors))

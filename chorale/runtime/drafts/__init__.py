@@ -1,1 +1,1 @@
-"""Drafts on the device: the state by row, a draft head's passes, and captured steps that verify."""
+"""Drafts on the device: state per row, the draft head's passes, and captured steps that verify drafts."""

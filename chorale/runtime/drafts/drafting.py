@@ -1,4 +1,4 @@
-"""Drafting: the parts of a worker for steps with drafts: the rows' state, the head and captured steps."""
+"""Drafting: the parts of a worker that steps with drafts need: the rows' state, the head, captured steps."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from chorale.runtime.steps.buffers import Buffers
 
 
 class DraftRows:
-    """Owns a ``DraftRowState``. Last tokens and block tables are those of the buffers."""
+    """Owns a ``DraftRowState``. Its last tokens and block tables are the buffers'."""
 
     def __init__(
         self, device: Device, buffers: Buffers, *, num_drafts: int, window: int, dummy_block: int
     ) -> None:
-        """``num_drafts``: the most that a head makes for a row. ``dummy_block``: of dummy rows."""
+        """``num_drafts``: maximum that a head makes for a row. ``dummy_block``: the block of dummy rows."""
         target, count = device.torch_device, len(buffers.last_token)
         self._device, self._buffers = device, buffers
         buffers.block_tables[:, buffers.spare_row] = dummy_block
@@ -58,7 +58,7 @@ class DraftRows:
         )
 
     def start(self, starts: Sequence[RowStart]) -> None:
-        """Set up the rows that start, after the buffers did."""
+        """Set up the rows that start, after ``Buffers.start_rows``."""
         if not starts:
             return
         rows = np.array([start.row for start in starts], np.int32)
@@ -83,7 +83,7 @@ class Drafting:
 
     rows: DraftRows
     head: HeadRunner | None
-    launched: LaunchedHead | None  # of the head
+    launched: LaunchedHead | None  # runs the head after launched steps
     graphs: VerifyGraphRunner | None
     profile: torch.Tensor | None = None  # see ``Ops.accept``
 
@@ -92,7 +92,7 @@ class Drafting:
         self.rows.start(plan.starts)
 
     def settled(self, plan: StepPlan, step: StepBatch, batch: ForwardBatch | None) -> StepBatch:
-        """Return the step with what the host does not know, and with the profile."""
+        """Return the step completed with values known only to the device, and with the profile."""
         if step.drafts is None:
             return step
         if batch is not None and has_device_drafts(plan):
@@ -102,8 +102,8 @@ class Drafting:
     def run_head(
         self, plan: StepPlan, step: StepBatch, batch: ForwardBatch, aux: torch.Tensor, tokens: torch.Tensor
     ) -> torch.Tensor | None:
-        """Run the head after a launched step (``LaunchedHead.run``). Returns the drafts, None if it makes
-        none."""
+        """Run the head after a launched step (``LaunchedHead.run``). Returns the drafts, or None without a
+        head."""
         assert self.launched is not None
         made = self.launched.run(plan, step, batch, aux, tokens)
         return made if plan.num_made > 0 else None
@@ -111,11 +111,11 @@ class Drafting:
 
 @dataclass(frozen=True, slots=True)
 class DraftSetup:
-    """``head``: None if drafts come with the plans. ``profile``: see ``Ops.accept``."""
+    """The source of drafts. ``head``: None if drafts come with the plans. ``profile``: see ``Ops.accept``."""
 
-    most_drafts: int  # of a row in a step
+    most_drafts: int  # maximum draft tokens per row and step
     head: DraftHead | None
-    ops: Ops  # of one rank: each has the whole head
+    ops: Ops  # ops of a single rank, because each rank has the whole head
     profile: tuple[float, ...] = ()
 
 
@@ -131,8 +131,8 @@ def make_drafting(
     graph_rows: tuple[int, ...],
     max_len: int,
 ) -> Drafting:
-    """``dtype``: of the target's states. ``graph_rows``: rows of captured steps; (): none is captured. The
-    pool's last block is the dummy rows'."""
+    """``dtype``: the type of the target's states. ``graph_rows``: rows of captured steps; (): no captures.
+    The pool's last block belongs to dummy rows."""
     num_blocks, _, _, block_size, _ = kv[0].shape
     rows = DraftRows(
         device,

@@ -1,9 +1,7 @@
-"""HeadRunner: a draft head at the end of a step.
-
-Its first pass reads the states of all tokens of the step, with the token after each, so that its keys and
-values follow the target's. The state of a row's last kept token gives the first draft token; each further
-pass takes one token a row. ``LaunchedHead`` runs it after steps that are launched kernel by kernel: those
-with prompts, or with rows that have their own sampling.
+"""HeadRunner: runs a draft head at the end of a step. Its first pass reads the states of all tokens of the
+step, each with the next token, so that its keys and values stay in step with the target's. The state of a
+row's last kept token gives the first draft token; each further pass takes one token per row. ``LaunchedHead``
+runs it after steps that are launched kernel by kernel, because of prompts or rows with special sampling.
 """
 
 from __future__ import annotations
@@ -29,15 +27,15 @@ class ReadTokens:
     """The tokens of a step, for the head's first pass. R rows sample."""
 
     aux: torch.Tensor  # [T, A * H] the target's states
-    following: torch.Tensor  # [T] int64 the token after each
+    following: torch.Tensor  # [T] int64 the token after each token
     attention: AttentionMeta
-    last_place: torch.Tensor  # [R] int64 of the T: the last one kept
-    rows: torch.Tensor  # [R] int32 device row; the dummies' for rows that get no drafts
+    last_kept: torch.Tensor  # [R] int64 index of the last kept token among the T
+    rows: torch.Tensor  # [R] int32 device row; the dummy row for rows that get no drafts
 
 
 class HeadRunner:
-    """Owns the head's keys and values, and the memory of its passes. Contains nothing that waits for the
-    device, so a graph may contain ``run``."""
+    """Owns the head's keys and values, and the memory of its passes. Never waits for the device, so a graph
+    may contain ``run``."""
 
     def __init__(
         self,
@@ -50,7 +48,7 @@ class HeadRunner:
         max_len: int,
         dtype: torch.dtype,
     ) -> None:
-        """``draw``: samples draft tokens. ``dtype``: of the target's states."""
+        """``draw``: samples draft tokens. ``dtype``: the type of the target's states."""
         self._head, self._ops, self._kv, self._state, self._draw = head, ops, kv, state, draw
         self._max_len, self._dtype = max_len, dtype
         device, (passes, rows), width = kv.device, state.drafts.shape, state.block_tables.shape[2]
@@ -72,19 +70,18 @@ class HeadRunner:
 
     @property
     def kv(self) -> torch.Tensor:
-        """Its keys and values, in the pool's blocks."""
+        """The head's keys and values, in the pool's blocks."""
         return self._kv
 
     def aux_states(self, num_tokens: int) -> AuxStates:
-        """Return room for the target's states of a step."""
+        """Allocate memory for the target's states of a step."""
         config = self._head.config
         states = torch.empty(num_tokens, config.aux_width, dtype=self._dtype, device=self._kv.device)
         return AuxStates(config.aux_boundaries, states)
 
     def run(self, read: ReadTokens, num_made: int, longest: int | None = None) -> None:
         """Read a step's tokens, and make ``num_made`` draft tokens for its rows, in ``DraftRowState``.
-
-        ``longest``: tokens of the longest context, about; None: of the longest sequence.
+        ``longest``: approximate tokens of the longest context; None: the maximum length.
         """
         head, count = self._head, len(read.rows)
         x = head.run(head.project(read.aux), read.following, read.attention, self._kv)
@@ -92,7 +89,7 @@ class HeadRunner:
             return
         passes = self._passes_of(num_made)
         self._ops.draft_passes(read.rows, self._state, passes)
-        rows, index = read.rows.long(), read.last_place
+        rows, index = read.rows.long(), read.last_kept
         for number in range(num_made):
             drafts = self._state.drafts[number]
             draws = SamplingInputs(passes.keys[number, :count], passes.temperature[:count], read.rows)
@@ -136,7 +133,7 @@ def has_device_drafts(plan: StepPlan) -> bool:
 
 
 def follow_device(step: StepBatch, batch: ForwardBatch, state: DraftRowState) -> StepBatch:
-    """Return the step with the drafts, noise and stop ids that follow from what only the device knows."""
+    """Return the step with drafts, noise and stop ids computed from positions that only the device knows."""
     assert step.drafts is not None
     rows, index = step.sampling.row_index, step.logits_index
     positions = batch.attention.positions[index] + 1
@@ -152,7 +149,7 @@ def follow_device(step: StepBatch, batch: ForwardBatch, state: DraftRowState) ->
 
 
 def pretend(step: StepBatch, profile: torch.Tensor) -> StepBatch:
-    """Return the step with ``profile`` [K] in place of what is equal (``Ops.accept``)."""
+    """Return the step with acceptance by ``profile`` [K] instead of by comparison (``Ops.accept``)."""
     drafts = step.drafts
     assert drafts is not None
     offsets = torch.arange(len(drafts.firsts), device=profile.device) - drafts.firsts
@@ -170,35 +167,33 @@ class LaunchedHead:
     def run(
         self, plan: StepPlan, step: StepBatch, batch: ForwardBatch, aux: torch.Tensor, tokens: torch.Tensor
     ) -> torch.Tensor:
-        """``tokens`` [N]: the step's samples, REJECTED where they are not kept.
-
-        Returns the drafts [R, num_made] of the R entries that sample, whatever they are for rows that get
-        none.
+        """Run the head. ``tokens`` [N]: the step's samples, REJECTED where they are not kept. Returns the
+        drafts [R, num_made] of the R entries that sample; undefined for rows that get none.
         """
         assert plan.makes is not None
         assert plan.following is not None
-        state, places = self._state, step.places
+        state, layout = self._state, step.layout
         entries = np.flatnonzero(plan.samples)
         known = np.flatnonzero(plan.following >= 0)
         rows = plan.rows[entries]
         spare_row = len(state.last_token) - 1
         parts = (
-            np.cumsum(places.offsets == 0) - 1,  # [N] number of the place's entry among those that sample
-            np.flatnonzero(places.offsets == 0),  # [R] its first place
+            np.cumsum(layout.offsets == 0) - 1,  # [N] number of the sample's entry among those that sample
+            np.flatnonzero(layout.offsets == 0),  # [R] its first sample
             rows,
             np.where(plan.makes[entries], rows, spare_row),
             query_starts(plan)[1:][known] - 1,
             plan.following[known],
         )
         packed = self._device.upload(np.concatenate(parts, dtype=np.int32))
-        owners, firsts, own, drafting, known_places, known_tokens = packed.split(
+        owners, firsts, own, drafting, known_indices, known_tokens = packed.split(
             [len(part) for part in parts]
         )
         following = batch.token_ids.roll(-1)
-        following.index_copy_(0, known_places.long(), known_tokens.long())
+        following.index_copy_(0, known_indices.long(), known_tokens.long())
         following.index_copy_(0, step.logits_index, tokens.clamp(min=0))
         num_kept = torch.zeros_like(firsts).index_add_(0, owners.long(), (tokens != REJECTED).int())
-        last_place = step.logits_index[(firsts + num_kept - 1).long()]
-        state.last_position.index_copy_(0, own.long(), batch.attention.positions[last_place] + 1)
-        self._runner.run(ReadTokens(aux, following, batch.attention, last_place, drafting), plan.num_made)
+        last_kept = step.logits_index[(firsts + num_kept - 1).long()]
+        state.last_position.index_copy_(0, own.long(), batch.attention.positions[last_kept] + 1)
+        self._runner.run(ReadTokens(aux, following, batch.attention, last_kept, drafting), plan.num_made)
         return state.drafts[: plan.num_made, own.long()].t()

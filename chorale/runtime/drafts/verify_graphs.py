@@ -1,8 +1,8 @@
-"""Steps that verify drafts, in static memory: as ``steps/decode_graphs.py``, with several places a row.
+"""Steps that verify drafts, in static memory: as ``steps/decode_graphs.py``, with several tokens per row.
 
-Every row computes its last token and the same number of places for draft tokens, of which some may be
-unused. Model, sampling, acceptance and the head's next drafts are in the graph; the host packs 8 int32 a row
-and one a place. Rows with logits processors, a grammar or log-probabilities are not for these steps.
+Every row computes ``width`` tokens: its last token and the same number of draft tokens, of which some may be
+unused. Model, sampling, acceptance and the head's next drafts are in the graph; the host packs 8 int32 per
+row and one per token. Rows with logits processors, a grammar or log-probabilities do not run in these steps.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from chorale.runtime.steps.buffers import Buffers
 from chorale.runtime.steps.decode_graphs import StagingBuffers, forward_batch
 
 ROW, COMPUTED, NUM_DRAFTS, DRAFTING, FIRST_NEW, BLOCKS = range(6)
-TOKENS = BLOCKS + 2 * NEW_BLOCKS  # the first of as many columns as there are places
-Key = tuple[int, int, int, bool]  # rows, places, longest, filtered
+TOKENS = BLOCKS + 2 * NEW_BLOCKS  # the first of ``width`` columns
+Key = tuple[int, int, int, bool]  # rows, width, longest, filtered
 
 
 class VerifyPacker:
@@ -35,15 +35,15 @@ class VerifyPacker:
 
     def __init__(self, spare_row: int, block_size: int) -> None:
         self._spare_row, self._block_size = spare_row, block_size
-        self._place: IntArray = np.full(spare_row + 1, -1, np.int32)
+        self._entry: IntArray = np.full(spare_row + 1, -1, np.int32)
 
     def pack(self, plan: StepPlan, columns: IntArray) -> bool:
-        """Fill ``columns`` [TOKENS + places, rows].
+        """Fill ``columns`` [TOKENS + width, rows].
 
-        Returns False if some row gains blocks in another way than a few after each other: then the blocks
-        must be appended beforehand.
+        Returns False if some row gains too many or non-adjacent blocks: then the blocks must be appended
+        before.
         """
-        count, places = len(plan.rows), len(columns) - TOKENS
+        count, width = len(plan.rows), len(columns) - TOKENS
         columns[:] = 0
         columns[BLOCKS:TOKENS] = -1
         columns[ROW] = columns[DRAFTING] = self._spare_row
@@ -54,14 +54,14 @@ class VerifyPacker:
         if plan.makes is not None:
             columns[DRAFTING, :count] = np.where(plan.makes, plan.rows, self._spare_row)
         firsts = np.cumsum(plan.num_new) - plan.num_new
-        for place in range(places):
-            columns[TOKENS + place, :count] = plan.token_ids[firsts + np.minimum(place, num_drafts)]
+        for offset in range(width):
+            columns[TOKENS + offset, :count] = plan.token_ids[firsts + np.minimum(offset, num_drafts)]
         return not len(plan.append_row) or self._pack_blocks(plan, columns)
 
     def _pack_blocks(self, plan: StepPlan, columns: IntArray) -> bool:
-        self._place[plan.rows] = np.arange(len(plan.rows), dtype=np.int32)
-        entries = self._place[plan.append_row]
-        self._place[plan.rows] = -1
+        self._entry[plan.rows] = np.arange(len(plan.rows), dtype=np.int32)
+        entries = self._entry[plan.append_row]
+        self._entry[plan.rows] = -1
         if (entries < 0).any():
             return False
         first = columns[FIRST_NEW]
@@ -92,7 +92,7 @@ class VerifyGraphRunner:
         longest: int,
         profile: torch.Tensor | None = None,
     ) -> None:
-        """``sizes``: rows of the graphs; ``most_drafts``: draft tokens of a row. ``profile``: see
+        """``sizes``: rows of the graphs; ``most_drafts``: maximum draft tokens per row. ``profile``: see
         ``Ops.accept``."""
         self._device, self._model, self._kv, self._sampler = device, model, kv, sampler
         self._buffers, self._state, self._head, self._longest = buffers, state, head, longest
@@ -101,7 +101,7 @@ class VerifyGraphRunner:
         self._graphs: dict[Key, Callable[[], None]] = {}
         self._free: list[StagingBuffers] = []
         target, most_rows = device.torch_device, self._sizes[-1]
-        self._most_places = most_rows * (1 + most_drafts)
+        self._most_samples = most_rows * (1 + most_drafts)
         self._profile = profile
         self._room = most_rows * (TOKENS + 1 + most_drafts)
         self._inputs = torch.zeros(self._room, dtype=torch.int32, device=target)
@@ -109,13 +109,13 @@ class VerifyGraphRunner:
         def room(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=target)
 
-        count, width = self._most_places, buffers.block_tables.shape[2]
+        count, table_width = self._most_samples, buffers.block_tables.shape[2]
         self._batch = VerifyBatch(
             token_ids=room(count),
             positions=room(count),
             context_lens=room(count, dtype=torch.int32),
             slots=room(2, count),
-            tables=room(2, count, width, dtype=torch.int32),
+            tables=room(2, count, table_width, dtype=torch.int32),
             keys=room(count, 2, dtype=torch.int32),
             temperature=room(count, dtype=torch.float32),
             filters=room(count, 3, dtype=torch.float32),
@@ -133,7 +133,7 @@ class VerifyGraphRunner:
         return len(self._graphs)
 
     def takes(self, plan: StepPlan) -> bool:
-        """Returns whether the plan is such a step."""
+        """Returns whether the plan can run as such a step."""
         if (plan.num_made < 0 and plan.num_drafts is None) or len(plan.rows) > self._sizes[-1]:
             return False
         drafts = plan.num_new - 1
@@ -147,26 +147,26 @@ class VerifyGraphRunner:
         )
 
     def run(self, plan: StepPlan) -> Callable[[], npt.NDArray[np.int64]]:
-        """Enqueue a step. Returns a function that waits for its samples [R, places]."""
+        """Enqueue a step. Returns a function that waits for its samples [R, width]."""
         rows, longest = pick(self._sizes, len(plan.rows)), int((plan.num_computed + plan.num_new).max())
         filtered = bool(self._buffers.rows.filters[plan.rows].any())
         needed = max(int(plan.num_new.max()) - 1, plan.num_made, 1)
-        places, longest = self._size_of(rows, needed, longest, filtered)
-        replay = self.graph(rows, places, longest, filtered)
-        size = rows * (TOKENS + places)
+        width, longest = self._size_of(rows, needed, longest, filtered)
+        replay = self.graph(rows, width, longest, filtered)
+        size = rows * (TOKENS + width)
         staging = self._free.pop() if self._free else self._new_staging()
         columns = staging.inputs[:size]
-        if not self._packer.pack(plan, columns.numpy().reshape(TOKENS + places, rows)):
+        if not self._packer.pack(plan, columns.numpy().reshape(TOKENS + width, rows)):
             self._buffers.append_blocks(plan)
         self._inputs[:size].copy_(columns, non_blocking=True)
         replay()
-        samples = staging.tokens[: rows * places]
-        samples.copy_(self._accepted.tokens[: rows * places], non_blocking=True)
+        samples = staging.tokens[: rows * width]
+        samples.copy_(self._accepted.tokens[: rows * width], non_blocking=True)
         wait = self._device.mark()
 
         def finish() -> npt.NDArray[np.int64]:
             wait()
-            found: npt.NDArray[np.int64] = samples.numpy().reshape(rows, places)[: len(plan.rows)].copy()
+            found: npt.NDArray[np.int64] = samples.numpy().reshape(rows, width)[: len(plan.rows)].copy()
             self._free.append(staging)  # the device has finished with it
             return found
 
@@ -174,13 +174,13 @@ class VerifyGraphRunner:
 
     def _new_staging(self) -> StagingBuffers:
         inputs = self._device.host_memory(self._room, torch.int32)
-        return StagingBuffers(inputs, self._device.host_memory(self._most_places, torch.int64))
+        return StagingBuffers(inputs, self._device.host_memory(self._most_samples, torch.int64))
 
-    # ------------------------------------------------------------------ what a graph holds
+    # ------------------------------------------------------------------ contents of a graph
 
     def _size_of(self, rows: int, needed: int, longest: int, filtered: bool) -> tuple[int, int]:
-        """Return places and longest context of the graph for drafts of ``needed`` tokens: a captured one that
-        has room, even if that is more, because every row waits for a capture."""
+        """Return width and longest context of the graph for drafts of ``needed`` tokens. Prefers a larger
+        captured graph, because every row waits for a capture."""
         sizes = [
             (1 + size, pick(context_sizes(rows * (1 + size), self._longest), longest))
             for size in draft_sizes(self._most_drafts)
@@ -188,25 +188,25 @@ class VerifyGraphRunner:
         ]
         return next((size for size in sizes if (rows, *size, filtered) in self._graphs), sizes[0])
 
-    def graph(self, rows: int, places: int, longest: int, filtered: bool = False) -> Callable[[], None]:
-        """The step of a size; captured when first asked for. A head drafts for as many places."""
-        key = rows, places, longest, filtered
+    def graph(self, rows: int, width: int, longest: int, filtered: bool = False) -> Callable[[], None]:
+        """Return the graph of a size, capturing it on first use. A head makes ``width`` - 1 draft tokens."""
+        key = rows, width, longest, filtered
         found = self._graphs.get(key)
         if found is None:
-            self._make_dummies(rows, places)
+            self._make_dummies(rows, width)
             found = self._graphs[key] = self._device.capture(self._step(*key))
         return found
 
-    def _make_dummies(self, rows: int, places: int) -> None:
+    def _make_dummies(self, rows: int, width: int) -> None:
         """Fill the input with dummy rows: capturing runs the step, which must not touch real rows."""
-        columns: IntArray = np.zeros((TOKENS + places, rows), np.int32)
+        columns: IntArray = np.zeros((TOKENS + width, rows), np.int32)
         columns[BLOCKS:TOKENS] = -1
         columns[ROW] = columns[DRAFTING] = self._buffers.spare_row
         self._inputs[: columns.size].copy_(self._device.upload(columns.ravel()))
 
-    def _step(self, rows: int, places: int, longest: int, filtered: bool) -> Callable[[], None]:
+    def _step(self, rows: int, width: int, longest: int, filtered: bool) -> Callable[[], None]:
         """Return the step that a graph contains. It uses static memory only."""
-        columns = self._inputs[: rows * (TOKENS + places)].view(TOKENS + places, rows)
+        columns = self._inputs[: rows * (TOKENS + width)].view(TOKENS + width, rows)
         given = VerifyInputs(
             rows=columns[ROW],
             num_computed=columns[COMPUTED],
@@ -215,7 +215,7 @@ class VerifyGraphRunner:
             first_new=columns[FIRST_NEW],
             new_blocks=columns[BLOCKS:TOKENS].view(2, NEW_BLOCKS, rows),
         )
-        count, drafting = rows * places, columns[DRAFTING]
+        count, drafting = rows * width, columns[DRAFTING]
         batch, ops = (
             forward_batch(self._batch, self._index[:count], self._query_start, longest),
             self._model.ops,
@@ -237,7 +237,7 @@ class VerifyGraphRunner:
                     accepted.last_place[:rows],
                     drafting,
                 )
-                self._head.run(read, places - 1, longest)
+                self._head.run(read, width - 1, longest)
 
         return step
 

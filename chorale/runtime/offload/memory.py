@@ -1,4 +1,5 @@
-"""HostPages: slots of host memory, each a whole page, in pieces that the allocator does not round up."""
+"""HostPages: slots of host memory, one page each, allocated in pieces that the allocator does not round
+up."""
 
 from __future__ import annotations
 
@@ -14,10 +15,10 @@ from chorale.runtime.sizing.memory import GIB, gib
 
 
 class HostPages:
-    """``num_slots`` pages. Their memory is pinned where the device copies in the background."""
+    """``num_slots`` pages. Their memory is pinned if the device copies in the background."""
 
     def __init__(self, device: Device, num_slots: int, page_bytes: int) -> None:
-        """Raises ``ConfigError`` if the system does not give the memory."""
+        """Allocate the pages. Raises ``ConfigError`` if the system has too little memory."""
         self._per_piece = max(1, GIB // page_bytes)
         self._pieces = []
         for first in range(0, num_slots, self._per_piece):
@@ -31,7 +32,7 @@ class HostPages:
                 ) from error
 
     def runs(self, slots: IntArray) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield the memory of ascending slots, neighbours in one tensor, each with its place in ``slots``."""
+        """Yield (index in ``slots``, memory) of ascending slots; adjacent slots are one tensor."""
         ends = np.flatnonzero((np.diff(slots) != 1) | (slots[1:] % self._per_piece == 0)) + 1
         for begin, end in zip([0, *ends.tolist()], [*ends.tolist(), len(slots)], strict=True):
             piece, first = divmod(int(slots[begin]), self._per_piece)

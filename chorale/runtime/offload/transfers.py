@@ -1,16 +1,16 @@
-"""PageTransfers: copies pages between the KV tensors and host memory, beside the steps.
+"""PageTransfers: copies pages between the KV tensors and host memory while steps run.
 
-Pages that leave: before the step that may overwrite them, the steps' own stream gathers them into a staging
-buffer; a second stream copies that to the host. Pages that return: a third stream copies them to another
-staging buffer, piece by piece, and scatters them into blocks that no step uses. The order of what each stream
-does makes this exact; whether a copy is over is only asked to tell the scheduler.
+Saved pages: before the step that may overwrite them, the steps' stream gathers them into a staging buffer; a
+second stream copies that to the host. Loaded pages: a third stream copies them to another staging buffer,
+piece by piece, and scatters them into blocks that no step uses. The order of the streams' work guarantees
+correctness; the completion of a copy is queried only to inform the scheduler.
 
     steps    wait for the finished loads · gather · the step · ...
     out      wait for the gather · staging to host
-    in       wait for the steps before and for ``out`` · save what is overwritten · host to staging · scatter
+    in       wait for the steps before and for ``out`` · save overwritten blocks · host to staging · scatter
 
-A plan that says that a load is finished lets the steps wait for it, and so does every later copy to the host:
-only then may its slots be written again.
+Once a plan lists a load as finished, steps wait for that load, and so does every later copy to the host,
+because only then may the load's slots be written again.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from chorale.runtime.device import Device
 from chorale.runtime.offload.memory import HostPages
 from chorale.runtime.streams import Event
 
-COPIES_A_STEP = 64  # of a load, whose calls take the host 10 microseconds each
-PATIENCE = 0.005  # seconds that a step without rows waits for a load: new requests wait as long
+COPIES_A_STEP = 64  # maximum copies of loads per step; each call takes the host 10 microseconds
+PATIENCE = 0.005  # seconds that a step without rows waits for a load, which delays new requests
 _NAP = 0.0001
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A part of a load that fits into the staging buffer."""
+    """A portion of a load that fits into the staging buffer."""
 
     load_id: int
     slots: IntArray  # ascending
     blocks: IntArray
     is_save: bool = False
-    after: tuple[Event, ...] = ()  # before it can begin
+    after: tuple[Event, ...] = ()  # events that must be reached before it starts
 
 
 class PageTransfers:
@@ -59,24 +59,24 @@ class PageTransfers:
         loaded: int,
         dummy_block: int,
     ) -> None:
-        """``staged``, ``loaded``: pages of the staging buffers. ``dummy_block``: one of the pool whose
-        content does not matter."""
+        """``staged``, ``loaded``: pages of the staging buffers. ``dummy_block``: a block of the pool with
+        unused content."""
         self._device, self._copies = device, copies
         self._host = HostPages(device, num_slots, page_bytes)
         target = device.torch_device
         self._staged = torch.empty(staged, page_bytes, dtype=torch.uint8, device=target)
         self._loaded = torch.empty(loaded, page_bytes, dtype=torch.uint8, device=target)
         self._out, self._in = device.stream(), device.stream()
-        self._place = 0  # in ``_staged``, which is filled in turns
-        self._leaving: deque[tuple[int, int, Event]] = deque()  # parts of it that are not on the host yet
+        self._position = 0  # in ``_staged``, which is filled in turns
+        self._leaving: deque[tuple[int, int, Event]] = deque()  # ranges of it that are not on the host yet
         self._last_out: Event | None = None
-        self._pieces: deque[_Piece] = deque()  # of loads, not enqueued yet
-        self._ends: dict[int, Event | None] = {}  # by load; None: not all of it is enqueued
+        self._pieces: deque[_Piece] = deque()  # pieces of loads that are not enqueued yet
+        self._ends: dict[int, Event | None] = {}  # load -> its end; None: not completely enqueued
         self._unreported: list[int] = []
         self._warm_up(dummy_block)
 
     def _warm_up(self, dummy_block: int) -> None:
-        """Compile the kernels, outside of any step."""
+        """Compile the kernels before the first step."""
         block = self._device.upload(np.array([dummy_block], np.int32))
         self._copies.gather(block, self._staged[:1])
         self._copies.scatter(self._staged[:1], block)
@@ -84,14 +84,14 @@ class PageTransfers:
     # ------------------------------------------------------------------ a step
 
     def before(self, plan: StepPlan) -> None:
-        """Enqueue what must be enqueued before the step itself."""
+        """Enqueue the copies that must precede the step."""
         if plan.transfers is not None:
             self._begin(plan.transfers)
         if self._pieces:
             self._advance(None if not len(plan.rows) else COPIES_A_STEP)
 
     def reporting(self, plan: StepPlan, fetch: Callable[[], StepResult]) -> Callable[[], StepResult]:
-        """Return ``fetch`` with the loads that have ended by then."""
+        """Wrap ``fetch`` to report the loads that have ended by then."""
         if not self._unreported:
             return fetch
 
@@ -112,27 +112,27 @@ class PageTransfers:
         for load in transfers.loads:
             self._queue(load)
 
-    # ------------------------------------------------------------------ pages that leave
+    # ------------------------------------------------------------------ saved pages
 
     def _save(self, slots: IntArray, blocks: IntArray) -> None:
-        """Copy blocks to the host, as they are before the steps that are enqueued from now on."""
+        """Copy blocks to the host with their content before the next enqueued step."""
         room = len(self._staged)
         begin = 0
         while begin < len(slots):
-            if self._place == room:
-                self._place = 0
-            end = min(len(slots), begin + room - self._place)
-            self._save_some(self._place, slots[begin:end], blocks[begin:end])
-            self._place += end - begin
+            if self._position == room:
+                self._position = 0
+            end = min(len(slots), begin + room - self._position)
+            self._save_some(self._position, slots[begin:end], blocks[begin:end])
+            self._position += end - begin
             begin = end
 
-    def _save_some(self, place: int, slots: IntArray, blocks: IntArray) -> None:
-        staging = self._staged[place : place + len(slots)]
+    def _save_some(self, first_page: int, slots: IntArray, blocks: IntArray) -> None:
+        staging = self._staged[first_page : first_page + len(slots)]
         while self._leaving and self._leaving[0][2].is_reached:
             self._leaving.popleft()
         for first, last, left in self._leaving:
-            if first < place + len(slots) and place < last:
-                left.hold()  # the copies of all steps since are ahead of it: a host bus slower than the GPU
+            if first < first_page + len(slots) and first_page < last:
+                left.hold()  # the host bus is slower than the GPU: wait until this range is on the host
         self._copies.gather(self._device.upload(blocks), staging)
         gathered = self._device.event()
         with self._out.current():
@@ -140,12 +140,12 @@ class PageTransfers:
             for begin, memory in self._host.runs(slots):
                 memory.copy_(staging[begin : begin + len(memory)], non_blocking=True)
             self._last_out = self._device.event()
-        self._leaving.append((place, place + len(slots), self._last_out))
+        self._leaving.append((first_page, first_page + len(slots), self._last_out))
 
-    # ------------------------------------------------------------------ pages that return
+    # ------------------------------------------------------------------ loaded pages
 
     def _queue(self, load: HostLoad) -> None:
-        """Queue the pieces of a load. It begins after the steps and copies that are enqueued now."""
+        """Queue the pieces of a load. It starts after all steps and copies enqueued so far."""
         after = [self._device.event()]
         if self._last_out is not None:
             after.append(self._last_out)
@@ -163,7 +163,7 @@ class PageTransfers:
         self._unreported.append(load.load_id)
 
     def _advance(self, most: int | None) -> None:
-        """Enqueue pieces of about ``most`` copies; None: all."""
+        """Enqueue pieces with about ``most`` copies in total; None: all pieces."""
         count = 0
         while self._pieces and (most is None or count < most):
             piece = self._pieces.popleft()
@@ -190,7 +190,7 @@ class PageTransfers:
         return count
 
     def _finish(self, load_id: int) -> None:
-        """Let the steps that are enqueued from now on wait for a load."""
+        """Let steps enqueued later wait for a load."""
         while self._ends.get(load_id, self) is None:
             self._advance(1)
         end = self._ends.pop(load_id, None)
@@ -200,7 +200,7 @@ class PageTransfers:
             self._unreported.remove(load_id)
 
     def _take_done(self) -> tuple[int, ...]:
-        """Return the loads that have ended since the last call, in their order."""
+        """Return the loads that have ended since the last call, in order."""
         done = []
         while self._unreported and self._is_over(self._unreported[0]):
             done.append(self._unreported.pop(0))
@@ -211,13 +211,13 @@ class PageTransfers:
         return end is not None and end.is_reached
 
     def _wait(self) -> None:
-        """Wait for the oldest load, but not for long."""
+        """Wait for the oldest load, at most ``PATIENCE``."""
         until = time.monotonic() + PATIENCE
         while self._unreported and not self._is_over(self._unreported[0]) and time.monotonic() < until:
             time.sleep(_NAP)
 
 
 def _ascending(slots: IntArray, blocks: IntArray) -> tuple[IntArray, IntArray]:
-    """In the order of slots, so that neighbours are copied at once."""
+    """Sort by slot, so that adjacent slots are copied at once."""
     order = np.argsort(slots)
     return slots[order], blocks[order]

@@ -13,9 +13,9 @@ from chorale.runtime.sampling.logits_processors import LogitsProcessors
 
 @dataclass(frozen=True, slots=True)
 class SamplingBatch:
-    """The sampling inputs of N tokens: one for each sampled row, 1 + K for a row with a draft of K.
+    """The sampling inputs of N samples: one for each sampled row, 1 + K for a row with a draft of K tokens.
 
-    Host arrays show which work a row needs, so that the rest can be skipped; the device computes with the
+    Host arrays tell which work a row needs, so that the rest is skipped; the device computes with the
     tensors. ``positions`` are those of the tokens to be sampled.
     """
 
@@ -24,8 +24,8 @@ class SamplingBatch:
     greedy: npt.NDArray[np.bool_]  # [N]
     filtered: npt.NDArray[np.bool_]  # [N, 3] uses top_k, top_p, min_p
     top_ks: npt.NDArray[np.int32]  # [N]; 0 when off
-    num_logprobs: npt.NDArray[np.int32]  # [N] alternatives; -1: none wanted
-    processors: dict[int, LogitsProcessors]  # by place in the batch
+    num_logprobs: npt.NDArray[np.int32]  # [N] number of alternatives; -1: no log-probabilities
+    processors: dict[int, LogitsProcessors]  # sample -> its row's processors
     row_index: torch.Tensor  # [N] int64, the same as rows
     keys: torch.Tensor  # [N, 2] int32, see noise.py
     temperature: torch.Tensor  # [N] float32; 0 for greedy rows
@@ -37,17 +37,19 @@ class SamplingBatch:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def at(self, places: npt.NDArray[np.int64], index: torch.Tensor) -> SamplingBatch:
-        """Some rows of it; ``index`` is ``places`` [M] int64 on the device."""
+    def at(self, samples: npt.NDArray[np.int64], index: torch.Tensor) -> SamplingBatch:
+        """Return some of the samples; ``index`` is ``samples`` [M] int64 on the device."""
         return SamplingBatch(
-            rows=self.rows[places],
-            positions=self.positions[places],
-            greedy=self.greedy[places],
-            filtered=self.filtered[places],
-            top_ks=self.top_ks[places],
-            num_logprobs=self.num_logprobs[places],
+            rows=self.rows[samples],
+            positions=self.positions[samples],
+            greedy=self.greedy[samples],
+            filtered=self.filtered[samples],
+            top_ks=self.top_ks[samples],
+            num_logprobs=self.num_logprobs[samples],
             processors={
-                new: self.processors[old] for new, old in enumerate(places.tolist()) if old in self.processors
+                new: self.processors[old]
+                for new, old in enumerate(samples.tolist())
+                if old in self.processors
             },
             row_index=self.row_index[index],
             keys=self.keys[index],

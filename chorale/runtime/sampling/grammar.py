@@ -1,17 +1,17 @@
-"""Grammars of rows: compiled while steps run, one matcher a row, masks filled while the device computes.
+"""Grammars of rows: compiled while steps run, one matcher per row, masks filled while the device computes.
 
 A row's mask for step n + 1 needs the token of step n. The worker enqueues the forward pass of n + 1 first (it
-finds that token on the device) and then asks for masks. Only then, and only if such rows are in the step,
-does the host wait for the result of step n, advance the matchers, and fill and send the masks. On a GPU the
-host thus fills masks while the device runs the forward pass, with or without async scheduling; rows without a
-grammar cost nothing.
+finds that token on the device) and then requests masks. Only then, and only if the step has rows with a
+grammar, the host waits for the result of step n, advances the matchers, and fills and sends the masks. On a
+GPU the host thus fills masks while the device runs the forward pass, with or without async scheduling; rows
+without a grammar cost nothing.
 
-A row gets a new matcher with its ``RowStart``, which holds all tokens so far: the matcher of a preempted
-sequence is advanced to where it was. A token that a step in flight sampled for the old matcher goes to the
-old matcher, which is no longer used.
+A row gets a new matcher with its ``RowStart``, which contains all tokens so far: the matcher of a preempted
+sequence is advanced past them. A token that a step in flight sampled goes to the row's old matcher, which is
+no longer used.
 
-A row with a draft needs a mask after each of the draft's tokens. A copy of its matcher walks along the draft
-and is dropped; the row's own matcher takes the tokens that the row keeps, once they are known.
+A row with a draft needs a mask after each draft token. Copies of its matcher consume the draft and are
+dropped; the row's matcher consumes the accepted tokens once they are known.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from chorale.grammar.matcher import warm as warm_tokenizer
 from chorale.harmony.vocab import VOCAB_SIZE
 from chorale.runtime.device import Arrays, Device
 
-CACHE_BYTES = 256 * 1024 * 1024  # eight agents with 128 tools of ten described arguments each
-# The memory of a used grammar, estimated from its text: 127 kB for 233 bytes, 367 kB for 1,342, 1,110 kB for
+CACHE_BYTES = 256 * 1024 * 1024  # room for eight agents with 128 tools of ten described arguments each
+# Memory of a grammar in use, estimated from its text: 127 kB for 233 bytes, 367 kB for 1,342, 1,110 kB for
 # 5,092 (tests/runtime/sampling/test_grammar_weight.py). Half or more is lexer states, which all copies of a
 # matcher share and create when used: 128 tools (103 kB) take 4.8 MiB unused, 7.1 after 16, 17.1 after all.
 _ENTRY_BYTES = 96 * 1024
 _PER_BYTE = 208
-_PARALLEL_FROM = 8  # rows; below, one thread is faster
-_NUM_MASK_BUFFERS = 4  # steps whose masks are kept: those of two may still be on their way to the device
+_PARALLEL_FROM = 8  # rows; one thread is faster for fewer
+_NUM_MASK_BUFFERS = 4  # steps whose masks are kept; copies of two may still be running
 WRONG_VOCABULARY = f"grammars need the harmony vocabulary of {VOCAB_SIZE} tokens"
 Fetch = Callable[[], Arrays]
 
@@ -55,12 +55,13 @@ class GrammarCache:
         self._size = 0
         self._warming: threading.Thread | None = None
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="grammar")
-        self._checks = ThreadPoolExecutor(2, thread_name_prefix="grammar-check")  # no admitted request waits
+        # No admitted request waits for these.
+        self._checks = ThreadPoolExecutor(2, thread_name_prefix="grammar-check")
 
     def warm(self) -> None:
-        """Begins to build the tokenizer in a thread; ``wait_warm`` before the first step waits for its end.
+        """Begins to build the tokenizer in a thread; call ``wait_warm`` before the first step.
 
-        It holds the interpreter's lock for half a second, which every running stream would notice later.
+        The build holds the interpreter's lock for half a second, which would delay running streams later.
         """
         if self._vocab_size == VOCAB_SIZE:
             self._warming = warm_tokenizer()
@@ -118,23 +119,23 @@ class GrammarCache:
 
 
 def weight(grammar: str) -> int:
-    """Estimated bytes of the compiled grammar."""
+    """Estimate the bytes of the compiled grammar."""
     return _ENTRY_BYTES + _PER_BYTE * len(grammar)
 
 
 @dataclass(slots=True)
 class _Row:
-    """``unread``: what fetches the last step's tokens, the row's first place among them, and its draft."""
+    """``unread``: the function that fetches the last step's tokens, the row's first sample, and its draft."""
 
-    matcher: LLMatcher | None  # None: it did not compile, or met a token that does not fit
+    matcher: LLMatcher | None  # None: the grammar did not compile, or a token did not match
     unread: tuple[Fetch, int, list[int]] | None = None
 
     def catch_up(self) -> LLMatcher | None:
-        """Feed the tokens that the row kept of its last step, waiting for that step."""
+        """Wait for the row's last step and feed the tokens that the row kept."""
         if self.unread is not None:
-            fetch, place, draft = self.unread
+            fetch, first, draft = self.unread
             self.unread = None
-            tokens = fetch()[0][place : place + 1 + len(draft)].tolist()
+            tokens = fetch()[0][first : first + 1 + len(draft)].tolist()
             for token, expected in zip(tokens, [*draft, None], strict=True):
                 if self.matcher is not None and token >= 0 and not self.matcher.consume_token(token):
                     self.matcher = None
@@ -145,19 +146,18 @@ class _Row:
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """Allowed tokens of some places of a batch. ``octets`` [G, V / 8] uint8: a bit a token, lowest first."""
+    """Allowed tokens of some samples. ``octets`` [G, V / 8] uint8: one bit per token, lowest first."""
 
-    places: npt.NDArray[np.int64]  # [G] ascending
+    samples: npt.NDArray[np.int64]  # [G] ascending
     octets: torch.Tensor
 
-    def at(self, places: npt.NDArray[np.int64]) -> Masks | None:
-        """Return the masks of some ascending places of the batch, numbered by their order; None if there are
-        none."""
-        found = np.flatnonzero(np.isin(self.places, places))
+    def at(self, samples: npt.NDArray[np.int64]) -> Masks | None:
+        """Return the masks of some ascending samples, numbered by their order; None if there are none."""
+        found = np.flatnonzero(np.isin(self.samples, samples))
         if not len(found):
             return None
-        octets = self.octets if len(found) == len(self.places) else self.octets[found.tolist()]
-        return Masks(np.searchsorted(places, self.places[found]), octets)
+        octets = self.octets if len(found) == len(self.samples) else self.octets[found.tolist()]
+        return Masks(np.searchsorted(samples, self.samples[found]), octets)
 
 
 def allow_all_masks(device: Device, count: int) -> Masks:
@@ -167,17 +167,17 @@ def allow_all_masks(device: Device, count: int) -> Masks:
 
 
 class GrammarRows:
-    """The matchers of the rows, used by the worker's thread only."""
+    """The matchers of the rows. Only the worker's thread uses them."""
 
     def __init__(self, device: Device, cache: GrammarCache) -> None:
         self._device, self._cache = device, cache
         self._rows: dict[int, _Row] = {}
-        self._executor: LLExecutor | None = None  # made with the first large batch
+        self._executor: LLExecutor | None = None  # made for the first large batch
         self._mask_buffers: list[torch.Tensor] = [torch.empty(0, dtype=torch.int32)] * _NUM_MASK_BUFFERS
         self._num_filled = 0
 
     def start(self, start: RowStart) -> None:
-        """Set up a row's matcher and advance it past the tokens that the sequence has."""
+        """Set up a row's matcher and advance it past the sequence's tokens."""
         self._rows.pop(start.row, None)
         sampling = start.sampling
         if not sampling.grammar:
@@ -185,7 +185,7 @@ class GrammarRows:
         try:
             matcher: LLMatcher | None = self._cache.matcher(sampling.grammar)
         except ValueError:
-            matcher = None  # cannot happen: it was compiled before admission
+            matcher = None  # cannot happen: the grammar was compiled before admission
         known = start.token_ids[start.num_prompt_tokens - sampling.grammar_context :].tolist()
         if matcher is not None and not matcher.consume_tokens(known):
             matcher = None
@@ -194,7 +194,7 @@ class GrammarRows:
     def masks(self, rows: npt.NDArray[np.int32], drafts: npt.NDArray[np.int32] | None = None) -> Masks | None:
         """Return the masks of the sampled ``rows`` of a step, or None if none of them has a grammar.
 
-        ``drafts``: as of ``SampledPlaces``. A row whose matcher has failed gets an empty mask, and therefore
+        ``drafts``: as in ``SampleLayout``. A row whose matcher has failed gets an empty mask, and therefore
         no token.
         """
         found = self._with_grammar(rows, drafts)
@@ -205,18 +205,18 @@ class GrammarRows:
             matchers += _along(row.catch_up(), draft)
         buffer = self._mask_buffer(len(matchers))
         self._fill(buffer.numpy(), matchers)
-        places = np.concatenate([np.arange(first, first + 1 + len(draft)) for first, _, draft in found])
-        return Masks(places, self._device.send(buffer).view(torch.uint8))
+        samples = np.concatenate([np.arange(first, first + 1 + len(draft)) for first, _, draft in found])
+        return Masks(samples, self._device.send(buffer).view(torch.uint8))
 
     def _with_grammar(
         self, rows: npt.NDArray[np.int32], drafts: npt.NDArray[np.int32] | None
     ) -> list[tuple[int, _Row, list[int]]]:
-        """First place, row and draft of the rows that have a grammar."""
+        """Return first sample, row and draft of the rows that have a grammar."""
         if not self._rows:
             return []
         if drafts is None:
             return [
-                (place, self._rows[row], []) for place, row in enumerate(rows.tolist()) if row in self._rows
+                (sample, self._rows[row], []) for sample, row in enumerate(rows.tolist()) if row in self._rows
             ]
         found, ends = [], np.flatnonzero(drafts == NO_DRAFT)
         for first, end in zip([0, *(ends[:-1] + 1).tolist()], ends.tolist(), strict=True):
@@ -225,16 +225,16 @@ class GrammarRows:
         return found
 
     def _mask_buffer(self, count: int) -> torch.Tensor:
-        """[count, MASK_WORDS] int32 that a copy may read in the background. Fresh pages for the masks of 64
-        rows would cost more than the masks (0.7 ms)."""
-        place, size = self._num_filled % _NUM_MASK_BUFFERS, count * MASK_WORDS
+        """Return [count, MASK_WORDS] int32 that a copy may read in the background. Newly allocated pages for
+        64 rows would take longer than filling the masks (0.7 ms)."""
+        index, size = self._num_filled % _NUM_MASK_BUFFERS, count * MASK_WORDS
         self._num_filled += 1
-        if len(self._mask_buffers[place]) < size:
-            self._mask_buffers[place] = self._device.host_memory(size + size // 2, torch.int32)
-        return self._mask_buffers[place][:size].view(count, MASK_WORDS)
+        if len(self._mask_buffers[index]) < size:
+            self._mask_buffers[index] = self._device.host_memory(size + size // 2, torch.int32)
+        return self._mask_buffers[index][:size].view(count, MASK_WORDS)
 
     def _fill(self, words: npt.NDArray[np.int32], matchers: list[LLMatcher | None]) -> None:
-        """Every word of ``words``: what an earlier step left there means nothing."""
+        """Overwrite every word of ``words``, which has the masks of an earlier step."""
         work = [(matcher, index) for index, matcher in enumerate(matchers) if matcher is not None]
         for index, matcher in enumerate(matchers):
             if matcher is None:
@@ -248,21 +248,22 @@ class GrammarRows:
             for matcher, index in work:
                 matcher.unsafe_compute_mask_ptr(words.ctypes.data + index * stride, stride)
         for matcher, index in work:
-            if matcher.is_error():  # a limit was reached in this state
+            if matcher.is_error():  # the matcher reached a limit
                 words[index] = 0
 
     def sampled(
         self, rows: npt.NDArray[np.int32], fetch: Fetch, drafts: npt.NDArray[np.int32] | None = None
     ) -> None:
-        """Note that a step sampled these rows. ``fetch`` waits for its results, tokens first."""
+        """Note that a step sampled these rows. ``fetch`` waits for its results, of which tokens come
+        first."""
         for first, row, draft in self._with_grammar(rows, drafts):
             row.unread = (fetch, first, draft)
 
 
 def _along(matcher: LLMatcher | None, draft: list[int]) -> list[LLMatcher | None]:
-    """Return the matcher, and one for the place after each token of the draft.
+    """Return the matcher, and a copy advanced past each token of the draft.
 
-    None after a token that does not fit: it is not accepted, so neither is what follows.
+    None after a token that does not match: neither it nor the following tokens will be accepted.
     """
     found = [matcher]
     for token in draft:

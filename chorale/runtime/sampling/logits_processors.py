@@ -1,12 +1,11 @@
-"""LogitsProcessors: what one row applies to its logits before temperature, and the device state for it.
+"""LogitsProcessors: changes of one row's logits before temperature, and their device state.
 
 Exists only for rows that need it: biases, allowed ids, bad words, penalties, min_tokens with many stop ids.
-The tokens of such a row are kept on the device too (``history``), because a step may be sampled before the
-host has read the result of the step before it. The host always knows the lengths, so nothing here waits for
-the device.
+The tokens of such a row are also kept on the device (``history``), because a step may be sampled before the
+host has read the previous result. The host always knows the lengths, so nothing here waits for the device.
 
-A draft is written into the history before its step is sampled (``foresee``): a token after some of the draft
-is sampled as if these were the output. ``record`` then overwrites it with the samples.
+A draft is written into the history before its step is sampled (``foresee``), so that each sample sees the
+draft tokens before it as output. ``record`` then overwrites them with the samples.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import torch.nn.functional as F
 
 from chorale.engine.types import EARLY_STOPS, RowStart, SamplingSpec
 
-FIRST_ROOM = 256  # tokens after the prompt before the history must grow
+FIRST_ROOM = 256  # initial room of the history after the prompt, tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,7 @@ class BadWords:
             return
         matched = (self.prefixes == output[output.shape[0] - num_prefix :]).all(dim=1)
         penalty = torch.zeros(len(matched), device=logits.device).masked_fill_(matched, float("-inf"))
-        logits.index_add_(0, self.last, penalty)  # adds, since two words may end alike
+        logits.index_add_(0, self.last, penalty)  # adds, because two words may have the same last token
 
 
 class LogitsProcessors:
@@ -66,8 +65,8 @@ class LogitsProcessors:
         self._limit = min(limit, max_len) + 1
         known = torch.from_numpy(start.token_ids.astype("int64")).to(device)
         self._history = _longer(known, len(known) + FIRST_ROOM, self._limit)
-        self._foreseen: int | None = None  # position from which on the history is a draft, not in the counts
-        self._counts: torch.Tensor | None = None  # [V] float32, of output tokens
+        self._foreseen: int | None = None  # position where a draft starts in the history, not in the counts
+        self._counts: torch.Tensor | None = None  # [V] float32, how often each token is in the output
         if self._presence or self._frequency:
             output = known[self._num_prompt :]
             self._counts = torch.zeros(vocab_size, device=device)
@@ -104,9 +103,10 @@ class LogitsProcessors:
         self._apply_penalties(logits, num_tokens)
 
     def _apply_penalties(self, logits: torch.Tensor, num_tokens: int) -> None:
-        """vLLM's: repetition over prompt and output, then frequency and presence over the output.
+        """Apply penalties as vLLM does: repetition over prompt and output, then frequency and presence over
+        output.
 
-        Works on the tokens seen, not on the vocabulary. A token seen twice is written twice, alike.
+        Works on the tokens seen, not on the vocabulary. A token seen twice gets the same value twice.
         """
         if self._repetition == 1.0 and self._counts is None:
             return
@@ -123,13 +123,13 @@ class LogitsProcessors:
         logits.index_copy_(0, seen, values)
 
     def foresee(self, token_id: torch.Tensor, position: int) -> None:
-        """Write a draft's token [1] int64 for ``position``, which the samples after it see."""
+        """Write a draft token [1] int64 at ``position``, where later samples see it."""
         self._write(token_id, position)
         if self._foreseen is None:
             self._foreseen = position
 
     def record(self, token_id: torch.Tensor, position: int, is_kept: torch.Tensor | None = None) -> None:
-        """Record the token [1] int64 that was sampled for ``position``.
+        """Record the token [1] int64 that was sampled at ``position``.
 
         ``is_kept`` [1] bool: whether the row keeps it. If not, a later step overwrites it unread.
         """
@@ -146,13 +146,13 @@ class LogitsProcessors:
 
 
 def _longer(history: torch.Tensor, wanted: int, limit: int) -> torch.Tensor:
-    """Extend a history with zeros. It grows with its sequence: a thousand rows of the model's length would
-    take a gigabyte that ``memory.py`` does not count."""
+    """Extend a history with zeros. It grows with its sequence, because a thousand rows of maximum length
+    would take a gigabyte that ``memory.py`` does not count."""
     return F.pad(history, (0, max(0, min(wanted, limit) - len(history))))
 
 
 def _known(token_ids: Sequence[int], vocab_size: int, device: torch.device) -> torch.Tensor:
-    """[n] int64: the ids that are in the vocabulary, each once."""
+    """Return [n] int64: the distinct ids that are in the vocabulary."""
     found = dict.fromkeys(token for token in token_ids if 0 <= token < vocab_size)
     return torch.tensor(list(found), dtype=torch.int64, device=device)
 

@@ -19,7 +19,7 @@ from chorale.engine.types import TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class LogprobTensors:
-    """M positions: the token's own log-probability and rank, and K alternatives, best first."""
+    """M positions: the token's log-probability and rank, and K alternatives, best first."""
 
     token_ids: torch.Tensor  # [M] int64
     logprobs: torch.Tensor  # [M] float32
@@ -32,7 +32,7 @@ class LogprobTensors:
 
 
 def gather_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> LogprobTensors:
-    """For ``logits`` [M, V] float32 and ``token_ids`` [M] int64 (all valid)."""
+    """Compute the log-probabilities of ``token_ids`` [M] int64 (all valid) in ``logits`` [M, V] float32."""
     chosen = logits.gather(1, token_ids.unsqueeze(1))
     total = logits.logsumexp(-1, keepdim=True)
     top, top_ids = logits.topk(min(num_top, logits.shape[-1]), dim=-1)
@@ -52,9 +52,10 @@ def shared_logprobs(
     token_ids: torch.Tensor,
     num_top: int,
 ) -> LogprobTensors:
-    """``gather_logprobs`` where ``logits`` [M, V of this rank] are those of the ids that the rank owns.
+    """``gather_logprobs`` over several ranks: ``logits`` [M, V of this rank] are those of the rank's ids.
 
-    Two exchanges: of each rank's best, sum and chosen logit, and of how many are above the chosen one.
+    The ranks exchange twice: their best logits, sum and chosen logit; then how many logits are above the
+    chosen one.
     """
     local = token_ids - own.start
     is_other = (local < 0) | (local >= len(own))
@@ -69,12 +70,12 @@ def shared_logprobs(
     above = all_gather((logits > chosen).sum(-1).float()).sum(0)  # exact
     values = parts[:, :, 2 : 2 + num_top].movedim(0, 1).flatten(1)
     ids = parts[:, :, 2 + num_top :].movedim(0, 1).flatten(1)
-    top, places = values.topk(num_top, dim=-1)
+    top, best = values.topk(num_top, dim=-1)
     return LogprobTensors(
         token_ids=token_ids,
         logprobs=(chosen - total).squeeze(1),
         ranks=above.long() + 1,
-        top_ids=ids.gather(1, places).long(),
+        top_ids=ids.gather(1, best).long(),
         top_logprobs=top - total,
     )
 
@@ -89,7 +90,7 @@ def gather_in_parts(
     rows_at_once: int,
     gather: Gather = gather_logprobs,
 ) -> LogprobTensors:
-    """The same, a few rows at once: the intermediate [M, V] would be large for a whole prompt."""
+    """Call ``gather`` for a few rows at a time, because [M, V] would be large for a whole prompt."""
     parts = [
         gather(some, ids, num_top)
         for some, ids in zip(logits.split(rows_at_once), token_ids.split(rows_at_once), strict=True)
@@ -99,6 +100,6 @@ def gather_in_parts(
 
 
 def to_records(arrays: Sequence[npt.NDArray[np.generic]]) -> list[TokenLogprobs]:
-    """Returns a record for each position of the fetched tensors of ``LogprobTensors``."""
+    """Returns one record for each position. ``arrays``: the fetched tensors of ``LogprobTensors``."""
     columns = (array.tolist() for array in arrays)
     return [TokenLogprobs(*position) for position in zip(*columns, strict=True)]

@@ -1,6 +1,6 @@
 """RowSamplingState: the sampling parameters of every row, set when a sequence takes the row.
 
-Columns for parameters that every row has; objects, in a dict, for the rows that need more.
+Parameters that every row has are in columns; rows that need more have objects in a dict.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ class PromptLogprobsSpec:
 
 
 class RowSamplingState:
-    """Owns the sampling parameters by row; the methods gather those of a step."""
+    """Owns the sampling parameters of rows; the methods gather the parameters of a step."""
 
     def __init__(self, num_rows: int, vocab_size: int, max_len: int, device: torch.device) -> None:
         self._vocab_size, self._max_len, self._device = vocab_size, max_len, device
         self.greedy = np.zeros(num_rows, np.bool_)
-        self.needs_resampling = np.zeros(num_rows, np.bool_)  # processors, a grammar, log-probabilities
-        self.filters = np.zeros(num_rows, np.bool_)  # top_k, top_p or min_p
+        self.needs_resampling = np.zeros(num_rows, np.bool_)  # has processors, a grammar or log-probabilities
+        self.filters = np.zeros(num_rows, np.bool_)  # uses top_k, top_p or min_p
         self.num_logprobs: IntRows = np.full(num_rows, -1, np.int32)
         self.top_ks: IntRows = np.zeros(num_rows, np.int32)
         self._early_stops: IntRows = np.full((num_rows, EARLY_STOPS), -1, np.int32)
-        self._may_stop_at = np.zeros(num_rows, np.int64)  # the first position that may be a stop id
+        self._may_stop_at = np.zeros(num_rows, np.int64)  # first position where a stop id is allowed
         self._seeds = np.zeros(num_rows, np.uint64)
         self._filtered = np.zeros((num_rows, 3), np.bool_)
         self._floats = np.zeros((num_rows, 4), np.float32)  # temperature (0: greedy), top_k, top_p, min_p
@@ -76,27 +76,28 @@ class RowSamplingState:
         return self._prompts[row]
 
     def processors_of(self, rows: IntRows) -> dict[int, LogitsProcessors]:
-        """Place in ``rows`` -> processors, for the rows that have any."""
+        """Return index in ``rows`` -> processors, for the rows that have processors."""
         if not self._edits:
             return {}
-        found = ((place, self._edits.get(row)) for place, row in enumerate(rows.tolist()))
-        return {place: processors for place, processors in found if processors is not None}
+        found = ((index, self._edits.get(row)) for index, row in enumerate(rows.tolist()))
+        return {index: processors for index, processors in found if processors is not None}
 
     def keys(self, rows: IntRows, positions: npt.NDArray[np.int64]) -> IntRows:
-        """[N, 2] noise keys."""
+        """Return the noise keys [N, 2]."""
         return row_keys(self._seeds[rows], positions)
 
     def floats(self, rows: IntRows) -> npt.NDArray[np.float32]:
-        """[4, N]: temperature, top_k, top_p, min_p."""
+        """Return [4, N]: temperature, top_k, top_p, min_p."""
         return np.ascontiguousarray(self._floats[rows].T)
 
     def early_stops(self, rows: IntRows, positions: npt.NDArray[np.int64]) -> IntRows:
-        """[N, EARLY_STOPS]: the stop ids that the tokens at ``positions`` may not be yet, else -1."""
+        """Return [N, EARLY_STOPS]: the stop ids that are not allowed at ``positions`` yet, else -1."""
         is_early = positions < self._may_stop_at[rows]
         return np.where(is_early[:, None], self._early_stops[rows], np.int32(-1))
 
     def draft_numbers(self, rows: IntRows) -> IntRows:
-        """[N, DRAFT_NUMBERS]: what ``DraftRowState`` holds of these rows, its int64 numbers as two words."""
+        """Return [N, DRAFT_NUMBERS]: the fields of ``DraftRowState`` for these rows, int64 numbers as two
+        words."""
         bases = key_bases(self._seeds[rows]).view(np.int32).reshape(-1, 2)
         may_stop_at = self._may_stop_at[rows].view(np.int32).reshape(-1, 2)
         return np.concatenate(

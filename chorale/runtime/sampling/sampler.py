@@ -1,4 +1,4 @@
-"""Sampler: from logits to one token a row, on the device, each row independently.
+"""Sampler: turns logits into one token per row, on the device, each row independently.
 
 In this order, on a copy of the row's logits:
 
@@ -9,12 +9,12 @@ In this order, on a copy of the row's logits:
  4. top_k, then top_p within it, then min_p
  5. plus Gumbel noise f(seed, position, token id), and the largest wins
 
-Temperature 0 skips 3 to 5. ``Ops.make_sampler`` does all but 2. Rows with logits processors (see
-``logits_processors.py``) use the plain torch of ``kernels/reference/sampling/sampling.py`` on every GPU and
-NPU, and what ``kernels/cpu/sampler.py`` makes of it on a CPU, so the implementation that samples a row
-depends on that row alone. A row's token is a function of its own logits, parameters, seed and position; batch
-and chunking cannot change it. A row with a NaN or infinite logit, or with every token forbidden, gets no
-token and does not affect the others.
+Temperature 0 skips 3 to 5. ``Ops.make_sampler`` does all except 2. Rows with logits processors (see
+``logits_processors.py``) use the plain torch of ``kernels/reference/sampling/sampling.py`` on GPUs and NPUs,
+and ``kernels/cpu/sampler.py`` on a CPU, so the implementation that samples a row depends on that row alone. A
+row's token is a function of its own logits, parameters, seed and position; batch and chunking cannot change
+it. A row with a NaN or infinite logit, or with every token forbidden, gets no token and does not affect the
+others.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from chorale.runtime.sampling.logprobs import (
 )
 
 NO_TOKEN, FORBIDDEN = NO_FINITE_LOGITS, NOTHING_ALLOWED
-# Of the o200k_harmony vocabulary: special ids without a meaning, and what the embedding is padded with.
+# Ids of the o200k_harmony vocabulary that are not tokens: special ids without a meaning, and padding.
 RESERVED_IDS = (199998, 200000, 200001, 200004, 200009, 200010, 200011, *range(200013, 201088))
 
 
@@ -59,26 +59,29 @@ class Sampler:
         rank: Rank | None = None,
         gather_few: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
-        """``forbidden``: ids that can never be sampled; those past the vocabulary are ignored. ``rank``: the
-        logits are of its token ids; None: of the whole vocabulary. ``gather_few``: see ``Ops``."""
+        """``forbidden``: ids that are never sampled; ids outside the vocabulary are ignored. ``rank``: logits
+        cover its token ids only; None: the whole vocabulary. ``gather_few``: see ``Ops``."""
         self._device, self._rank = device, rank
         self._gather_few = gather_few
         known = [token for token in forbidden if 0 <= token < vocab_size]
         is_forbidden = torch.zeros(vocab_size, dtype=torch.uint8)
         is_forbidden[torch.tensor(known, dtype=torch.int64)] = 1
         self.forbidden = is_forbidden.to(device.torch_device)
-        # (logits [N, V] float32, draws, last_token, out [N] int64): without processors, in static memory
+        # (logits [N, V] float32, draws, last_token, out [N] int64): samples rows without processors, in
+        # static memory
         self.draw = make_sampler(self.forbidden, device.sample_rows)
 
     @functools.cached_property
     def _plain(self) -> ReferenceSampler:
-        """For rows with edits: few servers see one. A back end's own, if it is made of the reference."""
+        """The sampler of rows with edited logits, which are rare: the back end's, if it is built on the
+        reference."""
         if self._rank is None and isinstance(self.draw, ReferenceSampler):
             return self.draw
         return ReferenceSampler(self.forbidden, self._device.sample_rows)
 
     def logprobs(self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> LogprobTensors:
-        """The log-probabilities of ``token_ids`` [M], one for each row of ``logits``, a few rows at once."""
+        """Return the log-probabilities of ``token_ids`` [M], one per row of ``logits``, a few rows at a
+        time."""
         gather: Gather = gather_logprobs
         if self._rank is not None:
             all_gather = self._gather_few or self._rank.communicator.all_gather
@@ -86,9 +89,9 @@ class Sampler:
         return gather_in_parts(logits, token_ids, num_top, self._device.sample_rows, gather)
 
     def sample(self, logits: torch.Tensor, batch: SamplingBatch, masks: Masks | None = None) -> torch.Tensor:
-        """[N] int64 tokens for ``logits`` [N, V] float32, which stays as it was.
+        """Return tokens [N] int64 for ``logits`` [N, V] float32, which is not changed.
 
-        A row without a token: ``NO_TOKEN`` or ``FORBIDDEN``.
+        A row without a token gets ``NO_TOKEN`` or ``FORBIDDEN``.
         """
         tokens = torch.empty(len(batch), dtype=torch.int64, device=logits.device)
         processed = np.array(sorted(batch.processors), np.int64)
@@ -104,12 +107,12 @@ class Sampler:
             )
             self.draw(logits, draws, torch.empty_like(tokens), tokens)
         for start in range(0, len(processed), self._device.sample_rows):
-            places = processed[start : start + self._device.sample_rows]
-            index = self._device.upload(places.astype(np.int32)).long()
-            own, some = None if masks is None else masks.at(places), logits[index]
+            samples = processed[start : start + self._device.sample_rows]
+            index = self._device.upload(samples.astype(np.int32)).long()
+            own, some = None if masks is None else masks.at(samples), logits[index]
             if self._rank is not None:
                 some = gather_logits(self._rank, some, len(self.forbidden))
-            tokens.index_copy_(0, index, self._sample_processed(some, batch.at(places, index), own))
+            tokens.index_copy_(0, index, self._sample_processed(some, batch.at(samples, index), own))
         return tokens
 
     def _sample_processed(
@@ -129,7 +132,7 @@ class Sampler:
         if masks is None:
             return None
         index: npt.NDArray[np.int32] = np.full(count, -1, np.int32)
-        index[masks.places] = np.arange(len(masks.places), dtype=np.int32)
+        index[masks.samples] = np.arange(len(masks.samples), dtype=np.int32)
         return Allowed(self._device.upload(index), masks.octets)
 
 
@@ -140,7 +143,7 @@ def _filters(batch: SamplingBatch) -> torch.Tensor | None:
 
 
 def _needs(batch: SamplingBatch) -> Needs:
-    """Computed from the host's arrays, so that nothing waits for the device."""
+    """Compute the needed work from host arrays, so that nothing waits for the device."""
     uses_k, uses_p, uses_m = np.any(batch.filtered, axis=0).tolist()
     heat = ~batch.greedy
     return Needs(bool(heat.any()), bool(heat.all()), (uses_k, uses_p, uses_m), int(batch.top_ks.max()))

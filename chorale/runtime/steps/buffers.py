@@ -1,8 +1,8 @@
-"""Buffers: device state by row that lasts between steps, and the conversion of a plan into a batch.
+"""Buffers: device state per row that lasts between steps, and the conversion of a plan into a batch.
 
 Rows persist: block tables are appended to, and the last sampled token stays on the device (a plan refers to
 it by -1). A step copies two small int32 arrays to the device. Rows of the batch are the plan's entries. There
-is one row more than sequences can have: ``spare_row``, for a graph's dummy rows (``decode_graphs.py``).
+is one row more than sequences can use: ``spare_row``, for a graph's dummy rows (``decode_graphs.py``).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from chorale.kernels.ops import AttentionMeta, ForwardBatch
 from chorale.runtime.device import Device
 from chorale.runtime.sampling.batch import SamplingBatch
 from chorale.runtime.sampling.row_state import RowSamplingState
-from chorale.runtime.steps.batch import DraftTensors, PromptLogprobs, StepBatch, sampled_places
+from chorale.runtime.steps.batch import DraftTensors, PromptLogprobs, StepBatch, sample_layout
 
 Int32 = npt.NDArray[np.int32]
 
 
 class Buffers:
-    """Owns block tables, last tokens and sampling parameters. ``fill`` is called once a step."""
+    """Owns block tables, last tokens and sampling parameters. ``fill`` is called once per step."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Buffers:
         self._device, self.block_size, self.spare_row = device, block_size, num_rows
         self.rows = RowSamplingState(num_rows, vocab_size, max_len, target)
         self.last_token = torch.zeros(num_rows + 1, dtype=torch.int64, device=target)
-        self.draft_state: DraftRowState | None = None  # set once, if a head drafts
+        self.draft_state: DraftRowState | None = None  # set once, if there is a draft head
         self._nothing = torch.zeros(0, dtype=torch.int32, device=target)
         self.block_tables = torch.zeros(
             len(CacheGroup), num_rows + 1, num_blocks, dtype=torch.int32, device=target
@@ -53,7 +53,7 @@ class Buffers:
             self.rows.start(start)
 
     def append_blocks(self, plan: StepPlan) -> None:
-        """Append only the blocks that rows gained, which ``lay_out`` otherwise does."""
+        """Only append the blocks that rows gained; otherwise ``lay_out`` does it."""
         self._append(self._upload(appends_of(plan)).take(4))
 
     def sampling_of(self, rows: Int32, positions: npt.NDArray[np.int64]) -> SamplingBatch:
@@ -70,7 +70,7 @@ class Buffers:
     def pack(self, plan: StepPlan, appends: Sequence[Int32]) -> tuple[torch.Tensor, tuple[int, ...]]:
         """Upload the input of ``lay_out``. Returns it with the lengths of its parts.
 
-        ``appends``: those of the plan, or others in their place.
+        ``appends``: the plan's, or a replacement.
         """
         num_new, query_start = plan.num_new, query_starts(plan)
         shift = np.repeat(plan.num_computed - query_start[:-1], num_new)
@@ -81,23 +81,22 @@ class Buffers:
         return packed, tuple(len(array) for array in arrays)
 
     def sampling_step(self, plan: StepPlan) -> StepBatch:
-        """Make the part of the batch that is used after the forward pass, so that the device need not wait
-        for it."""
+        """Make the part of the batch that is used after the forward pass, while the device computes."""
         query_start = query_starts(plan)
-        places = sampled_places(plan, query_start)
-        entries, num_before = places.entries, plan.num_new
+        layout = sample_layout(plan, query_start)
+        entries, num_before = layout.entries, plan.num_new
         if plan.num_drafts is not None:
             num_before = num_before - plan.num_drafts
-        rows, shift = plan.rows[entries], num_before[entries] + places.offsets
+        rows, shift = plan.rows[entries], num_before[entries] + layout.offsets
         positions = (plan.num_computed[entries] + shift).astype(np.int64)
-        drafts = () if places.drafts is None else (places.drafts, places.firsts)
+        drafts = () if layout.drafts is None else (layout.drafts, layout.firsts)
         last = query_start[entries] + shift - 1
         parts = self._upload((last, *drafts, *self._sampling_arrays(rows, positions)))
         index, *rest = (part.long() for part in parts.take(1 + len(drafts)))
         return StepBatch(
             logits_index=index,
             sampling=self._sampling_batch(rows, positions, parts),
-            places=places,
+            layout=layout,
             drafts=DraftTensors(*rest) if rest else None,
             prompt=tuple(self._prompt_logprobs(plan, query_start)),
         )
@@ -125,7 +124,7 @@ class Buffers:
         tables = self.block_tables[:, :, :num_blocks].index_select(1, rows)  # [2, R, blocks]
         return ForwardBatch(
             token_ids=token_ids,
-            logits_index=token_ids[:0],  # the sampling step has its own
+            logits_index=token_ids[:0],  # unused: the sampling step has its own index
             attention=AttentionMeta(
                 positions=positions,
                 query_start=query_start,
@@ -144,12 +143,12 @@ class Buffers:
 
     def _upload(self, arrays: Sequence[Int32]) -> _Parts:
         host = np.concatenate(arrays, dtype=np.int32)
-        # A chunk within a prompt samples nothing, and pinned memory cannot have size 0.
+        # A chunk before the end of a prompt samples nothing, and pinned memory cannot have size 0.
         packed = self._device.upload(host) if len(host) else self._nothing
         return _Parts(packed, [len(array) for array in arrays])
 
     def _sampling_arrays(self, rows: Int32, positions: npt.NDArray[np.int64]) -> tuple[Int32, ...]:
-        """The parameters of ``_sampling_batch``."""
+        """Return the parameters of ``_sampling_batch``."""
         keys, floats = self.rows.keys(rows, positions), self.rows.floats(rows).view(np.int32)
         return rows, keys.ravel(), floats.ravel(), self.rows.early_stops(rows, positions).ravel()
 
@@ -176,7 +175,8 @@ class Buffers:
         )
 
     def _prompt_logprobs(self, plan: StepPlan, query_start: Int32) -> list[PromptLogprobs]:
-        """The last prompt token has no target: it predicts the first output token."""
+        """Return the requested prompt log-probabilities. The last prompt token predicts output and has no
+        target."""
         requests: list[PromptLogprobs] = []
         if not plan.prompt_logprob_rows:
             return requests
@@ -203,9 +203,8 @@ def _with_device_drafts(
     context_lens: torch.Tensor,
     rows: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Token ids, positions and context lengths, with those of rows whose draft is on the device.
-
-    Such a row begins at the position of its last token there; its plan names the most that this can be.
+    """Return token ids, positions and context lengths, corrected for rows whose draft is on the device. Such
+    a row begins at the position of its last token on the device; its plan has only an upper bound.
     """
     is_draft = tokens <= DRAFT
     drafts = state.drafts[(DRAFT - tokens).clamp(0, len(state.drafts) - 1).long(), token_rows]
@@ -219,19 +218,20 @@ def _with_device_drafts(
 
 
 def query_starts(plan: StepPlan) -> Int32:
-    """[R + 1]: where each entry's tokens begin in the step."""
+    """Return [R + 1]: index of each entry's first token in the step."""
     starts: Int32 = np.zeros(len(plan.num_new) + 1, np.int32)
     np.cumsum(plan.num_new, out=starts[1:])
     return starts
 
 
 def appends_of(plan: StepPlan) -> tuple[Int32, ...]:
-    """Group, row, logical block and block of the blocks that the plan's rows gain, in ``lay_out``'s order."""
+    """Return group, row, logical block and block of each block that rows gain, in the order of
+    ``lay_out``."""
     return plan.append_group, plan.append_row, plan.append_index, plan.append_block
 
 
 class _Parts:
-    """Several arrays uploaded as one; ``take`` returns their parts in order."""
+    """Several arrays uploaded as one; ``take`` returns them in order."""
 
     __slots__ = ("_tensors",)
 

@@ -1,9 +1,9 @@
-"""Decode steps in static memory: what a graph contains, and the numbers that change between its replays.
+"""Decode steps in static memory: the contents of a graph, and the numbers that change between replays.
 
-In such a step every row computes one token and samples the next. The host packs 19 int32 a row into
-pinned memory and copies them in one transfer; everything else, from token ids to the sampled token, happens
-in the graph. Rows that need more than temperature and filters (logits processors, a grammar,
-log-probabilities) are sampled again after it.
+In such a step every row computes one token and samples the next. The host packs 19 int32 per row into pinned
+memory and copies them in one transfer; everything else, from token ids to the sampled token, happens in the
+graph. Rows that need more than temperature and filters (logits processors, a grammar, log-probabilities) are
+sampled again afterwards.
 
 Padding: dummy rows use an extra row of the buffers, whose one block is an extra block of the pool.
 """
@@ -34,7 +34,8 @@ ROW, COMPUTED, TOKEN, FULL_BLOCK, WINDOW_BLOCK, KEY_A, KEY_B, TEMPERATURE, TOP_K
 STOPS = 11  # the first of EARLY_STOPS columns
 NUM_COLUMNS = STOPS + EARLY_STOPS
 # Batches of more than ``MANY_ROWS`` rows run in a captured size up to ``NEAR`` times theirs for ``PATIENCE``
-# steps before their own size is captured: there, a dummy row costs little, and a capture as much as many.
+# steps before their own size is captured: in large steps a dummy row costs little, and a capture costs as
+# much as many dummy rows.
 MANY_ROWS, NEAR, PATIENCE = 8, 1.5, 64
 Int32 = npt.NDArray[np.int32]
 
@@ -54,7 +55,7 @@ class Packer:
 
     def __init__(self, rows: RowSamplingState, spare_row: int, block_size: int) -> None:
         self._rows, self._block_size = rows, block_size
-        self._place: Int32 = np.full(spare_row + 1, -1, np.int32)
+        self._entry: Int32 = np.full(spare_row + 1, -1, np.int32)
         self._padding: Int32 = np.zeros((NUM_COLUMNS, 1), np.int32)
         self._padding[ROW] = spare_row
         self._padding[FULL_BLOCK : WINDOW_BLOCK + 1] = -1
@@ -65,7 +66,8 @@ class Packer:
     def pack(self, plan: StepPlan, columns: Int32) -> bool:
         """Fill ``columns`` [NUM_COLUMNS, size].
 
-        False if some new block is not that of a row's new token: then the blocks must be appended beforehand.
+        Returns False if some new block does not hold its row's new token: then the blocks must be appended
+        before.
         """
         count, rows, computed = len(plan.rows), plan.rows, plan.num_computed
         columns[:] = self._padding
@@ -79,17 +81,17 @@ class Packer:
         return not len(plan.append_row) or self._pack_blocks(plan, columns)
 
     def dummies(self, size: int) -> Int32:
-        """Return the columns of a step of dummy rows only."""
+        """Return the columns of a step that has only dummy rows."""
         return np.repeat(self._padding, size, axis=1)
 
     def _pack_blocks(self, plan: StepPlan, columns: Int32) -> bool:
-        self._place[plan.rows] = np.arange(len(plan.rows), dtype=np.int32)
-        places = self._place[plan.append_row]
-        self._place[plan.rows] = -1
-        usual = (places >= 0) & (plan.append_index == plan.num_computed[places] // self._block_size)
+        self._entry[plan.rows] = np.arange(len(plan.rows), dtype=np.int32)
+        entries = self._entry[plan.append_row]
+        self._entry[plan.rows] = -1
+        usual = (entries >= 0) & (plan.append_index == plan.num_computed[entries] // self._block_size)
         if not usual.all():
             return False
-        columns[FULL_BLOCK + plan.append_group, places] = plan.append_block
+        columns[FULL_BLOCK + plan.append_group, entries] = plan.append_block
         return True
 
 
@@ -127,14 +129,15 @@ class DecodeGraphRunner:
         longest: int,
     ) -> None:
         """``sizes``: rows of the graphs; ``longest``: tokens of the longest sequence. The pool's last block
-        is the dummy rows'."""
+        belongs to dummy rows."""
         self._device, self._model, self._kv, self._sampler = device, model, kv, sampler
         self._buffers, self._sizes, self._longest = buffers, tuple(sizes), longest
         self.most_rows = rows = self._sizes[-1]
         buffers.block_tables[:, buffers.spare_row, 0] = kv[0].shape[0] - 1
         self._packer = Packer(buffers.rows, buffers.spare_row, buffers.block_size)
         self._graphs: dict[tuple[int, int, bool], Callable[[], None]] = {}
-        self._stand_ins: Counter[tuple[int, bool]] = Counter()  # steps that ran in a larger size than theirs
+        # (size, filtered) -> steps that ran in a larger size instead.
+        self._stand_ins: Counter[tuple[int, bool]] = Counter()
         self._free: list[StagingBuffers] = []
         target, width = device.torch_device, buffers.block_tables.shape[2]
         self._inputs = torch.zeros(NUM_COLUMNS * rows, dtype=torch.int32, device=target)
@@ -180,11 +183,10 @@ class DecodeGraphRunner:
         return LaunchedStep(staging, len(plan.rows), size)
 
     def _size_for(self, count: int, filtered: bool) -> int:
-        """Return the next larger size; or, for the first steps that would need its graph, a captured size
-        near it.
+        """Return the next larger size, or a near captured size for the first steps that would need a capture.
 
         Capturing takes as long as several steps, and every row waits. A batch whose requests end one after
-        the other passes a size within a few steps and would pay for each capture.
+        the other has a size for only a few steps and would pay for each capture.
         """
         size = pick(self._sizes, count)
         if size <= MANY_ROWS or (size, self._longest, filtered) in self._graphs:
@@ -210,8 +212,8 @@ class DecodeGraphRunner:
         return finish
 
     def logits(self, launch: LaunchedStep, some: slice, index: torch.Tensor | None) -> torch.Tensor:
-        """[L, V] float32 of some rows of the step that was launched last: ``index[some]``, [L] int64; None:
-        rows ``some`` of all. Not to be written to."""
+        """Return logits [L, V] float32 of the last launched step for rows ``index[some]``, [L] int64, or for
+        rows ``some`` if ``index`` is None. Read only."""
         if launch.size > len(self._logits):
             rows = self._index[: launch.count] if index is None else index
             return self._model.logits(self._hidden, rows[some])
@@ -223,12 +225,12 @@ class DecodeGraphRunner:
         inputs = self._device.host_memory(NUM_COLUMNS * self.most_rows, torch.int32)
         return StagingBuffers(inputs, self._device.host_memory(self.most_rows, torch.int64))
 
-    # ------------------------------------------------------------------ what a graph holds
+    # ------------------------------------------------------------------ contents of a graph
 
     def graph(self, size: int, longest: int, filtered: bool = False) -> Callable[[], None]:
-        """The step of ``size`` rows whose contexts are at most ``longest``; captured when first asked for.
+        """Return the graph of ``size`` rows with contexts of at most ``longest``, capturing it on first use.
 
-        ``filtered``: some row may have a filter.
+        ``filtered``: rows may have filters.
         """
         found = self._graphs.get((size, longest, filtered))
         if found is None:
@@ -276,7 +278,7 @@ class DecodeGraphRunner:
 def forward_batch(
     written: DecodeState | VerifyBatch, index: torch.Tensor, query_start: torch.Tensor, longest: int
 ) -> ForwardBatch:
-    """Return the model's input in static memory: a token for each of ``index`` [N], of its own context.
+    """Return the model's input in static memory: one token with its own context for each of ``index`` [N].
 
     ``query_start`` [N + 1 or more]: 0, 1, 2, ...; ``longest``: tokens of the longest context.
     """

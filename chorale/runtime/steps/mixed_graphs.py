@@ -2,8 +2,8 @@
 
 The device runs a step of a few hundred prompt tokens faster than the host can launch it kernel by kernel.
 Such a plan is padded to a capture size: a dummy row computes the missing tokens, further dummy rows compute
-none. The host's numbers are copied in one transfer; the graph derives from them what the model reads (tokens
-that never left the device, slots, tables), as in a decode step. Sampling happens elsewhere.
+none. The host's numbers are copied in one transfer; the graph derives the model's inputs from them (tokens
+that never left the device, slots, tables), as in a decode step. Sampling is not in the graph.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _APPENDS = ("append_group", "append_row", "append_index", "append_block")
 
 
 def pad_plan(plan: StepPlan, num_tokens: int, num_rows: int, spare_row: int) -> StepPlan:
-    """Append dummy rows to a plan. The first computes the tokens missing to ``num_tokens``."""
+    """Append dummy rows to a plan. The first computes the tokens missing from ``num_tokens``."""
     missing = num_rows - len(plan.rows)
     new = np.zeros(missing, np.int32)
     new[0] = num_tokens - plan.num_tokens
@@ -64,8 +64,8 @@ class MixedGraphRunner:
         aux_states: Callable[[int], AuxStates] | None = None,
     ) -> None:
         """``longest``: tokens of the longest sequence. No larger step is captured, because a dummy row may
-        have to compute all of it; 0: none is captured. ``aux_states`` allocates the head's inputs for so many
-        tokens. The dummy rows have the pool's last block alone.
+        have to compute all of it; 0: no captures. ``aux_states`` allocates the head's inputs for a number of
+        tokens. Dummy rows use only the pool's last block.
         """
         self._device, self._model, self._kv, self._buffers = device, model, kv, buffers
         self._longest, self._dummy_block = longest, kv[0].shape[0] - 1
@@ -76,7 +76,7 @@ class MixedGraphRunner:
         room = sum(self._lengths(tokens, MIXED_ROWS[-1]))
         self._inputs = torch.zeros(room, dtype=torch.int32, device=target)
         self._hidden = torch.zeros(tokens, model.config.hidden_size, device=target)
-        # Of the step that ran last, for the draft head.
+        # Inputs of the draft head, from the step that ran last.
         self.aux = None if aux_states is None else aux_states(tokens)
 
     @property
@@ -84,7 +84,7 @@ class MixedGraphRunner:
         return len(self._graphs)
 
     def padded(self, plan: StepPlan) -> StepPlan | None:
-        """Return the plan padded to a capture size, or None if it is too large."""
+        """Return the plan padded to a capture size, or None if the plan is too large."""
         if not self.sizes or plan.num_tokens > self.sizes[-1] or len(plan.rows) >= MIXED_ROWS[-1]:
             return None
         tokens, rows = pick(self.sizes, plan.num_tokens), pick(MIXED_ROWS, len(plan.rows) + 1)
@@ -117,7 +117,7 @@ class MixedGraphRunner:
         self._inputs[: len(packed)].copy_(packed)
 
     def _padded_appends(self, plan: StepPlan, room: int) -> list[IntArray]:
-        """Pad the appends with entries that give the dummy row its own block again."""
+        """Pad the appends with entries that give the dummy row the block it already has."""
         dummy = (0, self._buffers.spare_row, 0, self._dummy_block)
         missing = room - len(plan.append_row)
         return [
@@ -126,11 +126,11 @@ class MixedGraphRunner:
         ]
 
     def _num_appends(self, tokens: int, rows: int) -> int:
-        """Most appends: the blocks of the tokens, and one more for each row, in both groups."""
+        """Return the maximum number of appends: the tokens' blocks plus one per row, in both groups."""
         return 2 * (tokens // self._buffers.block_size + 2 * rows)
 
     def _lengths(self, tokens: int, rows: int) -> tuple[int, ...]:
-        """Lengths of the parts of ``Buffers.lay_out``."""
+        """Return the lengths of the parts of ``Buffers.lay_out``."""
         return (*[self._num_appends(tokens, rows)] * 4, tokens, tokens, tokens, rows + 1, rows, rows)
 
     def _step(self, tokens: int, rows: int) -> Callable[[], None]:

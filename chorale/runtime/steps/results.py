@@ -1,4 +1,4 @@
-"""From what a step downloaded to its StepResult."""
+"""Makes a StepResult from the arrays that a step downloaded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chorale.engine.types import ALL_FORBIDDEN, REJECTED, IntArray, StepPlan, St
 from chorale.runtime.device import Arrays
 from chorale.runtime.sampling.logprobs import LogprobTensors, to_records
 from chorale.runtime.sampling.sampler import FORBIDDEN, NO_TOKEN
-from chorale.runtime.steps.batch import SampledPlaces
+from chorale.runtime.steps.batch import SampleLayout
 
 BAD_LOGITS = "the model gave no finite logits for this sequence"
 
@@ -33,21 +33,21 @@ def empty_result(plan: StepPlan) -> StepResult:
 
 def make_result(
     plan: StepPlan,
-    places: SampledPlaces,
+    layout: SampleLayout,
     wanted: list[PendingLogprobs],
     prompt: list[PendingLogprobs],
     arrays: Arrays,
     *,
     has_drafts: bool = False,
 ) -> StepResult:
-    """Make a StepResult of the fetched arrays: tokens of ``places``, tensors of ``wanted`` and ``prompt``,
-    and with ``has_drafts`` what the head drafted for the entries that sample."""
-    tokens, entries, num_sampled = arrays[0].astype(np.int32), places.entries, plan.samples.astype(np.int32)
-    if places.drafts is not None:
+    """Make a StepResult from the fetched arrays: tokens, tensors of ``wanted`` and ``prompt``, and with
+    ``has_drafts`` the head's drafts for the entries that sample."""
+    tokens, entries, num_sampled = arrays[0].astype(np.int32), layout.entries, plan.samples.astype(np.int32)
+    if layout.drafts is not None:
         kept = tokens != REJECTED
         num_sampled = np.bincount(entries[kept], minlength=len(plan.rows)).astype(np.int32)
-    token_ids = np.full((len(plan.rows), 1 + int(places.offsets.max(initial=0))), NO_TOKEN, np.int32)
-    token_ids[entries, places.offsets] = np.maximum(tokens, NO_TOKEN)
+    token_ids = np.full((len(plan.rows), 1 + int(layout.offsets.max(initial=0))), NO_TOKEN, np.int32)
+    token_ids[entries, layout.offsets] = np.maximum(tokens, NO_TOKEN)
     bad, forbidden = (entries[tokens == why].tolist() for why in (NO_TOKEN, FORBIDDEN))
     num_sampled[bad + forbidden] -= 1
     logprobs: dict[int, list[TokenLogprobs]] = {}
@@ -57,7 +57,7 @@ def make_result(
         some = arrays[1 + number * width : 1 + (number + 1) * width]
         found = logprobs if number < len(wanted) else prompt_logprobs
         found.setdefault(part.entry, []).extend(to_records(some))
-    if places.drafts is not None:
+    if layout.drafts is not None:
         logprobs = {entry: found[: num_sampled[entry]] for entry, found in logprobs.items()}
     return StepResult(
         step_id=plan.step_id,
@@ -72,7 +72,7 @@ def make_result(
 
 
 def _drafts_of(plan: StepPlan, made: npt.NDArray[Any]) -> IntArray:
-    """[R, num_made] of ``made``, which has a row for each entry that samples."""
+    """Return [R, num_made] from ``made``, which has one row for each entry that samples."""
     assert plan.makes is not None
     drafts: IntArray = np.full((len(plan.rows), plan.num_made), NO_TOKEN, np.int32)
     drafts[plan.samples] = made
@@ -81,7 +81,7 @@ def _drafts_of(plan: StepPlan, made: npt.NDArray[Any]) -> IntArray:
 
 
 def grid_result(plan: StepPlan, samples: npt.NDArray[np.int64]) -> StepResult:
-    """Make a StepResult of the samples [R, places] of a step in which every row samples at each place."""
+    """Make a StepResult from the samples [R, width] of a step in which every row samples after each token."""
     used = np.arange(samples.shape[1]) < plan.num_new[:, None]
     tokens = np.where(used, samples, REJECTED).astype(np.int32)
     bad = np.flatnonzero((tokens == NO_TOKEN).any(1)).tolist()

@@ -1,1 +1,1 @@
-"""Discovery at start-up of the kernels that an engine will launch."""
+"""Start-up: finds the kernels that an engine will launch, and captures graphs."""

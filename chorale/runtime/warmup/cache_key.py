@@ -1,4 +1,5 @@
-"""The facts, beside code and GPU, that decide which kernels an engine launches, as comparable text."""
+"""The facts, in addition to code and GPU, that decide which kernels an engine launches, as comparable
+text."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ _SIZES = (
 
 
 def cache_key(model: GptOss, resolved: Resolved) -> str:
-    """Returns the sizes of the model and its steps, and the layout of the weights in memory.
+    """Returns the sizes of model and steps, and the memory layout of the weights.
 
     Omits settings that no kernel depends on, such as the number of blocks or the seed.
     """
@@ -38,7 +39,7 @@ def _layouts(name: str, found: Any) -> Iterator[str]:
         for field in dataclasses.fields(found):
             yield from _layouts(f"{name}.{field.name}", getattr(found, field.name))
     elif isinstance(found, list | tuple):
-        for item in found:  # all layers have the same lines
+        for item in found:  # all layers give the same lines
             yield from _layouts(name, item)
     else:  # kernels are not specialised by the value of a float
         yield f"{name}: {'float' if isinstance(found, float) else repr(found)}"

@@ -1,4 +1,4 @@
-"""The first step, and the graphs captured before a step needs them."""
+"""The first step, and the graphs that are captured before a step needs them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from chorale.runtime.sizing.graph_sizes import (
 )
 from chorale.runtime.sizing.resolve import Resolved
 
-# For graphs beyond the first ones. The others are captured after a second without work, one at a time, so
-# that a request waits for at most one of them.
+# Seconds at start-up for graphs after the first ones. The rest is captured after a second without work, one
+# at a time, so that a request waits for at most one capture.
 CAPTURE_SECONDS = 1.0
-Preparation = tuple[WorkerCall, bool]  # captures a graph; whether it runs at start-up
+Preparation = tuple[WorkerCall, bool]  # the call that captures a graph, and whether it runs at start-up
 
 
 class PreparingExecutor(Protocol):
-    """An executor that can do more than steps: of one rank, or of all."""
+    """An executor that can also prepare: of one rank, or of all ranks."""
 
     def execute(self, plan: StepPlan) -> StepHandle: ...
 
@@ -40,7 +40,7 @@ class PreparingExecutor(Protocol):
 
 
 def warm_up(executor: PreparingExecutor, resolved: Resolved) -> None:
-    """Runs the first step, in the still unused pool. Raises ``EngineError``."""
+    """Runs the first step while the pool is unused. Raises ``EngineError``."""
     executor.execute(first_plan(resolved.limits)).result()
 
 
@@ -67,11 +67,11 @@ def capture_first(
 ) -> None:
     """Captures the common steps, runs the largest, and continues for ``budget`` seconds.
 
-    The rest is left for idle moments. Raises ``EngineError``.
+    The rest is captured when the engine is idle. Raises ``EngineError``.
     """
     pieces = preparations(resolved.graph_rows, resolved.limits)
     pieces |= draft_preparations(resolved)
-    ordered = sorted(pieces.items(), key=lambda item: not item[1][1])  # those that are first; stable
+    ordered = sorted(pieces.items(), key=lambda item: not item[1][1])  # those of start-up first; stable
     start = time.perf_counter()
     for number, (name, (action, is_first)) in enumerate(ordered):
         if is_first or time.perf_counter() - start < budget:
@@ -82,14 +82,15 @@ def capture_first(
 
 
 def draft_preparations(resolved: Resolved) -> dict[str, Preparation]:
-    """Returns those of steps with drafts, the longest first, which can stand for the others."""
+    """Returns the preparations for steps with drafts, the longest first, because they can replace the
+    others."""
     found: dict[str, Preparation] = {}
     if not resolved.most_drafts:
         return found
     for rows in (size for size in resolved.graph_rows if size <= MOST_DRAFTING_ROWS):
         for size in reversed(draft_sizes(resolved.most_drafts)):
             for longest in context_sizes(rows * (1 + size), resolved.limits.max_model_len):
-                sizes = {"rows": rows, "places": 1 + size, "longest": longest}
+                sizes = {"rows": rows, "width": 1 + size, "longest": longest}
                 name = f"{rows} rows with drafts of {size} tokens, up to {longest} tokens"
                 is_first = rows in FIRST_ROWS[:3] and size == resolved.most_drafts
                 found[name] = (WorkerCall("capture_verify", sizes), is_first)
@@ -97,7 +98,7 @@ def draft_preparations(resolved: Resolved) -> dict[str, Preparation]:
 
 
 def preparations(graph_rows: tuple[int, ...], limits: EngineLimits) -> dict[str, Preparation]:
-    """Returns by name the preparations for steps, and whether each precedes the engine's readiness."""
+    """Returns name -> preparation for steps without drafts."""
     longest, most = limits.max_model_len, min(limits.max_num_batched_tokens, limits.max_model_len)
     found: dict[str, Preparation] = {}
 

@@ -1,7 +1,7 @@
-"""Dry run: runs every kind of step once, over two layers, to learn which kernels steps launch.
+"""Dry run: runs every kind of step once, with two layers, to find the kernels that steps launch.
 
 Nothing is launched: the op set's precompiler records the kernels. The executors have a pool of one block, and
-tensors with the shapes, types and alignments of the real ones, by which Triton specialises kernels.
+tensors with the real shapes, types and alignments, by which Triton specialises kernels.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LAYERS = 2  # one of each kind
 
 @dataclass(frozen=True, slots=True)
 class DryRunExecutors:
-    """``captured`` runs steps as captured, ``eager`` kernel by kernel, ``masked`` under grammars."""
+    """``captured`` runs steps as a capture would, ``eager`` kernel by kernel, ``masked`` with grammars."""
 
     captured: LocalExecutor
     eager: LocalExecutor
@@ -43,9 +43,9 @@ def dry_run(
     plans: Iterable[StepPlan],
     masked_plans: Iterable[StepPlan],
 ) -> int:
-    """Records the kernels of all preparations, those at start-up first, and of all plans.
+    """Records the kernels of all preparations, those of start-up first, and of all plans.
 
-    Returns how many kernels a start needs before it is ready. Raises ``EngineError``.
+    Returns how many kernels the engine needs before it is ready. Raises ``EngineError``.
     """
     needed = 0
     for action, is_first in sorted(preparations, key=lambda preparation: not preparation[1]):
@@ -61,7 +61,7 @@ def dry_run(
 
 
 def first_layers(model: GptOss) -> GptOss:
-    """Returns the model with ``LAYERS`` layers; it shares the weights."""
+    """Returns the model with only ``LAYERS`` layers; the weights are shared."""
     found = copy.copy(model)
     found.layers = model.layers[:LAYERS]
     return found
@@ -78,7 +78,7 @@ class UncapturedDevice:
 
     def capture(self, step: Callable[[], None]) -> Callable[[], None]:
         step()
-        return _nothing  # not the step, which holds its owner's memory
+        return _nothing  # returning the step would keep its owner's memory alive
 
 
 def _nothing() -> None:
@@ -86,7 +86,7 @@ def _nothing() -> None:
 
 
 class AllowAllGrammars(GrammarRows):
-    """Gives every row a grammar that allows every token. Compiles no grammar."""
+    """Gives every row a grammar that allows every token, without compiling one."""
 
     def masks(self, rows: npt.NDArray[np.int32], drafts: npt.NDArray[np.int32] | None = None) -> Masks | None:
         return allow_all_masks(self._device, len(rows))

@@ -1,4 +1,4 @@
-"""Plans of the dry run's steps without a graph."""
+"""Plans of steps without a graph, for the dry run."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import numpy as np
 from chorale.engine.types import EngineLimits, RowStart, SamplingSpec, StepPlan
 from chorale.runtime.sizing.graph_sizes import row_sizes
 
-# Such steps have any size; their kernels are those of one of the two nearest sizes here.
+# Such steps can have any size; they launch the kernels of one of the two nearest sizes in this list.
 _EAGER_SIZES = (*range(16, 128, 16), *range(128, 2048, 32), *range(2048, 8192 + 1, 1024))
 
 
 def eager_plans(limits: EngineLimits, graph_rows: Sequence[int]) -> Iterator[StepPlan]:
-    """Yields steps without a graph: of any size, one prompt or several rows, with and without filters."""
+    """Yields plans without a graph: all sizes, one prompt or several rows, with and without filters."""
     most, rows_most = limits.max_num_batched_tokens, limits.max_num_seqs
     for rows in row_sizes(rows_most):
         if not graph_rows or rows > graph_rows[-1]:
             yield eager_plan(rows, rows, limits, filtered=False)
     for rows in sorted({1, min(16, rows_most)}):
         yield eager_plan(rows, rows, limits, filtered=True)
-    for rows in sorted({1, min(4, rows_most)}):  # both determine how contexts are split
+    for rows in sorted({1, min(4, rows_most)}):  # the number of rows determines how contexts are split
         for tokens in (16, 128, 256, 512, 1024):
             if tokens < most:
                 yield eager_plan(tokens, rows, limits, filtered=False)
@@ -39,20 +39,21 @@ def drafting_plan(plan: StepPlan, num_made: int) -> StepPlan:
 
 
 def masked_plans(limits: EngineLimits) -> Iterator[StepPlan]:
-    """Yields steps that sample under a grammar: few rows and many, with and without filters."""
+    """Yields plans that sample with a grammar: few and many rows, with and without filters."""
     for rows in sorted({1, min(16, limits.max_num_seqs)}):
         for filtered in (False, True):
             yield eager_plan(rows, rows, limits, filtered=filtered)
 
 
 def eager_sizes(most: int) -> list[int]:
-    """Returns numbers of tokens, up to ``most``, that launch every kernel of steps without a graph."""
+    """Returns numbers of tokens, up to ``most``, that together launch every kernel of steps without a
+    graph."""
     return [*(size for size in _EAGER_SIZES if size < most), most]
 
 
 def eager_plan(tokens: int, rows: int, limits: EngineLimits, *, filtered: bool) -> StepPlan:
-    """Returns a plan of ``tokens`` tokens in ``rows`` new rows, all in block 0: one each, the rest in the
-    first rows as far as ``max_model_len`` allows."""
+    """Returns a plan of ``tokens`` tokens in ``rows`` new rows, all in block 0: one token each, the rest in
+    the first rows as far as ``max_model_len`` allows."""
     spec = SamplingSpec(top_p=0.5) if filtered else SamplingSpec()
     new = np.ones(rows, np.int32)
     missing = tokens - rows

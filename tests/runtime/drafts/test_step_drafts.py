@@ -1,4 +1,4 @@
-"""Which samples of a step with drafts are kept, against the rule place by place."""
+"""Which samples of a step with drafts are kept, against the rule sample by sample."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from chorale.engine.types import NO_DRAFT, REJECTED, BoolArray, IntArray, StepPlan
 from chorale.runtime.sampling.sampler import FORBIDDEN
-from chorale.runtime.steps.batch import DraftTensors, SampledPlaces, sampled_places
+from chorale.runtime.steps.batch import DraftTensors, SampleLayout, sample_layout
 from chorale.runtime.steps.buffers import query_starts
 from chorale.runtime.steps.results import make_result
 
@@ -42,12 +42,12 @@ def random_plan(rng: np.random.Generator) -> StepPlan:
     )
 
 
-def check_result(plan: StepPlan, places: SampledPlaces, tokens: IntArray, kept: BoolArray) -> None:
+def check_result(plan: StepPlan, layout: SampleLayout, tokens: IntArray, kept: BoolArray) -> None:
     """What the worker makes of the samples: kept tokens, and an error where a kept sample is none."""
-    downloaded = tokens if places.drafts is None else np.where(kept, tokens, REJECTED)
-    result = make_result(plan, places, [], [], [downloaded])
+    downloaded = tokens if layout.drafts is None else np.where(kept, tokens, REJECTED)
+    result = make_result(plan, layout, [], [], [downloaded])
     for entry in range(len(plan.rows)):
-        own = tokens[(places.entries == entry) & kept].tolist()
+        own = tokens[(layout.entries == entry) & kept].tolist()
         good = [token for token in own if token >= 0]
         assert result.num_sampled[entry] == len(good)
         assert [token for token in result.token_ids[entry].tolist() if token >= 0] == good
@@ -60,9 +60,9 @@ def test_a_row_keeps_its_samples_up_to_the_first_that_differs(seed: int) -> None
     rng = np.random.default_rng(seed)
     plan = random_plan(rng)
     starts = query_starts(plan)
-    places = sampled_places(plan, starts)
-    tokens = rng.choice([-2, -1, *range(VOCAB), *range(VOCAB)], len(places.entries)).astype(np.int32)
-    kept, last, place = [], [], 0
+    layout = sample_layout(plan, starts)
+    tokens = rng.choice([-2, -1, *range(VOCAB), *range(VOCAB)], len(layout.entries)).astype(np.int32)
+    kept, last, index = [], [], 0
     for entry in range(len(plan.rows)):
         if not plan.samples[entry]:
             continue
@@ -71,18 +71,18 @@ def test_a_row_keeps_its_samples_up_to_the_first_that_differs(seed: int) -> None
         draft = plan.token_ids[end - count : end].tolist()
         is_kept = True
         for offset, expected in enumerate([*draft, NO_DRAFT]):
-            assert (places.entries[place], places.offsets[place]) == (entry, offset)
-            if places.drafts is not None:
-                assert places.drafts[place] == expected
-            goes_on = is_kept and tokens[place] == expected
+            assert (layout.entries[index], layout.offsets[index]) == (entry, offset)
+            if layout.drafts is not None:
+                assert layout.drafts[index] == expected
+            goes_on = is_kept and tokens[index] == expected
             kept.append(is_kept)
             last.append(is_kept and not goes_on)
-            is_kept, place = goes_on, place + 1
-    assert place == len(places.entries)
-    assert places.drafts is not None or all(kept)
-    check_result(plan, places, tokens, np.array(kept))
-    if places.drafts is not None:
-        tensors = DraftTensors(torch.from_numpy(places.drafts).long(), torch.from_numpy(places.firsts))
+            is_kept, index = goes_on, index + 1
+    assert index == len(layout.entries)
+    assert layout.drafts is not None or all(kept)
+    check_result(plan, layout, tokens, np.array(kept))
+    if layout.drafts is not None:
+        tensors = DraftTensors(torch.from_numpy(layout.drafts).long(), torch.from_numpy(layout.firsts))
         on_device = tensors.kept(torch.from_numpy(tokens).long())
         assert on_device.tolist() == kept
         downloaded = tensors.without_rejected(torch.from_numpy(tokens).long(), on_device)

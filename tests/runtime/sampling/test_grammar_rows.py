@@ -67,11 +67,11 @@ def test_a_matcher_in_error_forbids_every_token_of_its_row_alone(failed: tuple[b
 
 
 def apply(masks: Masks, scores: torch.Tensor, first: int) -> None:
-    """Forbid what the masks do not allow in ``scores`` [N, V], which are the places from ``first`` on."""
+    """Forbid what the masks do not allow in ``scores`` [N, V], which are the samples from ``first`` on."""
     index = torch.full((len(scores),), -1, dtype=torch.int32)
-    for number, place in enumerate(masks.places.tolist()):
-        if first <= place < first + len(scores):
-            index[place - first] = number
+    for number, sample in enumerate(masks.samples.tolist()):
+        if first <= sample < first + len(scores):
+            index[sample - first] = number
     sampler = ReferenceSampler(torch.zeros(scores.shape[1], dtype=torch.uint8), len(scores))
     sampler.forbid(scores, Allowed(index, masks.octets))
 
@@ -86,16 +86,16 @@ def test_masks_allow_what_their_bits_say() -> None:
         rows.start(RowStart(2 * row, np.zeros(1, np.int32), 1, spec, 0, ()))
     several = rows.masks(np.arange(20, dtype=np.int32))
     assert several is not None
-    assert several.places.tolist() == list(range(0, 20, 2))
-    for place, char in zip(several.places.tolist(), "abcdefghij", strict=True):
-        one = rows.masks(np.array([place], np.int32))
+    assert several.samples.tolist() == list(range(0, 20, 2))
+    for sample, char in zip(several.samples.tolist(), "abcdefghij", strict=True):
+        one = rows.masks(np.array([sample], np.int32))
         assert one is not None
         scores = torch.zeros(1, MASK_WORDS * 32)
         apply(one, scores, 0)
         batch = torch.zeros(2, MASK_WORDS * 32)
-        apply(several, batch, place)
+        apply(several, batch, sample)
         assert torch.equal(batch[0], scores[0])
-        assert not batch[1].any()  # a place without a grammar
+        assert not batch[1].any()  # a sample without a grammar
         allowed = torch.isfinite(scores[0]).nonzero().flatten().tolist()
         assert {VOCAB.decode([token])[0] for token in allowed} == {char}
     cache.close()

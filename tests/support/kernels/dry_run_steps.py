@@ -172,11 +172,11 @@ class SomeGrammars(GrammarRows):
     some = False
 
     def masks(self, rows: np.ndarray, drafts: np.ndarray | None = None) -> Masks | None:
-        places = np.arange(0, len(rows), 2)
-        if not self.some or not len(places):
+        samples = np.arange(0, len(rows), 2)
+        if not self.some or not len(samples):
             return None
-        found = allow_all_masks(self._device, len(places))
-        return Masks(places, found.octets)
+        found = allow_all_masks(self._device, len(samples))
+        return Masks(samples, found.octets)
 
 
 def serve(executor: LocalExecutor, found: Resolved, grammar: SomeGrammars) -> None:
