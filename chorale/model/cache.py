@@ -1,7 +1,7 @@
 """The gpt-oss checkpoints in the hub's cache, one entry per revision. Reads no weights.
 
 The layout is huggingface_hub's: ``models--OWNER--NAME`` with ``refs`` (branch -> commit),
-``snapshots/COMMIT`` (links to files), and ``blobs``, where a broken download leaves ``*.incomplete``.
+``snapshots/COMMIT`` (links to files), and ``blobs``, where an interrupted download leaves ``*.incomplete``.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _PREFIX = "models--"
 
 @dataclass(frozen=True, slots=True)
 class CachedModel:
-    """``num_bytes`` are on this disk; ``total_bytes`` of the weights, where the index says it."""
+    """``num_bytes``: bytes on this disk; ``total_bytes``: size of the weights according to the index."""
 
     name: str
     revision: str  # commit; empty if no file is complete
-    refs: tuple[str, ...]  # branches and tags that point there
+    refs: tuple[str, ...]  # branches and tags that point to the commit
     folder: Path
     num_bytes: int
     total_bytes: int | None
@@ -30,7 +30,7 @@ class CachedModel:
 
 
 def cached_models(cache: Path) -> list[CachedModel]:
-    """All revisions of all gpt-oss repositories in ``cache``, by name; none if there is no such folder."""
+    """Return all revisions of all gpt-oss repositories in ``cache``, by name; empty if it does not exist."""
     if not cache.is_dir():
         return []
     repositories = sorted(path for path in cache.iterdir() if path.name.startswith(_PREFIX) and path.is_dir())
@@ -45,7 +45,7 @@ def _revisions(repository: Path) -> Iterator[CachedModel]:
     for folder in snapshots:
         if not _is_gpt_oss(folder, name):
             continue
-        files = [path for path in folder.rglob("*") if path.is_file()]  # a link to nothing is no file
+        files = [path for path in folder.rglob("*") if path.is_file()]  # skips broken links
         complete = is_complete(folder)
         yield CachedModel(
             name,
@@ -77,13 +77,13 @@ def _is_gpt_oss(folder: Path, name: str) -> bool:
 
 def is_complete(folder: Path) -> bool:
     """Returns whether the configuration and all weights that the index names exist."""
-    for place in (folder, folder / "original"):
-        if not (place / "config.json").is_file():
+    for path in (folder, folder / "original"):
+        if not (path / "config.json").is_file():
             continue
-        index = _read(place / "model.safetensors.index.json").get("weight_map")
+        index = _read(path / "model.safetensors.index.json").get("weight_map")
         if isinstance(index, dict) and index:
-            return all((place / str(file)).is_file() for file in set(index.values()))
-        if any(path.is_file() for path in place.glob("*.safetensors")):
+            return all((path / str(file)).is_file() for file in set(index.values()))
+        if any(file.is_file() for file in path.glob("*.safetensors")):
             return True
     return False
 

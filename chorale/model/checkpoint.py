@@ -1,4 +1,4 @@
-"""A checkpoint folder: its files, its layout, and a check of every tensor.
+"""A checkpoint folder: its files, its layout, and checks of every tensor.
 
 Opening checks everything that can be checked without reading weights: the index, each file's header, and
 each tensor's presence, shape and dtype against the layout's table. Faults are ``CheckpointError``s that name
@@ -23,7 +23,7 @@ _MAX_INDEX_BYTES = 16 * 2**20
 
 
 class Checkpoint:
-    """Tensors by layer and role. ``read`` returns views of the mapped files."""
+    """Gives access to tensors by layer and role. ``read`` returns views of the mapped files."""
 
     def __init__(self, folder: Path, config: ModelConfig) -> None:
         self.folder = _weights_folder(folder)
@@ -44,12 +44,12 @@ class Checkpoint:
         return (layer, role) in self._tensors
 
     def read(self, layer: int | None, role: str) -> torch.Tensor:
-        """A view of the mapped file in the file's dtype; must not be written to."""
+        """Return a view of the mapped file in the file's dtype. It must not be written to."""
         file, name = self._tensors[layer, role]
         return file.tensor(name)
 
-    def place(self, layer: int | None, role: str) -> tuple[SafetensorsFile, str]:
-        """The file that holds a tensor, and its name there."""
+    def locate(self, layer: int | None, role: str) -> tuple[SafetensorsFile, str]:
+        """Return the file that has a tensor, and the tensor's name in it."""
         return self._tensors[layer, role]
 
     def spec(self, layer: int | None, role: str) -> TensorSpec:
@@ -64,7 +64,7 @@ class Checkpoint:
 
 
 def _weights_folder(folder: Path) -> Path:
-    """Return the folder, or its ``original/`` if it has no safetensors files itself."""
+    """Return the folder, or its ``original/`` if the folder has no safetensors files."""
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder")
     for candidate in (folder, folder / "original"):
@@ -76,7 +76,7 @@ def _weights_folder(folder: Path) -> Path:
 def open_files(
     folder: Path, dtypes: Mapping[str, torch.dtype] = DTYPES
 ) -> tuple[list[SafetensorsFile], dict[str, SafetensorsFile]]:
-    """(files, tensor name -> file). With an index, its files; else every safetensors file."""
+    """Return (files, tensor name -> file). With an index, its files; else every safetensors file."""
     index = folder / INDEX_NAME
     listed = _read_index(index) if index.exists() else None
     names = sorted(set(listed.values())) if listed else sorted(p.name for p in folder.glob("*.safetensors"))
@@ -99,7 +99,7 @@ def open_files(
 
 
 def _read_index(path: Path) -> dict[str, str]:
-    """tensor -> file name. The names are plain: an index must not point outside its folder."""
+    """Return tensor -> file name. Names must be plain: an index must not point outside its folder."""
     raw = read_json(path, _MAX_INDEX_BYTES, CheckpointError)
     listed = raw.get("weight_map") if isinstance(raw, dict) else None
     if not isinstance(listed, dict) or not listed:
@@ -112,7 +112,7 @@ def _read_index(path: Path) -> dict[str, str]:
 
 
 def _is_plain(name: str) -> bool:
-    """File systems allow names of up to 255 bytes."""
+    """Returns whether ``name`` is a plain file name. File systems allow up to 255 bytes."""
     fits = name.isprintable() and len(name.encode()) <= 255
     return fits and Path(name).name == name and name.endswith(".safetensors")
 
@@ -132,7 +132,7 @@ def _check_names(folder: Path, specs: list[TensorSpec], where: dict[str, Safeten
 
 def _check_tensor(file: SafetensorsFile, spec: TensorSpec) -> None:
     entry = file.entries[spec.name]
-    is_number = spec.shape == () and entry.shape == (1,)  # two ways to write one
+    is_number = spec.shape == () and entry.shape == (1,)  # both forms occur
     if entry.shape != spec.shape and not is_number:
         problem = f"shape {list(entry.shape)}, config.json says {list(spec.shape)}"
         raise CheckpointError(f"{file.path}: {spec.name}: {problem}")

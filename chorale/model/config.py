@@ -1,8 +1,8 @@
 """ModelConfig: the sizes and constants of one gpt-oss checkpoint, read from its folder and checked.
 
-Torch-free, so that the CLI can say what fits before torch is imported. Two spellings of ``config.json`` are
-read: the published one (``GptOssForCausalLM``, in its old ``rope_scaling`` and its newer
-``rope_parameters`` form) and the one beside the reference layout under ``original/``. Every fault is a
+Torch-free, so that the CLI can check what fits before torch is imported. Two forms of ``config.json`` are
+read: the published one (``GptOssForCausalLM``, with the older ``rope_scaling`` or the newer
+``rope_parameters``) and that of the reference layout under ``original/``. Every fault is a
 ``ModelConfigError`` that names the key.
 """
 
@@ -25,7 +25,7 @@ FULL, WINDOW = 0, 1  # the values of engine.types.CacheGroup, which this package
 MXFP4_GROUP = 32  # weights that share one scale
 
 _EOS_OF_GPT_OSS = (200002, 199999, 200012)  # <|return|>, <|endoftext|>, <|call|>
-_MAX_LAYERS = 4096  # gpt-oss has 24 and 36; some objects are made for each before any file is read
+_MAX_LAYERS = 4096  # gpt-oss has 24 or 36; bounds the objects made per layer before any file is read
 _LAYER_GROUPS = {"full_attention": FULL, "sliding_attention": WINDOW}
 
 
@@ -38,12 +38,12 @@ class RopeConfig:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     original_max_position: int = 4096
-    truncate: bool = False  # gpt-oss does not round the ends of the ramp to whole dimensions
+    truncate: bool = False  # round the ends of the ramp to whole dimensions; gpt-oss does not
     attention_factor: float | None = None  # None: 0.1 ln(factor) + 1
 
     @property
     def concentration(self) -> float:
-        """The factor on cos and sin (so scores grow by its square)."""
+        """The factor on cos and sin (scores are multiplied by its square)."""
         if self.attention_factor is not None:
             return self.attention_factor
         return 1.0 if self.factor <= 1.0 else 0.1 * math.log(self.factor) + 1.0
@@ -70,10 +70,10 @@ class ModelConfig:
     swiglu_alpha: float = 1.702
     max_position_embeddings: int = 131072
     eos_token_ids: tuple[int, ...] = _EOS_OF_GPT_OSS
-    # Experts are not MXFP4 but of the dtype of the rest: a conversion, which has no quantization_config.
+    # Experts have the dtype of the other weights instead of MXFP4: a conversion without quantization_config.
     dense_experts: bool = False
-    expert_input_scales: bool = False  # for e4m3 inputs of the experts (``quantization.py``)
-    # generation_config.json, by vLLM's names; empty where the file says nothing
+    expert_input_scales: bool = False  # scales for e4m3 inputs of the experts (``quantization.py``)
+    # generation_config.json with vLLM's names; only fields that the file has
     default_sampling: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
@@ -86,7 +86,7 @@ class ModelConfig:
         generation = Path(folder) / "generation_config.json"
         return cls.from_dict(
             read_json_object(path),
-            # A link to nothing (the hub's cache, a blob removed) is not the same as no such file.
+            # A broken link (a blob removed from the hub's cache) differs from a missing file.
             generation=read_json_object(generation) if os.path.lexists(generation) else {},
             where=str(path),
         )
@@ -99,7 +99,7 @@ class ModelConfig:
         generation: Mapping[str, Any] | None = None,
         where: str = "config.json",
     ) -> ModelConfig:
-        """The same from parsed JSON. ``where`` names the source in errors."""
+        """Like ``load``, from parsed JSON. ``where`` names the source in errors."""
         fields = Fields(raw, where)
         _check_architecture(fields)
         layers = fields.count("num_hidden_layers")
@@ -123,7 +123,7 @@ class ModelConfig:
                 "max_position_embeddings", default=round(rope.original_max_position * max(rope.factor, 1.0))
             ),
             eos_token_ids=_read_eos(fields, generation or {}),
-            # The reference layout's own config.json names no quantization either, but it says num_experts.
+            # The reference layout's config.json has no quantization_config either, but it has num_experts.
             dense_experts="quantization_config" not in raw and "num_local_experts" in raw,
             expert_input_scales=read_quantization(fields),
             default_sampling=_read_sampling(generation or {}),
@@ -132,7 +132,7 @@ class ModelConfig:
         return config
 
     def part(self, share: Share) -> ModelConfig:
-        """The sizes of one rank's part: what a process of ``share`` allocates and computes."""
+        """Return the sizes of the part that a rank with ``share`` allocates and computes."""
         return replace(
             self,
             num_attention_heads=len(share.heads),
@@ -143,23 +143,23 @@ class ModelConfig:
         )
 
     def kv_tensor_of(self, layer: int) -> tuple[int, int]:
-        """(cache group, index of the KV tensor) of a layer: the i-th layer of its group uses the i-th KV
+        """Return (cache group, index of the KV tensor) of a layer: the i-th layer of its group uses the i-th
         tensor.
 
-        Both groups share the tensors: they own different block ids, so layer 0 (window) and layer 1
-        (full) can both use tensor 0.
+        Both groups share the tensors: they own different block ids, so layer 0 (window) and layer 1 (full)
+        can both use tensor 0.
         """
         kind = self.layer_types[layer]
         return _LAYER_GROUPS[kind], self.layer_types[:layer].count(kind)
 
     @property
     def num_kv_tensors(self) -> int:
-        """KV tensors that a worker allocates: the layers of the larger group."""
+        """Number of KV tensors that a worker allocates: the layers of the larger group."""
         return max(self.layer_types.count(kind) for kind in _LAYER_GROUPS)
 
     @property
     def num_expert_parameters(self) -> int:
-        """Weights of all experts of all layers, biases not counted."""
+        """Number of weights of all experts of all layers, without biases."""
         return self.num_hidden_layers * self.num_local_experts * 3 * self.hidden_size * self.intermediate_size
 
     @property
@@ -183,7 +183,7 @@ def _find_config(folder: Path) -> Path:
 
 
 def _check_architecture(fields: Fields) -> None:
-    model_type = fields.raw.get("model_type", "gpt_oss")  # original/config.json does not name it
+    model_type = fields.raw.get("model_type", "gpt_oss")  # absent in original/config.json
     if model_type != "gpt_oss":
         raise fields.error("model_type", f"{model_type!r} is not gpt_oss, the only architecture served")
     architectures = fields.raw.get("architectures")
@@ -198,7 +198,7 @@ def _check_architecture(fields: Fields) -> None:
 
 
 def _read_layer_types(fields: Fields, layers: int) -> tuple[str, ...]:
-    """Absent (the reference layout): even layers are windowed."""
+    """Read the layers' cache groups. If absent (the reference layout), even layers are windowed."""
     value = fields.raw.get("layer_types")
     if layers > _MAX_LAYERS:
         raise fields.error("num_hidden_layers", f"{layers} is more than {_MAX_LAYERS}")
@@ -213,7 +213,8 @@ def _read_layer_types(fields: Fields, layers: int) -> tuple[str, ...]:
 
 
 def _read_rope(fields: Fields) -> RopeConfig:
-    """Three spellings: ``rope_parameters``, ``rope_scaling`` + ``rope_theta``, the reference's flat keys."""
+    """Read the RoPE constants: ``rope_parameters``, ``rope_scaling`` + ``rope_theta``, or the reference's
+    keys."""
     if "rope_scaling_factor" in fields.raw:
         return RopeConfig(
             theta=fields.number("rope_theta"),
@@ -228,14 +229,14 @@ def _read_rope(fields: Fields) -> RopeConfig:
     theta = rope.number("rope_theta") if "rope_theta" in rope.raw else fields.number("rope_theta")
     if kind != "yarn":
         raise rope.error("rope_type", f"{kind!r} is not 'yarn', which gpt-oss uses")
-    truncate = rope.raw.get("truncate", True)  # absent means true in the published form
+    truncate = rope.raw.get("truncate", True)  # true if absent in the published form
     if not isinstance(truncate, bool):
         raise rope.error("truncate", "must be true or false")
     explicit = rope.raw.get("attention_factor")
     if explicit is None and rope.raw.get("mscale") and rope.raw.get("mscale_all_dim"):
-        raise rope.error("mscale", "is not read: where gpt-oss scales otherwise, it says attention_factor")
+        raise rope.error("mscale", "is not supported: gpt-oss uses attention_factor")
     if rope.raw.get("partial_rotary_factor", 1) not in (None, 1):
-        raise rope.error("partial_rotary_factor", "must be 1: gpt-oss turns whole heads")
+        raise rope.error("partial_rotary_factor", "must be 1: gpt-oss rotates whole heads")
     return RopeConfig(
         theta=theta,
         factor=rope.number("factor"),
@@ -248,7 +249,8 @@ def _read_rope(fields: Fields) -> RopeConfig:
 
 
 def _read_eos(fields: Fields, generation: Mapping[str, Any]) -> tuple[int, ...]:
-    """generation_config.json wins (it lists <|call|> too), then config.json, then gpt-oss's own."""
+    """Read the stop ids: from generation_config.json (it lists <|call|> too), config.json, or gpt-oss's
+    defaults."""
     if generation.get("eos_token_id") is not None:
         fields = Fields(generation, "generation_config.json")
     value = fields.raw.get("eos_token_id")
@@ -270,13 +272,13 @@ def _read_sampling(generation: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _check_sizes(config: ModelConfig, fields: Fields) -> None:
-    """Checks what the ops rely on. Token ids above the vocabulary cannot be end-of-sequence ids."""
+    """Check the sizes that the ops rely on. ``resolve`` drops end-of-sequence ids above the vocabulary."""
     if config.num_attention_heads % config.num_key_value_heads:
         raise fields.error(
             "num_key_value_heads", f"must divide num_attention_heads {config.num_attention_heads}"
         )
     if config.head_dim % 2:
-        raise fields.error("head_dim", "must be even: rotary embedding turns pairs")
+        raise fields.error("head_dim", "must be even: rotary embedding rotates pairs")
     for key in ("hidden_size", "intermediate_size"):
         if getattr(config, key) % MXFP4_GROUP:
             raise fields.error(

@@ -10,9 +10,9 @@ from typing import Any
 from chorale.config.sampling_fields import Range
 from chorale.errors import ConfigError, ModelConfigError
 
-MAX_CONFIG_BYTES = 4 * 2**20  # the published ones have about 2 KB
+MAX_CONFIG_BYTES = 4 * 2**20  # published configurations have about 2 KB
 MAX_COUNT = 2**31 - 1
-MAX_NUMBER = 1e30  # a JSON integer may be too large for a float, and sums of these must not overflow
+MAX_NUMBER = 1e30  # a JSON integer may be too large for a float, and sums of numbers must not overflow
 
 
 class Fields:
@@ -40,7 +40,7 @@ class Fields:
         minimum: float | None = None,
         maximum: float = MAX_NUMBER,
     ) -> float:
-        """A finite number: more than 0, or at least ``minimum`` where one is given."""
+        """Return a finite number: more than 0, or at least ``minimum`` if that is given."""
         name, value = self._find(key, (), default)
         if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
             raise self.error(name, f"must be a finite number, not {_show(value)}")
@@ -51,7 +51,7 @@ class Fields:
         return float(value)
 
     def within(self, key: str, allowed: Range) -> float:
-        """A number in a range."""
+        """Return a number in a range."""
         value = self.number(key, minimum=-MAX_NUMBER)
         if not allowed.holds(value):
             raise self.error(key, f"must be {allowed}, not {_show(value)}")
@@ -75,7 +75,7 @@ class Fields:
 def read_json(path: Path, max_bytes: int, error: type[ConfigError]) -> Any:
     """Parse a JSON file of limited size. Raises ``error`` naming it."""
     try:
-        if not path.is_file():  # a pipe would be waited for
+        if not path.is_file():  # opening a pipe would block
             raise error(f"{path}: not a file, or a broken link")
         if path.stat().st_size > max_bytes:
             raise error(f"{path}: larger than {max_bytes} bytes")

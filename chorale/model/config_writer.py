@@ -1,4 +1,4 @@
-"""``config.json`` and ``generation_config.json`` of a checkpoint that we write: the inverse of config.py."""
+"""Makes ``config.json`` and ``generation_config.json`` of a checkpoint: the inverse of config.py."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def make_config(
     layer_types: tuple[str, ...] | None = None,
     rope: RopeConfig | None = None,
 ) -> ModelConfig:
-    """A gpt-oss configuration of any size; even layers are windowed unless ``layer_types`` says otherwise."""
+    """Return a gpt-oss configuration of any size. Even layers are windowed unless ``layer_types`` is
+    given."""
     kinds = tuple("full_attention" if i % 2 else "sliding_attention" for i in range(layers))
     return ModelConfig(
         hidden_size=hidden,

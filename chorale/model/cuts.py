@@ -1,4 +1,4 @@
-"""Cuts: which part of a checkpoint's tensor a rank reads, by the letters of the tensor's shape."""
+"""Cuts: the part of a checkpoint's tensor that a rank reads, by the letters of the tensor's shape."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from chorale.parallel.shares import Share
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Some ranges of one dimension of a tensor, in order."""
+    """Ascending ranges of one dimension of a tensor."""
 
     dim: int
     ranges: tuple[range, ...]
@@ -28,34 +28,34 @@ class Cut:
         return (*whole[: self.dim], self.count, *whole[self.dim + 1 :])
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The part of ``tensor``: a view if there is one range."""
+        """Return the part of ``tensor``: a view if there is only one range."""
         parts = [tensor.narrow(self.dim, own.start, len(own)) for own in self.ranges]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=self.dim)
 
     def spans(self, whole: Sequence[int], item: int) -> tuple[int, int, list[range]]:
-        """(rows, bytes of a row, the ranges of bytes of each row that are read) of a tensor in a file."""
+        """Return (rows, bytes per row, byte ranges to read of each row) of a tensor in a file."""
         inner = math.prod(whole[self.dim + 1 :]) * item
         rows = math.prod(whole[: self.dim])
         return rows, whole[self.dim] * inner, [range(r.start * inner, r.stop * inner) for r in self.ranges]
 
 
 def cut_of(spec: TensorSpec, config: ModelConfig, share: Share) -> Cut | None:
-    """Returns what ``share`` owns of a tensor of the model ``config``; None: all of it."""
+    """Returns the part of a tensor that ``share`` owns; None: all of it. ``config``: the whole model's."""
     ranges = _ranges(config, share)
     if not spec.role.startswith(("gate_up", "down")):
-        ranges.pop("E")  # the router is whole
+        ranges.pop("E")  # the router is not cut
     for dim, letter in enumerate(spec.letters):
         cut = Cut(dim, ranges.get(letter, (range(spec.shape[dim]),)))
         if cut.count < spec.shape[dim]:
-            return cut  # no tensor is cut twice
+            return cut  # a tensor is cut in one dimension at most
     return None
 
 
 def _ranges(config: ModelConfig, share: Share) -> dict[str, tuple[range, ...]]:
-    """By letter of ``layouts.py``."""
+    """Return letter of ``layouts.py`` -> ranges."""
     dim, columns = config.head_dim, share.columns
     query, key_value = _times(share.heads, dim), _times(share.kv_heads, dim)
-    keys = config.num_attention_heads * dim  # where the rows of the keys begin
+    keys = config.num_attention_heads * dim  # first row of the keys
     values = keys + config.num_key_value_heads * dim
     return {
         "V": (share.vocabulary,),

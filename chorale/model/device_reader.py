@@ -1,8 +1,8 @@
-"""Weights from files straight to a GPU: several threads read pieces into pinned memory, from where they are
-copied while the next piece is read.
+"""Reads weights from files directly to a GPU: several threads read pieces into pinned memory and copy each
+piece while they read the next.
 
-A mapped file would be copied page by page through the driver's own staging memory, by one thread; pieces that
-eight threads read arrive as fast as the bus takes them (figures: ``docs/benchmarks.md``).
+A mapped file would be copied page by page through the driver's staging memory, by one thread; with eight
+threads, pieces arrive as fast as the bus can copy them (figures: ``docs/benchmarks.md``).
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from chorale.model.safetensors_file import DTYPES
 
 _THREADS = 8
 _PIECE = 16 * 2**20  # bytes
-_LEAST_RANGE = 64 * 1024  # bytes; shorter parts of a row are read with the rest of it
+_LEAST_RANGE = 64 * 1024  # bytes; for shorter ranges the whole row is read
 
 
 @dataclass(slots=True)
 class _Lane:
-    """One thread's buffers: two pieces of pinned memory, one filled while the other is copied."""
+    """One thread's buffers: two pieces of pinned memory; one is filled while the other is copied."""
 
     stream: torch.cuda.Stream
     buffers: list[torch.Tensor]  # 2 x [piece] uint8
@@ -45,8 +45,8 @@ class _Lane:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A tensor being read. ``wait`` blocks the host until it is read, and the current stream until it is
-    copied."""
+    """A tensor that is being read. ``wait`` blocks the host until it is read, and the current stream until it
+    is copied."""
 
     tensor: torch.Tensor
     pieces: Sequence[Future[torch.cuda.Event]]
@@ -59,12 +59,12 @@ class Arrival:
 
 
 class DeviceReader:
-    """Reads tensors of one checkpoint to one CUDA device. ``close`` it when everything has arrived."""
+    """Reads tensors of one checkpoint to one CUDA device. Call ``close`` after all tensors have arrived."""
 
     def __init__(
         self, checkpoint: Checkpoint, device: torch.device, threads: int = _THREADS, piece: int = _PIECE
     ) -> None:
-        """``piece``: bytes that are read and copied at once; each thread pins twice as much."""
+        """``piece``: bytes read and copied at a time; each thread pins twice as much."""
         self._checkpoint, self._device, self._piece = checkpoint, device, piece
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="weights", initializer=self._enter)
         self._lane = threading.local()
@@ -72,7 +72,7 @@ class DeviceReader:
 
     def start(self, layer: int | None, role: str, cut: Cut | None = None) -> Arrival:
         """Start reading a tensor, or a part of it, in the file's dtype."""
-        file, name = self._checkpoint.place(layer, role)
+        file, name = self._checkpoint.locate(layer, role)
         entry, (begin, end) = file.entries[name], file.span(name)
         shape, dtype = entry.shape, DTYPES[entry.dtype]
         if cut is None:
@@ -82,25 +82,25 @@ class DeviceReader:
             shape = cut.shape(shape)
         tensor = torch.empty(shape, dtype=dtype, device=self._device)
         raw = tensor.view(-1).view(torch.uint8)
-        free = torch.cuda.Event()  # earlier work may still use the memory that the allocator handed out
+        free = torch.cuda.Event()  # earlier work may still use the allocated memory
         free.record(torch.cuda.current_stream(self._device))
         jobs = [
-            self._pool.submit(self._copy, file.path, begin, piece, raw[piece.place : piece.place_end], free)
+            self._pool.submit(self._copy, file.path, begin, piece, raw[piece.start : piece.stop], free)
             for piece in pieces
         ]
         return Arrival(tensor, jobs)
 
     def close(self) -> None:
-        """Wait for everything that was started."""
+        """Wait for all tensors that were started."""
         self._pool.shutdown()
         for descriptor in self._files.values():
             os.close(descriptor)
         self._files.clear()
 
-    # ------------------------------------------------------------------ in the threads
+    # ------------------------------------------------------------------ reader threads
 
     def _enter(self) -> None:
-        """A thread begins on the first GPU, where pinned memory would otherwise open a context."""
+        """Select the device in a thread: otherwise pinned memory would open a context on the first GPU."""
         if self._device.index is not None:
             torch.cuda.set_device(self._device)
 
@@ -139,20 +139,20 @@ class DeviceReader:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Bytes that are read at once, and where they go in the tensor. Offsets count from its first byte."""
+    """Bytes that are read at once, and their position in the tensor. Offsets count from its first byte."""
 
     offset: int  # in the file
     rows: int
     width: int  # bytes of a row in the file
-    kept: tuple[range, ...]  # bytes of each row that the tensor has
-    place: int  # in the tensor
+    kept: tuple[range, ...]  # bytes of each row that go to the tensor
+    start: int  # in the tensor
 
     @property
-    def place_end(self) -> int:
-        return self.place + self.rows * sum(map(len, self.kept))
+    def stop(self) -> int:
+        return self.start + self.rows * sum(map(len, self.kept))
 
     def read(self, descriptor: int, begin: int, target: npt.NDArray[np.uint8], path: Path) -> None:
-        """Fill ``target``; ``begin``: where the tensor begins in the file. Raises ``CheckpointError``."""
+        """Fill ``target``. ``begin``: the tensor's first byte in the file. Raises ``CheckpointError``."""
         if self.rows * self.width == len(target):
             _read(descriptor, target.data, begin + self.offset, path)
             return
@@ -165,9 +165,9 @@ class Piece:
 
 
 def pieces_of(rows: int, width: int, ranges: Sequence[range], size: int) -> list[Piece]:
-    """The pieces, of at most ``size`` bytes, of ``ranges`` of each row.
+    """Return the pieces, of at most ``size`` bytes, that cover ``ranges`` of each row.
 
-    Short ranges are read with what lies between them: a call for each would take longer.
+    Short ranges are read together with the gaps between them: one call per range would take longer.
     """
     count = sum(map(len, ranges))
     if min(map(len, ranges)) < _LEAST_RANGE and width <= size and rows > 1:
@@ -178,12 +178,12 @@ def pieces_of(rows: int, width: int, ranges: Sequence[range], size: int) -> list
         ]
     found = []
     for row in range(rows):
-        place = row * count
+        start = row * count
         for some in ranges:
             for first in range(some.start, some.stop, size):
                 length = min(size, some.stop - first)
-                found.append(Piece(row * width + first, 1, length, (range(length),), place))
-                place += length
+                found.append(Piece(row * width + first, 1, length, (range(length),), start))
+                start += length
     return found
 
 

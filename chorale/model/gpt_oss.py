@@ -13,8 +13,8 @@
 
     norm(x) = x / sqrt(mean(x^2) + eps) * w
 
-This file owns the order of the operations and the rotary table. It knows nothing of devices, of how weights
-are packed, or of what a row of the batch is for. Shape letters are those of ``kernels/ops.py``.
+This file owns the order of the operations and the rotary table. It knows nothing about devices, packed
+weights or the purpose of a row of the batch. Shape letters are those of ``kernels/ops.py``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """All parameters, packed by the ops that will read them."""
+    """All parameters, packed by the ops that read them."""
 
     embedding: torch.Tensor  # [V, H]
     layers: tuple[LayerWeights, ...]
@@ -54,16 +54,16 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class AuxStates:
-    """The input of a draft head: the residual stream after some numbers of blocks, concatenated.
+    """The input of a draft head: the residual stream after ``boundaries`` blocks, concatenated.
 
-    Without ``boundaries`` it is the final state, normed.
+    Without ``boundaries`` it is the final, normed state.
     """
 
     boundaries: tuple[int, ...]
-    states: torch.Tensor  # [T, A * H], written
+    states: torch.Tensor  # [T, A * H], written by the model
 
     def first(self, num_tokens: int) -> AuxStates:
-        """Return those of the first tokens."""
+        """Return the states of the first tokens."""
         return AuxStates(self.boundaries, self.states[:num_tokens])
 
     def keep(self, num_blocks: int, x: torch.Tensor) -> None:
@@ -74,10 +74,11 @@ class AuxStates:
 
 
 class GptOss:
-    """The model: pure functions of a batch and the KV pool, no state but the weights."""
+    """The model: pure functions of a batch and the KV pool, without state except the weights."""
 
     def __init__(self, config: ModelConfig, weights: Weights, ops: Ops, max_len: int | None = None) -> None:
-        """``max_len``: longest sequence that will be run (the rotary table's rows); None: the model's."""
+        """``max_len``: tokens of the longest sequence (rows of the rotary table); None: the model's
+        maximum."""
         self.config = config
         self.weights = weights
         self.ops = ops
@@ -89,15 +90,14 @@ class GptOss:
         )
         table = rope_table(config.rope, config.head_dim, max_len or config.max_position_embeddings)
         self.rope = table.to(weights.embedding.device)
-        self.layers = [
-            (layer, *config.kv_tensor_of(index)) for index, layer in enumerate(weights.layers)
-        ]  # (weights, cache group, index of its KV tensor)
+        # (weights, cache group, index of its KV tensor).
+        self.layers = [(layer, *config.kv_tensor_of(index)) for index, layer in enumerate(weights.layers)]
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, kv: Sequence[torch.Tensor]) -> torch.Tensor:
-        """One step: writes the new tokens' K and V into ``kv`` and returns logits [L, V] float32.
+        """Run one step: write the new tokens' K and V into ``kv`` and return logits [L, V] float32.
 
-        ``kv[i]``: [num_blocks, 2, Nkv, block_size, D], ``config.num_kv_tensors`` of them.
+        ``kv`` has ``config.num_kv_tensors`` tensors [num_blocks, 2, Nkv, block_size, D].
         """
         return self.logits(self.hidden(batch, kv), batch.logits_index)
 
@@ -105,19 +105,21 @@ class GptOss:
     def hidden(
         self, batch: ForwardBatch, kv: Sequence[torch.Tensor], aux: AuxStates | None = None
     ) -> torch.Tensor:
-        """``forward`` without the head: x [T, H] after the last layer, its norm not yet applied."""
+        """``forward`` without the output head: returns x [T, H] after the last layer, before the final
+        norm."""
         return self.run(batch, kv, aux)
 
     def run(
         self, batch: ForwardBatch, kv: Sequence[torch.Tensor], aux: AuxStates | None = None
     ) -> torch.Tensor:
-        """``hidden`` without its inference mode: for a trainer, which brings other ops."""
+        """``hidden`` without inference mode, for training with other ops."""
         ops, eps = self.ops, self.config.rms_norm_eps
         plan = ops.plan_attention(batch.attention, self.shape, kv[0].shape[3])
         rope = self.rope.index_select(0, batch.attention.positions)  # [T, D]: cos | sin
         x = ops.embed(self.weights.embedding, batch.token_ids)  # [T, H]
-        normed = None  # [T, H], if the layer before has normed x for this one
-        following = [*(layer.qkv for layer, *_ in self.layers[1:]), None]  # what reads each layer's result
+        normed = None  # [T, H], if the previous layer has normed x for this layer
+        # The weights that read each layer's result.
+        following = [*(layer.qkv for layer, *_ in self.layers[1:]), None]
         if aux is not None:
             aux.keep(0, x)
         for number, ((layer, group, tensor), next_qkv) in enumerate(
@@ -137,17 +139,17 @@ class GptOss:
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        """The head: logits [L, V] float32 of the tokens at ``index`` [L] int64 of ``hidden`` [T, H]."""
+        """Return logits [L, V] float32 of the tokens at ``index`` [L] int64 of ``hidden`` [T, H]."""
         weights = self.weights
         return self.ops.lm_head(hidden, index, weights.final_norm, weights.head, self.config.rms_norm_eps)
 
 
 def yarn_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
-    """Radians a position, for each of the D/2 pairs, [D / 2] float32 (YaRN, "NTK by parts").
+    """Return radians per position of the D/2 pairs, [D / 2] float32 (YaRN, "NTK by parts").
 
-    Pairs that turn more than ``beta_fast`` times within the original context keep their frequency, those
-    that turn less than ``beta_slow`` times are slowed by ``factor``, and a linear ramp joins the two.
-    gpt-oss does not truncate the ends of that ramp to whole dimensions.
+    Pairs that turn more than ``beta_fast`` times within the original context keep their frequency, those that
+    turn less than ``beta_slow`` times are slowed by ``factor``, and a linear ramp lies in between. gpt-oss
+    does not truncate the ends of that ramp to whole dimensions.
     """
     half = head_dim // 2
     plain = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
@@ -163,20 +165,21 @@ def yarn_frequencies(rope: RopeConfig, head_dim: int) -> torch.Tensor:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0.0), min(high, head_dim - 1.0)
     ramp = (torch.arange(half, dtype=torch.float32) - low) / max(high - low, 1e-3)
-    slowed = ramp.clamp(0.0, 1.0)  # 0: as it was, 1: slowed by the whole factor
+    slowed = ramp.clamp(0.0, 1.0)  # 0: unchanged, 1: slowed by the whole factor
     return plain * (1.0 - slowed) + plain / rope.factor * slowed
 
 
 def rope_table(rope: RopeConfig, head_dim: int, num_positions: int) -> torch.Tensor:
-    """[num_positions, D] float32: D/2 cosines, then D/2 sines, times the YaRN concentration.
+    """Return [num_positions, D] float32: D/2 cosines, then D/2 sines, times the YaRN concentration.
 
-    Angles are float32 products of float32 frequencies, because that is what the model was trained with: at
-    position 100,000 the float64 angle of the fastest pair differs from it by up to 4e-3 radians.
+    Angles are float32 products of float32 frequencies, as in training: at position 100,000 the float64 angle
+    of the fastest pair differs by up to 4e-3 radians.
     """
     return angle_table(yarn_frequencies(rope, head_dim), num_positions).mul_(rope.concentration)
 
 
 def angle_table(frequencies: torch.Tensor, num_positions: int) -> torch.Tensor:
-    """[num_positions, D] float32: cosines, then sines, of ``frequencies`` [D / 2], radians a position."""
+    """Return [num_positions, D] float32: cosines, then sines, of ``frequencies`` [D / 2], radians per
+    position."""
     angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequencies)
     return torch.cat((angles.cos(), angles.sin()), dim=-1)

@@ -1,10 +1,10 @@
-"""From what the user named to a folder on disk: the demo, a folder, or a hub id.
+"""Finds the folder of a model: the demo, a folder on disk, or a hub id.
 
-Hub downloads go through huggingface_hub, which resumes what was interrupted and honours ``HF_HOME``,
-``HF_TOKEN``, ``HF_ENDPOINT`` and ``HF_HUB_OFFLINE`` by itself. Only the needed files are fetched: the
-published layout, and ``original/`` only from a repository that has no other safetensors. A model of another
-family is refused by its ``config.json`` before anything else is fetched. No torch. Every failure is
-a ``ConfigError`` that says what to do.
+Hub downloads use huggingface_hub, which resumes interrupted downloads and honours ``HF_HOME``, ``HF_TOKEN``,
+``HF_ENDPOINT`` and ``HF_HUB_OFFLINE``. Only the needed files are fetched: the published layout, and
+``original/`` only from a repository that has no other safetensors. A model of another family is refused
+because of its ``config.json``, before anything else is fetched. No torch. Every failure is a ``ConfigError``
+with a remedy.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from chorale.model.demo.head import ensure_demo_head
 
 Progress = Callable[[str, float, str], None]
 
-LEASE_SECONDS = 60.0  # without a sign of life of who downloads: as long as NFS may keep attributes of a file
+LEASE_SECONDS = 60.0  # a lease expires after this silence; NFS may cache file attributes this long
 _A_MODEL = "the checkpoint's folder (with config.json and *.safetensors), or a model such as gpt-oss-20b"
 _PUBLISHED_FILES = (
     "config.json",
@@ -45,7 +45,7 @@ def resolve_model(
     download_dir: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Path:
-    """The folder of ``model``: "demo", a path, a hub id (``openai/gpt-oss-20b``), or a short name of one.
+    """Return the folder of ``model``: "demo", a path, a hub id (``openai/gpt-oss-20b``) or its short name.
 
     ``revision`` is a branch, tag or commit of a hub id. ``download_dir`` replaces the hub cache. ``progress``
     is called with ("download", fraction, "1.20 of 13.80 GB, 110.0 MB/s"), at most ten times a second.
@@ -70,8 +70,8 @@ def resolve_head(
     download_dir: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Path:
-    """The folder of a draft head: "demo", a path, or a hub id (``nvidia/gpt-oss-120b-Eagle3-v3``). Arguments
-    are those of ``resolve_model``."""
+    """Return the folder of a draft head: "demo", a path, or a hub id (``nvidia/gpt-oss-120b-Eagle3-v3``).
+    Arguments are those of ``resolve_model``."""
     if name == DEMO and revision is None:
         return ensure_demo_head(progress)
     folder = find_folder(name)
@@ -84,17 +84,17 @@ def resolve_head(
 
 
 def find_folder(model: str) -> Path | None:
-    """Returns the folder that ``model`` names, or None if it can only be a hub id. A folder takes precedence
-    over a short name.
+    """Returns the folder ``model``, or None if it can only be a hub id. A folder takes precedence over a
+    short name.
 
-    Raises ``ConfigError`` for a path that is not a folder, and for the name of a file.
+    Raises ``ConfigError`` for a path that is not a folder, including a file.
     """
     try:
         folder = Path(model).expanduser()
         if folder.is_dir():
             return folder.resolve()
         is_file = folder.exists() and full_name(model) not in PUBLISHED
-    except (OSError, RuntimeError) as fault:  # too long a name, a folder that is not ours; no such home
+    except (OSError, RuntimeError) as fault:  # name too long, no permission; no such home
         raise ConfigError(f"model {model!r}: {fault}") from fault
     if is_file:
         is_yaml = folder.suffix in (".yaml", ".yml")
@@ -113,10 +113,10 @@ def has_weights(folder: Path) -> bool:
 def check_family(
     repository: str, *, revision: str | None = None, download_dir: str | Path | None = None
 ) -> None:
-    """Raises ``ConfigError`` if the repository's ``config.json`` is of a model other than gpt-oss.
+    """Raises ``ConfigError`` if the repository's ``config.json`` describes a model other than gpt-oss.
 
-    If the file is unavailable, the name decides if it is of another family. A repository without the file, or
-    with a file that names no type, is left to the code that reads it later.
+    If the file is unavailable, the repository's name is checked instead. A repository without the file, or
+    with a file that has no type, is left to the code that reads it later.
     """
     if repository in PUBLISHED:
         return
@@ -141,7 +141,7 @@ _OTHERS = (
 
 
 def _is_foreign(repository: str) -> bool:
-    """Returns whether the name is of another family, for repositories that cannot be fetched."""
+    """Returns whether the name belongs to another family, for repositories that cannot be fetched."""
     words = re.split(r"[^a-z]+", repository.lower())
     return "oss" not in words and any(word.startswith(_OTHERS) for word in words)
 
@@ -149,7 +149,7 @@ def _is_foreign(repository: str) -> bool:
 def missing_bytes(
     repository: str, *, revision: str | None = None, download_dir: str | Path | None = None
 ) -> tuple[int, int] | None:
-    """(bytes to be downloaded, bytes of all files that are needed); None if the hub cannot be reached.
+    """Return (bytes to download, bytes of all needed files), or None if the hub cannot be reached.
 
     Raises ``ConfigError``.
     """
@@ -189,24 +189,24 @@ def _download(
 def _alone(
     kind: str, model: str, download_dir: str | Path | None, progress: Progress | None
 ) -> Iterator[None]:
-    """A context in which no other process that shares the folder downloads this model. Faults name the model.
+    """A context in which no other process that shares the folder downloads this model. Errors name the model.
 
-    The hub's own locks are flock's, which some network file systems keep to one machine: two pods that start
-    together would fetch the same weights into one volume. A lease needs only that a file is created once.
+    The hub's locks use flock, which some network file systems apply to one machine only: two pods that start
+    together would fetch the same weights into one volume. A lease only needs exclusive creation of a file.
     """
     from filelock import SoftFileLease, Timeout
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    place = Path(download_dir or HF_HUB_CACHE) / ".locks" / f"models--{model.replace('/', '--')}"
-    lease = SoftFileLease(place / "download.lease", lease_duration=LEASE_SECONDS, poll_interval=0.5)
+    folder = Path(download_dir or HF_HUB_CACHE) / ".locks" / f"models--{model.replace('/', '--')}"
+    lease = SoftFileLease(folder / "download.lease", lease_duration=LEASE_SECONDS, poll_interval=0.5)
     while not lease.is_locked:
         try:
-            place.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
             lease.acquire(timeout=1)
         except Timeout:
             if progress is not None:
-                progress("download", 0.0, f"another process downloads it, and holds {lease.lock_file}")
-        except (OSError, ValueError):  # a volume that is only read; a name that no file can have
+                progress("download", 0.0, f"another process is downloading it and holds {lease.lock_file}")
+        except (OSError, ValueError):  # a read-only volume; a name that no file can have
             break
     try:
         yield
@@ -223,7 +223,8 @@ def _fetch(
     patterns: tuple[str, ...],
     progress: Progress | None,
 ) -> Path:
-    """The snapshot's folder with the files that match. Raises ``ConfigError`` without the model's name."""
+    """Return the snapshot's folder with the matching files. Raises ``ConfigError`` without the model's
+    name."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, HTTPError  # type: ignore[attr-defined]  # its client's
 
@@ -242,7 +243,7 @@ def _fetch(
 
 
 def _explain(fault: Exception, revision: str | None) -> str:
-    """Explain a hub error and what to do, in one line; the hub's own messages have many."""
+    """Return the cause of a hub error and its remedy in one line; the hub's messages have many lines."""
     from huggingface_hub import errors
 
     if isinstance(fault, errors.HFValidationError):
@@ -253,7 +254,7 @@ def _explain(fault: Exception, revision: str | None) -> str:
         return f"the hub has it, but not revision {revision!r}"
     if isinstance(fault, errors.RepositoryNotFoundError):
         return "no folder of that name, and not on the hub (if it is private, set HF_TOKEN)"
-    # LocalEntryNotFoundError and IncompleteSnapshotError are what "offline" looks like.
+    # LocalEntryNotFoundError and IncompleteSnapshotError mean "offline".
     if isinstance(fault, FileNotFoundError) or type(fault).__name__ == "IncompleteSnapshotError":
         return (
             "not completely in the local hub cache, and the hub cannot be reached "
@@ -267,10 +268,10 @@ def _explain(fault: Exception, revision: str | None) -> str:
 
 
 def _progress_bar(progress: Progress | None) -> Any:
-    """A tqdm class that draws nothing and reports bytes to ``progress``.
+    """Return a tqdm class that draws nothing and reports bytes to ``progress``.
 
-    huggingface_hub makes several bars of it: one counts files, one or two count bytes (received, and written
-    to disk). The bars of bytes share a reporter, which shows the one that is furthest.
+    huggingface_hub makes several bars: one counts files, one or two count bytes (received, and written to
+    disk). The bars of bytes share a reporter, which shows the most advanced bar.
     """
     from tqdm import tqdm  # type: ignore[import-untyped]
 

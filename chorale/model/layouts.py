@@ -1,10 +1,10 @@
 """The four layouts of a gpt-oss checkpoint, as one table: role, name in each layout, shape.
 
-A role is our name of a parameter. Shapes are written in the letters of ``kernels/ops.py`` (``G`` and ``J``
-are the MXFP4 groups of H and I). A layout lists the roles that it has a name for; ``qkv`` is one tensor in
-the reference layout and three elsewhere, experts are MXFP4 or dense. AMD's quantizer (quark) writes the
-published names but for the experts, of which each has its own tensors: expert 3's part of a role is the role
-``.../3``. Rows of gate_up alternate gate and up there too, and the first of two weights is in the low nibble.
+A role is our name of a parameter. Shapes use the letters of ``kernels/ops.py`` (``G`` and ``J`` are the MXFP4
+groups of H and I). A layout lists the roles for which it has names; ``qkv`` is one tensor in the reference
+layout and three elsewhere, experts are MXFP4 or dense. AMD's quantizer (quark) writes the published names,
+but separate tensors for each expert: expert 3's part of a role is the role ``.../3``. There too, rows of
+gate_up alternate gate and up, and the first of two weights is in the low nibble.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MODEL_TABLE: tuple[tuple[str, str, str, str], ...] = (
     ("head", "lm_head.weight", "unembedding.weight", "V H"),
 )
 
-# The same, once a layer. "-": the layout has no such tensor.
+# The same, for each layer. "-": the layout has no such tensor.
 _LAYER_TABLE: tuple[tuple[str, str, str, str], ...] = (
     ("attention_norm", "input_layernorm.weight", "attn.norm.scale", "H"),
     ("qkv.weight", "-", "attn.qkv.weight", "QKV H"),
@@ -60,7 +60,7 @@ _DENSE_TABLE: tuple[tuple[str, str, str, str], ...] = (
     ("down.dense", "mlp.experts.down_proj", "-", "E I H"),
 )
 
-# Of one expert.
+# The same, for each expert.
 _QUARK_TABLE: tuple[tuple[str, str, str], ...] = (
     ("gate_up.blocks", "gate_up_proj.weight", "2I H/2"),
     ("gate_up.scales", "gate_up_proj.weight_scale", "2I G"),
@@ -82,24 +82,24 @@ _LAYER_PREFIX: dict[Layout, str] = {
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One tensor that a checkpoint of a layout must hold. ``layer`` None: of the whole model."""
+    """One tensor that a checkpoint of a layout must have. ``layer`` None: it belongs to the whole model."""
 
     layer: int | None
     role: str
     name: str
     shape: tuple[int, ...]
     dtypes: frozenset[str]
-    letters: tuple[str, ...]  # of the shape
+    letters: tuple[str, ...]  # letters of the shape
 
     @property
     def expert(self) -> int | None:
-        """Whose tensor it is, if the layout has one for each expert."""
+        """Number of the expert, if the layout has one tensor for each expert."""
         _, _, number = self.role.partition("/")
         return int(number) if number else None
 
 
 def tensor_specs(config: ModelConfig, layout: Layout) -> Iterator[TensorSpec]:
-    """Every tensor of a checkpoint, layers in order, then the tensors of the whole model."""
+    """Return every tensor of a checkpoint, layers in order, then the tensors of the whole model."""
     sizes = _sizes(config)
     for layer in range(config.num_hidden_layers):
         prefix = _LAYER_PREFIX[layout].format(layer)
@@ -110,7 +110,7 @@ def tensor_specs(config: ModelConfig, layout: Layout) -> Iterator[TensorSpec]:
 
 
 def _layer_rows(config: ModelConfig, layout: Layout) -> Iterator[tuple[str, str, str]]:
-    """(role, name after the layer's prefix, shape) of one layer."""
+    """Return (role, name after the layer's prefix, shape) of one layer's tensors."""
     column = 2 if layout == "reference" else 1
     experts = {"dense": _DENSE_TABLE, "quark": ()}.get(layout, _MXFP4_TABLE)
     single = {row[0] for row in _QUARK_TABLE} if layout == "quark" else set()
@@ -129,7 +129,7 @@ def _spec(layer: int | None, role: str, name: str, letters: str, sizes: dict[str
 
 
 def detect_layout(names: Iterable[str]) -> Layout | None:
-    """Return the layout by the names of the expert tensors, or None if they are unknown."""
+    """Detect the layout from the names of the expert tensors. Returns None if they are unknown."""
     markers: tuple[tuple[Layout, str], ...] = (
         ("published", _MXFP4_TABLE[0][1]),
         ("reference", _MXFP4_TABLE[0][2]),

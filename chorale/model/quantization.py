@@ -1,8 +1,8 @@
-"""``quantization_config`` of a checkpoint, and which kinds are supported. Torch-free.
+"""Reads ``quantization_config`` of a checkpoint and refuses unsupported kinds. Torch-free.
 
-``mxfp4`` is OpenAI's own. ``quark`` is what AMD's quantizer writes, and one of its kinds is read: MXFP4
-weights of the experts and, for their inputs, one e4m3 scale a matrix (amd/gpt-oss-120b-w-mxfp4-a-fp8). Other
-kinds are refused here, by the key that distinguishes them, before any weight is read.
+``mxfp4`` is OpenAI's kind. ``quark`` is written by AMD's quantizer; one form is supported: MXFP4 weights of
+the experts with one e4m3 input scale per matrix (amd/gpt-oss-120b-w-mxfp4-a-fp8). Other forms are refused
+before any weight is read, with the key that differs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from chorale.model.config_fields import Fields
 _KEY = "quantization_config"
 _WEIGHT = {"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "scale_format": "e8m0"}
 _INPUT = {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "is_dynamic": False}
-# What would change how a tensor is read or a product computed, so that none of it may be set.
+# Options that would change how tensors are read or products are computed. None of them may be set.
 _UNREAD = ("layer_quant_config", "layer_type_quant_config", "kv_cache_quant_config", "softmax_quant_spec")
 
 
@@ -30,13 +30,13 @@ def read_quantization(fields: Fields) -> bool:
         return True
     if method != "mxfp4":
         raise fields.error(
-            f"{_KEY}.quant_method", f"{method!r}; known are mxfp4 and quark (MXFP4 weights, e4m3 inputs)"
+            f"{_KEY}.quant_method", f"{method!r}; supported are mxfp4 and quark (MXFP4 weights, e4m3 inputs)"
         )
     return False
 
 
 def quark_json(exclude: list[str]) -> dict[str, Any]:
-    """Return the ``quantization_config`` of a checkpoint by quark."""
+    """Return the ``quantization_config`` of a quark checkpoint."""
     return {
         "quant_method": "quark",
         "exclude": exclude,
@@ -56,13 +56,13 @@ def quark_json(exclude: list[str]) -> dict[str, Any]:
 def _check_quark(quark: Fields) -> None:
     for key in _UNREAD:
         if quark.raw.get(key):
-            raise quark.error(key, "is not read: of quark's checkpoints, those with one kind of experts are")
+            raise quark.error(key, "must be empty: only MXFP4 experts with e4m3 inputs are supported")
     common = quark.section("global_quant_config")
     for key, wanted in (("weight", _WEIGHT), ("input_tensors", _INPUT)):
         part = common.section(key)
         for name, expected in wanted.items():
             if part.raw.get(name) != expected:
-                raise part.error(name, f"{part.raw.get(name)!r}; of quark's kinds, {expected!r} is read")
+                raise part.error(name, f"{part.raw.get(name)!r}; only {expected!r} is supported")
     for key in ("output_tensors", "bias"):
         if common.raw.get(key) is not None:
             raise common.error(key, "is quantized; only weights and inputs of the experts may be")

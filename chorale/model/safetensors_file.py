@@ -1,10 +1,10 @@
 """One memory-mapped safetensors file. Its header is checked before use.
 
 The format: 8 bytes little-endian header length, a JSON header ``{name: {dtype, shape, data_offsets}}``, then
-the data. Before any tensor is handed out the header must prove: its length fits the file, every entry has
+the data. Before any tensor is returned, the header is checked: its length fits the file, every entry has
 known fields and types, element count times item size equals its byte range, and the ranges tile the data
 exactly (no overlap, no hole, none outside the file). Each failure is a ``CheckpointError`` that names file
-and tensor. Nothing is allocated from a number in the header; tensors are views of the mapping.
+and tensor. No memory is allocated by a number in the header; tensors are views of the mapping.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import torch
 
 from chorale.errors import CheckpointError
 
-# The format allows 100 MB. The longest gpt-oss header (120b in one file) is about 130 KB, and parsed JSON
-# takes some ten times its text, so a tighter limit keeps a hostile file from costing a gigabyte.
+# The format allows 100 MB. The longest gpt-oss header (120b in one file) has about 130 KB. Parsed JSON takes
+# about ten times its text, so without a tighter limit a hostile file could cost a gigabyte.
 MAX_HEADER_BYTES = 8 * 2**20
 _MAX_NAME = 256  # characters; gpt-oss's longest tensor name has about 60
-_LFS_POINTER = b"version "  # what a clone without Git LFS holds instead begins so
+_LFS_POINTER = b"version "  # start of the placeholder file in a clone without Git LFS
 
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "U8": torch.uint8}
 
@@ -34,53 +34,55 @@ DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "U
 class Entry:
     dtype: str
     shape: tuple[int, ...]
-    begin: int  # bytes from the start of the data
+    begin: int  # offset in the data, bytes
     end: int
 
 
 class SafetensorsFile:
-    """``entries`` by tensor name, and ``tensor(name)``. The mapping lives as long as a tensor of it."""
+    """Has ``entries`` by tensor name, and ``tensor(name)``. The mapping lives as long as any of its
+    tensors."""
 
     def __init__(self, path: Path, dtypes: Mapping[str, torch.dtype] = DTYPES) -> None:
-        """``dtypes``: those that tensors may have."""
+        """``dtypes``: the types that tensors may have."""
         self.path, self._dtypes = path, dtypes
         try:
-            if path.exists() and not path.is_file():  # a pipe would be waited for
+            if path.exists() and not path.is_file():  # opening a pipe would block
                 raise CheckpointError(f"{path}: not a file")
             with path.open("rb") as file:
                 size = path.stat().st_size
                 header, self._data_start = _read_header(path, file.read, size)
                 self.entries = _check_entries(path, header, size - self._data_start, dtypes)
-                # Private and writable in name only: torch wants writable buffers, nobody writes.
+                # A private, writable mapping, because torch requires writable buffers. It is never written
+                # to.
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except OSError as fault:
             raise CheckpointError(f"{path}: cannot be read: {fault}") from fault
 
     def span(self, name: str) -> tuple[int, int]:
-        """First byte of a tensor in the file, and the byte after its last."""
+        """Return the first byte of a tensor in the file, and the byte after its last."""
         entry = self.entries[name]
         return self._data_start + entry.begin, self._data_start + entry.end
 
     def tensor(self, name: str) -> torch.Tensor:
-        """A view of the file, in the file's dtype, on the CPU. Must not be written to."""
+        """Return a view of the file in the file's dtype, on the CPU. It must not be written to."""
         entry = self.entries[name]
         dtype = self._dtypes[entry.dtype]
         start = self._data_start + entry.begin
-        if start % dtype.itemsize:  # legal in the format, not for torch: the one case that copies
+        if start % dtype.itemsize:  # legal in the format but not for torch: the only case that copies
             raw = torch.frombuffer(self._map, dtype=torch.uint8, count=entry.end - entry.begin, offset=start)
             return raw.clone().view(dtype).view(entry.shape)
         count = math.prod(entry.shape)
         return torch.frombuffer(self._map, dtype=dtype, count=count, offset=start).view(entry.shape)
 
     def release(self) -> None:
-        """Gives back the memory of what was read, until it is read again: pages of tensors that were copied
-        would otherwise stay in this process."""
+        """Release the memory of pages that were read; they are loaded again on the next read. Pages of
+        tensors that were copied would otherwise stay in this process."""
         if hasattr(mmap, "MADV_DONTNEED"):  # safe, because the mapping is never written to
             self._map.madvise(mmap.MADV_DONTNEED)
 
 
 def _read_header(path: Path, read: Any, size: int) -> tuple[dict[str, Any], int]:
-    """(parsed header, offset of the data)."""
+    """Return (parsed header, offset of the data)."""
     prefix = read(8)
     if len(prefix) < 8:
         raise CheckpointError(f"{path}: {size} bytes is too short for a safetensors file")

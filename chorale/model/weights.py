@@ -1,8 +1,7 @@
-"""From a checkpoint folder to packed ``Weights``: the one loader, for all layouts.
+"""Loads packed ``Weights`` from a checkpoint folder of any layout.
 
-What a parameter is called in a file is ``layouts.py``'s business, what it looks like in memory is the ops'.
-On a CPU, whatever can stay a view of the mapped file does; on a GPU the next layers are read while one is
-packed.
+``layouts.py`` defines the names of parameters in files, the ops define their form in memory. On a CPU,
+tensors stay views of the mapped file where possible; on a GPU the next layers are read while one is packed.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from chorale.parallel.shares import Share
 
 # (phase, fraction of the phase 0..1, message)
 Progress = Callable[[str, float, str], None]
-_LAYERS_AHEAD = 3  # of a GPU: raw tensors of so many layers stand beside the packed ones
+_LAYERS_AHEAD = 3  # layers read ahead on a GPU, whose raw tensors take memory in addition to the packed ones
 
 
 def load_weights(
@@ -42,10 +41,10 @@ def load_weights(
 ) -> Weights:
     """Map, check and pack a checkpoint in any of the four layouts.
 
-    ``dtype`` is what dense weights and decoded experts are computed in; ``fp8_activations`` asks for experts
-    whose inputs may be rounded to e4m3. ``share``: what is read, if not everything. Raises ``ConfigError`` if
-    the ops cannot do that, and ``CheckpointError`` naming file and tensor. The files must not change while
-    the weights are in use.
+    ``dtype``: type of dense weights and decoded experts in products; ``fp8_activations``: round the experts'
+    inputs to e4m3. ``share``: the part to read; None: everything. Raises ``ConfigError`` if the ops do not
+    support this, and ``CheckpointError`` with file and tensor. The files must not change while the weights
+    are in use.
     """
     checkpoint = Checkpoint(Path(folder), config)
     target = torch.device(device)
@@ -100,7 +99,7 @@ def packed_layers(
     dtype: torch.dtype,
     fp8_activations: bool = False,
 ) -> Iterator[LayerWeights]:
-    """The layers of ``load_weights`` one after the other, for checks of models that need not fit."""
+    """Yield the layers of ``load_weights`` one by one, for checks of models that do not fit into memory."""
     checkpoint = Checkpoint(Path(folder), config)
     source = _Mapped(
         checkpoint, torch.device(device), _Cuts(config, None), packed_on_host=ops.decodes_experts
@@ -119,9 +118,9 @@ def weight_shapes(
     fp8_activations: bool = False,
     share: Share | None = None,
 ) -> Weights:
-    """The packed weights of the first ``layers`` layers as meta tensors, without a checkpoint.
+    """Return the packed weights of the first ``layers`` layers as meta tensors, without a checkpoint.
 
-    ``share``: what a rank has of them. Raises ``ConfigError`` as ``load_weights`` does.
+    ``share``: a rank's part. Raises ``ConfigError`` like ``load_weights``.
     """
     source = _Shapes(config, _Cuts(config, share))
     loader = _Loader(source, config, ops, dtype, fp8_activations, share)
@@ -129,7 +128,7 @@ def weight_shapes(
 
 
 class _Source(Protocol):
-    """Source of tensors: each is read once, to the device, in the file's dtype."""
+    """Reads tensors to the device in the file's dtype, each once."""
 
     def has(self, layer: int | None, role: str) -> bool: ...
 
@@ -148,15 +147,15 @@ class _Cuts:
         return None if self._share is None else cut_of(spec, self._config, self._share)
 
     def is_read(self, spec: TensorSpec) -> bool:
-        """Returns whether this rank needs any of the tensor. The scales of all experts' inputs are read: the
-        largest counts."""
+        """Returns whether this rank needs any part of the tensor. Input scales of all experts are read,
+        because their maximum is used."""
         if self._share is None or spec.expert is None or "input_scale" in spec.role:
             return True
         return spec.expert in self._share.experts
 
 
 class _Shapes:
-    """Meta tensors in the types of the published checkpoints. A number on its own is 1."""
+    """Returns meta tensors in the types of the published checkpoints; scalars are 1."""
 
     def __init__(self, config: ModelConfig, cuts: _Cuts) -> None:
         self._cuts = cuts
@@ -179,7 +178,7 @@ class _Shapes:
 
 
 class _Mapped:
-    """Views of the mapped files, moved to the device if it is another (MXFP4: unless ``packed_on_host``)."""
+    """Returns views of the mapped files, moved to other devices (MXFP4: unless ``packed_on_host``)."""
 
     def __init__(
         self, checkpoint: Checkpoint, device: torch.device, cuts: _Cuts, *, packed_on_host: bool = False
@@ -201,7 +200,7 @@ class _Mapped:
 
 
 class _Streamed:
-    """Reads tensors in ``_load``'s order, a few layers ahead."""
+    """Reads tensors in the order of ``_load``, a few layers ahead."""
 
     def __init__(self, checkpoint: Checkpoint, device: torch.device, cuts: _Cuts) -> None:
         self._checkpoint, self._cuts = checkpoint, cuts
@@ -248,7 +247,8 @@ class _Loader:
         self.ops = ops
         self.dtype = dtype
         self.experts_read = range(config.num_local_experts) if share is None else share.experts
-        # Added to a sum over ranks, so by one of them. An expert that one rank has alone keeps its own.
+        # A bias of a sum over ranks is added by one rank only. With whole experts, the expert's rank keeps
+        # it.
         self.adds_output_bias = share is None or share.is_first
         self.adds_down_bias = self.adds_output_bias or len(self.experts_read) < config.num_local_experts
 
@@ -262,7 +262,7 @@ class _Loader:
             output=self.ops.pack_linear(self.dense(layer, "output.weight"), self.output_bias(layer)),
             router=RouterWeights(
                 norm=self.float32(layer, "expert_norm"),
-                # Small, and a rounded logit can choose another expert: float32 in every mode.
+                # Float32 in every mode: the tensors are small, and a rounded logit can choose another expert.
                 linear=self.ops.pack_router(
                     self.float32(layer, "router.weight"), self.float32(layer, "router.bias"), self.dtype
                 ),
@@ -294,7 +294,7 @@ class _Loader:
         )
 
     def stacked(self, layer: int, role: str) -> torch.Tensor:
-        """Return one tensor for all experts, stacked if the checkpoint has one for each."""
+        """Return one tensor for all experts, stacked if the checkpoint has one per expert."""
         if self.source.has(layer, role):
             return self.source.read(layer, role)
         each = [self.source.read(layer, f"{role}/{n}") for n in self.experts_read]
@@ -302,7 +302,7 @@ class _Loader:
         return whole.unflatten(-1, (-1, MXFP4_GROUP // 2)) if role.endswith(".blocks") else whole
 
     def input_scale(self, layer: int, name: str) -> float | None:
-        """Return the divisor of a layer's e4m3 inputs of one product: the largest of its experts'."""
+        """Return the scale of one product's e4m3 inputs in a layer: the maximum over its experts."""
         role = f"{name}.input_scale"
         if not self.source.has(layer, f"{role}/0"):
             return None
@@ -317,7 +317,7 @@ class _Loader:
         return float(scales.max())
 
     def qkv(self, layer: int, part: str) -> torch.Tensor:
-        """One tensor in the reference layout, three elsewhere; rows in the order q, k, v."""
+        """Read one tensor (reference layout) or three (other layouts); rows in the order q, k, v."""
         if self.source.has(layer, f"qkv.{part}"):
             return self.dense(layer, f"qkv.{part}")
         return torch.cat([self.dense(layer, f"{name}.{part}") for name in "qkv"])

@@ -29,7 +29,7 @@ def test_every_tensor_arrives(tmp_path: Path, threads: int, piece: int) -> None:
 def test_a_file_that_shrinks_is_an_error(tmp_path: Path) -> None:
     checkpoint = Checkpoint(write_checkpoint(tmp_path / "model"), small_config())
     reader = DeviceReader(checkpoint, torch.device("cuda"))
-    file, _ = checkpoint.place(None, "head")
+    file, _ = checkpoint.locate(None, "head")
     with file.path.open("r+b") as opened:
         opened.truncate(1000)
     with pytest.raises(CheckpointError, match="became shorter"):

@@ -133,14 +133,14 @@ def test_pieces_of_a_part(tmp_path: Path, piece: int) -> None:
     checkpoint, share = Checkpoint(folder, config), shares_of(folder, 4)[1]
     for spec in [*checkpoint.specs(1), *checkpoint.specs(None)]:
         cut = cut_of(spec, config, share) or Cut(0, (range(spec.shape[0]),))
-        file, name = checkpoint.place(spec.layer, spec.role)
+        file, name = checkpoint.locate(spec.layer, spec.role)
         dtype = DTYPES[file.entries[name].dtype]
         expected = cut.of(checkpoint.read(spec.layer, spec.role))
         target = np.zeros(expected.numel() * dtype.itemsize, np.uint8)
         descriptor = os.open(file.path, os.O_RDONLY)
         for some in pieces_of(*cut.spans(spec.shape, dtype.itemsize), piece):
-            assert some.place_end - some.place <= piece
-            some.read(descriptor, file.span(name)[0], target[some.place : some.place_end], file.path)
+            assert some.stop - some.start <= piece
+            some.read(descriptor, file.span(name)[0], target[some.start : some.stop], file.path)
         os.close(descriptor)
         found = torch.from_numpy(target).view(dtype).view(cut.shape(spec.shape))
         assert torch.equal(found, expected), spec.role

@@ -1,8 +1,8 @@
-"""The default model: a small trained gpt-oss checkpoint, so that a laptop serves something at once.
+"""The default model: a small trained gpt-oss checkpoint, so that a laptop can serve a model at once.
 
 The wheel holds an archive of 11.44 MB (``chorale/data/demo.safetensors``), which is expanded once into an
 ordinary checkpoint folder of 215 MB. How it was trained, and what it can do: ``training/README.md`` in the
-repository. ``DEMO_NOTICE`` says what it is wherever the model is shown.
+repository. ``DEMO_NOTICE`` describes the model wherever it is shown.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ DEMO_NOTICE = (
 )
 ARCHIVE = Path(__file__).parents[2] / "data" / "demo.safetensors"
 SHA256 = "a91c0b6081d0a0759c3a841685b5dc5bfa5adeaa4da0c31750bdf33ee023de29"
-_NAME = f"demo-{SHA256[:12]}-3"  # other weights or another generation_config.json, another folder
+_NAME = f"demo-{SHA256[:12]}-3"  # changes with the weights and generation_config.json
 
 
 def ensure_demo(progress: Progress | None = None, *, cache_dir: Path | None = None) -> Path:
-    """The folder of the demo checkpoint, written there on first use (a few seconds, 215 MB).
+    """Return the folder of the demo checkpoint, which is written on first use (a few seconds, 215 MB).
 
-    ``cache_dir``: default ``$XDG_CACHE_HOME/chorale``, else ``~/.cache/chorale``. Written beside and renamed,
-    so that a crash leaves no half checkpoint and two processes may race. Raises ``CheckpointError`` if the
-    archive is not the one that was shipped, ``ConfigError`` if the folder cannot be written.
+    ``cache_dir``: default ``$XDG_CACHE_HOME/chorale``, else ``~/.cache/chorale``. A temporary folder is
+    written and renamed, so that a crash leaves no incomplete checkpoint and processes may race. Raises
+    ``CheckpointError`` if the archive is not the one that was shipped, ``ConfigError`` if the folder cannot
+    be written.
     """
     folder = (cache_dir if cache_dir is not None else default_cache_dir()) / _NAME
     if not (folder / "config.json").exists():
@@ -42,18 +43,18 @@ def ensure_demo(progress: Progress | None = None, *, cache_dir: Path | None = No
 
 
 def ensure_folder(folder: Path, write: Callable[[Path], None]) -> None:
-    """Raises ``ConfigError`` if ``write`` cannot write ``folder``."""
+    """Call ``write`` with ``folder``. Raises ``ConfigError`` if it fails with an ``OSError``."""
     try:
         write(folder)
     except OSError as fault:
-        hint = "XDG_CACHE_HOME names another place"
+        hint = "set XDG_CACHE_HOME to use another folder"
         raise ConfigError(f"{folder}: the demo cannot be written there: {fault}; {hint}") from fault
 
 
 def export_demo(folder: str | Path) -> Path:
     """Write the demo as an ordinary gpt-oss checkpoint into ``folder``, which must not exist or be empty.
 
-    Raises ``FileExistsError`` if something is there already.
+    Raises ``FileExistsError`` if the folder is not empty.
     """
     target = Path(folder).expanduser().absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -64,7 +65,7 @@ def export_demo(folder: str | Path) -> Path:
 
 def _write(folder: Path) -> None:
     """Expand the archive into ``folder``."""
-    # Imported here: the demo's name and notice are read where torch is not.
+    # Imported here: the demo's name and notice are read without torch.
     from chorale.model.demo.archive import check_hash, expand
 
     check_hash(ARCHIVE, SHA256)
@@ -72,19 +73,19 @@ def _write(folder: Path) -> None:
 
 
 def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
-    """Have ``fill`` write a checkpoint beside ``folder`` and rename it there; if another process was faster,
-    keep its folder."""
+    """Let ``fill`` write a checkpoint into a temporary folder, then rename that to ``folder``. If another
+    process was faster, keep its folder."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         fill(partial)
-        partial.chmod(0o755)  # mkdtemp's is private; a checkpoint is not
+        partial.chmod(0o755)  # mkdtemp makes private folders
         for file in partial.iterdir():
             file.chmod(0o644)
         partial.rename(folder)
     except BaseException as fault:
         shutil.rmtree(partial, ignore_errors=True)
-        is_there = (folder / "config.json").exists()  # another process was first: its copy is the same
+        is_there = (folder / "config.json").exists()  # another process was faster; its copy is the same
         if not (isinstance(fault, OSError) and is_there):
             raise
 

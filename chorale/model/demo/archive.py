@@ -1,7 +1,7 @@
-"""From the small archive in the wheel to an ordinary checkpoint folder in the published layout.
+"""Expands the small archive in the wheel to an ordinary checkpoint folder in the published layout.
 
-The archive holds the layers as they are, and the two vocabulary tables as factors: ``features @ w`` plus
-int8 correction rows (see ``training/export.py`` in the repository). The expanded folder is a plain gpt-oss
+The archive holds the layers unchanged, and the two vocabulary tables as factors: ``features @ w`` plus int8
+correction rows (see ``training/export.py`` in the repository). The expanded folder is a plain gpt-oss
 checkpoint that other engines load.
 """
 
@@ -23,11 +23,11 @@ from chorale.model.config_writer import GENERATION_CONFIG, config_json
 from chorale.model.demo.features import FloatArray, Parts, feature_parts
 from chorale.model.demo.shape import demo_config
 
-# A model this small misspells at temperature 1, gpt-oss's own default; requests may still ask for it.
-# It also does not always stop: what it can do takes far less than 512 tokens.
+# A model this small misspells at temperature 1, gpt-oss's default, which requests may still set. It also does
+# not always stop; its useful answers have far less than 512 tokens.
 SAMPLING = {"temperature": 0.3, "max_new_tokens": 512}
 _SIDES = {"embed": "model.embed_tokens.weight", "unembed": "lm_head.weight"}
-_ROWS_AT_ONCE = 4096  # of 512 float32: they stay in the cache
+_ROWS_AT_ONCE = 4096  # rows of 512 float32, which stay in the cache
 
 
 def check_hash(archive: Path, sha256: str) -> None:
@@ -40,7 +40,7 @@ def check_hash(archive: Path, sha256: str) -> None:
 
 
 def save_tensors(tensors: dict[str, torch.Tensor], path: Path) -> None:
-    """Raises ``OSError`` for a full disk, which safetensors reports by an exception of its own."""
+    """Write tensors. Raises ``OSError`` for a full disk, for which safetensors has a separate exception."""
     try:
         save_file(tensors, path, metadata={"format": "pt"})
     except SafetensorError as error:
@@ -64,10 +64,11 @@ def expand(archive: Path, folder: Path) -> None:
 
 
 def tables(parts: Parts, tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
-    """Embedding and unembedding, [V, H] bfloat16, from features rounded as the trainer saw them."""
+    """Return embedding and unembedding, [V, H] bfloat16, from features rounded as in training."""
     weights = torch.cat([tensors[f"demo.{side}_w"].float() for side in _SIDES], dim=1)  # [F, 2 H]
     of_core = torch.empty(len(parts.of_core), weights.shape[1])
-    core_columns = parts.columns_of_core[parts.columns_of_core < len(weights)]  # fewer in older archives
+    # Older archives have fewer columns.
+    core_columns = parts.columns_of_core[parts.columns_of_core < len(weights)]
     core_weights = weights[torch.from_numpy(core_columns)]
     for start in range(0, len(of_core), _ROWS_AT_ONCE):
         rows = slice(start, start + _ROWS_AT_ONCE)

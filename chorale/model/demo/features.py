@@ -1,16 +1,16 @@
 """Features of every token of the vocabulary, computed from its bytes: the fixed matrix R of the demo model.
 
 The demo's embedding is ``R W`` and its unembedding ``R V`` (plus small corrections), so 201,088 rows cost a
-few hundred kilobytes on disk. R is a function of the vocabulary and nothing else: integer hashes, no random
-number generator, so that every machine makes the same bits.
+few hundred kilobytes on disk. R depends on the vocabulary alone: integer hashes, no random number generator,
+so that every machine computes the same bits.
 
-What a token's row says: who it is (a hash of its letters without case and without the space or sign in
-front, and a weaker one of its exact bytes), how it is written (what stands in front, case, kind), its first
-and last letters, the pairs of letters in it, and, for numbers of up to three digits, each digit by place. So
-" weather", "_weather" and "Weather" are neighbours, and a model that learned to copy or to add with some
-tokens can do it with tokens it never saw. And how a word is spelt in its other form: " disposal" is one
-token, but after a quotation mark it is "dis" + "posal", so its row holds the identities of those two. Last,
-which letter is the first, the second, and so on to the twelfth: a word that training never saw can be spelt.
+A token's row contains its identity (a hash of its letters without case and without the leading space or sign,
+and a weaker hash of its exact bytes), how it is written (leading character, case, kind), its first and last
+letters, its pairs of letters, and each digit of numbers with up to three digits. So " weather", "_weather"
+and "Weather" are similar, and a model that learned to copy or to add with some tokens can do it with tokens
+it never saw. The row also contains the spelling of a word in its other form: " disposal" is one token, but
+after a quotation mark it is "dis" + "posal", so its row holds the identities of those two. Last come the
+first twelve letters by position, so that words outside the training data can be spelt.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ FloatArray = npt.NDArray[np.float32]
 CORE_DIMS = 192  # identity without space and case
 EXACT_DIMS = 64  # identity of the exact bytes
 PAIR_DIMS = 64  # bag of letter pairs
-LETTER_DIMS = 32  # each of: first letter, last letter
+LETTER_DIMS = 32  # for the first letter, and again for the last
 KIND_DIMS = 18
-DIGIT_DIMS = 34  # 3 places x 10 digits, and how many places (none, 1, 2, 3)
-PIECE_DIMS = 64  # identity of each piece of the other form: the first dimensions of its core's
+DIGIT_DIMS = 34  # 3 positions x 10 digits, and the number of digits (0 to 3)
+PIECE_DIMS = 64  # identity of each piece of the other form: the first dimensions of its core
 _NUM_BASIC = CORE_DIMS + EXACT_DIMS + PAIR_DIMS + 2 * LETTER_DIMS + KIND_DIMS + DIGIT_DIMS  # 436
-_NUM_COUNTS = MAX_PIECES + 1  # how many pieces the other form has (0, 1, ...)
+_NUM_COUNTS = MAX_PIECES + 1  # number of pieces of the other form (0, 1, ...)
 _NUM_UNSPELT = _NUM_BASIC + MAX_PIECES * PIECE_DIMS + _NUM_COUNTS  # 632
-PLACES = 12  # letters whose place is encoded
-PLACE_DIMS = 12  # of the code of a letter at its place
-NUM_FEATURES = _NUM_UNSPELT + PLACES * PLACE_DIMS  # 776
+NUM_LETTERS = 12  # leading letters that are encoded by position
+POSITION_DIMS = 12  # of the code of one letter
+NUM_FEATURES = _NUM_UNSPELT + NUM_LETTERS * POSITION_DIMS  # 776
 
 _NAMED_SIGNS = frozenset((" ", "_", "-", ".", '"', "'", "("))
 _SEED = 0x43484F52414C45  # "CHORALE"
@@ -47,11 +47,11 @@ _M1, _M2, _GOLDEN = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The features in parts: what a token shares with all of the same core, what is its own, its spelling.
+    """The features in parts: those shared by tokens of the same core, the token's own, and its spelling.
 
-    ``core_ids[v]`` is the row of ``of_core`` that token ``v`` has. ``columns_*``: the columns of R that the
-    parts fill: R[v, columns_of_core] = of_core[core_ids[v]], R[v, columns_own] = own[v], and for piece k of
-    the other form R[v, columns_of_piece[k]] = of_piece[piece_ids[k, v]] (its last row is zero).
+    ``core_ids[v]`` is the row of ``of_core`` for token ``v``. ``columns_*``: the columns of R that the parts
+    fill: R[v, columns_of_core] = of_core[core_ids[v]], R[v, columns_own] = own[v], and for piece k of the
+    other form R[v, columns_of_piece[k]] = of_piece[piece_ids[k, v]] (its last row is zero).
     """
 
     of_core: FloatArray  # [number of cores, columns]
@@ -65,7 +65,7 @@ class Parts:
 
 
 def feature_parts(token_bytes: list[bytes]) -> Parts:
-    """R before it is spread out: a product with the parts costs less than one with R."""
+    """Return R in parts: a product with the parts costs less than one with R."""
     texts = [token.decode("utf-8", "replace") for token in token_bytes]
     order: dict[str, int] = {}
     core_ids = np.fromiter((order.setdefault(_core(t), len(order)) for t in texts), np.int64, len(texts))
@@ -76,12 +76,12 @@ def feature_parts(token_bytes: list[bytes]) -> Parts:
         _signs(core_keys, CORE_DIMS) * np.float32(0.8),
         _letter_features(cores),
         _digit_features(cores),
-        _place_features(cores),
+        _position_features(cores),
     ]
     forms = other_forms(token_bytes)
     counts = np.eye(_NUM_COUNTS, dtype=np.float32)[(forms >= 0).sum(axis=1)] * np.float32(0.2)
     own = [_signs(exact_keys, EXACT_DIMS) * np.float32(0.35), _kind_features(texts), counts]
-    # A piece's identity has the very bits of its core's, so that one linear map turns "spelt with" into "is".
+    # A piece's identity has the same bits as its core's, so that one linear map turns "spelt with" into "is".
     used, piece_ids = np.unique(np.where(forms < 0, len(cores), core_ids[forms]), return_inverse=True)
     codes = _signs(core_keys[used[used < len(cores)]], PIECE_DIMS) * np.float32(0.5)
     of_piece = np.concatenate((codes, np.zeros((1, PIECE_DIMS), np.float32)))
@@ -101,7 +101,7 @@ def feature_parts(token_bytes: list[bytes]) -> Parts:
 
 
 def _core(text: str) -> str:
-    """The letters and digits of a token, without case and without signs around them; else the token."""
+    """Return a token's letters and digits without case and surrounding signs; without any, the token."""
     start, end = 0, len(text)
     while start < end and not text[start].isalnum():
         start += 1
@@ -111,7 +111,7 @@ def _core(text: str) -> str:
 
 
 def _signs(keys: npt.NDArray[np.uint64], num_dims: int) -> FloatArray:
-    """One vector of +-1/sqrt(num_dims) per key: the bits of a splitmix64 stream."""
+    """Return one vector of +-1/sqrt(num_dims) per key, from the bits of a splitmix64 stream."""
     num_words = (num_dims + 63) // 64
     steps = np.arange(1, num_words + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
     words = _mix(keys[:, None] + steps[None, :])
@@ -139,12 +139,12 @@ def _text_key(text: str) -> int:
 
 
 def _letter_features(cores: list[str]) -> FloatArray:
-    """[N, PAIR_DIMS + 2 * LETTER_DIMS]: signed bag of letter pairs, first letter, last letter."""
+    """Return [N, PAIR_DIMS + 2 * LETTER_DIMS]: signed bag of letter pairs, first letter, last letter."""
     bounded = [f"^{core[:16]}$" for core in cores]
     sizes = np.fromiter(map(len, bounded), np.int64, len(bounded))
     characters = np.frombuffer("".join(bounded).encode("utf-32-le"), np.uint32).astype(np.int64)
     row = np.repeat(np.arange(len(bounded)), sizes)
-    inside = row[:-1] == row[1:]  # pairs that do not cross from one word into the next
+    inside = row[:-1] == row[1:]  # pairs within one word
     pairs = (characters[:-1] << 21 | characters[1:])[inside]
     distinct, which = np.unique(pairs, return_inverse=True)
     made = [_pair(chr(pair >> 21) + chr(pair & 0x1FFFFF)) for pair in distinct.tolist()]
@@ -175,7 +175,7 @@ def _pair(pair: str) -> tuple[int, float]:
 
 
 def _kind_features(texts: list[str]) -> FloatArray:
-    """[N, KIND_DIMS] of 0 or 0.35."""
+    """Return [N, KIND_DIMS] with values 0 or 0.35."""
     flags = bytearray()
     for text in texts:
         core = text.strip(" ")
@@ -210,7 +210,7 @@ def _kind_features(texts: list[str]) -> FloatArray:
 
 
 def _digit_features(cores: list[str]) -> FloatArray:
-    """[N, DIGIT_DIMS]: for numbers of up to three digits, units, tens and hundreds and the length."""
+    """Return [N, DIGIT_DIMS]: units, tens, hundreds and length of numbers with up to three digits."""
     digits = np.zeros((len(cores), DIGIT_DIMS), np.float32)
     for index, core in enumerate(cores):
         if len(core) <= 3 and core.isascii() and core.isdigit():
@@ -222,16 +222,15 @@ def _digit_features(cores: list[str]) -> FloatArray:
     return digits
 
 
-def _place_features(cores: list[str]) -> FloatArray:
-    """[N, PLACES * PLACE_DIMS]: of ASCII words, the code of each letter and of the end by place."""
-    codes = _signs(np.fromiter((_text_key(f"letter:{at}") for at in range(27)), np.uint64, 27), PLACE_DIMS)
-    codes = np.concatenate(
-        (codes * np.float32(0.3), np.zeros((1, PLACE_DIMS), np.float32))
-    )  # the last: nothing there
-    which = np.full((len(cores), PLACES), 27, np.int64)
+def _position_features(cores: list[str]) -> FloatArray:
+    """Return [N, NUM_LETTERS * POSITION_DIMS]: codes of an ASCII word's letters, by position."""
+    codes = _signs(np.fromiter((_text_key(f"letter:{at}") for at in range(27)), np.uint64, 27), POSITION_DIMS)
+    # The last row means no letter.
+    codes = np.concatenate((codes * np.float32(0.3), np.zeros((1, POSITION_DIMS), np.float32)))
+    which = np.full((len(cores), NUM_LETTERS), 27, np.int64)
     for index, core in enumerate(cores):
         if core.isascii() and core.isalpha():
-            text = core[:PLACES].encode()
+            text = core[:NUM_LETTERS].encode()
             which[index, : len(text)] = np.frombuffer(text, np.uint8) - ord("a")
             which[index, len(text) : len(text) + 1] = 26
-    return codes[which].reshape(len(cores), PLACES * PLACE_DIMS)
+    return codes[which].reshape(len(cores), NUM_LETTERS * POSITION_DIMS)

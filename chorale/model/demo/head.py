@@ -1,8 +1,8 @@
-"""The demo's draft head: an EAGLE3 head of 1.3 million parameters, so that every laptop can draft.
+"""The demo's draft head: an EAGLE3 head of 1.3 million parameters, so that drafts work on every laptop.
 
 The wheel holds an archive (``chorale/data/demo_head.safetensors``), which is expanded once into an ordinary
-folder in the speculators format. How it was trained, and how many of its drafts are kept:
-``training/README.md`` in the repository.
+folder in the speculators format. Its training and its acceptance rate: ``training/README.md`` in the
+repository.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from chorale.model.demo import Progress, default_cache_dir, ensure_demo, ensure_
 
 HEAD_ARCHIVE = Path(__file__).parents[2] / "data" / "demo_head.safetensors"
 HEAD_SHA256 = "85301dc4c1786e316a0a87b4be8c1d62bf707d48b9899133ea4934cdf13e1eff"
-_NAME = f"demo-head-{HEAD_SHA256[:12]}-1"  # other weights or another config.json, another folder
+_NAME = f"demo-head-{HEAD_SHA256[:12]}-1"  # changes with the weights and config.json
 
 
 def ensure_demo_head(progress: Progress | None = None, *, cache_dir: Path | None = None) -> Path:
-    """The folder of the demo's draft head, written there on first use (6 MB). Expands the demo checkpoint
-    too.
+    """Return the folder of the demo's draft head, which is written on first use (6 MB). Expands the demo
+    checkpoint too.
 
-    Raises what ``ensure_demo`` raises.
+    Raises the same errors as ``ensure_demo``.
     """
     demo = ensure_demo(progress, cache_dir=cache_dir)
     folder = (cache_dir if cache_dir is not None else default_cache_dir()) / _NAME
@@ -31,7 +31,7 @@ def ensure_demo_head(progress: Progress | None = None, *, cache_dir: Path | None
 
 def _write(folder: Path, demo: Path) -> None:
     """Expand the archive into ``folder``."""
-    # Imported here: the name of the archive is read where torch is not.
+    # Imported here: the name of the archive is read without torch.
     from chorale.model.demo.archive import check_hash
     from chorale.model.demo.head_archive import expand_head
 

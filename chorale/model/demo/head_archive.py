@@ -1,7 +1,7 @@
-"""From the small archive of the demo's draft head to an ordinary EAGLE3 folder in the speculators format.
+"""Expands the small archive of the demo's draft head to an ordinary EAGLE3 folder in the speculators format.
 
-The archive holds int8 rows with scales; its product with the demo's unembedding makes the head's own (see
-``training/head`` in the repository). The embedding is the demo's and is not written.
+The archive holds int8 rows with scales; their product with the demo's unembedding is the head's unembedding
+(see ``training/head`` in the repository). The embedding is the demo's and is not written.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def expand_head(archive: Path, demo: Path, folder: Path) -> None:
 def head_tensors(
     tensors: dict[str, torch.Tensor], unembedding: torch.Tensor, shape: dict[str, Any]
 ) -> dict[str, torch.Tensor]:
-    """The published names, bfloat16. ``unembedding`` [Vd, H]: the demo's rows of the draft vocabulary."""
+    """Return bfloat16 tensors by published name. ``unembedding`` [Vd, H]: the demo's rows of the draft
+    vocabulary."""
 
     def rows(name: str) -> torch.Tensor:
         return tensors[name].float() * tensors[f"{name}_scale"].unsqueeze(-1)
@@ -72,7 +73,7 @@ def head_tensors(
 
 
 def head_config(shape: dict[str, Any], draft_vocab_size: int) -> dict[str, Any]:
-    """``config.json`` as the speculators library writes it."""
+    """Return ``config.json`` as the speculators library writes it."""
     target = demo_config()
     return {
         "architectures": ["Eagle3DraftModel"],

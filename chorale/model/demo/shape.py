@@ -7,7 +7,7 @@ from chorale.model.config import ModelConfig, RopeConfig
 
 
 def demo_config() -> ModelConfig:
-    """gpt-oss exactly, small: 6 layers of 256, 8 experts of which 4 run, the whole vocabulary."""
+    """Return a small gpt-oss: 6 layers of width 256, 8 experts of which 4 run, the whole vocabulary."""
     return ModelConfig(
         hidden_size=256,
         intermediate_size=256,

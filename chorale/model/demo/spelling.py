@@ -10,15 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 MAX_PIECES = 3
-_MAX_BYTES = 16  # longer words are rare, and cost the most
+_MAX_BYTES = 16  # longer words are rare and the most expensive
 
 
 def other_forms(token_bytes: list[bytes]) -> npt.NDArray[np.int64]:
-    """[V, MAX_PIECES]: the tokens that spell a token's word in its other form; -1 behind the last.
+    """Return [V, MAX_PIECES]: the tokens that spell a token's word in its other form; -1 after the last.
 
-    The other form of " word" is "word" and the reverse. A row is -1 throughout for a token that is no word,
-    and for one whose other form is a single token: its features are that token's already. Words of more
-    pieces have their first ones.
+    The other form of " word" is "word" and vice versa. A row is all -1 for a token that is no word, and for
+    one whose other form is a single token, because both have the same features. Of words with more pieces,
+    the first ones are kept.
     """
     ranks = {token: rank for rank, token in enumerate(token_bytes)}
     forms = np.full((len(token_bytes), MAX_PIECES), -1, np.int64)
@@ -45,7 +45,7 @@ def _is_word(token: bytes) -> bool:
 
 
 def merge(word: bytes, ranks: dict[bytes, int]) -> list[bytes]:
-    """Byte-pair encoding of one word: the pair of the lowest rank is joined until none is a token."""
+    """Encode one word with byte-pair encoding: merge the pair of the lowest rank until no pair is a token."""
     parts = [word[i : i + 1] for i in range(len(word))]
     none = len(ranks)
     pairs = [ranks.get(word[i : i + 2], none) for i in range(len(word) - 1)]

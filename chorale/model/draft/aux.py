@@ -1,17 +1,17 @@
-"""Which of the target's states a head reads.
+"""Finds which of the target's states a head reads.
 
-``eagle_aux_hidden_state_layer_ids`` has two readings, which differ by one block. A *boundary* b is the
-residual stream after b blocks (0: the embedding, all blocks: before the final norm). A *layer* l, counted
-from 0, is the output of block l, which is boundary l + 1. Nothing in a file says which is meant, so:
+``eagle_aux_hidden_state_layer_ids`` has two interpretations, which differ by one block. A *boundary* b is the
+residual stream after b blocks (0: the embedding; all blocks: before the final norm). A *layer* l, counted
+from 0, is the output of block l, which is boundary l + 1. Files do not tell which is meant, so:
 
-* in the speculators format ids are boundaries, as in vLLM, for which they are written;
+* in the speculators format, which is made for vLLM, ids are boundaries as in vLLM;
 * elsewhere they are boundaries if one of them cannot be a layer (36 of 36 blocks, as in NVIDIA's v3);
 * elsewhere they are layers if the first is 1, as SpecForge and ModelOpt write it (1, 17, 32 are the
-  boundaries 2, 18, 33 of EAGLE3's own code, and what TensorRT-LLM captures by default), else boundaries.
+  boundaries 2, 18, 33 of EAGLE3's code, which TensorRT-LLM captures by default), else boundaries.
 
-The last rule is SGLang's for most models; for gpt-oss, SGLang and vLLM read every list as boundaries. A head
-that is read off by one block works, and only drafts worse, so that what was assumed is logged and can be
-overridden.
+The last rule is SGLang's for most models; for gpt-oss, SGLang and vLLM read every list as boundaries. With
+states that are off by one block a head still works, but its drafts are worse. The interpretation is therefore
+logged and can be overridden.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from chorale.model.config_fields import Fields
 from chorale.model.draft.config import default_boundaries
 
 KEY = "eagle_aux_hidden_state_layer_ids"
-_MOST_STATES = 16  # three in published heads
+_MOST_STATES = 16  # published heads have three
 
 
 def boundaries_of(
@@ -47,7 +47,7 @@ def boundaries_of(
 
 
 def checked_boundaries(boundaries: tuple[int, ...], num_layers: int, fields: Fields) -> tuple[int, ...]:
-    """Boundaries that the user gave."""
+    """Return the user's boundaries. Raises ``ModelConfigError`` if they are invalid."""
     if not boundaries or not all(0 <= b <= num_layers for b in boundaries):
         raise fields.error(KEY, f"{list(boundaries)}: must be boundaries from 0 to {num_layers}")
     return boundaries

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 from chorale.model.config import ModelConfig, RopeConfig
 
-MLP_TOKENS = 2048  # at once: gate and up of 8,192 tokens of a published head would take 850 MB
+MLP_TOKENS = 2048  # tokens at once: gate and up of 8,192 tokens would take 850 MB in a published head
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Llama3Rope:
-    """Llama 3's scaling: slow pairs are slowed by ``factor``, fast ones are not, a ramp joins the two."""
+    """Llama 3's scaling: slow pairs are slowed by ``factor``, fast pairs are unchanged, with a ramp in
+    between."""
 
     theta: float
     factor: float
@@ -25,7 +26,7 @@ class HeadConfig:
     """Sizes are counts of elements.
 
     The head reads the target's residual stream after ``aux_boundaries`` blocks (0: the embedding; all blocks:
-    the sum before the final norm), states of ``target_hidden_size`` each. Without boundaries it takes the
+    the sum before the final norm), states of ``target_hidden_size`` each. Without boundaries it reads the
     target's final, normed state.
     """
 
@@ -35,38 +36,39 @@ class HeadConfig:
     num_key_value_heads: int
     head_dim: int
     intermediate_size: int
-    vocab_size: int  # the target's
+    vocab_size: int  # the target's vocabulary
     draft_vocab_size: int
     aux_boundaries: tuple[int, ...]
     rope: RopeConfig | Llama3Rope
     rms_norm_eps: float = 1e-5
-    norm_before_residual: bool = False  # the residual stream begins as the normed state
+    norm_before_residual: bool = False  # the residual stream starts with the normed state
     norm_before_fc: bool = False  # one norm over all aux states
     aux_norms: bool = False  # a norm for each aux state
     norm_output: bool = False  # the next draft step takes the normed sum, not the sum
-    max_position_embeddings: int = 4096  # that the head was trained for
+    max_position_embeddings: int = 4096  # longest context of the head's training
     aux_source: str = ""  # how the boundaries were found, for a log line
 
     @property
     def has_fc(self) -> bool:
-        """Returns whether a product makes the head's state of the target's."""
+        """Returns whether a product maps the target's states to the head's state."""
         return bool(self.aux_boundaries) or self.target_hidden_size != self.hidden_size
 
     @property
     def aux_width(self) -> int:
-        """Width of what ``DraftHead.project`` takes."""
+        """Width of the input of ``DraftHead.project``."""
         return max(len(self.aux_boundaries), 1) * self.target_hidden_size
 
     @property
     def aux_norm_shape(self) -> tuple[int, int] | None:
-        """Parts of the aux states that are normed, and the width of one."""
+        """Number of separately normed parts of the aux states, and the width of one."""
         if self.aux_norms:
             return len(self.aux_boundaries), self.target_hidden_size
         return (1, self.aux_width) if self.norm_before_fc else None
 
 
 def tensor_shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
-    """Shapes by role (``pack.py``) of all tensors without biases. The target may have embedding and head."""
+    """Return role (``pack.py``) -> shape of all tensors except biases. The target may have embedding and
+    head."""
     hidden, dim, inter = config.hidden_size, config.head_dim, config.intermediate_size
     queries, keys = config.num_attention_heads * dim, config.num_key_value_heads * dim
     shapes: dict[str, tuple[int, ...]] = {
@@ -92,12 +94,13 @@ def tensor_shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
 
 
 def default_boundaries(num_layers: int) -> tuple[int, ...]:
-    """Boundaries of heads whose configuration names none: low, middle and high, as in EAGLE3's own code."""
+    """Return the boundaries of heads whose configuration has none: low, middle and high, as in EAGLE3's
+    code."""
     return min(2, num_layers), num_layers // 2, max(num_layers - 3, 0)
 
 
 def published_head(target: ModelConfig) -> HeadConfig:
-    """Returns a head of the sizes that the published ones have, for benchmarks without weights."""
+    """Returns a head with the sizes of published heads, for benchmarks without weights."""
     return small_head(
         target,
         intermediate_size=6 * target.hidden_size,

@@ -1,7 +1,7 @@
 """A head's folder: ``config.json`` and safetensors files, whose names, shapes and types are all checked.
 
-Two styles of names: ``layers.0.`` (speculators) and ``midlayer.`` (SpecForge, NVIDIA), either of them with or
-without ``model.`` before it. Faults are ``ConfigError``s that name file and tensor.
+Names have two styles: ``layers.0.`` (speculators) and ``midlayer.`` (SpecForge, NVIDIA), both with or without
+a leading ``model.``. Faults are ``ConfigError``s that name file and tensor.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ _NAMES = {
 }
 _BIASED = ("q", "k", "v", "output", "fc")
 D2T, T2D = "d2t", "t2d"
-# Copies of the target's that some trainers leave in the file, and tables that follow from the configuration.
+# Ignored: copies of the target's tensors that some trainers write, and tables that follow from the
+# configuration.
 _LEFT_OVER = ("verifier_lm_head.weight", "verifier_norm.weight", "rotary_emb.inv_freq")
 _DTYPES = DTYPES | {"I64": torch.int64, "I32": torch.int32, "BOOL": torch.bool}
 _INTEGERS = frozenset({"I64", "I32"})
@@ -46,10 +47,10 @@ _MASKS = frozenset({"BOOL", "U8", "I64", "I32"})
 
 
 class HeadFiles:
-    """``config``, and tensors by role (``pack.py``) as views of the mapped files."""
+    """Has ``config``, and reads tensors by role (``pack.py``) as views of the mapped files."""
 
     def __init__(self, folder: Path, target: ModelConfig, boundaries: tuple[int, ...] | None = None) -> None:
-        """``boundaries``: instead of the configuration's. Raises ``ConfigError``."""
+        """``boundaries`` replace those of the configuration. Raises ``ConfigError``."""
         self.folder = folder
         raw = read_json_object(folder / "config.json")
         _refuse_pickles(folder)
@@ -64,7 +65,7 @@ class HeadFiles:
         return role in self._names
 
     def read(self, role: str) -> torch.Tensor | None:
-        """A view in the file's dtype, or None if the file has no such tensor; must not be written to."""
+        """Return a view in the file's dtype, or None if the tensor is missing. It must not be written to."""
         if role not in self._names:
             return None
         names = self._names[role]
@@ -72,7 +73,7 @@ class HeadFiles:
         return tensors[0] if len(tensors) == 1 else torch.stack(tensors)
 
     def token_ids(self) -> torch.Tensor:
-        """[draft V] int64: the target id of each draft id. ``d2t`` holds the differences."""
+        """[draft V] int64: the target id of each draft id, from the differences in ``d2t``."""
         config = self.config
         if D2T not in self._where:
             return torch.arange(config.draft_vocab_size)
@@ -101,7 +102,7 @@ class HeadFiles:
         return file.tensor(spelled)
 
     def _checked_names(self) -> dict[str, list[str]]:
-        """role -> names in the files, all of which are right."""
+        """Check all tensors and return role -> names in the files."""
         shapes, config = tensor_shapes(self.config), self.config
         names = names_of(config)
         optional = {"embedding", "head"} | (set() if config.aux_boundaries else {"state_norm"})
@@ -161,14 +162,14 @@ class HeadFiles:
 
 
 def names_of(config: HeadConfig) -> dict[str, list[str]]:
-    """role -> names of its tensors: several of the norms of aux states."""
+    """Return role -> names of its tensors; the norms of aux states have several."""
     each = [f"fc_norm.{n}.weight" for n in range(len(config.aux_boundaries))]
     aux_norm = each if config.aux_norms else ["input_norm.weight"]
     return {role: [name] for role, name in _NAMES.items()} | {"aux_norm": aux_norm}
 
 
 def _canonical(found: dict[str, SafetensorsFile]) -> dict[str, tuple[SafetensorsFile, str]]:
-    """Names as in ``_NAMES`` -> (file, its name there)."""
+    """Return name as in ``_NAMES`` -> (file, name in the file)."""
     where: dict[str, tuple[SafetensorsFile, str]] = {}
     for spelled, file in found.items():
         name = spelled.removeprefix("model.")

@@ -9,8 +9,8 @@
         logits = norm(x) Whead                               # over the draft vocabulary
         s  = x, or norm(x)                                   # norm_output
 
-Position i takes token i + 1 and the state at i, and predicts token i + 2. The head owns no state but its
-weights, and is whole on every rank.
+Position i takes token i + 1 and the state at i, and predicts token i + 2. The head has no state except its
+weights, and every rank has the whole head.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from chorale.model.draft.rope import head_rope_table
 
 @dataclass(frozen=True, slots=True)
 class HeadWeights:
-    """All parameters, packed by the ops that will read them."""
+    """All parameters, packed by the ops that read them."""
 
     embedding: torch.Tensor  # [V, H]
     aux_norm: torch.Tensor | None  # [parts, width] float32
@@ -57,8 +57,8 @@ class DraftHead:
         max_len: int | None = None,
         embed: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
-        """``max_len``: longest sequence that will be run; None: what the head was trained for. ``embed``:
-        token ids [T] -> [T, H], where ``weights.embedding`` is cut over ranks."""
+        """``max_len``: tokens of the longest sequence; None: the head's maximum. ``embed``: token ids [T] ->
+        [T, H], required if ``weights.embedding`` is cut over ranks."""
         self.config, self.weights, self.ops = config, weights, ops
         self.draft_ops = draft_ops(ops)
         self._embed = embed
@@ -66,7 +66,7 @@ class DraftHead:
             num_heads=config.num_attention_heads,
             num_kv_heads=config.num_key_value_heads,
             head_dim=config.head_dim,
-            sliding_window=1,  # of a group that the head does not use
+            sliding_window=1,  # unused: the head has no window layers
         )
         device = weights.token_ids.device
         table = head_rope_table(config.rope, config.head_dim, max_len or config.max_position_embeddings)
@@ -79,12 +79,12 @@ class DraftHead:
         return self.weights.token_ids
 
     def kv_shape(self, num_blocks: int, block_size: int) -> tuple[int, ...]:
-        """Shape of the KV tensor that ``run`` takes."""
+        """Return the shape of the KV tensor for ``run``."""
         config = self.config
         return num_blocks, 2, config.num_key_value_heads, block_size, config.head_dim
 
     def project(self, aux: torch.Tensor) -> torch.Tensor:
-        """aux [T, A * H] -> states [T, H] float32. ``aux``: the target's states, in the boundaries' order."""
+        """Map aux [T, A * H], the target's states in the order of boundaries, to states [T, H] float32."""
         weights, draft, eps = self.weights, self.draft_ops, self.config.rms_norm_eps
         if weights.fc is not None:
             return draft.linear(aux, weights.aux_norm, eps, weights.fc)
@@ -93,10 +93,10 @@ class DraftHead:
     def run(
         self, states: torch.Tensor, token_ids: torch.Tensor, attention: AttentionMeta, kv: torch.Tensor
     ) -> torch.Tensor:
-        """The head's layer: states [T, H] float32, token_ids [T] -> x [T, H] float32, the sum before the
+        """Run the head's layer: states [T, H] float32, token_ids [T] -> x [T, H] float32, the sum before the
         final norm.
 
-        ``kv`` [num_blocks, 2, Nkv, block_size, D] is the head's own, at the full group's slots and tables.
+        ``kv`` [num_blocks, 2, Nkv, block_size, D] is the head's, with the full group's slots and tables.
         """
         weights, ops, draft, eps = self.weights, self.ops, self.draft_ops, self.config.rms_norm_eps
         plan = ops.plan_attention(attention, self.shape, kv.shape[3])
@@ -118,19 +118,19 @@ class DraftHead:
         return draft.project_add(inner, weights.down, x)
 
     def next_states(self, x: torch.Tensor) -> torch.Tensor:
-        """x [T, H] of ``run`` -> the states [T, H] of the next draft step."""
+        """Return the states [T, H] of the next draft step from x [T, H] of ``run``."""
         if not self.config.norm_output:
             return x
         return self.draft_ops.norm(x, self.weights.final_norm.unsqueeze(0), self.config.rms_norm_eps)
 
     def logits(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        """x [T, H] of ``run``, index [L] int64 -> logits [L, draft V] float32."""
+        """Return logits [L, draft V] float32 of x [T, H] of ``run`` at ``index`` [L] int64."""
         weights, eps = self.weights, self.config.rms_norm_eps
         return self.ops.lm_head(x, index, weights.final_norm, weights.head, eps)
 
 
 def draft_ops(ops: Ops) -> DraftOps:
-    """Raises ``ConfigError`` if the back end has no draft heads."""
+    """Return the draft ops. Raises ``ConfigError`` if the back end does not support draft heads."""
     if ops.draft is None:
         raise ConfigError(f"ops {ops.name!r} have no draft heads")
     return ops.draft

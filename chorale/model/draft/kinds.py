@@ -1,4 +1,4 @@
-"""Refuses, by name and with the reason, the drafters that are not EAGLE3 heads."""
+"""Refuses drafters that are not EAGLE3 heads, with their name and the reason."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Collection
 from chorale.errors import ModelConfigError
 from chorale.model.config_fields import Fields
 
-# (a word of what the configuration calls itself, what it is, why it is refused)
+# (word in the configuration's names, kind of drafter, reason for the refusal)
 _OTHERS = (
     ("peagle", "a P-EAGLE head", "its layers draft all tokens in one pass with masked inputs"),
     ("dflash", "a DFlash drafter", "it drafts a block of tokens by diffusion"),
@@ -32,8 +32,8 @@ ONLY = "only EAGLE3 heads of one layer are supported"
 
 
 def refuse_other_kinds(fields: Fields, names: Collection[str]) -> None:
-    """Raises ``ModelConfigError`` unless the configuration is of an EAGLE3 head. ``names``: of its
-    tensors."""
+    """Raises ``ModelConfigError`` unless the configuration is an EAGLE3 head's. ``names``: its tensors'
+    names."""
     raw = fields.raw
     names_itself = _names_of(fields)
     known = " ".join(names_itself)
@@ -55,7 +55,7 @@ def refuse_other_kinds(fields: Fields, names: Collection[str]) -> None:
 
 
 def _names_of(fields: Fields) -> list[str]:
-    """Names that the configuration gives itself."""
+    """Return the names of architecture and type in the configuration."""
     algorithm = fields.raw.get("speculators_config")
     found = fields.raw.get("architectures") or []
     found = list(found) if isinstance(found, list | tuple) else [found]

@@ -1,4 +1,4 @@
-"""From a head's folder to a ``DraftHead``."""
+"""Loads a ``DraftHead`` from a folder."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The model that a head drafts for, with what a head may share.
+    """The model that a head drafts for, with the tensors that a head may share.
 
-    ``embedding``: its embedding on the device, or a rank's part of it, with ``embed`` ([T] ids -> [T, H])
-    to look up in all parts. ``folder``: its checkpoint, from which a head without an output matrix takes the
-    rows of its tokens.
+    ``embedding``: its embedding on the device, or a rank's part of it, with ``embed`` ([T] ids -> [T, H]) to
+    look up ids in all parts. ``folder``: its checkpoint, from which a head without an output matrix takes its
+    tokens' rows.
     """
 
     config: ModelConfig
@@ -49,9 +49,8 @@ def load_head(
 ) -> DraftHead:
     """Map, check and pack a head in either style.
 
-    ``ops``: of any rank; a head is whole on each. ``dtype``: what products compute in. ``boundaries``:
-    instead of what the head's configuration says. ``name``: what the user calls the head. Raises
-    ``ConfigError``.
+    ``ops``: any rank's, because each has the whole head. ``dtype``: type of products. ``boundaries`` replace
+    those of the head's configuration. ``name``: the user's name of the head. Raises ``ConfigError``.
     """
     folder = Path(folder)
     check_size(name or _name_of(folder), target.config, str(folder))
@@ -65,12 +64,12 @@ def load_head(
 
 
 def _name_of(folder: Path) -> str:
-    """The folder's name; in the hub's cache, that of the repository."""
+    """Return the folder's name; in the hub's cache, the repository's name."""
     return folder.parent.parent.name if folder.parent.name == "snapshots" else folder.name
 
 
 class _Source:
-    """Reads the head's tensors to the device, and the target's where the head has none."""
+    """Reads the head's tensors to the device, or the target's where the head has none."""
 
     def __init__(
         self,
@@ -94,12 +93,12 @@ class _Source:
         tensor = self._files.read(role)
         if tensor is None and role == "head":
             tensor = self._of_target("head", "lm_head.weight")[self._token_ids]
-        if tensor is None and role == "state_norm":  # engines initialise it with ones
+        if tensor is None and role == "state_norm":  # the default of engines is ones
             tensor = torch.ones(self._files.config.hidden_size)
         return None if tensor is None else tensor.to(self._device)
 
     def _find_embedding(self) -> torch.Tensor | None:
-        """The head's own embedding, or None if it is the target's, which then is not stored twice."""
+        """Return the head's embedding, or None if it equals the target's, which is then shared."""
         own, shared = self._files.read("embedding"), self._target.embedding
         if own is None and shared is not None:
             self._check_width("embed_tokens.weight")
@@ -112,10 +111,10 @@ class _Source:
         return own if own.dtype in (self._dtype, torch.bfloat16) else own.to(self._dtype)
 
     def _of_target(self, role: str, name: str) -> torch.Tensor:
-        """A tensor that the head shares with the target, from the target's files."""
+        """Read a tensor that the head shares with the target from the target's files."""
         self._check_width(name)
         if self._target.folder is None:
-            raise CheckpointError(f"{self._files.folder}: {name}: missing, and the target's is not at hand")
+            raise CheckpointError(f"{self._files.folder}: {name}: missing, and the target's is not available")
         return Checkpoint(self._target.folder, self._target.config).read(None, role)
 
     def _check_width(self, name: str) -> None:

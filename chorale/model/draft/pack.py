@@ -1,4 +1,4 @@
-"""From a head's tensors by role to packed ``HeadWeights``.
+"""Packs a head's tensors, by role, into ``HeadWeights``.
 
 Roles: ``embedding``, ``aux_norm``, ``fc``, ``token_norm``, ``state_norm``, ``q``, ``k``, ``v``, ``output``,
 ``mlp_norm``, ``gate``, ``up``, ``down``, ``final_norm``, ``head``, and biases such as ``q.bias``.
@@ -15,18 +15,18 @@ from chorale.kernels.ops import Ops, PairNorms
 from chorale.model.draft.config import HeadConfig, tensor_shapes
 from chorale.model.draft.head import HeadWeights, draft_ops
 
-Read = Callable[[str], torch.Tensor | None]  # the tensor of a role, on the device; None: there is none
+Read = Callable[[str], torch.Tensor | None]  # role -> tensor on the device, or None if it is missing
 
 
 def pack_weights(
     config: HeadConfig, read: Read, token_ids: torch.Tensor, ops: Ops, dtype: torch.dtype
 ) -> HeadWeights:
-    """``dtype``: what products compute in. The embedding keeps its own."""
+    """Pack the tensors. ``dtype``: type of products. The embedding keeps its type."""
     return _Packer(config, read, ops, dtype).weights(token_ids)
 
 
 def weight_shapes(config: HeadConfig, ops: Ops, dtype: torch.dtype) -> HeadWeights:
-    """The packed weights as meta tensors, without a file, as of published heads."""
+    """Return packed weights as meta tensors, without a file, in the types of published heads."""
     shapes = tensor_shapes(config)
 
     def read(role: str) -> torch.Tensor | None:

@@ -1,8 +1,8 @@
-"""``HeadConfig`` from ``config.json``, in the speculators format and in the one of NVIDIA and SpecForge.
+"""Reads a ``HeadConfig`` from ``config.json``, in the format of speculators or of NVIDIA and SpecForge.
 
-The first nests the sizes in ``transformer_layer_config``; the second has them at the top and may nest the
-switches in ``eagle_config``. A switch that is absent follows from the tensors, where they show it. What this
-engine would compute otherwise than the head was trained is refused. Torch-free.
+The first nests the sizes in ``transformer_layer_config``; the second has them at the top level and may nest
+the switches in ``eagle_config``. Absent switches are inferred from the tensors where possible. Heads that
+this engine would compute differently than they were trained are refused. Torch-free.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from chorale.model.draft.aux import KEY, boundaries_of, checked_boundaries
 from chorale.model.draft.config import HeadConfig, Llama3Rope
 from chorale.model.draft.kinds import refuse_other_kinds
 
-_SIZES = {"20b": 24, "120b": 36}  # layers
+_SIZES = {"20b": 24, "120b": 36}  # number of layers
 
 
 def read_head_config(
@@ -27,8 +27,8 @@ def read_head_config(
     names: Collection[str] | None = None,
     boundaries: tuple[int, ...] | None = None,
 ) -> HeadConfig:
-    """``names``: of the file's tensors, as ``files.py`` spells them; None: not known yet. ``boundaries``:
-    what the user says, instead of the file. Raises ``ModelConfigError``."""
+    """``names``: the tensors' names, as ``files.py`` spells them; None: not known yet. ``boundaries``: the
+    user's, which replace the file's. Raises ``ModelConfigError``."""
     return _Reader(raw, where, target, names, boundaries).config()
 
 
@@ -75,7 +75,7 @@ class _Reader:
         )
 
     def _check(self) -> None:
-        """Refuse what is not computed here, and heads of the other gpt-oss."""
+        """Refuse unsupported features, and heads of the other gpt-oss size."""
         layer, nested = self._layer, self._nested
         layers = layer.count("num_hidden_layers", default=1)
         if layers != 1:
@@ -107,7 +107,7 @@ class _Reader:
         self._check_verifier()
 
     def _check_verifier(self) -> None:
-        """The target that a speculators file names."""
+        """Check the target that a speculators file names."""
         found = self._top.raw.get("speculators_config")
         verifier = found.get("verifier") if isinstance(found, Mapping) else None
         name = verifier.get("name_or_path") if isinstance(verifier, Mapping) else None
@@ -142,7 +142,7 @@ class _Reader:
     def _head_dim(self, hidden: int, heads: int) -> int:
         value = self._layer.count("head_dim", default=max(hidden // heads, 1))
         if value % 2:
-            raise self._layer.error("head_dim", "must be even: rotary embedding turns pairs")
+            raise self._layer.error("head_dim", "must be even: rotary embedding rotates pairs")
         return value
 
     def _draft_vocab(self, vocab: int) -> int:
@@ -157,12 +157,12 @@ class _Reader:
         return value
 
     def _find(self, key: str) -> Any:
-        """The nested value, or the one at the top."""
+        """Return the nested value, or else the top-level value."""
         value = self._nested.raw.get(key)
         return self._top.raw.get(key) if value is None else value
 
     def _switch(self, key: str, tensor: str | None = None, *, default: bool = False) -> bool:
-        """``tensor``: one that is there if, and only if, the switch is on."""
+        """Read a switch. ``tensor``: a tensor that exists if and only if the switch is on."""
         value = self._find(key)
         present = tensor is not None and self._names is not None and tensor in self._names
         if value is None:
@@ -175,18 +175,19 @@ class _Reader:
 
 
 def check_size(name: str, target: ModelConfig, where: str) -> None:
-    """Raises ``ModelConfigError`` if ``name`` is of a head, or of a target, of the other gpt-oss."""
+    """Raises ``ModelConfigError`` if ``name`` has the size of the other gpt-oss."""
     spelled = name.lower().replace("_", "-")
     layers = [count for size, count in _SIZES.items() if f"gpt-oss-{size}" in spelled]
     known = target.num_hidden_layers in _SIZES.values()
     if known and len(layers) == 1 and layers[0] != target.num_hidden_layers:
         size = next(size for size, count in _SIZES.items() if count == target.num_hidden_layers)
-        problem = f"{name!r} is not gpt-oss-{size}, which the target is"
+        problem = f"{name!r} is not for gpt-oss-{size}, the target"
         raise Fields({}, where).error("name", f"{problem}: a head of another model")
 
 
 def read_rope(fields: Fields) -> RopeConfig | Llama3Rope:
-    """Plain by default, with Llama's default theta; ``rope_parameters`` or ``rope_scaling``: llama3, yarn."""
+    """Read the RoPE constants: plain with Llama's default theta, unless there are ``rope_parameters`` or
+    ``rope_scaling`` of type llama3 or yarn."""
     key = "rope_parameters" if fields.raw.get("rope_parameters") is not None else "rope_scaling"
     rope = Fields({}, fields.where) if fields.raw.get(key) is None else fields.section(key)
     owner = rope if rope.raw.get("rope_theta") is not None else fields

@@ -11,7 +11,7 @@ from chorale.model.draft.config import HeadConfig, tensor_shapes
 from chorale.model.draft.head import DraftHead
 from chorale.model.draft.pack import pack_weights
 
-_DRAWN_AT_ONCE = 2**22  # float32 normals: 16 MB
+_DRAWN_AT_ONCE = 2**22  # float32 normals, 16 MB
 
 
 def random_head(
@@ -24,7 +24,8 @@ def random_head(
     max_len: int | None = None,
     embedding: torch.Tensor | None = None,
 ) -> DraftHead:
-    """``embedding``: the target's, if the head has none. Weights are rounded to bfloat16, as in a file."""
+    """Return a head. ``embedding``: the target's, if the head has none. Weights are rounded to bfloat16, as
+    in files."""
     tensors = random_tensors(config, seed, device)
     if embedding is not None:
         tensors["embedding"] = embedding
@@ -36,7 +37,7 @@ def random_head(
 def random_tensors(
     config: HeadConfig, seed: int = 0, device: str | torch.device = "cpu"
 ) -> dict[str, torch.Tensor]:
-    """bfloat16 tensors by role. Activations stay of order one at any width."""
+    """Return bfloat16 tensors by role, scaled so that activations stay of order one at any width."""
     generator = torch.Generator(device).manual_seed(seed)
     return {
         role: _drawn(role, shape, generator, torch.device(device))
@@ -56,7 +57,7 @@ def _drawn(
 
 
 def random_token_ids(config: HeadConfig, seed: int = 0) -> torch.Tensor:
-    """[draft V] int64: some of the target's ids, in rising order as in published heads."""
+    """Return [draft V] int64: some of the target's ids, ascending as in published heads."""
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randperm(config.vocab_size, generator=generator)[: config.draft_vocab_size]
     return chosen.sort().values

@@ -40,7 +40,7 @@ def test_a_head_that_names_its_target() -> None:
     config = speculators(eagle_aux_hidden_state_layer_ids=[2, 12, 21]).config
     config["speculators_config"]["verifier"]["name_or_path"] = "openai/gpt-oss-20b"
     read_head_config(config, "config.json", SMALL)
-    with pytest.raises(ConfigError, match="'openai/gpt-oss-20b' is not gpt-oss-120b, which the target is"):
+    with pytest.raises(ConfigError, match="'openai/gpt-oss-20b' is not for gpt-oss-120b, the target"):
         read_head_config(config, "config.json", LARGE)
 
 
@@ -50,7 +50,7 @@ def test_a_head_that_names_its_target() -> None:
 def test_a_name_of_the_other_size(name: str) -> None:
     check_size(name, LARGE, "x")
     check_size(name, target_config(), "x")  # a small stand-in may be called anything
-    with pytest.raises(ConfigError, match="is not gpt-oss-20b, which the target is"):
+    with pytest.raises(ConfigError, match="is not for gpt-oss-20b, the target"):
         check_size(name, SMALL, "x")
 
 
@@ -61,7 +61,7 @@ def test_a_folder_of_the_other_size(place: str, tmp_path: Path) -> None:
     """A head that takes the final state has no number that shows for which of the two it is."""
     folder = final_state().write(tmp_path / "gpt-oss-20b" / place)
     load(folder, Target(LARGE, embedding=torch.zeros(1)))
-    with pytest.raises(ConfigError, match="is not gpt-oss-20b, which the target is"):
+    with pytest.raises(ConfigError, match="is not for gpt-oss-20b, the target"):
         load(folder, Target(SMALL, embedding=torch.zeros(1)))
 
 

@@ -197,7 +197,7 @@ def test_what_trainers_leave_in_a_file_is_not_read(tmp_path: Path) -> None:
 
 def test_no_embedding_anywhere(tmp_path: Path) -> None:
     found = complaint(nvidia(), tmp_path, Target(target_config()))
-    assert "embed_tokens.weight: missing, and the target's is not at hand" in found
+    assert "embed_tokens.weight: missing, and the target's is not available" in found
 
 
 def test_an_embedding_of_another_width(tmp_path: Path) -> None:
