@@ -1,6 +1,6 @@
-"""Kernels: the op sets that the model is written in. ``select_ops`` chooses one, once, by name.
+"""Kernels: the op sets on which the model is built. ``select_ops`` selects one by name.
 
-Importing this package imports no torch; choosing does.
+Importing this package imports no torch; ``select_ops`` does.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ def select_ops(
     rank: Rank | None = None,
     precision: Precision = "exact",
 ) -> Ops:
-    """The back end called ``name`` for ``device`` ("cpu", "cuda", "cuda:1"), of one rank among several if
-    ``rank`` says so.
+    """Return the back end ``name`` for ``device`` ("cpu", "cuda", "cuda:1"). ``rank``: this process, if there
+    are several ranks.
 
-    "auto" takes Triton on NVIDIA GPUs from Ampere on, and on AMD GPUs that have a table in
-    ``triton/tuning.py``, unless the experts are not MXFP4; on a CPU the CPU ops if they were built, unless
-    there are several ranks; and the reference elsewhere. A back end asked for by name that cannot run raises
-    ``ConfigError``; there is no silent fallback. ``precision``: of the CPU ops.
+    "auto" selects Triton on NVIDIA GPUs since Ampere, and on AMD GPUs with a table in ``triton/tuning.py``,
+    if the experts are MXFP4; on a CPU the CPU ops, if they were built and there is one rank; and otherwise
+    the reference. Raises ``ConfigError`` for a named back end that cannot run; there is no silent fallback.
+    ``precision``: precision of the CPU ops.
     """
     suits_cpu = name == "cpu" or (name == "auto" and device == "cpu" and rank is None)
     if suits_cpu and (ops := _cpu_ops(name, device, rank, precision)) is not None:
@@ -50,7 +50,7 @@ def select_ops(
 
 
 def _cpu_ops(name: str, device: str, rank: Rank | None, precision: Precision) -> Ops | None:
-    """None: they were not built, and ``name`` does not ask for them."""
+    """Return the CPU ops, or None if they were not built and ``name`` does not request them."""
     from chorale.kernels.cpu.library import library
 
     if name == "cpu" and (device != "cpu" or rank is not None):
@@ -65,7 +65,7 @@ def _cpu_ops(name: str, device: str, rank: Rank | None, precision: Precision) ->
 
 
 def _suits_triton(device: str) -> bool:
-    """Returns whether the kernels are meant for this device; ``docs/kernels.md`` says where they have run."""
+    """Returns whether the kernels support this device; ``docs/kernels.md`` lists where they have run."""
     if not device.startswith("cuda") or importlib.util.find_spec("triton") is None:
         return False
     import torch
@@ -83,7 +83,7 @@ def _suits_triton(device: str) -> bool:
 def _triton_ops(device: str, rank: Rank | None) -> Ops:
     import torch
 
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's own switch: kernels run on the CPU
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's interpreter: kernels run on the CPU
     if not interpreted and not (device.startswith("cuda") and torch.cuda.is_available()):
         raise ConfigError(f"ops 'triton' needs a GPU that PyTorch can use, and the device is {device!r}")
     if importlib.util.find_spec("triton") is None:

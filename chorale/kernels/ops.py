@@ -1,9 +1,9 @@
-"""Ops: the frozen record of callables that the model is written in.
+"""Ops: the frozen record of callables on which the model is built.
 
-Chosen once at worker start, by name: ``reference`` (plain torch: the specification, the oracle, and the CPU
-back end) or ``triton`` (CUDA and ROCm). An op family packs its own weights: ``pack_*`` turns checkpoint
-tensors into the form that its kernels read, which is private to it. The op boundaries are the fused kernels
-of a GPU, so that both back ends have the same signatures.
+A back end is selected once, by name, when the worker starts: ``reference`` (plain torch: the specification,
+and the oracle of tests), ``cpu`` (C++) or ``triton`` (CUDA and ROCm). Each op family packs its own weights:
+``pack_*`` converts checkpoint tensors to the private format of its kernels. The ops are cut like the fused
+kernels of a GPU, so that all back ends have the same signatures.
 
 Shapes: T tokens in the step, R rows, H hidden, Nq/Nkv heads, D head_dim, E experts, K experts per token, I
 intermediate, V vocabulary, L rows of logits. ``x`` is the residual stream, [T, H], in a dtype of the back
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from chorale.kernels.draft_steps import Accepted, DraftPasses, DraftRowState, VerifyBatch, VerifyInputs
 
 
-Precision = Literal["int8", "exact"]  # of the CPU ops' matrix products
+Precision = Literal["int8", "exact"]  # matrix products of the CPU ops
 
 
 class CompilePool(Protocol):
@@ -57,11 +57,11 @@ class Precompiler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AttentionMeta:
-    """Positions, contexts and block tables of a step. One instance a step, shared by all layers.
+    """Positions, contexts and block tables of a step. All layers share one instance.
 
     ``block_tables`` and ``slots`` are indexed by ``CacheGroup`` (0 full, 1 window). Entry ``p`` of a row's
     table is the block of positions ``p * block_size ...``. Entries past the row's context, and window entries
-    wholly behind the window, are never read and may hold anything. KV pools start as zeros.
+    completely outside the window, are never read and may have any value. KV pools start as zeros.
     """
 
     positions: torch.Tensor  # [T] int64, position of each new token in its sequence
@@ -75,7 +75,7 @@ class AttentionMeta:
 
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
-    """Everything ``GptOss.forward`` needs for one step."""
+    """The inputs of ``GptOss.forward`` for one step."""
 
     token_ids: torch.Tensor  # [T] int64
     logits_index: torch.Tensor  # [L] int64: which of the T tokens need logits
@@ -84,7 +84,7 @@ class ForwardBatch:
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """The parameters that the attention of all layers shares."""
+    """The attention parameters that all layers share."""
 
     num_heads: int  # Nq
     num_kv_heads: int  # Nkv
@@ -106,8 +106,8 @@ class PairNorms:
 
     token: torch.Tensor  # [H] float32
     state: torch.Tensor  # [H] float32
-    keeps_normed: bool  # the residual stream begins as the normed state, not as the state
-    dtype: torch.dtype  # what the head computes in
+    keeps_normed: bool  # the residual stream starts with the normed state instead of the state
+    dtype: torch.dtype  # type of the head's products
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,43 +117,43 @@ class RouterWeights:
     norm: torch.Tensor  # [H] float32
     linear: Any  # pack_router of [E, H] and its bias
     top_k: int  # K
-    dtype: torch.dtype | None = None  # what the experts compute in; None: float32
+    dtype: torch.dtype | None = None  # type of the experts' products; None: float32
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertTensors:
-    """One layer's experts as a checkpoint holds them: MXFP4 (``*_blocks``, ``*_scales``) or dense.
+    """One layer's experts in the checkpoint's format: MXFP4 (``*_blocks``, ``*_scales``) or dense.
 
     Rows of gate_up alternate gate, up, gate, up, ... The tensors may be views of a mapped file: a back end
-    that keeps them must not write to them. ``dtype`` is what decoded weights are computed in.
+    that keeps them must not write to them. ``dtype``: type of products with decoded weights.
     """
 
     gate_up_bias: torch.Tensor  # [E, 2 I]
     down_bias: torch.Tensor  # [E, H]
     swiglu_limit: float
     swiglu_alpha: float
-    num_layers: int  # of the model, so that a back end can budget memory
+    num_layers: int  # layers of the model, so that a back end can plan its memory
     dtype: torch.dtype
     gate_up_blocks: torch.Tensor | None = None  # [E, 2 I, H / 32, 16] uint8
     gate_up_scales: torch.Tensor | None = None  # [E, 2 I, H / 32] uint8
     down_blocks: torch.Tensor | None = None  # [E, H, I / 32, 16] uint8
     down_scales: torch.Tensor | None = None  # [E, H, I / 32] uint8
     fp8_activations: bool = False  # products of many tokens may round their inputs to e4m3
-    # Then the checkpoint's divisors of the inputs. None: the back end chooses them.
+    # The checkpoint's scales of these inputs. None: the back end chooses them.
     gate_up_input_scale: float | None = None
     down_input_scale: float | None = None
     gate_up: torch.Tensor | None = None  # [E, H, 2 I]
     down: torch.Tensor | None = None  # [E, I, H]
 
 
-NO_FINITE_LOGITS = -1  # instead of a token: the row's logits were not finite
-NOTHING_ALLOWED = -2  # the logits were finite, but every token was forbidden
+NO_FINITE_LOGITS = -1  # no token, because the row's logits were not finite
+NOTHING_ALLOWED = -2  # no token, because every token was forbidden; the logits were finite
 
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """Which tokens a grammar allows: row n may have those whose bits (lowest first) are set in
-    ``octets[index[n]]``; index -1: any."""
+    """The tokens that a grammar allows: row n may have those whose bits (lowest first) are set in
+    ``octets[index[n]]``; index -1: all tokens."""
 
     index: torch.Tensor  # [N] int32
     octets: torch.Tensor  # [G, V / 8 or more] uint8
@@ -164,32 +164,33 @@ class SamplingInputs:
     """Parameters for sampling N tokens. ``kernels/reference`` defines keys (``noise.py``) and filters
     (``filters.py``)."""
 
-    keys: torch.Tensor  # [N, 2] int32, of any strides
+    keys: torch.Tensor  # [N, 2] int32, with any strides
     temperature: torch.Tensor  # [N] float32; 0: greedy
-    rows: torch.Tensor  # [N] int32: the device rows that the tokens belong to
+    rows: torch.Tensor  # [N] int32: device rows of the tokens
     # [N, 3] float32: top_k (V or more: off), top_p (1: off), min_p (0: off). None: no row has a filter.
     filters: torch.Tensor | None = None
     allowed: Allowed | None = None  # None: no row has a grammar
-    # [N, EARLY_STOPS] int32, of any strides: stop ids that a row may not have before its ``min_tokens``; a
-    # row's first is -1 if it may have all, and so are unused ones. None: no row has any.
+    # [N, EARLY_STOPS] int32, with any strides: stop ids that a row may not have before its ``min_tokens``;
+    # unused entries are -1, and the first is -1 if there are none. None: no row has early stops.
     early_stops: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeInputs:
-    """The host's numbers for a step in which N rows compute one token each."""
+    """The host's inputs for a step in which N rows compute one token each."""
 
     rows: torch.Tensor  # [N] int32 device row
     num_computed: torch.Tensor  # [N] int32: the position of the new token
     token_ids: torch.Tensor  # [N] int32; negative: the row's last token
-    new_blocks: torch.Tensor  # [2, N] int32, by group: the block of that position if it is new, else -1
+    # [2, N] int32, by group: the block of that position if the block is new, else -1.
+    new_blocks: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeState:
     """Memory with fixed addresses: row state (read and appended to), and the model's input (written).
 
-    The written tensors may be longer than N; their first N are meant.
+    The written tensors may be longer than N; only their first N entries are used.
     """
 
     last_token: torch.Tensor  # [rows] int64
@@ -198,13 +199,13 @@ class DecodeState:
     positions: torch.Tensor  # [N] int64, written
     context_lens: torch.Tensor  # [N] int32, written
     slots: torch.Tensor  # [2, N] int64, written
-    tables: torch.Tensor  # [2, N, width] int32, written as far as the row's layers can see
+    tables: torch.Tensor  # [2, N, width] int32, written as far as layers can see
     block_size: int
     window: int
 
 
 class Sample(Protocol):
-    """Samples one token a row."""
+    """Samples one token per row."""
 
     def __call__(
         self, logits: torch.Tensor, draws: SamplingInputs, last_token: torch.Tensor, out: torch.Tensor
@@ -220,37 +221,37 @@ class MakeSampler(Protocol):
     def __call__(
         self, forbidden: torch.Tensor, rows_at_once: int, *, ids: torch.Tensor | None = None
     ) -> Sample:
-        """``ids`` [columns] int64: the token id of each column of the logits, all of which this rank has.
-        None: columns are the vocabulary. All else is by token id: masks, noise, ``out``."""
+        """Make a sampler. ``ids`` [columns] int64: the token id of each logits column; this rank must have
+        all columns. None: columns are token ids. Masks, noise and ``out`` always use token ids."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StepSizes:
-    """Sizes on which the memory for exchanges between ranks depends."""
+    """Sizes that determine the memory for exchanges between ranks."""
 
     hidden: int
-    tokens: int  # of the largest step
-    dtype: torch.dtype  # of the model
+    tokens: int  # maximum tokens per step
+    dtype: torch.dtype  # type of the model
 
 
 class PageCopies(Protocol):
-    """Copies of blocks between KV tensors and other memory of the device. A page is what all tensors have of
-    one block, one tensor after the other."""
+    """Copies blocks between KV tensors and other device memory. A page is one block of all tensors,
+    concatenated."""
 
     def gather(self, blocks: torch.Tensor, pages: torch.Tensor) -> None:
-        """Copy blocks [N] int32 to ``pages`` [N, bytes of a page] uint8."""
+        """Copy blocks [N] int32 to ``pages`` [N, bytes per page] uint8."""
         ...
 
     def scatter(self, pages: torch.Tensor, blocks: torch.Tensor) -> None:
-        """Copy ``pages`` to blocks that differ from each other."""
+        """Copy ``pages`` to distinct blocks."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DraftOps:
-    """The ops of a draft head beside ``plan_attention``, ``attention`` and ``lm_head``. Heads are whole on
-    every rank: these ops exchange nothing."""
+    """The ops of a draft head, in addition to ``plan_attention``, ``attention`` and ``lm_head``. Every rank
+    has the whole head: these ops exchange nothing."""
 
     # (x [T, P * W], norms [P, W] float32, eps) -> [T, P * W] float32, each of the P parts normed
     norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
@@ -265,10 +266,10 @@ class DraftOps:
     ]
 
     # (normed [T, K], packed [(Nq + 2 Nkv) * D, K] with bias, rope [T, D], plan, group, kv) -> q [T, Nq, D]
-    # ``Ops.qkv_rope_cache`` of what is normed already.
+    # Like ``Ops.qkv_rope_cache`` for normed input.
     qkv_rope_cache: Callable[[torch.Tensor, Any, torch.Tensor, Any, int, torch.Tensor], torch.Tensor]
 
-    # (y [T, K], packed [H, K], x [T, H]) -> x + product. May reuse x.
+    # (y [T, K], packed [H, K], x [T, H]) -> x + product. May overwrite x.
     project_add: Callable[[torch.Tensor, Any, torch.Tensor], torch.Tensor]
 
     # (x [T, H], norm [H] float32, pack_gated, eps) -> silu(gate) * up of the normed x, [T, I]
@@ -281,21 +282,22 @@ class DraftOps:
 class Ops:
     """One back end. ``kernels/reference/`` defines each callable exactly.
 
-    kv (one tensor for a layer of each group): [num_blocks, 2, Nkv, block_size, D]; index 1 is K (0) or V (1).
-    ``plan`` is the result of ``plan_attention`` for this step; ``group`` is a ``CacheGroup``.
+    kv: [num_blocks, 2, Nkv, block_size, D]; the second index is K (0) or V (1). One layer of each group
+    shares a tensor. ``plan`` is the result of ``plan_attention`` for this step; ``group`` is a
+    ``CacheGroup``.
     """
 
     name: str
 
-    # (meta, shape, block_size) -> plan. Once a step: everything that all layers' attention can share.
+    # (meta, shape, block_size) -> plan. Called once per step, for the work that all layers share.
     plan_attention: Callable[[AttentionMeta, AttentionShape, int], Any]
 
     # (embedding [V, H], token_ids [T]) -> x [T, H]
     embed: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
     # (x, normed or None, weights, eps, rope [T, D], plan, group, kv) -> q [T, Nq, D]
-    # Norm, QKV, bias, rotary; writes k and v of the new tokens into kv at the group's slots. ``normed`` is
-    # what ``moe`` of the layer before returned for these weights and this eps: x is normed already.
+    # Norm, QKV, bias, rotary; writes k and v of the new tokens into kv at the group's slots. ``normed``: the
+    # normed x that ``moe`` of the previous layer returned for these weights and this eps.
     qkv_rope_cache: Callable[
         [torch.Tensor, torch.Tensor | None, QkvWeights, float, torch.Tensor, Any, int, torch.Tensor],
         torch.Tensor,
@@ -306,7 +308,7 @@ class Ops:
 
     # (attended [T, Nq * D], linear, x, weights, eps)
     # -> (new x: x + linear(attended), its normed [T, H], expert_ids [T, K] int64, gates [T, K] float32)
-    # Output projection, residual, norm, router, top-k and softmax. May reuse x's memory.
+    # Output projection, residual, norm, router, top-k and softmax. May overwrite x.
     project_and_route: Callable[
         [torch.Tensor, Any, torch.Tensor, RouterWeights, float],
         tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
@@ -314,8 +316,8 @@ class Ops:
 
     # (normed, expert_ids, gates, experts, x, the next layer's QkvWeights, eps)
     # -> (new x: x + sum of gate * expert(normed), its norm for the next layer's qkv_rope_cache)
-    # May reuse x. For the last layer, the next one's weights are None. Returns None for the norm if
-    # qkv_rope_cache is to compute it.
+    # May overwrite x. For the last layer, the next layer's weights are None. Returns None instead of the norm
+    # if qkv_rope_cache computes it.
     moe: Callable[
         [torch.Tensor, torch.Tensor, torch.Tensor, Any, torch.Tensor, QkvWeights | None, float],
         tuple[torch.Tensor, torch.Tensor | None],
@@ -326,15 +328,15 @@ class Ops:
 
     # (weight [N, K], bias [N] or None)
     pack_linear: Callable[[torch.Tensor, torch.Tensor | None], Any]
-    # (weight [E, H] float32, bias [E] float32, what the experts compute in)
+    # (weight [E, H] float32, bias [E] float32, type of the experts' products)
     pack_router: Callable[[torch.Tensor, torch.Tensor, torch.dtype], Any]
     pack_experts: Callable[[ExpertTensors], Any]
     pack_head: Callable[[torch.Tensor], Any]  # ([V, H])
 
-    # (forbidden [V] uint8: ids that can never be sampled; rows to work on at once) -> ``Sample``. Once.
+    # (forbidden [V] uint8: ids that are never sampled; rows to process at once) -> ``Sample``. Called once.
     make_sampler: MakeSampler
 
-    # (given, state): writes what ``DecodeState`` calls written.
+    # (given, state): writes the fields that ``DecodeState`` marks as written.
     decode_inputs: Callable[[DecodeInputs, DecodeState], None]
 
     # Steps that verify drafts (``kernels/draft_steps.py``).
@@ -345,33 +347,33 @@ class Ops:
     ]
     draft_passes: Callable[[torch.Tensor, DraftRowState, DraftPasses], None]  # rows [R] int32
 
-    # (KV tensors [blocks, ...]: those of the model, and of a head) -> their pages' copies
+    # (KV tensors [blocks, ...] of the model and of a draft head) -> copies of their pages
     page_copies: Callable[[Sequence[torch.Tensor]], PageCopies]
-    draft: DraftOps | None = None  # None: no draft heads
+    draft: DraftOps | None = None  # None: draft heads are not supported
 
-    detail: str = ""  # for people, after the name
+    detail: str = ""  # shown after the name
 
-    # kv may be float8_e4m3fn: scale 1, written saturating (``kernels/reference/kv_elements.py``).
+    # kv may be float8_e4m3fn with scale 1; writes saturate (``kernels/reference/kv_elements.py``).
     supports_fp8_kv: bool = False
 
-    # pack_experts decodes MXFP4 once and for all; it gets blocks and scales in the host's memory.
+    # pack_experts decodes MXFP4; it gets blocks and scales in host memory.
     decodes_experts: bool = False
 
-    # pack_linear and pack_head read weights of any float type, so they get them as the checkpoint has them.
+    # pack_linear and pack_head accept weights of any float type, so they get the checkpoint's type.
     keeps_dtypes: bool = False
 
-    # A step of one new token a row never waits for the host, so it can be captured in a graph.
+    # A step of one new token per row never waits for the host, so it can be captured in a graph.
     capturable: bool = False
 
-    # (function that starts the compile processes) -> precompiler. Raises ``RuntimeError`` if it cannot work
-    # here. None: there is nothing to compile.
+    # (function that starts the compile processes) -> precompiler. Raises ``RuntimeError`` if precompilation
+    # does not work here. None: there is nothing to compile.
     precompiler: Callable[[Callable[[], CompilePool | None]], Precompiler] | None = None
 
     # (own) -> [ranks, *own.shape]: a few float32 numbers of all ranks. None: ``Communicator.all_gather``.
     gather_few: Callable[[torch.Tensor], torch.Tensor] | None = None
 
-    # The same ops with sums over ranks through memory that the ranks share; all ranks call it. Returns None
-    # if they do not share any. None: one rank, or a back end that has no such kernels.
+    # Returns the same ops with sums over ranks through shared memory, or None if ranks share none; called on
+    # all ranks. None: one rank, or a back end without such kernels.
     over_peers: Callable[[StepSizes, torch.device], Ops | None] | None = None
 
     def __str__(self) -> str:

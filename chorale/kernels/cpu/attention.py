@@ -1,4 +1,4 @@
-"""Attention of the CPU back end: the step's sequences as the library reads them."""
+"""Attention of the CPU back end: passes the step's sequences to the library."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class CpuPlan:
 
     @cached_property
     def steps(self) -> tuple[Step, Step]:
-        """By cache group."""
+        """The library's ``Step`` of each cache group."""
         return self._step(0), self._step(1)
 
     @cached_property
     def for_reference(self) -> reference.AttentionPlan:
-        """For caches that the library does not read (e4m3)."""
+        """The reference's plan, for caches that the library does not support (e4m3)."""
         return reference.plan_attention(self.meta, self.shape, self.block_size)
 
     def _step(self, group: int) -> Step:

@@ -1,8 +1,8 @@
 """Compiles ``native/`` to a shared library: ``python -m chorale.kernels.cpu.build``.
 
-Called when the package is built (``hatch_build.py``), so it imports the standard library only. The library
-knows nothing of Python and torch: one build serves every version of both. Each instruction set is a
-translation unit with its own compiler flags; which one runs is decided when the library is loaded.
+Called when the package is built (``hatch_build.py``), so it imports only the standard library. The library
+does not depend on Python or torch: one build works with every version of both. Each instruction set is a
+translation unit with its own compiler flags; one of them is selected when the library is loaded.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LIBRARY = HERE / "libchorale_cpu.so"
 COMMON = (
     "-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-fno-trapping-math",
     "-Wall", "-Wextra", "-Wno-psabi",
-    # GCC 12 warns about the "undefined" vectors of its own headers.
+    # GCC 12 warns about "undefined" vectors in its own headers.
     "-Wno-uninitialized", "-Wno-maybe-uninitialized",
 )  # fmt: skip
 Flags = dict[str, tuple[str, ...]]
@@ -42,7 +42,7 @@ ARM: Flags = {"neon": ("-march=armv8.2-a+dotprod",), "i8mm": ("-march=armv8.2-a+
 
 
 def sources_digest() -> str:
-    """Identifies the sources, so that a library of others is not used."""
+    """Return a digest of the sources, so that a library of other sources is not used."""
     digest = hashlib.sha256()
     for path in sorted(SOURCES.rglob("*.*")):
         digest.update(path.read_bytes())
@@ -50,11 +50,11 @@ def sources_digest() -> str:
 
 
 class BuildError(Exception):
-    """The library could not be built; the message says why."""
+    """The library could not be built; the message has the reason."""
 
 
 def compiler() -> list[str]:
-    """The C++ compiler: ``CXX``, or the first that is on the path. Raises ``BuildError``."""
+    """Return the C++ compiler: ``CXX``, or the first on the path. Raises ``BuildError``."""
     if given := shlex.split(os.environ.get("CXX", "")):
         if shutil.which(given[0]) is None:
             raise BuildError(f"CXX names {given[0]}, which is not there")
@@ -66,7 +66,7 @@ def compiler() -> list[str]:
 
 
 def instruction_sets(machine: str) -> Flags:
-    """Returns the flags of each instruction set that a machine of this kind may have."""
+    """Returns the compiler flags of each instruction set that this kind of machine may have."""
     if machine in ("x86_64", "amd64"):
         return X86
     if machine in ("aarch64", "arm64"):
@@ -77,8 +77,8 @@ def instruction_sets(machine: str) -> Flags:
 def build(
     out: Path = LIBRARY, extra: tuple[str, ...] = (), machine: str | None = None, program: Path | None = None
 ) -> list[str]:
-    """Builds ``out`` and returns the instruction sets in it. Those that the compiler does not know are left
-    out. ``program``: a source with ``main``, for a program instead of a library. Raises ``BuildError``."""
+    """Builds ``out`` and returns its instruction sets. Those that the compiler does not support are left out.
+    ``program``: a source file with ``main``, to build a program instead. Raises ``BuildError``."""
     cxx, flags = compiler(), (*COMMON, *extra)
     sets = instruction_sets((machine or platform.machine()).lower())
     with tempfile.TemporaryDirectory(prefix="chorale-build-") as folder:
@@ -96,7 +96,7 @@ def build(
         _run([*cxx, *kind, "-pthread", *extra, "-o", str(linked), *made])
         temporary = out.with_name(f"{out.name}.{os.getpid()}")
         shutil.copy(linked, temporary)
-        temporary.replace(out)  # a process that has the old one mapped keeps it
+        temporary.replace(out)  # processes that have mapped the old file keep it
     return [*known, "generic"]
 
 

@@ -1,4 +1,4 @@
-"""The expert layer of the CPU back end: MXFP4 is read as it is in the file."""
+"""The expert layer of the CPU back end. MXFP4 weights are read in the file's format."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class CpuExperts:
     """One layer's experts."""
 
     def __init__(self, tensors: ExpertTensors, precision: Precision) -> None:
-        """Dense experts are always exact."""
+        """Prepare the weights. Products of dense experts are always exact."""
         if tensors.fp8_activations:
             raise ConfigError("--moe-activation-dtype fp8 needs --ops triton and a Hopper GPU")
-        self._kept: list[torch.Tensor] = []  # whose memory the library reads
+        self._kept: list[torch.Tensor] = []  # keeps the memory that the library reads
         exact = precision == "exact"
         if tensors.gate_up is not None and tensors.down is not None:
             gate_up = self._dense(tensors.gate_up, tensors.gate_up_bias)
@@ -55,7 +55,8 @@ class CpuExperts:
     def __call__(
         self, normed: torch.Tensor, expert_ids: torch.Tensor, gates: torch.Tensor, x: torch.Tensor
     ) -> torch.Tensor:
-        """x + sum of gate * expert(normed), in the order of expert ids; x [T, H] float32 is overwritten."""
+        """Return x + sum of gate * expert(normed), in the order of expert ids; x [T, H] float32 is
+        overwritten."""
         tokens, top_k = expert_ids.shape
         self._moe(
             normed.data_ptr(), tokens, self.hidden, expert_ids.data_ptr(), gates.data_ptr(), top_k, self._at,

@@ -1,7 +1,7 @@
-"""The shared library of CPU ops, loaded once for each process.
+"""The shared library of CPU ops, loaded once per process.
 
-``CHORALE_CPU_ISA`` names the instruction set to use instead of the processor's best (amx, avx512_vnni,
-avx_vnni, avx2, neon_dotprod, generic). Calls release the GIL.
+``CHORALE_CPU_ISA`` selects an instruction set instead of the processor's best (amx, avx512_vnni, avx_vnni,
+avx2, neon_dotprod, generic). Calls release the GIL.
 """
 
 from __future__ import annotations
@@ -78,17 +78,17 @@ class Functions(Structure):
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """The functions of one instruction set; ``why_not`` is why there are none."""
+    """The functions of one instruction set; ``why_not`` is the reason if there are none."""
 
     functions: Any
     name: str
     why_not: str = ""
-    set_threads: Any = None  # (count, the processor of each or None); threads.py calls it
+    set_threads: Any = None  # (number of threads, their processors or None); called by threads.py
 
 
 @functools.cache
 def library() -> Library:
-    """Loads the library. It is not there if no compiler was at the installation."""
+    """Loads the library. It is missing if there was no compiler at the installation."""
     if not LIBRARY.exists():
         return Library(None, "", "they were not built: a C++ compiler was missing at the installation")
     try:

@@ -11,10 +11,10 @@ from chorale.kernels.ops import Precision
 
 
 class CpuLinear:
-    """y = x W^T + bias for W [N, K]. int8: weights and inputs in blocks of 32 with a scale each."""
+    """y = x W^T + bias for W [N, K]. int8: weights and inputs have one scale per block of 32."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, precision: Precision) -> None:
-        """``weight`` may be a view of a mapped file; it is kept if precision is exact."""
+        """``weight`` may be a view of a mapped file; it is kept if ``precision`` is exact."""
         self.rows, self.columns = weight.shape
         self.bias = None if bias is None else bias.float().contiguous()
         weight = readable(weight)
@@ -35,7 +35,7 @@ class CpuLinear:
         return packed
 
     def __call__(self, x: torch.Tensor, norm: torch.Tensor | None = None, eps: float = 0.0) -> torch.Tensor:
-        """[T, K] float32 -> [T, N] float32, of the normed x if there is a norm."""
+        """Multiply x, normed if there is a norm: [T, K] float32 -> [T, N] float32."""
         x = x.float().contiguous()
         out = x.new_empty(len(x), self.rows)
         weight = None if norm is None else norm.data_ptr()
@@ -50,6 +50,6 @@ class CpuLinear:
 
 
 def readable(weight: torch.Tensor) -> torch.Tensor:
-    """Returns the tensor in a type that the library reads: itself, a view of a file, if it can be."""
+    """Returns the tensor in a type that the library supports, without a copy if possible."""
     kept = weight.dtype in (torch.bfloat16, torch.float32)
     return (weight if kept else weight.float()).contiguous()

@@ -1,10 +1,10 @@
-"""The CPU op set: C++ where a step spends its time, the reference elsewhere.
+"""The CPU op set: C++ for the expensive ops, the reference for the others.
 
 The residual stream, norms, rotary, attention and the router are float32, as in the reference. Matrix products
-are exact (weights as the checkpoint has them, float32 inputs and sums) or int8 (inputs, and dense weights,
-rounded to 8 bits in blocks of 32 with a scale each; MXFP4 weights as they are). On AMX, the inputs of many
-tokens are rounded to bfloat16 instead, those of attention too. Otherwise each op treats every token alike, in
-any batch.
+are exact (the checkpoint's weights, float32 inputs and sums) or int8 (inputs and dense weights rounded to 8
+bits in blocks of 32 with one scale each; MXFP4 weights unchanged). On AMX, inputs are rounded to bfloat16
+instead if there are many tokens, also in attention. Apart from that, a token's result does not depend on the
+batch.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def pack_router(weight: torch.Tensor, bias: torch.Tensor, dtype: torch.dtype) ->
 
 
 def cpu_ops(precision: Precision) -> Ops:
-    """Needs ``library()`` to be there. Its threads are as many as torch's."""
+    """Return the CPU ops, which use as many threads as torch. ``library()`` must be available."""
     set_threads(torch.get_num_threads())
 
     def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> CpuLinear:

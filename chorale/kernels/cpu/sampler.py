@@ -1,4 +1,4 @@
-"""Sampling of the CPU back end: one pass over the logits, three for a row with filters."""
+"""Sampling of the CPU back end: one pass over the logits, three passes for rows with filters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chorale.kernels.reference.sampling.sampling import Needs, ReferenceSampler
 
 
 class CpuSampler(ReferenceSampler):
-    """The reference draws from columns that are not the vocabulary."""
+    """A sampler in C++. Columns that are not the whole vocabulary are sampled by the reference."""
 
     def __init__(
         self, forbidden: torch.Tensor, rows_at_once: int, *, ids: torch.Tensor | None = None
@@ -43,12 +43,12 @@ class CpuSampler(ReferenceSampler):
         if self._columns is not None:
             return super().choose(scores, logits, keys, temperature, filters, needs)
         found = self._found(scores, SamplingInputs(keys, temperature, self._no_rows, filters))
-        # Why a row has none depends on the raw logits; the library has seen them after processors.
+        # The reason depends on the raw logits, but the library has seen the processed ones.
         is_finite = logits.amax(-1).isfinite()
         return torch.where(is_finite, found.where(found >= 0, NOTHING_ALLOWED), NO_FINITE_LOGITS)
 
     def _found(self, logits: torch.Tensor, draws: SamplingInputs) -> torch.Tensor:
-        """[N] int64: a token for each row, or why it has none."""
+        """Return [N] int64: a token for each row, or the reason why it has none."""
         logits, keys = logits.contiguous(), draws.keys.contiguous()
         temperature, allowed, stops = draws.temperature.contiguous(), draws.allowed, draws.early_stops
         index = None if allowed is None else allowed.index.contiguous()

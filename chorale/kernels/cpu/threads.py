@@ -1,8 +1,8 @@
-"""The threads of the CPU kernels: how many, and the processors that they stay on.
+"""The threads of the CPU kernels: their number, and the processors to which they are bound.
 
-``CHORALE_CPU_THREADS_BIND``, or vLLM's name ``VLLM_CPU_OMP_THREADS_BIND``, is ``nobind`` (the default: the
-system moves threads as it likes), ``auto`` (each on a core of its own) or processors such as ``0-3,6``, of
-which each takes one thread. The thread that calls the kernels is never bound: others inherit from it.
+``CHORALE_CPU_THREADS_BIND``, or vLLM's name ``VLLM_CPU_OMP_THREADS_BIND``, is ``nobind`` (the default:
+threads are not bound), ``auto`` (each on a separate core) or processors such as ``0-3,6``, one thread each.
+The thread that calls the kernels is never bound, because other threads would inherit the binding.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CPUS = Path("/sys/devices/system/cpu")
 
 
 def set_threads(count: int) -> None:
-    """Let ``count`` threads compute from now on, in this process, or one for each processor that is named."""
+    """Set the number of this process's threads to ``count``, or to the number of named processors."""
     chosen = processors(count, os.environ)
     if chosen is None:
         library().set_threads(count, None)
@@ -69,7 +69,7 @@ def _siblings(cpu: int) -> frozenset[int]:
 
 
 def _listed(text: str) -> list[int] | None:
-    """Returns the numbers of a list such as ``0-3,6`` in its order, or None for other texts."""
+    """Returns the numbers in a list such as ``0-3,6``, in order, or None for other texts."""
     found: list[int] = []
     for part in text.split(","):
         match = _RANGE.fullmatch(part.strip())

@@ -1,1 +1,1 @@
-"""The reference op set in plain torch: the specification of every op, and the CPU back end."""
+"""The reference op set in plain torch: the specification of every op."""

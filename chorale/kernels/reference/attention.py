@@ -1,12 +1,12 @@
-"""Paged attention with sinks and a window, in plain torch: the specification and the CPU back end.
+"""Paged attention with sinks and a window, in plain torch: the specification.
 
 Query ``i`` of a row, at position ``p``, sees keys ``0..p`` (full layers) or ``p - window + 1 .. p`` (window
 layers). With scores ``s = q k / sqrt(D)`` the weights are ``exp(s) / (exp(sink) + sum exp(s))``: the sink is
-one more logit of the softmax that has no value. All of it is float32, whatever the blocks hold.
+one more logit of the softmax, without a value. All of it is float32, whatever the type of the blocks.
 
 Rows with one new token are batched by similar length, so that a decode step of many rows is a few large
-matrix products. Longer ones go row by row, in chunks of queries, so that no [T, context] tensor has more than
-``_MAX_SCORES`` elements. Blocks are read only at positions that some query of the row sees.
+matrix products. Other rows are computed one by one, in chunks of queries, so that no [T, context] tensor has
+more than ``_MAX_SCORES`` elements. Blocks are read only at positions that some query of the row sees.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from chorale.kernels.reference.kv_elements import gather_blocks
 
 _MAX_SCORES = 16 * 2**20  # elements of one score tensor: 64 MB
 _MAX_GATHER = 16 * 2**20  # elements of K and V gathered at once for batched decodes: 64 MB
-_WINDOW_CHUNK = 256  # queries at once in a window layer: their keys overlap, so longer chunks waste little
-_SMALLEST_BUCKET = 16  # blocks; decodes shorter than this share one batch
+_WINDOW_CHUNK = 256  # queries at once in a window layer; their keys overlap, so long chunks waste little
+_SMALLEST_BUCKET = 16  # blocks; all shorter decodes share one batch
 
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
     """Rows of one cache group whose keys are gathered together.
 
-    ``chunks`` indexes kv viewed as [num_blocks * 2 * Nkv, block_size * D] and yields K then V in the order
-    [2, rows, Nkv, blocks]. Of the gathered positions ``first:last`` are used.
+    ``chunks`` indexes kv viewed as [num_blocks * 2 * Nkv, block_size * D] and gives K, then V, in the order
+    [2, rows, Nkv, blocks]. Only the gathered positions ``first:last`` are used.
     """
 
     tokens: torch.Tensor | slice  # the rows' queries among the T tokens
     chunks: torch.Tensor  # [2 * rows * Nkv * blocks] int64
     num_rows: int
-    first: int  # within the gathered positions
+    first: int  # index within the gathered positions
     last: int
     hidden: torch.Tensor | None  # [rows, 1, last - first, 1] bool: positions that a row does not see
     start: int = 0  # prefill: position of key ``first``
@@ -80,7 +80,7 @@ def plan_attention(meta: AttentionMeta, shape: AttentionShape, block_size: int) 
 
 @dataclass(frozen=True, slots=True)
 class _Planner:
-    """Determines which blocks each row reads, for one group."""
+    """Determines the blocks that each row reads in one group."""
 
     table: torch.Tensor
     num_kv_heads: int
@@ -91,7 +91,7 @@ class _Planner:
     contexts: list[int]
 
     def decode_batches(self, rows: list[int]) -> Iterator[RowGroup]:
-        """Batches of rows whose block counts are within a factor of two, and within the memory limit."""
+        """Return batches of rows with block counts within a factor of two, each within the memory limit."""
         if len(rows) == 1:
             yield self._decode(rows)
             return
@@ -124,7 +124,7 @@ class _Planner:
         )
 
     def _lowest(self, row: int) -> int:
-        """Lowest position that any query of the row sees."""
+        """Return the lowest position that any query of the row sees."""
         if self.window is None:
             return 0
         first_query = self.contexts[row] - (self.starts[row + 1] - self.starts[row])
@@ -159,7 +159,7 @@ class _Planner:
         )
 
     def _chunks(self, blocks: torch.Tensor) -> torch.Tensor:
-        """[rows, blocks] block ids -> flat index of (K|V, row, kv head, block) chunks."""
+        """Convert block ids [rows, blocks] to a flat index of (K|V, row, kv head, block) chunks."""
         heads = self._range(0, self.num_kv_heads).view(1, 1, -1, 1)
         which = self._range(0, 2).view(2, 1, 1, 1)
         index = (blocks[None, :, None, :] * 2 + which) * self.num_kv_heads + heads
@@ -191,7 +191,7 @@ def attention(
 
 
 def _gather(kv: torch.Tensor, rows: RowGroup, shape: AttentionShape) -> tuple[torch.Tensor, torch.Tensor]:
-    """K and V, each [rows, Nkv, L, D] float32 with L = last - first."""
+    """Return K and V, each [rows, Nkv, L, D] float32 with L = last - first."""
     gathered = gather_blocks(kv, rows.chunks)
     both = gathered.view(2, rows.num_rows, shape.num_kv_heads, -1, shape.head_dim)
     k, v = both[:, :, :, rows.first : rows.last].float()
@@ -201,22 +201,21 @@ def _gather(kv: torch.Tensor, rows: RowGroup, shape: AttentionShape) -> tuple[to
 def _decode(
     q: torch.Tensor, kv: torch.Tensor, sinks: torch.Tensor, rows: RowGroup, shape: AttentionShape
 ) -> torch.Tensor:
-    """One query a row: q [rows, Nq, D] -> [rows, Nq * D]."""
+    """Attention with one query per row: q [rows, Nq, D] -> [rows, Nq * D]."""
     k, v = _gather(kv, rows, shape)
     q = q.view(rows.num_rows, shape.num_kv_heads, -1, shape.head_dim)  # [rows, Nkv, G, D]
     scores = q @ k.transpose(-1, -2)  # [rows, Nkv, G, L]
     if rows.hidden is not None:
         scores.masked_fill_(rows.hidden.transpose(-1, -2), -torch.inf)
-        v = v.masked_fill(
-            rows.hidden, 0.0
-        )  # a stale NaN in another request's element must not spread: 0 * NaN
+        # A stale NaN in another request's element must not spread: 0 * NaN.
+        v = v.masked_fill(rows.hidden, 0.0)
     return (_softmax_with_sink(scores, sinks) @ v).view(rows.num_rows, -1)
 
 
 def _prefill(
     q: torch.Tensor, kv: torch.Tensor, sinks: torch.Tensor, rows: RowGroup, shape: AttentionShape
 ) -> torch.Tensor:
-    """Queries of one row, at consecutive positions: q [Q, Nq, D] -> [Q, Nq * D]."""
+    """Attention of one row's queries at consecutive positions: q [Q, Nq, D] -> [Q, Nq * D]."""
     k, v = (tensor[0] for tensor in _gather(kv, rows, shape))  # [Nkv, L, D]
     num_queries = q.shape[0]
     q = q.view(num_queries, shape.num_kv_heads, -1, shape.head_dim).permute(1, 2, 0, 3)  # [Nkv, G, Q, D]
@@ -242,9 +241,9 @@ def _prefill(
 
 
 def _hidden(num_queries: int, num_keys: int, window: int | None, device: torch.device) -> torch.Tensor | None:
-    """[queries, keys] bool, True where a query must not attend. The last query is at the last key."""
+    """Return [queries, keys] bool, True where a query must not attend. The last query is at the last key."""
     if num_queries == 1:
-        return None  # the keys were cut to exactly what it sees
+        return None  # the single query sees all gathered keys
     query = torch.arange(num_keys - num_queries, num_keys, device=device).unsqueeze(1)
     key = torch.arange(num_keys, device=device).unsqueeze(0)
     hidden = key > query

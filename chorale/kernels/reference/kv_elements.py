@@ -1,7 +1,7 @@
 """KV elements in plain torch: the specification of ``kernels/triton/kv_elements.py``.
 
-A block holds bfloat16, float32, or e4m3 with a scale of 1: one byte a value, three bits of mantissa, values
-beyond +-448 become +-448 (the format has no infinity, so anything else would be NaN), NaN stays NaN.
+A block holds bfloat16, float32, or e4m3 with a scale of 1: one byte per value, three bits of mantissa; values
+beyond +-448 become +-448 (the format has no infinity, so the alternative would be NaN), NaN stays NaN.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ LARGEST_E4M3 = 448.0
 
 
 def write_kv(kv: torch.Tensor, block: torch.Tensor, offset: torch.Tensor, values: torch.Tensor) -> None:
-    """kv [num_blocks, 2, Nkv, block_size, D]: element (block[t], offset[t]) = values[t], [T, 2, Nkv, D]."""
+    """Write values [T, 2, Nkv, D] to kv [num_blocks, 2, Nkv, block_size, D] at (block[t], offset[t])."""
     if kv.dtype == torch.float8_e4m3fn:
         values = values.clamp(-LARGEST_E4M3, LARGEST_E4M3).to(kv.dtype).view(torch.uint8)
         kv = kv.view(torch.uint8)
@@ -20,7 +20,7 @@ def write_kv(kv: torch.Tensor, block: torch.Tensor, offset: torch.Tensor, values
 
 
 def gather_blocks(kv: torch.Tensor, chunks: torch.Tensor) -> torch.Tensor:
-    """Rows ``chunks`` of kv as [num_blocks * 2 * Nkv, block_size * D], in kv's dtype."""
+    """Return rows ``chunks`` of kv, viewed as [num_blocks * 2 * Nkv, block_size * D], in kv's dtype."""
     flat = kv.view(-1, kv.shape[3] * kv.shape[4])
     if kv.dtype == torch.float8_e4m3fn:
         return flat.view(torch.uint8).index_select(0, chunks).view(kv.dtype)

@@ -1,9 +1,9 @@
 """The expert layer in plain torch: packing, and the sum over the chosen experts.
 
-Experts of a small checkpoint are decoded once, at packing, when all layers together fit in
-``DECODED_BUDGET``. Those of a large one stay as they are in the file (MXFP4 views of the mapping, which is
-how the 20b fits in 16 GB) and are decoded as they are used: a few hundred rows at a time, only of experts
-that some token of the step chose, once a step however many tokens chose them.
+Experts of a small checkpoint are decoded once, at packing, if all layers together fit in ``DECODED_BUDGET``.
+Experts of a large checkpoint stay MXFP4 views of the file (so that the 20b fits in 16 GB) and are decoded
+when used: a few hundred rows at a time, only for experts that some token of the step chose, once per step for
+all their tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from chorale.errors import ConfigError
 from chorale.kernels import mxfp4
 from chorale.kernels.ops import ExpertTensors
 
-DECODED_BUDGET = 512 * 2**20  # bytes of decoded expert weights, all layers together
+DECODED_BUDGET = 512 * 2**20  # bytes of decoded expert weights of all layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class PackedExperts:
     swiglu_alpha: float
 
     def up(self, expert: int, x: torch.Tensor) -> torch.Tensor:
-        """[n, H] -> [n, 2 I], decoding as it goes."""
+        """[n, H] -> [n, 2 I]; decodes a few rows at a time."""
         blocks, scales = self.gate_up_blocks[expert], self.gate_up_scales[expert]
         return mxfp4.linear(x, blocks, scales, self.gate_up_bias[expert])
 
@@ -98,7 +98,7 @@ def pack_experts(tensors: ExpertTensors) -> DenseExperts | PackedExperts:
 
 
 def pack_decoded(tensors: ExpertTensors) -> DenseExperts:
-    """Decodes MXFP4 one expert at a time, where its blocks are; the weights go to the biases' device."""
+    """Decodes MXFP4 one expert at a time, on the blocks' device; the weights go to the biases' device."""
     if tensors.fp8_activations:
         raise ConfigError("--moe-activation-dtype fp8 needs --ops triton and a Hopper GPU")
     dtype, gate_up, down = tensors.dtype, tensors.gate_up, tensors.down
@@ -141,10 +141,10 @@ def moe(
     experts: DenseExperts | PackedExperts,
     x: torch.Tensor,
 ) -> torch.Tensor:
-    """x + sum over the K chosen experts of gate * expert(normed), added in the order of expert ids.
+    """Return x + sum over the K chosen experts of gate * expert(normed), added in the order of expert ids.
 
-    normed [T, H], expert_ids [T, K] int64, gates [T, K] float32, x [T, H] float32 (overwritten). An id past
-    the last expert adds nothing.
+    normed [T, H], expert_ids [T, K] int64, gates [T, K] float32, x [T, H] float32 (overwritten). Ids past the
+    last expert are ignored.
     """
     top_k = expert_ids.shape[1]
     flat = expert_ids.reshape(-1)

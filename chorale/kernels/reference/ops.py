@@ -1,9 +1,9 @@
-"""The reference op set: plain torch, the specification of every op, the CPU back end and the oracle.
+"""The reference op set in plain torch: the specification of every op, and the oracle of tests.
 
 The residual stream, norms, rotary, attention, router and gates are float32; matrix products run in the dtype
-of their weights (float32, or bfloat16 for checkpoints too large to widen). Every op treats rows alike and
-independently, so the composition of a batch changes a row's result only by the rounding of matrix products
-whose kernel torch picks by shape: steps of equal shape are bit-identical, others agree to float32 rounding.
+of their weights (float32, or bfloat16 for checkpoints too large to widen). Every op computes rows
+independently, so the batch changes a row's result only through the rounding of matrix products, whose kernel
+torch picks by shape: steps of equal shape are bit-identical, others agree to float32 rounding.
 """
 
 from __future__ import annotations
@@ -120,5 +120,5 @@ REFERENCE_OPS = Ops(
 
 
 def decoding_ops(ops: Ops) -> Ops:
-    """Returns ``ops`` for a device that has neither MXFP4 nor e4m3: experts are decoded at load."""
+    """Returns ``ops`` for a device without MXFP4 and e4m3: experts are decoded when they are loaded."""
     return replace(ops, pack_experts=pack_decoded, decodes_experts=True, supports_fp8_kv=False)

@@ -1,4 +1,4 @@
-"""Copies of whole pages between the KV tensors and a staging buffer: the specification."""
+"""Copies of pages between the KV tensors and a staging buffer: the specification."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 class ReferencePageCopies:
-    """``kernels.ops.PageCopies`` in plain torch, for tensors of any device."""
+    """``kernels.ops.PageCopies`` in plain torch, for tensors on any device."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._parts = [tensor.view(torch.uint8).view(tensor.shape[0], -1) for tensor in tensors]

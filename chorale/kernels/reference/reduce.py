@@ -1,4 +1,4 @@
-"""The sum over ranks with residual and norm: what the reducing kernels compute, in plain torch."""
+"""The sum over ranks with residual and norm in plain torch: the specification of the reduce kernels."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from chorale.kernels.reference.ops import rms_norm
 
 
 def sent_part(parts: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
-    """A rank's part [T, H] float32 of its parts [S, T, H]: added in order, the bias last, rounded to
-    ``dtype``, in which ranks send."""
+    """Return the sum [T, H] float32 of a rank's parts [S, T, H], added in order, the bias last, rounded to
+    the exchanged type ``dtype``."""
     total = parts[0].float()
     for part in parts[1:]:
         total = total + part.float()
@@ -21,7 +21,8 @@ def sent_part(parts: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
 def add_norm(
     sent: list[torch.Tensor], x: torch.Tensor, norm: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [T, H] float32 + all ranks' parts [T, H], in the order of the ranks -> (new x, its norm), float32."""
+    """Add all ranks' sums [T, H] to x [T, H] float32, in the order of ranks. Returns (new x, normed x),
+    float32."""
     total = sent[0]
     for part in sent[1:]:
         total = total + part

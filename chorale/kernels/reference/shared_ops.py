@@ -1,8 +1,9 @@
-"""The reference op set of one rank among several: the ops of ``ops.py`` on its share, and the exchanges.
+"""The reference op set for one of several ranks: the ops of ``ops.py`` on the rank's share, and the
+exchanges.
 
-Heads, columns and token ids are the rank's own; x is whole on every rank and has the same bits on all of
-them. An output projection and an expert layer give a part of a sum: the first rank adds its part to x, the
-others to zeros, and the sum over all ranks is the new x. So biases are on the first rank only.
+A rank computes its own heads, columns and token ids; every rank has the whole x, with the same bits. Output
+projection and expert layer give one addend per rank: the first rank adds its addend to x, the others to
+zeros, and the sum over all ranks is the new x. So only the first rank adds biases.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ def shared_ops(rank: Rank) -> Ops:
 
 
 def embed(rank: Rank, embedding: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-    """embedding [V of this rank, H], token_ids [T] of the whole vocabulary -> x [T, H]. Exact: all parts of
-    a sum but one are 0."""
+    """embedding [V of this rank, H], token_ids [T] of the whole vocabulary -> x [T, H]. Exact, because only
+    one addend is not 0."""
     return rank.communicator.all_reduce_(embedded_part(rank, embedding, token_ids).float())
 
 
 def embedded_part(rank: Rank, embedding: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-    """[T, H]: the embeddings of this rank's ids, and zeros."""
+    """Return [T, H]: the embeddings of this rank's ids, and zeros for other ids."""
     local = token_ids - rank.share.vocabulary.start
     is_other = (local < 0) | (local >= len(embedding))
     part = F.embedding(local.masked_fill(is_other, 0), embedding)
@@ -48,7 +49,7 @@ def embedded_part(rank: Rank, embedding: torch.Tensor, token_ids: torch.Tensor) 
 
 
 def addend(rank: Rank, x: torch.Tensor) -> torch.Tensor:
-    """Returns the tensor to which this rank adds its part: x on the first, zeros on the others."""
+    """Returns the tensor to which this rank adds its result: x on the first rank, zeros on the others."""
     return x if rank.share.is_first else torch.zeros_like(x)
 
 
@@ -71,6 +72,7 @@ def moe(
 ) -> tuple[torch.Tensor, None]:
     own = rank.share.experts
     local = expert_ids - own.start
-    local = local.masked_fill((local < 0) | (local >= len(own)), len(own))  # the last number: another rank's
+    # Len(own): the expert is on another rank.
+    local = local.masked_fill((local < 0) | (local >= len(own)), len(own))
     part = reference_moe.moe(normed, local, gates, experts, addend(rank, x))
     return rank.communicator.all_reduce_(part), None

@@ -1,8 +1,8 @@
 """KV elements: the numbers of a KV block, in bfloat16, float32 or e4m3 (one byte, scale 1).
 
-e4m3 elements are read through a pointer to ``float8e4nv`` where Triton converts that type itself (NVIDIA from
-8.9 on), and to ``uint8`` elsewhere, with the conversions written out below; both give the same bytes. Values
-beyond +-448 become +-448, NaN stays NaN. The type is fixed when a kernel is compiled.
+e4m3 elements are read through a pointer to ``float8e4nv`` where Triton converts that type itself (NVIDIA
+since 8.9), and to ``uint8`` elsewhere, with the conversions below; both give the same bytes. Values beyond
++-448 become +-448, NaN stays NaN. The type is fixed when a kernel is compiled.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LARGEST = tl.constexpr(448.0)
 
 @triton.jit
 def to_kv_element(x, kind: tl.constexpr):
-    """x float32 -> an element of type ``kind``."""
+    """Convert x float32 to an element of type ``kind``."""
     if kind == tl.uint8:
         element = _to_e4m3_bits(x)
     elif kind == tl.float8e4nv:
@@ -34,7 +34,7 @@ def store_pairs(
     NUM_Q: tl.constexpr, NUM_KV: tl.constexpr, D: tl.constexpr, KV_BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Rotate dimensions ``pairs`` (``left``) and ``pairs`` + D/2 (``right``) of ``heads``: q, k, then v,
-    which is not turned. Store them in q [T, NUM_Q, D], or in ``slot`` of the cache."""
+    which is not rotated. Store them in q [T, NUM_Q, D], or in ``slot`` of the cache."""
     half: tl.constexpr = D // 2
     turned = heads < NUM_Q + NUM_KV
     cos = tl.where(turned, cos, 1.0)
@@ -45,7 +45,7 @@ def store_pairs(
     query = inside & (heads < NUM_Q)
     tl.store(place, low.to(q_ptr.dtype.element_ty), mask=query)
     tl.store(place + half, high.to(q_ptr.dtype.element_ty), mask=query)
-    chunk = (slot // KV_BLOCK) * 2 * NUM_KV + (heads - NUM_Q)  # k heads, then v heads: as in the block
+    chunk = (slot // KV_BLOCK) * 2 * NUM_KV + (heads - NUM_Q)  # k heads, then v heads, as in the block
     cell = kv_ptr + (chunk * KV_BLOCK + slot % KV_BLOCK) * D + pairs
     new = inside & (heads >= NUM_Q)
     tl.store(cell, to_kv_element(low, kv_ptr.dtype.element_ty), mask=new)
@@ -54,7 +54,7 @@ def store_pairs(
 
 @triton.jit
 def from_kv_element(element, TYPE: tl.constexpr):
-    """An element -> TYPE, exactly. Elements of other types than e4m3 are returned unchanged."""
+    """Convert an e4m3 element to TYPE, exactly. Elements of other types are returned unchanged."""
     if element.dtype == tl.uint8:
         value = _from_e4m3_bits(element).to(TYPE)
     elif element.dtype == tl.float8e4nv:
@@ -66,7 +66,7 @@ def from_kv_element(element, TYPE: tl.constexpr):
 
 @triton.jit
 def query_of(q, kind: tl.constexpr):
-    """q for products with elements of ``kind``: converted to that type, or unchanged if they are e4m3."""
+    """Return q for products with elements of ``kind``: converted to that type, or unchanged for e4m3."""
     if kind == tl.uint8 or kind == tl.float8e4nv:
         value = q
     else:
@@ -76,12 +76,13 @@ def query_of(q, kind: tl.constexpr):
 
 @triton.jit
 def _to_e4m3_bits(x):
-    """float32 -> e4m3 bits, to the nearest, ties to even."""
+    """Convert float32 to e4m3 bits, rounding to nearest, ties to even."""
     bits = x.to(tl.int32, bitcast=True)
-    size = tl.minimum(bits & 0x7FFFFFFF, 0x43E00000)  # of 448: patterns of positive floats are in order
-    near = size - (120 << 23)  # as an e4m3 exponent with 20 bits of mantissa too many
+    # At most 448; bit patterns of positive floats are ordered.
+    size = tl.minimum(bits & 0x7FFFFFFF, 0x43E00000)
+    near = size - (120 << 23)  # e4m3 exponent, with 20 excess bits of mantissa
     normal = (near + 0x7FFFF + ((near >> 20) & 1)) >> 20
-    # Below 2^-6 codes count 2^-9, which is the last place of a float32 at 2^14: the addition rounds.
+    # Below 2^-6 codes are multiples of 2^-9, the last bit of a float32 at 2^14, so an addition rounds.
     small = (size.to(tl.float32, bitcast=True) + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
     code = tl.where(size < 0x3C800000, small, normal)
     code = tl.where((bits & 0x7FFFFFFF) > 0x7F800000, 0x7F, code)
@@ -90,7 +91,7 @@ def _to_e4m3_bits(x):
 
 @triton.jit
 def _from_e4m3_bits(element):
-    """e4m3 bits -> float32. An exponent of 8 bits instead of 4 is 120 too small."""
+    """Convert e4m3 bits to float32. As an 8-bit exponent, the 4-bit exponent is 120 too small."""
     bits = element.to(tl.int32)
     size = bits & 0x7F
     value = (size << 20).to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2^120
@@ -99,7 +100,7 @@ def _from_e4m3_bits(element):
 
 
 def kernel_view(kv: torch.Tensor) -> torch.Tensor:
-    """Return a pool as kernels read it: e4m3 as bytes where Triton lacks the type."""
+    """Return a pool in the type that kernels read: bytes for e4m3 where Triton lacks that type."""
     if kv.dtype == torch.float8_e4m3fn and not converts_e4m3(kv.device):
         return kv.view(torch.uint8)
     return kv

@@ -1,10 +1,10 @@
-"""Programmatic dependent launch: a kernel starts while the one before it still runs, and waits inside.
+"""Programmatic dependent launch: a kernel starts while the previous kernel still runs, and waits inside.
 
-Every kernel launched with ``dependent`` calls ``wait_for_previous`` before it reads or writes anything that
-another kernel of the step touches; before that it loads weights, while its predecessor finishes. Small
-kernels let their successor start once all their own programs run. Kernels that stream weights do not: waiting
-programs would occupy the multiprocessors (27.3 instead of 26.1 microseconds a layer without its experts, one
-token, H200).
+Every kernel launched with ``dependent`` calls ``wait_for_previous`` before it accesses memory that another
+kernel of the step uses; before that it loads weights, while its predecessor finishes. Small kernels let their
+successor start once all their programs run. Kernels that stream weights do not, because waiting programs
+would occupy the multiprocessors (27.3 instead of 26.1 microseconds per layer without experts, one token,
+H200).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ TRITON_VERSION: str = triton.__version__
 
 @triton.jit
 def wait_for_previous(PDL: tl.constexpr, LAUNCH_DEPENDENTS: tl.constexpr = True):
-    """Wait for the previous kernel. Nothing before this call may depend on an earlier kernel, or be read by
-    one."""
+    """Wait for the previous kernel. Code before this call must not read data of earlier kernels, or write
+    data that they read."""
     if PDL:
         gdc_wait()
         if LAUNCH_DEPENDENTS:
@@ -32,9 +32,10 @@ def wait_for_previous(PDL: tl.constexpr, LAUNCH_DEPENDENTS: tl.constexpr = True)
 
 
 def architecture_of(device: torch.device) -> tuple[str, int]:
-    """("sm_90" or "gfx942", multiprocessors) of a GPU; ("", 0) of the CPU, where Triton's interpreter runs.
+    """Return ("sm_90" or "gfx942", multiprocessors) of a GPU; ("", 0) for a CPU with Triton's interpreter.
 
-    Kernels on meta tensors are only compiled, for the GPU of Triton's driver (``precompile/target.py``).
+    Kernels on meta tensors are compiled for the GPU of Triton's driver but not run
+    (``precompile/target.py``).
     """
     if device.type == "meta":
         driver = triton.runtime.driver.active
@@ -60,13 +61,13 @@ def is_amd(device: torch.device) -> bool:
 
 @functools.cache
 def capability_of(device: torch.device) -> int:
-    """90 for compute capability 9.0; 0 where there is no NVIDIA GPU."""
+    """Return 90 for compute capability 9.0; 0 without an NVIDIA GPU."""
     return int(architecture_of(device)[0].removeprefix("sm_")) if is_nvidia(device) else 0
 
 
 @functools.cache
 def tuning_of(device: torch.device) -> ArchTuning:
-    """The table of a GPU; an H200's without a GPU (Triton's interpreter)."""
+    """Return the tuning table of a GPU; without a GPU (Triton's interpreter) that of an H200."""
     name, multiprocessors = architecture_of(device)
     return arch_tuning(name, multiprocessors) if name else H200
 
@@ -77,6 +78,6 @@ def is_hopper(device: torch.device) -> bool:
 
 
 def dependent(x: torch.Tensor) -> dict[str, bool]:
-    """Return launch arguments of a kernel with a constexpr ``PDL``: on for Hopper and later, off
-    elsewhere."""
+    """Return launch arguments for a kernel with a constexpr ``PDL``, which is on for Hopper and later
+    GPUs."""
     return {"PDL": True, "launch_pdl": True} if capability_of(x.device) >= 90 else {"PDL": False}

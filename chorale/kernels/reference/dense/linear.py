@@ -9,8 +9,8 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """y = x weight + bias. Contraction dimension first: at one row torch's float32 GEMV reads that layout
-    twice as fast as the checkpoint's (201,088 x 256 on 2 Zen 5 cores: 7.4 ms against 15.8 ms).
+    """y = x weight + bias. The contraction dimension comes first: for one row, torch's float32 GEMV reads
+    this layout twice as fast as the checkpoint's (201,088 x 256 on 2 Zen 5 cores: 7.4 ms against 15.8 ms).
     """
 
     weight: torch.Tensor  # [K, N]
@@ -24,7 +24,8 @@ class Linear:
 
 
 def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-    """weight [N, K] as in the checkpoint. bfloat16 stays a view of the file; float32 is laid out for GEMV."""
+    """Pack ``weight`` [N, K] of a checkpoint. bfloat16 stays a view of the file; float32 is laid out for
+    GEMV."""
     transposed = weight.t()
     return Linear(transposed.contiguous() if weight.dtype == torch.float32 else transposed, bias)
 
@@ -36,7 +37,7 @@ _FEW_ROWS = 8
 class Head:
     """y = weight x for an output matrix, whose product takes most of a small model's step on a CPU.
 
-    The matrix on the left is read once for up to ``_FEW_ROWS`` rows (201,088 x 256 in float32 on 2 Zen 5
+    As left operand, the matrix is read once for up to ``_FEW_ROWS`` rows (201,088 x 256 in float32 on 2 Zen 5
     cores: 5 ms for one row and 8 ms for four, against 8 and 21 ms as ``Linear``).
     """
 
@@ -48,5 +49,5 @@ class Head:
         x = x.to(self.weight.dtype)
         if self.weight.dtype != torch.float32 or rows > _FEW_ROWS:
             return (x @ self.weight.t()).float()
-        wide = x.repeat(2, 1) if rows == 1 else x  # a product with one column takes a slower way
+        wide = x.repeat(2, 1) if rows == 1 else x  # a product with one column is slower
         return (self.weight @ wide.t())[:, :rows].t().contiguous()

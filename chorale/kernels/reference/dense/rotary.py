@@ -1,4 +1,4 @@
-"""The end of ``Ops.qkv_rope_cache`` in plain torch: rotary, and k and v into their blocks."""
+"""The last part of ``Ops.qkv_rope_cache`` in plain torch: rotates, and writes k and v into their blocks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def rotate_and_cache(
 
 
 def rotate(x: torch.Tensor, rope: torch.Tensor) -> torch.Tensor:
-    """Turn pairs (i, i + D/2). x [T, heads, D], rope [T, D]: cosines, then sines."""
+    """Rotate pairs (i, i + D/2). x [T, heads, D], rope [T, D]: cosines, then sines."""
     cos, sin = rope.unsqueeze(1).chunk(2, dim=-1)  # [T, 1, D / 2]
     left, right = x.chunk(2, dim=-1)
     return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)

@@ -1,1 +1,1 @@
-"""From logits to tokens, and the inputs of decode and draft steps, in plain torch."""
+"""Sampling, and the inputs of decode and draft steps, in plain torch."""

@@ -8,7 +8,7 @@ from chorale.kernels.ops import DecodeInputs, DecodeState
 
 
 def decode_inputs(given: DecodeInputs, state: DecodeState) -> None:
-    """Write what the model reads in a step of one new token a row, and append new blocks to the tables."""
+    """Write the model's input for a step of one new token per row, and append new blocks to the tables."""
     count, block_size = len(given.rows), state.block_size
     rows, positions = given.rows.long(), given.num_computed.long()
     known = given.token_ids.long()

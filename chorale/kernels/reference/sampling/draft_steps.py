@@ -18,7 +18,7 @@ from chorale.kernels.reference.sampling.noise import position_keys
 
 
 def verify_inputs(given: VerifyInputs, state: DraftRowState, batch: VerifyBatch) -> None:
-    """Append new blocks to the tables, and write what model and sampler read for N = R * S places."""
+    """Append new blocks to the tables, and write the inputs of model and sampler for N = R * S tokens."""
     places, count = given.token_ids.shape
     rows, offsets = given.rows.long(), torch.arange(places, device=given.rows.device)
     _append(given, state, rows)
@@ -68,9 +68,9 @@ def accept(
     accepted: Accepted,
     profile: torch.Tensor | None,
 ) -> None:
-    """Keep the samples [N] of each row up to the first that differs from its draft.
+    """Keep the samples [N] of each row up to and including the first that differs from its draft.
 
-    ``profile`` [K] float32: keep draft token j with this probability instead, equal or not.
+    ``profile`` [K] float32: keep draft token j with probability ``profile[j]`` instead of comparing it.
     """
     places, count = given.token_ids.shape
     total, rows = places * count, given.rows.long()
@@ -93,7 +93,7 @@ def accept(
 
 
 def draft_passes(rows: torch.Tensor, state: DraftRowState, passes: DraftPasses) -> None:
-    """Write what the head's M passes read for ``rows`` [R] int32."""
+    """Write the inputs of the head's M passes for ``rows`` [R] int32."""
     count, longest = len(rows), len(passes.positions)
     own = rows.long()
     numbers = torch.arange(longest, device=rows.device)[:, None]

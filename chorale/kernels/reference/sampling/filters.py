@@ -1,28 +1,28 @@
 """top_k, top_p and min_p as thresholds on the scores, found without sorting the row.
 
-All three keep the tokens whose score reaches some value, so each is one number a row. Bisection over the
-order-preserving integer image of float32 finds it: 32 passes of compare and sum, exact to the last bit. No
-size depends on the data (so nothing waits for a device), and no row depends on the batch. Tokens that tie
-with the last one kept are kept too.
+Each filter keeps the tokens whose score reaches a threshold. Bisection over the order-preserving integer
+image of float32 finds the threshold: 32 passes of compare and sum, exact to the last bit. No size depends on
+the data (so nothing waits for a device), and no row depends on the batch. Tokens that tie with the last kept
+token are kept too.
 """
 
 from __future__ import annotations
 
 import torch
 
-SMALL_K = 1024  # up to here a partial sort is faster than bisection: 0.2 ms against 1.4 ms on a Zen 5 core
-NEGLIGIBLE = -1e30  # the score of what was filtered out: finite, and no real score comes near
+SMALL_K = 1024  # up to this k a partial sort is faster: 0.2 ms, bisection 1.4 ms on a Zen 5 core
+NEGLIGIBLE = -1e30  # score of filtered tokens: finite, and far below any real score
 _LOWEST = torch.finfo(torch.float32).min
 
 
 def order_keys(values: torch.Tensor) -> torch.Tensor:
-    """int64 that compare as the float32 ``values`` do, with no gaps between neighbouring floats."""
+    """Return int64 keys that compare like the float32 ``values``, without gaps between adjacent floats."""
     bits = values.view(torch.int32)
     return (bits ^ (bits >> 31).bitwise_and_(0x7FFFFFFF)).to(torch.int64)
 
 
 def key_values(keys: torch.Tensor) -> torch.Tensor:
-    """The float32 values of ``order_keys``; the map is its own inverse."""
+    """Return the float32 values of ``order_keys``; the map is its own inverse."""
     bits = keys.to(torch.int32)
     return (bits ^ (bits >> 31).bitwise_and_(0x7FFFFFFF)).view(torch.float32)
 
@@ -33,16 +33,17 @@ def reach_threshold(
     targets: torch.Tensor,
     reached: torch.Tensor,
 ) -> torch.Tensor:
-    """[N, 1] float32: the largest ``t`` with ``sum(weights[scores >= t]) >= target``, row by row.
+    """Return [N, 1] float32: for each row the largest ``t`` with ``sum(weights[scores >= t]) >= target``.
 
     ``scores`` [N, V] float32; ``weights`` [N, V] float32, None for ones; ``targets`` [N, 1]. A target above
-    the total gives the lowest float, which keeps everything but -inf. ``reached`` [N, V] float32 is scratch.
+    the total gives the lowest float, which keeps everything except -inf. ``reached`` [N, V] float32 is
+    scratch memory.
     """
     low = order_keys(torch.full_like(targets, _LOWEST))
     high = order_keys(scores.amax(-1, keepdim=True)) + 1
     for _ in range(32):
         middle = (low + high) >> 1
-        # A float result: four times as fast as a bool one on a CPU.
+        # A float result is four times as fast as a bool result on a CPU.
         torch.ge(scores, key_values(middle), out=reached)
         if weights is not None:
             reached *= weights
@@ -60,13 +61,12 @@ def filter_scores(
     most_k: int,
     space: tuple[torch.Tensor, torch.Tensor],
 ) -> None:
-    """Lower the entries that a filter removes from ``scores`` [N, V] (logits over temperature) by
-    ``-NEGLIGIBLE``.
+    """Add ``NEGLIGIBLE`` to the entries of ``scores`` [N, V] (logits over temperature) that a filter removes.
 
     Each filter is [N] float32, or None if no row uses it: ``top_k`` (V or more: off), ``top_p`` (1 or more:
     off; mass is measured within the top k), ``min_p`` (0: off; relative to the most likely token).
-    ``most_k``: the largest k of the rows that use top_k, known to the host. ``space``: two [N, V]
-    float32 tensors to work in.
+    ``most_k``: the largest k of the rows that use top_k, known to the host. ``space``: two [N, V] float32
+    tensors of scratch memory.
     """
     best = scores.amax(-1, keepdim=True)
     threshold = torch.full_like(best, _LOWEST)
@@ -76,14 +76,15 @@ def filter_scores(
     if top_p is not None:
         nucleus = _nucleus_threshold(scores, best, threshold, top_p.unsqueeze(1), space)
         threshold = torch.maximum(threshold, nucleus)
-    if min_p is not None:  # log(0) is -inf: off
+    if min_p is not None:  # log(0) is -inf, which disables the filter
         threshold = torch.maximum(threshold, best + min_p.unsqueeze(1).log())
     kept = torch.ge(scores, threshold, out=space[0])
     scores.add_(kept.sub_(1.0).mul_(-NEGLIGIBLE))
 
 
 def _kth_largest(scores: torch.Tensor, k: torch.Tensor, most_k: int, room: torch.Tensor) -> torch.Tensor:
-    """[N, 1]. Both methods find the same value, so the choice for several rows changes no result."""
+    """Return the k-th largest scores [N, 1]. Both methods find the same value, so results do not depend on
+    the choice."""
     if most_k > SMALL_K:
         return reach_threshold(scores, None, k, room)
     place = k.long().clamp(max=most_k) - 1  # the caller corrects rows that do not use top_k
@@ -97,7 +98,8 @@ def _nucleus_threshold(
     top_p: torch.Tensor,
     space: tuple[torch.Tensor, torch.Tensor],
 ) -> torch.Tensor:
-    """[N, 1]: keep the most likely until their mass reaches ``top_p`` of the mass at or above ``floor``."""
+    """Return thresholds [N, 1] that keep the most likely tokens until their mass reaches ``top_p`` of the
+    mass at or above ``floor``."""
     mass, room = space
     torch.sub(scores, best, out=mass).exp_()
     mass *= torch.ge(scores, floor, out=room)

@@ -1,6 +1,6 @@
-"""``Ops.make_sampler`` in plain torch: from logits to one token a row.
+"""``Ops.make_sampler`` in plain torch: samples one token per row.
 
-In order, on a copy of a row's logits: forbidden ids, early stop ids, and what the row's grammar does not
+In order, on a copy of a row's logits: forbidden ids, early stop ids, and ids that the row's grammar does not
 allow become -inf; division by temperature; top_k, then top_p within it, then min_p (``filters.py``); plus
 Gumbel noise f(seed, position, token id) (``noise.py``); the largest wins. At temperature 0 the largest logit
 wins.
@@ -21,19 +21,19 @@ from chorale.kernels.reference.sampling.token_columns import TokenColumns
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """The work that some rows of a batch need; skipping the rest changes no token."""
+    """The work that some rows of a batch need. Skipping other work changes no token."""
 
-    heat: bool  # some row has a temperature
-    all_heat: bool  # every row has one
-    filters: tuple[bool, bool, bool]  # some row uses top_k, top_p, min_p
+    heat: bool  # whether some row has a temperature
+    all_heat: bool  # whether every row has one
+    filters: tuple[bool, bool, bool]  # whether some row uses top_k, top_p, min_p
     most_k: int  # the largest top_k in use
 
 
 class ReferenceSampler:
-    """Works through ``rows_at_once`` rows at a time.
+    """Processes ``rows_at_once`` rows at a time.
 
-    It keeps its working memory from step to step: fresh memory would cost as much as the arithmetic (750 page
-    faults, 1.3 ms, for one row of 201,088 logits on a CPU).
+    It keeps its scratch memory between steps: newly allocated memory would cost as much as the arithmetic
+    (750 page faults, 1.3 ms, for one row of 201,088 logits on a CPU).
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class ReferenceSampler:
         *,
         ids: torch.Tensor | None = None,
     ) -> None:
-        """``forbidden`` [V] uint8: 1 for ids that can never be sampled. ``first``: the id of column 0;
+        """``forbidden`` [V] uint8: 1 for ids that are never sampled. ``first``: the id of column 0;
         ``vocab_size``: ids of the whole vocabulary. ``ids``: see ``MakeSampler``."""
         self.rows_at_once, self._first = rows_at_once, first
         steps = token_steps(first + len(forbidden), forbidden.device)[first:]
@@ -61,16 +61,16 @@ class ReferenceSampler:
     def __call__(
         self, logits: torch.Tensor, draws: SamplingInputs, last_token: torch.Tensor, out: torch.Tensor
     ) -> None:
-        """logits [N, V] float32 -> out [N] int64, and ``last_token`` at ``draws.rows``.
+        """Sample logits [N, V] float32 -> out [N] int64, and ``last_token`` at ``draws.rows``.
 
-        Waits for the device to skip work that no row needs.
+        Waits for the device, to skip work that no row needs.
         """
         for some, scores in self.scored(logits, draws):
             out[some] = self.decide(scores, logits[some])
         last_token[draws.rows.long()] = out.clamp(min=0)
 
     def scored(self, logits: torch.Tensor, draws: SamplingInputs) -> Iterator[tuple[slice, torch.Tensor]]:
-        """Some rows and their scores, of which the largest wins; the next iteration overwrites them."""
+        """Yield some rows and their scores, of which the largest wins. The next iteration overwrites them."""
         if self._columns is not None:
             draws = self._columns.masks(draws)
         for start in range(0, len(logits), self.rows_at_once):
@@ -87,18 +87,19 @@ class ReferenceSampler:
             yield some, self.drawn(scores, keys, temperature, filters, needs)
 
     def permitted(self, logits: torch.Tensor) -> torch.Tensor:
-        """A copy of at most ``rows_at_once`` rows, forbidden ids at -inf. The next call overwrites it."""
+        """Return a copy of at most ``rows_at_once`` rows with forbidden ids at -inf. The next call overwrites
+        it."""
         return self._scores[: len(logits)].copy_(logits).index_fill_(1, self._forbidden, float("-inf"))
 
     def forbid(self, scores: torch.Tensor, allowed: Allowed) -> None:
-        """Set what grammars do not allow in ``scores`` [N, V] to -inf."""
+        """Set ids that grammars do not allow to -inf in ``scores`` [N, V]."""
         octets = allowed.octets.index_select(0, allowed.index.clamp(min=0))
         bias = self._biases.index_select(0, octets.reshape(-1).int()).view(len(octets), -1)
         bias.masked_fill_((allowed.index < 0).unsqueeze(1), 0.0)
         scores += bias[:, : scores.shape[1]]
 
     def forbid_stops(self, scores: torch.Tensor, early_stops: torch.Tensor) -> None:
-        """Set the ``early_stops`` [N, EARLY_STOPS] in ``scores`` [N, V] to -inf."""
+        """Set the ids ``early_stops`` [N, EARLY_STOPS] to -inf in ``scores`` [N, V]."""
         columns = early_stops.long() - self._first
         is_own = (early_stops >= 0) & (columns >= 0) & (columns < scores.shape[1])
         scores.scatter_add_(1, torch.where(is_own, columns, 0), torch.where(is_own, float("-inf"), 0.0))
@@ -112,8 +113,8 @@ class ReferenceSampler:
         filters: torch.Tensor | None,
         needs: Needs,
     ) -> torch.Tensor:
-        """[N] int64 tokens. ``scores`` [N, V], which are overwritten, are the ``logits`` after all logits
-        processors.
+        """Return tokens [N] int64. ``scores`` [N, V]: the ``logits`` after all logits processors; they are
+        overwritten.
 
         A row without a token gets ``NO_FINITE_LOGITS`` or ``NOTHING_ALLOWED``. Never waits for the device.
         """
@@ -127,7 +128,7 @@ class ReferenceSampler:
         filters: torch.Tensor | None,
         needs: Needs,
     ) -> torch.Tensor:
-        """``scores`` after temperature, filters and noise: the largest wins."""
+        """Return ``scores`` after temperature, filters and noise, of which the largest wins."""
         if needs.heat:
             space = (self._space[0][: len(scores)], self._space[1][: len(scores)])
             heat = temperature.unsqueeze(1)
@@ -143,9 +144,9 @@ class ReferenceSampler:
         return scores
 
     def decide(self, scores: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        """[N] int64: the token of the largest score, or the reason why the row has none."""
+        """Return [N] int64: the token of the largest score, or the reason why the row has none."""
         token = scores.argmax(-1, keepdim=True)
-        # The raw maximum is NaN if any logit is (edits may hide one), and infinite if any is +inf.
+        # The raw maximum is NaN if any logit is NaN (edits may hide it), and infinite if any is +inf.
         most = logits.amax(-1, keepdim=True)
         ids = token if self._columns is None else self._columns.ids[token]
         return token_or_reason(ids, scores.gather(1, token), most).squeeze(1)
@@ -163,12 +164,13 @@ def _needs(temperature: torch.Tensor, filters: torch.Tensor | None, vocab_size: 
 
 
 def _bias_table(device: torch.device) -> torch.Tensor:
-    """[256, 8] float32: what each octet of a mask adds to eight scores, 0 or -inf where its bit is 0."""
+    """Return [256, 8] float32: the addends of eight scores for each byte of a mask, -inf where a bit is 0."""
     octets = torch.arange(256, device=device).unsqueeze(1) >> torch.arange(8, device=device)
     return torch.where(octets.bitwise_and(1).bool(), 0.0, float("-inf"))
 
 
 def token_or_reason(token: torch.Tensor, score: torch.Tensor, most: torch.Tensor) -> torch.Tensor:
-    """The token, or why the row has none. ``score``: the token's; ``most``: the largest raw logit."""
+    """Return the token, or the reason why there is none. ``score``: the token's; ``most``: the largest raw
+    logit."""
     why_none = torch.where(most.isfinite(), NOTHING_ALLOWED, NO_FINITE_LOGITS)
     return torch.where((score + most).isfinite(), token, why_none)

@@ -1,4 +1,4 @@
-"""Logits of some tokens only, as of a draft head: masks by token id become masks by column."""
+"""For logits of a subset of tokens, as in a draft head: converts masks by token id to masks by column."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch.nn.functional as F
 
 from chorale.kernels.ops import Allowed, SamplingInputs
 
-_NO_COLUMN = 2**31 - 1  # of an early stop that no column has; -1 has a meaning
+_NO_COLUMN = 2**31 - 1  # an early stop without a column; -1 has another meaning
 
 
 class TokenColumns:
-    """Never waits for the device, so that a graph may contain it."""
+    """Converts masks. Never waits for the device, so a graph may contain it."""
 
     def __init__(self, ids: torch.Tensor, vocab_size: int) -> None:
-        """``ids`` [columns] int64: the token of each column."""
+        """``ids`` [columns] int64: the token id of each column."""
         self.ids = ids
         self._places = ids // 8
         self._shifts = (ids % 8).to(torch.uint8)

@@ -1,8 +1,8 @@
 """Paged attention with sinks and a window. The specification is ``kernels/reference/attention.py``.
 
-Rows with one new token go through the decode kernel: the context is split so that enough programs run, and a
-second kernel joins the parts and adds the sink. Rows with more go through ``prefill.py``. The device decides
-which rows are which; the host never waits.
+Rows with one new token use the decode kernel: the context is split so that enough programs run, and a second
+kernel joins the parts and adds the sink. Rows with more tokens use ``prefill.py``. The device distinguishes
+the rows; the host never waits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LOG2E = tl.constexpr(LOG2E)
 _DOT_ROWS = 16
 
 
-# They begin anywhere in a step's numbers, and nothing reads them in vectors.
+# These may start at any offset of the step's numbers. No kernel reads them in vectors.
 _INDICES = ["table_ptr", "context_ptr", "start_ptr"]
 
 
@@ -36,12 +36,12 @@ def _decode_kernel(
     part_ptr,  # [R, Nq, SPLITS, D] float32: unnormalised sums
     stat_ptr,  # [R, Nq, SPLITS, 2] float32: maximum (base 2), mass
     table_stride,
-    scale,  # of the scores, times log2(e)
+    scale,  # factor of the scores, times log2(e)
     NUM_Q: tl.constexpr,
     NUM_KV: tl.constexpr,
     D: tl.constexpr,
     KV_BLOCK: tl.constexpr,
-    WINDOW: tl.constexpr,  # 0: none
+    WINDOW: tl.constexpr,  # 0: no window
     SPLITS: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,

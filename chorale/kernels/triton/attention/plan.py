@@ -17,11 +17,11 @@ class AttentionPlan:
     meta: AttentionMeta
     shape: AttentionShape
     sizes: dict[str, int]  # NUM_Q, NUM_KV, D and KV_BLOCK of the kernels
-    scale: float  # of the scores, times log2(e)
-    num_splits: int  # of the full layers' decodes
+    scale: float  # factor of the scores, times log2(e)
+    num_splits: int  # parts of a context in decodes of full layers
 
     def window(self, group: int) -> int:
-        """Returns WINDOW of the kernels: 0 for full attention."""
+        """Returns the kernels' WINDOW: 0 for full attention."""
         return self.shape.sliding_window if group else 0
 
 

@@ -1,8 +1,8 @@
 """Attention of rows with more than one new token, paged, with sinks and a window.
 
-A program takes some tokens with all heads of one kv head, so that keys are read once for the group. Keys that
-all of its tokens see are processed in pairs of tiles without masks; only the tiles at an edge (the diagonal,
-the window's end) compare positions. The device finds the rows and their tiles.
+A program computes several tokens with all heads of one kv head, so that keys are read once for the group.
+Keys that all of its tokens see are processed in pairs of tiles without masks; only tiles at an edge (the
+diagonal, the window's end) compare positions. The device finds the rows and their tiles.
 """
 
 from __future__ import annotations
@@ -40,13 +40,14 @@ def load_keys(
     low,
     high,
     MASKED: tl.constexpr,
-    TYPE: tl.constexpr,  # what e4m3 elements are read as
+    TYPE: tl.constexpr,  # type to which e4m3 elements are converted
     D: tl.constexpr,
     NUM_KV: tl.constexpr,
     KV_BLOCK: tl.constexpr,
     KEYS: tl.constexpr,
 ):
-    """(K, V) [KEYS, D] of one kv head from position ``begin``; if MASKED, zero outside low .. high - 1."""
+    """Load (K, V) [KEYS, D] of one kv head from position ``begin``; if MASKED, zeros outside low .. high -
+    1."""
     keys = begin + tl.arange(0, KEYS)
     dims = tl.arange(0, D)
     if MASKED or KV_BLOCK < KEYS:
@@ -90,7 +91,7 @@ def _attend(
     KV_BLOCK: tl.constexpr,
     KEYS: tl.constexpr,
 ):
-    """Attend to one tile of keys. ``top`` is an exponent of two; ``scale`` is positive."""
+    """Attend to one tile of keys. ``top``: maximum score as an exponent of two; ``scale`` is positive."""
     k, v = load_keys(kv_ptr, table_ptr, head, begin, low, high, MASKED, q.dtype, D, NUM_KV, KV_BLOCK, KEYS)
     scores = tl.dot(q, tl.trans(k), input_precision="ieee")
     if MASKED:
@@ -152,13 +153,13 @@ def _prefill_kernel(
     out_ptr,  # [T, Nq, D]
     num_rows,
     table_stride,
-    scale,  # of the scores, times log2(e)
+    scale,  # factor of the scores, times log2(e)
     NUM_Q: tl.constexpr,
     NUM_KV: tl.constexpr,
     D: tl.constexpr,
     KV_BLOCK: tl.constexpr,
-    WINDOW: tl.constexpr,  # 0: none
-    GROUP: tl.constexpr,  # heads of a kv head, up to a power of two
+    WINDOW: tl.constexpr,  # 0: no window
+    GROUP: tl.constexpr,  # heads per kv head, rounded up to a power of two
     TOKENS: tl.constexpr,
     KEYS: tl.constexpr,
     PAIRS: tl.constexpr,
@@ -217,7 +218,7 @@ def _prefill_kernel(
 def prefill(
     q: torch.Tensor, kv: torch.Tensor, sinks: torch.Tensor, plan: AttentionPlan, group: int, out: torch.Tensor
 ) -> None:
-    """Writes rows with more than one new token into out [T, Nq, D]; leaves the others."""
+    """Writes rows with more than one new token into out [T, Nq, D]; does not write the others."""
     meta, shape, rows = plan.meta, plan.shape, plan.meta.context_lens.shape[0]
     padded = triton.next_power_of_2(shape.num_heads // shape.num_kv_heads)
     tile = tuning_of(q.device).prefill_tile(is_window=group != 0)

@@ -1,8 +1,8 @@
-"""``DraftOps``: what a draft head needs beside the model's own kernels.
+"""``DraftOps``: the ops of a draft head in addition to the model's.
 
-A pass of a few tokens is bound by the bytes of the weights, so that products are those of ``linear.py`` and
-``skinny.py``, and everything between them is in as few kernels as possible. Rows of gate and up alternate:
-gate 0, up 0, gate 1, ...
+The bytes of the weights limit a pass of a few tokens. So products are those of ``linear.py`` and
+``skinny.py``, with as few kernels between them as possible. Rows of gate and up alternate: gate 0, up 0, gate
+1, ...
 """
 
 from __future__ import annotations
@@ -77,11 +77,12 @@ def _gated_row_kernel(
     eps,
     I,
     H: tl.constexpr,
-    ROWS: tl.constexpr,  # of the result
+    ROWS: tl.constexpr,  # rows of the result per program
     CHUNK: tl.constexpr,  # at least H / 4
     PDL: tl.constexpr,
 ):
-    """As ``qkv._one_kernel``: all weights are in flight before the wait, the norm's scale comes last."""
+    """Like ``qkv._one_kernel``: all weights are in flight before the wait, the norm's scale is applied
+    last."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = rows < I
     quarters: tl.constexpr = (H + CHUNK - 1) // CHUNK
@@ -169,7 +170,7 @@ def qkv_rope_cache(
     group: int,
     kv: torch.Tensor,
 ) -> torch.Tensor:
-    """As ``qkv.qkv_rope_cache``, of what is normed already."""
+    """Like ``qkv.qkv_rope_cache``, for normed input."""
     tokens, weight = normed.shape[0], packed.weight
     tile = tuning.draft_qkv(tokens)
     if tile is not None and fits(tile, normed, weight) and packed.bias is not None:

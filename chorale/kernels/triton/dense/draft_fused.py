@@ -1,5 +1,6 @@
-"""A draft head's QKV, and its gate and up, of up to 16 tokens in one kernel each, with the loop of
-``skinny_ptx.py``. NVIDIA from sm_90 on, bfloat16; ``skinny_fused.py`` says how a tensor here lies in threads.
+"""A draft head's QKV, and its gate and up, for up to 16 tokens in one kernel each, with the loop of
+``skinny_ptx.py``. NVIDIA since sm_90, bfloat16; ``skinny_fused.py`` describes how tensors are distributed
+over threads.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def _qkv_kernel(
     TEXT: tl.constexpr,
     CONSTRAINTS: tl.constexpr,
 ):
-    """As ``skinny_fused._qkv_kernel``, without the norm."""
+    """Like ``skinny_fused._qkv_kernel``, without the norm."""
     lane, warp, first, unit, token, ours = _place(T, UNITS, COLUMNS, WARPS)
     weights, head, pair, early = _qkv_places(
         w_ptr, b_ptr, rope_ptr, slots_ptr, T, lane, warp, unit, token, K, D, GROUP
@@ -100,7 +101,7 @@ def gated(
     eps: float,
     tile: SkinnyConfig,
 ) -> None:
-    """``DraftOps.gated_silu`` of 1 to 16 tokens into out [T, I]."""
+    """``DraftOps.gated_silu`` for 1 to 16 tokens; writes out [T, I]."""
     tokens, (rows, hidden) = x.shape[0], weight.shape
     _whole(rows, tile)
     launch = _launch(x, tile)
@@ -122,7 +123,8 @@ def qkv(
     sizes: dict[str, int],
     tile: SkinnyConfig,
 ) -> None:
-    """``DraftOps.qkv_rope_cache`` of 1 to 16 tokens into q and kv; ``sizes``: NUM_Q, NUM_KV, D, KV_BLOCK."""
+    """``DraftOps.qkv_rope_cache`` for 1 to 16 tokens; writes q and kv. ``sizes``: NUM_Q, NUM_KV, D,
+    KV_BLOCK."""
     tokens, (rows, depth) = x.shape[0], weight.shape
     _whole(rows, tile)
     launch = _launch(x, tile)

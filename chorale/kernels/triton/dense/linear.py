@@ -1,9 +1,8 @@
-"""Dense products. For one token, kernels stream the weights once, without the tensor cores. For a few tokens
-there is ``skinny.py``, for more cuBLAS.
+"""Dense products. For one token, kernels stream the weights once, without tensor cores. ``skinny.py`` is for
+a few tokens, cuBLAS for more.
 
-There are two streaming kernels. Where rows fit in registers (output projection), a program has all its
-weights in flight before it waits for its input. For many rows (the head), a loop keeps several tiles in
-flight.
+There are two streaming kernels. If rows fit in registers (output projection), a program has all its weights
+in flight before it waits for its input. For many rows (the head), a loop keeps several tiles in flight.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class Linear:
 
 
 def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-    """weight [N, K] as in the checkpoint: a program streams its rows."""
+    """Pack ``weight`` [N, K] in the checkpoint's layout: programs stream its rows."""
     return Linear(weight.contiguous(), bias if bias is None else bias.contiguous())
 
 
@@ -39,7 +38,7 @@ def pack_head(weight: torch.Tensor) -> Linear:
 
 @triton.jit
 def load_rows(w_ptr, rows, inside, k, K, CHUNK: tl.constexpr):
-    """Columns k..k+CHUNK-1 of some rows of a matrix [*, K], as [ROWS, CHUNK]; zero outside."""
+    """Load columns k..k+CHUNK-1 of some rows of a matrix [*, K], as [ROWS, CHUNK]; zeros outside."""
     depth = k + tl.arange(0, CHUNK)
     places = w_ptr + rows[:, None].to(tl.int64) * K + depth[None, :]
     mask = inside[:, None] & (depth < K)[None, :]
@@ -48,7 +47,7 @@ def load_rows(w_ptr, rows, inside, k, K, CHUNK: tl.constexpr):
 
 @triton.jit
 def load_part(x_ptr, k, K, CHUNK: tl.constexpr):
-    """Elements k..k+CHUNK-1 of a vector of K, as float32; zero outside."""
+    """Load elements k..k+CHUNK-1 of a vector of K as float32; zeros outside."""
     depth = k + tl.arange(0, CHUNK)
     return tl.load(x_ptr + depth, mask=depth < K, other=0.0).to(tl.float32)
 
@@ -78,7 +77,7 @@ def _resident_kernel(
     wait_for_previous(PDL, LAUNCH_DEPENDENTS=False)
     x: tl.tuple = ()
     for n in tl.static_range(quarters):
-        x += (load_part(x_ptr, n * CHUNK, K, CHUNK),)  # all in flight before the first is used
+        x += (load_part(x_ptr, n * CHUNK, K, CHUNK),)  # all loads are in flight before the first is used
     if ADD:
         before = tl.load(out_ptr + rows, mask=inside, other=0.0)
     products = w[0].to(tl.float32) * x[0][None, :]
@@ -124,14 +123,15 @@ def _gemv_kernel(
 
 
 def product(x: torch.Tensor, linear: Linear) -> torch.Tensor:
-    """x [T, K] in the weight's dtype -> [T, N] in the same; cuBLAS."""
+    """Multiply with cuBLAS: x [T, K] in the weight's dtype -> [T, N] in the same dtype."""
     if linear.bias is None:
         return x @ linear.weight.t()
     return torch.addmm(linear.bias, x, linear.weight.t())
 
 
 def chunk_of(depth: int) -> int:
-    """Returns the columns of a quarter of a row; the resident kernels hold all quarters at once."""
+    """Returns the columns of a quarter row; the kernels that hold whole rows in registers hold four
+    quarters."""
     return int(max(16, triton.next_power_of_2(triton.cdiv(depth, 4))))
 
 
@@ -162,7 +162,7 @@ def _project_row(x: torch.Tensor, linear: Linear, out: torch.Tensor, *, add: boo
 
 
 def float32_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """x [T, K] by weight [N, K], both in one dtype -> [T, N] float32, not rounded on the way."""
+    """x [T, K] times weight [N, K], both in one dtype -> [T, N] float32 without intermediate rounding."""
     if is_nvidia(x.device) and x.dtype != torch.float32:
         return torch.mm(x, weight.t(), out_dtype=torch.float32)
     return x.float() @ weight.float().t()
@@ -181,11 +181,11 @@ def project_head(x: torch.Tensor, head: Linear) -> torch.Tensor:
 def stream_row(
     x: torch.Tensor, weight: torch.Tensor, tile: Tile, residual: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """x [1, K] in the weight's dtype, times weight [N, K] -> [1, N] float32, added to ``residual`` if there
-    is one; of any depth."""
+    """x [1, K] in the weight's dtype times weight [N, K], for any K -> [1, N] float32, added to ``residual``
+    if given."""
     shape = 1, weight.shape[0]
     out = torch.empty(shape, dtype=torch.float32, device=x.device) if residual is None else residual
-    adds = {} if residual is None else {"ADD": True}  # a launch without is what it has always been
+    adds = {} if residual is None else {"ADD": True}  # without residual, the launch's arguments are unchanged
     _gemv_kernel[(triton.cdiv(weight.shape[0], tile.rows),)](
         x, weight, out, weight.shape[0], weight.shape[1],
         ROWS=tile.rows, DEPTH=min(tile.depth, triton.next_power_of_2(weight.shape[1])),

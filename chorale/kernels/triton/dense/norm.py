@@ -1,6 +1,6 @@
-"""RMS norm over rows, from the residual stream to the input of the matrix products: alone, or fused with the
-addition to the residual stream before it (the stream is float32, and its traffic takes the time). The sums
-that end the expert layer (``moe/combine.py``) norm likewise, with ``normed_row``."""
+"""RMS norm over rows of the residual stream, for the input of matrix products: alone, or fused with the
+addition to the residual stream before it (the stream is float32, and its traffic dominates the time). The
+sums that end the expert layer (``moe/combine.py``) also use ``normed_row``."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from chorale.kernels.triton.launch import dependent, wait_for_previous
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """The RMS norm that the kernel that ends a row's sum applies to the row."""
+    """The RMS norm that a kernel applies to a row after summing it."""
 
     weight: torch.Tensor  # [H] float32
     eps: float
-    dtype: torch.dtype  # of the result
+    dtype: torch.dtype  # type of the result
 
 
 def sum_ending(
     norm: Norm | None, x: torch.Tensor
 ) -> tuple[torch.Tensor | None, tuple[torch.Tensor, torch.Tensor, float]]:
-    """Returns the norm's output for a kernel that ends a sum x [T, H], and its norm_ptr, normed_ptr and eps.
+    """Returns the norm's output for a kernel that completes a sum x [T, H], and the arguments norm_ptr,
+    normed_ptr and eps.
 
-    Without a norm, x stands in for pointers that are not read.
+    Without a norm, x is passed for pointers that are not read.
     """
     if norm is None:
         return None, (x, x, 0.0)
@@ -38,18 +39,18 @@ def sum_ending(
 
 @triton.jit
 def in_fours(BLOCK: tl.constexpr):
-    """0..BLOCK-1, for rows in float32 or bfloat16: a thread takes four numbers of either.
+    """Return 0..BLOCK-1 laid out so that a thread has four numbers of a row, in float32 and in bfloat16.
 
-    By default the compiler gives it eight where it can, and then moves a float32 row to other threads through
-    shared memory before writing it. All kernels here use this function, so that those of as many warps add
-    squares in the same order.
+    By default the compiler gives it eight where possible, and then moves a float32 row to other threads
+    through shared memory before writing it. All kernels here use this function, so that kernels with the same
+    number of warps add squares in the same order.
     """
     return tl.max_contiguous(tl.arange(0, BLOCK), 4)
 
 
 @triton.jit
 def normed_row(x, norm, eps, H):
-    """x, norm [BLOCK] float32, zeros past H."""
+    """Return the normed row. x, norm: [BLOCK] float32, zeros past H."""
     return x * (1.0 / tl.sqrt(tl.sum(x * x, 0) / H + eps)) * norm
 
 
@@ -85,7 +86,7 @@ def rms_norm(
     *,
     index: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """x [*, H] float32 -> [T, H] in ``dtype``: the rows at ``index`` [T] int64, or all."""
+    """x [*, H] float32 -> [T, H] in ``dtype``, for the rows at ``index`` [T] int64 or all rows."""
     tokens, hidden = x.shape[0] if index is None else index.shape[0], x.shape[1]
     out = torch.empty(tokens, hidden, dtype=dtype, device=x.device)
     if tokens == 0:
@@ -131,7 +132,7 @@ def norm_parts(x: torch.Tensor, norms: torch.Tensor, eps: float, dtype: torch.dt
 @triton.jit(do_not_specialize=["T"])
 def _add_norm_kernel(
     x_ptr,  # [T, H] float32, read and written
-    y_ptr,  # [SPLITS, T, H]: the sum is added to x
+    y_ptr,  # [SPLITS, T, H], whose sum is added to x
     b_ptr,  # [H], added too (if HAS_BIAS)
     norm_ptr,  # [H] float32
     high_ptr,  # [T, H]: the norm of the sum, rounded

@@ -1,10 +1,11 @@
 """First half of attention: norm, QKV, bias, rotary, and k and v into their blocks.
 
-One token takes one kernel. A program makes rows ``i`` and ``i + D/2`` of one head, which rotary turns
+One token takes one kernel. A program computes rows ``i`` and ``i + D/2`` of one head, which rotary rotates
 together. The norm's scale is one number, so it is applied after the product, and all weights are in flight
 before the program waits for its input. Up to 8 tokens also take one kernel, where ``skinny_fused.py`` can
-run. Otherwise a product is followed by a kernel that rotates and writes. The product is ``skinny.py``'s up to
-16 tokens and cuBLAS's above, of rows normed by the previous layer or, in the first, by a norm kernel.
+run. Otherwise a product is followed by a kernel that rotates and writes. The product uses ``skinny.py`` up to
+16 tokens and cuBLAS for more. Its input was normed by the previous layer or, in the first layer, by a norm
+kernel.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def _store_pair(
     D: tl.constexpr,
     KV_BLOCK: tl.constexpr,
 ):
-    """Rotate and store one head's part."""
+    """Rotate and store some dimensions of one head."""
     half: tl.constexpr = D // 2
     low = left * cos - right * sin
     high = right * cos + left * sin
@@ -49,8 +50,8 @@ def _store_pair(
         tl.store(place, low.to(q_ptr.dtype.element_ty))
         tl.store(place + half, high.to(q_ptr.dtype.element_ty))
     else:
-        chunk = (slot // KV_BLOCK) * 2 * NUM_KV + (head - NUM_Q)  # k heads, then v heads: as in the block
-        cell = kv_ptr + (chunk * KV_BLOCK + slot % KV_BLOCK) * D + pairs  # of another type than q's place
+        chunk = (slot // KV_BLOCK) * 2 * NUM_KV + (head - NUM_Q)  # k heads, then v heads, as in the block
+        cell = kv_ptr + (chunk * KV_BLOCK + slot % KV_BLOCK) * D + pairs  # its type differs from q's
         tl.store(cell, to_kv_element(low, kv_ptr.dtype.element_ty))
         tl.store(cell + half, to_kv_element(high, kv_ptr.dtype.element_ty))
 
@@ -96,14 +97,15 @@ def _one_kernel(
     x: tl.tuple = ()
     for n in tl.static_range(quarters):
         x += (load_part(x_ptr, n * CHUNK, H, CHUNK),)
-    turned = head + pairs * 0 < NUM_Q + NUM_KV  # v is not
+    turned = head + pairs * 0 < NUM_Q + NUM_KV  # v is not rotated
     cos = tl.load(rope_ptr + pairs, mask=turned, other=1.0)
     sin = tl.load(rope_ptr + pairs + half, mask=turned, other=0.0)
     slot = tl.load(slots_ptr)
     left = tl.zeros((PAIRS, CHUNK), tl.float32)
     right = tl.zeros((PAIRS, CHUNK), tl.float32)
     squares = tl.zeros((CHUNK,), tl.float32)
-    for n in tl.static_range(quarters):  # some columns of both products, and of the input's sum of squares
+    # A quarter of the columns, for both products and the input's sum of squares.
+    for n in tl.static_range(quarters):
         scaled = (x[n] * norm[n])[None, :]
         left += w_left[n].to(tl.float32) * scaled
         right += w_right[n].to(tl.float32) * scaled
@@ -128,12 +130,12 @@ def _rotate_kernel(
     NUM_KV: tl.constexpr,
     D: tl.constexpr,
     KV_BLOCK: tl.constexpr,
-    HEADS: tl.constexpr,  # of one program
+    HEADS: tl.constexpr,  # heads per program
     H: tl.constexpr,
-    SPLITS: tl.constexpr,  # 0: whole
+    SPLITS: tl.constexpr,  # 0: qkv is whole
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
-    SCALED: tl.constexpr = True,  # the parts are of x before its norm (if SPLITS)
+    SCALED: tl.constexpr = True,  # the parts are products of x before its norm (if SPLITS)
 ):
     wait_for_previous(PDL)
     half: tl.constexpr = D // 2
@@ -216,8 +218,8 @@ def qkv_rope_cache(
 def rotate_and_cache(
     qkv: torch.Tensor, linear: Linear, rope: torch.Tensor, plan: AttentionPlan, group: int, kv: torch.Tensor
 ) -> torch.Tensor:
-    """The end of ``qkv_rope_cache`` for an input that was normed before: ``qkv`` [T, (Nq + 2 Nkv) * D], or
-    parts of it without the bias, [SPLITS, T, ...] float32."""
+    """The last part of ``qkv_rope_cache`` for normed input: ``qkv`` [T, (Nq + 2 Nkv) * D], or its parts
+    without bias, [SPLITS, T, ...] float32."""
     shape, tokens = plan.shape, qkv.shape[-2]
     heads = shape.num_heads + 2 * shape.num_kv_heads
     q = torch.empty(tokens, shape.num_heads, shape.head_dim, dtype=linear.weight.dtype, device=qkv.device)

@@ -1,7 +1,7 @@
 """Dense products of a few tokens (2 to 16): weights are the rows of a ``tl.dot``, tokens its columns.
 
-The contraction is split to fill the device. The next kernel (residual, or bias and rotary) adds up the parts,
-in float32 and always in the same order. For the output projection ``tuning`` may choose ``skinny_fused.py``,
+The contraction is split to fill the device. The next kernel (residual, or bias and rotary) adds the parts, in
+float32 and always in the same order. For the output projection ``tuning`` may choose ``skinny_fused.py``,
 which takes one kernel.
 """
 
@@ -81,7 +81,7 @@ def _add_kernel(
 
 
 def parts(x: torch.Tensor, weight: torch.Tensor, norm: torch.Tensor | None = None) -> torch.Tensor:
-    """x [T, K] (times ``norm`` [K]) by weight [N, K] -> [SPLITS, T, N] float32, to be added up. T <= 16."""
+    """x [T, K] (times ``norm`` [K]) times weight [N, K] -> addends [SPLITS, T, N] float32. T <= 16."""
     rows, depth = weight.shape
     arch = tuning_of(x.device)
     tile = arch.skinny
@@ -90,7 +90,8 @@ def parts(x: torch.Tensor, weight: torch.Tensor, norm: torch.Tensor | None = Non
 
 
 def whole(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """x [T, K] by weight [N, K] with enough rows to fill the device unsplit -> [T, N] float32. T <= 16."""
+    """x [T, K] times weight [N, K], which has enough rows to fill the device unsplit -> [T, N] float32. T <=
+    16."""
     return _parts(x, weight, None, tuning_of(x.device).skinny_head, 1)[0]
 
 

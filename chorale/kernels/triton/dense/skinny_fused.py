@@ -1,7 +1,7 @@
-"""Dense products of 2 to 16 tokens in one kernel (loop: ``skinny_ptx.py``). NVIDIA from sm_90 on, bfloat16.
+"""Dense products of 2 to 16 tokens in one kernel (loop: ``skinny_ptx.py``). NVIDIA since sm_90, bfloat16.
 
-A tensor here has one element a thread. After the product, lane ``4 g + t`` of a warp has rows ``2 t`` and
-``2 t + 1`` of one unit for token ``g`` (or ``8 + g``); as many warps as there are such results write them.
+Tensors have one element per thread. After the product, lane ``4 g + t`` of a warp has rows ``2 t`` and ``2 t
++ 1`` of one unit for token ``g`` (or ``8 + g``); one warp writes each such result.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from chorale.kernels.triton.tuning import SkinnyConfig
 
 @triton.jit
 def _place(T, UNITS: tl.constexpr, COLUMNS: tl.constexpr, WARPS: tl.constexpr):
-    """(lane, warp, first unit, unit of the result, its token, whether this thread stores the token)."""
+    """Return (lane, warp, first unit, unit of the result, its token, whether this thread stores the
+    token)."""
     thread = tl.arange(0, 32 * WARPS)
     lane, warp = thread % 32, thread // 32
     first = tl.program_id(0) * UNITS + lane * 0
@@ -32,7 +33,7 @@ def _place(T, UNITS: tl.constexpr, COLUMNS: tl.constexpr, WARPS: tl.constexpr):
 
 @triton.jit
 def _inputs(x_ptr, T, lane, warp, K: tl.constexpr, GROUP: tl.constexpr, COLUMNS: tl.constexpr):
-    """Addresses of a lane's inputs, by column; missing tokens read the last one."""
+    """Return the addresses of a lane's inputs, by column; for missing tokens, those of the last token."""
     inputs: tl.tuple = ()
     for column in tl.static_range(COLUMNS):
         row = tl.minimum(lane // 4 + 8 * column, T - 1)
@@ -45,9 +46,9 @@ def _qkv_places(
     w_ptr, b_ptr, rope_ptr, slots_ptr, T, lane, warp, unit, token,
     K: tl.constexpr, D: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """(addresses of a lane's weights, head and pair of its result, addresses of what is read early)."""
+    """Return (addresses of a lane's weights, head and pair of its result, addresses of early reads)."""
     half: tl.constexpr = D // 2
-    row = lane // 8 + lane // 4 % 2 * half  # i0, i0 + D/2, i0 + 1, ...: pairs meet in one thread
+    row = lane // 8 + lane // 4 % 2 * half  # i0, i0 + D/2, i0 + 1, ...: one thread has both rows of a pair
     weights = (w_ptr + row * K + warp * (GROUP * 32) + lane % 4 * 8).to(tl.int64)
     head = unit // (D // 8)
     pair = unit % (D // 8) * 4 + lane % 4
@@ -136,7 +137,7 @@ def _qkv_kernel(
 
 
 def product_of(tile: SkinnyConfig, tokens: int, depth: int, head_dim: int, pdl: bool) -> Product:
-    """The loop for QKV (``head_dim`` of its heads), or, with 0, for an output projection."""
+    """Return the loop for QKV with heads of ``head_dim``, or with 0 for an output projection."""
     return Product(
         tile.units, 1 if tokens <= 8 else 2, tile.num_warps, tile.group, tile.groups, tile.ahead, depth,
         head_dim, norm=head_dim > 0, early="bbffl" if head_dim else "bbff", pdl=pdl,
@@ -158,7 +159,8 @@ def constants_of(p: Product) -> dict[str, Any]:
 
 
 def fits(tile: SkinnyConfig, x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Returns whether these kernels can run: bfloat16, Hopper or later, no rows or columns left over."""
+    """Returns whether these kernels can run: bfloat16, Hopper or later, complete tiles of rows and
+    columns."""
     there = dependent(x)["PDL"] and weight.dtype == torch.bfloat16
     return there and weight.shape[0] % (8 * tile.units) == 0 and weight.shape[1] % 32 == 0
 
@@ -204,7 +206,7 @@ def qkv(
     sizes: dict[str, int],
     tile: SkinnyConfig,
 ) -> None:
-    """``qkv.qkv_rope_cache`` of up to 16 tokens into q and kv; ``sizes``: NUM_Q, NUM_KV, D, KV_BLOCK."""
+    """``qkv.qkv_rope_cache`` for up to 16 tokens; writes q and kv. ``sizes``: NUM_Q, NUM_KV, D, KV_BLOCK."""
     tokens, (rows, hidden) = x.shape[0], weight.shape
     _whole(rows, tile)
     launch = _launch(x, tile)

@@ -1,10 +1,11 @@
-"""Generates the dense product of up to 16 tokens: PTX for NVIDIA GPUs from sm_90 on.
+"""Generates the dense product of up to 16 tokens: PTX for NVIDIA GPUs since sm_90.
 
-One program makes ``units`` of eight weight rows for all tokens. Its warps divide the contraction into chunks
-of 32 columns, and add up their sums in shared memory at the end. A lane copies 16 bytes of a row (eight
-columns) into a place of shared memory that only it reads. The same eight columns of a token are its part of
-the tensor core's first operand: the order of a sum is free, so lanes exchange nothing. Weights are in flight
-before the program waits for its predecessor. All loops are unrolled, because a warp has few chunks.
+One program computes ``units`` of eight weight rows for all tokens. Its warps divide the contraction into
+chunks of 32 columns, and add their sums in shared memory at the end. A lane copies 16 bytes of a row (eight
+columns) to an address in shared memory that only this lane reads. The same eight columns of a token are the
+lane's part of the tensor core's first operand: the order of a sum is free, so lanes exchange nothing. Weights
+are in flight before the program waits for its predecessor. All loops are unrolled, because a warp has few
+chunks.
 """
 
 from __future__ import annotations
@@ -14,29 +15,28 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 CHUNK = 32  # columns
-MOST_SHARED = 48 * 1024  # bytes that a program may have without being asked for at launch
+MOST_SHARED = 48 * 1024  # bytes of shared memory that need no attribute at launch
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """Operands: see ``constraints``."""
+    """The shape of a product. Its operands: see ``constraints``."""
 
-    units: int  # of eight rows
+    units: int  # number of units of eight rows
     columns: int  # tokens / 8
     warps: int
-    group: int  # chunks a warp takes in a round
+    group: int  # chunks per warp and round
     groups: int  # rounds whose weights are in flight
-    ahead: int  # rounds that inputs are loaded ahead
-    depth: int  # of the contraction
-    head_dim: (
-        int  # rotary: a unit is four pairs (i, i + D/2), a pair's rows next to each other. 0: rows in order
-    )
+    ahead: int  # rounds by which inputs are loaded ahead
+    depth: int  # columns of the contraction
+    # Rotary: a unit is four pairs (i, i + D/2), a pair's rows next to each other. 0: rows in order.
+    head_dim: int
     norm: bool  # inputs are float32 and are multiplied by a norm's weights; their squares are summed
-    early: str  # of the epilogue: "b": bfloat16 no kernel writes; "f": float32, "l": int64, after the wait
+    # Early loads of the epilogue: "b": constant bfloat16; "f": float32, "l": int64, after the wait.
+    early: str
     pdl: bool
-    launch_dependents: (
-        int  # when the successor may start: 0 at the end, 1 once we run, 2 once all weights are here
-    )
+    # When the successor may start: 0 at the end, 1 once we run, 2 once all weights are here.
+    launch_dependents: int
 
     @property
     def rounds(self) -> int:
@@ -104,7 +104,7 @@ def _begin(p: Product) -> Iterator[str]:
 
 
 def _row(p: Product, u: int, weights: str, first: str) -> Iterator[str]:
-    """wp: the lane's weights of unit ``u``."""
+    """Set wp to the lane's weights of unit ``u``."""
     yield f"add.s32 a, {first}, {u};"
     if p.head_dim:
         shift = (p.head_dim // 8).bit_length() - 1
@@ -134,7 +134,7 @@ def _registers(p: Product) -> Iterator[str]:
 
 
 def _guard(p: Product, r: int, j: int) -> str | None:
-    """``q``: this chunk of the warp's exists; None if every warp's does."""
+    """Set ``q`` if this warp has the chunk. Returns None if every warp has it."""
     before, chunks = r * p.warps * p.group + j, p.depth // CHUNK
     if before + (p.warps - 1) * p.group < chunks:
         return None
@@ -142,7 +142,7 @@ def _guard(p: Product, r: int, j: int) -> str | None:
 
 
 def _copy(p: Product, r: int) -> Iterator[str]:
-    """Start the copy of round ``r``'s weights; missing ones become zeros."""
+    """Start the copy of round ``r``'s weights; missing chunks become zeros."""
     for j in range(p.group) if r < p.rounds else ():
         guard = _guard(p, r, j)
         if guard is not None:
@@ -194,7 +194,7 @@ def _body(p: Product) -> Iterator[str]:
         if r + p.ahead < p.rounds:
             yield from _load_norm(p, r + p.ahead)
             yield from _load_inputs(p, r + p.ahead)
-        yield "bar.warp.sync 0xffffffff;"  # the assembler would move the loads down to where they are used
+        yield "bar.warp.sync 0xffffffff;"  # without it, the assembler would move the loads to their uses
         yield f"cp.async.wait_group {p.groups - 1};"
         for j in range(p.group):
             for u in range(p.units):
@@ -203,7 +203,7 @@ def _body(p: Product) -> Iterator[str]:
 
 
 def _convert(p: Product, r: int) -> Iterator[str]:
-    """Inputs times the norm's weights as pairs of bfloat16, and their squares without."""
+    """Multiply inputs by the norm's weights to pairs of bfloat16, and add the squares of the plain inputs."""
     for j in range(p.group):
         for n in range(p.columns):
             for k in range(4):
@@ -229,7 +229,7 @@ def _multiply(p: Product, r: int, j: int, u: int) -> Iterator[str]:
 
 
 def _end(p: Product) -> Iterator[str]:
-    """Each lane stores its sums in its own places; then warp w adds up those of unit w // columns."""
+    """Each lane stores its sums; then warp w adds the sums of unit w // columns."""
     place = 512 * p.warps
     if p.pdl and p.launch_dependents == 2:
         yield "griddepcontrol.launch_dependents;"

@@ -1,5 +1,5 @@
-"""Ends the expert layer: SwiGLU in registers, and the sum of a token's experts with the next layer's norm in
-the same kernel."""
+"""The end of the expert layer: SwiGLU in registers, and the sum over a token's experts with the next layer's
+norm in one kernel."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def swiglu(gate, up, limit, alpha):
 
 @triton.jit
 def own_columns(columns, pair, pair_ids_ptr, first_expert, num_experts):
-    """The ``columns`` of a pair's part, if its expert is one of this rank's, or else 0. None: all are."""
+    """Return ``columns`` if the pair's expert belongs to this rank, else 0. ``pair_ids_ptr`` None: all
+    experts do."""
     if pair_ids_ptr is not None:
         expert = tl.load(pair_ids_ptr + pair).to(tl.int32) - first_expert
         columns = tl.where((expert >= 0) & (expert < num_experts), columns, 0)
@@ -35,18 +36,19 @@ def own_columns(columns, pair, pair_ids_ptr, first_expert, num_experts):
 @triton.jit(do_not_specialize=["first_expert", "num_experts"])
 def _sum_kernel(
     parts_ptr,  # [T, K, H] float32; or [rows, H], by expert
-    place_ptr,  # None; or [T * K] int32: the row of each pair's part; -1: it has none (if SOME)
-    pair_ids_ptr,  # None; or [T * K / SPLITS] int64, of whose pairs this rank has the parts of some
-    first_expert,  # its first one (if pair_ids_ptr), and how many it has
+    place_ptr,  # None; or [T * K] int32: the row of each pair's part; -1: no part (if SOME)
+    # None; or [T * K / SPLITS] int64: expert ids, if this rank has the parts of only some pairs.
+    pair_ids_ptr,
+    first_expert,  # the rank's first expert (if pair_ids_ptr), and its number of experts
     num_experts,
-    gates_ptr,  # None; or [T * K] float32: what each part is multiplied with
+    gates_ptr,  # None; or [T * K] float32: factor of each part
     x_ptr,  # [T, H] float32; or of any type, and only written (if not ADD)
     norm_ptr,  # [H] float32 (if NORM, for which BLOCK is at least H)
     normed_ptr,  # [T, H] (if NORM)
     eps,
     H,
     K: tl.constexpr,
-    SPLITS: tl.constexpr,  # parts of a pair
+    SPLITS: tl.constexpr,  # parts per pair
     SOME: tl.constexpr,
     NORM: tl.constexpr,
     ADD: tl.constexpr,
@@ -82,18 +84,18 @@ def _sum_kernel(
 
 
 class SomePairs(NamedTuple):
-    """The (token, expert) pairs of a rank that has whole experts."""
+    """The (token, expert) pairs of a rank with whole experts."""
 
-    ids: torch.Tensor  # [T, K] int64: of all pairs
-    first_expert: int  # the rank's
+    ids: torch.Tensor  # [T, K] int64: expert ids of all pairs
+    first_expert: int  # the rank's first expert
     num_experts: int
 
 
-ALL_PAIRS = (None, None, None)  # instead
+ALL_PAIRS = (None, None, None)  # arguments if the rank has all pairs
 
 
 def some_pairs(expert_ids: torch.Tensor, experts: Experts) -> SomePairs | None:
-    """Returns None if all experts are here."""
+    """Returns this rank's pairs, or None if it has all experts."""
     return None if experts.first is None else SomePairs(expert_ids, experts.first, experts.num_experts)
 
 
@@ -103,8 +105,8 @@ def add_parts(
     norm: Norm | None = None,
     some: SomePairs | None = None,
 ) -> torch.Tensor | None:
-    """x [T, H] float32 += parts [T, K, H] float32 over K, always in this order. Returns its norm [T, H]
-    if one is given; a program then makes a whole row. ``some``: the pairs whose parts there are."""
+    """x [T, H] float32 += the sum of parts [T, K, H] float32 over K, always in this order. Returns the normed
+    x [T, H] if a norm is given; a program then computes a whole row. ``some``: the pairs that have parts."""
     tokens, each, hidden = parts.shape
     normed, ending = sum_ending(norm, x)
     block = triton.next_power_of_2(hidden)
@@ -128,8 +130,9 @@ def combine(
     *,
     some: bool = False,
 ) -> torch.Tensor | None:
-    """x [T, H] float32 += the sum of gates [T, K] times parts [rows, H] (by expert). Returns its norm [T, H]
-    if one is given; a program then makes a whole row. ``some``: a pair may have no part, and place -1."""
+    """x [T, H] float32 += the sum of gates [T, K] times parts [rows, H] (by expert). Returns the normed x [T,
+    H] if a norm is given; a program then computes a whole row. ``some``: pairs without a part have ``place``
+    -1."""
     return _combine(parts, place, gates, x, norm, add=True, some=some)
 
 

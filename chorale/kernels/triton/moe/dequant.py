@@ -1,8 +1,8 @@
 """Dequantizes e2m1 weights in registers, to bfloat16 or float32, from the layout of ``packing.py``.
 
-The three bits below a nibble's sign are two of exponent and one of mantissa. Placed at the bottom of a wider
-float's exponent field they are the same number times 2^-126, the subnormal 0.5 included. One multiplication
-by the (shifted) group scale gives the exact weight.
+The three bits below a nibble's sign are two bits of exponent and one of mantissa. At the low end of a wider
+float's exponent field they represent the same number times 2^-126, including the subnormal 0.5. One
+multiplication by the (shifted) group scale gives the exact weight.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# A word -> its four parts (``packing.part_of_word``), each two of bfloat16.
+# A word -> its four parts (``packing.part_of_word``), two bfloat16 each.
 UNPACK = """
     shf.l.wrap.b32 a, $4, $4, 12; and.b32 $0, $4, 0x81C081C0; and.b32 $1, a, 0x81C081C0;
     shl.b32 a, $4, 2; shl.b32 b, $4, 6; shf.l.wrap.b32 c, $4, $4, 8;
@@ -21,7 +21,7 @@ _UNPACK = tl.constexpr("{ .reg .b32 a, b, c;" + UNPACK + "}")
 
 @triton.jit
 def _part(words, part: tl.constexpr):
-    """Part 0 .. 3 of int32 words, portably."""
+    """Return part 0 .. 3 of int32 words, in portable code."""
     w = words.to(tl.uint32, bitcast=True)
     if part == 0:
         bits = w
@@ -36,7 +36,7 @@ def _part(words, part: tl.constexpr):
 
 @triton.jit
 def _halves(bits, BF16: tl.constexpr):
-    """[...] uint32 -> [..., 2]: the two bfloat16 of each, or the same numbers in float32."""
+    """Split [...] uint32 into [..., 2]: the two bfloat16 of each, or the same numbers in float32."""
     if BF16:
         low = (bits & 0xFFFF).to(tl.uint16).to(tl.bfloat16, bitcast=True)
         high = (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
@@ -48,7 +48,7 @@ def _halves(bits, BF16: tl.constexpr):
 
 @triton.jit
 def scale_of(exponents, BF16: tl.constexpr):
-    """Exponent fields [...] uint8 -> powers of two."""
+    """Convert exponent fields [...] uint8 to powers of two."""
     if BF16:
         scale = (exponents.to(tl.uint16) << 7).to(tl.bfloat16, bitcast=True)
     else:
@@ -58,13 +58,13 @@ def scale_of(exponents, BF16: tl.constexpr):
 
 @triton.jit
 def column_of(place):
-    """Place of the contraction -> column. ``packing.fragment_columns`` in every 64."""
+    """Convert a position in the contraction to its column: ``packing.fragment_columns`` in every 64."""
     return place // 64 * 64 + place % 8 // 2 * 16 + place % 64 // 16 * 4 + place // 8 % 2 * 2 + place % 2
 
 
 @triton.jit
 def place_of(column):
-    """The inverse of ``column_of``."""
+    """Inverse of ``column_of``."""
     return column // 64 * 64 + column // 4 % 4 * 16 + column // 2 % 2 * 8 + column % 64 // 16 * 2 + column % 2
 
 
@@ -72,16 +72,17 @@ def place_of(column):
 def load_tile(
     blocks_ptr,  # int32, at the first row tile and chunk
     scales_ptr,  # uint8, likewise
-    tiles_left,  # row tiles that exist from there on; others are not read and decode to zeros
-    chunks,  # of the whole matrix: the distance of two row tiles
+    tiles_left,  # remaining row tiles; others are not read and decode to zeros
+    chunks,  # chunks of the whole matrix: the distance of two row tiles
     TILES: tl.constexpr,
     CHUNKS: tl.constexpr,
     BF16: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """TILES x CHUNKS of a packed matrix -> [16 TILES, 64 CHUNKS] weights, exact, columns in fragment order.
+    """Decode TILES x CHUNKS of a packed matrix to [16 TILES, 64 CHUNKS] exact weights, columns in fragment
+    order.
 
-    A lane's 16 bytes are its part of the A operand of (w)gmma: with TILES warps no data moves between lanes.
+    A lane's 16 bytes are its part of the A operand of (w)gmma: with TILES warps, no data moves between lanes.
     """
     tiles = tl.arange(0, TILES)
     inside = tiles < tiles_left

@@ -1,12 +1,12 @@
 """The expert products for few tokens: every warp streams its rows of an expert's weights once.
 
-For NVIDIA and bfloat16 only (the kernels are in ``gemv_kernel.py``, their loop in ``gemv_ptx.py``); elsewhere
+Only for NVIDIA and bfloat16 (the kernels are in ``gemv_kernel.py``, their loop in ``gemv_ptx.py``); otherwise
 ``moe.py`` reads the same packed weights.
 
-Up to 16 tokens the columns are the tokens (those that did not choose the expert are not loaded), and nothing
-is sorted. Above, pairs are sorted by expert and a product's columns are pairs of its expert. The tiles of 16
-after an expert's first have separate programs, which start before all others: in sequence in one program
-they would end last.
+Up to 16 tokens, the columns are the tokens (those that did not choose the expert are not loaded), and nothing
+is sorted. For more tokens, pairs are sorted by expert and a product's columns are pairs of its expert. Tiles
+of 16 after an expert's first tile have separate programs, which start before all others: if one program did
+them in sequence, it would end last.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from chorale.kernels.triton.moe.sort import sort_pairs
 
 
 def can_use_gemv(normed: torch.Tensor, num_pairs: int, experts: Experts) -> bool:
-    """Returns whether these kernels can run, and have few enough pairs an expert."""
+    """Returns whether these kernels can run, and experts have few enough pairs."""
     whole = normed.shape[1] % COLUMNS == 0 and experts.intermediate % COLUMNS == 0
     few = num_pairs <= tuning.GEMV_PAIRS_EACH * experts.total or normed.shape[0] <= tuning.DIRECT_TOKENS
     few &= normed.shape[0] <= tuning.GEMV_TOKENS
@@ -41,12 +41,12 @@ class Work:
     """The assignment of work to programs, shared by both products."""
 
     expert_ids: torch.Tensor  # [T, K] int64
-    order: torch.Tensor  # as of ``sort_pairs``, if sorted
+    order: torch.Tensor  # from ``sort_pairs``, if sorted
     offsets: torch.Tensor
-    first_expert: int | None  # as in ``Experts``; None if sorted: the order has only own pairs
-    programs: int  # over experts, or over pairs of which the first of an expert works
+    first_expert: int | None  # as in ``Experts``; None if sorted, because the order has only own pairs
+    programs: int  # one per expert, or one per pair, of which the first of each expert works
     constants: dict[str, Any]
-    mean: float  # pairs an expert
+    mean: float  # pairs per expert
 
 
 def divide_work(expert_ids: torch.Tensor, experts: Experts) -> Work:
@@ -71,7 +71,7 @@ def divide_work(expert_ids: torch.Tensor, experts: Experts) -> Work:
 def gate_up(
     normed: torch.Tensor, experts: Experts, work: Work, tile: tuning.GemvConfig, inner: torch.Tensor
 ) -> None:
-    """inner [T * K, I] = swiglu of each pair's gates and ups; normed [T, H] in the experts' dtype."""
+    """Write inner [T * K, I], the SwiGLU of each pair; normed [T, H] in the experts' dtype."""
     packed, tokens, inter = experts.gate_up, normed.shape[0], experts.intermediate
     group = _divisor(packed.chunks, tile.group)
     fitted, grid, groups = _fitted(tile, packed, Split(1, group, packed.chunks // group, 0, 0))
@@ -92,7 +92,7 @@ def down(
     tile: tuning.GemvConfig,
     hidden: int,
 ) -> torch.Tensor:
-    """Parts [T, K * splits, H] float32 of each token's weighted sum."""
+    """Return the addends [T, K * splits, H] float32 of each token's weighted sum."""
     packed, (tokens, top_k) = experts.down, work.expert_ids.shape
     launch = dependent(inner)
     split = split_of(tile, packed.chunks)
@@ -117,15 +117,15 @@ def gemv_moe(
     x: torch.Tensor,
     norm: Norm | None,
 ) -> torch.Tensor | None:
-    """``moe`` where ``can_use_gemv``: adds to x and returns its ``norm``, if one is given."""
+    """``moe`` if ``can_use_gemv``: adds to x and returns the normed x if a ``norm`` is given."""
     return add_parts(gemv_parts(normed, expert_ids, gates, experts), x, norm, some_pairs(expert_ids, experts))
 
 
 def gemv_parts(
     normed: torch.Tensor, expert_ids: torch.Tensor, gates: torch.Tensor, experts: Experts
 ) -> torch.Tensor:
-    """Returns the parts that ``gemv_moe`` adds up: [T, parts, H] float32. Those of pairs whose experts are
-    not here are not written."""
+    """Returns the addends of ``gemv_moe``: [T, parts, H] float32. Those of pairs whose experts are on other
+    ranks are not written."""
     tokens, hidden = normed.shape
     work = divide_work(expert_ids, experts)
     inner = torch.empty(expert_ids.numel(), experts.intermediate, dtype=experts.dtype, device=normed.device)
@@ -135,24 +135,25 @@ def gemv_parts(
 
 
 def _further_tiles(work: Work, tile: tuning.GemvConfig) -> int:
-    """Returns the largest number of tiles after experts' first, if they get separate programs: 0 if pairs are
-    not sorted, and for tiles of eight pairs, which are too many (1.5 % slower)."""
+    """Returns the largest number of tiles after experts' first tiles that get separate programs. 0 if pairs
+    are not sorted, and for tiles of eight pairs, which would be too many (1.5 % slower)."""
     apart = work.constants["SORTED"] and tile.columns > 1
     return work.expert_ids.numel() // (8 * tile.columns) if apart else 0
 
 
 class Split(NamedTuple):
-    """The division of a contraction's chunks."""
+    """The division of a contraction's chunks into splits."""
 
     splits: int
     group: int  # chunks that are loaded together
-    groups: int  # of a split
-    tail: int  # further chunks, which are loaded at the end,
-    rest: int  # of this number of splits; 0: of all
+    groups: int  # groups per split
+    tail: int  # further chunks, which are loaded at the end
+    rest: int  # number of splits with a tail; 0: all
 
 
 def split_of(tile: tuning.GemvConfig, chunks: int) -> Split:
-    """Any number of chunks: one split has a tail if they do not divide, several differ by one chunk."""
+    """Divide any number of chunks. A single split may have a tail; several splits differ by at most one
+    chunk."""
     splits = tile.splits if chunks % tile.splits == 0 or chunks >= 2 * tile.splits else 1
     each, rest = divmod(chunks, splits)
     if splits == 1:
@@ -170,7 +171,7 @@ def _divisor(chunks: int, most: int) -> int:
 def _fitted(
     tile: tuning.GemvConfig, packed: Matrices, split: Split
 ) -> tuple[tuning.GemvConfig, tuple[int, int], int]:
-    """(what a program does, (programs over rows, splits), groups of chunks)."""
+    """Return (the loop of a program, (programs over rows, splits), groups of chunks)."""
     tiles = min(tile.tiles, 1 << (packed.row_tiles.bit_length() - 1))
     in_flight = min(tile.groups, split.groups)
     fitted = dataclasses.replace(tile, tiles=tiles, group=split.group, groups=in_flight)

@@ -1,7 +1,7 @@
 """Kernels of the streaming expert products (``gemv.py``): every warp streams its rows of an expert's weights.
 
-A tensor here has one element a thread: lane ``4 g + t`` of a warp loads inputs for column ``g`` of the
-product and ends with rows ``g`` and ``8 + g`` of columns ``2 t`` and ``2 t + 1``.
+Tensors have one element per thread: lane ``4 g + t`` of a warp loads inputs for column ``g`` of the product
+and gets rows ``g`` and ``8 + g`` of columns ``2 t`` and ``2 t + 1``.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from chorale.kernels.triton.moe.combine import swiglu
 def _expert_of(
     ids_ptr, program, num_pairs, first_expert, E, PAIRS: tl.constexpr, BY_PAIR: tl.constexpr
 ):  # fmt: skip
-    """(expert, whether there is work) of a program: one for each pair, of which the first of an expert works
-    (BY_PAIR), or one for each expert. There is none for a pair whose expert another rank has."""
+    """Return (expert, whether there is work) of a program. There is one program for each pair, of which the
+    first of each expert works (BY_PAIR), or one for each expert. Pairs whose expert is on another rank have
+    no work."""
     if BY_PAIR:
         expert = tl.load(ids_ptr + program).to(tl.int32)
         if first_expert is not None:
@@ -55,13 +56,13 @@ class Chosen(NamedTuple):
     ids_ptr: Any  # [T * K] int64
     order_ptr: Any  # [T * K] int32 (if SORTED)
     num_tokens: Any
-    id: Any  # the expert's
-    last: Any  # the end of its places in the order (if SORTED)
+    id: Any  # the expert's id
+    last: Any  # the end of its pairs in the order (if SORTED)
 
 
 @triton.jit
 def _pair_of_column(chosen, column, first, K: tl.constexpr, SORTED: tl.constexpr):
-    """Columns of a product (tokens, or places from ``first`` on in the order) -> pairs; -1 without one."""
+    """Convert columns of a product (tokens, or the order from ``first``) to pairs; -1 without a pair."""
     if SORTED:
         pairs = tl.load(chosen.order_ptr + first + column, mask=first + column < chosen.last, other=-1)
     else:  # the pair in which each token chose the expert
@@ -75,7 +76,7 @@ def _pair_of_column(chosen, column, first, K: tl.constexpr, SORTED: tl.constexpr
 
 @triton.jit
 def _pairs(chosen, column, begin, K: tl.constexpr, SORTED: tl.constexpr, COLUMNS: tl.constexpr):
-    """Pairs of columns ``column`` and (COLUMNS == 2) ``column + 8``, as a tuple."""
+    """Return the pairs of columns ``column`` and (if COLUMNS == 2) ``column + 8``, as a tuple."""
     pairs: tl.tuple = ()
     for n in tl.static_range(COLUMNS):
         pairs += (_pair_of_column(chosen, column + 8 * n, begin, K, SORTED),)
@@ -95,14 +96,14 @@ class Packed(NamedTuple):
 
 @triton.jit
 def _row_tile(thread, row_tiles, TILES: tl.constexpr, WARPS: tl.constexpr):
-    # The last program's warps may overlap: they write the same twice.
+    # The rows of the last program's warps may overlap: they write the same values twice.
     return tl.minimum((tl.program_id(0) * WARPS + thread // 32) * TILES, row_tiles - TILES)
 
 
 @triton.jit
 def _gemv(
     x_ptr,  # bfloat16 [*, 64 chunks]
-    pairs,  # a tuple, one a lane for each 8 columns: row of x = pair // PER_ROW; -1 without one
+    pairs,  # a tuple, one pair per lane for each 8 columns: row of x = pair // PER_ROW; -1 without a pair
     packed,
     first_chunk,
     expert,
@@ -113,7 +114,7 @@ def _gemv(
     COLUMNS: tl.constexpr,
     PER_ROW: tl.constexpr,
 ):
-    """LOOP's 4 * QUADS float32 results."""
+    """Run LOOP. Returns its 4 * QUADS float32 results."""
     chunks = packed.chunks
     at = (expert.to(tl.int64) * packed.row_tiles + packed.row_tile) * chunks + first_chunk
     weights = (packed.blocks_ptr + at * 128 + lane * 4).to(tl.int64)
@@ -176,7 +177,7 @@ def _gate_up_kernel(
     packed = Packed(blocks_ptr, scales_ptr, row_tile, row_tiles, chunks, groups)
     for begin in range(first, last, 8 * COLUMNS):
         sources = _pairs(chosen, lane // 4, begin, K, SORTED, COLUMNS)
-        # Loaded before the product, which hides their way here.
+        # Loaded before the product, which hides the latency.
         pairs = _pairs(chosen, lane % 4 * 2, begin, K, SORTED, COLUMNS)
         pairs += _pairs(chosen, lane % 4 * 2 + 1, begin, K, SORTED, COLUMNS)
         biases: tl.tuple = ()
@@ -217,7 +218,7 @@ def _down_kernel(
     row_tiles,
     chunks,
     groups,
-    rest,  # splits, the first ones, that have TAIL more chunks than LOOP takes; all have (0)
+    rest,  # the first splits have TAIL more chunks than LOOP takes: their number; 0: all
     K: tl.constexpr,
     PAIRS: tl.constexpr,
     BY_PAIR: tl.constexpr,
@@ -235,8 +236,8 @@ def _down_kernel(
     TAIL_CONSTRAINTS: tl.constexpr,
 ):
     """LOOP waits for the previous kernel once its first weights are in flight. The kernel that chose the
-    experts ran before that one. A rank's columns may be a prime number of chunks: then LOOP takes as many as
-    its groups hold, and TAIL_LOOP the others."""
+    experts ran before that kernel. A rank's columns may be a prime number of chunks: then LOOP takes complete
+    groups, and TAIL_LOOP the others."""
     thread = tl.arange(0, 32 * WARPS)
     lane = thread % 32
     row_tile = _row_tile(thread, row_tiles, TILES, WARPS)
@@ -265,7 +266,7 @@ def _down_kernel(
             inner_ptr, sources, packed, first_chunk, expert, lane, LOOP, CONSTRAINTS, QUADS, COLUMNS, 1
         )
         if TAIL > 0:
-            has_tail = (rest == 0) | (split < rest)  # the others compute one, too, and drop it
+            has_tail = (rest == 0) | (split < rest)  # the others compute a tail too, and drop it
             behind = (split + 1) * (chunks // SPLITS) + tl.minimum(split + 1, rest)
             tail_packed = Packed(blocks_ptr, scales_ptr, row_tile, row_tiles, chunks, 1)
             more = _gemv(
@@ -295,7 +296,8 @@ def _work_of(
     program,
     num_pairs,
     first_expert,
-    further,  # programs, the first ones, for tiles after an expert's first (0: one does all; if SORTED)
+    # Number of first programs, for tiles after an expert's first tile (0: no such programs; if SORTED).
+    further,
     E,
     PAIRS: tl.constexpr,
     BY_PAIR: tl.constexpr,
@@ -303,7 +305,7 @@ def _work_of(
     COLUMNS: tl.constexpr,
     EXPERTS: tl.constexpr,
 ):
-    """(expert, first and end of its columns): places in the order, or tokens from 0 on."""
+    """Return (expert, first column, end of columns); columns index the order, or the tokens."""
     if SORTED:
         if program < further:
             expert, first = _further_tile(offsets_ptr, program, E, 8 * COLUMNS, EXPERTS)
@@ -322,8 +324,8 @@ def _work_of(
 
 @triton.jit
 def _further_tile(offsets_ptr, number, E, WIDTH: tl.constexpr, EXPERTS: tl.constexpr):
-    """(expert, first place) of one of the tiles after experts' first; a place past the end if there are
-    fewer."""
+    """Return (expert, first index in the order) of a tile after experts' first tiles; past the end if there
+    are fewer."""
     experts = tl.arange(0, EXPERTS)
     begins = tl.load(offsets_ptr + experts, mask=experts < E, other=0)
     stops = tl.load(offsets_ptr + experts + 1, mask=experts < E, other=0)

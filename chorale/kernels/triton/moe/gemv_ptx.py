@@ -1,10 +1,10 @@
-"""Generates the inner loop of the streaming expert products: PTX for NVIDIA GPUs from sm_80 on.
+"""Generates the inner loop of the streaming expert products: PTX for NVIDIA GPUs since sm_80.
 
-One warp makes ``tiles`` row tiles of one expert for up to ``8 * columns`` inputs. A lane copies its 16 bytes
-of weights and 4 of scales of a chunk of 64 columns into shared memory some chunks ahead, which takes no
-registers, and reads them back itself, so that no lane waits for another. Decoded in registers
+One warp computes ``tiles`` row tiles of one expert for up to ``8 * columns`` inputs. A lane copies its 16
+bytes of weights and 4 bytes of scales of a 64-column chunk into shared memory some chunks ahead, which takes
+no registers, and reads them back itself, so that no lane waits for another. Decoded in registers
 (``dequant.UNPACK``), they are the A operand of the tensor core. The inputs, 16 consecutive columns of one
-token, are its B operand as they are in memory.
+token, are its B operand in memory order.
 """
 
 from __future__ import annotations
@@ -15,29 +15,30 @@ from dataclasses import dataclass
 
 from chorale.kernels.triton.moe.dequant import UNPACK
 
-CHUNK_BYTES = 512  # of a row tile's weights
+CHUNK_BYTES = 512  # weights of a row tile
 SCALE_BYTES = 32
 INPUT_BYTES = 128  # 64 bfloat16
 
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Operands: 4 * tiles * columns float32 results, then those of ``constraints``.
+    """The shape of a loop.
 
-    A round of the loop takes one group of chunks, and starts the copy of the group ``groups`` later into the
-    place that it has just read.
+    Operands: 4 * tiles * columns float32 results, then those of ``constraints``. A round of the loop takes
+    one group of chunks, and starts the copy of the group ``groups`` later into the memory that it has just
+    read.
     """
 
     tiles: int  # row tiles
     columns: int  # inputs / 8
-    warps: int  # of a program
-    group: int  # chunks; divides their number
-    groups: int  # in flight; at most their number
-    wait: bool  # for the previous kernel (dependent launch), once the first weights are in flight
+    warps: int  # warps per program
+    group: int  # chunks per group; divides the number of chunks
+    groups: int  # groups in flight; at most their number
+    wait: bool  # wait for the previous kernel (dependent launch) once the first weights are in flight
 
     @property
     def ahead(self) -> int:
-        """Chunks that inputs are loaded ahead: one less than their buffers, whose number divides
+        """Chunks by which inputs are loaded ahead: one less than the buffers, whose number divides
         ``group``."""
         return next(n for n in (3, 2, 1) if self.group % n == 0) - 1
 
@@ -47,12 +48,14 @@ class Loop:
 
     @property
     def constraints(self) -> str:
-        """weights, scales, their bytes from tile to tile, number of groups, inputs ..., input exists ..."""
+        """Operands: weights, scales, their strides between tiles in bytes, number of groups, inputs ...,
+        input exists ..."""
         return ",".join(["=&f"] * self.outputs + list("llrrr") + ["l"] * self.columns + ["r"] * self.columns)
 
     @property
     def ring(self) -> int:
-        """Lanes' places in a program's ring: 16 bytes of weights each, and 4 of scales."""
+        """Number of entries in a program's ring, each with 16 bytes of weights and 4 bytes of scales of a
+        lane."""
         return 32 * self.warps * self.tiles * self.group * self.groups
 
 
@@ -124,12 +127,12 @@ def _registers(loop: Loop) -> Iterator[str]:
 
 
 def _place(loop: Loop, r: int, j: int) -> int:
-    """Returns the place of chunk ``j`` (from ``own`` on) of a row tile, in units of a lane."""
+    """Returns the offset from ``own`` of a row tile's chunk ``j``, in ring entries."""
     return 32 * loop.warps * (j * loop.tiles + r)
 
 
 def _copy_group(loop: Loop, place: int, group: int, guard: str) -> Iterator[str]:
-    """Start the copy of the ``group``-th group from the pointers on, to the ``place``-th from ``own`` on."""
+    """Start the copy of the ``group``-th group after the pointers to the ``place``-th group after ``own``."""
     for j in range(loop.group):
         for r in range(loop.tiles):
             to, chunk = _place(loop, r, place * loop.group + j), group * loop.group + j
@@ -147,12 +150,13 @@ def _load_inputs(loop: Loop, chunk: int, guard: str) -> Iterator[str]:
 
 
 def _multiply(loop: Loop, r: int, j: int) -> Iterator[str]:
-    """One row tile times one chunk of the inputs, a word decoded while the one before is multiplied."""
+    """Multiply one row tile by one chunk of the inputs; each word is decoded while the previous is
+    multiplied."""
     at = _place(loop, r, j)
     yield f"ld.shared.v4.b32 {{w0, w1, w2, w3}}, [own + {16 * at}];"
     yield f"ld.shared.b32 scale, [own_scale + {4 * at}];"
-    # Two bytes are exponents, of rows g and g + 8: the first two in even groups of 32, in odd ones (lanes
-    # with t >= 2) the others. The last line costs nothing: a multiplication can take a half for both.
+    # Two bytes are exponents of rows g and g + 8: the first two in even groups of 32, the others in odd
+    # groups (lanes with t >= 2). The last line is free: a multiplication can use one half twice.
     yield "prmt.b32 both, scale, 0, pick; shl.b32 both, both, 7;"
     yield "mov.b32 {half0, half1}, both; mov.b32 low, {half0, half0}; mov.b32 high, {half1, half1};"
     for k in range(5):

@@ -1,15 +1,15 @@
-"""The expert layer for many pairs an expert: prefill and grouped decode batches. Deterministic, no atomics.
+"""The expert layer for many pairs per expert: prefill and grouped decode batches. Deterministic, no atomics.
 
 (token, expert) pairs are permuted by expert (``tiles.py``) and their inputs are copied in that order, so that
 the copy engine fetches a tile of inputs as one block. ``hopper_kernel.py`` has the two products. An expert's
-pairs are cut into wide tiles. The rest, if it fits, becomes the tail of the last one, which saves decoding
-the weights again; otherwise it becomes a narrow tile, a mid one, or both. The longest tiles come first and
-narrow ones last, which balances the multiprocessors. Every tile has all of its places: those without a pair
-hold zeros, which cost the tensor cores less power than a neighbour's pairs (``docs/lab/kernels.md``). Down's
-results are rounded to bfloat16, one row a pair; the kernel that sums them in float32 also norms for the next
-layer.
+pairs are cut into wide tiles. The rest, if it fits, becomes the tail of the last wide tile, which avoids
+decoding the weights again; otherwise it becomes a narrow tile, a mid tile, or both. The longest tiles come
+first and narrow ones last, which balances the multiprocessors. Every tile has its full width: rows without a
+pair hold zeros, which cost the tensor cores less power than another expert's pairs (``docs/lab/kernels.md``).
+Down's results are rounded to bfloat16, one row per pair; the kernel that sums them in float32 also norms for
+the next layer.
 
-``can_use_grouped`` states the conditions; ``moe.py`` covers everything else.
+``can_use_grouped`` checks the conditions; ``moe.py`` covers all other cases.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _zero_left_out(
     out_ptr, tiles_ptr, tile, places, width, WIDE: tl.constexpr, MID: tl.constexpr, NARROW: tl.constexpr,
     TAIL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Zero some columns of a tile's rows without a pair. Does nothing past the end of the list."""
+    """Set some columns of a tile's rows without a pair to zero. Does nothing past the end of the list."""
     if tile < tl.load(tiles_ptr):
         entry = tiles_ptr + 4 + tile * 4
         first, last = tl.load(entry + 1), tl.load(entry + 2)
@@ -48,7 +48,8 @@ def _zero_left_out(
 
 @triton.jit
 def column8_of(place):
-    """Place of an e4m3 contraction, 32 s + 16 h + 4 t + b in every 64 -> column 16 t + 8 s + 4 h + b."""
+    """Convert position 32 s + 16 h + 4 t + b in every 64 of an e4m3 contraction to column 16 t + 8 s + 4 h +
+    b."""
     return place // 64 * 64 + place // 4 % 4 * 16 + place % 64 // 16 * 4 + place % 4
 
 
@@ -56,8 +57,8 @@ def column8_of(place):
 def _gather_kernel(
     x_ptr,  # [T, H]
     place_ptr,  # [T * K] int32
-    out_ptr,  # [rows, width]: rows by expert, columns as the contraction has them, zeros past H
-    scale_ptr,  # None; or [rows] float32: out is e4m3, and this is what each row was divided by
+    out_ptr,  # [rows, width]: rows by expert, columns in the order of the contraction, zeros past H
+    scale_ptr,  # None; or [rows] float32: the divisor of each row, if out is e4m3
     tiles_ptr,  # [1 + max tiles, 4] int32
     T,
     H,
@@ -68,9 +69,9 @@ def _gather_kernel(
     MID: tl.constexpr,
     NARROW: tl.constexpr,
     TAIL: tl.constexpr,
-    BLOCK: tl.constexpr,  # for e4m3 at least width
+    BLOCK: tl.constexpr,  # at least width for e4m3
     FIXED: tl.constexpr,
-    SOME: tl.constexpr,  # places may be -1: another rank's
+    SOME: tl.constexpr,  # places may be -1 for experts on other ranks
     PDL: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
@@ -115,8 +116,8 @@ def _tile_constants(tile: tuning.GroupedTile) -> dict[str, int]:
 def gather(
     normed: torch.Tensor, permuted: Permutation, experts: Experts, tile: tuning.GroupedTile
 ) -> torch.Tensor:
-    """normed [T, H] -> [rows, 64 chunks] in the experts' dtype: a row for each pair, by expert, and zeros in
-    a tile's other rows."""
+    """normed [T, H] -> [rows, 64 chunks] in the experts' dtype: one row per pair, by expert, and zeros in a
+    tile's other rows."""
     tokens, hidden = normed.shape
     top_k, width = permuted.place.shape[0] // tokens, experts.gate_up.chunks * COLUMNS
     out = torch.empty(permuted.rows, width, dtype=experts.dtype, device=normed.device)
@@ -132,7 +133,7 @@ def gather8(
     normed: torch.Tensor, permuted: Permutation, experts: Experts, tile: tuning.GroupedTile
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``gather`` in e4m3. Also returns each row's divisor [rows] float32: the checkpoint's scale (larger
-    values saturate), or the one that makes the row's largest value 448."""
+    values saturate), or one that maps the row's largest value to 448."""
     tokens, hidden = normed.shape
     pairs, width = permuted.place.shape[0], experts.gate_up.chunks * COLUMNS
     out = torch.empty(permuted.rows, width, dtype=torch.float8_e4m3fn, device=normed.device)
@@ -149,7 +150,7 @@ def gather8(
 
 
 def can_use_grouped(experts: Experts, hidden: int, num_pairs: int, device: torch.device) -> bool:
-    """Hopper, bfloat16, sizes whose rows the copy engine can address, and enough pairs an expert."""
+    """Requires Hopper, bfloat16, sizes that the copy engine can address, and enough pairs per expert."""
     least = tuning.grouped_from(experts.total, fp8=experts.down_largest is not None)
     return (
         is_hopper(device)
@@ -167,8 +168,8 @@ def grouped_moe(
     x: torch.Tensor,
     norm: Norm | None = None,
 ) -> torch.Tensor | None:
-    """``moe.moe`` where ``can_use_grouped``: x [T, H] float32 += sum of gate * expert(normed); returns x's
-    ``norm``, if one is given.
+    """``moe.moe`` if ``can_use_grouped``: x [T, H] float32 += sum of gate * expert(normed); returns the
+    normed x if a ``norm`` is given.
     """
     parts = grouped_parts(normed, expert_ids, gates, experts, x.shape[1])
     return combine(*parts, x, norm, some=experts.owned is not None)
@@ -177,10 +178,10 @@ def grouped_moe(
 def grouped_parts(
     normed: torch.Tensor, expert_ids: torch.Tensor, gates: torch.Tensor, experts: Experts, hidden: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns what ``combine`` adds up: down's results [rows, hidden] by expert, each pair's row, gates.
+    """Returns the inputs of ``combine``: down's results [rows, hidden] by expert, each pair's row, gates.
 
-    Scratch for each of the T * K pairs: its input, SwiGLU's result (bfloat16, or e4m3 if the experts are
-    packed for that) and down's (bfloat16).
+    Scratch memory for each of the T * K pairs: its input, SwiGLU's result (bfloat16, or e4m3 if the experts
+    are packed for that) and down's result (bfloat16).
     """
     from chorale.kernels.triton.moe.hopper_kernel import down, gate_up
 

@@ -10,17 +10,17 @@ from triton.experimental.gluon import language as gl
 
 
 class Output(NamedTuple):
-    """The destination of a product, and what is applied to it on the way."""
+    """The destination of a product, and the parameters of its epilogue."""
 
     bias_ptr: Any  # [2, E, rows] if GATE_UP, else [E, rows]
     largest_ptr: Any  # likewise, uint8: each row's largest exponent (if FP8)
     x_scale_ptr: Any  # [pairs] float32: divisors of gate_up's inputs (if FP8)
     ptr: Any  # [pairs, width]
-    rows: Any  # of a matrix: gate_up's I, down's H
+    rows: Any  # rows of a matrix: I for gate_up, H for down
     width: Any
     limit: Any
     alpha: Any
-    experts: Any  # their number
+    experts: Any  # number of experts
     inner_scale: Any  # the factor on gate_up's results (if FP8)
     GATE_UP: gl.constexpr
     FP8: gl.constexpr
@@ -28,8 +28,8 @@ class Output(NamedTuple):
 
 @gluon.jit
 def row_of(tile, p, g, expert, out):
-    """(which output column, and its place in [2, E, rows] or [E, rows]) of row 8 p + g of a tile."""
-    if out.GATE_UP:  # of each 16 rows, 8 gates and their 8 ups
+    """Return (output column, its index in [2, E, rows] or [E, rows]) of row 8 p + g of a tile."""
+    if out.GATE_UP:  # 16 rows are 8 gates and their 8 ups
         column = tile * 8 + g
         place = (p * out.experts + expert) * out.rows + column
     else:
@@ -58,7 +58,7 @@ def _sigmoid(x):
 
 @gluon.jit
 def _to_fp8(x):
-    """float32 -> the nearest e4m3; values beyond 448 become 448."""
+    """Convert float32 to the nearest e4m3; values beyond 448 become 448."""
     return gl.inline_asm_elementwise(
         """
         {
@@ -76,7 +76,7 @@ def _to_fp8(x):
 
 @gluon.jit
 def _swiglu(acc, limit, alpha, TOKENS: gl.constexpr):
-    """[16 tiles, TOKENS], of each 16 rows 8 gates and 8 ups -> [8 tiles, 8, TOKENS]."""
+    """[16 tiles, TOKENS], where 16 rows are 8 gates and 8 ups -> [8 tiles, 8, TOKENS]."""
     tiles: gl.constexpr = acc.shape[0] // 16
     gate, up = gl.split(gl.permute(gl.reshape(acc, [tiles, 2, 8, TOKENS]), (0, 2, 3, 1)))
     gate = gl.minimum(gate, limit, propagate_nan=tl.PropagateNan.ALL)
@@ -89,9 +89,10 @@ def _swiglu(acc, limit, alpha, TOKENS: gl.constexpr):
 def _store(
     result, out, first, last, column, WARPS: gl.constexpr, ZEROS: gl.constexpr, STRIDE: gl.constexpr = 0
 ):
-    """result [TOKENS, COLUMNS] -> rows first.., columns column.. of out, up to row last and to its width.
+    """Store result [TOKENS, COLUMNS] to rows first.., columns column.. of out, up to row last and out's
+    width.
 
-    ``ZEROS``: the other rows become zeros. ``STRIDE``: 4 columns together, STRIDE from one four to the next.
+    ``ZEROS``: write zeros to the other rows. ``STRIDE``: columns come in groups of 4 at distance STRIDE.
     """
     TOKENS: gl.constexpr = result.shape[0]
     COLUMNS: gl.constexpr = result.shape[1]
@@ -117,7 +118,7 @@ def _store(
 
 @gluon.jit
 def _split_pairs(acc, TOKENS: gl.constexpr):
-    """[rows, TOKENS] -> the first and the second half of the pairs."""
+    """Split [rows, TOKENS] into the first and the second half of the pairs."""
     rows: gl.constexpr = acc.shape[0]
     return gl.split(gl.permute(gl.reshape(acc, [rows, 2, TOKENS // 2]), (0, 2, 1)))
 
@@ -132,9 +133,9 @@ def finish(
     last,
     block,
 ):
-    """acc [128, TOKENS], bias and factor [128] -> pairs first .. last - 1 of out.
+    """Finish acc [128, TOKENS] with bias and factor [128]; write pairs first .. last - 1 of out.
 
-    Works in pieces of 64 pairs, which need few registers and little of the shared memory that is left.
+    Works in pieces of 64 pairs, which need few registers and little shared memory.
     """
     TOKENS: gl.constexpr = acc.shape[1]
     if TOKENS > 64:
@@ -168,7 +169,7 @@ def _finish_piece(acc, bias, factor, out, first, last, block):
             inner = gl.reshape(gl.permute(inner, (3, 1, 0, 2)), [TOKENS, 64])  # place: j, t, pairs
             _store(inner, out, first, last, block * 64, WARPS, True)
         else:
-            quarters: gl.constexpr = WARPS // 2  # of 64 columns
+            quarters: gl.constexpr = WARPS // 2  # quarters of 64 columns
             inner = gl.reshape(inner.to(gl.bfloat16), [quarters, 4, 2, 2, TOKENS])  # column: t, j, q, pair
             inner = gl.reshape(gl.permute(inner, (4, 1, 2, 0, 3)), [TOKENS, 16 * quarters])  # j, q, t, pair
             if WARPS == 8:

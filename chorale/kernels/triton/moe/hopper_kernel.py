@@ -2,13 +2,13 @@
 
 A program stays on its multiprocessor and takes every n-th (tile of pairs, block of weight rows). One warp
 fetches inputs, packed weights and scales through the copy engine, up to ``STAGES`` steps of 128 columns
-ahead. ``WARPS`` (4 or 8) compute: each decodes its 16 rows of a step in registers, ``UNITS`` times, as the
-first operand of wgmma, while the tensor cores still work on the half step before (``hopper_mma.py``), and
-finishes them (``hopper_epilogue.py``). Weights are packed in the order of that operand (``packing.py``), so
-decoding moves nothing between threads.
+ahead. ``WARPS`` (4 or 8) warps compute: each decodes its 16 rows of a step in registers, ``UNITS`` times, as
+the first operand of wgmma, while the tensor cores still work on the previous half step (``hopper_mma.py``),
+and then runs the epilogue (``hopper_epilogue.py``). Weights are packed in the order of that operand
+(``packing.py``), so decoding moves nothing between threads.
 
 Weights of a program's first steps are in flight before it waits for the kernel that makes its inputs. Until
-then it reads only the list of tiles, which was complete before that kernel started its work.
+then it reads only the list of tiles, which was complete before that kernel started.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from chorale.kernels.triton.moe.hopper_operand import SCALES8
 from chorale.kernels.triton.moe.packing import COLUMNS, Experts, Matrices
 from chorale.kernels.triton.tuning import GroupedTile
 
-# Triton 3.9's name, and that of versions before.
+# The name in Triton 3.9, and in earlier versions.
 _copy = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 
 
 class Sources(NamedTuple):
-    """Tensor descriptors of what the copy engine fetches: inputs in boxes of three heights, and weights."""
+    """Tensor descriptors for the copy engine: inputs in boxes of three heights, and weights."""
 
     wide: Any
     narrow: Any
@@ -51,20 +51,20 @@ class Sources(NamedTuple):
 
 @gluon.constexpr_function
 def _most_of_second(wide, mid, narrow, tail):
-    """Pairs of the second kind of tile: a wide one without a tail, or a mid one. If there is none: narrow."""
+    """Return the pairs of the second kind of tile: wide without a tail, or mid; narrow if there is none."""
     return wide if tail else mid or narrow
 
 
 @gluon.jit
 def _entry(tiles_ptr, item, row_blocks):
-    """(expert, first pair, past the last) of the tile that an item belongs to."""
+    """Return (expert, first pair, end of pairs) of an item's tile."""
     entry = tiles_ptr + 4 + (item // row_blocks) * 4
     return gl.load(entry), gl.load(entry + 1), gl.load(entry + 2)
 
 
 @gluon.jit
 def _fetch_inputs(desc, smem, stage, first, chunk, bar):
-    """A step's inputs of as many pairs as desc's box has, to the first rows of a stage in smem."""
+    """Fetch a step's inputs of as many pairs as desc's box has to the first rows of a stage in smem."""
     pairs: gl.constexpr = desc.block_shape[0]
     box: gl.constexpr = desc.block_shape[1]  # columns: a box is 128 bytes wide
     for i in gl.static_range(128 // box):
@@ -77,7 +77,7 @@ def _fetch_weights(
     sources, pipe, bar, stage, tile, chunk, pairs, BOUND: gl.constexpr, NARROW: gl.constexpr,
     MOST: gl.constexpr,
 ):  # fmt: skip
-    """Announce everything that a step of a tile with so many pairs brings, and fetch its weights."""
+    """Announce all bytes of a step of a tile with ``pairs`` pairs, and fetch its weights."""
     STAGES: gl.constexpr = pipe.ready.shape[0]
     UNITS: gl.constexpr = pipe.words.shape[0] // STAGES
     TILES: gl.constexpr = pipe.words.shape[1]
@@ -94,7 +94,7 @@ def _fetch_weights(
     for unit in gl.static_range(UNITS):
         words = pipe.words.index(stage * UNITS + unit)
         _copy(sources.blocks, [tile + unit * TILES, chunk * 4, 0], bar, words)
-    width: gl.constexpr = sources.scales.block_shape[1] // 2  # of a chunk
+    width: gl.constexpr = sources.scales.block_shape[1] // 2  # bytes of a chunk
     for box in gl.static_range(SCALES):
         scales = pipe.scales.index(stage * SCALES + box)
         _copy(sources.scales, [tile + box * 8, chunk * width], bar, scales)
@@ -105,9 +105,10 @@ def _fetch(
     sources, tiles_ptr, pipe, row_blocks, row_tiles, chunks, WIDE: gl.constexpr, MID: gl.constexpr,
     NARROW: gl.constexpr, TAIL: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """The fetching warp: every step of every tile that this program has."""
+    """The fetching warp: fetches every step of every tile of this program."""
     STAGES: gl.constexpr = pipe.ready.shape[0]
-    ROWS: gl.constexpr = pipe.words.shape[0] // STAGES * pipe.words.shape[1]  # row tiles of a program's tile
+    # Row tiles per tile of a program.
+    ROWS: gl.constexpr = pipe.words.shape[0] // STAGES * pipe.words.shape[1]
     BOUND: gl.constexpr = _most_of_second(WIDE, MID, NARROW, TAIL)
     MOST: gl.constexpr = WIDE + TAIL
     items = gl.load(tiles_ptr) * row_blocks
@@ -117,7 +118,7 @@ def _fetch(
         expert, first, last = _entry(tiles_ptr, item, row_blocks)
         pairs = last - first
         tile = expert * row_tiles + item % row_blocks * ROWS
-        if step == 0:  # weights of the first steps, while the kernel before still makes their inputs
+        if step == 0:  # weights of the first steps, while the previous kernel still makes their inputs
             for early in range(ahead):
                 bar = pipe.ready.index(early)
                 _fetch_weights(sources, pipe, bar, early, tile, 2 * early, pairs, BOUND, NARROW, MOST)
@@ -148,7 +149,7 @@ def _tile(
     out, pipe, step, expert, first, last, block, chunks, zero, TOKENS: gl.constexpr, TAIL: gl.constexpr,
     REST: gl.constexpr, OVERLAP: gl.constexpr,
 ):  # fmt: skip
-    """One tile: UNITS times 16 WARPS weight rows times pairs first .. last - 1, and what follows on it.
+    """Compute one tile with its epilogue: UNITS times 16 WARPS weight rows times pairs first .. last - 1.
     Returns step."""
     WARPS: gl.constexpr = pipe.words.shape[1]
     UNITS: gl.constexpr = pipe.words.shape[0] // pipe.ready.shape[0]
@@ -196,7 +197,7 @@ def _compute(
     """The computing warps."""
     BOUND: gl.constexpr = _most_of_second(WIDE, MID, NARROW, TAIL)
     items = gl.load(tiles_ptr) * row_blocks
-    wait_for_previous(PDL)  # for x_scale, and until no kernel reads out's memory
+    wait_for_previous(PDL)  # x_scale must be written, and no kernel may still read out's memory
     step = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         expert, first, last = _entry(tiles_ptr, item, row_blocks)
@@ -204,7 +205,7 @@ def _compute(
         if last - first > BOUND:
             step = _tile(out, pipe, step, expert, first, last, block, chunks, zero, WIDE, TAIL, REST, OVERLAP)
         elif last - first > NARROW:
-            if BOUND > NARROW:  # a loop without a tail, because a test at each step would slow it down
+            if BOUND > NARROW:  # a separate loop without a tail: a test in each step would be slower
                 step = _tile(
                     out, pipe, step, expert, first, last, block, chunks, zero, BOUND, 0, REST, OVERLAP
                 )
@@ -217,18 +218,18 @@ def _product_kernel(
     wide_desc,  # [pairs, columns] in the operand's order, box [WIDE, 128 bytes]
     narrow_desc,  # the same, box [NARROW, 128 bytes]
     other_desc,  # the same, box [TAIL or MID, 128 bytes] (if there is one of them)
-    blocks_desc,  # the packed bytes, [row tiles, chunks x 4, 128], box [8, 8, 128]: one copy a step
+    blocks_desc,  # the packed bytes, [row tiles, chunks x 4, 128], box [8, 8, 128]: one copy per step
     scales_desc,  # [row tiles, chunks x 32] uint8, box [8, 64]; or pairs as 16 bits (not FP8)
     tiles_ptr,  # [1 + tiles, 4] int32: grouped_moe's Permutation
     bias_ptr,  # [2, E, I] or [E, H]
     largest_ptr,  # like bias, uint8: each row's largest exponent (if FP8)
     x_scale_ptr,  # [pairs] float32: divisors of gate_up's inputs (if FP8)
     out_ptr,  # [pairs, width]
-    row_blocks,  # of UNITS x 16 weight rows a warp: GroupedTile.row_blocks
-    row_tiles,  # of 16
-    chunks,  # of 64 columns
-    rows,  # of a matrix: gate_up's I, down's H
-    width,  # of out
+    row_blocks,  # blocks of UNITS x 16 weight rows per warp: GroupedTile.row_blocks
+    row_tiles,  # tiles of 16 rows
+    chunks,  # chunks of 64 columns
+    rows,  # rows of a matrix: I for gate_up, H for down
+    width,  # columns of out
     limit,
     alpha,
     experts,
@@ -241,7 +242,7 @@ def _product_kernel(
     STAGES: gl.constexpr,
     GATE_UP: gl.constexpr,
     FP8: gl.constexpr,
-    REST: gl.constexpr,  # FP8: steps that groups leave over; else 1 if the last is half a step
+    REST: gl.constexpr,  # FP8: steps after the last group; else 1 if the last step is half a step
     UNITS: gl.constexpr,
     OVERLAP: gl.constexpr,
     PDL: gl.constexpr,
@@ -267,7 +268,7 @@ def _product_kernel(
         mbarrier.init(ready.index(stage), count=1)
         mbarrier.init(empty.index(stage), count=1)
     pipe = Pipeline(x_smem, tail_smem, w_smem, s_smem, ready, empty)
-    # Inline, because constants in a tuple that is assigned to a name become tensors.
+    # Inline, because constants in a tuple with a name become tensors.
     gl.warp_specialize(
         [
             (
@@ -295,7 +296,7 @@ def _product_kernel(
 
 
 def rest_of_steps(chunks: int, fp8: bool) -> int:
-    """The kernel's REST."""
+    """Return REST of the kernel."""
     return (chunks + 1) // 2 % GROUP8.value if fp8 else chunks % 2
 
 
@@ -339,8 +340,8 @@ def _launch(
 
 
 def inner_scale(experts: Experts) -> float:
-    """Returns the factor on SwiGLU's results: the checkpoint's (overflow saturates), or the one that scales
-    their largest possible value to e4m3's largest number."""
+    """Returns the factor on SwiGLU's results: the checkpoint's (overflow saturates), or one that scales their
+    largest possible value to e4m3's maximum."""
     if experts.down_input_scale is not None:
         return 1.0 / experts.down_input_scale
     return 448.0 / (experts.swiglu_limit * (experts.swiglu_limit + 1))
@@ -349,9 +350,8 @@ def inner_scale(experts: Experts) -> float:
 def gate_up(
     x: torch.Tensor, x_scale: torch.Tensor | None, tiles: torch.Tensor, experts: Experts, tile: GroupedTile
 ) -> torch.Tensor:
-    """x [pairs, 64 chunks], of ``grouped.gather``, and the divisors [pairs] of e4m3 inputs.
-
-    -> SwiGLU [pairs, 64 chunks of down] in x's dtype (e4m3: times ``inner_scale``).
+    """x [pairs, 64 chunks] of ``grouped.gather``, and the divisors [pairs] of e4m3 inputs -> SwiGLU [pairs,
+    64 chunks of down] in x's dtype (e4m3: times ``inner_scale``).
     """
     out = torch.empty(x.shape[0], experts.down.chunks * COLUMNS, dtype=x.dtype, device=x.device)
     largest = out if experts.gate_up_largest is None else experts.gate_up_largest
@@ -366,7 +366,7 @@ def gate_up(
 def down(
     inner: torch.Tensor, tiles: torch.Tensor, experts: Experts, hidden: int, tile: GroupedTile
 ) -> torch.Tensor:
-    """inner, of ``gate_up`` -> [pairs, H] bfloat16, by expert, not yet multiplied by gates."""
+    """inner of ``gate_up`` -> [pairs, H] bfloat16, by expert, before multiplication by gates."""
     out = torch.empty(inner.shape[0], hidden, dtype=torch.bfloat16, device=inner.device)
     largest = out if experts.down_largest is None else experts.down_largest
     _launch(inner, experts.down, tiles, experts.down_bias, largest, out, out, hidden, experts, tile, False)

@@ -1,7 +1,7 @@
 """The products of ``hopper_kernel``: some weight rows of a tile, over the whole contraction.
 
-Shared memory holds the stages of a ``Pipeline``, a step of 128 columns each. A unit is 16 weight rows a
-warp; the units of a step share its inputs, and each has its own sums.
+Shared memory holds the stages of a ``Pipeline``, each with a step of 128 columns. A unit is 16 weight rows
+per warp; the units of a step share inputs and have separate sums.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from chorale.kernels.triton.moe.hopper_operand import (
     words_layout,
 )
 
-GROUP8 = gl.constexpr(6)  # steps in e4m3 between two waits for everything
+GROUP8 = gl.constexpr(6)  # e4m3 steps between two waits for all products
 
 
 class Pipeline(NamedTuple):
     """Steps in shared memory: step ``n`` is in stage ``n % STAGES``.
 
-    The fetching warp signals on ``ready`` that a stage is filled, the computing warps on ``empty`` that they
-    have read it.
+    The fetching warp signals filled stages on ``ready``, the computing warps signal read stages on ``empty``.
     """
 
     x: Any  # [STAGES x boxes, pairs, 128 bytes]
@@ -42,13 +41,14 @@ class Pipeline(NamedTuple):
 
 @gluon.constexpr_function
 def products_layout(tokens, fp8, warps):
-    """The layout of [16 warps, tokens] sums: a warp has 16 rows."""
+    """Return the layout of [16 warps, tokens] sums: a warp has 16 rows."""
     return gl.NVMMADistributedLayout([3, 0], [warps, 1], [16, tokens, 32 if fp8 else 16])
 
 
 @gluon.constexpr_function
 def scale_boxes(units, warps):
-    """Copies that a step's scales take, of eight row tiles each; the last may bring unneeded ones."""
+    """Return the number of copies for a step's scales, of eight row tiles each; the last may have unused
+    ones."""
     return (units * warps + 7) // 8
 
 
@@ -63,7 +63,7 @@ def _load_scales(scales, stage, unit: gl.constexpr, UNITS: gl.constexpr, WARPS: 
 
 @gluon.jit
 def _halves(pair):
-    """(tiles, 2 chunks, ...) -> the two [tiles, ...]."""
+    """Split (tiles, 2 chunks, ...) into two [tiles, ...]."""
     tiles: gl.constexpr = pair.shape[0]
     rest: gl.constexpr = pair.numel // (2 * tiles)
     return gl.split(gl.permute(gl.reshape(pair, [tiles, 2, rest]), (0, 2, 1)))
@@ -71,7 +71,7 @@ def _halves(pair):
 
 @gluon.jit
 def _times_tail(weights, tail_smem, place, tail, pairs: gl.constexpr):
-    """The tail's product, of weights in registers. ``pairs``: numbers in one register."""
+    """Multiply weights in registers by the tail. ``pairs``: numbers per register."""
     operand: gl.constexpr = gl.DotOperandLayout(0, tail.type.layout, pairs)
     weights = gl.convert_layout(weights, operand, assert_trivial=True)
     return warpgroup_mma(weights, tail_smem.index(place).permute((1, 0)), tail, is_async=True)
@@ -81,15 +81,15 @@ def _times_tail(weights, tail_smem, place, tail, pairs: gl.constexpr):
 def _chunk(
     packed,
     scale,
-    before,  # the operand of the product that is in flight
+    before,  # the operand of the product in flight
     pipe,
     place,
     acc,
     tail,
     TAIL: gl.constexpr,
-    OVERLAP: gl.constexpr,  # its products are in flight when it returns
+    OVERLAP: gl.constexpr,  # products are still in flight at the return
 ):
-    """Decode one chunk, begin its products, and wait for those of the chunk before. Returns the chunk's
+    """Decode one chunk, start its products, and wait for those of the previous chunk. Returns the chunk's
     operand and the sums."""
     LEFT: gl.constexpr = 1 if OVERLAP else 0
     operand: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
@@ -113,15 +113,15 @@ def _replaced(values, place: gl.constexpr, value):
 def _step(
     pipe,
     step,
-    has_previous,  # a step of this tile, whose last product ends in here
+    has_previous,  # whether a previous step's last product ends here
     before,
     accs,
     tails,
     TAIL: gl.constexpr,
     OVERLAP: gl.constexpr,
-    HALF: gl.constexpr,  # its first chunk alone
+    HALF: gl.constexpr,  # only the first chunk
 ):
-    """Both chunks of each unit. Returns the last one's operand, and the sums."""
+    """Multiply both chunks of each unit. Returns the last chunk's operand and the sums."""
     UNITS: gl.constexpr = len(accs)
     STAGES: gl.constexpr = pipe.ready.shape[0]
     WARPS: gl.constexpr = pipe.words.shape[1]
@@ -151,10 +151,11 @@ def multiply(
     chunks,
     TOKENS: gl.constexpr,
     TAIL: gl.constexpr,
-    OVERLAP: gl.constexpr,  # a chunk's products (with a tail, two) are in flight while the next is decoded
+    OVERLAP: gl.constexpr,  # a chunk's products (two with a tail) are in flight while the next is decoded
     ODD: gl.constexpr,  # chunks % 2: the last step is half a step
 ):
-    """Tuples of UNITS [16 WARPS, TOKENS] and [16 WARPS, TAIL] float32: one tile in bfloat16."""
+    """Multiply one tile in bfloat16. Returns tuples of UNITS [16 WARPS, TOKENS] and [16 WARPS, TAIL]
+    float32."""
     STAGES: gl.constexpr = pipe.ready.shape[0]
     WARPS: gl.constexpr = pipe.words.shape[1]
     UNITS: gl.constexpr = pipe.words.shape[0] // STAGES
@@ -181,7 +182,7 @@ def multiply(
 
 @gluon.jit
 def _finished(accs, tails, before, TAIL: gl.constexpr):
-    """After the last product."""
+    """Wait for the last product and return the sums."""
     UNITS: gl.constexpr = len(accs)
     accs += (before,)
     if TAIL > 0:
@@ -196,7 +197,7 @@ def _finished(accs, tails, before, TAIL: gl.constexpr):
 
 @gluon.jit
 def _group8(pipe, step, largest, zero, acc, tail, TAIL: gl.constexpr, STEPS: gl.constexpr):
-    """STEPS steps in e4m3, whose last product is waited for."""
+    """Multiply STEPS steps in e4m3 and wait for the last product."""
     STAGES: gl.constexpr = pipe.ready.shape[0]
     operand: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 4)
     for i in gl.static_range(STEPS):
@@ -230,17 +231,17 @@ def _group8(pipe, step, largest, zero, acc, tail, TAIL: gl.constexpr, STEPS: gl.
 def multiply8(
     pipe,
     step,
-    groups,  # of GROUP8 steps
-    largest,  # [8, 64] int32, as the scales: each row's largest exponent
+    groups,  # number of groups of GROUP8 steps
+    largest,  # [8, 64] int32, laid out like the scales: each row's largest exponent
     zero,
     TOKENS: gl.constexpr,
     TAIL: gl.constexpr,
-    REST: gl.constexpr,  # steps beside those of groups: 0 to GROUP8 - 1
+    REST: gl.constexpr,  # steps after the last group: 0 to GROUP8 - 1
 ):
     """``multiply`` in e4m3: weights are divided by their row's largest scale, times 2.
 
-    Steps go in groups, and each group waits for its last product: the compiler would unpack an operand that
-    lives across the loop's end into bytes, so it could not be kept in its registers.
+    Steps are grouped, and each group waits for its last product: the compiler would unpack an operand that
+    lives across iterations into bytes, so it could not stay in its registers.
     """
     acc = gl.zeros([128, TOKENS], gl.float32, products_layout(TOKENS, True, 8))
     tail = 0

@@ -1,7 +1,7 @@
-"""Turns packed weights into the tensor cores' first operand, in registers, for ``hopper_kernel``.
+"""Decodes packed weights to the tensor cores' first operand, in registers, for ``hopper_kernel``.
 
-A unit of a step is a row tile (16 rows) a warp by two chunks (128 columns): two words of 16 bytes a lane, and
-64 bytes of scales a tile. Layouts are only renamed here: each value stays in the thread for which
+A unit of a step is one row tile (16 rows) per warp by two chunks (128 columns): two words of 16 bytes per
+lane, and 64 bytes of scales per tile. Layouts are only renamed here: each value stays in the thread for which
 ``packing.py`` packed it, and every ``convert_layout`` asserts that it moves nothing.
 """
 
@@ -10,8 +10,8 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-# A packed word -> four registers: a pair each of rows g and g + 8, and again of the two columns after.
-# Values are times 2^-126.
+# A packed word -> four registers: a pair of row g, a pair of row g + 8, and the same for the next two
+# columns. Values are scaled by 2^-126.
 _UNPACK = gl.constexpr(
     """
     {
@@ -53,7 +53,8 @@ _UNPACK8 = gl.constexpr(
     """
 )
 
-# A store that never happens ($3 is 0, unknown to the compiler): $1 and $2 keep their values until here.
+# A store that is never executed ($3 is 0, unknown to the compiler), so that $1 and $2 keep their values until
+# here.
 _KEEP = gl.constexpr(
     """
     {
@@ -66,13 +67,13 @@ _KEEP = gl.constexpr(
 
 @gluon.constexpr_function
 def _tile_bases(warps, rank, step=1):
-    """Returns the bases of a layout's warps, which are its first dimension."""
+    """Returns the bases of a layout's warps along the first dimension."""
     return [[step * warp] + [0] * (rank - 1) for warp in (1, 2, 4)[: warps.bit_length() - 1]]
 
 
 @gluon.constexpr_function
 def words_layout(warps):
-    """[tiles, (2 chunks, 4), (8 lanes, 16 bytes)]."""
+    """Return the layout of words [tiles, (2 chunks, 4), (8 lanes, 16 bytes)]."""
     return gl.DistributedLinearLayout(
         [[0, 0, 1], [0, 0, 2], [0, 0, 4], [0, 0, 8], [0, 4, 0]],
         [[0, 0, 16], [0, 0, 32], [0, 0, 64], [0, 1, 0], [0, 2, 0]],
@@ -84,7 +85,8 @@ def words_layout(warps):
 
 @gluon.constexpr_function
 def scales_layout(warps):
-    """Pairs (p) of scales of eight tiles: [tiles, (chunk, g, t / 2)]; four warps have two tiles each."""
+    """Return the layout of pairs (p) of scales of eight tiles, [tiles, (chunk, g, t / 2)]; four warps have
+    two tiles each."""
     return gl.DistributedLinearLayout(
         [[0, 16]] + ([[4, 0]] if warps == 4 else []),
         [[0, 0], [0, 1], [0, 2], [0, 4], [0, 8]],
@@ -96,7 +98,8 @@ def scales_layout(warps):
 
 @gluon.constexpr_function
 def _rows_layout(warps):
-    """One chunk's (tile, g, t / 2, p) by (t % 2, j, pair): a row shares its scale."""
+    """Return the layout of one chunk, (tile, g, t / 2, p) by (t % 2, j, pair): numbers of a row share their
+    scale."""
     return gl.DistributedLinearLayout(
         [[0, 1], [1, 0], [0, 2], [0, 4]],
         [[0, 8], [2, 0], [4, 0], [8, 0], [16, 0]],
@@ -106,7 +109,7 @@ def _rows_layout(warps):
     )
 
 
-# Scales one by one: [8 tiles, (chunk, g, t / 2, p)].
+# Single scales: [8 tiles, (chunk, g, t / 2, p)].
 SCALES8 = gl.constexpr(
     gl.DistributedLinearLayout(
         [[0, 1], [0, 32]],
@@ -116,7 +119,7 @@ SCALES8 = gl.constexpr(
         [8, 64],
     )
 )
-# Both chunks' (tile, chunk, g, t / 2) by (t % 2, byte): a row shares its two scales.
+# Both chunks, (tile, chunk, g, t / 2) by (t % 2, byte): numbers of a row share its two scales.
 _ROWS8 = gl.constexpr(
     gl.DistributedLinearLayout(
         [[0, 1], [0, 2], [0, 4], [0, 8], [16, 0]],
@@ -130,8 +133,8 @@ _ROWS8 = gl.constexpr(
 
 @gluon.jit
 def scales_of(pairs):
-    """[tiles, n] uint16, two exponents each -> [tiles, 2 n] bfloat16. Both stay halves of one register, as a
-    multiplication takes them."""
+    """Convert [tiles, n] uint16, two exponents each, to [tiles, 2 n] bfloat16. Both stay halves of one
+    register, as multiplications need them."""
     first, second = gl.inline_asm_elementwise(
         "{ .reg .b32 t; prmt.b32 t, $2, 0, 0x4140; shl.b32 t, t, 7; mov.b32 {$0, $1}, t; }",
         "=h,=h,r",
@@ -153,7 +156,8 @@ def _scaled(half, scale, TILES: gl.constexpr):
 
 @gluon.jit
 def chunk_operand(packed, scale, operand: gl.constexpr):
-    """One chunk: packed bytes [tiles, 512], its ``scales_of`` [tiles, 32] -> [16 tiles, 64] bfloat16."""
+    """Decode one chunk: packed bytes [tiles, 512], its ``scales_of`` [tiles, 32] -> [16 tiles, 64]
+    bfloat16."""
     TILES: gl.constexpr = packed.shape[0]
     rows: gl.constexpr = gl.SliceLayout(1, _rows_layout(TILES))
     scale = gl.reshape(scale, [32 * TILES])
@@ -174,10 +178,10 @@ def chunk_operand(packed, scale, operand: gl.constexpr):
 
 @gluon.jit
 def keep(upper, lower, zero):
-    """Keeps an operand in its registers up to here.
+    """Keep an operand in its registers up to here.
 
-    wgmma reads its first operand long after it was issued, and the compiler has been seen to reuse the
-    registers before. (A wait can name values that must live until then, but none of 8 bits.)
+    wgmma reads its first operand long after it was issued, and the compiler sometimes reuses the registers
+    earlier. (A wait can name values that must live until then, but no 8-bit values.)
     """
     gl.inline_asm_elementwise(
         _KEEP, "=r,r,r,r", [upper, lower, zero.to(gl.uint8)], dtype=gl.uint8, is_pure=False, pack=4
@@ -186,13 +190,14 @@ def keep(upper, lower, zero):
 
 @gluon.jit
 def step_operand8(packed, exponents, largest, operand: gl.constexpr):
-    """Both chunks: packed bytes, exponents and their rows' largest [8, 64] -> [128, 128] e4m3.
+    """Decode both chunks: packed bytes, exponents and their rows' largest [8, 64] -> [128, 128] e4m3.
 
     Weights are divided by their row's largest scale, times 2: exact for ten powers of two below it. Columns
-    of a chunk come as (j / 2, j % 2, t, pair of pairs). Also returns its two parts, for ``keep``.
+    of a chunk are in the order (j / 2, j % 2, t, pair of pairs). Also returns the operand's two parts, for
+    ``keep``.
     """
     exponents = exponents.to(gl.int32) - largest + 254
-    exponents = gl.minimum(gl.maximum(exponents, 0), 254)  # 255: a tile that is not there
+    exponents = gl.minimum(gl.maximum(exponents, 0), 254)  # 255 marks a missing tile
     scale = (exponents.to(gl.uint16) << 7).to(gl.bfloat16, bitcast=True)
     first, second = gl.split(gl.reshape(scale, [256, 2]))
     first = gl.convert_layout(first, gl.SliceLayout(1, _ROWS8), assert_trivial=True)
