@@ -23,7 +23,7 @@ mixed step. Each line says how full the pool was, and what had been taken by the
 (libraries and graphs included), and by the allocator; how often it had to release its cache to continue (a
 retry: on a smaller device, an error); and the most that ``--gpu-memory-utilization`` allows. ``OVER`` is more
 than that: no error while the device has room left, but the arithmetic was wrong. ``NOT FULL``: pool, rows,
-contexts or steps did not reach the stage's target: it shows nothing. A failed request or step ends the run.
+contexts or steps did not reach the stage's target; it proves nothing. A failed request or step ends the run.
 Prefix caching is off; it decides which pages are used, not how many there are.
 """
 

@@ -30,7 +30,7 @@ _LIMITS = LLParserLimits(
 )
 _WALK_STEPS = 24
 MAX_CHECK_SECONDS = 2.0  # CPU time of one grammar
-_WALK_FIRST = b'"[{,:'  # the walk takes one of these wherever it may: they lead to most of the structure
+_WALK_FIRST = b'"[{,:'  # the walk prefers these bytes, which lead to most of the structure
 _UNSATISFIABLE = "nothing satisfies it"
 MAX_GBNF_RULES = 500
 _GBNF_NAME = re.compile(r"^[ \t]*([A-Za-z][\w-]*)[ \t]*::=", re.MULTILINE)

@@ -40,7 +40,7 @@ class Shape:
         return next((name for name in self.__slots__ if getattr(self, name) > getattr(most, name)), None)
 
 
-# With these counts a parser holds the lock for less than 50 ms. The depth is each user's own.
+# With these counts a parser holds the lock for less than 50 ms. Each caller sets its own depth.
 LARGEST = Shape(
     depth=2**15 - 1,
     values=262_144,

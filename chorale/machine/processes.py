@@ -117,7 +117,7 @@ class Silence:
     """For how long another process has given no sign of life, in seconds that count against it.
 
     Time in which one of its threads was ready to run and got no processor does not count: on a busy machine,
-    or under a quota, a process is slow. One that sleeps, is stopped, or uses a processor to no end hangs. A
+    or under a quota, a process is slow. One that sleeps, is stopped, or spins counts as hung. A
     process that the system does not show (``pid`` None, another machine, no /proc) is given twice the time.
     """
 
@@ -145,7 +145,7 @@ class Silence:
         return self.seconds > limit
 
     def _starved(self, passed: float) -> float:
-        """Returns the seconds of the last ``passed`` ones in which a thread waited for a processor."""
+        """Returns for how many of the last ``passed`` seconds a thread waited for a processor."""
         before, self._threads = self._threads, {} if self.pid is None else self._read(self.pid)
         if not self._threads:
             return passed / 2
@@ -161,7 +161,7 @@ class Silence:
 
 
 class Pulse:
-    """The signs of life of a process that works in steps, with the time of its current step."""
+    """The signs of life of a process that works in steps, and the duration of its current step."""
 
     def __init__(self, pid: int | None, now: float) -> None:
         self.silence, self.step = Silence(pid, now), Silence(pid, now)
@@ -179,5 +179,5 @@ class Pulse:
         return self.silence.exceeds(now, limit)
 
     def is_stuck(self, now: float, limit: float) -> bool:
-        """Returns whether its step takes longer than ``limit``, without the time that it got no processor."""
+        """Returns whether its step takes longer than ``limit``, not counting waits for a processor."""
         return self.step.exceeds(now, limit) and self.busy > limit

@@ -239,7 +239,7 @@ class AsyncClient:
     ) -> httpx2.Response:
         """Returns the answer, whatever its status. ``body``: an object, or its JSON.
 
-        The request is sent again as ``retries`` says while there is no answer, or one with a status of
+        Repeats the request as set by ``retries`` while there is no answer, or one with a status in
         ``again``. Raises ``NoAnswerError``.
         """
         url = self.endpoint.url(path)

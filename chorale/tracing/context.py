@@ -104,7 +104,7 @@ CURRENT: ContextVar[RequestContext | None] = ContextVar("chorale_request", defau
 
 
 def recording() -> RequestContext | None:
-    """Returns the request that runs now, if its trace is recorded."""
+    """Returns the current request, if its trace is recorded."""
     context = CURRENT.get()
     return context if context is not None and context.span is not None and context.span.is_recording else None
 
@@ -129,7 +129,7 @@ def name_response(response_id: str) -> None:
 
 
 def choice_ended(reason: str, error: str | None) -> None:
-    """Records the end of a choice of the request that runs now. ``error``: the code of its error."""
+    """Records the end of a choice of the current request. ``error``: the code of its error."""
     context = recording()
     if context is not None and not context.is_inner:
         context.record.finish_reasons.append(reason)

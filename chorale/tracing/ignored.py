@@ -24,7 +24,7 @@ _logged: set[str] = set()  # names that this process has logged
 
 
 def unknown_field(name: str, known: Iterable[str] = ()) -> None:
-    """Ignores the field for the request that runs now. Raises ``RequestError`` if such fields are refused.
+    """Ignores the field for the current request. Raises ``RequestError`` if such fields are refused.
 
     ``name``: its path; ``known``: valid names, for a suggestion.
     """

@@ -56,7 +56,7 @@ def bubblewrap(limits: SandboxLimits) -> SandboxLaunch | None:
     argv.append(guest_limits(limits, processes=True, own_pids=True))
     return SandboxLaunch(
         tuple(argv),
-        {},  # code in the sandbox could read it as the environment of process 1
+        {},  # empty, since code in the sandbox could read the environment of process 1
         watch_bytes=limits.memory_bytes,
         call_filter=call_filter,
     )

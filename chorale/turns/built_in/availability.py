@@ -35,7 +35,7 @@ def check_available(service: ToolService | None, asked: BuiltInRequest, rules: T
     silent = "; ".join(f"--tool-server {entry}: {why}" for entry, why in missing.items() if ":" in entry)
     paths = dict(asked.paths)
     if asked.wanted.web_search is not None and "browser" not in available:
-        declared = paths["web_search"].startswith("tools[")  # no other option for it
+        declared = paths["web_search"].startswith("tools[")  # not requested by another field
         if not own_tools or wants_search or not declared:
             raise _not_enabled(paths["web_search"], "web search", missing.get("browser"), silent)
         _log_once("web_search")

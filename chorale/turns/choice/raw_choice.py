@@ -1,6 +1,6 @@
 """RawChoice: one choice of a raw completion. Tokens to text, without parsing harmony.
 
-It emits the same OutputEvents as a harmony choice (one message item), so streams and bodies are made alike.
+It emits the same OutputEvents as a harmony choice (one message item), so streams and bodies are built alike.
 Its only need is ``Ended``: a raw completion has one round.
 """
 
