@@ -1,4 +1,4 @@
-"""The Triton op set, as an ``Ops`` record. The residual stream is float32, as the reference's."""
+"""The Triton op set as an ``Ops`` record. The residual stream is float32, as in the reference."""
 
 from __future__ import annotations
 

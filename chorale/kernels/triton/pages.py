@@ -1,5 +1,5 @@
-"""Copies of whole pages between the KV tensors and a staging buffer. One launch for all tensors of a size,
-however many pages: the kernel reads the tensors' addresses from a table on the device."""
+"""Copies of pages between the KV tensors and a staging buffer. One launch copies any number of pages for all
+tensors of one size: the kernel reads the tensors' addresses from a table on the device."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import torch
 import triton
 import triton.language as tl
 
-PART = 4096  # words of a page that one program copies
+PART = 4096  # words of a page per program
 BLOCK = 1024  # words at a time
 _WORDS = {8: torch.int64, 4: torch.int32, 1: torch.uint8}
 
 
 @triton.jit(do_not_specialize_on_alignment=["blocks_ptr"])
 def _pages_kernel(
-    address_ptr,  # [L] int64: where each KV tensor begins
+    address_ptr,  # [L] int64: start address of each KV tensor
     blocks_ptr,  # [N] int32
     pages_ptr,  # [N, PAGE] words
-    FIRST: tl.constexpr,  # word of a page at which the part of the first tensor begins
-    WIDTH: tl.constexpr,  # words of a block in each tensor
+    FIRST: tl.constexpr,  # index of the first tensor's first word in a page
+    WIDTH: tl.constexpr,  # words per block and tensor
     PAGE: tl.constexpr,
     IS_GATHER: tl.constexpr,
     PART: tl.constexpr,
@@ -43,7 +43,7 @@ def _pages_kernel(
 
 @dataclass(frozen=True, slots=True)
 class _Tensors:
-    """KV tensors whose blocks have the same size, one after the other in a page."""
+    """KV tensors with blocks of the same size, which are adjacent in a page."""
 
     addresses: torch.Tensor  # [L] int64
     first: int  # words

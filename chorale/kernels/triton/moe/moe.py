@@ -1,10 +1,10 @@
 """The expert layer: MXFP4 gate_up with SwiGLU, MXFP4 down, and the weighted sum. No atomics: deterministic.
 
-``moe`` chooses among three forms by device, dtype and (token, chosen expert) pairs an expert: ``gemv.py``,
-``grouped.py``, and the one here, for any device and dtype. With few pairs, a tile is one pair and nothing is
+``moe`` chooses among three forms by device, dtype and (token, chosen expert) pairs per expert: ``gemv.py``,
+``grouped.py``, and the form here, for any device and dtype. With few pairs, a tile is one pair and nothing is
 sorted. With many, pairs are sorted by expert on the device and a tile is up to 64 pairs of one expert.
 Weights, decoded in registers, are the rows of the products, pairs the columns. The kernel that writes inputs
-puts them into the order in which the packed weights hold their columns (``packing.fragment_columns``).
+uses the column order of the packed weights (``packing.fragment_columns``).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _pairs_of_tile(
     ids_ptr, order_ptr, offsets_ptr, first_expert, E: tl.constexpr, EXPERTS: tl.constexpr,
     TOKENS: tl.constexpr, SORTED: tl.constexpr,
 ):  # fmt: skip
-    """(expert, pairs [TOKENS], which of them exist) of a program. No work: expert >= E."""
+    """Return (expert, pairs [TOKENS], which of them exist) of a program; expert >= E means no work."""
     tile, lanes = tl.program_id(1), tl.arange(0, TOKENS)
     if SORTED:
         expert, first, last = find_tile(offsets_ptr, tile, E, EXPERTS, TOKENS)
@@ -77,7 +77,7 @@ def _product(
     ASM: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Rows of TILES row tiles of one expert times the inputs at ``sources``: [16 TILES, TOKENS] float32."""
+    """Multiply TILES row tiles of one expert by the inputs at ``sources``: [16 TILES, TOKENS] float32."""
     acc = tl.zeros((16 * TILES, 64 if TOKENS == 1 else TOKENS), tl.float32)
     start = (expert.to(tl.int64) * row_tiles + first_tile) * chunks
     places = tl.arange(0, 64)
@@ -194,7 +194,7 @@ def moe(
     next_qkv: QkvWeights | None,
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """x [T, H] float32 += sum over the K chosen experts of gate * expert(normed); returns x and its norm.
+    """x [T, H] float32 += sum over the K chosen experts of gate * expert(normed); returns x and the normed x.
 
     The norm is ``next_qkv``'s, [T, H] in the dtype of its weights. It is None without ``next_qkv``, and up to
     ``tuning.SKINNY_TOKENS`` tokens, where the QKV kernels apply it.
@@ -214,7 +214,7 @@ def moe(
 def form_of(
     normed: torch.Tensor, num_pairs: int, experts: Experts, hidden: int
 ) -> Literal["grouped", "streamed", "tiles"]:
-    """Returns the form for so many pairs."""
+    """Returns the form for ``num_pairs`` pairs."""
     is_direct = normed.shape[0] <= tuning.DIRECT_TOKENS
     if not is_direct and can_use_grouped(experts, hidden, num_pairs, normed.device):
         return "grouped"
@@ -229,7 +229,7 @@ def _moe_of_tiles(
     x: torch.Tensor,
     norm: Norm | None,
 ) -> torch.Tensor | None:
-    """The form in which a program takes at most 64 pairs of one expert; any device and dtype."""
+    """The form in which a program takes at most 64 pairs of one expert; for any device and dtype."""
     hidden = x.shape[1]
     (tokens, top_k), num_pairs = expert_ids.shape, expert_ids.numel()
     alone = num_pairs <= tuning.LONE_PAIRS
@@ -243,7 +243,7 @@ def _moe_of_tiles(
     width = experts.down.chunks * COLUMNS
     inner = torch.empty(num_pairs, width, dtype=experts.dtype, device=x.device)
     if width > experts.gate_up.row_tiles * 8:
-        inner.zero_()  # its last columns are multiplied by zero weights, and no kernel writes them
+        inner.zero_()  # no kernel writes the last columns, which are multiplied by zero weights
     parts = torch.empty(num_pairs, hidden, dtype=torch.float32, device=x.device)
     bf16, tile = experts.dtype == torch.bfloat16, tuning.expert_tile(each)
     common: dict[str, Any] = {

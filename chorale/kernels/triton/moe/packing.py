@@ -1,16 +1,16 @@
-"""Packs MXFP4 experts: from the checkpoint's rows to the operand that a tensor core takes from registers.
+"""Packs MXFP4 experts: converts the checkpoint's rows to the operand that a tensor core reads from registers.
 
-A matrix [N, K] becomes row tiles of 16 rows and chunks of 64 columns: 512 bytes of weights, 16 for each of
-32 lanes, and 32 bytes of scales. Lane ``4 g + t`` holds rows ``g`` and ``8 + g`` of columns ``16 t`` to
-``16 t + 15``. Its word ``j`` is the A operand of one m16n8k16 step: part ``i = p + 2 q`` of it is a pair of
-bfloat16, row ``8 p + g``, columns ``16 t + 4 j + 2 q + {0, 1}``. The order of a sum's terms is free, so the
-input is read in that order (``fragment_columns``) and nothing is shuffled at run time.
+A matrix [N, K] becomes row tiles of 16 rows and chunks of 64 columns: 512 bytes of weights, 16 per lane, and
+32 bytes of scales. Lane ``4 g + t`` holds rows ``g`` and ``8 + g`` of columns ``16 t`` to ``16 t + 15``. Its
+word ``j`` is the A operand of one m16n8k16 step: part ``i = p + 2 q`` of it is a pair of bfloat16, row ``8 p
++ g``, columns ``16 t + 4 j + 2 q + {0, 1}``. The order of a sum's terms is free, so the input is read in that
+order (``fragment_columns``) and nothing is shuffled at run time.
 
-In gate_up, rows ``g`` of a tile are gates and rows ``8 + g`` the ups that belong to them: both are in one
-thread of the product. N and K are padded with zero weights (20b and 120b need none: 180 x 16 rows, 45 x 64).
+In gate_up, rows ``g`` of a tile are gates and rows ``8 + g`` the matching ups: both are in one thread of the
+product. N and K are padded with zero weights (20b and 120b need none: 180 x 16 rows, 45 x 64).
 
 ``part_of_word`` defines the bit positions of a word's eight nibbles: extracting a pair takes at most two
-shifts and two logical operations. No placement needs fewer: the four bits of a bfloat16 that e2m1 uses (15,
+shifts and two logical operations. No arrangement needs fewer: the four bits of a bfloat16 that e2m1 uses (15,
 8, 7, 6) do not tile a half word, so two of the parts are the XOR of two shifted words.
 
 A scale byte ``s`` (2^(s - 127)) is stored as ``s + 126``: the exponent field of 2^(s - 1), the factor for an
@@ -31,9 +31,10 @@ from chorale.kernels.triton.launch import is_hopper
 ROWS = 16
 COLUMNS = 64
 _GROUP = 32
-_LARGEST_SCALE = 128  # as a byte: 2^1. Above, s + 126 is not an exponent. Checkpoints have 110 to 125.
-_SCRATCH = 1 << 25  # bytes of a checkpoint's blocks that are packed at once; needs about 20 times that
-_PART_BITS = 0x81C081C0  # of a pair of bfloat16: sign, two of exponent, one of mantissa
+# Scale byte of 2^1; for larger bytes, s + 126 is not an exponent. Checkpoints have 110 to 125.
+_LARGEST_SCALE = 128
+_SCRATCH = 1 << 25  # bytes of a checkpoint's blocks packed at once; takes about 20 times as much memory
+_PART_BITS = 0x81C081C0  # the used bits of a bfloat16 pair: sign, two of exponent, one of mantissa
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class Matrices:
         return self.blocks.shape[2]
 
     def largest(self, rows: int, *, paired: bool = False) -> torch.Tensor:
-        """Each row's largest exponent, uint8: [E, rows]; of gate_up (``paired``) [2, E, rows]."""
+        """Return each row's largest exponent, uint8: [E, rows]; for gate_up (``paired``) [2, E, rows]."""
         largest = self.scales.amax(dim=(2, 4))  # [E, row tiles, g, p]
         if paired:
             return largest.permute(3, 0, 1, 2).flatten(2)[..., :rows].contiguous()
@@ -61,7 +62,7 @@ class Matrices:
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """Which of a model's experts a rank has, if it has whole ones."""
+    """The experts of a rank that has whole experts."""
 
     first: int  # id
     total: int  # experts of the model
@@ -69,10 +70,10 @@ class Owned:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """One layer's experts: all, or those that a rank has whole."""
+    """One layer's experts: all, or a rank's whole experts."""
 
-    gate_up: Matrices  # of [2 I, H]: a tile is 8 gates and their 8 ups
-    down: Matrices  # of [H, I]
+    gate_up: Matrices  # [2 I, H]; a tile has 8 gates and their 8 ups
+    down: Matrices  # [H, I]
     gate_up_bias: torch.Tensor  # [2, E, I]
     down_bias: torch.Tensor  # [E, H]
     swiglu_limit: float
@@ -81,7 +82,8 @@ class Experts:
     # For e4m3 inputs: each row's largest exponent, uint8.
     gate_up_largest: torch.Tensor | None = None  # [2, E, I]
     down_largest: torch.Tensor | None = None  # [E, H]
-    # Divisors of e4m3 inputs, if the checkpoint has them; else each token's largest value, and a bound.
+    # Divisors of e4m3 inputs, if the checkpoint has them; otherwise each token's largest value, and a bound,
+    # are used.
     gate_up_input_scale: float | None = None
     down_input_scale: float | None = None
     owned: Owned | None = None  # None: all experts, or some columns of all
@@ -92,12 +94,12 @@ class Experts:
 
     @property
     def first(self) -> int | None:
-        """Returns the id of the first expert, or None if all are here."""
+        """Returns the id of the first expert, or None if this rank has all experts."""
         return None if self.owned is None else self.owned.first
 
     @property
     def total(self) -> int:
-        """Returns the number of the model's experts: so many share a step's pairs."""
+        """Returns the number of the model's experts, which share a step's pairs."""
         return self.num_experts if self.owned is None else self.owned.total
 
     @property
@@ -106,7 +108,8 @@ class Experts:
 
 
 def pack_experts(tensors: ExpertTensors) -> Experts:
-    """Raises ``ConfigError`` for dense experts, scales of 4 and more (or NaN), and e4m3 off Hopper."""
+    """Pack experts. Raises ``ConfigError`` for dense experts, scales of 4 or more (or NaN), and e4m3 without
+    Hopper."""
     parts = (tensors.gate_up_blocks, tensors.gate_up_scales, tensors.down_blocks, tensors.down_scales)
     gate_up_blocks, gate_up_scales, down_blocks, down_scales = parts
     if gate_up_blocks is None or gate_up_scales is None or down_blocks is None or down_scales is None:
@@ -136,7 +139,8 @@ def pack_experts(tensors: ExpertTensors) -> Experts:
 
 
 def pack(blocks: torch.Tensor, scales: torch.Tensor, *, paired: bool = False) -> Matrices:
-    """blocks [E, N, K / 32, 16], scales [E, N, K / 32] as in a checkpoint; ``paired``: rows alternate."""
+    """Pack blocks [E, N, K / 32, 16] and scales [E, N, K / 32] of a checkpoint. ``paired``: rows
+    alternate."""
     experts, rows, groups = scales.shape
     tiles, chunks = -(-rows // ROWS), -(-groups * _GROUP // COLUMNS)
     new_blocks = torch.empty(experts, tiles, chunks, 32, 4, dtype=torch.int32, device=blocks.device)
@@ -151,7 +155,7 @@ def pack(blocks: torch.Tensor, scales: torch.Tensor, *, paired: bool = False) ->
 
 
 def _by_tile(rows: torch.Tensor, tiles: int, width: int, paired: bool) -> torch.Tensor:
-    """[E, N, B] -> [E, tiles, 2 (p), 8 (g), width], padded with zeros."""
+    """Arrange [E, N, B] as [E, tiles, 2 (p), 8 (g), width], padded with zeros."""
     missing = (0, width - rows.shape[2], 0, tiles * ROWS - rows.shape[1])
     if any(missing):
         rows = torch.nn.functional.pad(rows, missing)
@@ -161,7 +165,7 @@ def _by_tile(rows: torch.Tensor, tiles: int, width: int, paired: bool) -> torch.
 
 
 def _words(pairs: torch.Tensor) -> torch.Tensor:
-    """Bytes (two columns each) [E, tiles, 2 (p), 8 (g), chunks, 4 (t), 4 (j), 2 (q)] -> words, as packed."""
+    """Pack bytes (two columns each) [E, tiles, 2 (p), 8 (g), chunks, 4 (t), 4 (j), 2 (q)] into words."""
     tables = torch.tensor(_tables(), dtype=torch.int32, device=pairs.device)
     lanes = pairs.permute(0, 1, 4, 3, 5, 6, 2, 7)  # e, tile, chunk, g, t, j, p, q
     words = tables[0][lanes[..., 0, 0].int()]
@@ -178,7 +182,7 @@ def _rotated(word: int, by: int) -> int:
 
 
 def part_of_word(word: int, part: int) -> int:
-    """Part 0 .. 3 of a word as two bfloat16, times 2^-126: the specification of ``dequant.UNPACK``."""
+    """Return part 0 .. 3 of a word as two bfloat16, times 2^-126: the specification of ``dequant.UNPACK``."""
     if part == 0:
         return word & _PART_BITS
     if part == 1:
@@ -189,13 +193,13 @@ def part_of_word(word: int, part: int) -> int:
 
 @functools.cache
 def _tables() -> tuple[tuple[int, ...], ...]:
-    """[4 parts][256] int32: the bits that a byte (low nibble: even column) adds to the word by XOR.
+    """Return [4 parts][256] int32: the bits that a byte (low nibble: even column) adds to the word by XOR.
 
     Extracting parts is linear over bits, so inserting them is the inverse of a 32 x 32 matrix.
     """
-    places = [half * 16 + bit for half in (0, 1) for bit in (6, 7, 8, 15)]  # of the bits of a byte
+    places = [half * 16 + bit for half in (0, 1) for bit in (6, 7, 8, 15)]  # positions of a byte's bits
     outputs = [(part, place) for part in range(4) for place in places]
-    # Row of output n: which bits of the word it is the XOR of (low half) | unit vector n (high half).
+    # Row of output bit n: the bits of the word whose XOR it is (low half) | unit vector n (high half).
     rows = [
         sum(((part_of_word(1 << bit, part) >> place) & 1) << bit for bit in range(32)) | 1 << (32 + n)
         for n, (part, place) in enumerate(outputs)
@@ -220,6 +224,7 @@ def _signed(word: int) -> int:
 
 
 def fragment_columns() -> torch.Tensor:
-    """[64] int64: the column of a chunk at each place (16 j + 8 q + 2 t + half) of the contraction."""
+    """Return [64] int64: the column of a chunk at each position (16 j + 8 q + 2 t + half) of the
+    contraction."""
     place = torch.arange(COLUMNS)
     return place % 8 // 2 * 16 + place // 16 * 4 + place // 8 % 2 * 2 + place % 2

@@ -1,12 +1,13 @@
 """Output projection and residual, then norm, router, top-k and softmax over the chosen.
 
-Few tokens: a program makes some experts' logits of one token, and the last of a token's programs to arrive
-chooses. Many: the addition to the residual stream and the norm are one kernel (``norm.add_norm``); then a
-program takes some tokens, all experts and a part of the hidden size; again the last to arrive adds the parts
-up (always in one order) and chooses. The product is three tf32 passes: as good as float32, because
-a rounded logit can choose another expert. Weights that were bfloat16, as the published ones are, take two
-passes in bfloat16: inputs as two halves. A whole chunk of prompt, in bfloat16: inputs and weights are taken
-apart into two bfloat16 halves each, and cuBLAS multiplies (all but low by low: 2^-17).
+Few tokens: a program computes some experts' logits of one token, and the last of a token's programs to finish
+chooses the experts. Many tokens: addition to the residual stream and norm are one kernel (``norm.add_norm``);
+then a program takes some tokens, all experts and a part of the hidden size; again the last program to finish
+adds the parts (always in the same order) and chooses. The product takes three tf32 passes, which is as exact
+as float32, because a rounded logit can choose another expert. Weights that were bfloat16, as in published
+checkpoints, take two passes in bfloat16, with inputs split into two halves. For a large chunk in bfloat16,
+inputs and weights are split into two bfloat16 halves each, and cuBLAS multiplies them (except low by low:
+2^-17).
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ class Router:
 
     weight: torch.Tensor  # [E, H] float32, contiguous
     bias: torch.Tensor  # [E] float32
-    # [2 E, H] bfloat16: the weight rounded, then what rounding took away. None: experts are not in bfloat16.
+    # [2 E, H] bfloat16: the rounded weight, then the rounding error. None: experts are not in bfloat16.
     halves: torch.Tensor | None
-    is_bfloat16: bool  # nothing was taken away
-    arrivals: torch.Tensor  # [MOST_ARRIVALS] int32, zeros between kernels: programs that are done, by tile
+    is_bfloat16: bool  # there is no rounding error
+    arrivals: torch.Tensor  # [MOST_ARRIVALS] int32, zeros between kernels: finished programs of each tile
 
 
 def pack_router(weight: torch.Tensor, bias: torch.Tensor, dtype: torch.dtype) -> Router:
-    """weight [E, H] and bias [E] float32; ``dtype``: what the experts compute in."""
+    """Pack weight [E, H] and bias [E] float32; ``dtype``: type of the experts' products."""
     weight, halves, is_bfloat16 = weight.contiguous(), None, False
     if dtype == torch.bfloat16:
         high = weight.to(dtype)
@@ -50,8 +51,8 @@ def pack_router(weight: torch.Tensor, bias: torch.Tensor, dtype: torch.dtype) ->
 
 @triton.jit
 def _keys(logits, experts, EXPERTS: tl.constexpr):
-    """Integers in the order of the logits, of equals the first expert largest: one reduction finds the best
-    and who it is. NaN has no order and counts as 0."""
+    """Return integers in the order of the logits; of equal logits the first expert's is largest. One
+    reduction finds the best logit and its expert. NaN counts as 0."""
     bits = tl.where(logits == logits, logits + 0.0, 0.0).to(tl.int32, bitcast=True)  # -0 + 0 is 0
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return (ordered.to(tl.int64) << 32) | (EXPERTS - 1 - experts).to(tl.int64)
@@ -65,11 +66,12 @@ def _logits_of(keys):
 
 @triton.jit
 def choose(logits, token, ids_ptr, gates_ptr, E: tl.constexpr, K: tl.constexpr, EXPERTS: tl.constexpr):
-    """logits [EXPERTS] float32, -inf past E: the K largest (of equals the first) and their softmax."""
+    """Store the K largest of logits [EXPERTS] float32, -inf past E (of equal ones the first), and their
+    softmax."""
     width: tl.constexpr = triton.next_power_of_2(K)
     places = tl.arange(0, width)
     best = tl.full((width,), -(2**63), tl.int64)
-    # A row with NaN takes any experts that exist, and its gates are NaN.
+    # A row with NaN gets any existing experts, with NaN gates.
     broken = tl.sum((logits != logits).to(tl.int32), 0) > 0
     keys = _keys(logits, tl.arange(0, EXPERTS), EXPERTS)
     for k in tl.static_range(K):
@@ -96,7 +98,7 @@ def _choose_all(
     EXPERTS: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
-    """``choose`` for logits [TOKENS, EXPERTS] at once."""
+    """``choose`` for logits [TOKENS, EXPERTS]."""
     width: tl.constexpr = triton.next_power_of_2(K)
     places = tl.arange(0, width)[None, :]
     best = tl.full((TOKENS, width), -(2**63), tl.int64)
@@ -119,7 +121,7 @@ def _choose_all(
 def _few_kernel(
     x_ptr,  # [T, H] float32
     y_ptr,  # [T, H], added to x (if ADD)
-    sum_ptr,  # [T, H] float32: the sum (if ADD). Not x: other programs still read it
+    sum_ptr,  # [T, H] float32: the sum (if ADD). Not x, which other programs still read
     norm_ptr,  # [H] float32
     w_ptr,  # [E, H] float32
     b_ptr,  # [E] float32
@@ -133,7 +135,7 @@ def _few_kernel(
     E: tl.constexpr,
     K: tl.constexpr,
     EXPERTS: tl.constexpr,
-    EACH: tl.constexpr,  # experts of one program
+    EACH: tl.constexpr,  # experts per program
     ADD: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
@@ -157,10 +159,10 @@ def _few_kernel(
             tl.store(sum_ptr + token * H + depth, x, mask=inside)
         tl.store(normed_ptr + token * H + depth, normed.to(normed_ptr.dtype.element_ty), mask=inside)
     tl.store(logits_ptr + token * E + mine, tl.sum(w * normed[None, :], 1) + bias, mask=mine < E)
-    tl.debug_barrier()  # all threads' logits are written before the program counts as arrived
+    tl.debug_barrier()  # all threads must have written their logits before the program counts as finished
     if tl.atomic_add(arrivals_ptr + token, 1, sem="acq_rel") == tl.num_programs(0) - 1:
         experts = tl.arange(0, EXPERTS)
-        # From the L2: other multiprocessors wrote them.
+        # Read from L2, because other multiprocessors wrote them.
         places = logits_ptr + token * E + experts
         logits = tl.load(places, mask=experts < E, other=-float("inf"), cache_modifier=".cg")
         choose(logits, token, ids_ptr, gates_ptr, E, K, EXPERTS)
@@ -173,7 +175,7 @@ def _many_kernel(
     norm_ptr,  # [H] float32
     w_ptr,  # [E, H] float32 or bfloat16
     b_ptr,  # [E] float32
-    logits_ptr,  # [SLICES, T, E] float32: partial, and without the norm's scale
+    logits_ptr,  # [SLICES, T, E] float32: partial sums without the norm's scale
     squares_ptr,  # [SLICES, T] float32
     arrivals_ptr,  # [MOST_ARRIVALS] int32, zeros between steps
     ids_ptr,  # [T, K] int64
@@ -186,7 +188,7 @@ def _many_kernel(
     EXPERTS: tl.constexpr,
     TOKENS: tl.constexpr,
     DEPTH: tl.constexpr,
-    SLICES: tl.constexpr,  # parts of H, a program each
+    SLICES: tl.constexpr,  # parts of H, one program each
     STAGES: tl.constexpr,
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
@@ -221,13 +223,14 @@ def _many_kernel(
     if SLICES > 1:
         tl.store(logits_ptr + part.to(tl.int64) * T * E + places, logits, mask=mask)
         tl.store(squares_ptr + part * T + tokens, squares, mask=inside)
-        tl.debug_barrier()  # all threads' parts are written before the program counts as arrived
+        tl.debug_barrier()  # all threads must have written their parts before the program counts as finished
         last = tl.atomic_add(arrivals_ptr + tile, 1, sem="acq_rel") == SLICES - 1
     if last:
         if SLICES > 1:
             logits = tl.zeros((TOKENS, EXPERTS), tl.float32)
             squares = tl.zeros((TOKENS,), tl.float32)
-            for other in tl.static_range(SLICES):  # always in this order; from the L2: others wrote them
+            # Always in this order; from L2, because other multiprocessors wrote them.
+            for other in tl.static_range(SLICES):
                 some_squares = squares_ptr + other * T + tokens
                 squares += tl.load(some_squares, mask=inside, other=0.0, cache_modifier=".cg")
                 some_logits = logits_ptr + tl.cast(other, tl.int64) * T * E + places
@@ -241,8 +244,8 @@ def _many_kernel(
 
 @triton.jit(do_not_specialize=["T"])
 def _choose_kernel(
-    both_ptr,  # [T, 2 E] float32: high by the weights' high half, high by their low half
-    low_ptr,  # [T, E] float32: low by high
+    both_ptr,  # [T, 2 E] float32: high half times the weights' high half, and times their low half
+    low_ptr,  # [T, E] float32: low half times high half
     b_ptr,  # [E] float32
     ids_ptr,
     gates_ptr,
@@ -272,8 +275,8 @@ def project_and_route(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """attended [T, Nq * D], x [T, H] float32 -> (new x, normed [T, H], expert_ids [T, K] int64, gates).
 
-    gates [T, K] float32. ``normed`` is rounded to ``weights.dtype``, what the experts compute in. The new x
-    may be x's own memory.
+    gates [T, K] float32. ``normed`` is rounded to ``weights.dtype``, the type of the experts' products. May
+    overwrite x.
     """
     tokens, top_k, dtype = x.shape[0], weights.top_k, weights.dtype or torch.float32
     ids = torch.empty(tokens, top_k, dtype=torch.int64, device=x.device)
@@ -300,7 +303,7 @@ def project_and_route(
 def route(
     x: torch.Tensor, weights: RouterWeights, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``project_and_route`` of an x to which everything has been added: (normed, expert_ids, gates)."""
+    """``project_and_route`` without projection, for a complete x: returns (normed, expert_ids, gates)."""
     tokens, top_k, dtype = x.shape[0], weights.top_k, weights.dtype or torch.float32
     ids = torch.empty(tokens, top_k, dtype=torch.int64, device=x.device)
     gates = torch.empty(tokens, top_k, dtype=torch.float32, device=x.device)
@@ -319,7 +322,7 @@ def route(
 
 
 def projected(attended: torch.Tensor, linear: Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(parts [SPLITS, T, H] of the product, the bias that they lack)."""
+    """Return (parts [SPLITS, T, H] of the product, the bias that is not added yet)."""
     if 1 < attended.shape[0] <= tuning.SKINNY_TOKENS:
         return parts(attended, linear.weight), linear.bias
     return product(attended, linear).unsqueeze(0), None
@@ -333,7 +336,7 @@ def _route_few(
     ids: torch.Tensor,
     gates: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(x + y, its norm); y [T, H]."""
+    """Route few tokens. Returns (x + y, normed x + y); y [T, H]."""
     linear, (tokens, hidden) = weights.linear, x.shape
     num_experts = linear.weight.shape[0]
     each = tuning.experts_each(tokens, num_experts)
@@ -359,7 +362,7 @@ def route_many(
     tiles = triton.cdiv(tokens, tile.tokens)
     steps = triton.cdiv(hidden, tile.depth)
     each = triton.cdiv(steps, arch.route_slices(tiles))
-    slices = triton.cdiv(steps, each)  # none without work
+    slices = triton.cdiv(steps, each)  # every slice has work
     partial = torch.empty(slices * tokens * (num_experts + 1), dtype=torch.float32, device=x.device)
     weight = linear.weight
     if linear.is_bfloat16:
@@ -376,7 +379,7 @@ def route_many(
 def route_halves(
     high: torch.Tensor, low: torch.Tensor, weights: RouterWeights, ids: torch.Tensor, gates: torch.Tensor
 ) -> None:
-    """high, low [T, H] bfloat16: the normed input, rounded, and what rounding took away."""
+    """Route many tokens. high, low [T, H] bfloat16: the rounded normed input, and the rounding error."""
     linear, tokens = weights.linear, high.shape[0]
     num_experts = linear.weight.shape[0]
     _choose_kernel[(triton.cdiv(tokens, 16),)](

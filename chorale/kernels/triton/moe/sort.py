@@ -1,6 +1,6 @@
 """Sorts (token, expert) pairs, called pairs, by expert for the grouped products.
 
-A rank that has whole experts passes the id of its ``first`` one: pairs of other ranks' experts get no place.
+A rank with whole experts passes the id of its ``first`` expert: pairs of other ranks' experts are left out.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from chorale.kernels.triton.launch import dependent, wait_for_previous
 
 @triton.jit
 def own_ids(ids, inside, first_expert, num_experts):
-    """(ids counted from this rank's first expert on; which are ``inside`` and of its ``num_experts`` experts:
-    the others become 0). None: this rank has all experts."""
+    """Return (ids relative to this rank's first expert, 0 for others; whether they are ``inside`` and belong
+    to this rank). ``first_expert`` None: this rank has all experts."""
     if first_expert is not None:
         ids -= first_expert
         inside = inside & (ids >= 0) & (ids < num_experts)
@@ -26,7 +26,7 @@ def own_ids(ids, inside, first_expert, num_experts):
 
 @triton.jit
 def numbered(ids, first_expert, E):
-    """Returns ids counted from this rank's first expert on; E: another rank's."""
+    """Returns ids relative to this rank's first expert; E for other ranks' experts."""
     if first_expert is not None:
         ids -= first_expert
         ids = tl.where((ids >= 0) & (ids < E), ids, E)
@@ -44,7 +44,7 @@ def _sort_kernel(
     EXPERTS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """One program counts, then places. The sort is stable, so its result does not depend on timing."""
+    """One program counts, then sorts. The sort is stable, so its result does not depend on timing."""
     experts = tl.arange(0, EXPERTS)
     counts = tl.zeros((EXPERTS,), tl.int32)
     for begin in range(0, num_pairs, CHUNK):
@@ -80,7 +80,7 @@ def _rank_kernel(
     PART: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """A program places some pairs and counts for some experts by comparing with all ids. Stable."""
+    """A program sorts some pairs and counts for some experts by comparing with all ids. Stable."""
     part = tl.program_id(0) * PART + tl.arange(0, PART)
     pairs = tl.arange(0, PAIRS)
     wait_for_previous(PDL)
@@ -97,7 +97,7 @@ def sort_pairs(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """expert_ids [T, K] int64 -> (order [T * K] int32: pairs by expert, offsets [E + 1] int32 into it).
 
-    With ``first``, the E experts are those from this id on, and the order ends with the last of their pairs.
+    With ``first``, the E experts begin with this id, and the order ends with the last of their pairs.
     """
     ids = expert_ids.reshape(-1)
     if ids.shape[0] > tuning.SORT_LIMIT:
@@ -126,9 +126,9 @@ def sort_pairs(
 
 @triton.jit
 def find_tile(offsets_ptr, tile, E: tl.constexpr, EXPERTS: tl.constexpr, TOKENS: tl.constexpr):
-    """(expert, first, last place in the order) of a tile of TOKENS pairs; expert >= E: no such tile.
+    """Return (expert, first and end index in the order) of a tile of TOKENS pairs; expert >= E: no such tile.
 
-    Each expert has ceil(count / TOKENS) tiles, one expert after the other.
+    Each expert has ceil(count / TOKENS) tiles; tiles are ordered by expert.
     """
     experts = tl.arange(0, EXPERTS)
     begins = tl.load(offsets_ptr + experts, mask=experts < E, other=0)

@@ -1,8 +1,8 @@
 """Sorts (token, expert) pairs by expert and cuts them into tiles for the products of ``grouped_moe``.
 
-For few pairs there is one kernel: each of its programs compares some pairs with all others. For many, one
-kernel counts and a second one places. A few programs write only the list of tiles. The order is stable and
-does not depend on timing: programs do not communicate, and histograms add integers. Pairs of other ranks'
+For few pairs there is one kernel: each of its programs compares some pairs with all others. For many pairs,
+one kernel counts and a second kernel sorts. A few programs only write the list of tiles. The order is stable
+and does not depend on timing: programs do not communicate, and histograms add integers. Pairs of other ranks'
 experts get place -1 and no tile.
 """
 
@@ -33,8 +33,8 @@ def _enter(tiles_ptr, place, expert, first, last, exists):
 
 @triton.jit
 def _cut(totals, WIDE: tl.constexpr, MID: tl.constexpr, NARROW: tl.constexpr, TAIL: tl.constexpr):
-    """totals [EXPERTS] int32, pairs of each expert -> the numbers of its wide tiles, of others (with a tail,
-    or mid ones) and of narrow ones."""
+    """Return each expert's numbers of wide tiles, of other tiles (with a tail, or mid) and of narrow tiles,
+    from its number of pairs, totals [EXPERTS] int32."""
     full = totals // WIDE
     rest = totals - full * WIDE
     tails = ((full > 0) & (rest > 0) & (rest <= TAIL)).to(tl.int32)
@@ -48,7 +48,7 @@ def _cut(totals, WIDE: tl.constexpr, MID: tl.constexpr, NARROW: tl.constexpr, TA
 
 @triton.jit
 def _begins(totals, WIDE: tl.constexpr, MID: tl.constexpr, NARROW: tl.constexpr, TAIL: tl.constexpr):
-    """The first place of each expert's pairs: after the last tile of the previous expert."""
+    """Return the first row of each expert's pairs: after the last tile of the previous expert."""
     wides, others, narrows = _cut(totals, WIDE, MID, NARROW, TAIL)
     sizes = wides * WIDE + others * (WIDE + TAIL if TAIL > 0 else MID) + narrows * NARROW
     return tl.cumsum(sizes, 0) - sizes
@@ -65,16 +65,16 @@ def _list_tiles(
     TAIL: tl.constexpr,
     LISTERS: tl.constexpr,
 ):
-    """Write the number of tiles to entry 0, then (expert, first pair, past the last) of each, by kind: wide
+    """Write the number of tiles to entry 0, then (expert, first pair, end of pairs) of each, by kind: wide
     tiles with a tail (more than WIDE pairs), wide, mid (at most MID), narrow (at most NARROW).
 
-    An expert's last wide tile may have a tail; then no pair is left over. TAIL or MID is 0. Programs below
-    LISTERS take the wide tiles of every expert in turn; an expert has at most one of each other kind.
+    An expert's last wide tile may have a tail; then there is no remainder. TAIL or MID is 0. Programs below
+    LISTERS share the wide tiles of each expert; an expert has at most one tile of each other kind.
     """
     experts, lister = tl.arange(0, EXPERTS), tl.program_id(0)
     wides, others, narrows = _cut(totals, WIDE, MID, NARROW, TAIL)
     begins = _begins(totals, WIDE, MID, NARROW, TAIL)
-    most = WIDE + TAIL if TAIL > 0 else MID  # of the kind before or after the wide ones
+    most = WIDE + TAIL if TAIL > 0 else MID  # pairs of the kind before or after the wide tiles
     num_wide, num_other = tl.sum(wides, 0), tl.sum(others, 0)
     wide_at = tl.cumsum(wides, 0) - wides + (num_other if TAIL > 0 else 0)
     for index in range(lister, tl.max(wides, 0), LISTERS):
@@ -95,13 +95,13 @@ def _list_tiles(
 @triton.jit(do_not_specialize=["num_pairs", "first_expert", "num_experts"])
 def _permute_few_kernel(
     ids_ptr,  # [num_pairs] int64
-    place_ptr,  # [num_pairs] int32; -1: another rank's
+    place_ptr,  # [num_pairs] int32: row of each pair; -1: on another rank
     tiles_ptr,  # [1 + max tiles, 4] int32
     num_pairs,
-    first_expert,  # None; or the id of this rank's first expert, and how many it has
+    first_expert,  # None; or the id of this rank's first expert, and its number of experts
     num_experts,
     PAIRS: tl.constexpr,  # at least num_pairs
-    PART: tl.constexpr,  # of them are a program's
+    PART: tl.constexpr,  # pairs per program
     EXPERTS: tl.constexpr,
     WIDE: tl.constexpr,
     MID: tl.constexpr,
@@ -122,7 +122,7 @@ def _permute_few_kernel(
         part = (tl.program_id(0) - LISTERS) * PART + tl.arange(0, PART)
         own = tl.load(ids_ptr + part, mask=part < num_pairs, other=0).to(tl.int32)
         own, is_own = own_ids(own, part < num_pairs, first_expert, num_experts)
-        # How many keys are smaller than a pair's own: another expert's, or an earlier pair's.
+        # Number of smaller keys: of lower experts, or of the same expert's earlier pairs.
         keys = tl.where(inside, ids * PAIRS + pairs, 2**31 - 1)
         before = keys[None, :] < (own * PAIRS + part)[:, None]
         left_out = _begins(totals, WIDE, MID, NARROW, TAIL) - (tl.cumsum(totals, 0) - totals)
@@ -154,7 +154,7 @@ def _count_kernel(
 
 @triton.jit
 def _sum_counts(counts_ptr, groups, own_group, EXPERTS: tl.constexpr):
-    """[EXPERTS] int32 of each expert: all pairs, and those in groups before ``own_group``."""
+    """Return two [EXPERTS] int32: each expert's pairs in total, and in groups before ``own_group``."""
     experts = tl.arange(0, EXPERTS)[None, :]
     totals = tl.zeros((EXPERTS,), tl.int32)
     earlier = tl.zeros((EXPERTS,), tl.int32)
@@ -177,7 +177,7 @@ def _permute_many_kernel(
     first_expert,
     num_experts,
     GROUP: tl.constexpr,
-    BLOCK: tl.constexpr,  # pairs of a program, a part of a group
+    BLOCK: tl.constexpr,  # pairs per program, a part of a group
     EXPERTS: tl.constexpr,
     WIDE: tl.constexpr,
     MID: tl.constexpr,
@@ -215,18 +215,19 @@ def _permute_many_kernel(
 class Permutation:
     """Pairs in the order of their experts, cut into tiles."""
 
-    place: torch.Tensor  # [T * K] int32: where each pair is; -1: with another rank
-    tiles: torch.Tensor  # [1 + max tiles, 4] int32: their number; expert, first place, past the last, unused
-    rows: int  # places at most
+    place: torch.Tensor  # [T * K] int32: row of each pair; -1: on another rank
+    # [1 + max tiles, 4] int32: number of tiles; then expert, first row, end of rows, unused.
+    tiles: torch.Tensor
+    rows: int  # maximum number of rows
 
 
 def permute_pairs(
     expert_ids: torch.Tensor, num_experts: int, tile: tuning.GroupedTile, first: int | None = None
 ) -> Permutation:
-    """expert_ids [T, K] int64. Stable: an expert's pairs keep their order. ``first``: the id of this rank's
-    first expert, if it has only ``num_experts`` of them."""
+    """Sort the pairs of expert_ids [T, K] int64. Stable: an expert's pairs keep their order. ``first``: the
+    id of this rank's first expert, if it has only ``num_experts`` whole experts."""
     num_pairs, device = expert_ids.numel(), expert_ids.device
-    # What is left over may be a mid and a narrow one.
+    # The remainder may be a mid and a narrow tile.
     max_tiles = num_pairs // tile.wide + num_experts * (2 if tile.middle else 1)
     place = torch.empty(num_pairs, dtype=torch.int32, device=device)
     tiles = torch.empty(1 + max_tiles, 4, dtype=torch.int32, device=device)

@@ -1,4 +1,4 @@
-"""Compiles kernels before they are launched. The one package that knows Triton's insides."""
+"""Compiles kernels before they are launched. The only package that uses internals of Triton."""
 
 from __future__ import annotations
 

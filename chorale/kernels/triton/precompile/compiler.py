@@ -1,12 +1,12 @@
-"""Compiling kernels before they are launched: a dry run records them, processes compile them.
+"""Compiles kernels before they are launched: a dry run records them, processes compile them.
 
 Triton compiles a kernel when it is first launched, in the launching thread. Within ``Precompiler.recording``,
-launches of its thread stop before the device, and kernels that are not in memory are queued. Triton's own
-code specialises the arguments, so the later launch finds its kernel. A launch waits for a kernel that is
-being compiled, and compiles (and counts) one that was not recorded.
+launches of its thread do not reach the device, and kernels that are not in memory are queued. Triton's code
+specialises the arguments, so the later launch finds its kernel. A launch waits for a kernel that is being
+compiled; it compiles (and counts) a kernel that was not recorded.
 
-A thread has a process of the pool compile into Triton's disk cache, then makes the call that Triton would
-have made, which reads the kernel from there. If the process fails, that call compiles.
+A thread lets a process of the pool compile into Triton's disk cache, then makes Triton's own call, which
+reads the kernel from there. If the process fails, that call compiles.
 
 ``contract.py`` lists and checks the parts of Triton that this relies on.
 """
@@ -33,12 +33,13 @@ from chorale.kernels.triton.precompile.target import links_without_driver
 from chorale.kernels.triton.precompile.worker_main import describe, prepare_launcher, settle_keys
 
 logger = logging.getLogger(__name__)
-# Threads beside steps, each of which may hold the interpreter's lock for 5 ms; and without processes.
+# Threads while steps run, because each may hold the interpreter's lock for 5 ms; and threads without
+# processes.
 FEW_THREADS = 2
 
 
 class PendingKernel:
-    """A kernel that a thread compiles. Takes its place in Triton's cache until it is there."""
+    """A kernel that is being compiled. Represents the kernel in Triton's cache until then."""
 
     def __init__(self, compile_: Callable[[], Any]) -> None:
         self._compile = compile_
@@ -49,13 +50,14 @@ class PendingKernel:
         self._is_done = False
 
     def add_finalizer(self, finalize: Callable[[Any], None]) -> None:
-        """``finalize`` puts its argument into Triton's cache: this object, and later the kernel."""
+        """Call ``finalize``, which puts its argument into Triton's cache, with this object, and later with
+        the kernel."""
         with self._lock:
             self._finalizers.append(finalize)
             finalize(self._kernel if self._kernel is not None else self)
 
     def result(self) -> Any:
-        """Returns the kernel, compiled here if no thread has done so. Raises what the compiler raised.
+        """Returns the kernel, compiled here if no thread has compiled it. Raises the compiler's exception.
 
         Triton 3.6 calls this before a launch.
         """
@@ -78,17 +80,17 @@ class PendingKernel:
         del self._compile
 
     def __getattr__(self, name: str) -> Any:
-        """Triton 3.9 launches the object that is in its cache."""
+        """Return an attribute of the kernel: Triton 3.9 launches the object in its cache."""
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self.result(), name)
 
 
 class Precompiler:
-    """``Ops.precompiler``. Owned by the thread that launches."""
+    """``Ops.precompiler``. Used by the launching thread only."""
 
     def __init__(self, start_pool: Callable[[], CompilePool | None] = lambda: None) -> None:
-        """``start_pool`` is called with the first recording. Without processes, two threads compile."""
+        """``start_pool`` is called at the first recording. Without processes, two threads compile."""
         self._start_pool = start_pool
         self._pool: CompilePool | None = None
         self._limit = FEW_THREADS
@@ -99,17 +101,17 @@ class Precompiler:
         self._queue: deque[PendingKernel] = deque()
         self._changed = threading.Condition()
         self._num_running = self._num_done = 0
-        self.errors: list[str] = []  # of kernels that do not compile
-        self._compiled: set[tuple[str, str]] = set()  # as the manifest lists them
-        self.num_late = 0  # kernels that were compiled at their launch, because no dry run had found them
-        self.num_here = 0  # kernels that a process should have compiled, and this one did
+        self.errors: list[str] = []  # errors of kernels that do not compile
+        self._compiled: set[tuple[str, str]] = set()  # entries of the manifest
+        self.num_late = 0  # kernels compiled at their launch, because no dry run had found them
+        self.num_here = 0  # kernels compiled in this process because the pool failed
         self._keys = threading.Thread(target=settle_keys, name="kernel-keys", daemon=True)
         self._keys.start()
 
     def is_cached(self, facts: str, device: torch.device, roots: Sequence[Path]) -> bool:
-        """Returns whether an earlier start has left all kernels on disk. If not, this start records them.
+        """Returns whether an earlier start has stored all kernels on disk. If not, this start records them.
 
-        ``facts``, ``device`` and the sources under ``roots`` are all that kernels depend on.
+        Kernels depend only on ``facts``, ``device`` and the sources under ``roots``.
         """
         self._keys.join()
         manifest = CompileManifest(facts, device, roots)
@@ -120,9 +122,9 @@ class Precompiler:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Launches of this thread only record. Afterwards the new kernels are compiled.
+        """Make launches of this thread record only. Afterwards the new kernels are compiled.
 
-        The tensors that the kernels would have written hold garbage.
+        The tensors that the kernels would have written are undefined.
         """
         original, owner = JITFunction.run, threading.get_ident()
 
@@ -130,7 +132,7 @@ class Precompiler:
             is_ours = threading.get_ident() == owner
             return original(self, *args, grid=grid, warmup=warmup or is_ours, **options)
 
-        _async_compile.active_mode.set(self)  # later launches look here, too
+        _async_compile.active_mode.set(self)  # later launches use it too
         if self._pool is None:
             self._pool, self._start_pool = self._start_pool(), lambda: None
             self._limit = self._limit if self._pool is None else self._pool.size
@@ -169,7 +171,7 @@ class Precompiler:
         logger.debug("%s was compiled at its launch: %.2f s", name, time.perf_counter() - start)
 
     def _through_pool(self, key: str, compile_: Callable[[], Any]) -> Callable[[], Any]:
-        """Returns ``compile_``, preceded by a process that puts the kernel on disk."""
+        """Returns a function that lets a process put the kernel on disk, then calls ``compile_``."""
 
         def compile_after() -> Any:
             if self._pool is not None and not self._is_on_disk(self._pool, key, compile_):
@@ -180,7 +182,8 @@ class Precompiler:
         return compile_after
 
     def _is_on_disk(self, pool: CompilePool, key: str, compile_: Callable[[], Any]) -> bool:
-        """Have a process compile, unless the disk cache has the kernel. Returns whether it has it now."""
+        """Let a process compile unless the disk cache has the kernel. Returns whether it has the kernel
+        now."""
         try:
             found = compile_arguments(compile_)
             name = found["src"].name
@@ -205,7 +208,7 @@ class Precompiler:
             return bool(self._queue or self._num_running)
 
     def wait(self, count: int, report: Callable[[int, int], None]) -> None:
-        """Wait for the first ``count`` kernels, once everything has been recorded.
+        """Wait for the first ``count`` kernels, after everything has been recorded.
 
         ``report`` is called with (finished kernels, ``count``). A kernel that does not compile raises at its
         launch.
@@ -219,13 +222,13 @@ class Precompiler:
         self._end_if_done()
 
     def finish(self) -> bool:
-        """Wait until everything that was recorded is compiled. Returns whether the manifest was written."""
+        """Wait until all recorded kernels are compiled. Returns whether the manifest was written."""
         with self._changed:
             self._changed.wait_for(lambda: self._manifest is None)
             return self._is_written
 
     def throttle(self) -> None:
-        """Throttle the remaining compilation so that serving is not slowed."""
+        """Throttle the remaining compilation, so that it does not slow down serving."""
         self._is_throttled = True
         with self._changed:
             self._limit = min(self._limit, FEW_THREADS)
@@ -243,7 +246,7 @@ class Precompiler:
             missing = max(0, min(self._limit - self._num_running, len(self._queue)))
             self._num_running += missing
         for _ in range(missing):
-            # Daemons: a process that ends does not wait for kernels.
+            # Daemon threads, so that the process can end without waiting for kernels.
             threading.Thread(target=self._work, name="compile", daemon=True).start()
 
     def _work(self) -> None:
@@ -252,7 +255,7 @@ class Precompiler:
         self._end_if_done()
 
     def _next(self) -> PendingKernel | None:
-        """Returns None if this thread is to end."""
+        """Returns the next kernel, or None if this thread must end."""
         with self._changed:
             if self._queue and self._num_running <= self._limit:
                 return self._queue.popleft()
@@ -263,7 +266,7 @@ class Precompiler:
         found: tuple[str, str] | str
         try:
             kernel = pending.result()
-            if self._pool is None or not links_without_driver():  # else a process has done it
+            if self._pool is None or not links_without_driver():  # otherwise a process has done it
                 prepare_launcher(kernel)
             found = kernel.hash, kernel.src.name
         except Exception as error:
@@ -278,7 +281,7 @@ class Precompiler:
             self._changed.notify_all()
 
     def _end_if_done(self) -> None:
-        """Close the pool and write the manifest, once nothing is left to record or to compile."""
+        """Close the pool and write the manifest if nothing is left to record or compile."""
         with self._changed:
             if self._queue or self._num_running or not (self._is_complete or self._is_throttled):
                 return

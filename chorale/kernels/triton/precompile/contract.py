@@ -1,8 +1,8 @@
 """The undocumented parts of Triton that this package relies on; ``check`` verifies that they exist.
 
-It checks names and signatures, in milliseconds, before anything is replaced. The behaviour of a compilation
-is tested in ``tests/kernels/triton/precompile/test_contract.py``. ``docs/kernels.md`` lists the versions that
-both were run with.
+It checks names and signatures, in milliseconds, before anything is replaced. The behaviour of compilations is
+tested in ``tests/kernels/triton/precompile/test_contract.py``. ``docs/kernels.md`` lists the versions with
+which both were run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from types import CodeType
 from typing import Any
 
-ARGUMENTS = ("src", "target", "options", "env_vars")  # the names that Triton's compile function closes over
+ARGUMENTS = ("src", "target", "options", "env_vars")  # free variables of Triton's compile function
 _NAMES = {
     "triton": ("__version__", "compile"),
     "triton.backends.compiler": ("GPUTarget",),
@@ -28,11 +28,11 @@ _NAMES = {
 
 
 class ContractError(RuntimeError):
-    """This Triton is not one that kernels can be precompiled with."""
+    """Kernels cannot be precompiled with this version of Triton."""
 
 
 def check() -> None:
-    """Raises ``ContractError`` naming everything that has changed."""
+    """Raises ``ContractError`` with a list of all changed parts."""
     changed = list(_missing()) or list(_changed())
     if changed:
         import triton
@@ -42,9 +42,9 @@ def check() -> None:
 
 
 def compile_arguments(compile_: Callable[[], Any]) -> dict[str, Any]:
-    """The arguments of ``triton.compile``, from the function in which Triton calls it.
+    """Return the arguments of ``triton.compile``, from the function in which Triton calls it.
 
-    Raises ``AttributeError`` or ``KeyError`` if that function is of another form.
+    Raises ``AttributeError`` or ``KeyError`` if that function has another form.
     """
     cells: Any = compile_.__closure__
     names = compile_.__code__.co_freevars

@@ -1,7 +1,8 @@
-"""CompileManifest: a file in Triton's disk cache saying that every kernel of a configuration is compiled.
+"""CompileManifest: a file in Triton's disk cache which states that all kernels of a configuration are
+compiled.
 
-It lists the kernels and is invalid without one of them; its name is a hash of everything that decides which
-kernels a start needs. A start that finds it skips the dry run.
+It lists the kernels and is invalid if one is missing; its name is a hash of everything that determines the
+kernels of a start. A start that finds it skips the dry run.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from triton.runtime.cache import get_cache_manager
 from chorale.kernels.triton.launch import architecture_of
 from chorale.kernels.triton.precompile.pool import MANIFESTS
 
-Kernel = tuple[str, str]  # the hash under which Triton's cache has it, and the name of its file there
+Kernel = tuple[str, str]  # hash in Triton's cache, and name of its file there
 _PLACES = ("TRITON_CACHE_DIR", "TRITON_HOME", "TRITON_LIBCUDA_PATH")  # settings that change no kernel
 
 
 class CompileManifest:
-    """``facts``: what else kernels depend on, as the caller knows it; ``roots``: folders of sources."""
+    """``facts``: further facts on which kernels depend, from the caller; ``roots``: folders of sources."""
 
     def __init__(self, facts: str, device: torch.device, roots: Sequence[Path]) -> None:
         parts = "\n".join((facts, *_surroundings(device), *_sources(roots)))
@@ -32,7 +33,7 @@ class CompileManifest:
         self._file = f"{self._key}.json"
 
     def is_valid(self) -> bool:
-        """Returns whether the file is present and complete, with all of its kernels."""
+        """Returns whether the file exists, is complete, and all its kernels exist."""
         try:
             path = get_cache_manager(MANIFESTS).get_file(self._file)
             if path is None:
@@ -44,7 +45,7 @@ class CompileManifest:
             return False
 
     def write(self, kernels: Iterable[Kernel]) -> None:
-        """Raises ``OSError``. The file appears whole or not at all."""
+        """Write the file atomically. Raises ``OSError``."""
         content = json.dumps({"key": self._key, "kernels": sorted(kernels)})
         get_cache_manager(MANIFESTS).put(content, self._file, binary=False)
 
@@ -59,7 +60,8 @@ def _exists(hash_: str, name: str) -> bool:
 
 
 def _surroundings(device: torch.device) -> list[str]:
-    """The GPU, what is installed, and Triton's settings. A build of torch for CPUs counts as any other."""
+    """Return the GPU, the installed versions, and Triton's settings. Builds of torch are not
+    distinguished."""
     settings = sorted(item for item in os.environ.items() if item[0].startswith(("TRITON_", "PTXAS_")))
     kept = [item for item in settings if item[0] not in _PLACES]
     versions = [triton.__version__, torch.__version__.partition("+")[0]]
@@ -67,7 +69,7 @@ def _surroundings(device: torch.device) -> list[str]:
 
 
 def _sources(roots: Sequence[Path]) -> Iterator[str]:
-    """Names and contents, not times: a copied installation is the same."""
+    """Return names and hashes of the sources, without times, so that a copied installation is equal."""
     for root in roots:
         for path in sorted(root.rglob("*.py")):
             yield f"{path.relative_to(root.parent)} {hashlib.sha256(path.read_bytes()).hexdigest()}"

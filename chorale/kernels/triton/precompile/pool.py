@@ -1,8 +1,8 @@
-"""CompilePool: processes that compile kernels beside the engine, started before torch is imported.
+"""CompilePool: processes that compile kernels for the engine, started before torch is imported.
 
 This side imports neither torch nor Triton. One child imports the kernels and forks the others
-(``worker_main.py``). Each takes one task at a time over its own socket, and ends when the socket is closed:
-by ``close``, or because this process has ended.
+(``worker_main.py``). Each takes one task at a time over a separate socket, and ends when the socket is
+closed: by ``close``, or because this process has ended.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 MAX_SIZE = 12
 _TIMEOUT = 120.0  # seconds for one kernel
-MANIFESTS = hashlib.sha256(b"chorale: compile manifests").hexdigest()  # in the place of a kernel's hash
+MANIFESTS = hashlib.sha256(b"chorale: compile manifests").hexdigest()  # used instead of a kernel's hash
 _MODULE = "chorale.kernels.triton.precompile.worker_main"
 
 
 class CompilePool:
-    """Thread-safe. The caller compiles what a process cannot."""
+    """Thread-safe. The caller compiles kernels that a process cannot compile."""
 
     def __init__(self, size: int) -> None:
-        """Raises ``OSError`` if no process can be started."""
+        """Start ``size`` processes. Raises ``OSError`` if no process can be started."""
         pairs = [Pipe() for _ in range(size)]
         theirs = [other.fileno() for _, other in pairs]
-        # No GPU is visible to them: their contexts would take memory that the engine has planned with.
+        # The processes see no GPU: their contexts would take memory from the engine's budget.
         environment = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         try:
             self._process = subprocess.Popen(
@@ -55,7 +55,7 @@ class CompilePool:
         self._is_closed = False
 
     def run(self, task: bytes) -> bool:
-        """Have one process do ``task``, and wait. Returns False if none was free, or if it failed."""
+        """Let one process do ``task``, and wait. Returns False if no process was free or the task failed."""
         try:
             process = self._free.get_nowait()
         except queue.Empty:
@@ -99,7 +99,8 @@ class CompilePool:
 
 
 def start(cores: int) -> CompilePool | None:
-    """A pool for a machine of ``cores`` cores. Returns None if there is one core, or no process can start."""
+    """Start a pool on a machine with ``cores`` cores. Returns None with one core, or if no process can
+    start."""
     size = min(cores - 1, MAX_SIZE)
     if size < 1 or not hasattr(os, "fork"):
         return None
@@ -111,8 +112,8 @@ def start(cores: int) -> CompilePool | None:
 
 
 def cache_exists() -> bool:
-    """Returns whether Triton's cache has any manifest, so that probably no pool is needed."""
-    # As Triton names the folder of a hash.
+    """Returns whether Triton's cache has any manifest; then a pool is probably not needed."""
+    # Triton's name for the folder of a hash.
     folder = base64.b32encode(bytes.fromhex(MANIFESTS)).decode().rstrip("=")
     try:
         return any((cache_folder() / folder).glob("*.json"))
@@ -121,6 +122,6 @@ def cache_exists() -> bool:
 
 
 def cache_folder() -> Path:
-    """Triton's disk cache."""
+    """Return the folder of Triton's disk cache."""
     home = os.environ.get("TRITON_HOME") or os.path.expanduser("~")
     return Path(os.environ.get("TRITON_CACHE_DIR") or os.path.join(home, ".triton", "cache"))

@@ -1,4 +1,4 @@
-"""Compiling for a GPU that need not be here."""
+"""Compilation for a GPU that need not be in this machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FOLDER = "chorale-libcuda-"
 
 @dataclass(frozen=True, slots=True)
 class TargetDriver:
-    """As much of Triton's driver as a launch that only compiles needs."""
+    """The part of Triton's driver that a compile-only launch needs."""
 
     architecture: str  # "sm_90" or "gfx942"
     multiprocessors: int
@@ -42,9 +42,10 @@ class TargetDriver:
 
 @contextmanager
 def compiled_for(architecture: str, multiprocessors: int) -> Iterator[None]:
-    """Launches on meta tensors are for this GPU. One GPU a process: Triton keeps what it learnt of the first.
+    """Compile launches on meta tensors for this GPU. Only one GPU per process, because Triton caches its
+    properties.
 
-    Where there is no driver, Triton's C code is linked with an empty library in its place.
+    Without a driver, Triton's C code is linked with an empty library instead.
     """
     triton.runtime.driver.set_active(TargetDriver(architecture, multiprocessors))
     with tempfile.TemporaryDirectory(prefix=_FOLDER) as folder:
@@ -71,7 +72,7 @@ def _has_driver() -> bool:
 
 
 def _make_library(path: Path) -> bool:
-    """An empty ``libcuda.so.1``. Returns False if there is no C compiler, which Triton would need, too."""
+    """Make an empty ``libcuda.so.1``. Returns False without a C compiler, which Triton would need too."""
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         return False

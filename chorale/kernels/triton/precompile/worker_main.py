@@ -1,7 +1,7 @@
 """``python -m chorale.kernels.triton.precompile.worker_main FD ...``: compile into Triton's disk cache.
 
 The parent's side is ``pool.py``. The kernels are imported once; then a process is forked for each socket. No
-process opens a device: the target comes with each task.
+process opens a device: each task contains the target.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Accepts only the parts of a task: kernels by name, Triton's own types, and plain values."""
+    """Accepts only the parts of a task: kernels by name, Triton's types, and plain values."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == (f"{package.__name__}.precompile.worker_main", "_find"):
-            return _find  # this process runs the module as a script: importing it would give another
+            return _find  # this process runs the module as a script; importing it would make a second copy
         if module.partition(".")[0] == "triton":
             found = super().find_class(module, name)
             if isinstance(found, type):
@@ -77,7 +77,7 @@ def perform(task: bytes) -> None:
 
 
 def prepare_launcher(kernel: Any) -> None:
-    """Compile the C code through which Triton 3.6 launches kernels of a signature; gcc takes long for it.
+    """Compile the C code with which Triton 3.6 launches kernels of a signature, because gcc takes long.
 
     Best effort: a launch compiles a missing launcher, and raises the error of a failed one.
     """
@@ -87,11 +87,11 @@ def prepare_launcher(kernel: Any) -> None:
 
 
 def settle_keys() -> None:
-    """Have Triton compute the keys of all kernels in one order, callees first.
+    """Let Triton compute the keys of all kernels in a fixed order, callees first.
 
-    In Triton 3.6 a kernel's key depends on whether the key of one with the same callees was computed before:
-    only then do a callee's constants count. Two processes, or starts with and without a dry run, would use
-    two keys for one kernel. Also hashes all of Triton, which takes most of a second.
+    In Triton 3.6 a kernel's key depends on whether the key of a kernel with the same callees was computed
+    before: only then it includes the callees' constants. Two processes, or starts with and without a dry run,
+    would use two keys for one kernel. Also hashes all of Triton, which takes most of a second.
     """
     triton_key()
     for found in sorted(
@@ -105,7 +105,7 @@ def settle_keys() -> None:
 
 
 def serve(parent: Connection, perform: Callable[[bytes], None] = perform) -> None:
-    """Answer tasks until the parent closes the socket: with nothing, or with the error."""
+    """Answer tasks until the parent closes the socket: with an empty message, or with the error."""
     with contextlib.suppress(EOFError, OSError):
         while True:
             task = parent.recv_bytes()
@@ -120,7 +120,7 @@ def serve(parent: Connection, perform: Callable[[bytes], None] = perform) -> Non
 def main(sockets: list[int]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor handles a terminal's Ctrl-C
     with contextlib.suppress(Exception):
-        nvidia.CudaUtils()  # C code too; opens no device
+        nvidia.CudaUtils()  # also compiles C code; opens no device
     settle_keys()
     children = []
     for mine in sockets:
@@ -128,7 +128,7 @@ def main(sockets: list[int]) -> None:
         if not child:
             for other in sockets:
                 if other != mine:
-                    os.close(other)  # so that the parent sees the end of its owner
+                    os.close(other)  # so that the parent notices when its owner ends
             serve(Connection(mine))
             os._exit(0)
         children.append(child)

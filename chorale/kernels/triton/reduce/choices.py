@@ -1,11 +1,11 @@
-"""Chosen experts and gates of the rows that a rank owns, for all ranks.
+"""Sends the chosen experts and gates of a rank's own rows to all ranks.
 
 A token's choice, up to four experts and their gates, is a lane of eight columns: they are sent as one-shot
-words (``one_shot.py``), through the same places, slots and counters.
+words (``one_shot.py``), with the same memory, slots and counters.
 
 A rank without tokens in a row of words sends nothing, so its peers do not learn from the row that it has
-ended earlier calls. They know it from the flags of the two-shot call before (``two_shot.py``), which gave the
-rows that are routed here.
+ended earlier calls. They know it from the flags of the previous two-shot call (``two_shot.py``), which made
+the rows that are routed here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from chorale.kernels.triton.reduce.words import receive2
 
 @triton.jit
 def _floats(ids_ptr, first, there, k: tl.constexpr, K: tl.constexpr):
-    """Number ``k`` of each token's ids, as the bits of a float."""
+    """Return id number ``k`` of each token, as the bits of a float."""
     if k < K:
         ids = tl.load(ids_ptr + first + k, mask=there, other=0).to(tl.int32)
     else:
@@ -40,7 +40,8 @@ def _gates(gates_ptr, first, there, k: tl.constexpr, K: tl.constexpr):
 
 @triton.jit
 def _store_choices(ids_ptr, gates_ptr, first, there, words, K: tl.constexpr):
-    """A choice that did not arrive is expert 0, because other kernels use ids as indexes, and NaN."""
+    """Store choices. A missing choice becomes expert 0, because other kernels use ids as indexes, with a NaN
+    gate."""
     for k in tl.static_range(K):
         tl.store(ids_ptr + first + k, tl.maximum(words[0][k], 0).to(tl.int64), mask=there)
         tl.store(gates_ptr + first + k, words[1][k].to(tl.float32, bitcast=True), mask=there)
@@ -48,17 +49,17 @@ def _store_choices(ids_ptr, gates_ptr, first, there, words, K: tl.constexpr):
 
 @triton.jit(do_not_specialize=["T", "R", "rank"])
 def _choices_kernel(
-    own_ids_ptr,  # [R, K] int64, of own rows
+    own_ids_ptr,  # [R, K] int64: ids of own rows
     own_gates_ptr,  # [R, K] float32
     ids_ptr,  # [T, K] int64
     gates_ptr,  # [T, K] float32
-    peers_ptr,  # [N] int64: where each rank's memory begins
+    peers_ptr,  # [N] int64: start address of each rank's memory
     calls_ptr,  # [rows, COUNTERS] int32
     status,  # address
     T,
-    R,  # rows of an owner
+    R,  # rows per owner
     rank,
-    from_bytes,  # of a sender's words
+    from_bytes,  # bytes per sender
     H: tl.constexpr,
     N: tl.constexpr,
     K: tl.constexpr,

@@ -1,7 +1,7 @@
 """Rows as lanes of eight consecutive columns: a tuple of eight tensors [ROWS, LANES] float32.
 
-No layout has to be converted between a load, the arithmetic and a store. In memory the columns are float32
-(WIDE: two accesses of 16 bytes) or bfloat16 (one).
+Loads, arithmetic and stores need no conversion of layouts. In memory the columns are float32 (WIDE: two
+accesses of 16 bytes) or bfloat16 (one access).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ OTHER_NAN = tl.constexpr(0x7FFFFFFF)  # EMPTY, positive
 
 @triton.jit
 def _floats(words):
-    """Four words of bfloat16 -> eight columns."""
+    """Convert four words of bfloat16 to eight columns."""
     return (
         (words[0] << 16).to(tl.float32, bitcast=True),
         (words[0] & -65536).to(tl.float32, bitcast=True),
@@ -31,10 +31,10 @@ def _floats(words):
 
 @triton.jit
 def _rounded(x, ASM: tl.constexpr):
-    """bfloat16 bits of float32, the nearest, even in a tie; any NaN becomes one that is not EMPTY."""
+    """Round float32 to bfloat16 bits, to nearest even; any NaN becomes a NaN other than EMPTY."""
     if ASM:
         bits = x.to(tl.bfloat16).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
-    else:  # Triton's interpreter would cut bits off
+    else:  # Triton's interpreter would truncate
         bits = x.to(tl.int32, bitcast=True)
         bits = tl.where(x != x, 0x7FC0, (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16) & 0xFFFF
     return bits
@@ -62,7 +62,7 @@ def _bits(a, b, c, d):
 
 @triton.jit
 def full4(words):
-    """No word is EMPTY."""
+    """Return whether no word is EMPTY."""
     return (
         tl.where(words[0] == EMPTY, OTHER_NAN, words[0]),
         tl.where(words[1] == EMPTY, OTHER_NAN, words[1]),
@@ -73,7 +73,7 @@ def full4(words):
 
 @triton.jit
 def _joined(low, high):
-    """Two times four words of float32 -> eight columns."""
+    """Convert two times four words of float32 to eight columns."""
     return (
         low[0].to(tl.float32, bitcast=True),
         low[1].to(tl.float32, bitcast=True),
@@ -115,7 +115,7 @@ def send8(address, there, v, WIDE: tl.constexpr, ASM: tl.constexpr):
 
 @triton.jit
 def clear8(address, there, WIDE: tl.constexpr, ASM: tl.constexpr):
-    """Makes a place ready for the call after the next."""
+    """Set words to EMPTY for the call after the next."""
     empty = there.to(tl.int32) * 0 + EMPTY
     store4(address, there, (empty, empty, empty, empty), False, ASM)
     if WIDE:
@@ -124,7 +124,7 @@ def clear8(address, there, WIDE: tl.constexpr, ASM: tl.constexpr):
 
 @triton.jit
 def rounded8(v, WIDE: tl.constexpr, ASM: tl.constexpr):
-    """As a peer receives them."""
+    """Round columns as a peer receives them."""
     if WIDE:
         values = v
     else:
@@ -168,14 +168,14 @@ def multiply8(a, b):
 
 @triton.jit
 def dot_lanes8(a, b):
-    """Sums of the products of a lane [ROWS, LANES]."""
+    """Return the sums of products within lanes [ROWS, LANES]."""
     p = multiply8(a, b)
     return p[0] + p[1] + p[2] + p[3] + p[4] + p[5] + p[6] + p[7]
 
 
 @triton.jit
 def scaled8(x, scale, norm):
-    """x times ``scale`` [ROWS] times ``norm``."""
+    """Return x times ``scale`` [ROWS] times ``norm``."""
     by = scale[:, None]
     return (
         x[0] * by * norm[0], x[1] * by * norm[1], x[2] * by * norm[2], x[3] * by * norm[3],
@@ -185,7 +185,7 @@ def scaled8(x, scale, norm):
 
 @triton.jit
 def normed8(x, norm, eps, H: tl.constexpr):
-    """The RMS norm of rows x times ``norm``."""
+    """Return the RMS norm of rows x times ``norm``."""
     return scaled8(x, 1.0 / tl.sqrt(tl.sum(dot_lanes8(x, x), 1) / H + eps), norm)
 
 
@@ -202,7 +202,7 @@ def part8(
     HAS_BIAS: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """This rank's part of rows: the sum of y's splits, in order, and the bias."""
+    """Return this rank's part of rows: the sum of y's splits, in order, and the bias."""
     wide: tl.constexpr = y_ptr.dtype.element_ty == tl.float32
     bytes_each: tl.constexpr = 4 if wide else 2
     first = y_ptr.to(tl.int64) + (rows.to(tl.int64) * row_stride + lanes * 8) * bytes_each
@@ -219,7 +219,7 @@ def part8(
 
 @triton.jit
 def own_part8(
-    y_ptr,  # float32 [SPLITS, rows, H]: SPLITS / K parts of each of a row's K pairs
+    y_ptr,  # float32 [SPLITS, rows, H]: SPLITS / K parts for each of a row's K pairs
     pair_ids_ptr,  # [rows, K] int64
     rows,  # [ROWS, 1]
     there,  # [ROWS, 1]: which of them exist
@@ -233,7 +233,7 @@ def own_part8(
     SPLITS: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """``part8`` of a rank that has whole experts: parts of other experts' pairs are not there."""
+    """``part8`` for a rank with whole experts, which lacks the parts of other experts' pairs."""
     first = y_ptr.to(tl.int64) + (rows.to(tl.int64) * row_stride + lanes * 8) * 4
     total = load8(first, inside & (rows < 0), True, ASM)  # zeros
     for k in tl.static_range(K):
@@ -252,9 +252,9 @@ def code_of(other, inside, rank):
 
 @triton.jit
 def sum_of_ranks8(
-    own,  # this rank's part, as it was sent
+    own,  # this rank's part, rounded as sent
     received,  # address of rank 0's words
-    from_bytes,  # from a rank's words to the next one's
+    from_bytes,  # bytes per rank
     inside,
     rank,
     status,
@@ -262,7 +262,8 @@ def sum_of_ranks8(
     WIDE: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """All ranks' parts, added in the order of the ranks. Up to four places are polled at once."""
+    """Return the sum of all ranks' parts, in the order of ranks. Up to four ranks' words are polled at
+    once."""
     together: tl.constexpr = 2 if WIDE or N == 2 else 4
     total = own
     for begin in tl.static_range(0, N, together):

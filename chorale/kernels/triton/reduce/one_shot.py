@@ -1,16 +1,16 @@
 """One-shot all-reduce, for few rows: a rank sends its part of each row to all peers, and every rank sums.
 
-A row's words go to place (slot, sender, row) of each peer's memory and are their own signal (``words.py``).
-The slot is the parity of the number of calls that had these columns of the row, which is counted on the
-device, so that a captured graph needs nothing from the host. Two slots are enough without a second signal: a
-rank that sends its words of call n + 2 has received all of call n + 1, which peers sent when their kernel of
-call n had ended, so they have read and cleared the slot.
+A row's words go to index (slot, sender, row) of each peer's memory and are also the signal (``words.py``).
+The slot is the parity of the number of earlier calls with these columns of the row, which is counted on the
+device, so that a captured graph needs no data from the host. Two slots are enough without a second signal: a
+rank that sends its words of call n + 2 has received all words of call n + 1, which peers sent after their
+kernel of call n had ended, so they have read and cleared the slot.
 
-A program sends before it waits, and waits only for programs of its number on other ranks: they need not all
-be resident at once, as long as programs start in order.
+A program sends before it waits, and waits only for programs with the same number on other ranks: programs
+need not all be resident at once, as long as they start in order.
 
-Where no norm follows, a row is divided among programs: one of them would take 4 us to read a token's 20
-expert parts. Each counts its own calls; a program that has a whole row counts for all.
+If no norm follows, a row is divided among programs: a single program would take 4 us to read a token's 20
+expert parts. Each program counts its calls; a program with a whole row counts for all.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ from chorale.kernels.triton.reduce.words import prefetch
 def send_to_peers(
     peers_ptr, place, inside, values, rank, N: tl.constexpr, WIDE: tl.constexpr, ASM: tl.constexpr
 ):
-    """The next rank first, so that not all ranks send to one at a time."""
+    """Send to all peers, beginning with the next rank, so that not all ranks send to the same rank at a
+    time."""
     for step in tl.static_range(1, N):
         to = tl.load(peers_ptr + (rank + step) % N)
         send8(to + place, inside, values, WIDE, ASM)
@@ -46,7 +47,7 @@ def send_to_peers(
 
 @triton.jit
 def count_calls(calls_ptr, rows, calls, there, COUNTERS: tl.constexpr):
-    """One call more of whole rows [ROWS, 1]."""
+    """Count one more call of whole rows [ROWS, 1]."""
     counters = tl.arange(0, COUNTERS)[None, :]
     tl.store(calls_ptr + rows * COUNTERS + counters, calls + 1 + counters * 0, mask=there & (counters >= 0))
 
@@ -57,28 +58,28 @@ def count_calls(calls_ptr, rows, calls, there, COUNTERS: tl.constexpr):
     ]
 )  # fmt: skip
 def _rows_kernel(
-    y_ptr,  # this rank's part: SPLITS times rows of H
-    pair_ids_ptr,  # None; or [T, K] int64: y has the parts of some of these pairs (``own_part8``)
+    y_ptr,  # [SPLITS, rows, H]: this rank's part
+    pair_ids_ptr,  # None; or [T, K] int64, if y has the parts of only some of these pairs (``own_part8``)
     first_expert,
     num_experts,
     b_ptr,  # [H], added to this rank's part (if HAS_BIAS)
     x_ptr,  # [T, H] float32
-    sum_ptr,  # [T, H] float32: x and all ranks' parts. May be x
+    sum_ptr,  # [T, H] float32: the sum of x and all ranks' parts; may be x
     norm_ptr,  # [H] float32 (if NORM)
     normed_ptr,  # [T, H] (if NORM)
-    peers_ptr,  # [N] int64: where each rank's memory begins
+    peers_ptr,  # [N] int64: start address of each rank's memory
     calls_ptr,  # [rows, COUNTERS] int32
     status,  # address
-    next_address,  # what later kernels will read (if PREFETCH)
+    next_address,  # memory that later kernels read (if PREFETCH)
     next_bytes,
     T,
     rank,
     split_stride,
     row_stride,
     row_programs,
-    from_bytes,  # of a sender's words
+    from_bytes,  # bytes per sender
     eps,
-    K: tl.constexpr,  # pairs of a row (if pair_ids_ptr)
+    K: tl.constexpr,  # pairs per row (if pair_ids_ptr)
     H: tl.constexpr,
     N: tl.constexpr,
     SPLITS: tl.constexpr,
@@ -86,8 +87,8 @@ def _rows_kernel(
     NORM: tl.constexpr,
     WIDE: tl.constexpr,  # words are float32
     ROWS: tl.constexpr,
-    BLOCKS: tl.constexpr,  # programs of a row: more than one only without NORM
-    LANES: tl.constexpr,  # of a program
+    BLOCKS: tl.constexpr,  # programs per row; more than one only without NORM
+    LANES: tl.constexpr,  # lanes per program
     COUNTERS: tl.constexpr,
     PREFETCH: tl.constexpr,
     ASM: tl.constexpr,

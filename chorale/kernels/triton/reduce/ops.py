@@ -1,9 +1,8 @@
 """The ops whose result is a sum over ranks, with the all-reduce in the kernels that follow the products.
 
-The products leave this rank's part where they make it: split or per-expert parts are added up by the kernel
-that sends them. Up to ``SymmetricReducer.is_one_shot`` rows x is whole on every rank; above, a rank keeps its
-own rows of x, and every rank has all rows of the norms, until the last layer, which returns all of x. Then a
-rank also routes its own rows only.
+The products do not add this rank's split or per-expert parts: the kernel that sends them does. Up to
+``SymmetricReducer.is_one_shot`` rows, every rank has the whole x. For more rows, a rank keeps only its own
+rows of x and routes only these; every rank has all rows of the norms. The last layer returns all of x.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from chorale.parallel.rank import Rank
 def embed(
     rank: Rank, reducer: SymmetricReducer, embedding: torch.Tensor, token_ids: torch.Tensor
 ) -> torch.Tensor:
-    """``Ops.embed`` of one rank's ids."""
+    """``Ops.embed`` for one rank's ids."""
     part = embedded_part(rank, embedding, token_ids)
     x = torch.zeros(part.shape, dtype=torch.float32, device=part.device)
     return reducer.add_norm(part.unsqueeze(0), None, x, None, whole=True).x if len(x) else x
@@ -43,7 +42,7 @@ def project_and_route(
     weights: RouterWeights,
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``Ops.project_and_route`` of one rank's heads; ``linear`` has its bias on one rank only."""
+    """``Ops.project_and_route`` for one rank's heads; only one rank's ``linear`` has a bias."""
     tokens, top_k, dtype = x.shape[0], weights.top_k, weights.dtype or torch.float32
     if tokens == 1:
         parts, bias = project_row(attended, linear).unsqueeze(0), None
@@ -71,7 +70,7 @@ def project_and_route(
 
 
 def _choices(x: torch.Tensor, rows: int, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Room for chosen experts and gates."""
+    """Allocate memory for chosen experts and gates."""
     ids = torch.empty(rows, top_k, dtype=torch.int64, device=x.device)
     return ids, torch.empty(rows, top_k, dtype=torch.float32, device=x.device)
 
@@ -86,7 +85,7 @@ def moe(
     next_qkv: QkvWeights | None,
     eps: float,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """``Ops.moe`` of one rank's columns of the experts, or of its whole ones."""
+    """``Ops.moe`` for one rank's columns of the experts, or its whole experts."""
     tokens = x.shape[0]
     if tokens == 0:
         return x, None
@@ -106,11 +105,12 @@ def _expert_parts(
     experts: Experts,
     x: torch.Tensor,
 ) -> tuple[torch.Tensor, SomePairs | None]:
-    """[S, T, H]: this rank's sum is that over S; and whose parts are there, if not all are."""
+    """Return [S, T, H], whose sum over S is this rank's part; and the pairs that have parts, if not all
+    do."""
     form, some = form_of(normed, expert_ids.numel(), experts, x.shape[1]), some_pairs(expert_ids, experts)
     if form == "streamed" and (some is None or reducer.is_one_shot(len(x))):
         return gemv_parts(normed, expert_ids, gates, experts).transpose(0, 1), some
-    if form == "grouped":  # in bfloat16, as ranks send it
+    if form == "grouped":  # already in bfloat16, the type that ranks send
         parts = grouped_parts(normed, expert_ids, gates, experts, x.shape[1])
         return combined(*parts, some=some is not None).unsqueeze(0), None
     total, _ = experts_of_one_rank.moe(normed, expert_ids, gates, experts, torch.zeros_like(x), None, 0.0)

@@ -1,4 +1,4 @@
-"""The sum over ranks, with what follows it: what a communicator owns if its ranks share a host's memory."""
+"""The sum over ranks with the norm and router after it, for ranks that share the memory of one host."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ from chorale.kernels.triton.reduce.two_shot import _scattered_kernel
 from chorale.parallel.communicator import CommunicationError
 from chorale.parallel.peer_memory import PeerMemory
 
-# That a kernel waits for a peer. A peer that ends is noticed at once by other means, which end the waiting;
-# one that still compiles a kernel is waited for.
+# Seconds that a kernel waits for a peer. Lost peers are detected elsewhere, which ends the wait; this covers
+# a peer that still compiles a kernel.
 SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """A result of ``SymmetricReducer.add_norm``. Tensors of a two-shot call lie in the peers' memory and hold
+    """A result of ``SymmetricReducer.add_norm``. Tensors of a two-shot call are in peer memory and valid
     until the next such call."""
 
-    x: torch.Tensor  # [T, H] float32: with the sum added. Two-shot: own rows only, unless asked for all
+    x: torch.Tensor  # [T, H] float32: the new x. Two-shot: own rows only, unless all were requested
     normed: torch.Tensor | None  # [T, H], if a norm was given
-    low: torch.Tensor | None  # [own rows, H]: what rounding took from ``normed`` (two-shot, in bfloat16)
+    low: torch.Tensor | None  # [own rows, H]: the rounding error of ``normed`` (two-shot, in bfloat16)
 
 
 class SymmetricReducer:
     """Adds all ranks' parts to the residual stream and norms it: every rank gets the same bits.
 
-    All ranks make the same calls in the same order, on one stream. Nothing is passed from the host, so calls
-    may be captured in a graph. A peer that does not arrive within the limit is noted: the kernels end, their
-    results are NaN, later ones do not wait any more, and ``check`` raises.
+    All ranks make the same calls in the same order, on one stream. No data comes from the host, so calls may
+    be captured in a graph. If a peer does not arrive within the limit, the kernels end with NaN results,
+    later kernels do not wait, and ``check`` raises.
     """
 
     def __init__(self, memory: PeerMemory, layout: Layout, seconds: float = SECONDS) -> None:
-        """All ranks call this. Raises ``ValueError`` for sizes that the kernels do not have."""
+        """Must be called on all ranks. Raises ``ValueError`` for sizes that the kernels do not support."""
         if memory.size not in (2, 4, 8) or layout.hidden % 8:
             raise ValueError(f"{memory.size} ranks and a hidden size of {layout.hidden}")
         self.memory, self.layout = memory, layout
         self.rank, self.size = memory.rank, memory.size
         device = memory.buffer.device
         self._asm = is_nvidia(device)
-        # A thread has eight columns: two threads with the same ones would clear each other's words.
+        # A thread has eight columns: two threads with the same columns would clear each other's words.
         self._warps = max(1, triton.next_power_of_2(layout.hidden // 8) // 32)
-        pinned = device.type == "cuda"  # the host reads it while kernels hang, and kernels write it
+        pinned = device.type == "cuda"  # kernels write it, and the host reads it even while kernels hang
         self._status = torch.zeros(2, dtype=torch.int64, pin_memory=pinned)
         self.set_limit(seconds)
         self._blocks = triton.cdiv(layout.hidden // 8, tuning.REDUCE_LANES)
@@ -72,15 +72,16 @@ class SymmetricReducer:
         )
         layout.prepare(memory)
 
-    # -------------------------------------------------------------- the host's side
+    # -------------------------------------------------------------- host
 
     def set_limit(self, seconds: float) -> None:
-        """Sets how long kernels wait for a peer, captured ones, too. Longer while ranks may still compile."""
+        """Set how long kernels wait for a peer, including captured ones. Longer while ranks may still
+        compile."""
         self._status[1] = int(seconds * (1e9 if self._asm else 1e3))  # ns; a poll without PTX: about 1 ms
 
     @property
     def missing(self) -> int | None:
-        """The rank that a kernel has waited for in vain. Needs no call to the GPU."""
+        """The rank for which a kernel has waited in vain, or None. Makes no call to the GPU."""
         code = int(self._status[0])
         return None if code == 0 else code - 1
 
@@ -95,11 +96,11 @@ class SymmetricReducer:
     def is_one_shot(self, tokens: int) -> bool:
         return tokens <= min(self.layout.few, tuning.one_shot_rows(self.size))
 
-    # -------------------------------------------------------------- the kernels
+    # -------------------------------------------------------------- kernels
 
     def all_gather(self, own: torch.Tensor) -> torch.Tensor | None:
-        """Returns the few numbers of all ranks, float32 [size, *own.shape], as a sum of rows that are zeros
-        where they are other ranks'; None if they are too many."""
+        """Returns the numbers of all ranks, float32 [size, *own.shape], or None if they are too many. Sums
+        rows in which the other ranks' numbers are zero."""
         count, hidden = own.numel(), self.layout.hidden
         rows = triton.cdiv(count * self.size, hidden)
         if not self.is_one_shot(rows) or not self._is_wide(rows):
@@ -121,12 +122,12 @@ class SymmetricReducer:
         following: torch.Tensor | None = None,
         some: SomePairs | None = None,
     ) -> Reduced:
-        """x [T, H] float32 += bias + the sum of parts [S, T, H] of all ranks, and its norm.
+        """x [T, H] float32 += bias + the sum of parts [S, T, H] over all ranks; also returns the normed x.
 
-        ``bias`` [H] is this rank's alone. ``low``, ``whole``: a two-shot call also returns what rounding took
-        from the norm of own rows; all rows of x. ``following``: weights that an idle part of the GPU fetches
-        into the L2 meanwhile (one-shot, Hopper and later). ``some``: parts are those of these pairs, float32
-        (one-shot, no bias).
+        ``bias`` [H] is this rank's alone. ``low``, ``whole``: a two-shot call also returns the rounding error
+        of the norm of own rows; all rows of x. ``following``: weights that an idle part of the GPU prefetches
+        into L2 (one-shot, Hopper and later). ``some``: only these pairs have parts, in float32 (one-shot, no
+        bias).
         """
         if self.is_one_shot(x.shape[0]):
             return self._one_shot(parts, bias, x, norm, following, some)
@@ -146,7 +147,7 @@ class SymmetricReducer:
         launch = dependent(x)
         tile = tuning.reduce_few()
         normed = None if norm is None else torch.empty(tokens, hidden, dtype=norm.dtype, device=x.device)
-        split = norm is None and tokens <= tuning.REDUCE_SPLIT_ROWS  # divides rows among programs
+        split = norm is None and tokens <= tuning.REDUCE_SPLIT_ROWS  # rows are divided among programs
         rows, blocks = (1, self._blocks) if split else (tile.rows, 1)
         programs, fetching = triton.cdiv(tokens, rows) * blocks, 0
         constants = self._constants(parts, bias, wide=self._is_wide(tokens))
@@ -215,7 +216,7 @@ class SymmetricReducer:
     def share_choices(
         self, own_ids: torch.Tensor, own_gates: torch.Tensor, tokens: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Expert ids [own rows, K] int64 and gates float32 of each rank's rows -> those of all T rows."""
+        """Return expert ids and gates of all T rows, from each rank's [own rows, K] int64 and float32."""
         rows, top_k, hidden = triton.cdiv(tokens, self.size), own_ids.shape[1], self.layout.hidden
         ids = torch.empty(tokens, top_k, dtype=torch.int64, device=own_ids.device)
         gates = torch.empty(tokens, top_k, dtype=torch.float32, device=own_ids.device)

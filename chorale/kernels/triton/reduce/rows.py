@@ -1,10 +1,10 @@
-"""Exchange of few numbers a row, inside a kernel that has them and needs those of all ranks.
+"""Exchange of few numbers per row, inside a kernel that has this rank's numbers and needs those of all ranks.
 
-As in a one-shot all-reduce (``one_shot.py``), words are their own signal, and a row's counter of calls gives
-its slot. A row that needs no exchange is left out, by all ranks alike.
+As in a one-shot all-reduce (``one_shot.py``), words are also the signal, and a row's counter of calls gives
+its slot. All ranks skip a row that needs no exchange.
 
 A program that waits for a row has sent that row, and the programs of lower rows have started before it. So
-the lowest row that is not complete always gets on, however many programs a GPU runs at once.
+the lowest incomplete row always makes progress, however many programs a GPU runs at once.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ WORDS = tl.constexpr(ROW_WORDS)
 
 @dataclass(frozen=True, slots=True)
 class RowExchange:
-    """The arguments of kernels that exchange rows: one for each ``SymmetricReducer``."""
+    """The arguments of kernels that exchange rows. There is one for each ``SymmetricReducer``."""
 
-    addresses: torch.Tensor  # [size] int64: where each rank's memory begins
+    addresses: torch.Tensor  # [size] int64: start address of each rank's memory
     calls: torch.Tensor  # [rows] int32
-    arrivals: torch.Tensor  # [rows] int32, zeros between kernels: of a row's programs
+    arrivals: torch.Tensor  # [rows] int32, zeros between kernels: finished programs of each row
     status: int  # address
-    begin: int  # bytes from there to the words
+    begin: int  # offset of the words in that memory, bytes
     rank: int
     size: int
     asm: bool
@@ -41,16 +41,17 @@ class RowExchange:
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        """``peers_ptr``, ``calls_ptr``, ``status``, ``begin``, ``from_bytes`` and ``rank`` of a kernel."""
+        """Return ``peers_ptr``, ``calls_ptr``, ``status``, ``begin``, ``from_bytes`` and ``rank`` for a
+        kernel."""
         from_bytes = self.calls.shape[0] * ROW_WORDS * 4
         return self.addresses, self.calls, self.status, self.begin, from_bytes, self.rank
 
 
 @triton.jit
 def swap_row(
-    own_ptr,  # this rank's numbers of the row, which this program has written
-    all_ptr,  # rank 0's numbers of the row, written
-    rank_stride,  # numbers from a rank's to the next one's
+    own_ptr,  # this rank's numbers of the row, written by this program
+    all_ptr,  # rank 0's numbers of the row; this function writes all ranks' numbers
+    rank_stride,  # numbers per rank
     row,
     peers_ptr,
     calls_ptr,
@@ -59,12 +60,12 @@ def swap_row(
     from_bytes,
     rank,
     USED: tl.constexpr,  # numbers of the row, at most WORDS
-    LANES: tl.constexpr,  # threads of the program: two with the same words would clear each other's
+    LANES: tl.constexpr,  # threads per program; two threads with the same words would clear each other's
     N: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """Sends a row's numbers to all peers and waits for theirs. All programs of a rank together call it once a
-    row and kernel at most; the numbers may be read after it."""
+    """Send a row's numbers to all peers and wait for theirs. The programs of a rank must call it at most once
+    per row and kernel; afterwards the numbers may be read."""
     tl.debug_barrier()
     lanes = tl.arange(0, LANES)[None, :]
     inside = lanes * 4 < USED

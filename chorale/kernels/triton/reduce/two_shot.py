@@ -1,15 +1,15 @@
 """Two-shot all-reduce with scattered norm, for many rows: a rank sums and norms its rows for all.
 
-Rank r owns rows r * R .. r * R + R - 1. Every rank sends its part of a row to the owner, whose words are
-their own signal (``words.py``). The owner adds the residual, which it alone keeps, norms, and writes the norm
-into all ranks' results; a flag a program and rank, numbered by a counter on the device, says that they are
-there.
+Rank r owns rows r * R .. r * R + R - 1. Every rank sends its part of a row to the owner; the words are also
+the signal (``words.py``). The owner adds the residual, which only it keeps, norms, and writes the norm into
+all ranks' results. A flag per program and rank, numbered by a counter on the device, signals their arrival.
 
-Who has left a call has seen all peers' flags of it, which come after they have read and cleared what they
-were sent: one slot is enough. An owner writes a row's result only when it has received that row from all, so
-all have begun this call, and what read the results of the call before has ended.
+A rank that has left a call has seen all peers' flags, which they set after reading and clearing their words:
+one slot is enough. An owner writes a row's result only after it has received that row from all ranks, so all
+have begun this call, and the readers of the previous call's results have ended.
 
-A program of a number handles the same rows of each owner, so it waits only for programs of its number.
+Programs with the same number handle the same rows of each owner, so a program waits only for programs with
+its number.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from chorale.kernels.triton.reduce.words import publish, wait_for_flags
 
 @triton.jit(do_not_specialize=["T", "R", "rank", "split_stride", "row_stride"])
 def _scattered_kernel(
-    y_ptr,  # this rank's part: SPLITS times rows of H
+    y_ptr,  # [SPLITS, rows, H]: this rank's part
     b_ptr,  # [H], added to this rank's part (if HAS_BIAS)
     x_ptr,  # [T, H] float32: own rows are read and written
     norm_ptr,  # [H] float32 (if NORM)
-    low_ptr,  # [R, H]: what rounding took from the norm of own rows (if LOW)
-    peers_ptr,  # [N] int64: where each rank's memory begins
+    low_ptr,  # [R, H]: the rounding error of the norm of own rows (if LOW)
+    peers_ptr,  # [N] int64: start address of each rank's memory
     calls_ptr,  # [programs] int32
     status,  # address
     T,
-    R,  # rows of an owner
+    R,  # rows per owner
     rank,
     split_stride,
     row_stride,
-    words,  # offsets in the memory: words that were sent,
-    from_bytes,  # of a sender's words
+    words,  # offsets in that memory, bytes: the words sent by peers,
+    from_bytes,  # bytes per sender
     normed_at,  # the norm [T, H] of all rows (if NORM),
     whole_at,  # the sums [T, H] float32 of all rows (if WHOLE),
     flags,  # [N, tuning.REDUCE_FLAGS] int32
@@ -65,7 +65,7 @@ def _scattered_kernel(
     WIDE: tl.constexpr,  # words are float32
     ROWS: tl.constexpr,
     LANES: tl.constexpr,
-    FLAGS: tl.constexpr,  # of a rank
+    FLAGS: tl.constexpr,  # flags per rank
     ASM: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -82,7 +82,8 @@ def _scattered_kernel(
     wait_for_previous(PDL)
     calls = tl.load(calls_ptr + pid)
 
-    for shift in tl.static_range(1, N):  # the next rank's first, so that not all send to one at a time
+    # Begins with the next rank, so that not all ranks send to the same rank.
+    for shift in tl.static_range(1, N):
         owner = (rank + shift) % N
         to = tl.load(peers_ptr + owner) + words + rank * from_bytes
         for begin in range(pid * ROWS, R, step):

@@ -1,11 +1,11 @@
-"""Accesses of 16 bytes to this and to other GPUs' memory, and waiting for what a peer writes.
+"""Accesses of 16 bytes to the memory of this and other GPUs, and waits for words of peers.
 
 Addresses are integers, because those of peers come from a table.
 
-Words that a peer sends are their own signal: a place holds ``EMPTY`` until they arrive, and the program that
-has read them writes it back. As a number, EMPTY is a NaN; a sender replaces the same bits by another NaN. So
-there is no flag, no fence and no way back: the sum can begin one trip over NVLink after the send. A place
-that stays EMPTY makes the result NaN, never a number.
+Words that a peer sends are also the signal: memory holds ``EMPTY`` until they arrive, and the program that
+has read them writes EMPTY back. As a number, EMPTY is a NaN; a sender replaces these bits with another NaN.
+So there is no flag, no fence and no reply: the sum can begin one trip over NVLink after the send. Words that
+stay EMPTY make the result NaN, never a number.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SEND = tl.constexpr("""{
 .reg .pred there; setp.ne.s32 there, $2, 0; mov.b32 $0, 0;
 @there st.relaxed.sys.global.v4.b32 [$1], {$3, $4, $5, $6};
 }""")
-# Every 1,024th poll looks whether another thread has given up, and at the clock.
+# Every 1,024th poll checks whether another thread has given up, and reads the clock.
 _GIVE_UP = """
 add.u32 polls, polls, 1; and.b32 some, polls, 1023; setp.ne.s32 more, some, 0;
 @more bra AGAIN;
@@ -43,9 +43,8 @@ setp.lt.u64 more, now, limit;
 
 
 def _receive_text(count: int) -> str:
-    """Polls ``count`` places at once. Operands: 4 * count words, the places, then for each what is left at
-    the status if it is given up (0: there is nothing to wait for, and the words are zeros), and the
-    status."""
+    """Return PTX that polls ``count`` addresses at once. Operands: 4 * count words, the addresses, a code for
+    each, which is stored to the status on a timeout (0: do not wait, the words are zeros), and the status."""
     places, codes, status = ([f"${n * count + k}" for k in range(count)] for n in (4, 5, 6))
     words = [[f"${4 * k + n}" for n in range(4)] for k in range(count)]
     lines = [
@@ -71,7 +70,7 @@ def _receive_text(count: int) -> str:
 
 
 _RECEIVE2, _RECEIVE4 = tl.constexpr(_receive_text(2)), tl.constexpr(_receive_text(4))
-# Thread n of the program writes the flag of rank n, or waits for it.
+# Thread n of the program writes the flag of rank n, or waits for that flag.
 _PUBLISH = tl.constexpr("""{
 .reg .pred mine; .reg .b32 n; .reg .b64 to; mov.u32 n, %tid.x; mov.b32 $0, 0;
 setp.lt.u32 mine, n, $5; setp.ne.and.u32 mine, n, $4, mine;
@@ -91,7 +90,7 @@ AGAIN:
 ld.acquire.sys.global.b32 some, [from]; sub.s32 some, some, $3; setp.lt.s32 more, some, 0;
 @!more bra DONE;
 """
-    # Later than those that wait for words, who know which rank is missing.
+    # This timeout is longer than that of waits for words, which know the missing rank.
     + _GIVE_UP.format(status="$6", shift=1)
     + "st.relaxed.sys.global.b32 [$6], n;\nDONE:\n}"
 )
@@ -111,7 +110,7 @@ def _words_at(address):
 
 @triton.jit
 def load4(address, there, ASM: tl.constexpr):
-    """Words that kernels before this one wrote: zeros where ``there`` is false."""
+    """Load words of earlier kernels; zeros where ``there`` is false."""
     if ASM:
         words = tl.inline_asm_elementwise(
             _LOAD, "=&r,=&r,=&r,=&r,l,r", (address, there.to(tl.int32)), is_pure=False, pack=1,
@@ -130,7 +129,7 @@ def load4(address, there, ASM: tl.constexpr):
 
 @triton.jit
 def store4(address, there, words, SEND: tl.constexpr, ASM: tl.constexpr):
-    """SEND: to a peer that waits for these words."""
+    """Store words. SEND: to a peer that waits for them."""
     if ASM:
         tl.inline_asm_elementwise(
             _SEND if SEND else _STORE, "=&r,l,r,r,r,r,r",
@@ -147,7 +146,7 @@ def store4(address, there, words, SEND: tl.constexpr, ASM: tl.constexpr):
 
 @triton.jit
 def _poll4(place, code, status):
-    """Without ASM: waits until no word at ``place`` is EMPTY, or too long."""
+    """Without ASM: wait until no word at ``place`` is EMPTY, or until the limit."""
     at, code_at = _words_at(place), _words_at(status)
     there = code != 0
     limit = tl.load(status.to(tl.pointer_type(tl.int64)) + 1, volatile=True)
@@ -177,7 +176,7 @@ def _poll4(place, code, status):
 
 @triton.jit
 def receive2(places, codes, status, ASM: tl.constexpr):
-    """Words at two places, as a pair, once none is EMPTY. Codes: see ``_receive_text``."""
+    """Return the words at two addresses as a pair, once none is EMPTY. Codes: see ``_receive_text``."""
     if ASM:
         w = tl.inline_asm_elementwise(
             _RECEIVE2, "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,l,l,r,r,l",
@@ -194,7 +193,7 @@ def receive2(places, codes, status, ASM: tl.constexpr):
 
 @triton.jit
 def receive4(places, codes, status, ASM: tl.constexpr):
-    """``receive2`` of four places."""
+    """``receive2`` for four addresses."""
     if ASM:
         w = tl.inline_asm_elementwise(
             _RECEIVE4, "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,l,l,l,l,r,r,r,r,l",
@@ -222,7 +221,7 @@ def receive4(places, codes, status, ASM: tl.constexpr):
 
 @triton.jit
 def publish(peers_ptr, offset, value, rank, N: tl.constexpr, ASM: tl.constexpr):
-    """Writes ``value`` at ``offset`` of all peers' memory, after all that this program has written."""
+    """Write ``value`` at ``offset`` of all peers' memory, after all earlier writes of this program."""
     tl.debug_barrier()
     if ASM:
         tl.inline_asm_elementwise(
@@ -238,7 +237,7 @@ def publish(peers_ptr, offset, value, rank, N: tl.constexpr, ASM: tl.constexpr):
 
 @triton.jit
 def wait_for_flags(first, stride, value, rank, status, N: tl.constexpr, ASM: tl.constexpr):
-    """Waits until the flags of all peers, ``stride`` bytes apart, are at least ``value``."""
+    """Wait until the flags of all peers, ``stride`` bytes apart, are at least ``value``."""
     if ASM:
         tl.inline_asm_elementwise(
             _AWAIT, "=&r,l,r,r,r,r,l", (first, stride, value, rank, N, status),
@@ -265,7 +264,7 @@ def wait_for_flags(first, stride, value, rank, status, N: tl.constexpr, ASM: tl.
 
 @triton.jit
 def prefetch(address, size, ASM: tl.constexpr):
-    """Fetches ``size`` bytes (a multiple of 16) into the L2; Hopper and later."""
+    """Prefetch ``size`` bytes (a multiple of 16) into L2; Hopper and later."""
     if ASM:
         tl.inline_asm_elementwise(
             _PREFETCH, "=&r,l,r", (address, size), dtype=tl.int32, is_pure=False, pack=1
