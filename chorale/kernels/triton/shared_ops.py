@@ -1,8 +1,8 @@
-"""The Triton op set of one rank among several.
+"""The Triton op set for one of several ranks.
 
-As ``kernels/reference/shared_ops.py``: each rank adds its part of a sum to x or to zeros, and the sum over
-ranks is the new x. ``over_peers`` has the sums in Chorale's kernels (``reduce``), and what ranks exchange to
-sample.
+As in ``kernels/reference/shared_ops.py``, each rank adds its addend to x or to zeros, and the sum over ranks
+is the new x. ``over_peers`` uses Chorale's kernels (``reduce``) for the sums and for the exchanges of
+sampling.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from chorale.parallel.rank import Rank
 from chorale.parallel.shares import Share
 
 logger = logging.getLogger(__name__)
-LEAST_HIDDEN = 256  # columns of x for which the all-reduce kernels have a thread each
+LEAST_HIDDEN = 256  # minimum columns of x for the all-reduce kernels: eight for each thread of a warp
 
 
 def shared_ops(rank: Rank) -> Ops:
@@ -77,12 +77,12 @@ def over_peers(rank: Rank, sizes: StepSizes, device: torch.device) -> Ops | None
 
 
 def pack_experts(rank: Rank, tensors: ExpertTensors) -> Experts:
-    """``Ops.pack_experts``: of columns of all experts, or of whole ones, whose ids begin at the share's."""
+    """``Ops.pack_experts`` for columns of all experts, or for the share's whole experts."""
     return replace(packing.pack_experts(tensors), owned=owned(rank.share))
 
 
 def owned(share: Share) -> Owned | None:
-    """Returns which experts the share has, or None if it has columns of all."""
+    """Returns the whole experts of the share, or None if it has columns of all experts."""
     return Owned(share.experts.start, share.num_experts) if share.by_expert else None
 
 
@@ -123,7 +123,7 @@ def make_sampler(
     ids: torch.Tensor | None = None,
     reducer: SymmetricReducer | None = None,
 ) -> Sample:
-    """``Ops.make_sampler``: ``forbidden`` is of the whole vocabulary. With ``ids``, each rank has all
+    """``Ops.make_sampler``. ``forbidden`` covers the whole vocabulary. With ``ids``, each rank has all
     columns."""
     if ids is not None:
         return sampler_of_one_rank(forbidden, rows_at_once, ids=ids)

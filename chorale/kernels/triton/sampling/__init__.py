@@ -1,1 +1,1 @@
-"""From logits to tokens, and the inputs of a decode step."""
+"""Sampling, and the inputs of decode steps."""

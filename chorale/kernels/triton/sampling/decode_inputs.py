@@ -1,7 +1,7 @@
-"""The first kernel of a decode step: expands a few numbers a row into the model's inputs.
+"""The first kernel of a decode step: expands a few numbers per row into the model's inputs.
 
-There is one program for each row and cache group. A row that reaches a new block brings the block's id: only
-this kernel appends to block tables during a decode step.
+There is one program for each row and cache group. The inputs have the block id of a row that reaches a new
+block: only this kernel appends to block tables during a decode step.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import triton.language as tl
 
 from chorale.kernels.ops import DecodeInputs, DecodeState
 
-# Columns begin where the step's size puts them; kernels are not specialised on that.
+# The offsets of columns depend on the step's size; kernels are not specialised by their alignment.
 _COLUMNS = ["rows_ptr", "computed_ptr", "new_token_ptr", "new_block_ptr"]
 
 

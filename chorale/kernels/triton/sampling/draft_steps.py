@@ -15,13 +15,13 @@ from chorale.kernels.draft_steps import Accepted, DraftPasses, DraftRowState, Ve
 
 _DRAFT, _LAST = tl.constexpr(DRAFT), tl.constexpr(draft_steps.LAST)
 _REJECTED = tl.constexpr(REJECTED)
-# Columns begin where the step's size puts them; kernels are not specialised on that.
+# The offsets of columns depend on the step's size; kernels are not specialised by their alignment.
 _COLUMNS = ["rows_ptr", "computed_ptr", "num_drafts_ptr", "given_ptr", "first_new_ptr", "new_block_ptr"]
 
 
 @triton.jit
 def _position_key(base, position):
-    """The two words of ``row_keys`` (``reference/noise.py``)."""
+    """Return the two words of ``row_keys`` (``reference/sampling/noise.py``)."""
     z = base.to(tl.uint64, bitcast=True) + (position + 1).to(tl.uint64) * 0x9E3779B97F4A7C15
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB
@@ -109,7 +109,7 @@ def _verify_inputs_kernel(
     for begin in range(first, last + 1, BLOCK):
         places = begin + tl.arange(0, BLOCK)
         inside = places <= last
-        # Another program may be storing the new blocks: take them from the inputs.
+        # Another program may still be storing the new blocks, so they are read from the inputs.
         blocks = tl.load(mine + places, mask=inside, other=0)
         blocks = tl.where((places == new_index) & (new_0 >= 0), new_0, blocks)
         blocks = tl.where((places == new_index + 1) & (new_1 >= 0), new_1, blocks)
@@ -129,7 +129,7 @@ def _sampling_inputs(
     row, position, place, key_base_ptr, may_stop_ptr, stops_ptr, floats_ptr,
     key_ptr, temperature_ptr, filter_ptr, early_ptr, STOPS: tl.constexpr,
 ):  # fmt: skip
-    """Noise key and parameters of the token to be sampled at ``position``."""
+    """Store noise key and parameters of the token to be sampled at ``position``."""
     low, high = _position_key(tl.load(key_base_ptr + row), position)
     tl.store(key_ptr + place * 2, low)
     tl.store(key_ptr + place * 2 + 1, high)

@@ -1,4 +1,4 @@
-"""Which tokens a row cannot have, as kernels read it: forbidden ids, grammars, early stops."""
+"""Masks of tokens that a row cannot have, for kernels: forbidden ids, grammars, early stops."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import triton.language as tl
 from chorale.engine.types import EARLY_STOPS
 from chorale.kernels.ops import SamplingInputs
 
-# Arguments that may begin anywhere in a step's numbers, and their strides.
+# Arguments that may start at any offset of a step's numbers, and their strides.
 COLUMNS = ["temperature_ptr", "filters_ptr", "index_ptr", "stops_ptr"]
 STRIDES = ["stops_stride", "stop_stride"]
 
@@ -19,8 +19,8 @@ def is_out(
     forbidden_ptr, index_ptr, octets_ptr, octets_stride, stops_ptr, stops_stride, stop_stride,
     row, tokens, V, MASKED: tl.constexpr, STOPS: tl.constexpr, FIRST: tl.constexpr,
 ):  # fmt: skip
-    """Which of some tokens a row cannot have: those forbidden to all rows, by the row's grammar, or before
-    its ``min_tokens``. FIRST: the token id of column 0."""
+    """Return which of some tokens a row cannot have: forbidden for all rows, by its grammar, or before its
+    ``min_tokens``. FIRST: the token id of column 0."""
     inside = tokens < V
     out = tl.load(forbidden_ptr + tokens, mask=inside, other=1) != 0
     if MASKED:
@@ -41,7 +41,7 @@ def load_scores(
     logits_ptr, forbidden_ptr, index_ptr, octets_ptr, octets_stride, stops_ptr, stops_stride, stop_stride,
     row, tokens, V, temperature, MASKED: tl.constexpr, STOPS: tl.constexpr, FIRST: tl.constexpr = 0,
 ):  # fmt: skip
-    """Logits over temperature of some tokens of a row; -inf for tokens that are out, NaN or past the end."""
+    """Load logits over temperature of some tokens of a row; -inf for masked tokens, NaN and past the end."""
     raw = tl.load(logits_ptr + tokens, mask=tokens < V, other=-float("inf"))
     out = is_out(
         forbidden_ptr, index_ptr, octets_ptr, octets_stride, stops_ptr, stops_stride, stop_stride,
@@ -53,7 +53,7 @@ def load_scores(
 
 def masks_of(draws: SamplingInputs, unused: torch.Tensor) -> tuple[torch.Tensor | int, ...]:
     """Returns a kernel's mask arguments: the grammars' index, octets and stride, the early stops and their
-    strides; ``unused`` in place of what is absent."""
+    strides; ``unused`` for absent tensors."""
     allowed, stops = draws.allowed, draws.early_stops
     grammars = (
         (unused, unused, 0) if allowed is None else (allowed.index, allowed.octets, allowed.octets.stride(0))
@@ -62,5 +62,5 @@ def masks_of(draws: SamplingInputs, unused: torch.Tensor) -> tuple[torch.Tensor 
 
 
 def masks_in_use(draws: SamplingInputs) -> dict[str, int]:
-    """Returns the constants of ``is_out`` that say which masks there are."""
+    """Returns the constants of ``is_out`` that enable masks."""
     return {"MASKED": draws.allowed is not None, "STOPS": 0 if draws.early_stops is None else EARLY_STOPS}

@@ -1,9 +1,8 @@
 """Samples in one pass over the logits, with filters reduced to a threshold and noise generated in registers.
 
 The integers of the noise equal those of ``kernels/reference/sampling/noise.py``; its two logarithms are
-computed so that they are accurate where the noise is large. One kernel finds the best token of each piece of
-a row, a second one the best of the row, which it also stores for the next step. A row's token depends only on
-the row.
+accurate where the noise is large. One kernel finds the best token of each piece of a row, a second kernel the
+best of the row, which it also stores for the next step. A row's token depends only on the row.
 """
 
 from __future__ import annotations
@@ -29,7 +28,8 @@ _SECOND = tl.constexpr(0x735A2D97)
 
 @triton.jit
 def _log(x, ASM: tl.constexpr):
-    """Natural logarithm; with ASM to 1e-7 (absolute between 1/2 and 2), in two instructions."""
+    """Return the natural logarithm; with ASM within 1e-7 (absolute between 1/2 and 2), in two
+    instructions."""
     if ASM:
         result = tl.inline_asm_elementwise(
             "lg2.approx.f32 $0, $1; mul.f32 $0, $0, 0f3F317218;", "=f,f", [x], dtype=tl.float32,
@@ -42,7 +42,7 @@ def _log(x, ASM: tl.constexpr):
 
 @triton.jit
 def gumbel(tokens, a, b, ASM: tl.constexpr):
-    """tokens [N], a and b: the key's words (uint32) -> noise [N] float32."""
+    """Return noise [N] float32 for tokens [N]; a and b: the key's words (uint32)."""
     x = tokens.to(tl.uint32) * _STEP + a
     x ^= x >> 16
     x *= _FIRST
@@ -52,13 +52,13 @@ def gumbel(tokens, a, b, ASM: tl.constexpr):
     x ^= x >> 15
     v = (x >> 1).to(tl.int32).to(tl.float32) * 4.656612873077393e-10 + 2.3283064365386963e-10
     v = tl.minimum(v, 0.99999994)
-    # -log1p(-v): 1 - v loses what is small in v, and there the noise is large.
+    # -log1p(-v): 1 - v would lose the low bits of a small v, where the noise is large.
     series = 0.16666667 + v * (0.14285715 + v * (0.125 + v * 0.11111111))
     series = v * (1.0 + v * (0.5 + v * (0.33333333 + v * (0.25 + v * (0.2 + v * series)))))
     return -_log(tl.where(v < 0.125, series, -_log(1.0 - v, ASM)), ASM)
 
 
-# Columns of a step's numbers begin anywhere; specialising kernels on the alignment would make too many.
+# Columns start at any offset of a step's numbers; kernels specialised by alignment would be too many.
 _COLUMNS = ["keys_ptr", "temperature_ptr", "rows_ptr", "out_ptr", "index_ptr", "stops_ptr"]
 _STRIDES = ["key_stride", "word_stride", "stops_stride", "stop_stride"]
 
@@ -68,7 +68,7 @@ def _pieces_kernel(
     logits_ptr,  # [N, V] float32
     keys_ptr,  # [N, 2] int32
     temperature_ptr,  # [N] float32
-    edge_ptr,  # [N] float32: scores below are out (if FILTERED)
+    edge_ptr,  # [N] float32: threshold of the scores (if FILTERED)
     forbidden_ptr,  # [V] uint8
     index_ptr,  # [N] int32 (if MASKED)
     octets_ptr,  # [G, octets_stride] uint8
@@ -85,7 +85,7 @@ def _pieces_kernel(
     word_stride,
     pieces,
     BLOCK: tl.constexpr,
-    BLOCKS: tl.constexpr,  # of a piece
+    BLOCKS: tl.constexpr,  # blocks per piece
     FILTERED: tl.constexpr,
     MASKED: tl.constexpr,
     STOPS: tl.constexpr,
@@ -141,7 +141,7 @@ def _rows_kernel(
     out_ptr,  # [N] int64
     pieces,
     PIECES: tl.constexpr,
-    ids_ptr=None,  # [columns] int64: the token of each; None: columns are tokens
+    ids_ptr=None,  # [columns] int64: the token id of each column; None: columns are token ids
 ):
     row = tl.program_id(0).to(tl.int64)
     places = tl.arange(0, PIECES)
@@ -162,7 +162,7 @@ def _rows_kernel(
 
 
 def _shape(count: int) -> tuple[int, int]:
-    """Returns (tokens of a block, blocks of a piece): more pieces for few rows."""
+    """Returns (tokens per block, blocks per piece): more pieces for few rows."""
     return (1024, 1) if count <= 8 else (1024, 8)
 
 
@@ -174,9 +174,10 @@ def best_of_pieces(
     first: int = 0,
     ids: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Finds for each piece of a row, [N, PIECES], the largest score, its column and the largest raw logit.
+    """Find for each piece of a row, [N, PIECES], the largest score, its column and the largest raw logit.
 
-    ``edge`` [N]: scores below are out. ``first``: the token id of column 0. ``ids``: those of all columns.
+    ``edge`` [N]: threshold of the scores. ``first``: the token id of column 0. ``ids``: the token ids of all
+    columns.
     """
     count, vocab = logits.shape
     block, blocks = _shape(count)
@@ -196,7 +197,7 @@ def best_of_pieces(
 
 
 def _of(ids: torch.Tensor | None) -> dict[str, torch.Tensor]:
-    """Launch arguments: a launch without ids is what it is without the parameter."""
+    """Return launch arguments. Without ids the parameter is omitted, so that the kernel stays the same."""
     return {} if ids is None else {"ids_ptr": ids}
 
 
@@ -208,8 +209,8 @@ def sample(
     out: torch.Tensor,
     columns: TokenColumns | None = None,
 ) -> None:
-    """logits [N, V] float32 -> out [N] int64, and ``last_token`` at ``draws.rows``. ``columns``: of which
-    tokens the logits are; ``forbidden`` is by column."""
+    """Sample logits [N, V] float32 -> out [N] int64, and ``last_token`` at ``draws.rows``. ``columns``: the
+    tokens of the logits' columns; ``forbidden`` is by column."""
     ids = None if columns is None else columns.ids
     if columns is not None:
         draws = columns.masks(draws)

@@ -1,8 +1,8 @@
-"""``sample.py`` where each of several ranks has the logits of some token ids.
+"""``sample.py`` for several ranks, each of which has the logits of some token ids.
 
-Noise is a function of (seed, position, token id), so each rank draws among its ids and the ranks compare.
-What crosses is what a row's filters need (``shared_thresholds.py``), then three numbers a row, in the kernel
-that chooses.
+Noise is a function of (seed, position, token id), so each rank draws among its ids and the ranks compare. The
+ranks exchange the numbers that a row's filters need (``thresholds.py``), then three numbers per row, in the
+kernel that chooses.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _choose_kernel(
     ASM: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """The best of all pieces of all ranks; of equal ones the lowest id."""
+    """Choose the best of all pieces of all ranks; of equal scores the lowest id."""
     wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     places = tl.arange(0, PIECES)
@@ -92,10 +92,10 @@ def _choose_kernel(
 
 
 class SharedSample:
-    """``Sample`` of one rank. All ranks call it with the same numbers and their own logits."""
+    """``Sample`` for one rank. All ranks call it with the same numbers and their own logits."""
 
     def __init__(self, rank: Rank, forbidden: torch.Tensor, exchange: RowExchange | None) -> None:
-        """``forbidden`` is of the whole vocabulary. ``exchange``: in place of the communicator's calls."""
+        """``forbidden`` covers the whole vocabulary. ``exchange``: used instead of the communicator."""
         self._own, self._ranks, self._exchange = rank.share.vocabulary, rank.communicator, exchange
         self._vocab = len(forbidden)
         self._forbidden = forbidden[self._own.start : self._own.stop].contiguous()

@@ -1,20 +1,19 @@
-"""top_k, top_p and min_p as one threshold a row, found without sorting, on one rank or on several.
+"""top_k, top_p and min_p as one threshold per row, found without sorting, on one rank or several.
 
 Specified by ``kernels/reference/sampling/filters.py``. A threshold is the largest score that enough of the
 row reaches. A round is one kernel over all rows: it measures how much of a row is at or above 15 pivots, and
-the least and the largest score between the pivots' ends. The row's last program to end draws the conclusion.
-Where each of several ranks has the logits of some token ids, the ranks exchange these 18 numbers, 72 bytes a
-row, and each draws the same conclusion. No logits are gathered.
+the smallest and the largest score in the pivots' range. The row's last program to finish computes the next
+pivots. If each of several ranks has the logits of some token ids, the ranks exchange these 18 numbers, 72
+bytes per row, and compute the same pivots. No logits are gathered.
 
-A row first searches for its kth score, then for the edge of its nucleus within the top k,
-and is left out of the rounds after that, and of their exchanges. The first pivots of a search divide the
-range of scores, which settles most rows in four rounds; then they divide the range of ordered images of
-float32, of which there are 2^32 = 16^8, so that every row is settled by the last round. A search also ends
-when all scores left in its range are equal.
+A row first searches for its kth score, then for the edge of its nucleus within the top k, and skips later
+rounds and their exchanges. The first pivots of a search divide the range of scores, which settles most rows
+in four rounds; later pivots divide the range of ordered images of float32, of which there are 2^32 = 16^8, so
+that the last round settles every row. A search also ends when all remaining scores in its range are equal.
 
-A count is exact, so the kth score is that of one rank, to the bit. A mass is the sum over pieces that do not
-depend on the batch, then over ranks in order: all ranks have the same bits, and one rank's sum differs from
-it by rounding.
+A count is exact, so the kth score has the same bits as on one rank. A mass is summed over pieces that do not
+depend on the batch, then over ranks in order: all ranks get the same bits, which differ from one rank's sum
+by rounding.
 """
 
 from __future__ import annotations
@@ -33,23 +32,23 @@ from chorale.kernels.triton.reduce.rows import WORDS, RowExchange, swap_row
 from chorale.kernels.triton.sampling.masks import COLUMNS, STRIDES, load_scores, masks_in_use, masks_of
 from chorale.parallel.communicator import ALONE, Communicator
 
-BLOCK, BLOCKS, WARPS = 512, 4, 4  # of a piece
-SLOTS = tl.constexpr(16)  # of a round: everything, and what reaches each pivot
-SENT = tl.constexpr(18)  # the slots, the least and the largest score in the range
-VALUE_ROUNDS = tl.constexpr(4)  # of a search, whose pivots divide the range of values
+BLOCK, BLOCKS, WARPS = 512, 4, 4  # shape of a piece
+SLOTS = tl.constexpr(16)  # measures per round: the total, and the part that reaches each pivot
+SENT = tl.constexpr(18)  # the slots, the smallest and the largest score in the range
+VALUE_ROUNDS = tl.constexpr(4)  # first rounds of a search, whose pivots divide the range of values
 ROUNDS = 2 * (VALUE_ROUNDS.value + 8)  # two searches
-# A row's state, int64: pivots (the first is the range's begin), its end, which search, its rounds so far
+# A row's state, int64: pivots (the first is the start of the range), end of the range, search, rounds so far
 STATE = tl.constexpr(24)
 _END, _SEARCH, _ROUND = tl.constexpr(16), tl.constexpr(17), tl.constexpr(18)
 _K, _P, _SETTLED = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-# A row's values, float32: its best score, what top_k left
+# A row's values, float32: its best score, the mass within the top k
 VALUES = tl.constexpr(2)
 _ARGUMENTS = ["rank", "rank_stride", "begin", "from_bytes", "pieces"]
 
 
 @triton.jit
 def key_of(value):
-    """float32 -> int64 in the same order, without gaps."""
+    """Convert float32 to int64 in the same order, without gaps."""
     bits = value.to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
 
@@ -77,13 +76,13 @@ def _begin_search(state_ptr, low, high, search):
 
 @triton.jit
 def _store_pivots(state_ptr, low, high, number):
-    """Divides the range of ordered images from ``low`` to before ``high``."""
+    """Store pivots that divide the range of ordered images from ``low`` to before ``high``."""
     tl.store(state_ptr, low)
     tl.store(state_ptr + _END, high)
     first, last, width = value_of(low), value_of(high - 1), high - low
     for n in tl.static_range(1, SLOTS):
         if number < VALUE_ROUNDS:
-            # Exact or in one rounding, so that the ranks' compilers cannot differ. No overflow.
+            # Exact or with one rounding, so that all ranks get the same bits. No overflow.
             key = key_of(tl.fma(last * 0.5 - first * 0.5, n / (SLOTS / 2), first))
         else:
             key = low + (width * n + (SLOTS - 1)) // SLOTS
@@ -92,8 +91,8 @@ def _store_pivots(state_ptr, low, high, number):
 
 @triton.jit
 def _begin_nucleus(state_ptr, top, floor, p):
-    # The best score has mass 1, and what is lower than this by 20 (32) less than 1 - p, in any vocabulary of
-    # up to four million tokens.
+    # The best score has mass 1, and all scores lower by 20 (32) together less than 1 - p, in any vocabulary
+    # of up to four million tokens.
     surely = top - tl.where(p > 0.99, 32.0, 20.0)
     _begin_search(state_ptr, key_of(tl.maximum(floor, surely)), key_of(top) + 1, _P)
 
@@ -103,7 +102,7 @@ def _conclude(
     all_ptr, rank_stride, filters_ptr, state_ptr, values_ptr, edge_ptr, V,
     START: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """From all ranks' numbers of a row to its next state."""
+    """Compute a row's next state from all ranks' numbers."""
     k, p = tl.load(filters_ptr), tl.load(filters_ptr + 1)
     least, most = float("inf"), -float("inf")
     for rank in tl.static_range(N):
@@ -111,7 +110,7 @@ def _conclude(
         least = tl.minimum(least, tl.load(found + SLOTS, cache_modifier=".cg"))
         most = tl.maximum(most, tl.load(found + SLOTS + 1, cache_modifier=".cg"))
     if START:
-        top = tl.maximum(most, -3.4028234663852886e38)  # finite, though nothing may be allowed
+        top = tl.maximum(most, -3.4028234663852886e38)  # finite even if nothing is allowed
         share, edge = tl.load(filters_ptr + 2), -float("inf")
         if share > 0.0:
             edge = top + tl.log(share)
@@ -138,7 +137,7 @@ def _conclude(
         reached = (sums >= goal) | (pivots <= low)
         low = tl.max(tl.where(reached, pivots, low), 0)
         high = tl.min(tl.where(reached, high, pivots), 0)
-        if least <= most:  # there is a score in the range, so what is searched for is one
+        if least <= most:  # the range contains scores, so the threshold is one of them
             low, high = tl.maximum(low, key_of(least)), tl.minimum(high, key_of(most) + 1)
         if high - low <= 1:
             threshold = value_of(low)
@@ -155,7 +154,7 @@ def _conclude(
 
 @triton.jit
 def _joined(v):
-    """16 tensors [B] as one [B, 2, 2, 2, 2], for one reduction: each would wait for the one before it."""
+    """Join 16 tensors [B] to [B, 2, 2, 2, 2], so that one reduction replaces 16 sequential ones."""
     a = tl.join(
         tl.join(tl.join(v[0], v[8]), tl.join(v[4], v[12])),
         tl.join(tl.join(v[2], v[10]), tl.join(v[6], v[14])),
@@ -174,7 +173,7 @@ def _measure(
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr, MASKED: tl.constexpr, STOPS: tl.constexpr,
     START: tl.constexpr, FIRST: tl.constexpr,
 ):  # fmt: skip
-    """Writes the numbers of this program's pieces of a row to ``parts_ptr`` [WORDS, pieces]."""
+    """Write the numbers of this program's pieces of a row to ``parts_ptr`` [WORDS, pieces]."""
     pivots: tl.tuple = ()
     top, floor, first, last, search = 0.0, 0.0, -3.4028234663852886e38, float("inf"), 0
     if not START:
@@ -208,7 +207,7 @@ def _measure(
                 sums = new
         if not START:
             tl.store(parts_ptr + slots * pieces + piece, tl.sum(_joined(sums), 0).reshape(SLOTS))
-        # The least with its sign changed, so that one reduction finds both.
+        # The smallest is negated, so that one reduction finds both.
         found = tl.max(tl.join(-least, most), 0)
         tl.store(parts_ptr + (SLOTS + ends) * pieces + piece, tl.where(ends == 0, -found, found))
 
@@ -248,7 +247,7 @@ def _round_kernel(
     parts_ptr,  # [N, WORDS, pieces] float32
     arrivals_ptr,  # [N] int32: zeros between rounds
     own_ptr,  # [N, WORDS] float32
-    all_ptr,  # [ranks, N, WORDS] float32; of one rank: own_ptr
+    all_ptr,  # [ranks, N, WORDS] float32; own_ptr with one rank
     rank_stride,
     peers_ptr,
     calls_ptr,
@@ -257,7 +256,7 @@ def _round_kernel(
     from_bytes,
     rank,
     columns,
-    V,  # of the whole vocabulary
+    V,  # size of the whole vocabulary
     pieces,
     PIECES: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -265,14 +264,14 @@ def _round_kernel(
     MASKED: tl.constexpr,
     STOPS: tl.constexpr,
     FIRST: tl.constexpr,  # the token id of column 0
-    START: tl.constexpr,  # finds the range only
-    SWAP: tl.constexpr,  # exchanges with other ranks, too
+    START: tl.constexpr,  # only find the range
+    SWAP: tl.constexpr,  # also exchange with other ranks
     THREADS: tl.constexpr,
     N: tl.constexpr,
     ASM: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """The last of a row's programs to end adds up, exchanges and concludes."""
+    """Run a round. The last of a row's programs to finish sums, exchanges and computes the next state."""
     wait_for_previous(PDL)
     row = tl.program_id(1).to(tl.int64)
     state_ptr += row * STATE
@@ -292,7 +291,7 @@ def _round_kernel(
             stops_ptr, stops_stride, stop_stride, row, temperature, state_ptr, values_ptr, parts_ptr,
             columns, pieces, BLOCK, BLOCKS, MASKED, STOPS, START, FIRST,
         )  # fmt: skip
-        tl.debug_barrier()  # all threads have written before the program counts as arrived
+        tl.debug_barrier()  # all threads must have written before the program counts as finished
         if tl.atomic_add(arrivals_ptr + row, 1, sem="acq_rel") == tl.num_programs(0) - 1:
             tl.store(arrivals_ptr + row, 0)
             own = own_ptr + row * WORDS
@@ -325,7 +324,7 @@ def _conclude_kernel(
     START: tl.constexpr,
     N: tl.constexpr,
 ):
-    """After a round of several ranks without SWAP."""
+    """Compute the next state after a round of several ranks without SWAP."""
     row = tl.program_id(0).to(tl.int64)
     state_ptr += row * STATE
     if START:
@@ -340,7 +339,7 @@ def _conclude_kernel(
 
 
 def thresholds(logits: torch.Tensor, draws: SamplingInputs, forbidden: torch.Tensor) -> torch.Tensor:
-    """[N] float32: scores below are out; -inf for rows without a filter and for greedy ones.
+    """Return thresholds [N] float32 of the scores; -inf for rows without a filter and for greedy rows.
 
     logits [N, V] float32, ``forbidden`` as in ``Ops.sample``; ``draws`` has filters.
     """
@@ -356,9 +355,10 @@ def shared_thresholds(
     ranks: Communicator,
     exchange: RowExchange | None,
 ) -> torch.Tensor:
-    """``thresholds`` for ``logits`` of the ids from ``first`` on, of ``vocab``. All ranks get the same bits.
+    """``thresholds`` for ``logits`` of ids from ``first``, out of ``vocab`` ids. All ranks get the same bits.
 
-    ``forbidden`` and ``draws.allowed`` are of this rank's ids. Without ``exchange``, ``ranks`` gathers.
+    ``forbidden`` and ``draws.allowed`` cover this rank's ids. Without ``exchange``, ``ranks`` gathers the
+    numbers.
     """
     count, columns = logits.shape
     assert draws.filters is not None
