@@ -1,4 +1,4 @@
-"""Accounts: what the engine computes for each owner (API key), so that owners take turns.
+"""Accounts: the work that the engine does for each owner (API key), so that owners take turns.
 
 Prompts and the queue are ordered by ``served``: the tokens computed for an owner, divided by its weight (the
 virtual token counters of Sheng et al., OSDI 2024). The owner with the lowest value is next. An owner that

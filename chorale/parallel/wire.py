@@ -87,7 +87,7 @@ def _array_bytes(value: object) -> bytes:
 
 
 def _array(kind: object, data: bytes) -> IntArray | BoolArray:
-    """Returns an array that can be written to, as the engine's own."""
+    """Returns a writable array, like those of the engine."""
     if kind == BoolArray:
         return np.frombuffer(data, np.bool_).copy()
     return np.frombuffer(data, np.int32).copy()

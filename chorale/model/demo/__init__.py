@@ -31,8 +31,7 @@ def ensure_demo(progress: Progress | None = None, *, cache_dir: Path | None = No
 
     ``cache_dir``: default ``$XDG_CACHE_HOME/chorale``, else ``~/.cache/chorale``. A temporary folder is
     written and renamed, so that a crash leaves no incomplete checkpoint and processes may race. Raises
-    ``CheckpointError`` if the archive is not the one that was shipped, ``ConfigError`` if the folder cannot
-    be written.
+    ``CheckpointError`` if the archive's hash is wrong, ``ConfigError`` if the folder cannot be written.
     """
     folder = (cache_dir if cache_dir is not None else default_cache_dir()) / _NAME
     if not (folder / "config.json").exists():

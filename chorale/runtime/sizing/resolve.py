@@ -288,7 +288,7 @@ def _host_tier(
     """Return the sizes of the host memory tier, or None if it is not requested or useless."""
     sizes = host_tier_sizes(config, geometry, tokens)
     if sizes is not None:
-        beside = f"{sizes}; {gib(sizes.device_bytes)} of the device's for copies"
+        beside = f"{sizes}; {gib(sizes.device_bytes)} of device memory for copies"
         decide.decisions.append(Decision("kv_offloading_size", config.kv_offloading_size or 0, beside, False))
     elif config.kv_offloading_size:
         decide.notes.append("--kv-offloading-size has no effect without prefix caching")

@@ -1,7 +1,7 @@
 """The first kernel of a decode step: expands a few numbers per row into the model's inputs.
 
-There is one program for each row and cache group. The inputs have the block id of a row that reaches a new
-block: only this kernel appends to block tables during a decode step.
+There is one program for each row and cache group. The inputs contain the ids of new blocks: only this kernel
+appends to block tables during a decode step.
 """
 
 from __future__ import annotations
