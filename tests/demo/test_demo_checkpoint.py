@@ -90,7 +90,7 @@ def test_a_crash_leaves_no_half_checkpoint(tmp_path: Path, monkeypatch: pytest.M
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_place_that_cannot_be_a_folder_is_named(tmp_path: Path) -> None:
+def test_a_cache_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"file/chorale/demo-.*XDG_CACHE_HOME"):
         ensure_demo(cache_dir=tmp_path / "file" / "chorale")

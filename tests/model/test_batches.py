@@ -84,7 +84,7 @@ def test_shared_prefix_blocks(make_model: MakeModel) -> None:
     assert largest_difference(logits, expected[160:]) < ROUNDING
 
 
-def test_only_asked_rows_get_logits(make_model: MakeModel) -> None:
+def test_only_requested_rows_get_logits(make_model: MakeModel) -> None:
     model = make_model(make_config(**SMALL))
     runner = PagedRunner(model)
     sequence = Sequence(prompt(10))

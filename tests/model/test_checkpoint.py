@@ -196,7 +196,7 @@ def test_bad_index(folder: Path, content: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["red\n\x1b[31m", "a" * 100_000])
-def test_names_that_a_terminal_should_not_get(folder: Path, name: str) -> None:
+def test_unprintable_names_give_printable_messages(folder: Path, name: str) -> None:
     edit(folder, lambda tensors: tensors.update({name: torch.zeros(3)}), index=False)
     message = complaint(folder)
     assert message.isprintable()
@@ -238,7 +238,7 @@ def file_of(header: object, body: bytes) -> bytes:
         ([], "exactly"),
     ],
 )
-def test_header_lies(tmp_path: Path, entry: object, expected: str) -> None:
+def test_false_headers_are_refused(tmp_path: Path, entry: object, expected: str) -> None:
     path = tmp_path / "lie.safetensors"
     path.write_bytes(file_of({"weights": entry}, bytes(8)))
     with pytest.raises(CheckpointError, match=f"lie.safetensors: .*{expected}"):
@@ -399,7 +399,7 @@ def test_unaligned_tensors_are_read(tmp_path: Path) -> None:
     assert SafetensorsFile(path).tensor("b").tolist() == [1.5, -2.0]
 
 
-def test_big_experts_stay_in_the_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_experts_stay_views_of_the_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over the budget nothing of the experts is copied: their storage is the mapping itself."""
     monkeypatch.setattr("chorale.kernels.reference.moe.DECODED_BUDGET", 0)
     weights = load_weights(folder, CONFIG, select_ops("reference", "cpu"), device="cpu", dtype=torch.bfloat16)

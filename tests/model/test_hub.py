@@ -141,7 +141,7 @@ def test_offline_serves_the_cache_or_says_so(tmp_path: Path) -> None:
     assert "HF_HUB_OFFLINE" in missing["error"]
 
 
-def test_a_hub_that_is_not_reached_and_a_name_that_is_none(tmp_path: Path) -> None:
+def test_an_unreachable_hub_and_an_invalid_name_are_explained(tmp_path: Path) -> None:
     assert "cannot be reached" in resolve(tmp_path, HF_ENDPOINT="http://127.0.0.1:9")["error"]
     assert (
         "neither a folder nor a hub id" in resolve(tmp_path, "white space/model", HF_HUB_OFFLINE="1")["error"]

@@ -14,7 +14,7 @@ from tests.support.device.model import SMALL, MakeModel, prompt
 from tests.support.device.paged import PagedRunner
 
 
-def test_a_layer_reads_what_the_one_before_has_normed(make_model: MakeModel) -> None:
+def test_a_layer_uses_the_norm_of_the_previous_layer(make_model: MakeModel) -> None:
     model = make_model(make_config(**SMALL))
     read: list[bool] = []
 

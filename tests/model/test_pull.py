@@ -68,7 +68,7 @@ def test_pull_downloads_once_and_list_shows_it(tmp_path: Path) -> None:
     assert "inside the package" in shown
 
 
-def test_what_was_broken_off_is_listed_as_incomplete_and_goes_on(tmp_path: Path) -> None:
+def test_an_interrupted_download_is_listed_as_incomplete_and_resumes(tmp_path: Path) -> None:
     with FakeHub(REPOSITORY, FILES) as hub:
         assert chorale(tmp_path, "pull", REPOSITORY, HF_ENDPOINT=hub.url).returncode == 0
     (folder,) = (tmp_path / "hub").glob("models--*/snapshots/*")
@@ -120,7 +120,7 @@ def test_a_model_of_ours_may_have_any_name(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_nothing_is_pulled_that_is_here(tmp_path: Path) -> None:
+def test_complete_models_are_not_downloaded_again(tmp_path: Path) -> None:
     assert "ships inside the package: nothing to download" in chorale(tmp_path, "pull", "demo").stdout
     assert "is the folder" in chorale(tmp_path, "pull", str(tmp_path)).stdout
     done = chorale(tmp_path, "pull", "demo", "--revision", "main")
@@ -142,7 +142,7 @@ def test_short_names(short: str, full: str) -> None:
     check_family(full_name(short))  # asks nobody
 
 
-def test_a_folder_wins_over_a_short_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_takes_precedence_over_a_short_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert find_folder("gpt-oss-20b") is None
     (tmp_path / "gpt-oss-20b").mkdir()

@@ -85,7 +85,7 @@ def test_a_layers_scale_is_its_experts_largest(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_scale_that_is_none(folder: Path, value: float) -> None:
+def test_an_invalid_input_scale_is_refused(folder: Path, value: float) -> None:
     edit(folder, lambda t: t.update({EXPERT + "gate_up_proj.input_scale": torch.tensor(value)}))
     with pytest.raises(CheckpointError, match=r"layer 1: gate_up_proj.input_scale"):
         load(folder)

@@ -35,7 +35,7 @@ from chorale.serve.engine.ranks import Place, exchange_of, note_slow_exchange
 from tests.parallel.test_shared_model import ODD
 
 
-def test_a_library_that_does_not_close_is_left_alone() -> None:
+def test_a_library_that_does_not_close_in_time_is_left_running() -> None:
     never = threading.Event()
 
     def wait() -> None:
@@ -188,7 +188,7 @@ def gpu_place(rank: int, why: str = "") -> Place:
     return Place(device, hardware, Rank(make_shares(make_config(**ODD), 2)[rank], communicator))
 
 
-def test_an_exchange_that_is_slow_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_slow_exchange_is_noted_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     model, config = make_config(**ODD), EngineConfig(tensor_parallel_size=2)
     resolved = resolve(config, model, Hardware("cuda", "NVIDIA L40S", 48 * 2**30, 47 * 2**30))
     for rank in range(2):
@@ -207,7 +207,7 @@ def test_how_ranks_exchange() -> None:
     assert exchange_of(Place(alone, Hardware("cpu", "CPU", 1, 1)), is_over_peers=False) == ""
 
 
-def test_our_all_reduce_can_be_switched_off() -> None:
+def test_chorales_all_reduce_can_be_switched_off() -> None:
     rank = Rank(make_shares(make_config(**ODD), 2)[0], Silent(0, 2))
     ops = shared_ops(rank)
     assert ops.over_peers is not None

@@ -144,7 +144,7 @@ sys.exit(rank_process.main())
 """
 
 
-def test_a_rank_that_is_stuck_in_a_step_is_told_from_those_that_wait_for_it(
+def test_a_stuck_rank_is_distinguished_from_ranks_that_wait_for_it(
     odd: Path, private: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("chorale.serve.engine.ranks.RANK_COMMAND", (sys.executable, "-c", STUCK_RANK))
@@ -184,7 +184,7 @@ def test_a_rank_that_dies_while_the_engine_is_idle(odd: Path, private: Path) -> 
     core.shutdown()
 
 
-def test_an_engine_that_does_not_notice_is_told(odd: Path, private: Path) -> None:
+def test_an_engine_that_does_not_notice_a_loss_is_notified(odd: Path, private: Path) -> None:
     """A step may wait for a device for ever: then another thread ends the process."""
     lost: list[ChoraleError] = []
     config = EngineConfig(model=str(odd), tensor_parallel_size=2, num_threads=1, max_model_len=128)
@@ -360,7 +360,7 @@ def test_ranks_end_with_the_process_that_started_them(odd: Path, how: signal.Sig
 @pytest.mark.parametrize(
     ("size", "said"), [(3, "must be one of 1, 2, 4, 8"), (8, "too few columns|too few token ids")]
 )
-def test_a_number_of_ranks_that_cannot_be(tmp_path: Path, size: int, said: str) -> None:
+def test_an_impossible_number_of_ranks_is_refused(tmp_path: Path, size: int, said: str) -> None:
     folder = write_random_checkpoint(tmp_path / "m", make_config(**{**ODD, "inter": 4 * 64}), seed=3)
     before = children(os.getpid())
     with pytest.raises(ConfigError, match=said):

@@ -230,7 +230,7 @@ def test_whole_experts_by_rank(odd: Path, odd_cores: Cores) -> None:
         check_equal(run(ranks, requests), run(fresh(odd_cores)[0], requests))
 
 
-def test_a_head_on_each_rank_changes_nothing(wide: Path, wide_cores: Cores) -> None:
+def test_a_draft_head_on_each_rank_changes_no_token(wide: Path, wide_cores: Cores) -> None:
     """Every rank drafts by itself; their drafts must be the same."""
     kinds = {"hot", "filters", "penalties", "logprobs", "several"}
     requests = [each for each in common(random_prompt(30, seed=4)) if each.request_id in kinds]

@@ -98,7 +98,7 @@ def resolved_with(free: int) -> Resolved:
 @pytest.mark.parametrize(
     ("first", "second", "poorest"), [(RICH, POOR, 1), pytest.param(POOR, RICH, 0, marks=pytest.mark.slow)]
 )
-def test_all_ranks_hold_what_the_poorest_can(
+def test_all_ranks_size_their_pools_by_the_least_free_memory(
     odd: Path, first: int, second: int, poorest: int, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
@@ -130,7 +130,7 @@ esac
 """
 
 
-def test_ranks_that_are_alike_have_no_note(
+def test_ranks_with_equal_memory_have_no_note(
     odd: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their GPUs' links are those that nvidia-smi shows between these two, not those to others."""
@@ -149,7 +149,7 @@ def test_ranks_that_are_alike_have_no_note(
     assert pages[0] == pages[1] > 0
 
 
-def test_the_memory_of_all_ranks_is_that_of_the_poorest_gpu() -> None:
+def test_the_memory_of_all_ranks_is_the_least_of_any_gpu() -> None:
     gpus = [
         Hardware("cuda", "H200", 140, free, label=f"GPU {number}", uuid=f"GPU-{number}")
         for number, free in enumerate((100, 60, 110))

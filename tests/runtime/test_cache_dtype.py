@@ -37,7 +37,7 @@ def test_other_names_are_refused_with_a_reason(name: str, why: str) -> None:
         cache_dtype(name)
 
 
-def test_the_command_line_says_so_too() -> None:
+def test_the_command_line_refuses_other_names_too() -> None:
     assert merge(["demo", "--kv-cache-dtype", "fp8_e4m3"], {}).engine.kv_cache_dtype == "fp8_e4m3"
     with pytest.raises(ConfigError, match="fp8_e5m2: two bits"):
         merge(["demo", "--kv-cache-dtype", "fp8_e5m2"], {})

@@ -62,12 +62,12 @@ def check_worlds(
     return tally
 
 
-def test_drafts_change_nothing(devices: list[EngineCore]) -> None:
+def test_drafts_change_no_token(devices: list[EngineCore]) -> None:
     """Drafts of every kind with either block size."""
     check_worlds(devices, range(10), 20).check()
 
 
-def test_drafts_change_nothing_under_grammars(wide: list[EngineCore]) -> None:
+def test_drafts_change_no_token_under_grammars(wide: list[EngineCore]) -> None:
     tally = check_worlds(wide, range(10), 8, GRAMMARS)
     assert tally.accepted["right"] == tally.drafted["right"] > 20
     assert sum(tally.drafted.values()) > sum(tally.accepted.values())
@@ -76,12 +76,12 @@ def test_drafts_change_nothing_under_grammars(wide: list[EngineCore]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 1000, 50))
-def test_drafts_change_nothing_in_many_more(devices: list[EngineCore], first: int) -> None:
+def test_drafts_change_no_token_in_many_cases(devices: list[EngineCore], first: int) -> None:
     """20,000 requests in total."""
     check_worlds(devices, range(first, first + 50), 20).check()
 
 
 @pytest.mark.slow
-def test_drafts_change_nothing_under_grammars_in_many_more(wide: list[EngineCore]) -> None:
+def test_drafts_change_no_token_under_grammars_in_many_cases(wide: list[EngineCore]) -> None:
     """960 requests."""
     check_worlds(wide, range(10, 130), 8, GRAMMARS)

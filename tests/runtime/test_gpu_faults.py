@@ -156,7 +156,7 @@ class StandIn:
         return 100, 140
 
 
-def test_a_device_has_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_has_a_label(monkeypatch: pytest.MonkeyPatch) -> None:
     StandIn(monkeypatch, "NVIDIA H200", "NVIDIA H200")
     device = open_device("auto", rank=1, ranks=2)
     assert isinstance(device, CudaDevice)

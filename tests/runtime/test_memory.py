@@ -202,7 +202,7 @@ def test_a_cpu_gives_at_most_sixteen_gibibytes() -> None:
     assert size == pytest.approx(16 * GIB, rel=0.01)
 
 
-def test_a_length_that_nobody_asked_for_gives_way() -> None:
+def test_the_models_default_length_is_reduced_to_the_pool() -> None:
     found = decide(OSS_20B, cpu(20))
     assert 2 <= found.limits.max_model_len < 131072
     assert str(found.limits.max_model_len) in found.notes[0]
@@ -218,7 +218,7 @@ def test_more_log_probabilities_than_any_request_gets_are_a_note() -> None:
         assert "max_logprobs" in found.notes[-1]
 
 
-def test_a_length_that_was_asked_for_is_an_error_whose_ways_out_work() -> None:
+def test_a_requested_length_that_does_not_fit_names_working_remedies() -> None:
     asked = {"max_model_len": 131072}
     with pytest.raises(ConfigError, match=r"GiB more\. Pick one") as refused:
         decide(OSS_20B, cpu(18), **asked)
@@ -232,7 +232,7 @@ def test_a_length_that_was_asked_for_is_an_error_whose_ways_out_work() -> None:
         decide(OSS_20B, cpu(18), kv_cache_memory_bytes=int(enough[1]) - 10**6, **asked)
 
 
-def test_the_ways_out_are_those_of_what_decided_the_size() -> None:
+def test_the_remedies_depend_on_how_the_size_was_chosen() -> None:
     """An override counts before bytes and memory are looked at, and bytes before the share of the memory."""
     with pytest.raises(ConfigError, match="Pick one") as refused:
         decide(OSS_20B, H200, max_model_len=4096, num_gpu_blocks_override=20)
@@ -260,7 +260,7 @@ def test_a_pool_beyond_the_memory_is_refused(hardware: Hardware, asked: dict[str
         decide(OSS_20B, hardware, **asked)
 
 
-def test_no_room_at_all_is_an_error() -> None:
+def test_a_pool_without_blocks_is_an_error() -> None:
     with pytest.raises(ConfigError, match="the pool has 0"):
         decide(OSS_120B, cpu(16))
 
@@ -274,7 +274,7 @@ def test_no_room_at_all_is_an_error() -> None:
         ({"max_model_len": 200_000}, "131072"),
     ],
 )
-def test_what_cannot_run_is_refused_by_name(asked: dict[str, Any], word: str) -> None:
+def test_settings_that_cannot_run_are_refused_by_name(asked: dict[str, Any], word: str) -> None:
     with pytest.raises(ConfigError, match=word):
         decide(OSS_20B, H200, **asked)
 
@@ -293,7 +293,7 @@ def test_rows_beyond_the_vocabulary_are_refused() -> None:
         decide(replace(OSS_20B, vocab_size=201216), H200)
 
 
-def test_what_was_asked_for_is_kept() -> None:
+def test_requested_settings_are_kept() -> None:
     asked = {"block_size": 8, "max_num_seqs": 3, "max_num_batched_tokens": 99, "num_gpu_blocks_override": 77}
     limits = decide(TINY, cpu(8), max_model_len=100, async_scheduling=True, **asked).limits
     assert (limits.block_size, limits.max_num_seqs, limits.max_num_batched_tokens) == (8, 3, 99)

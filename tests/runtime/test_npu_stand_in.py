@@ -41,7 +41,7 @@ def exact() -> dict[str, Any]:
 @needs_backend
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_device_of_its_own_gives_the_tokens_of_a_cpu(ranks: int, exact: dict[str, Any]) -> None:
+def test_an_npu_gives_the_tokens_of_a_cpu(ranks: int, exact: dict[str, Any]) -> None:
     """Seeds, filters, a grammar, penalties and log-probabilities; of two ranks, over a group of "HCCL"."""
     options = json.dumps({"device": "npu", "tensor_parallel_size": ranks})
     done = subprocess.run(

@@ -104,7 +104,7 @@ def test_a_rank_of_several_has_its_share(capsys: pytest.CaptureFixture[str]) -> 
     assert tokens[2] > 4 * tokens[1]
 
 
-def test_a_number_of_ranks_that_cannot_be(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_impossible_number_of_ranks_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     code, shown = fit("gpt-oss-20b --gpu h100 --tensor-parallel-size 3", capsys)
     assert (code, "must be one of 1, 2, 4, 8" in shown) == (2, True)
     code, shown = fit("demo --device cpu --tensor-parallel-size 4", capsys)

@@ -86,7 +86,7 @@ def test_greedy_rows_have_no_threshold() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["all"])
-def test_what_is_sampled_was_kept(name: str) -> None:
+def test_sampled_tokens_pass_the_filters(name: str) -> None:
     count = 6
     logits, filters, temperature = rows_of([FILTERS[name]] * count, seed=3)
     keys = torch.from_numpy(row_keys(np.arange(count, dtype=np.uint64), np.arange(count)))

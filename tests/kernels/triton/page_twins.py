@@ -37,7 +37,7 @@ def same(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
 @pytest.mark.parametrize("shapes", SHAPES)
-def test_pages_go_and_return_as_they_were(shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype) -> None:
+def test_pages_return_unchanged(shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype) -> None:
     tensors = filled(shapes, dtype)
     before = [tensor.clone() for tensor in tensors]
     page_bytes = sum(tensor[0].nbytes for tensor in tensors)

@@ -124,7 +124,7 @@ def test_noise_is_resolved_in_its_tail() -> None:
 
 @pytest.mark.parametrize("vocab", [37, 5000])
 @pytest.mark.parametrize("filtered", [False, True])
-def test_what_a_grammar_allows(vocab: int, filtered: bool) -> None:
+def test_only_tokens_that_the_grammar_allows_are_sampled(vocab: int, filtered: bool) -> None:
     logits = torch.randn(7, vocab, generator=torch.Generator().manual_seed(vocab)) * 3
     best = logits.argmax(1).tolist()
     masks = {1: {3, 7, 8, 20}, 2: set(range(vocab)) - {best[2]}, 4: {vocab - 1}, 5: {0}, 6: set()}
@@ -140,7 +140,7 @@ def test_what_a_grammar_allows(vocab: int, filtered: bool) -> None:
 
 @pytest.mark.parametrize("vocab", [37, 5000])
 @pytest.mark.parametrize("filtered", [False, True])
-def test_stop_ids_that_come_too_early(vocab: int, filtered: bool) -> None:
+def test_early_stop_ids_are_not_sampled(vocab: int, filtered: bool) -> None:
     """Of rows that would have their best id, those that may not have it yet get another one."""
     logits = torch.randn(6, vocab, generator=torch.Generator().manual_seed(vocab)) * 3
     order = logits.argsort(1, descending=True)

@@ -188,7 +188,7 @@ def test_aux_tensors_without_aux_states(tmp_path: Path) -> None:
     assert "not a tensor of an EAGLE3 head without aux states" in complaint(file, tmp_path)
 
 
-def test_what_trainers_leave_in_a_file_is_not_read(tmp_path: Path) -> None:
+def test_leftover_tensors_of_trainers_are_not_read(tmp_path: Path) -> None:
     file = speculators()
     file.tensors["verifier_lm_head.weight"] = torch.zeros(3, 3)
     file.tensors["layers.0.self_attn.rotary_emb.inv_freq"] = torch.zeros(8)
@@ -230,7 +230,7 @@ def test_configurations_of_nothing(raw: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("junk", [7, -1, 1e40, "x", [], [1], {}, {"a": 1}, True, False])
 @pytest.mark.parametrize("style", [speculators, nvidia])
-def test_junk_in_any_place_is_refused_or_harmless(style: Callable[[], HeadFile], junk: object) -> None:
+def test_junk_in_any_field_is_refused_or_harmless(style: Callable[[], HeadFile], junk: object) -> None:
     whole = style().config
     for section in (None, "transformer_layer_config", "eagle_config", "rope_scaling", "speculators_config"):
         inner = whole if section is None else whole.get(section)

@@ -132,7 +132,7 @@ def test_draft_ids_are_differences(tmp_path: Path) -> None:
     )
 
 
-def test_an_embedding_that_is_the_target_s_is_not_stored_twice(tmp_path: Path) -> None:
+def test_an_embedding_equal_to_the_targets_is_shared(tmp_path: Path) -> None:
     file = files.specforge()
     folder = file.write(tmp_path)
     assert load(folder).weights.embedding is not EMBEDDING
@@ -184,7 +184,7 @@ def test_yarn() -> None:
         assert abs(float(table[19, dim // 2 + i]) - scale * math.sin(19 * frequency)) < 1e-5
 
 
-def test_what_was_assumed_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_assumed_boundaries_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "chorale.model.draft.load"):
         load(files.specforge().write(tmp_path / "mine"))
     expected = "1, 2, 3 read as layers: assumed, because the first is 1; states after 2, 3, 4 blocks"

@@ -51,13 +51,13 @@ def check_worlds(devices: list[EngineCore], seeds: Iterable[int]) -> None:
     assert 0 < happened["some right accepted"] < happened["some right drafted"]
 
 
-def test_drafts_of_the_device_change_nothing(devices: list[EngineCore]) -> None:
+def test_drafts_on_the_device_change_no_token(devices: list[EngineCore]) -> None:
     """Drafts of every kind; these worlds have hundreds of them, preemptions, and both block sizes."""
     check_worlds(devices, (8, 5, 6, 7))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(100, 600, 50))
-def test_drafts_of_the_device_change_nothing_in_many_more(devices: list[EngineCore], first: int) -> None:
+def test_drafts_on_the_device_change_no_token_in_many_cases(devices: list[EngineCore], first: int) -> None:
     """10,000 requests, on either path."""
     check_worlds(devices, range(first, first + 50))

@@ -101,7 +101,7 @@ def test_masks_allow_what_their_bits_say() -> None:
     cache.close()
 
 
-def test_masks_do_not_hold_what_was_in_their_memory_before() -> None:
+def test_masks_overwrite_the_previous_content_of_their_memory() -> None:
     cache = GrammarCache(MASK_WORDS * 32)
     found = []
     for before in (0, -1):

@@ -29,7 +29,7 @@ def test_penalties_after_the_history_has_grown(max_tokens: int | None) -> None:
     assert torch.allclose(logits, expected)
 
 
-def test_a_row_takes_no_memory_for_tokens_that_it_may_never_have() -> None:
+def test_a_history_grows_with_its_sequence() -> None:
     start = RowStart(0, np.array([5], dtype=np.int32), 1, SamplingSpec(repetition_penalty=1.5), 0, ())
     processors = LogitsProcessors(start, VOCAB, 131_072, torch.device("cpu"))
     assert len(processors._history) <= 1 + FIRST_ROOM

@@ -118,7 +118,7 @@ def test_sizes_waste_little(most: int) -> None:
     assert len(row_sizes(1024)) < 50
 
 
-def test_sizes_that_were_asked_for() -> None:
+def test_requested_capture_sizes_are_used() -> None:
     assert chosen_sizes((4, 1, 4, 900), 64) == (1, 4, 64)
     for wrong in ((), (0, 1), (-1,)):
         with pytest.raises(ConfigError, match="cudagraph-capture-sizes"):
@@ -380,7 +380,7 @@ def test_drafts_among_captured_steps(
     assert mixed_of(core).num_graphs > 0
 
 
-def test_a_busy_life(checkpoint: Path) -> None:
+def test_random_traffic_through_graphs_leaks_nothing(checkpoint: Path) -> None:
     core = graph_engine(checkpoint, num_gpu_blocks_override=70, max_model_len=256, max_num_batched_tokens=128)
     soak(core, 60, seed=1, memory=lambda: 0)
     assert core.stats().num_preemptions > 0

@@ -28,7 +28,7 @@ def loaded() -> tuple[GptOss, Resolved]:
     return load_model(folder, model_config, REFERENCE_OPS, resolved, device, lambda *_: None), resolved
 
 
-def test_the_same_start_tells_the_same(loaded: tuple[GptOss, Resolved]) -> None:
+def test_equal_starts_have_equal_keys(loaded: tuple[GptOss, Resolved]) -> None:
     model, resolved = loaded
     assert cache_key(model, resolved) == cache_key(model, resolved)
     more_pages = replace(resolved, limits=replace(resolved.limits, num_blocks=51))
@@ -36,19 +36,21 @@ def test_the_same_start_tells_the_same(loaded: tuple[GptOss, Resolved]) -> None:
 
 
 @pytest.mark.parametrize("name", ["max_num_seqs", "max_num_batched_tokens", "block_size", "max_model_len"])
-def test_another_limit_is_told(loaded: tuple[GptOss, Resolved], name: str) -> None:
+def test_another_limit_changes_the_key(loaded: tuple[GptOss, Resolved], name: str) -> None:
     model, resolved = loaded
     limits = replace(resolved.limits, **{name: getattr(resolved.limits, name) * 2})
     assert cache_key(model, resolved) != cache_key(model, replace(resolved, limits=limits))
 
 
 @pytest.mark.parametrize("change", [{"dtype": "float16"}, {"kv_dtype": "fp8"}, {"graph_rows": (1, 2)}])
-def test_another_type_or_graph_is_told(loaded: tuple[GptOss, Resolved], change: dict[str, object]) -> None:
+def test_another_type_or_graph_changes_the_key(
+    loaded: tuple[GptOss, Resolved], change: dict[str, object]
+) -> None:
     model, resolved = loaded
     assert cache_key(model, resolved) != cache_key(model, replace(resolved, **change))
 
 
-def test_weights_that_lie_differently_are_told(loaded: tuple[GptOss, Resolved]) -> None:
+def test_another_memory_layout_of_weights_changes_the_key(loaded: tuple[GptOss, Resolved]) -> None:
     model, resolved = loaded
     before, norm = cache_key(model, resolved), model.weights.final_norm
     twice = torch.cat((norm, norm))

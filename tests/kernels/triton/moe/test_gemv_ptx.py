@@ -58,7 +58,7 @@ def test_other_depths(group: int, groups: int, rounds: int) -> None:
         ("@both0 ld.global", "@next ld.global"),
     ],
 )
-def test_a_wrong_loop_is_found_out(right: str, wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_detects_a_wrong_loop(right: str, wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     text = loop_text(Loop(1, 1, 1, 3, 2, False))
     assert right in text
     monkeypatch.setitem(globals(), "loop_text", lambda _: text.replace(right, wrong))

@@ -20,7 +20,7 @@ def ask(
     return precompiler.submit(name, make or (lambda: kernel(name)), lambda found: cache.update({name: found}))
 
 
-def test_what_was_played_is_compiled_afterwards() -> None:
+def test_recorded_kernels_are_compiled_afterwards() -> None:
     precompiler, cache, begun = Precompiler(), {}, threading.Event()
     with precompiler.recording():
         for name in "abc":
@@ -35,7 +35,7 @@ def test_what_was_played_is_compiled_afterwards() -> None:
     assert (precompiler.num_kernels, precompiler.num_late) == (3, 0)
 
 
-def test_a_launch_waits_for_a_kernel_on_its_way() -> None:
+def test_a_launch_waits_for_a_kernel_that_is_being_compiled() -> None:
     precompiler, cache, go = Precompiler(), {}, threading.Event()
     with precompiler.recording():
         ask(precompiler, cache, "slow", lambda: go.wait(10) and kernel("slow"))
@@ -46,14 +46,14 @@ def test_a_launch_waits_for_a_kernel_on_its_way() -> None:
     assert precompiler.num_late == 0
 
 
-def test_a_kernel_that_nobody_played_is_compiled_and_counted() -> None:
+def test_an_unrecorded_kernel_is_compiled_at_its_launch_and_counted() -> None:
     precompiler, cache = Precompiler(), {}
     assert ask(precompiler, cache, "new").function == "new"
     assert cache["new"].function == "new"
     assert (precompiler.num_kernels, precompiler.num_late) == (0, 1)
 
 
-def test_what_does_not_compile_raises_where_it_is_launched() -> None:
+def test_a_kernel_that_does_not_compile_raises_at_its_launch() -> None:
     def fail() -> Any:
         raise RuntimeError("no such instruction")
 

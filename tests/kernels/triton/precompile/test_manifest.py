@@ -148,19 +148,19 @@ def is_written_soon(seconds: float = 5.0) -> bool:
     return CompileManifest(FACTS, GPU, ROOTS).is_valid()
 
 
-def test_a_start_whose_kernels_all_compile_is_known_to_the_next() -> None:
+def test_a_start_whose_kernels_all_compile_leaves_a_valid_manifest() -> None:
     compiler = play("a", "b", "c")
     compiler.throttle()  # what is not needed first is compiled beside steps
     assert is_written_soon()
     assert Precompiler().is_cached(FACTS, GPU, ROOTS)
 
 
-def test_a_start_in_which_a_kernel_fails_is_not() -> None:
+def test_a_failed_kernel_leaves_no_valid_manifest() -> None:
     play("a", fails=True).throttle()
     assert not is_written_soon(0.5)
 
 
-def test_a_start_that_was_not_played_to_its_end_is_not() -> None:
+def test_an_interrupted_recording_writes_no_manifest() -> None:
     compiler = Precompiler()
     assert not compiler.is_cached(FACTS, GPU, ROOTS)
     with compiler.recording():

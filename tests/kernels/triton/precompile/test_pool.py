@@ -129,7 +129,9 @@ class Refusing:
 
 
 @pytest.mark.parametrize("can_be_told", [True, False])
-def test_what_the_pool_does_not_do_is_done_here(can_be_told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_that_the_pool_fails_to_compile_are_compiled_here(
+    can_be_told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(compiling, "is_cached", lambda key, name: False)
     pool, cache = Refusing(), {}
     compiler = Precompiler(lambda: pool)  # type: ignore[arg-type, return-value]
