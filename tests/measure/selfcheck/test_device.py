@@ -23,7 +23,7 @@ from chorale.measure.selfcheck.device.kernels import check_kernels
 from chorale.measure.selfcheck.device.logprobs import check_logprobs, named_tokens
 from chorale.measure.selfcheck.device.reference import Reference
 from chorale.measure.selfcheck.device.sampling import check_sampling
-from chorale.measure.selfcheck.recorded import Position, Recording, Sequence
+from chorale.measure.selfcheck.recorded import Draw, Position, Recording, Sequence
 from chorale.model import gpt_oss
 from chorale.model.config_writer import make_config
 from chorale.model.demo import ensure_demo
@@ -223,6 +223,20 @@ def test_draws_are_those_that_the_noise_decides(folder: Path, recording: Recordi
     with engine_with(folder, REFERENCE_OPS) as core:
         found = check_sampling(machine_of(folder, recording=Recording(recording.sequences, draws(core))))
     assert "40 greedy tokens are the likeliest, and 288 tokens drawn by seed" in found.detail
+
+
+@pytest.mark.parametrize(("chosen", "words"), [(7, None), (200_013, "reserved")])
+def test_a_reserved_id_is_no_alternative_and_no_choice(chosen: int, words: str | None, folder: Path) -> None:
+    """Random weights may make a reserved id the likeliest one."""
+    positions = [Position(1, [chosen, 200_480, 9], [-2.0, -1.0, -3.0])]
+    drawn = Draw(1.0, 3, 0, [Position(1, [7, 200_480], [0.0, 90.0])])
+    recorded = Recording([Sequence("one", [5, chosen], 1, positions)], [drawn])
+    machine = machine_of(folder, recording=recorded)
+    if words is None:
+        assert check_sampling(machine).detail.startswith("1 greedy tokens")
+        return
+    with pytest.raises(Failed, match=words):
+        check_sampling(machine)
 
 
 def _temperature_twice(patch: pytest.MonkeyPatch) -> None:

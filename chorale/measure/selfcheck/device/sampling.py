@@ -15,10 +15,12 @@ import torch
 from chorale.kernels.reference.sampling.noise import gumbel_noise, row_keys, token_steps
 from chorale.measure.selfcheck.check import Failed, Found, Skipped
 from chorale.measure.selfcheck.device.machine import Machine
-from chorale.measure.selfcheck.recorded import Draw, Sequence
+from chorale.measure.selfcheck.recorded import Draw, Position, Sequence
+from chorale.runtime.sampling.sampler import RESERVED_IDS
 
 _SLACK = 1e-3  # of scores, by rounding
 _SIGMAS = 4.0
+_NEVER = frozenset(RESERVED_IDS)
 
 
 def check_sampling(machine: Machine) -> Found:
@@ -45,9 +47,18 @@ def check_sampling(machine: Machine) -> Found:
     return Found(detail, {"standard_deviations": sigmas})
 
 
+def _sampleable(position: Position) -> Position:
+    """Returns the position without ids that are never sampled. Random weights may make one of them likely."""
+    if position.token_ids[0] in _NEVER:
+        raise Failed(f"token {position.index} is {position.token_ids[0]}, which is reserved")
+    named = zip(position.token_ids, position.logprobs, strict=True)
+    ids, logprobs = zip(*(each for each in named if each[0] not in _NEVER), strict=True)
+    return Position(position.index, list(ids), list(logprobs))
+
+
 def _check_greedy(sequence: Sequence) -> int:
     """Returns the number of tokens that were chosen."""
-    decoded = [each for each in sequence.positions if each.index >= sequence.num_prompt]
+    decoded = [_sampleable(each) for each in sequence.positions if each.index >= sequence.num_prompt]
     for each in decoded:
         if each.logprobs[0] < max(each.logprobs) - _SLACK:
             raise Failed(
@@ -58,11 +69,11 @@ def _check_greedy(sequence: Sequence) -> int:
 
 def _check_draw(draw: Draw) -> Iterator[tuple[float, float]]:
     """Yields how much less likely than expected each token is, and the variance of that."""
-    count = len(draw.positions)
-    indices = np.array([position.index for position in draw.positions])
+    positions, count = [_sampleable(each) for each in draw.positions], len(draw.positions)
+    indices = np.array([position.index for position in positions])
     keys = torch.from_numpy(row_keys(np.full(count, draw.seed, np.uint64), indices))
-    steps = token_steps(1 + max(max(each.token_ids) for each in draw.positions), torch.device("cpu"))
-    for place, position in enumerate(draw.positions):
+    steps = token_steps(1 + max(max(each.token_ids) for each in positions), torch.device("cpu"))
+    for place, position in enumerate(positions):
         ids = torch.tensor(position.token_ids)
         scores = torch.tensor(position.logprobs, dtype=torch.float64) / draw.temperature
         noisy = scores + gumbel_noise(keys[place : place + 1], steps[ids])[0]
