@@ -32,7 +32,8 @@ from chorale.config.engine import ServerConfig, ToolConfig
 from chorale.harmony.vocab import load_vocabulary
 from chorale.jobs.runner import BatchRunner
 from chorale.jobs.service import BatchService, open_service
-from chorale.serve.http.app import make_services
+from chorale.machine.processes import quiet_collector
+from chorale.serve.http.app import COLLECTOR, make_services
 from chorale.serve.http.server import serve_app
 from chorale.store.store import ResponseStore, open_store
 from chorale.testing.scripted_client import Script, ScriptedClient
@@ -195,13 +196,14 @@ async def listening(
     )
     task = asyncio.create_task(serving)
     await asyncio.wait_for(ready.wait(), PATIENCE)
-    try:
-        yield Listening(port, stop, task)
-    finally:
-        await close_connections()
-        stop()
-        stop()
-        await asyncio.wait_for(task, PATIENCE)
+    with quiet_collector(COLLECTOR):
+        try:
+            yield Listening(port, stop, task)
+        finally:
+            await close_connections()
+            stop()
+            stop()
+            await asyncio.wait_for(task, PATIENCE)
 
 
 @contextlib.asynccontextmanager
