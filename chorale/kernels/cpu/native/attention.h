@@ -1,8 +1,8 @@
 // Rotary, the paged cache, and attention with sinks and windows.
 #pragma once
 
-constexpr int kKeys = 64;     // keys at once
-constexpr int kQueries = 8;   // queries that share the keys they read
+constexpr int kKeys = 64;     // keys processed at once
+constexpr int kQueries = 8;   // queries that are processed with the same keys
 
 template <class Number> void put(float value, Number* out);
 template <> inline void put(float value, float* out) { *out = value; }
@@ -49,11 +49,11 @@ void rotate_and_cache(const float* qkv, int64_t tokens, const float* rope, const
     });
 }
 
-// The queries of one task: consecutive positions of one sequence, and the heads that share a KV head.
+// The queries of one task: consecutive positions of one sequence, for the heads that share a KV head.
 struct Tile {
     const float* q;  // the first query of the first of these heads
     float* out;
-    int64_t position;  // of the first query
+    int64_t position;  // position of the first query
     int64_t num_positions;
 };
 
@@ -114,7 +114,7 @@ inline void add_values(const float* weights, const float* values, int64_t dim, i
         }
 }
 
-// Turns scores of keys first... into weights relative to the new maximum; returns what older sums shrink by.
+// Turns scores of keys first... into weights relative to the new maximum; returns the factor for older sums.
 inline float soften(float* scores, int64_t position, int64_t first, int64_t count, int64_t window, float& most,
                     float& total) {
     for (int64_t i = 0; i < kKeys; i++) {
@@ -152,14 +152,14 @@ void attend(const Number* kv, const float* sinks, const Step& step, const int32_
     for (int64_t i = 0; i < padded; i++) {
         const int64_t head = kv_head * group + i % group;
         most[i] = i < count ? sinks[head] : 0.0f;
-        total[i] = 1.0f;  // the sink's part
+        total[i] = 1.0f;  // the sink's weight
         if (i >= count) continue;
         const float* q = tile.q + (i / group) * step.heads * dim + (i % group) * dim;
         for (int64_t d = 0; d < dim; d++) queries[i * dim + d] = q[d] * scale;
     }
-    const int64_t end = tile.position + tile.num_positions;  // keys before it are seen
+    const int64_t end = tile.position + tile.num_positions;  // keys before this position are visible
     const int64_t begin = step.window > 0 && tile.position >= step.window ? tile.position - step.window + 1 : 0;
-    // From a multiple of kKeys on: a query's sums then have the same order in any tile.
+    // Starts at a multiple of kKeys, so that a query's sums have the same order in any tile.
     for (int64_t first = begin / kKeys * kKeys; first < end; first += kKeys) {
         const int64_t seen = end - first < kKeys ? end - first : kKeys;
         load_keys(kv, step, table, kv_head, first, begin, end, keys, values);
@@ -200,13 +200,13 @@ void attention(const float* q, const void* kv, int32_t element, const float* sin
     for (int64_t row = 0; row < step->num_rows; row++) {
         const int64_t tokens = step->query_start[row + 1] - step->query_start[row];
         const bool on_tiles = may_use_tiles && tokens >= kFewestPositions;
-        const int64_t at_once = on_tiles ? kTilePositions : 16;  // positions of a task
+        const int64_t at_once = on_tiles ? kTilePositions : 16;  // positions per task
         for (int64_t done = 0; done < tokens; done += at_once)
             parts.push_back({row, done, tokens - done < at_once ? tokens - done : at_once, on_tiles});
     }
     const auto& all = parts;
     chorale::parallel(static_cast<int64_t>(all.size()) * step->kv_heads, [&](long task) {
-        // The last parts of a prompt see the most keys: they come first.
+        // The last positions of a prompt see the most keys, so they come first.
         const Part& part = all[all.size() - 1 - static_cast<size_t>(task / step->kv_heads)];
         const int64_t kv_head = task % step->kv_heads, group = step->heads / step->kv_heads;
         const int64_t token = step->query_start[part.row] + part.position;

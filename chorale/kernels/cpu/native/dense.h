@@ -1,10 +1,11 @@
 // Dense products: packing, and out = norm(x) W^T + bias.
 #pragma once
 
-// Weights of one task: few stay in a core's cache for all tokens; many are one long stream for a few tokens.
+// Weights per task: few, so that they stay in a core's cache for all tokens; or many, as one long stream for
+// few tokens.
 constexpr int64_t kFewBytes = 96 * 1024, kManyBytes = 512 * 1024, kTasksOfThread = 16;
 
-// ``rows``: of all matrices of the job; ``tokens``: the most of one matrix.
+// ``rows``: rows of all matrices together; ``tokens``: the maximum of any matrix.
 inline int64_t rows_of_task(int64_t row_bytes, int64_t rows, int64_t tokens) {
     int64_t bytes = tokens > kTokens ? 0 : row_bytes * rows / (kTasksOfThread * chorale::Pool::shared().num_threads());
     bytes = bytes < kFewBytes ? kFewBytes : bytes > kManyBytes ? kManyBytes : bytes;
@@ -24,7 +25,7 @@ template <class Number> void pack_row(const Number* source, int64_t columns, uns
             const float size = std::fabs(values[i]);
             most = size > most || size != size ? size : most;
         }
-        // Rounded up, so that no quotient exceeds 127.
+        // The scale is rounded up, so that no quotient exceeds 127.
         uint16_t scale = to_bfloat16(most / 127.0f);
         if (to_float(scale) * 127.0f < most) scale++;
         scales[group] = scale;

@@ -2,15 +2,15 @@
 #pragma once
 
 struct Chosen {  // the tokens of one expert
-    int64_t expert, begin, count;  // begin: among all pairs, by expert and then by token
+    int64_t expert, begin, count;  // begin: index among all pairs, sorted by expert and then by token
 };
 
 struct Pairs {
     std::vector<Chosen> chosen;
-    std::vector<int64_t> tokens;  // of each pair
+    std::vector<int64_t> tokens;  // token of each pair
     std::vector<float> gates;
 
-    int64_t most() const {  // tokens of an expert
+    int64_t most() const {  // maximum number of tokens per expert
         int64_t found = 0;
         for (const Chosen& one : chosen) found = one.count > found ? one.count : found;
         return found;
@@ -29,7 +29,7 @@ struct Pairs {
         tokens.resize(static_cast<size_t>(begins.back()));
         gates.resize(tokens.size());
         for (int64_t i = 0; i < num_tokens * top_k; i++) {
-            if (ids[i] < 0 || ids[i] >= num_experts) continue;  // adds nothing
+            if (ids[i] < 0 || ids[i] >= num_experts) continue;  // not an expert
             const auto place = static_cast<size_t>(begins[static_cast<size_t>(ids[i])]++);
             tokens[place] = i / top_k;
             gates[place] = given[i];
@@ -85,7 +85,7 @@ void down_rows(const Experts& experts, const Pairs& pairs, const typename Rows::
     });
 }
 
-// Calls ``act(x)`` with the inputs of ``places``, of the kind that ``Rows`` reads.
+// Calls ``act(x)`` with the inputs of ``places`` in the format that ``Rows`` reads.
 template <class Rows, class Act> void with_inputs(const Inputs& inputs, int64_t count, const int64_t* places, const Act& act) {
     static thread_local Space<typename Rows::Input> space;
     typename Rows::Input* x = space.take(count);

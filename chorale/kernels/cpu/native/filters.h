@@ -1,11 +1,11 @@
-// top_k, top_p and min_p as one threshold on a row's scores: kernels/reference/filters.py defines them. Scores
-// are counted by their distance from the best; then one bin at most is sorted for each filter.
+// top_k, top_p and min_p as one threshold on a row's scores, as defined by kernels/reference/sampling/filters.py.
+// Scores are counted in bins by their distance from the best; then at most one bin is sorted for each filter.
 #pragma once
 
-constexpr float kLowest = -3.40282347e38f;  // a threshold that keeps all that can be drawn
+constexpr float kLowest = -3.40282347e38f;  // a threshold that keeps every token that can be drawn
 constexpr int kBins = 2048;
-constexpr float kRange = 32.0f;        // of scores; the last bin has all that are lower
-constexpr int64_t kCounted = 4 * 8192;  // columns of one task: a sum does not depend on the number of threads
+constexpr float kRange = 32.0f;        // range of scores; the last bin has all lower scores
+constexpr int64_t kCounted = 4 * 8192;  // columns per task, whatever the number of threads
 
 struct Filters {
     float top_k, top_p, min_p;
@@ -19,7 +19,7 @@ struct Bin {
     int64_t count = 0;
 };
 
-struct Scores {  // of a row, in units of the noise; -inf: cannot be drawn
+struct Scores {  // scores of a row, in units of the noise; -inf: cannot be drawn
     const float* at;
     int64_t count;
     float best;
@@ -60,7 +60,7 @@ struct Scores {  // of a row, in units of the noise; -inf: cannot be drawn
             }
     }
 
-    // The scores of a bin that are at least ``floor``, the highest first.
+    // The scores of a bin that are at least ``floor``, in descending order.
     void sort(int bin, float floor, std::vector<float>& found) const {
         found.clear();
         for (int64_t i = 0; i < count; i++)
@@ -68,7 +68,7 @@ struct Scores {  // of a row, in units of the noise; -inf: cannot be drawn
         std::sort(found.begin(), found.end(), [](float a, float b) { return a > b; });
     }
 
-    // Scores below it are not drawn.
+    // Returns the threshold below which scores are not drawn.
     float threshold(const Filters& filters) const {
         float found = kLowest;
         if (best == -INFINITY) return found;
@@ -90,17 +90,17 @@ struct Scores {  // of a row, in units of the noise; -inf: cannot be drawn
                 sort(bin, -INFINITY, sorted);
                 return sorted[static_cast<size_t>(k > 0 ? k - 1 : 0)];
             }
-        return kLowest;  // fewer than k can be drawn
+        return kLowest;  // fewer than k tokens can be drawn
     }
 
-    // The most likely whose mass reaches ``top_p`` of the mass at or above ``floor``.
+    // Keeps the most likely tokens until their mass reaches ``top_p`` of the mass at or above ``floor``.
     float nucleus(const Bin* bins, float top_p, float floor, std::vector<float>& sorted) const {
         const int last = bin_of(floor);
         double whole = 0.0, before = 0.0;
         for (int bin = 0; bin < last; bin++) whole += bins[bin].mass;
         if (floor == kLowest) {
             whole += bins[last].mass;
-        } else {  // a part of the bin
+        } else {  // only some scores of the bin
             sort(last, floor, sorted);
             for (const float score : sorted) whole += static_cast<double>(mass_of(score));
         }

@@ -1,4 +1,4 @@
-// Inputs of matrix products, in the order in which a kernel reads them.
+// Inputs of matrix products, in the order in which kernels read them.
 #pragma once
 #include <vector>
 
@@ -8,8 +8,8 @@ constexpr int kBlocks = Isa::kBlocks;
 inline int64_t num_groups(int64_t columns) { return (columns + kGroup - 1) / kGroup; }
 inline int64_t num_steps(int64_t columns) { return (num_groups(columns) + kBlocks - 1) / kBlocks; }
 
-// Inputs rounded to 8 bits, for one step of kBlocks blocks. ``lo`` and ``hi``: even and odd elements, as the
-// halves of MXFP4's bytes. ``start``: what the offset of unsigned weights adds to a sum, negated.
+// Inputs rounded to 8 bits, for one step of kBlocks blocks. ``lo`` and ``hi``: even and odd elements, like
+// the halves of MXFP4's bytes. ``start``: the negated sum that the offset of unsigned weights adds.
 struct alignas(64) RoundedStep {
     signed char lo[16 * kBlocks], hi[16 * kBlocks];
     int start[4 * kBlocks];
@@ -22,7 +22,7 @@ inline void round_block(const float* x, int64_t count, int offset, int block, Ro
         const float size = std::fabs(x[i]);
         largest = size > largest || size != size ? size : largest;
     }
-    const bool is_finite = largest - largest == 0.0f;  // else all products of the block are NaN
+    const bool is_finite = largest - largest == 0.0f;  // otherwise all products of the block are NaN
     const float scale = is_finite ? largest / 127.0f : NAN, inverse = largest > 1e-30f ? 127.0f / largest : 0.0f;
     alignas(64) int rounded[kGroup] = {};
     for (int64_t i = 0; i < count && is_finite; i++) rounded[i] = static_cast<int>(x[i] * inverse + 12582912.0f - 12582912.0f);
@@ -49,7 +49,7 @@ inline void round_row(const float* x, int64_t columns, int offset, RoundedStep* 
     }
 }
 
-// For exact products with MXFP4: of each block, its 16 even and then its 16 odd elements.
+// For exact products with MXFP4: for each block, its 16 even and then its 16 odd elements.
 inline void part_row(const float* x, int64_t columns, float* out) {
     for (int64_t group = 0; group < num_groups(columns); group++)
         for (int i = 0; i < kGroup; i++) {
@@ -72,7 +72,7 @@ inline void norm_row(const float* x, int64_t columns, const float* weight, float
     for (; i < columns; i++) out[i] = x[i] * factor * weight[i];
 }
 
-// Memory that a thread keeps between ops: fresh pages would cost more than the arithmetic.
+// Memory that a thread keeps between ops: newly allocated pages would cost more than the arithmetic.
 template <class T> class Space {
   public:
     T* take(int64_t count) {
@@ -95,7 +95,7 @@ template <class T> class Space {
 // The inputs of one product for all tokens.
 class Inputs {
   public:
-    // One task per token or more: ``row(token)`` returns a row of ``columns`` floats.
+    // Uses at least one task per token. ``row(token)`` returns a row of ``columns`` floats.
     template <class Row> void fill(int64_t tokens, const Matrix& weight, const Row& row) {
         columns_ = weight.columns;
         is_rounded_ = !weight.exact;

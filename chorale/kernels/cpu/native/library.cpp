@@ -1,4 +1,4 @@
-// What Python calls (by ctypes), and the choice of the instruction set.
+// The functions that Python calls (by ctypes), and the choice of the instruction set.
 #include <cstring>
 #include <vector>
 
@@ -40,7 +40,8 @@ bool has_avx512() {
            __builtin_cpu_supports("avx512vnni");
 }
 
-// Linux gives a process the tiles' state when it asks (since 5.16), for all its threads and forks; it may refuse.
+// Since 5.16, a process must request the tiles' state from Linux, which may refuse. It applies to threads and
+// forks.
 bool may_use_tiles() {
 #if defined(__linux__) && defined(SYS_arch_prctl)
     constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
@@ -78,7 +79,7 @@ struct Choice {
     bool (*is_there)();
 };
 
-const Choice kChoices[] = {  // the fastest first
+const Choice kChoices[] = {  // in order of speed, the fastest first
 #if defined(HAS_AMX)
     {&chorale::table_amx, has_amx},
 #endif
@@ -105,16 +106,17 @@ extern "C" {
 
 #define EXPORT __attribute__((visibility("default")))
 
-EXPORT const char* chorale_cpu_sources() { return SOURCES; }  // what this was built from; library.py compares
+EXPORT const char* chorale_cpu_sources() { return SOURCES; }  // digest of the sources, which library.py compares
 
-// The best instruction set that this processor has, or the one of that name. Null: it has no such one.
+// Returns the processor's best instruction set, or the named one. Null: the processor does not support it.
 EXPORT const Table* chorale_cpu_table(const char* name) {
     for (const Choice& each : kChoices)
         if ((name == nullptr || std::strcmp(name, each.table->name) == 0) && each.is_there()) return each.table;
     return nullptr;
 }
 
-// cpus [count]: the processor that each thread stays on, but for the first, which is the caller's. Null: any.
+// cpus [count]: the processor of each thread, except the first, which is the caller's thread. Null: not
+// bound.
 EXPORT void chorale_cpu_threads(int count, const int* cpus) {
     count = count < 1 ? 1 : count;
     chorale::Pool::shared().resize(count, cpus == nullptr ? std::vector<int>() : std::vector<int>(cpus, cpus + count));

@@ -43,14 +43,14 @@ void bind_to(int cpu) {
 
 }  // namespace
 
-// A thread that wakes up late must neither hold up a job whose tasks are done nor take a task of the next job
-// for one of its own. So the counter of tasks contains the job's number, and a job ends with its last task,
-// whether or not all threads have noticed it.
+// A thread that wakes up late must neither delay a job whose tasks are done nor mistake a task of the next
+// job for one of the old job. So the task counter contains the job's number, and a job ends with its last
+// task, whether or not all threads have noticed the job.
 struct Pool::Threads {
     std::vector<std::thread> threads;
     std::mutex mutex, sleep;
     std::condition_variable wake;
-    alignas(64) std::atomic<uint64_t> next{0};  // number of the job << 32 | its next task
+    alignas(64) std::atomic<uint64_t> next{0};  // job number << 32 | next task
     alignas(64) std::atomic<long> done{0};
     std::atomic<Body> body{nullptr};
     std::atomic<void*> context{nullptr};
@@ -67,7 +67,7 @@ struct Pool::Threads {
         std::atomic_thread_fence(std::memory_order_acquire);
         uint64_t place = next.load(std::memory_order_relaxed);
         while (place >> 32 == number && (place & 0xFFFFFFFF) < end) {
-            // Succeeds only while the job is this one, so what was read above belongs to it.
+            // Succeeds only if the job is still the same, so the values read above belong to it.
             if (!next.compare_exchange_weak(place, place + 1, std::memory_order_acq_rel)) continue;
             run(with, static_cast<long>(place & 0xFFFFFFFF));
             done.fetch_add(1, std::memory_order_release);
@@ -100,7 +100,7 @@ struct Pool::Threads {
 
     uint64_t publish(Body run, void* with, long count) {
         const uint64_t before = number(), made = (before + 1) & 0xFFFFFFFF;
-        next.store(before << 32 | 0xFFFFFFFF, std::memory_order_release);  // the last job has no task any more
+        next.store(before << 32 | 0xFFFFFFFF, std::memory_order_release);  // no tasks are left
         body.store(run, std::memory_order_relaxed);
         context.store(with, std::memory_order_relaxed);
         num_tasks.store(count, std::memory_order_relaxed);
@@ -141,7 +141,7 @@ void Pool::resize(int num_threads, const std::vector<int>& cpus) {
     if (threads_ != nullptr && !is_forked) {
         std::lock_guard busy(threads_->mutex);
         threads_->end();
-    }  // after a fork the threads are gone, and their memory is left alone
+    }  // after a fork the threads are gone; their memory is not freed
     threads_ = new Threads;
     threads_->start(num_threads, cpus);
     num_threads_ = num_threads;
@@ -156,7 +156,7 @@ void Pool::run(Body body, void* context, long num_tasks) {
         mine = std::unique_lock(threads->mutex, std::try_to_lock);
     if (mine.owns_lock()) {
         threads->run(body, context, num_tasks);
-    } else {  // another thread of this process computes: this one works alone
+    } else {  // another thread uses the pool: compute in this thread alone
         for (long task = 0; task < num_tasks; task++) body(context, task);
     }
 }

@@ -1,5 +1,5 @@
-// Threads that work on one op at a time. Tasks are taken from a shared counter, so a thread that the system
-// has suspended holds up one task only. Which thread does a task never changes its result.
+// Threads that work on one op at a time. They take tasks from a shared counter, so a thread that the system
+// suspends delays one task only. A task's result does not depend on the thread that runs it.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -13,7 +13,7 @@ class Pool {
     using Body = void (*)(void* context, long task);
     void run(Body body, void* context, long num_tasks);
 
-    // Threads that take part from now on, the caller's included. cpus: the processor of each, or none.
+    // Sets the number of threads, including the caller's. cpus: the processor of each thread, or empty.
     void resize(int num_threads, const std::vector<int>& cpus);
     int num_threads() const { return num_threads_; }
 

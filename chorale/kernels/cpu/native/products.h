@@ -1,9 +1,9 @@
-// Rows of a matrix times rows of inputs: R weights rows and M tokens at a time stay in registers.
+// Rows of a matrix times rows of inputs: R rows of weights and M tokens at a time stay in registers.
 #pragma once
 
-// Weights are asked for ahead, into the second cache, in the order of their addresses whatever the order of the
-// products: processors follow one rising stream best. Into the first cache, or by rows, a fifth slower with one
-// token (Granite Rapids, two threads).
+// Weights are prefetched into the L2 cache, by ascending address regardless of the order of the products,
+// because processors handle one ascending stream best. Prefetching into L1, or by rows, is a fifth slower
+// with one token (Granite Rapids, two threads).
 constexpr int64_t kAheadBytes = 16384;
 inline void prefetch(const void* at) { __builtin_prefetch(at, 0, 2); }
 
@@ -13,7 +13,7 @@ struct Decoded {
     Isa::Floats scale;
 };
 
-struct Mxfp4 {  // the rows of a matrix, from row ``first`` on
+struct Mxfp4 {  // the rows of a matrix, beginning with row ``first``
     const unsigned char *blocks, *scales;
     int64_t groups;
 
@@ -41,7 +41,7 @@ struct Mxfp4Rows : Mxfp4 {
         found.scale = Isa::scales4(scales + place);
         return found;
     }
-    Decoded last(int64_t row) const {  // fewer than kBlocks blocks: nothing behind the row is read
+    Decoded last(int64_t row) const {  // fewer than kBlocks blocks: reads nothing beyond the row
         const int64_t place = row * groups + full_steps() * kBlocks;
         unsigned char few[kBlocks] = {};
         for (int i = 0; i < rest(); i++) few[i] = scales[place + i];
@@ -56,7 +56,7 @@ struct Mxfp4Rows : Mxfp4 {
     static constexpr float kFactor = 0.5f;  // decoded values are doubled
 };
 
-// Rows as ``pack_row`` has written them: bytes of all steps, then bfloat16 scales.
+// Rows in the format of ``pack_row``: bytes of all steps, then bfloat16 scales.
 struct Int8Rows {
     using Input = const RoundedStep*;
     const unsigned char* data;
@@ -106,8 +106,8 @@ inline void add_step(const Decoded (&weights)[R], const RoundedStep* const* x, i
 #if defined(__ARM_FEATURE_MATMUL_INT8)
 constexpr int kRows = 4;  // at once, of several tokens
 
-// out[r][m] = row ``row + r`` of the weights times token m. A single row or token is paired with itself or with
-// zeros, so its sum does not depend on what is computed beside it.
+// out[r][m] = row ``row + r`` of the weights times token m. A single row or token is paired with itself or
+// with zeros, so its sum does not depend on other rows or tokens.
 template <int R, int M, class Rows>
 inline void multiply(const Rows& rows, int64_t row, const RoundedStep* const* x, float (&out)[R][M]) {
     constexpr int kRowPairs = (R + 1) / 2, kTokenPairs = (M + 1) / 2;
@@ -224,9 +224,9 @@ inline void multiply(const Rows& rows, int64_t row, const float* const* x, float
     }
 }
 
-constexpr int kTokens = 4;  // at once
+constexpr int kTokens = 4;  // processed at once
 
-// sink(row, place, value) for rows [begin, end) and all tokens, of which x[place] are the inputs.
+// Calls sink(row, place, value) for rows [begin, end) and all tokens, whose inputs are x[place].
 template <int R, int M, class Rows, class Sink>
 inline void multiply_some(const Rows& rows, int64_t begin, int64_t end, const typename Rows::Input* x, int64_t place,
                           const Sink& sink) {

@@ -1,4 +1,4 @@
-// Norm, router, the best experts and their gates.
+// Norm, router, choice of experts and their gates.
 #pragma once
 
 void route(const float* x, int64_t tokens, int64_t hidden, const float* norm, float eps, const float* weight,

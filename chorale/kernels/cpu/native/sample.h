@@ -1,10 +1,10 @@
-// One token a row: temperature, masks and Gumbel noise, as kernels/reference/{sampling,noise}.py define them.
+// Samples one token per row: temperature, masks and Gumbel noise as in kernels/reference/sampling.
 #pragma once
 
-// log v for v > 0 and normal, within 2 units of the last place.
+// log v for normal v > 0, within 2 units in the last place.
 inline Floats log(Floats v) {
     Ints bits = reinterpret_cast<Ints>(v);
-    const Ints shifted = bits - 0x3F3504F3;  // of sqrt(1/2)
+    const Ints shifted = bits - 0x3F3504F3;  // bits of sqrt(1/2)
     const Ints power = shifted >> 23;
     bits = (shifted & 0x007FFFFF) + 0x3F3504F3;
     const Floats x = reinterpret_cast<Floats>(bits) - 1.0f, e = __builtin_convertvector(power, Floats);
@@ -44,13 +44,13 @@ inline Floats gumbel(Words x, uint32_t a, uint32_t b) {  // x: token ids
 }
 
 struct Best {
-    float score = -INFINITY, most = -INFINITY;  // most: of the raw logits
+    float score = -INFINITY, most = -INFINITY;  // most: maximum of the raw logits
     int64_t token = 0;
     bool is_bad = false;  // some raw logit is NaN or +inf
 };
 
 struct Draw {
-    const float* logits;               // of the row
+    const float* logits;               // the row's logits
     const unsigned char* forbidden;    // [V]
     const unsigned char* allowed;      // [V / 8] bits, lowest first; null: all
     const int32_t* early_stops;        // kEarlyStops ids, or null
@@ -59,10 +59,10 @@ struct Draw {
 };
 
 constexpr int kEarlyStops = 8;
-constexpr int64_t kColumns = 8192;  // of one task
+constexpr int64_t kColumns = 8192;  // columns per task
 
-// Copies the logits of [begin, end) to ``scores``, without what the row may not have, over its temperature.
-// Behind them are -inf, up to whole vectors.
+// Copies the logits of [begin, end) to ``scores``, divided by the temperature, with -inf for tokens that the
+// row may not have. Pads with -inf to whole vectors.
 inline Best prepare(const Draw& draw, int64_t begin, int64_t end, float* scores) {
     const int64_t count = end - begin, padded = (count + kLanes - 1) / kLanes * kLanes;
     std::memcpy(scores, draw.logits + begin, static_cast<size_t>(count) * sizeof(float));
@@ -111,7 +111,7 @@ void find_best(const Draw& draw, const float* scores, int64_t begin, int64_t end
         }
 }
 
-inline void add(Best& best, const Best& part) {  // part: of higher ids
+inline void add(Best& best, const Best& part) {  // part: from higher ids
     best.is_bad = best.is_bad || part.is_bad;
     best.most = part.most > best.most ? part.most : best.most;
     if (part.score > best.score) {
@@ -127,7 +127,7 @@ template <class Act> void each_part(int64_t columns, Best* parts, const Act& act
     });
 }
 
-// Fills ``parts`` for a row with filters.
+// Fills ``parts`` of a row with filters.
 inline void filter(const Draw& draw, const Filters& filters, int64_t columns, Best* parts) {
     static thread_local Space<float> space;
     float* scores = space.take(columns + kLanes);
@@ -185,6 +185,6 @@ void sample(const Sampling* given, int64_t* out) {
         Best best;
         for (int64_t i = 0; i < tasks; i++) add(best, found[row * tasks + i]);
         const bool is_finite = !best.is_bad && best.most > -INFINITY;
-        out[row] = !is_finite ? -1 : best.score == -INFINITY ? -2 : best.token;  // the reasons of kernels/ops.py
+        out[row] = !is_finite ? -1 : best.score == -INFINITY ? -2 : best.token;  // the codes in kernels/ops.py
     }
 }

@@ -7,18 +7,18 @@ namespace chorale {
 
 enum Element : int32_t { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2, kMxfp4 = 3 };
 
-// A matrix [N, K]. kInt8: as ``pack`` has written it. kMxfp4: blocks [N, K / 32, 16], scales [N, K / 32].
+// A matrix [N, K]. kInt8: in the format of ``pack``. kMxfp4: blocks [N, K / 32, 16], scales [N, K / 32].
 struct Matrix {
     const void* data;
     const void* scales;
     const void* bias;  // [N] float32, or null
     int64_t rows, columns;
     int32_t element;
-    int32_t exact;  // inputs stay float32; 0: they are rounded to 8 bits in blocks of 32
+    int32_t exact;  // 1: inputs stay float32; 0: they are rounded to 8 bits in blocks of 32
 };
 
 struct Experts {  // kMxfp4, or dense
-    Matrix gate_up;  // [E, 2 I, H]; rows alternate gate, up. ``rows``: of one expert
+    Matrix gate_up;  // [E, 2 I, H]; rows alternate gate, up. ``rows``: rows per expert
     Matrix down;     // [E, H, I]
     int64_t num_experts;
     float limit, alpha;
@@ -30,7 +30,7 @@ struct Step {  // the sequences of a step, for one group of layers
     const int32_t* block_table;   // [R, width]
     const int64_t* slots;         // [T]
     int64_t num_rows, width, block_size;
-    int64_t heads, kv_heads, head_dim, window;  // window 0: none
+    int64_t heads, kv_heads, head_dim, window;  // window 0: no window
     int64_t rounded;                            // queries and weights may be rounded to bfloat16
 };
 
@@ -48,7 +48,7 @@ struct Sampling {  // rows of logits; ``SamplingInputs`` in kernels/ops.py
 
 struct Table {
     const char* name;
-    int64_t (*packed_bytes)(int64_t columns);  // of a row of an int8 matrix
+    int64_t (*packed_bytes)(int64_t columns);  // size of a row of an int8 matrix
     void (*pack)(const void* source, int32_t element, int64_t rows, int64_t columns, void* out);
     // out [T, N] = norm(x) W^T + bias, or out += that. norm may be null.
     void (*linear)(const float* x, int64_t tokens, const float* norm, float eps, const Matrix* weight, float* out,
@@ -62,7 +62,7 @@ struct Table {
                   int64_t* ids, float* gates);
     void (*moe)(const float* normed, int64_t tokens, int64_t hidden, const int64_t* ids, const float* gates,
                 int64_t top_k, const Experts* experts, float* x);
-    void (*sample)(const Sampling* given, int64_t* out);  // out [N]: ids, or the reasons of kernels/ops.py
+    void (*sample)(const Sampling* given, int64_t* out);  // out [N]: ids, or the codes in kernels/ops.py
 };
 
 }  // namespace chorale

@@ -1,14 +1,14 @@
-// Attention of many queries on tiles: scores and weights lie transposed, a query in each lane, so that neither the
-// softmax nor the second product moves numbers between lanes.
+// Attention of many queries on tiles. Scores and weights are transposed, one query per lane, so that neither
+// the softmax nor the second product moves numbers between lanes.
 #pragma once
 
-constexpr int64_t kFewestPositions = 9;   // of a sequence in a step: with fewer, AVX-512
-constexpr int64_t kTilePositions = 32;    // of a task
+constexpr int64_t kFewestPositions = 9;   // of a sequence in a step; fewer use AVX-512
+constexpr int64_t kTilePositions = 32;    // positions per task
 constexpr int64_t kKeySteps = kKeys / kGroup;
 
 inline bool fits_tiles(const Step& step) { return step.rounded != 0 && step.head_dim % (4 * kTile) == 0; }
 
-struct Pages {  // kKeys keys and values of a KV head, zeros where there are none
+struct Pages {  // kKeys keys and values of a KV head, padded with zeros
     uint16_t* keys;    // [key][dim]
     uint16_t* values;  // [tile of dim][step of 32 keys][dim][key]
 };
@@ -56,11 +56,11 @@ inline void load_pages(const uint16_t* kv, const Step& step, const int32_t* tabl
 
 // Sixteen queries: consecutive heads of a group, then the next position.
 struct Queries {
-    const uint16_t* packed;  // as ``pack_tile`` writes them, in units of log2
+    const uint16_t* packed;  // in the format of ``pack_tile``, in units of log2
     float* sums;             // [dim][query]
     __m512 most, total;
     __m512i position;
-    int64_t lowest, highest;  // position
+    int64_t lowest, highest;  // positions of the queries
 };
 
 inline void multiply_keys(const Queries& queries, const uint16_t* keys, int64_t dim, float* scores) {
@@ -93,7 +93,7 @@ inline void hide_keys(const Queries& queries, int64_t first, int64_t window, flo
     }
 }
 
-// Turns scores [key][query] into weights [step][pair of keys][query][2]; returns what older sums shrink by.
+// Turns scores [key][query] into weights [step][pair of keys][query][2]; returns the factor for older sums.
 inline __m512 soften(Queries& queries, const float* scores, uint16_t* weights) {
     __m512 tops[4] = {queries.most, queries.most, queries.most, queries.most};
     for (int64_t i = 0; i < kKeys; i += 4)
@@ -145,7 +145,7 @@ inline void add_weighted(const Queries& queries, __m512 factor, const uint16_t* 
     order_memory();
 }
 
-// A tile's ``count`` queries from number ``from`` on; ``scaled`` is memory for their floats.
+// Packs ``count`` queries of a tile, beginning with number ``from``; ``scaled`` is memory for their floats.
 inline Queries take_queries(const float* sinks, const Step& step, int64_t kv_head, const Tile& tile, int64_t from,
                             int64_t count, float* scaled, uint16_t* packed, float* sums) {
     constexpr float kLog2E = 1.44269504088896341f;
@@ -200,15 +200,15 @@ inline void attend_on_tiles(const uint16_t* kv, const float* sinks, const Step& 
     auto left = [&](int64_t i) { return count - i * kTile < kTile ? count - i * kTile : kTile; };
     for (int64_t i = 0; i < tiles; i++)
         queries[i] = take_queries(sinks, step, kv_head, tile, i * kTile, left(i), scaled, packed + i * words, sums + i * words);
-    const int64_t end = tile.position + tile.num_positions, window = step.window;  // keys before ``end`` are seen
+    const int64_t end = tile.position + tile.num_positions, window = step.window;  // keys before end are visible
     const int64_t begin = window > 0 && tile.position >= window ? tile.position - window + 1 : 0;
-    // From a multiple of kKeys on: a query's sums then have the same order in any tile.
+    // Starts at a multiple of kKeys, so that a query's sums have the same order in any tile.
     for (int64_t first = begin / kKeys * kKeys; first < end; first += kKeys) {
         load_pages(kv, step, table, kv_head, first, begin, end, rows, pages);
         for (int64_t i = 0; i < tiles; i++) {
             Queries& some = queries[i];
             const int64_t last = first + kKeys - 1;
-            if (first > some.highest || (window > 0 && last <= some.lowest - window)) continue;  // sees none of them
+            if (first > some.highest || (window > 0 && last <= some.lowest - window)) continue;  // not visible
             multiply_keys(some, pages.keys, dim, scores);
             if (last > some.lowest || (window > 0 && first <= some.highest - window))
                 hide_keys(some, first, window, scores);

@@ -1,9 +1,9 @@
 // Dense products of many tokens on tiles.
 #pragma once
 
-constexpr int64_t kFewest8 = 9;      // tokens: with fewer, AVX-512 is as fast (2880 by 5120, Granite Rapids)
-constexpr int64_t kTaskRows = 64;    // rows of a task
-constexpr int64_t kPieceTiles = 8;   // tiles of tokens of a task: their inputs stay in a core's second cache
+constexpr int64_t kFewest8 = 9;      // fewest tokens; for fewer, AVX-512 is as fast (2880 by 5120, Granite Rapids)
+constexpr int64_t kTaskRows = 64;    // rows per task
+constexpr int64_t kPieceTiles = 8;   // tiles of tokens per task, whose inputs stay in a core's L2 cache
 
 // Calls write(token, first row, mask of rows, values) for each token of a tile.
 template <class Write>

@@ -1,10 +1,10 @@
-// Experts with many tokens on tiles, the others as before.
+// Experts with many tokens run on tiles, the others as in experts.h.
 #pragma once
 
-constexpr int64_t kFewest4 = 6;  // tokens of an expert: with fewer, AVX-512 is as fast (2880 by 5760, Granite Rapids)
+constexpr int64_t kFewest4 = 6;  // fewest tokens per expert; for fewer, AVX-512 is as fast (2880 by 5760, Granite Rapids)
 
-struct Piece {  // tokens of one expert that a task takes at once
-    int64_t expert, begin, count, tile;  // begin: among all pairs; tile: the first, among all packed ones
+struct Piece {  // tokens of one expert that a task processes at once
+    int64_t expert, begin, count, tile;  // begin: among all pairs; tile: the first packed tile
 };
 
 // Moves experts with many tokens from ``all`` to ``many``.
@@ -20,7 +20,7 @@ inline void split(Pairs& all, Pairs& many) {
             if (moves) {
                 many.tokens.push_back(all.tokens[pair]);
                 many.gates.push_back(all.gates[pair]);
-            } else {  // places only move forward
+            } else {  // entries only move towards the front
                 all.tokens[static_cast<size_t>(kept)] = all.tokens[pair];
                 all.gates[static_cast<size_t>(kept++)] = all.gates[pair];
             }
@@ -36,7 +36,7 @@ inline std::vector<Piece> pieces_of(const Pairs& pairs) {
     int64_t tile = 0;
     for (const Chosen& one : pairs.chosen) {
         const int64_t all = num_tiles(one.count), parts = (all + kPieceTiles - 1) / kPieceTiles;
-        const int64_t most = (all + parts - 1) / parts * kTile;  // about equal ones
+        const int64_t most = (all + parts - 1) / parts * kTile;  // pieces of about equal size
         for (int64_t done = 0; done < one.count; done += most) {
             const int64_t left = one.count - done, count = left < most ? left : most;
             pieces.push_back({one.expert, one.begin + done, count, tile});
@@ -78,7 +78,7 @@ inline Floats swiglu(Floats gate, Floats up, float limit, float alpha) {
     return gate / (1.0f + exp(gate * -alpha)) * (up + 1.0f);
 }
 
-// Gate and up rows alternate, so 4 rows make the pair of inputs that ``down``'s packed tiles have together.
+// Gate and up rows alternate, so 4 rows give two adjacent inputs of ``down``, which its packed tiles pair.
 inline void up_tiles(const Experts& experts, const std::vector<Piece>& pieces, const uint16_t* x, uint16_t* inner) {
     const Matrix& matrix = experts.gate_up;
     const int64_t stride = num_groups(experts.down.columns) * kTileWords;
@@ -131,7 +131,7 @@ inline void add_pairs(const Pairs& pairs, const float* results, int64_t tokens, 
     order.resize(pairs.tokens.size());
     for (size_t pair = pairs.tokens.size(); pair-- > 0;)
         order[static_cast<size_t>(--begins[static_cast<size_t>(pairs.tokens[pair]) + 1])] = static_cast<int64_t>(pair);
-    // begins[token + 1] is now where the token's pairs begin
+    // begins[token + 1] is now the start of the token's pairs
     const int64_t *from = begins.data() + 1, *places = order.data(), all = static_cast<int64_t>(order.size());
     chorale::parallel(tokens, [=](long token) {
         const int64_t end = token + 1 < tokens ? from[token + 1] : all;

@@ -1,19 +1,19 @@
-// Products of many tokens on AMX tiles. Weights become bfloat16 in their own order, 16 rows and 32 inputs a tile;
-// inputs are rounded to bfloat16 and packed once for all rows; sums are float32 over a whole row.
+// Products of many tokens on AMX tiles. Weights are decoded to bfloat16 in their order, 16 rows and 32 inputs
+// per tile; inputs are rounded to bfloat16 and packed once for all rows; sums are float32 over a whole row.
 #pragma once
 
-constexpr int64_t kTile = 16;                   // rows of a tile, and tokens of a tile
-constexpr int64_t kTileWords = kTile * kGroup;  // numbers of a tile
-constexpr int64_t kPanel = 2 * kTile;           // rows of weights that are decoded at a time
-constexpr int64_t kAhead = 2;                   // steps of 32 inputs by which decoding is ahead of products
+constexpr int64_t kTile = 16;                   // rows per tile, and tokens per tile
+constexpr int64_t kTileWords = kTile * kGroup;  // numbers per tile
+constexpr int64_t kPanel = 2 * kTile;           // rows of weights decoded at a time
+constexpr int64_t kAhead = 2;                   // decoding is this many steps of 32 inputs ahead of products
 
 inline int64_t num_tiles(int64_t tokens) { return (tokens + kTile - 1) / kTile; }
 
-// GCC's intrinsics do not say that tiles read memory.
+// GCC's intrinsics do not declare that tiles read memory.
 inline void order_memory() { asm volatile("" ::: "memory"); }
 
-// The shapes of a thread's tiles, while it has any: threads without them need no room for tiles when the system
-// suspends them.
+// The tile configuration of a thread. It is released after use, so that the system need not save tiles when
+// it suspends the thread.
 class TileShapes {
   public:
     TileShapes() { _tile_loadconfig(&kShapes); }
@@ -30,7 +30,8 @@ class TileShapes {
     static constexpr Shapes kShapes = {1, 0, {}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
 };
 
-// MXFP4 as bfloat16, exactly. Of each scale, the 16 values twice: an index has one bit more than a code.
+// Decodes MXFP4 to bfloat16 exactly. The table has the 16 values twice, because an index has one bit more
+// than a code.
 struct alignas(64) ScaledValues {
     uint16_t of[256][2 * 16];
     ScaledValues() {
@@ -58,7 +59,7 @@ struct Mxfp4Tiles : Mxfp4 {
         shifts = _mm512_set1_epi32(4 << 16);
     }
     int64_t num_steps() const { return groups; }
-    // Rows [from, to) of the panel that begins with row ``begin``.
+    // Decodes rows [from, to) of the panel that begins with row ``begin``.
     void decode(int64_t begin, int64_t from, int64_t to, int64_t step, uint16_t* out) const {
         const unsigned char* at = blocks + ((begin + from) * groups + step) * 16;
         const unsigned char* scale = scales + (begin + from) * groups + step;
@@ -100,7 +101,7 @@ struct Int8Tiles : Int8Rows {
     }
 };
 
-// bfloat16: the first of ``even``, the first of ``odd``, and so on.
+// Interleaves ``even`` and ``odd`` as bfloat16.
 inline __m512i paired(__m512 even, __m512 odd) {
     const __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(even));
     const __m512i high = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(odd));
@@ -129,7 +130,7 @@ inline void transpose(__m512i (&v)[16]) {  // 16 rows of 16 32-bit numbers
     }
 }
 
-// Inputs of a tile's tokens for all steps: [step][pair of inputs][token][2] bfloat16, zeros where there are none.
+// Inputs of a tile's tokens for all steps: [step][pair of inputs][token][2] bfloat16, padded with zeros.
 inline void pack_tile(const float* const* x, int64_t tokens, int64_t columns, uint16_t* out) {
     for (int64_t step = 0; step < num_groups(columns); step++, out += kTileWords) {
         const int64_t from = step * kGroup, count = columns - from < kGroup ? columns - from : kGroup;
@@ -149,14 +150,14 @@ inline void pack_tile(const float* const* x, int64_t tokens, int64_t columns, ui
     }
 }
 
-// Weights of a panel, decoded: slots of two tiles, one for each step, or a ring of them.
+// Decoded weights of a panel: two tiles per step, for all steps or as a ring.
 struct Decodeds {
     uint16_t* slots;
     int64_t mask;
     uint16_t* at(int64_t step) const { return slots + (step & mask) * 2 * kTileWords; }
 };
 
-// The first N of the tiles 0 to 3, which hold sums.
+// Clears the first N of tiles 0 to 3, which hold sums.
 template <int N> inline void zero_sums() {
     _tile_zero(0);
     _tile_zero(1);
@@ -166,7 +167,7 @@ template <int N> inline void zero_sums() {
     }
 }
 
-// To [N][16][16], one tile after the other.
+// Stores tiles to [N][16][16], one after the other.
 template <int N> inline void store_sums(float* to) {
     _tile_stored(0, to, 64);
     _tile_stored(1, to + 256, 64);
@@ -208,7 +209,7 @@ inline void multiply_tiles(const Rows& rows, int64_t begin, int64_t count, const
     store_sums<2 * T>(sums);
 }
 
-// sink(tile, sums [2 row tiles][16 rows][16 tokens]) for each tile of tokens.
+// Calls sink(tile, sums [2 row tiles][16 rows][16 tokens]) for each tile of tokens.
 template <class Rows, class Sink>
 inline void multiply_panel(const Rows& rows, int64_t begin, int64_t end, const uint16_t* x, int64_t tiles,
                            const Sink& sink) {
@@ -216,7 +217,7 @@ inline void multiply_panel(const Rows& rows, int64_t begin, int64_t end, const u
     alignas(64) float sums[2 * kPanel * kTile];
     const int64_t steps = rows.num_steps(), stride = steps * kTileWords;
     const int64_t count = end - begin < kPanel ? end - begin : kPanel;
-    const bool once = tiles <= 2;  // then a ring of 4 steps, which stays in the first cache
+    const bool once = tiles <= 2;  // uses a ring of 4 steps, which stays in the L1 cache
     const Decodeds weights{space.take(steps * 2 * kTileWords), once ? 3 : INT64_MAX};
     if (count < kPanel) std::memset(weights.slots, 0, static_cast<size_t>(steps * 2 * kTileWords) * sizeof(uint16_t));
     for (int64_t tile = 0; tile < tiles; tile += 2) {

@@ -34,7 +34,7 @@ template <int Width> inline Floats halved(Floats v) {
     if constexpr (Width > 1) return halved<Width / 2>(v);
     return v;
 }
-inline float sum(Floats v) { return halved<kLanes / 2>(v)[0]; }  // in registers: short rows consist of sums
+inline float sum(Floats v) { return halved<kLanes / 2>(v)[0]; }  // in registers: short rows need many sums
 #else
 inline float sum(Floats v) {
     float at[kLanes];
@@ -61,14 +61,14 @@ inline float to_float(uint16_t v) {
     std::memcpy(&found, &bits, 4);
     return found;
 }
-inline uint16_t to_bfloat16(float v) {  // to nearest even; NaN stays NaN
+inline uint16_t to_bfloat16(float v) {  // rounds to nearest even; NaN stays NaN
     uint32_t bits;
     std::memcpy(&bits, &v, 4);
     if ((bits & 0x7FFFFFFF) > 0x7F800000) return static_cast<uint16_t>(bits >> 16 | 0x40);
     return static_cast<uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
 
-// e^v, within 2 units of the last place; 0 below -87, infinite above 88.7, NaN for NaN.
+// e^v, within 2 units in the last place; 0 below -87, infinite above 88.7, NaN for NaN.
 inline Floats exp(Floats v) {
     const Floats scaled = v * 1.44269504088896341f;
     const Floats kept = select((Ints)(scaled > -126.0f) & (Ints)(scaled < 128.0f), scaled, splat(0.0f));
@@ -84,7 +84,7 @@ inline Floats exp(Floats v) {
     sum = sum * rest + 5.0000001201e-1f;
     sum = sum * rest * rest + rest + 1.0f;
     const Ints power = (__builtin_convertvector(whole, Ints) + 127) << 23;
-    const Ints halved = (__builtin_convertvector(whole, Ints) + 126) << 23;  // 2^128 is no float
+    const Ints halved = (__builtin_convertvector(whole, Ints) + 126) << 23;  // 2^128 is not a float
     const Floats found = select((Ints)(whole > 127.0f), sum * reinterpret_cast<Floats>(halved) * 2.0f,
                                 sum * reinterpret_cast<Floats>(power));
     const Floats outside = select((Ints)(scaled >= 128.0f), splat(INFINITY), splat(0.0f));

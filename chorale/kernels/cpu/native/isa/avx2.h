@@ -11,7 +11,7 @@ struct Isa {
 
     static Bytes load(const void* p) { return _mm256_load_si256(static_cast<const __m256i*>(p)); }
     static Bytes load_unaligned(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
-    static Bytes load_blocks(const void* p, int) {  // the last of an odd number of blocks
+    static Bytes load_blocks(const void* p, int) {  // the last block of an odd number
         return _mm256_zextsi128_si256(_mm_loadu_si128(static_cast<const __m128i*>(p)));
     }
     static Floats load_floats(const float* p) { return _mm256_load_ps(p); }
@@ -31,7 +31,7 @@ struct Isa {
     static Ints dot8(Ints sum, Bytes weights, Bytes x) { return _mm256_dpbusd_avx_epi32(sum, weights, x); }
 #else
     static constexpr const char* kName = "avx2";
-    static constexpr int kOffset8 = 0;  // sums of two products would not fit 16 bits
+    static constexpr int kOffset8 = 0;  // with an offset, sums of two products would not fit 16 bits
     static Ints dot(Ints sum, Bytes weights, Bytes x) {
         const __m256i pairs = _mm256_maddubs_epi16(weights, x);
         return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
@@ -71,7 +71,7 @@ struct Isa {
             odd[half] = decoded(_mm256_srli_epi32(wide, 4));
         }
     }
-    static Floats decoded(__m256i codes) {  // by the lowest four bits: three of magnitude, one of sign
+    static Floats decoded(__m256i codes) {  // uses the lowest four bits: three of magnitude, one of sign
         const __m256 table = _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
         const __m256i sign = _mm256_and_si256(_mm256_slli_epi32(codes, 28), _mm256_set1_epi32(1 << 31));
         return _mm256_xor_ps(_mm256_permutevar8x32_ps(table, codes), _mm256_castsi256_ps(sign));

@@ -4,25 +4,25 @@
 
 struct Isa {
 #if defined(CHORALE_TILES)
-    static constexpr const char* kName = "amx";  // AVX-512, and tiles for many tokens: tiles.h
+    static constexpr const char* kName = "amx";  // AVX-512, and tiles for many tokens (tiles.h)
 #else
     static constexpr const char* kName = "avx512_vnni";
 #endif
     static constexpr int kBlocks = 4, kLanes = 16;
-    static constexpr int kOffset4 = 12, kOffset8 = 128;  // added to weights, because dpbusd's first are unsigned
+    static constexpr int kOffset4 = 12, kOffset8 = 128;  // added to weights: dpbusd's first operand is unsigned
     using Bytes = __m512i;
     using Ints = __m512i;
     using Floats = __m512;
 
     static Bytes load(const void* p) { return _mm512_load_si512(p); }
     static Bytes load_unaligned(const void* p) { return _mm512_loadu_si512(p); }
-    static Bytes load_blocks(const void* p, int blocks) {  // bytes of the first blocks, then zeros
+    static Bytes load_blocks(const void* p, int blocks) {  // loads the first blocks, then zeros
         return _mm512_maskz_loadu_epi8((1ull << (16 * blocks)) - 1, p);
     }
     static Floats load_floats(const float* p) { return _mm512_load_ps(p); }
     static Floats zero() { return _mm512_setzero_ps(); }
 
-    // Doubled e2m1 values plus kOffset4 of the low and of the high halves of bytes.
+    // Doubled e2m1 values plus kOffset4, from the low and the high halves of bytes.
     static void decode4(Bytes packed, Bytes& lo, Bytes& hi) {
         const __m512i table =
             _mm512_broadcast_i32x4(_mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));

@@ -1,4 +1,4 @@
-// Any processor: the same steps on arrays, which compilers turn into what the baseline has.
+// Any processor: the same steps on arrays, which compilers translate to baseline instructions.
 #pragma once
 #include <cstring>
 

@@ -42,7 +42,7 @@ struct Isa {
     static float sum(Floats v) { return vaddvq_f32(v); }
 
 #if defined(__ARM_FEATURE_MATMUL_INT8)
-    // Two rows of one block, and a scale of each: halves of rows alternate, as vmmlaq reads them.
+    // Two rows of one block, and their scales. Halves of rows alternate, as vmmlaq requires.
     struct Pair {
         Bytes halves[4];
         Floats scales;
@@ -52,7 +52,7 @@ struct Isa {
         out[0] = vreinterpretq_s8_s64(vzip1q_s64(first, second));
         out[1] = vreinterpretq_s8_s64(vzip2q_s64(first, second));
     }
-    // Scales a a b b of rows of weights.
+    // Scales of two rows of weights, as a a b b.
     static Pair rows(Bytes lo_a, Bytes hi_a, Floats a, Bytes lo_b, Bytes hi_b, Floats b) {
         Pair made;
         halves(lo_a, lo_b, made.halves);
@@ -60,7 +60,7 @@ struct Isa {
         made.scales = vcombine_f32(vget_low_f32(a), vget_low_f32(b));
         return made;
     }
-    // Scales a b a b of inputs.
+    // Scales of two inputs, as a b a b.
     static Pair inputs(const signed char* lo_a, const signed char* hi_a, const float* a, const signed char* lo_b,
                        const signed char* hi_b, const float* b) {
         Pair made;
