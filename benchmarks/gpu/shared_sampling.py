@@ -170,7 +170,7 @@ def check(bench: Bench) -> None:
 # ------------------------------------------------------------------ ranks
 
 
-def run_rank(parent: int, rank: int, store: str, options: argparse.Namespace) -> None:
+def run_rank(rank: int, parent: int, store: str, options: argparse.Namespace) -> None:
     die_with_parent(parent)
     torch.cuda.set_device(rank)
     device, size = torch.device("cuda", rank), options.ranks
@@ -197,22 +197,8 @@ def main() -> int:
     if torch.cuda.device_count() < options.ranks:
         sys.exit(f"{options.ranks} GPUs are needed, and there are {torch.cuda.device_count()}")
     with tempfile.TemporaryDirectory() as folder:
-        context = processes.get_context("spawn")
-        started = [
-            context.Process(
-                target=run_rank, args=(os.getpid(), rank, f"{folder}/store", options), daemon=True
-            )
-            for rank in range(options.ranks)
-        ]
-        for process in started:
-            process.start()
-        while any(process.is_alive() for process in started):
-            for process in started:
-                process.join(0.2)
-            if any(process.exitcode not in (None, 0) for process in started):
-                for process in started:
-                    process.kill()
-        return max(abs(process.exitcode or 0) for process in started)
+        processes.spawn(run_rank, (os.getpid(), f"{folder}/store", options), nprocs=options.ranks)
+    return 0
 
 
 if __name__ == "__main__":
