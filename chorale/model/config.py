@@ -73,7 +73,7 @@ class ModelConfig:
     # Experts have the dtype of the other weights instead of MXFP4: a conversion without quantization_config.
     dense_experts: bool = False
     expert_input_scales: bool = False  # scales for e4m3 inputs of the experts (``quantization.py``)
-    # generation_config.json with vLLM's names; only fields that the file has
+    # The fields that generation_config.json has, by vLLM's names.
     default_sampling: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from chorale.parallel.communicator import Communicator, Silent
-from chorale.parallel.shares import CHUNK, Share, cut
+from chorale.parallel.shares import Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,3 @@ class Rank:
     def silent(self) -> Rank:
         """The same rank for a dry run: it exchanges nothing."""
         return replace(self, communicator=Silent(self.share.rank, self.share.size))
-
-    def vocabularies(self, vocab_size: int) -> list[range]:
-        """The token ids of every rank."""
-        return cut(vocab_size, self.share.size, CHUNK, "token ids")

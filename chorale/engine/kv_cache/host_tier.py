@@ -16,7 +16,8 @@ from chorale.engine.kv_cache.host_slots import HostSlots
 from chorale.engine.kv_cache.index_log import IndexLog
 from chorale.engine.types import CacheGroup, IntArray
 
-SPACING = 16  # windows between the positions where any sequence can resume: 6 % more pages
+# Sliding windows between two positions at which any sequence can resume. Keeping them takes 6 % more pages.
+SPACING = 16
 
 
 class HostTier:

@@ -17,7 +17,8 @@ from chorale_evals.parity.recording import Reading, Recording, Scores
 from chorale_evals.parity.scorer import Scorer
 from chorale_evals.parity.texts import Text, make_texts
 
-TOKENS_IN_FLIGHT = 131_072  # of the second pass, in requests as long as the longest
+# Tokens in flight in the second pass, where each request counts as the longest one.
+TOKENS_IN_FLIGHT = 131_072
 REQUESTS_IN_FLIGHT = 16
 
 OnText = Callable[[int], None]  # called with the tokens of each request that has been answered
