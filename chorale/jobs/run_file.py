@@ -31,9 +31,9 @@ from chorale.store.files import StoredFile, new_file_id
 from chorale.store.protocol import StoreError
 from chorale.store.store import SqliteStore
 
-BATCH_ID = f"batch_{0:032x}"  # of the only batch of a private store
+BATCH_ID = f"batch_{0:032x}"  # id of the only batch in a private store
 _OWNER, _MODEL = b"", ""
-_PAGE = 64  # records read at a time
+_PAGE = 64  # records per read
 _BEGINNING = b"SQLite format 3\0"
 
 
