@@ -16,7 +16,7 @@ from chorale.api.telemetry.metrics import CONTENT_TYPE
 from chorale.store.protocol import StoreError
 from chorale.version import __version__
 
-_STORE_SECONDS = 1.0  # time limit for the store's sizes in a scrape, which otherwise shows the previous ones
+_STORE_SECONDS = 1.0  # limit for reading the store's sizes; after it, a scrape shows the previous ones
 
 
 def routes(state: ServerState, *, counts_batches: bool) -> list[Route]:
@@ -53,7 +53,7 @@ def _available(state: ServerState) -> Response:
 
 
 def _engines(state: ServerState) -> list[dict[str, object]]:
-    """Returns the state of each of several engines; those that do not serve say why."""
+    """Returns the state of each engine, with the reason if it does not serve. Empty for a single engine."""
     engines = state.client.engines
     if len(engines) == 1:
         return []

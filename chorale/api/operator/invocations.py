@@ -1,4 +1,4 @@
-"""POST /invocations, the single path of SageMaker. The fields of the body select the endpoint."""
+"""POST /invocations, the only path that SageMaker calls. The fields of the body select the endpoint."""
 
 from __future__ import annotations
 
@@ -35,4 +35,4 @@ async def invoke(state: ServerState, request: Request) -> Response:
         raise RequestError(
             "the body must have one of messages (chat), prompt (completions) and input (responses)"
         )
-    return await _ENDPOINTS[named[0]](state, request)  # the request keeps the body that was read
+    return await _ENDPOINTS[named[0]](state, request)  # the request caches its body

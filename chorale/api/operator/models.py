@@ -15,7 +15,7 @@ from chorale.api.state import ServerState, check_model
 
 
 def routes(state: ServerState) -> list[Route]:
-    created = int(time.time())  # constant, unlike in vLLM
+    created = int(time.time())  # constant for all requests, unlike in vLLM
     return [
         Route("/v1/models", partial(list_models, state, created)),
         Route("/v1/models/{model:path}", partial(retrieve_model, state, created)),

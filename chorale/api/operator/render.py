@@ -1,7 +1,7 @@
-"""/v1/chat/completions/render and /v1/completions/render: the prompt's token ids, without running it.
+"""/v1/chat/completions/render and /v1/completions/render return a prompt's token ids without generating.
 
-A gateway that routes by prefix computes block hashes from them (docs/kv-events.md). The form is vLLM's: a
-request for its engine, or a list with one for each prompt.
+A gateway that routes by prefix computes block hashes from the ids (docs/kv-events.md). The format is vLLM's:
+an engine request for a chat, and a list with one for each prompt of a completion.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from chorale.turns.built_in.open import close_tools
 from chorale.turns.request import TurnRequest
 
 _HEAVY_TOKENS = 8 * 1024
-# The numbers of vLLM's ``sampling_params`` that ``SamplingSpec`` has under the same names.
+# Fields of vLLM's ``sampling_params`` that have the same names in ``SamplingSpec``.
 _SAMPLING = (
     "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
     "repetition_penalty", "max_tokens", "min_tokens", "ignore_eos", "seed", "logprobs", "prompt_logprobs",
@@ -38,7 +38,7 @@ def routes(state: ServerState) -> list[Route]:
 
 
 async def render_chat(state: ServerState, request: Request) -> Response:
-    """Returns the first round of the chat. Raises as the chat itself would."""
+    """Returns the prompt of the chat's first round. Raises the same errors as the chat endpoint."""
     chat = await read_as(request, state.config, parse_chat)
     check_model(state, chat.model)
     turn = await prepare(state, chat, request.state.owner)
@@ -49,7 +49,7 @@ async def render_chat(state: ServerState, request: Request) -> Response:
 
 
 async def render_completion(state: ServerState, request: Request) -> Response:
-    """Returns each prompt of the completion. Raises as the completion itself would."""
+    """Returns each prompt of the completion. Raises the same errors as the completions endpoint."""
     completion = await read_as(request, state.config, parse_completion)
     check_model(state, completion.model)
     turns = [job.turn for job in await prepare_jobs(state, completion, request.state.owner)]
@@ -62,7 +62,7 @@ async def render_completion(state: ServerState, request: Request) -> Response:
 def _rendered(
     state: ServerState, asked: ChatRequest | CompletionRequest, turn: TurnRequest
 ) -> dict[str, Any]:
-    """``cache_salt`` is that of the engine: with API keys, each key has its own."""
+    """Returns vLLM's engine request. ``cache_salt``: the engine's; with API keys, each key has its own."""
     sampling: dict[str, Any] = {name: getattr(turn.sampling, name) for name in _SAMPLING}
     sampling["stop"] = list(turn.stop)
     sampling["stop_token_ids"] = list(turn.sampling.stop_token_ids)

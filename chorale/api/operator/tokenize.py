@@ -56,7 +56,7 @@ def routes(state: ServerState) -> list[Route]:
 
 
 async def tokenize(state: ServerState, request: Request) -> Response:
-    """Encodes {prompt} like /v1/completions (special tokens by name), or {messages, tools} like a chat."""
+    """Encodes {prompt} like /v1/completions (with special tokens), or {messages, tools} like a chat."""
     data = await read_json(request, state.config)
     if "messages" in data:
         given = {key: data.pop(key) for key in Shown.model_fields if key in data}
@@ -69,8 +69,7 @@ async def tokenize(state: ServerState, request: Request) -> Response:
 
 async def encode_chat(state: ServerState, data: dict[str, Any]) -> list[int]:
     """Returns the prompt ids of a chat, even if they are slightly longer than the context window."""
-    # A chat always adds the generation prompt or continues its last message, so drop this field for its
-    # checks.
+    # A chat request must add the generation prompt or continue its last message: validate without this field.
     closed = data.get("add_generation_prompt") is False and not data.get("continue_final_message")
     if closed:
         del data["add_generation_prompt"]

@@ -1,7 +1,7 @@
-"""The metrics that engines count themselves: names, descriptions, labels, and how each is read.
+"""Metrics from the engines' own statistics: names, descriptions, labels and readers.
 
-Names with the prefix vllm: are vLLM's; those of engines with a tier of host memory (``--kv-offloading-size``)
-are those of its offloading connector.
+Names with the prefix vllm: are vLLM's. Metrics of the host-memory tier (``--kv-offloading-size``) have the
+names of vLLM's offloading connector.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from chorale.client.base import EngineInfo
 from chorale.engine.types import EngineStats
 
 COUNTER, GAUGE = CounterMetricFamily, GaugeMetricFamily
-Values = Mapping[Labels, float]  # by the values of a metric's own labels
+Values = Mapping[Labels, float]  # label values (without the engine labels) -> sample
 
 
 class Seen:
-    """An engine at a scrape. ``totals``: its counters since the server's start, by field."""
+    """The state of one engine at a scrape. ``totals``: its counters since the server's start, by field."""
 
     def __init__(self, record: EngineRecord) -> None:
         self.record = record
         self.stats: EngineStats = record.current_stats()
         self.totals = record.totals(self.stats)
-        self.info: Any = record.info  # EngineInfo; None until the engine was ready once
+        self.info: Any = record.info  # EngineInfo, or None until the engine has been ready once
 
 
 @dataclass(frozen=True, slots=True)
 class EngineMetric:
-    """``has``: which engines have the metric, of those that are known; None: all, known or not."""
+    """One metric. ``has``: whether an engine with this info has it. None: every engine, even without info."""
 
     kind: Any
     name: str
@@ -60,7 +60,7 @@ class EngineMetric:
 
 
 def collect_engines(records: Sequence[EngineRecord]) -> Iterator[Any]:
-    """Yields the families that have samples."""
+    """Yields the metric families that have samples."""
     engines = list(map(Seen, records))
     families = (metric.family(engines) for metric in ENGINE_METRICS)
     yield from (family for family in families if family.samples)
@@ -88,7 +88,7 @@ def _total(field: str) -> Callable[[Seen], float]:
 
 
 def _facts(*fields: str) -> Callable[[Seen], Values]:
-    """Returns the reader of a metric whose labels say something."""
+    """Returns the reader of an info metric, whose labels are these fields and whose value is 1."""
     return lambda seen: {tuple(str(getattr(seen.info, field)) for field in fields): 1}
 
 
@@ -113,7 +113,7 @@ def _accepted(seen: Seen) -> Values:
 
 
 def _speculation(seen: Seen) -> Values:
-    """A synthetic acceptance means that the output has no meaning."""
+    """Returns 1 under the draft method and whether acceptance is synthetic (the output is meaningless)."""
     return {(seen.info.speculation, str(seen.info.synthetic_acceptance).lower()): 1}
 
 
@@ -134,14 +134,14 @@ ENGINE_METRICS: tuple[EngineMetric, ...] = (
     EngineMetric(GAUGE, "vllm:num_requests_waiting", "Waiting sequences",
                  lambda seen: seen.stats.num_waiting),
     EngineMetric(GAUGE, "vllm:num_requests_waiting_by_reason",
-                 "Waiting sequences: for room (capacity), or for a grammar or a shared prompt (deferred)",
+                 "Sequences waiting for capacity, or deferred until a grammar or a shared prompt is ready",
                  _waiting, ("reason",)),
     EngineMetric(GAUGE, "vllm:kv_cache_usage_perc", "Share of KV pages in use, 0 to 1",
                  lambda seen: seen.stats.kv_blocks_used / max(seen.stats.kv_blocks_total, 1)),
     *_totals(ENGINE_COUNTERS),
     EngineMetric(COUNTER, "vllm:prompt_tokens_by_source", "Prompt tokens by source", _by_source, ("source",)),
     *_totals(DRAFT_COUNTERS, _drafts),
-    EngineMetric(GAUGE, "chorale:speculation_info", "How tokens are drafted",
+    EngineMetric(GAUGE, "chorale:speculation_info", "Draft method (always 1)",
                  _speculation, ("drafts", "synthetic"), _drafts),
     EngineMetric(COUNTER, ACCEPTED_PER_POSITION,
                  "Draft tokens that were accepted, by their position in the draft",
@@ -160,15 +160,15 @@ ENGINE_METRICS: tuple[EngineMetric, ...] = (
     EngineMetric(GAUGE, "vllm:cache_config_info", "Configuration of the KV cache",
                  _facts("block_size", "num_blocks", "enable_prefix_caching", "kv_cache_dtype"),
                  ("block_size", "num_gpu_blocks", "enable_prefix_caching", "cache_dtype"), _known),
-    EngineMetric(GAUGE, "chorale:engine_info", "How the engine computes",
+    EngineMetric(GAUGE, "chorale:engine_info", "Device, number formats, ops and ranks (always 1)",
                  _facts(*_COMPUTES), _COMPUTES, _known),
     EngineMetric(GAUGE, "chorale:ranks", "Processes that share the model (tensor parallelism)",
                  lambda seen: seen.info.tensor_parallel_size, (), _known),
-    EngineMetric(GAUGE, "chorale:rank_memory_bytes", "Memory that each rank takes",
+    EngineMetric(GAUGE, "chorale:rank_memory_bytes", "Memory that each rank uses, by kind",
                  _rank_bytes, ("kind", "rank"), _known),
     EngineMetric(GAUGE, "chorale:rank_free_memory_bytes",
-                 "Free memory of each rank's device before it loaded", _rank_free, ("rank",), _known),
-    EngineMetric(GAUGE, "chorale:rank_exchange_info", "How ranks add their parts, and over what",
+                 "Free memory of each rank's device before loading", _rank_free, ("rank",), _known),
+    EngineMetric(GAUGE, "chorale:rank_exchange_info", "How ranks sum their results, and over which links",
                  _facts("exchange", "rank_links"), ("exchange", "links"), lambda info: bool(info.exchange)),
 )
 # fmt: on

@@ -1,4 +1,4 @@
-"""EngineRecord: what one process counts of one engine, beyond the engine's own statistics."""
+"""EngineRecord: the metrics of one engine that an API process keeps beyond the engine's own statistics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from chorale.errors import ChoraleError
 
 
 class EngineRecord:
-    """The series of the requests that an engine served, and its counters over restarts."""
+    """The metrics of an engine's requests, and the engine's counters summed over its restarts."""
 
     def __init__(self, labels: dict[str, str]) -> None:
         self.labels = labels
@@ -27,7 +27,7 @@ class EngineRecord:
         self._step_tokens = self.histograms["vllm:iteration_tokens_total"]
         self._engine: EngineView | None = None
         self._engine_id = ""
-        self._has_begun_again = False  # for an engine whose id is not known yet
+        self._has_begun_again = False  # a restart was seen in the counters, before the new engine's id
         self._last_stats = EngineStats()
         self._before_restarts: dict[str, float] = dict.fromkeys(ENGINE_FIELDS, 0)
         self._accepted_before: tuple[int, ...] = ()
@@ -37,7 +37,7 @@ class EngineRecord:
 
     @property
     def info(self) -> EngineInfo | None:
-        """None until the engine was ready once."""
+        """The engine's info, or None until it has been ready once."""
         with contextlib.suppress(ChoraleError):
             return self._engine.info if self._engine is not None else None
         return None
@@ -48,7 +48,7 @@ class EngineRecord:
         return (info.pid if info is not None else 0) or -1
 
     def observe(self, stats: EngineStats) -> None:
-        """Updates from the engine's counters. Returns at once if there was no step since the last call."""
+        """Updates the record from the engine's counters, if there was a step since the last call."""
         last = self._last_stats
         if stats.num_steps == last.num_steps:
             return
@@ -59,17 +59,17 @@ class EngineRecord:
         self._step_tokens.observe(stats.last_step_tokens)
 
     def _begin_again(self) -> None:
-        """Keeps what the engine has counted: the next one has counts of its own."""
+        """Adds the ended engine's counters to the totals, because its successor counts from zero."""
         last, self._last_stats = self._last_stats, EngineStats()
         for field in self._before_restarts:
             self._before_restarts[field] += getattr(last, field)
         self._accepted_before = add_columns([self._accepted_before, last.accepted_per_position])
 
     def current_stats(self) -> EngineStats:
-        """Returns the newest statistics, which are observed too, and notices a restart.
+        """Returns the newest statistics, after updating the record from them and detecting a restart.
 
-        Called at each scrape and, with several API processes, once a second: each has to know what the engine
-        had counted before it was restarted.
+        Called at each scrape and, with several API processes, once a second: each process needs the counters
+        that the engine had before a restart.
         """
         if self._engine is None:
             return self._last_stats
@@ -77,7 +77,7 @@ class EngineRecord:
         if info is not None:
             if self._engine_id and info.engine_id != self._engine_id:
                 self.num_restarts += 1
-                if not self._has_begun_again:  # its counts are already above the last engine's
+                if not self._has_begun_again:  # the new counters have already passed the old ones
                     self._begin_again()
                 self._has_begun_again = False
             self._engine_id = info.engine_id
@@ -90,7 +90,6 @@ class EngineRecord:
         return {field: self._before_restarts[field] + getattr(stats, field) for field in ENGINE_FIELDS}
 
     def accepted_per_position(self, stats: EngineStats) -> tuple[int, ...]:
-        """Returns since the server's start how many drafts had their token at each position accepted, for
-        every position that a draft may have."""
+        """Returns the number of accepted tokens at each possible draft position since the server's start."""
         positions = (0,) * (self.info.num_speculative_tokens if self.info is not None else 0)
         return add_columns([self._accepted_before, stats.accepted_per_position, positions])

@@ -1,4 +1,4 @@
-"""GenerationSpan: the span of a round of generation of a traced request."""
+"""GenerationSpan: the span of one generation round of a traced request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CLIENT_LEFT = "client_disconnected"
 
 
 class GenerationSpan:
-    """Begins with the submission; ``end`` ends it, however the stream ends."""
+    """Begins at submission and ends with ``end``, which is called however the stream ends."""
 
     __slots__ = ("_arrival", "_ended", "_reasons", "_record", "_round", "_span")
 
@@ -43,7 +43,7 @@ class GenerationSpan:
                 self._span.set({"chorale.num_preemptions": chunk.timings.num_preemptions or None})
 
     def end(self, engine: int, error: str | None = None) -> None:
-        """Idempotent. ``error``: its code."""
+        """Ends the span. Idempotent. ``error``: the error code if the round failed."""
         if self._ended:
             return
         self._ended = True
@@ -57,7 +57,7 @@ class GenerationSpan:
 
 
 def fail(span: Span, error: str) -> None:
-    """Records an error. A client that leaves is not an error of the server."""
+    """Records an error. A client's disconnect does not mark the span as failed."""
     if error == CLIENT_LEFT:
         span.set({"error.type": error})
     else:
@@ -65,7 +65,7 @@ def fail(span: Span, error: str) -> None:
 
 
 def _take_timings(done: Round, timings: ChunkTimings) -> None:
-    """Takes the times of the choice that ended last: of several, it decodes longest."""
+    """Copies the times of a choice. The choice that ends last overwrites the others: it decoded longest."""
     if not timings.first_scheduled:
         return  # aborted in the queue
     done.queue = max(0.0, timings.first_scheduled - timings.arrival)
@@ -74,7 +74,7 @@ def _take_timings(done: Round, timings: ChunkTimings) -> None:
 
 
 def sampling_attributes(sampling: SamplingSpec) -> dict[str, float | int | None]:
-    """Returns the sampling parameters, those that do nothing left out."""
+    """Returns the sampling parameters as attributes; None leaves out those without effect."""
     return {
         "gen_ai.request.temperature": sampling.temperature,
         "gen_ai.request.top_p": sampling.top_p,

@@ -1,6 +1,6 @@
 """MeteredClient: an engine client for the endpoints that counts every request and token.
 
-Counting in the client makes it complete and identical for all endpoints.
+Counting in the client covers all endpoints in the same way.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class MeteredClient:
         self._is_batch = False
 
     def of_batches(self) -> MeteredClient:
-        """Returns a client whose requests yield to all others."""
+        """Returns a client for requests of batches, which yield to all other requests."""
         made = MeteredClient(self._client, self._metrics, self._owner)
         made._is_batch = True
         return made
@@ -78,7 +78,7 @@ class MeteredClient:
         request = msgspec.structs.replace(request, owner=self._owner(), is_batch=self._is_batch)
         with self._counting_rejections():
             stream = self._client.submit(request)
-        if request.is_batch:  # its latencies would hide those that people wait for
+        if request.is_batch:  # its latencies would distort those of interactive requests
             return stream
         traced = recording()
         span = GenerationSpan(request, traced) if traced is not None else None
@@ -95,7 +95,7 @@ class MeteredClient:
 
 
 class MeteredStream:
-    """Wraps a ``TokenStream``. Per-choice lists are indexed by choice. ``span``: None if it is not traced."""
+    """Wraps a ``TokenStream``. Per-choice lists are indexed by choice. ``span``: None without tracing."""
 
     __slots__ = (
         "_arrival", "_client", "_first", "_itl", "_last", "_max_tokens", "_metrics", "_num_computed",
@@ -119,10 +119,10 @@ class MeteredStream:
         # Prompt tokens without the cached ones; None until the prompt has been computed.
         self._num_computed: int | None = None
         self._num_prompt, self._max_tokens = len(request.prompt_token_ids), request.sampling.max_tokens
-        self._record: EngineRecord | None = None  # of the engine that serves it, once that is known
+        self._record: EngineRecord | None = None  # record of the serving engine, once it is known
 
     def _begin(self) -> EngineRecord:
-        """Counts the request for its engine, which is known at the first chunks and at every end."""
+        """Counts the request for its engine, which is known once chunks arrive or the stream ends."""
         engine = self._stream.engine
         self._record = record = self._metrics.record(engine)
         self._view = self._client.engines[engine]
@@ -182,7 +182,7 @@ class MeteredStream:
             record.observe(self._view.stats)
             return True
 
-        if self._span is None:  # which sees each item
+        if self._span is None:  # a span must observe every chunk
             self._stream.read_directly(metered)
 
     def drop(self, index: int) -> None:
@@ -195,7 +195,7 @@ class MeteredStream:
         index = chunk.index
         if count := len(chunk.token_ids):
             if self._num_tokens[index]:
-                # Tokens of an accepted draft come together: each counts as its share of the time.
+                # Tokens of an accepted draft arrive together: the elapsed time is divided among them.
                 self._itl.observe((now - self._last[index]) / count, count)
             else:
                 self._first[index] = now

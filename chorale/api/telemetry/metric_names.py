@@ -25,7 +25,7 @@ _HTTP_FINE = _bounds("0.01 0.025 0.05 0.075 0.1 0.25 0.5 0.75 1 1.5 2 2.5 3 3.5 
 # fmt: off
 HISTOGRAMS: dict[str, tuple[str, Bounds, Labels]] = {
     "vllm:time_to_first_token_seconds": ("Seconds from arrival to the first token", _FIRST, ()),
-    "vllm:inter_token_latency_seconds": ("Seconds between two tokens of a choice", _PER_TOKEN, ()),
+    "vllm:inter_token_latency_seconds": ("Seconds between consecutive tokens of a choice", _PER_TOKEN, ()),
     "vllm:request_time_per_output_token_seconds":
         ("Mean seconds per output token after the first", _PER_TOKEN, ()),
     "vllm:e2e_request_latency_seconds": ("Seconds from arrival to the end of the request", _LATENCY, ()),
@@ -63,13 +63,13 @@ COUNTERS: dict[str, tuple[str, Labels]] = {
     "http_requests": ("HTTP requests", ("handler", "method", "status")),
 }
 
-# Counted of the server, not of an engine: they have one series, that of engine 0.
+# Metrics of the server, not of an engine. Each has one series, labelled as engine 0.
 BY_SERVER = (
     "chorale:queue_rejections", "chorale:tool_calls", "chorale:harmony_repairs",
     "chorale:response_store_failures", "chorale:batch_lines",
 )  # fmt: skip
 
-# Metric name -> field of ``EngineStats``.
+# Metric name -> (field of ``EngineStats``, description).
 ENGINE_COUNTERS: dict[str, tuple[str, str]] = {
     "vllm:prompt_tokens": ("prompt_tokens", "Prompt tokens, including cached ones"),
     "vllm:prompt_tokens_recomputed": (
@@ -91,31 +91,31 @@ ENGINE_COUNTERS: dict[str, tuple[str, str]] = {
         "Batches of KV events that were dropped because too many were waiting to be sent",
     ),
 }
-# The same, of engines with speculative decoding.
+# The same for engines with speculative decoding.
 DRAFT_COUNTERS: dict[str, tuple[str, str]] = {
     "vllm:spec_decode_num_drafts": ("num_drafts", "Drafts that steps verified"),
-    "vllm:spec_decode_num_draft_tokens": ("num_draft_tokens", "Tokens of these drafts"),
+    "vllm:spec_decode_num_draft_tokens": ("num_draft_tokens", "Tokens of the verified drafts"),
     "vllm:spec_decode_num_accepted_tokens": (
         "num_accepted_tokens",
-        "Draft tokens that equal the sampled ones, as do all before them",
+        "Draft tokens accepted: they and all before them equal the sampled tokens",
     ),
 }
-# The same, of engines with a tier of host memory.
+# The same for engines with a host-memory tier.
 HOST_COUNTERS: dict[str, tuple[str, str]] = {
     "vllm:external_prefix_cache_queries": (
         "host_cache_queries",
-        "Prompt tokens looked up in host memory, because the prefix cache of the device lacks them",
+        "Prompt tokens looked up in host memory because the device's prefix cache lacked them",
     ),
     "vllm:external_prefix_cache_hits": ("host_cache_hits", "Prompt tokens found in host memory"),
-    "vllm:kv_offload_store_bytes": ("host_bytes_saved", "Bytes of KV pages that went to host memory"),
-    "vllm:kv_offload_load_bytes": ("host_bytes_loaded", "Bytes of KV pages that came back"),
+    "vllm:kv_offload_store_bytes": ("host_bytes_saved", "Bytes of KV pages copied to host memory"),
+    "vllm:kv_offload_load_bytes": ("host_bytes_loaded", "Bytes of KV pages copied back to the device"),
     "vllm:kv_offload_load_time": (
         "host_load_seconds",
-        "Seconds from the begin of each load until the scheduler knew its end",
+        "Seconds from the start of each load until the scheduler saw its end",
     ),
     "vllm:kv_offload_stores_skipped": (
         "host_pages_dropped",
-        "KV pages that left the device without a copy, because too many left at once",
+        "KV pages evicted from the device without a copy because too many were evicted at once",
     ),
     "chorale:host_kv_loads": ("num_host_loads", "Loads from host memory"),
 }

@@ -1,6 +1,6 @@
-"""Counters and histograms that take a fraction of a microsecond and can be summed over processes.
+"""Counters and histograms that are updated in a fraction of a microsecond and can be summed over processes.
 
-prometheus_client only renders the text format (``metrics``): its histogram takes 0.6 us per observation (a
+prometheus_client is used only to render the text format: its histogram takes 0.6 us per observation (a
 lock, a label lookup, a value object), this one 0.15 us. A single event loop writes them, so they need no
 lock.
 """
@@ -17,7 +17,7 @@ ENGINE_LABELS = ("model_name", "engine")
 
 
 class Histogram(msgspec.Struct):
-    """A histogram. ``counts[i]`` observations fell into bucket ``i``; the last one is above every bound."""
+    """A histogram. ``counts[i]`` observations fell into bucket ``i``; the last bucket is unbounded."""
 
     bounds: tuple[float, ...]
     counts: list[int]
@@ -70,9 +70,9 @@ class Series(msgspec.Struct):
                 self.histogram(name, histogram.bounds, labels).add(histogram)
 
 
-def total(parts: Iterable[Series]) -> Series:
-    """Returns the sum of ``parts`` as a new Series."""
+def total(addends: Iterable[Series]) -> Series:
+    """Returns the sum of ``addends`` as a new Series."""
     found = Series()
-    for part in parts:
-        found.add(part)
+    for each in addends:
+        found.add(each)
     return found

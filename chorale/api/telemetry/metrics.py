@@ -1,7 +1,7 @@
-"""/metrics: vLLM's metric names, so that its dashboards work unchanged, and own metrics under ``chorale:``.
+"""/metrics: vLLM's metrics, so that its dashboards work unchanged, and Chorale's own under ``chorale:``.
 
-``metric_names`` has the names and descriptions. ``Metrics`` is written by the metered client, which sees
-every token, by the HTTP middleware, and by endpoints for what only they know (``repaired``).
+``metric_names`` has the names and descriptions. ``Metrics`` is updated by the metered client, which sees
+every token, by the HTTP middleware, and by endpoints for events that only they see (``repaired``).
 
 With several API processes on one port, a scrape reaches any of them. Each process writes its counts to a file
 in ``share`` once a second, and a scrape adds the other processes' files to its own counts, so the sums are at
@@ -48,8 +48,8 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 class Metrics(Collector):
     """The metrics of one API process. ``create_app`` calls ``watch`` once.
 
-    There is a record for each engine; what belongs to none (HTTP, tools, the store) is in the first one's
-    series. ``log_stats`` False leaves out the vllm: metrics, as in vLLM with --disable-log-stats.
+    Each engine has a record. Metrics of no engine (HTTP, tools, the store) are in the first record's series.
+    ``log_stats=False`` leaves out the vllm: metrics, as in vLLM with --disable-log-stats.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Metrics(Collector):
         self._labels = self.engines[0].labels
         self._store_works = True
         self._store_sizes: dict[str, int] = {}  # contents of the response store, by metric
-        self._num_batches: dict[str, int] = {}  # by status; empty: the server keeps no files
+        self._num_batches: dict[str, int] = {}  # by status; empty if the server stores no batches
         self.process, self._share, self._log_stats = process, share, log_stats
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
@@ -73,21 +73,21 @@ class Metrics(Collector):
     def _register_process(self) -> None:
         """Registers the process_* and python_* metrics of this process.
 
-        With several API processes, each scrape would show another process, so they are left out, as in vLLM.
+        With several API processes, each scrape would reach another process, so they are left out, as in vLLM.
         """
         if self._share is None:
             ProcessCollector(registry=self._registry)
             PlatformCollector(registry=self._registry)
             GCCollector(registry=self._registry)
 
-    # ---------------------------------------------------------------- written by others
+    # ---------------------------------------------------------------- updates
 
     def watch(self, client: EngineClient) -> None:
         self._client = client
         self._watch_new()
 
     def _watch_new(self) -> None:
-        """Makes the records of engines that have come since the last call."""
+        """Creates the records of engines that were added since the last call."""
         engines = self._client.engines if self._client is not None else ()
         for index in range(self._num_watched, len(engines)):
             if index == len(self.engines):
@@ -102,16 +102,16 @@ class Metrics(Collector):
         return self.engines[engine]
 
     def tool_called(self, tool: str, failed: bool) -> None:
-        """Counts a call. ``tool``: browser, python or mcp."""
+        """Counts a tool call. ``tool``: browser, python or mcp."""
         self.series.count("chorale:tool_calls", (tool, "failed" if failed else "completed"))
 
     def lines_answered(self, completed: int, failed: int) -> None:
-        """Counts lines of batches. They are in no other count of requests, and in no latency."""
+        """Counts lines of batches, which no other request counter and no latency includes."""
         self.series.count("chorale:batch_lines", ("completed",), completed)
         self.series.count("chorale:batch_lines", ("failed",), failed)
 
     def repaired(self, repairs: Mapping[str, int]) -> None:
-        """Counts ``TurnEnded.repairs``. The kinds are a fixed set of the parser, never text of the model."""
+        """Counts ``TurnEnded.repairs``. The parser has a fixed set of kinds, never model output."""
         for kind, number in repairs.items():
             self.series.count("chorale:harmony_repairs", (kind,), number)
 
@@ -120,7 +120,7 @@ class Metrics(Collector):
         self._store_works = works
 
     def stored(self, stats: StoreStats) -> None:
-        """Records the contents of the response store, which all processes share: it is not summed."""
+        """Records the contents of the response store, which all processes share, so it is not summed."""
         self._store_sizes = {
             "chorale:response_store_responses": stats.num_responses,
             "chorale:response_store_conversations": stats.num_conversations,
@@ -129,7 +129,7 @@ class Metrics(Collector):
         }
 
     def batches_stored(self, stats: BatchStats) -> None:
-        """Records the batches and files of all processes, which are not summed either."""
+        """Records the batches and files, which all processes share too."""
         self._store_sizes |= {
             "chorale:files": stats.num_files,
             "chorale:file_bytes": stats.num_bytes,
@@ -146,14 +146,14 @@ class Metrics(Collector):
         self.series.histogram("http_request_duration_seconds", bounds, (handler, method)).observe(seconds)
         self._all_http.observe(seconds)
 
-    # ---------------------------------------------------------------- read by a scrape
+    # ---------------------------------------------------------------- scrapes
 
     def render(self) -> bytes:
         """Returns the metrics in the text exposition format."""
         return generate_latest(self._registry)
 
     def save(self) -> None:
-        """Notices restarts, and writes the counts for other processes. Called once a second."""
+        """Detects restarts and writes the counts for other processes. Called once a second."""
         self._watch_new()
         for engine in self.engines:
             engine.current_stats()
@@ -179,13 +179,13 @@ class Metrics(Collector):
                 yield family
 
     def collect_engines(self) -> Iterator[Any]:
-        """Yields what the engines count themselves."""
+        """Yields the metrics from the engines' statistics, and those of the engine processes."""
         self._watch_new()
         yield from collect_engines(self.engines)
         yield from self._collect_processes()
 
     def collect_requests(self) -> Iterator[Any]:
-        """Yields what this process counts: of requests, tools and the store."""
+        """Yields the metrics of requests, tools and the store."""
         self._watch_new()
         yield self._gauge(
             "chorale:response_store_up",
@@ -204,37 +204,37 @@ class Metrics(Collector):
         yield from self._collect_series()
 
     def _collect_series(self) -> Iterator[Any]:
-        """Yields what all processes have counted: by engine, but for what belongs to the server."""
+        """Yields the sums over all processes: per engine, except for the server's own metrics."""
         every = [[engine.series for engine in self.engines], *self._others()]
         series = [
-            total(process[place] for process in every if place < len(process))
-            for place in range(len(self.engines))
+            total(process[index] for process in every if index < len(process))
+            for index in range(len(self.engines))
         ]
         for name, (doc, labels) in COUNTERS.items():
             family = self._family(CounterMetricFamily, name, doc, labels)
-            for own, part in self._parts(name, series):
-                for values, amount in part.counters.get(name, {} if labels else {(): 0.0}).items():
+            for own, found in self._by_engine(name, series):
+                for values, amount in found.counters.get(name, {} if labels else {(): 0.0}).items():
                     family.add_metric([*own, *values], amount)
             yield family
         for name, (doc, _, labels) in HISTOGRAMS.items():
             family = self._family(HistogramMetricFamily, name, doc, labels)
-            for own, part in self._parts(name, series):
-                for values, histogram in part.histograms.get(name, {}).items():
+            for own, found in self._by_engine(name, series):
+                for values, histogram in found.histograms.get(name, {}).items():
                     family.add_metric([*own, *values], histogram.cumulative(), histogram.total)
             yield family
 
     def _family(self, kind: Any, name: str, doc: str, labels: Iterable[str]) -> Any:
         return kind(name, doc, labels=[*([] if is_http(name) else self._labels), *labels])
 
-    def _parts(self, name: str, series: list[Series]) -> list[tuple[list[str], Series]]:
+    def _by_engine(self, name: str, series: list[Series]) -> list[tuple[list[str], Series]]:
         """Returns the label values of each engine that has this metric, with its series."""
         if is_http(name):
             return [([], series[0])]
-        parts = [(list(e.labels.values()), part) for e, part in zip(self.engines, series, strict=True)]
-        return parts[:1] if name in BY_SERVER else parts
+        pairs = [(list(e.labels.values()), found) for e, found in zip(self.engines, series, strict=True)]
+        return pairs[:1] if name in BY_SERVER else pairs
 
     def _collect_processes(self) -> Iterator[Any]:
-        """Yields process_* of the engine processes; with several, by engine."""
+        """Yields the process_* metrics of the engine processes, labelled by engine if there are several."""
         merged: dict[str, Any] = {}
         for engine in self.engines:
             own = ProcessCollector(namespace="chorale:engine", pid=engine.pid, registry=None)

@@ -1,7 +1,7 @@
-"""The span of a request: an HTTP request, a response over a WebSocket, or one in the background.
+"""The span of a request: an HTTP request, a response over a WebSocket, or a background response.
 
-Attributes are those of OpenTelemetry's conventions for HTTP servers and for generative AI, and vLLM's. None
-holds text of a prompt or an answer. Requests that only read (GET), and probes, have no span.
+Attributes follow OpenTelemetry's conventions for HTTP servers and for generative AI, and vLLM's. They never
+contain text of a prompt or an answer. Requests that only read (GET), and probes, have no span.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _PROPAGATED = (b"traceparent", b"tracestate")
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The end of a request. ``status``: the HTTP status; ``error``: the code of its error."""
+    """How a request ended. ``status``: the HTTP status; ``error``: the error code."""
 
     status: int
     error: str | None = None
 
 
 class TracedServer(Protocol):
-    """``ServerState``, as far as spans need it."""
+    """The attributes of ``ServerState`` that spans use."""
 
     @property
     def config(self) -> ServerConfig: ...
@@ -50,7 +50,7 @@ class TracedServer(Protocol):
 
 
 def begin_request(server: TracedServer, scope: Scope, request_id: str) -> RequestContext:
-    """Makes the request the current one of this task, and begins its span, which continues the client's."""
+    """Makes this the task's current request and begins its span, which continues the client's trace."""
     span: Span | None = None
     if server.tracer is not None and (scope["type"] == "websocket" or scope["method"] == "POST"):
         headers = {k.decode(): v.decode("latin-1") for k, v in scope["headers"] if k in _PROPAGATED}
@@ -79,16 +79,16 @@ def end_request(server: TracedServer, context: RequestContext, route: str, end: 
         span.set(_attributes(server, operation, record))
     error = end.error or record.error
     if error is not None and 400 <= end.status < 500:
-        span.set({"error.type": error})  # the client's fault
+        span.set({"error.type": error})  # a client error does not fail the span
     elif error is not None:
         fail(span, error)
     span.end()
 
 
 def begin_background(server: TracedServer, response_id: str, *, resumed: bool) -> RequestContext:
-    """Begins the span of a background response, below that of the request that created it.
+    """Begins the span of a background response, as a child of the creating request's span.
 
-    A response that another server began has a trace of its own.
+    A response that another server began gets a new trace.
     """
     current = None if resumed else CURRENT.get()
     parent = None if current is None else current.span
@@ -125,5 +125,5 @@ def _attributes(server: TracedServer, operation: str, record: RequestRecord) -> 
 
 
 def _model(server: TracedServer, record: RequestRecord) -> str:
-    """Returns a served name: a client's own would make as many names of spans as clients like."""
+    """Returns a served model name: names from clients would make the number of span names unbounded."""
     return record.model if record.model in server.model_names else server.model_names[0]

@@ -17,7 +17,7 @@ logger = logging.getLogger("chorale.stats")
 
 HIT_RATE_LINES = 30  # lines over which the prefix cache's hit rate is averaged: five minutes by default
 
-Since = Callable[[str], int]  # a field of ``EngineStats`` -> what it has grown by since the last call
+Since = Callable[[str], int]  # field of ``EngineStats`` -> its increase since the last call
 
 
 class Throughput:
@@ -32,9 +32,9 @@ class Throughput:
     def lines(
         self, stats: EngineStats, now: float, num_positions: int = 0, *, is_synthetic: bool = False
     ) -> list[str]:
-        """Returns lines about the time since the last call.
+        """Returns the lines for the time since the last call.
 
-        One of throughput, unless two intervals passed without work, and one if steps have verified drafts.
+        One on throughput, unless this interval and the last had no work, and one on drafts, if any were made.
         ``num_positions``: tokens of the longest possible draft.
         """
         before, seconds = self._stats, max(now - self._time, 1e-9)
@@ -73,7 +73,7 @@ class Throughput:
 
 
 def _drafts(since: Since, by_position: tuple[int, ...], seconds: float) -> Iterator[str]:
-    """The acceptance length counts the token after the draft, too."""
+    """Yields the fields of the line on drafts. The acceptance length includes the token after a draft."""
     drafts, drafted, accepted = map(since, ("num_drafts", "num_draft_tokens", "num_accepted_tokens"))
     rates = ", ".join(f"{count / drafts:.3f}" for count in by_position)
     yield f"SpecDecoding metrics: Mean acceptance length: {1 + accepted / drafts:.2f}"
@@ -90,7 +90,7 @@ async def log_throughput(client: EngineClient, interval: float) -> None:
     throughputs: list[Throughput] = []
     while True:
         engines, now = client.engines, time.monotonic()
-        for index in range(len(throughputs), len(engines)):  # of a fleet, more may come
+        for index in range(len(throughputs), len(engines)):  # a fleet may add engines
             throughputs.append(Throughput(engines[index].stats, now, index))
         await asyncio.sleep(interval)
         for engine, throughput in zip(engines, throughputs, strict=False):
@@ -102,7 +102,7 @@ def _lines(engine: EngineView, throughput: Throughput) -> list[str]:
     now = time.monotonic()
     try:
         info = engine.info
-    except ChoraleError:  # it is not ready
+    except ChoraleError:  # the engine is not ready
         return throughput.lines(engine.stats, now)
     most, is_synthetic = info.num_speculative_tokens, info.synthetic_acceptance
     return throughput.lines(engine.stats, now, most, is_synthetic=is_synthetic)

@@ -1,7 +1,7 @@
 """/docs: interactive API documentation with Swagger UI (vendored by ``scripts/vendor_docs_page.py``).
 
-All files come from this server, and the content security policy allows nothing else. They are stored
-compressed and read on first use.
+All files come from this server, and the content security policy allows nothing else. The large
+ones are stored compressed. Each is read on first use.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from starlette.routing import Route
 from chorale.api.http.auth import DOCS_PATHS
 
 if TYPE_CHECKING:
-    from chorale.api.state import ServerState  # the command line imports this module, and needs no state
+    from chorale.api.state import ServerState  # the command line imports this module without a server
 
 # Swagger UI sets style attributes on SVGs, and its style sheet contains images as data URLs.
 _POLICY = (
@@ -53,7 +53,7 @@ async def serve(name: str, request: Request) -> Response:
 
 @cache
 def load(name: str) -> tuple[bytes, bytes]:
-    """Returns a file, plain and compressed."""
+    """Returns the bytes of a file, plain and compressed with gzip."""
     folder = files(__package__)
     kept = folder.joinpath(f"{name}.gz")
     if kept.is_file():

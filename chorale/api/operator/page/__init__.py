@@ -1,8 +1,7 @@
-"""``/``: the chat page. One file without external requests; its content policy allows only its own script and
-style.
+"""``/``: the chat page, a single file that makes no external requests.
 
-The policy lists both by hash, so model output can never run as code. The page builds DOM nodes from text
-only.
+The content security policy allows only the page's own script and style, by hash, so model output can never
+run as code. The page builds DOM nodes from text only.
 """
 
 from __future__ import annotations
@@ -96,7 +95,7 @@ def _tools(state: ServerState) -> list[tuple[str, dict[str, object]]]:
 
 
 def _as_data(value: object) -> str:
-    """Encodes JSON for a script element, so that it cannot close the element."""
+    """Encodes a value as JSON that cannot close the script element around it."""
     return json.dumps(value).replace("<", "\\u003c")
 
 
