@@ -1,1 +1,1 @@
-"""Measuring: benchmarks and the self-check."""
+"""Benchmarks and the self-check."""

@@ -1,4 +1,4 @@
-"""Steps over sequences in a paged cache: all of them, the end of the last, or tokens as decoding rows."""
+"""Engine steps over sequences in a paged KV cache: all tokens, the last sequence's end, or decoding rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from chorale.model.config import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """``tokens`` count over all sequences, one after the other. ``name``: for messages."""
+    """One step. ``tokens``: indices into the concatenated sequences. ``name``: for messages."""
 
     name: str
     tokens: torch.Tensor  # [T] int64
@@ -22,7 +22,7 @@ class Step:
 
 
 class PagedSequences:
-    """The blocks are shuffled, and each cache group has its own."""
+    """Sequences in shuffled blocks of a KV cache. The two cache groups share no blocks."""
 
     def __init__(self, lengths: Sequence[int], block_size: int, device: torch.device) -> None:
         self._lengths, self._block_size, self._device = list(lengths), block_size, device
@@ -39,7 +39,7 @@ class PagedSequences:
         self._slots = blocks * block_size + self._positions % block_size  # [2, all tokens]
 
     def pool(self, config: ModelConfig, dtype: torch.dtype) -> torch.Tensor:
-        """An empty KV tensor."""
+        """Returns a KV tensor of zeros for one layer: [blocks, 2, KV heads, block size, head_dim]."""
         shape = (self.num_blocks, 2, config.num_key_value_heads, self._block_size, config.head_dim)
         return torch.zeros(shape, dtype=dtype, device=self._device)
 
@@ -52,9 +52,9 @@ class PagedSequences:
         tokens = torch.arange(total - new, total, device=self._device)
         return self._step(f"chunk of {new} tokens", tokens, [new])
 
-    def decodes(self, places: Sequence[int]) -> Step:
-        tokens = torch.tensor(places, device=self._device)
-        return self._step(f"{len(places)} decoding rows", tokens, [1] * len(places))
+    def decodes(self, indices: Sequence[int]) -> Step:
+        tokens = torch.tensor(indices, device=self._device)
+        return self._step(f"{len(indices)} decoding rows", tokens, [1] * len(indices))
 
     def _step(self, name: str, tokens: torch.Tensor, counts: list[int]) -> Step:
         ends = torch.tensor(counts, device=self._device).cumsum(0)

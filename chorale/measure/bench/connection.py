@@ -21,14 +21,14 @@ class HttpError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The URL and headers of a load's requests."""
+    """The URL and headers of a benchmark's requests."""
 
     url: str  # including the path
     headers: tuple[tuple[str, str], ...] = ()
 
     @property
     def parts(self) -> tuple[str, int, bool, str]:
-        """(host, port, whether TLS, path)."""
+        """Returns (host, port, whether TLS is used, path)."""
         split = urlsplit(self.url)
         secure = split.scheme == "https"
         path = split.path + (f"?{split.query}" if split.query else "")
@@ -53,7 +53,7 @@ class EventConnection(asyncio.Protocol):
     """Collects each event's bytes (without ``data: ``) with its arrival time in ``on_event``."""
 
     def __init__(self) -> None:
-        # Events not yet taken, with arrival times (``time.perf_counter`` seconds).
+        # Events not yet returned by ``wait``, with arrival times (``time.perf_counter`` seconds).
         self.on_event: list[tuple[bytes, float]] = []
         self.reusable = True
         self._transport: asyncio.Transport | None = None
@@ -110,7 +110,7 @@ class EventConnection(asyncio.Protocol):
         self._transport.write("\r\n".join([*lines, "", ""]).encode("latin-1") + body)
 
     async def wait(self) -> list[tuple[bytes, float]]:
-        """Returns events since the last call, or nothing at the end. Raises the connection's error."""
+        """Returns the events since the last call, none at the end. Raises the connection's error."""
         while not self.on_event and not self.reply.done:
             if self._lost is not None:
                 raise self._lost

@@ -35,7 +35,7 @@ class DraftCounts:
 
     @classmethod
     def of_metrics(cls, text: str) -> DraftCounts | None:
-        """Reads the text of /metrics, adding the engines up. Returns None if it has no such counters."""
+        """Sums the counters of all engines in the text of /metrics. Returns None if there are none."""
         sums: defaultdict[str, int] = defaultdict(int)
         for name, position, value in _SAMPLE.findall(text):
             sums[name + position] += int(float(value))
@@ -64,7 +64,7 @@ class DraftCounts:
 
     @property
     def acceptance_length(self) -> float:
-        """Mean tokens of a step with a draft, the one after the accepted tokens included."""
+        """Mean tokens per step with a draft, including the one after the accepted tokens."""
         return 1 + self.accepted_tokens / self.drafts if self.drafts else 1.0
 
     @property

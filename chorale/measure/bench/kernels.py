@@ -1,8 +1,8 @@
-"""Each fused op of the Triton back end, timed inside a CUDA graph, next to the roofline.
+"""Each fused op of the Triton back end, timed inside a CUDA graph and compared with the roofline.
 
 Weights are random, in gpt-oss's sizes, and cover several layers so that no cache holds them. The roofline of
 a case is the larger of (bytes to move / measured bandwidth) and (operations / measured rate). Each input
-counts once; only the experts that random routing selects count.
+counts once. Of the experts, only those that random routing selects count.
 """
 
 from __future__ import annotations
@@ -121,9 +121,7 @@ class Bench:
         )
 
     def cases(self, batch: int, context: int, num_layers: int | None = None) -> Works:
-        """Yields (name, work of all layers, number of layers, cost of one layer) for the ops of a decode
-        step.
-        """
+        """Yields (name, work of all layers, number of layers, cost of a layer) per op of a decode step."""
         ops, layers = self._ops, self._layers[:num_layers]
         rows = PagedSequences([context] * batch, _PAGE, torch.device(self._device))
         meta = rows.decodes(range(context - 1, batch * context, context)).meta
@@ -154,7 +152,7 @@ class Bench:
         def experts(number: int, layer: LayerWeights) -> tuple[torch.Tensor, torch.Tensor | None]:
             return ops.moe(normed, draws[number], gates, layer.experts, x, layer.qkv, _EPS)
 
-        ahead = experts(0, layers[0])[1]  # as in every layer but the first
+        ahead = experts(0, layers[0])[1]  # normed input that each layer but the first receives
 
         full, window = CacheGroup.FULL, CacheGroup.WINDOW
         works = {

@@ -28,7 +28,7 @@ class Outcome:
     start: float = 0.0
     ttft: float = 0.0  # time to the first text
     latency: float = 0.0  # time to the end of the stream
-    itl: list[float] = field(default_factory=list)  # between pieces of text
+    itl: list[float] = field(default_factory=list)  # seconds between pieces of text
     prompt_tokens: int = 0
     output_tokens: int = 0
     error: str = ""
@@ -49,7 +49,7 @@ class Pace:
     burstiness: float = 1.0  # 1: Poisson; lower: burstier; higher: more even
     concurrency: int | None = None
     seed: int = 0
-    ramp: Literal["", "linear", "exponential"] = ""  # rises from rate to last_rate over the requests
+    ramp: Literal["", "linear", "exponential"] = ""  # curve from rate to last_rate over the requests
     last_rate: float = float("inf")
 
     def starts(self, count: int) -> Iterator[float]:
@@ -118,7 +118,7 @@ class Load:
         return outcome
 
 
-# Marks of an event that must be parsed. Quotes are escaped inside text, so text cannot contain them.
+# Events with one of these must be parsed. Quotes are escaped inside text, so text cannot contain them.
 _UNUSUAL = (b'"choices":[]', b'"usage":{', b'"error"')
 
 
@@ -153,7 +153,7 @@ def _has_text(event: bytes, outcome: Outcome) -> bool:
     if not isinstance(data, dict):
         raise ValueError(f"an event is not a JSON object: {event[:80]!r}")
     error = data.get("error")
-    if error:  # a string from some servers
+    if error:  # some servers send a string
         outcome.error = str(error.get("message", error) if isinstance(error, dict) else error)
         return False
     usage = data.get("usage")

@@ -1,4 +1,4 @@
-"""Load from several processes: one reads some 40,000 events a second, and a fast server sends more.
+"""Sends requests from several processes: one reads some 40,000 events a second, a fast server sends more.
 
 A load process is ``python -m chorale.measure.bench.load_processes``. It reads its requests as JSON from
 standard input and writes outcomes as JSON lines to standard output.
@@ -30,7 +30,7 @@ def run_load(
     processes: int,
     on_done: Callable[[Outcome], None],
 ) -> tuple[list[Outcome], float]:
-    """Returns the outcomes and the seconds from the first start to the last end. Raises ``ChoraleError``."""
+    """Returns the outcomes and the seconds from first start to last end. Raises ``ChoraleError``."""
     processes = max(1, min(processes, len(requests), pace.concurrency or len(requests)))
     if processes == 1:
         outcomes = asyncio.run(Load(target, pace, on_done).run(requests))
@@ -41,7 +41,7 @@ def run_load(
 
 
 def share(pace: Pace, number: int, of: int) -> Pace:
-    """Returns one process's part of a load: its share of the rate and of the concurrency."""
+    """Returns the pace of one process: its share of the rate and of the concurrency."""
     limit = pace.concurrency
     if limit is not None:
         limit = limit // of + (1 if number < limit % of else 0)

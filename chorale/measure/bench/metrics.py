@@ -1,4 +1,4 @@
-"""Metrics of a load, and their printed form: vLLM's lines in vLLM's order, which scripts parse."""
+"""Metrics of a benchmark, and their printed form: vLLM's lines in vLLM's order, which scripts parse."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def percentile(values: Sequence[float], share: float) -> float:
     if not values:
         return 0.0
     ordered = sorted(values)
-    place = (len(ordered) - 1) * share / 100
-    low = int(place)
+    position = (len(ordered) - 1) * share / 100
+    low = int(position)
     high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The metrics of a load. Times are milliseconds and rates per second unless noted."""
+    """The metrics of a benchmark. Times are in milliseconds and rates per second unless noted."""
 
     completed: int
     failed: int
@@ -41,7 +41,7 @@ class Summary:
     total_output_tokens: int
     max_output_tokens_per_s: float  # highest in any one second
     max_concurrent_requests: int
-    latencies: dict[str, list[float]]  # of completed requests, by metric
+    latencies: dict[str, list[float]]  # latencies of completed requests, by metric
     errors: tuple[str, ...]
     request_goodput: float | None = None  # requests a second that met every goal; None without goals
 
@@ -64,7 +64,7 @@ def summarise(
 ) -> Summary:
     """Summarises outcomes.
 
-    ``goals``: most milliseconds of ttft, tpot and e2el for a request to count as good.
+    ``goals``: limits in milliseconds (ttft, tpot, e2el) within which a request counts as good.
     """
     good = [each for each in outcomes if not each.error]
     met = sum(_meets(each, goals) for each in good) if goals else 0
@@ -94,7 +94,7 @@ def _meets(outcome: Outcome, goals: Mapping[str, float]) -> bool:
 
 
 def _busiest_second(outcomes: Sequence[Outcome]) -> float:
-    """Returns the most tokens in any second, each piece counted as its share of the request's tokens."""
+    """Returns the most tokens in any second. All pieces of a request count as equally many tokens."""
     seconds: dict[int, float] = {}
     for each in outcomes:
         share = each.output_tokens / (1 + len(each.itl))
@@ -125,7 +125,7 @@ def block(
     percentiles: Sequence[float],
     drafts: DraftCounts | None = None,
 ) -> str:
-    """Returns the printed result. ``drafts``: those of the load, if the server makes any.
+    """Returns the printed result. ``drafts``: draft counters of the benchmark, if the server drafts.
 
     Raises ``KeyError`` for a metric that is not in ``TITLES``.
     """
@@ -175,7 +175,7 @@ def _draft_lines(drafts: DraftCounts) -> list[str]:
     ]
     if drafts.rates:
         lines.append("Per-position acceptance (%):")
-        lines += [_line(f"  Position {place}:", 100 * rate) for place, rate in enumerate(drafts.rates)]
+        lines += [_line(f"  Position {index}:", 100 * rate) for index, rate in enumerate(drafts.rates)]
     return lines
 
 

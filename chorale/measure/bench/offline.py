@@ -14,7 +14,7 @@ from chorale.engine.types import GenerateRequest, SamplingSpec
 from chorale.errors import ChoraleError, ConfigError
 from chorale.measure.bench.drafts import DraftCounts
 
-_WORDS = 199_000  # ordinary tokens
+_WORDS = 199_000  # ids below are ordinary tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,8 @@ class Batch:
 def play(core: EngineCore, batch: Batch, output_len: int | None = None) -> float:
     """Runs a batch, ignoring stop tokens. Returns the seconds from the first request to the last token.
 
-    Raises ``ConfigError`` for lengths above the engine's limit, ``ChoraleError`` if it refuses a request,
-    and ``RuntimeError`` if the number of generated tokens is wrong.
+    Raises ``ConfigError`` for lengths above the engine's limit, ``ChoraleError`` if a request is refused, and
+    ``RuntimeError`` if the number of generated tokens is wrong.
     """
     generator = np.random.default_rng(batch.seed)
     wanted = batch.output_len if output_len is None else output_len
@@ -93,7 +93,7 @@ def latency(core: EngineCore, batch: Batch, *, warmups: int, repeats: int) -> di
 
 
 def throughput(core: EngineCore, batch: Batch, *, warmup: bool = True) -> dict[str, Any]:
-    """Measures all requests submitted together, under the engine's own limit of running sequences."""
+    """Measures requests that are submitted at once. The engine limits how many run concurrently."""
     if warmup:
         play(core, Batch(min(batch.rows, 8), min(batch.input_len, 64), min(batch.output_len, 8)))
     before = DraftCounts.of_engine(core.stats())

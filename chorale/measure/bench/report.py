@@ -32,7 +32,7 @@ svg text { fill: var(--soft); font-size: 12px }
 """
 
 
-# Required keys by kind of result. Percentiles are not among them: the caller chooses which are recorded.
+# Required keys by kind of result. Percentiles are optional: the caller chooses which are recorded.
 NEEDED = {
     "serve": ("completed", "output_throughput", "median_ttft_ms", "median_tpot_ms"),
     "throughput": (),
@@ -75,7 +75,7 @@ def read(path: Path) -> dict[str, Any]:
 def page(results: Sequence[dict[str, Any]]) -> str:
     """Returns the page: the machine of the first result, then all results grouped by kind."""
     machine: dict[str, Any] = next((each["machine"] for each in results if each.get("machine")), {})
-    parts = [f"<h1>Chorale benchmarks</h1>{_machine(machine)}"]
+    pieces = [f"<h1>Chorale benchmarks</h1>{_machine(machine)}"]
     sections = {
         "serve": _serve,
         "throughput": _plain,
@@ -86,9 +86,9 @@ def page(results: Sequence[dict[str, Any]]) -> str:
     for kind, section in sections.items():
         some = [each for each in results if each["kind"] == kind]
         if some:
-            parts.append(f"<h2>{kind}</h2>" + section(some))
+            pieces.append(f"<h2>{kind}</h2>" + section(some))
     head = "<!doctype html><html lang=en><meta charset=utf-8><title>Chorale benchmarks</title>"
-    return f"{head}<style>{_STYLE}</style>" + "".join(parts) + "</html>\n"
+    return f"{head}<style>{_STYLE}</style>" + "".join(pieces) + "</html>\n"
 
 
 def _machine(machine: dict[str, Any]) -> str:
@@ -167,7 +167,7 @@ def _plot(series: Series, width: int = 900, height: int = 320) -> str:
     across = _ticks(max((x for x, _, _ in series.points), default=0.0) or 1.0)
     up = _ticks(max((y for _, y, _ in series.points), default=0.0) or 1.0)
 
-    def place(x: float, y: float) -> tuple[float, float]:
+    def locate(x: float, y: float) -> tuple[float, float]:
         return (
             left + x / across[-1] * (width - left - right),
             height - bottom - y / up[-1] * (height - bottom - top),
@@ -175,16 +175,16 @@ def _plot(series: Series, width: int = 900, height: int = 320) -> str:
 
     marks = []
     for x in across:
-        at_x, base = place(x, 0)
+        at_x, base = locate(x, 0)
         marks.append(f"<text x={at_x:.1f} y={base + 18:.1f} text-anchor=middle>{x:,.10g}</text>")
     for y in up:
-        _, at_y = place(0, y)
+        _, at_y = locate(0, y)
         marks.append(f"<line class=axis x1={left} x2={width - right} y1={at_y:.1f} y2={at_y:.1f} />")
         marks.append(f"<text x={left - 8} y={at_y + 4:.1f} text-anchor=end>{y:,.10g}</text>")
-    places = [(*place(x, y), label) for x, y, label in series.points]
-    line = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in places)
+    located = [(*locate(x, y), label) for x, y, label in series.points]
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in located)
     dots = "".join(
-        f"<circle class=dot cx={x:.1f} cy={y:.1f} r=4 />{_name(x, y, label, left)}" for x, y, label in places
+        f"<circle class=dot cx={x:.1f} cy={y:.1f} r=4 />{_name(x, y, label, left)}" for x, y, label in located
     )
     words = html.escape(f"{series.title}: {series.y} by {series.x}")
     curve = f'<polyline class=curve points="{line}" />'

@@ -20,11 +20,10 @@ _PROMPT = {"prompt": "The first token", "max_tokens": 1, "temperature": 0}
 def startup(
     serve_arguments: Sequence[str], *, cold: int, warm: int, timeout: float, api_keys: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Returns medians over ``cold`` starts (empty caches of kernels and of the demo), then over ``warm``
-    ones.
+    """Returns median seconds of ``cold`` (with empty caches of kernels and of the demo) and ``warm`` starts.
 
     ``api_keys``: the server's keys, from its arguments or the environment; never part of the result.
-    The page cache keeps the checkpoint in both cases: only a freshly booted machine is colder.
+    The operating system caches the checkpoint in both cases: only a freshly booted machine is colder.
     Raises ``ChoraleError`` if a server does not become healthy in ``timeout`` seconds.
     """
     shown = " ".join(serve_arguments)
@@ -40,9 +39,9 @@ def startup(
             for _ in range(count):
                 with Folder() as fresh:
                     runs.append(_start(serve_arguments, fresh if name == "cold" else kept, timeout, api_key))
-            for place, what in enumerate(("healthy", "first_token")):
+            for index, event in enumerate(("healthy", "first_token")):
                 if runs:
-                    found[f"{name}_{what}_seconds"] = statistics.median(run[place] for run in runs)
+                    found[f"{name}_{event}_seconds"] = statistics.median(run[index] for run in runs)
     return found
 
 

@@ -11,26 +11,26 @@ from typing import Any, Literal
 from chorale.errors import ChoraleError
 
 Verdict = Literal["ok", "failed", "skipped"]
-Place = Literal["files", "device", "server", "after"]
+Stage = Literal["files", "device", "server", "after"]
 REPORT = "report it, with the output of --json"
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of the table.
+    """One check of the table.
 
-    ``place``: where it runs. "files" and "device": in a child process, before the server; "server": over
-    HTTP; "after": in a child process again, once the server has ended, on what it recorded.
-    ``module``: has its function, ``check_NAME``.
+    ``stage``: "files" and "device" run in a child process before the server starts, "server" over HTTP, and
+    "after" in a child process again, on the recording of the server, once that has ended.
+    ``module``: the module with the function ``check_NAME``.
     """
 
     name: str
-    place: Place
+    stage: Stage
     module: str
     seconds: float  # time limit
     proves: str
-    remedy: str = REPORT  # if it has failed
-    quick: bool = True  # runs with --quick, too
+    remedy: str = REPORT  # what to do if the check fails
+    quick: bool = True  # also runs with --quick
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -49,7 +49,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of one check. ``detail`` of a failed one says what is wrong."""
+    """The result of one check. ``detail``: the numbers, the fault, or why it was skipped."""
 
     name: str
     verdict: Verdict
@@ -67,14 +67,14 @@ class Failed(Exception):
 
 
 class Skipped(Exception):
-    """A check proves nothing here, for the reason given."""
+    """A check cannot prove anything here. The message gives the reason."""
 
 
 def outcome_of(name: str, result: Found | Exception, begin: float) -> Outcome:
-    """Returns the outcome of a check that began at ``begin`` and returned or raised ``result``, whatever it
-    is: the next check still runs."""
+    """Returns the outcome of a check that returned or raised ``result``. Every exception becomes an outcome,
+    so that the next check still runs. ``begin``: start of the check, by ``time.perf_counter``."""
     seconds = time.perf_counter() - begin
-    while isinstance(result, ExceptionGroup):  # of concurrent requests
+    while isinstance(result, ExceptionGroup):  # raised by concurrent requests
         result = result.exceptions[0]
     match result:
         case Found():

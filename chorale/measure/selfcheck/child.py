@@ -1,4 +1,4 @@
-"""The child process of the device's checks, from its parent: one order, outcomes as they come."""
+"""Parent side of the device checks' child process: sends an order and yields outcomes as they arrive."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from chorale.measure.selfcheck.check import Check, Failed, Outcome, outcome_of
 from chorale.measure.selfcheck.recorded import Order, Recording
 
 _COMMAND = (sys.executable, "-m", "chorale.measure.selfcheck.device.process")
-_START_SECONDS = 120.0  # importing torch and opening the device, on top of the first check's limit
+_START_SECONDS = 120.0  # added to the first check's limit, to import torch and open the device
 
 
 def device_outcomes(
     checks: Sequence[Check], config: EngineConfig, recording: Recording, *, quick: bool
 ) -> Iterator[Check | Outcome]:
     """Yields each check when it begins, then its outcome. A check that takes too long, or ends the process,
-    has failed, and the others run in a new process."""
+    fails, and the remaining checks run in a new process."""
     rest = list(checks)
     while rest:
         order = Order(os.getpid(), config, [check.name for check in rest], quick, recording)
         with tempfile.TemporaryFile() as log, tempfile.TemporaryFile() as given:
             given.write(msgspec.msgpack.encode(order))
             given.seek(0)
-            # In a session of its own: Ctrl-C is this process's business. Unbuffered, for ``select``.
+            # In a new session, so that Ctrl-C reaches only this process. Unbuffered, for ``select``.
             process = subprocess.Popen(
                 _COMMAND, stdin=given, stdout=subprocess.PIPE, stderr=log, start_new_session=True, bufsize=0
             )
@@ -56,7 +56,7 @@ def device_outcomes(
 
 
 def _line(process: subprocess.Popen[bytes], seconds: float) -> bytes | None:
-    """Returns the next line, b"" if the process has ended, None if there is none in time."""
+    """Returns the next line, b"" if the process has ended, or None after ``seconds``."""
     assert process.stdout is not None
     ready, _, _ = select.select([process.stdout], [], [], seconds)
     return process.stdout.readline() if ready else None

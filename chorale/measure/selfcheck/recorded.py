@@ -1,4 +1,4 @@
-"""Log-probabilities and tokens that a running engine gave, to be compared once it has ended. Torch-free."""
+"""Log-probabilities and tokens recorded from a running engine, to be checked after its end. Torch-free."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import msgspec
 
 from chorale.config.engine import EngineConfig
 
-# Texts as token ids and their log-probabilities by transformers (``scripts/known_answers.py``). The last text
-# is English prose.
+# Token ids of texts, with log-probabilities computed by transformers (``scripts/known_answers.py``). The last
+# text is English prose.
 KNOWN_ANSWERS = Path(__file__).with_name("demo_answers.json")
 
 
 class Position(msgspec.Struct, frozen=True):
-    """Log-probabilities of some tokens at ``index``, given the tokens before it; first that of its own."""
+    """Log-probabilities of tokens at ``index``, given the tokens before it. The actual token comes first."""
 
     index: int
     token_ids: list[int]
@@ -22,7 +22,7 @@ class Position(msgspec.Struct, frozen=True):
 
 
 class Sequence(msgspec.Struct, frozen=True):
-    """``tokens``: the prompt's ``num_prompt``, then those that the engine chose greedily."""
+    """``tokens``: ``num_prompt`` tokens of the prompt, then those that the engine sampled greedily."""
 
     name: str
     tokens: list[int]
@@ -31,7 +31,7 @@ class Sequence(msgspec.Struct, frozen=True):
 
 
 class Draw(msgspec.Struct, frozen=True):
-    """Tokens that were drawn by a seed. ``top_k``: 0 if all tokens could be."""
+    """Tokens that were sampled with a seed. ``top_k``: 0 if all tokens could be sampled."""
 
     temperature: float
     seed: int
@@ -45,7 +45,7 @@ class Recording(msgspec.Struct):
 
 
 class Order(msgspec.Struct, frozen=True):
-    """The checks to run: their names, in order."""
+    """An order to the child process. ``checks``: names of the checks to run, in order."""
 
     parent_pid: int
     config: EngineConfig

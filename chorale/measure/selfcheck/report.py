@@ -15,7 +15,7 @@ _CHECKS = {check.name: check for check in CHECKS}
 
 
 def line(outcome: Outcome, width: int) -> str:
-    """One outcome: verdict, name, seconds, what it proves; then what was found, and a remedy if it failed."""
+    """Returns an outcome as text: verdict, name, seconds, purpose, result, and a remedy if it failed."""
     check = _CHECKS[outcome.name]
     head = f"{SHOWN[outcome.verdict]:<8} {outcome.name:<12} {outcome.seconds:7.1f} s  "
     lines = _wrapped(head, check.proves, width)

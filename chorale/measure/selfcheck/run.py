@@ -1,4 +1,4 @@
-"""Runs the checks: those of the device in a child, those of the server over HTTP, each within its time."""
+"""Runs the checks: of the device in a child process, of the server over HTTP, each with a time limit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import httpx2
 
 from chorale.config.engine import EngineConfig
 from chorale.errors import ChoraleError
-from chorale.measure.selfcheck.check import Check, Failed, Found, Outcome, Place, outcome_of
+from chorale.measure.selfcheck.check import Check, Failed, Found, Outcome, Stage, outcome_of
 from chorale.measure.selfcheck.child import device_outcomes
 from chorale.measure.selfcheck.serving.server import Context, Server, ServerCheck
 from chorale.requests.openai_client import AsyncClient, Client, Endpoint
@@ -33,7 +33,7 @@ class Plan:
 
 
 def run_checks(plan: Plan, report: Report) -> list[Outcome]:
-    """Runs all checks of the plan. ``report`` gets each check when it begins, and its outcome."""
+    """Runs all checks of the plan. ``report`` gets each check when it begins, then its outcome."""
     outcomes: list[Outcome] = []
 
     def note(message: Check | Outcome) -> None:
@@ -41,21 +41,21 @@ def run_checks(plan: Plan, report: Report) -> list[Outcome]:
             outcomes.append(message)
         report(message)
 
-    def run_device(*places: Place) -> None:
-        checks = [check for check in plan.checks if check.place in places]
+    def run_device(*stages: Stage) -> None:
+        checks = [check for check in plan.checks if check.stage in stages]
         context = plan.context
         for message in device_outcomes(checks, plan.config, context.recording, quick=context.quick):
             note(message)
 
     run_device("files", "device")
-    if checks := [check for check in plan.checks if check.place == "server"]:
+    if checks := [check for check in plan.checks if check.stage == "server"]:
         asyncio.run(_run_server(plan, checks, note))
     run_device("after")
     return outcomes
 
 
 async def _run_server(plan: Plan, checks: list[Check], note: Report) -> None:
-    """Starts a server, which is the first check, and runs the others, or skips them if it does not start."""
+    """Starts a server (the check "start"), then runs the other checks, or skips them if it did not start."""
     start, *rest = checks
     note(start)
     begin = time.perf_counter()
@@ -87,11 +87,11 @@ async def _learn(server: Server) -> str:
     try:
         return await server.learn()
     except (httpx2.HTTPError, KeyError, IndexError, ValueError) as error:
-        raise Failed(f"it started, but does not say what it serves: {error}") from None
+        raise Failed(f"it started, but its model and sizes cannot be read: {error}") from None
 
 
 async def run_one(check: Check, function: ServerCheck, server: Server, context: Context) -> Outcome:
-    """Runs one check of a server within its time; whatever it raises becomes its outcome."""
+    """Runs one check of a server with its time limit. Any exception becomes its outcome."""
     begin = time.perf_counter()
     try:
         async with asyncio.timeout(check.seconds):

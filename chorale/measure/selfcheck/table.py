@@ -1,4 +1,4 @@
-"""The checks, in the order in which they run: the one table that command, docs and report are made from."""
+"""The checks, in the order in which they run. The command and the report read this table."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ from chorale.measure.selfcheck.check import REPORT, Check
 _AGAIN = "download the checkpoint again"
 CHECKS = (
     Check("shapes", "files", "device.files", 120,
-          "every tensor is there with its name, type and shape, and the constants are gpt-oss's",
-          f"{_AGAIN} (chorale pull); for a variant meant to differ: --skip shapes"),
-    Check("checksums", "files", "device.files", 900, "the files are byte for byte what was published",
-          "delete the file that is named and download it again (chorale pull)", quick=False),
+          "every tensor has the expected name, type and shape, and the constants are gpt-oss's",
+          f"{_AGAIN} (chorale pull); for an intended variant: --skip shapes"),
+    Check("checksums", "files", "device.files", 900, "the files equal the published ones byte for byte",
+          "delete the named file and download it again (chorale pull)", quick=False),
     Check("values", "files", "device.files", 600,
           "no parameter is NaN, infinite, absurdly large or constant, no scale is NaN, no file has holes",
           f"{_AGAIN}; if it was converted, convert it again", quick=False),
     Check("answers", "device", "device.answers", 180,
-          "the model's code, on the demo's weights, gives the log-probabilities of transformers",
-          "delete the demo's folder in ~/.cache/chorale (it is written anew), or install anew: "
+          "the model's code, on the demo's weights, gives the same log-probabilities as transformers",
+          "delete the demo's folder in ~/.cache/chorale (it is created again), or reinstall: "
           + install_hint()),
     Check("kernels", "device", "device.kernels", 900,
-          "each op that the engine would use computes, in every layer, what the reference does in float32",
-          f"try another GPU of the same kind: if this one alone fails, have it replaced; else {REPORT}"),
+          "each op that the engine would use equals the reference in float32, in every layer",
+          f"try another GPU of the same kind: if only this one fails, have it replaced; else {REPORT}"),
     Check("start", "server", "run", 1200, "a server starts with these options",
           "read the message; chorale fit says what fits this machine"),
-    Check("harmony", "server", "serving.harmony", 60, "texts and a chat get their published token ids"),
+    Check("harmony", "server", "serving.harmony", 60, "texts and a chat are encoded to the published ids"),
     Check("stops", "server", "serving.harmony", 120,
-          "stop tokens and stop strings end an answer and are not in it"),
+          "stop tokens and stop strings end an answer and do not appear in it"),
     Check("grammar", "server", "serving.harmony", 180,
           "answers under a JSON Schema or a regular expression match it"),
     Check("record", "server", "serving.record", 600,
-          "the engine scores texts and draws tokens, alone and in batches, for sampling and logprobs",
+          "the engine gives log-probabilities and samples tokens, for the checks sampling and logprobs",
           "read the message and the server's log"),
     Check("sampling", "after", "device.sampling", 60,
-          "tokens are drawn as specified: greedy, by seed and at several temperatures"),
+          "tokens are sampled as specified: greedily, by seed and at several temperatures"),
     Check("logprobs", "after", "device.logprobs", 1200,
-          "what the server answered is what the reference in float32 gives, but for rounding",
-          "if kernels is green, find the setting with chorale eval parity (speculation, KV cache, ranks) and"
-          f" {REPORT}"),
+          "the server's log-probabilities equal the reference in float32, except for rounding",
+          "if the check kernels passed, find the setting with chorale eval parity (speculation, KV cache,"
+          f" ranks) and {REPORT}"),
 )  # fmt: skip
 NAMES = tuple(check.name for check in CHECKS)
 
@@ -57,7 +57,7 @@ def select(only: str, skip: str, *, quick: bool) -> tuple[Check, ...]:
         raise ConfigError("--only, --skip and --quick leave no check to run")
     if chosen & {"logprobs", "sampling"} and wanted:
         chosen.add("record")
-    if any(check.place == "server" and check.name in chosen for check in CHECKS):
+    if any(check.stage == "server" and check.name in chosen for check in CHECKS):
         chosen.add("start")
     return tuple(check for check in CHECKS if check.name in chosen)
 

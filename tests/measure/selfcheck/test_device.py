@@ -222,7 +222,7 @@ def test_not_a_number_is_seen(folder: Path) -> None:
 def test_draws_are_those_that_the_noise_decides(folder: Path, recording: Recording) -> None:
     with engine_with(folder, REFERENCE_OPS) as core:
         found = check_sampling(machine_of(folder, recording=Recording(recording.sequences, draws(core))))
-    assert "40 greedy tokens are the likeliest, and 288 tokens drawn by seed" in found.detail
+    assert "40 greedy tokens are the likeliest, and 288 tokens sampled by seed" in found.detail
 
 
 @pytest.mark.parametrize(("chosen", "words"), [(7, None), (200_013, "reserved")])

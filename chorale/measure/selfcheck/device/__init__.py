@@ -1,1 +1,1 @@
-"""Checks that need torch, in a child process: of the checkpoint's files, and of the ops on the device."""
+"""Checks that need torch, of the checkpoint's files and the device's ops. They run in a child process."""

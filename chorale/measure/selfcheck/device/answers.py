@@ -1,8 +1,7 @@
 """Known answers: log-probabilities of the demo that ``transformers`` computed in float32.
 
-All other checks of numbers compare the engine with its own model on the reference ops. This one ties that
-model to another implementation, on the demo, whichever checkpoint is checked. ``scripts/known_answers.py``
-writes the file.
+All other numeric checks compare the engine with its own model on the reference ops. This one compares that
+model with another implementation, always on the demo's weights. ``scripts/known_answers.py`` writes the file.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from chorale.measure.selfcheck.recorded import KNOWN_ANSWERS
 from chorale.model.demo import ensure_demo
 from chorale.model.demo.compare import is_demo
 
-# Of the embedding. The small one has squares of the size of the norm's epsilon, which 1 does not show.
+# Factors of the embedding. The small one makes squares as small as the norm's epsilon, so that it matters.
 SCALES = (1.0, 2.0**-8)
-LAST = 60  # tokens of each text that are compared
+LAST = 60  # compared tokens at the end of each text
 # In float32 the answers agree to 1e-5. But the vocabulary's tables are computed when the demo is expanded,
-# and may differ by a last bit of bfloat16: in 1 of 1,000 numbers, that is 0.0004 on average.
+# and may differ in the last bit of bfloat16. In 1 of 1,000 numbers, this adds 0.0004 on average.
 _MEAN, _WORST = 0.001, 0.03
 
 
@@ -41,7 +40,7 @@ def compute(machine: Machine, texts: list[list[int]], scale: float) -> torch.Ten
 
 
 def check_answers(machine: Machine) -> Found:
-    """Runs the demo, expanded in its usual folder, if the checkpoint is another."""
+    """Checks the demo: the given checkpoint if it is the demo, else a copy expanded in the usual folder."""
     if not is_demo(machine.checkpoint, machine.model):
         try:
             machine = machine.of(ensure_demo())
@@ -58,4 +57,4 @@ def check_answers(machine: Machine) -> Found:
                 f"log-probabilities are off by {mean:.2g} on average and {most:.2g} at most ({limits})"
             )
     count = sum(map(len, stored["logprobs"]))
-    return Found(f"{count} log-probabilities are those of transformers, off by {worst:.1g} at most")
+    return Found(f"{count} log-probabilities equal those of transformers within {worst:.1g}")

@@ -1,4 +1,4 @@
-"""The checkpoint's files: complete, of gpt-oss's form, as published, and without values that cannot be."""
+"""Checks of the checkpoint's files: their structure, checksums and values."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _SMALL = ("config.json", "generation_config.json", "model.safetensors.index.json
 _MOST_THREADS = 8
 _CONSTANTS = {"sliding_window": 128, "head_dim": 64, "num_experts_per_tok": 4, "swiglu_limit": 7.0,
               "swiglu_alpha": 1.702, "rms_norm_eps": 1e-5}  # fmt: skip
-# Beyond these a parameter is broken.
+# Larger values mean a broken parameter. The scale's limit is an exponent of two plus 127.
 _LARGEST = 1e6
 _LARGEST_SCALE = 127 + 32
 
 
 def check_shapes(machine: Machine) -> Found:
-    """Opening the checkpoint has compared index, headers, names, types and shapes with config.json. This
-    compares config.json with what all gpt-oss models have in common."""
+    """Compares config.json with the constants of all gpt-oss models. Opening the checkpoint has already
+    compared the index, headers, names, types and shapes with config.json."""
     model = machine.model
     wanted = {
         **_CONSTANTS,
@@ -48,18 +48,20 @@ def check_shapes(machine: Machine) -> Found:
 
 def check_checksums(machine: Machine) -> Found:
     """Compares the files with the hashes that the hub has published, or the demo with its archive."""
-    load_vocabulary()  # checks its own hash
+    load_vocabulary()  # verifies its own hash
     paths = [file.path for file in machine.checkpoint.files]
     paths += [path for name in _SMALL if (path := machine.folder / name).is_file()]
     published = {path: digest for path in paths if (digest := published_hash(path)) is not None}
     if not published and is_demo(machine.checkpoint, machine.model):
         if changed := changed_tensors(machine.checkpoint):
             raise Failed(f"{len(changed)} tensors differ from the archive's: {', '.join(changed[:3])}")
-        return Found("the demo's archive has its sha256, and the tensors of the layers are the archive's")
+        return Found(
+            "the demo's archive has the expected sha256, and the layers' tensors equal the archive's"
+        )
     if not published:
         raise Skipped(
-            "these files have no published hashes here: they are not in the hub's cache, and no "
-            ".cache/huggingface beside them names any"
+            "no published hashes were found for these files: they are not in the hub's cache, and there is"
+            " no .cache/huggingface with hashes next to them"
         )
     with ThreadPoolExecutor(_MOST_THREADS) as pool:
         found = zip(published, pool.map(has_hash, published, published.values()), strict=True)
@@ -71,7 +73,7 @@ def check_checksums(machine: Machine) -> Found:
 
 
 def check_values(machine: Machine) -> Found:
-    """Looks at every parameter: not finite, absurdly large, constant, NaN scales, and holes of zeros."""
+    """Searches all tensors for infinite, NaN, absurdly large or constant values, NaN scales and holes."""
     wrong: list[str] = []
     elements = 0
     for file in machine.checkpoint.files:
@@ -88,9 +90,9 @@ def check_values(machine: Machine) -> Found:
 
 def _fault_of(name: str, tensor: torch.Tensor) -> str | None:
     if tensor.dtype == torch.uint8 and "scale" not in name.rsplit(".", 1)[-1]:
-        parts = tensor.flatten(1) if tensor.dim() > 2 else tensor.view(1, -1)  # experts, where all are in one
-        for number, part in enumerate(parts):
-            if not bool(part[: 2**16].any()) or not bool(part[-(2**16) :].any()) or not bool(part.any()):
+        experts = tensor.flatten(1) if tensor.dim() > 2 else tensor.view(1, -1)  # one tensor for all, or one
+        for number, data in enumerate(experts):
+            if not bool(data[: 2**16].any()) or not bool(data[-(2**16) :].any()) or not bool(data.any()):
                 return f"expert {number} begins with zeros, ends with them or is zero: a hole in the file?"
         return None
     smallest, largest = map(float, tensor.aminmax()) if tensor.numel() else (0.0, 0.0)

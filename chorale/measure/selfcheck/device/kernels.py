@@ -1,10 +1,10 @@
-"""The ops that the engine would use against the reference ops in float32, in every layer of this checkpoint.
+"""Compares the ops that the engine would use with the reference ops in float32, in every layer.
 
-The engine's model runs one layer at a time on ``_Pair``, which computes each op by both and goes on with the
-reference's result. So errors do not add up, and a wrong op is named with its layer. The forms are those of an
-engine's steps: a prompt, the end of a prompt, and decoding rows of several counts, for which back ends have
-different kernels. Experts are chosen twice, by the router and evenly, so that each one is used. Norms also
-get rows whose squares are as small as their epsilon, and attention a long context.
+The engine's model runs one layer at a time on ``_Pair``, which computes each op with both and continues with
+the reference's result. So errors do not add up, and a wrong op is reported with its layer. The steps are a
+prompt, the end of a prompt, and several numbers of decoding rows, for which back ends have different kernels.
+Expert ops run with the router's choice and with an even one, so that each expert is used. Norms also run on
+rows whose squares are as small as their epsilon, and attention on a long context.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from chorale.measure.selfcheck.device.reference import Reference
 from chorale.measure.steps import PagedSequences
 from chorale.model.weights import packed_layers
 
-_TOKENS, _FEW_TOKENS = 384, 160  # above the window, so that it matters
+_TOKENS, _FEW_TOKENS = 384, 160  # more than the window, so that it matters
 _ROWS, _FEW_ROWS = (1, 2, 8, 17, 64), (1, 6)
 _HEAD_ROWS = (1, 8, 64)
 _LONG = (8192, 131_072)
-_TIE = 1e-3  # of router logits: which of two such experts is chosen is left to rounding
+_TIE = 1e-3  # router logits closer than this: rounding may decide which expert is chosen
 _SMALL = ", small inputs"
-# Limits of a row's error: its norm over the row's. In float32 both sides sum the same terms in another order;
-# in bfloat16 a product of 2,880 terms is off by some 0.004, and a window that is one token too short by 0.09.
+# Limits of the norm of a row's error, relative to the row's norm. In float32, only the order of sums differs.
+# In bfloat16, a product of 2,880 terms is off by some 0.004, and a window one token too short by 0.09.
 _LIMITS = {torch.float32: 1e-4, torch.bfloat16: 0.02, torch.float16: 0.02, torch.float8_e4m3fn: 0.06}
-_BFLOAT16_EXPERTS = 0.04  # two products, and a sum in which experts may cancel each other
+_BFLOAT16_EXPERTS = 0.04  # two products, then a sum in which experts may cancel out
 _E4M3_EXPERTS = 0.1  # inputs of both products of an expert are e4m3
 
 
@@ -53,14 +53,14 @@ def check_kernels(machine: Machine) -> Found:
     nearest = max(worst.values(), key=lambda each: each.error / each.limit)
     detail = (
         f"{machine.model.num_hidden_layers} layers, {len(worst)} results of {machine.ops.name} ops, each"
-        f" within its limit; nearest to it: {nearest.error:.2g} of {nearest.limit:g} at {nearest.where}"
+        f" within its limit; closest: {nearest.error:.2g} of {nearest.limit:g} at {nearest.where}"
     )
     return Found(detail, facts)
 
 
 @dataclass(slots=True)
 class _Worst:
-    """The worst error of one op, and where it was."""
+    """The worst error of one op. ``where``: the layer and step in which it occurred."""
 
     limit: float
     error: float = -1.0
@@ -69,9 +69,9 @@ class _Worst:
 
 
 class _Pair:
-    """Ops of which each compares the engine's result with the reference's, and returns the latter.
+    """Ops that compare the engine's results with the reference's and return the reference's.
 
-    ``where``: the layer and the step that run, for messages. Packed weights and plans are pairs.
+    ``where``: the current layer and step, for messages. Packed weights and plans are (engine, reference).
     """
 
     def __init__(self, machine: Machine, exact: Ops, exact_kv: torch.Tensor) -> None:
@@ -102,7 +102,7 @@ class _Pair:
     ) -> None:
         found, exact = found.float().flatten(1), exact.float().flatten(1)
         norms = exact.norm(dim=1)
-        floor = 0.05 * norms.square().mean().sqrt()  # rows that happen to be nearly zero
+        floor = 0.05 * norms.square().mean().sqrt()  # for rows that happen to be nearly zero
         errors = (found - exact).norm(dim=1) / norms.maximum(floor).clamp(min=1e-30)
         self._note(op, float(errors.nan_to_num(math.inf, math.inf).max()), limit, what)
 
@@ -148,7 +148,7 @@ class _Pair:
 
     def _route(self, attended: Any, linear: Any, x: Any, weights: Any, eps: float) -> Any:
         own, exact = (replace(weights, linear=each) for each in weights.linear)
-        # Nothing but the bias is added to rows that it makes small.
+        # With zeros as input, the op adds only the bias, and the result has small rows.
         nothing = torch.zeros_like(attended)
         rows = small(x, eps) - linear[1](nothing.float())
         for what, given, added in ((_SMALL, rows, nothing), ("", x, attended)):
@@ -158,7 +158,7 @@ class _Pair:
         self.compare("project_and_route: x", found - x, linear[1](attended.float()), self._limit)
         logits = exact.linear(right)
         chosen = logits.gather(1, ids)
-        # 0: the best ones were chosen, each once.
+        # 0 if the experts with the largest logits were chosen, each once.
         short = float((logits.topk(weights.top_k, -1).values[:, -1:] - chosen).clamp(min=0).max())
         if ids.shape[1] != weights.top_k or bool((ids.sort(-1).values.diff(dim=-1) == 0).any()):
             short = math.inf
@@ -192,7 +192,7 @@ class _Pair:
             for what, given in (("", x), (_SMALL, small(x, eps))):
                 found = self._own.lm_head(given.clone(), index, norm, packed, eps)
                 normed = rms_norm(given[index], norm, eps)
-                exact = torch.cat([normed @ part.float().t() for part in head.split(8192)], 1)
+                exact = torch.cat([normed @ piece.float().t() for piece in head.split(8192)], 1)
                 self.compare("lm_head", found, exact, self._limit, what)
 
 
@@ -209,8 +209,8 @@ def _run(machine: Machine) -> dict[str, _Worst]:
     pair.where = "the embedding"
     pair.compare("embed", machine.ops.embed(machine.read("embedding"), ids.to(machine.device)), x, 1e-6)
     edges = [length - 1, config.sliding_window - 1, config.sliding_window, 0, config.sliding_window + 1, 1]
-    places = [place for place in dict.fromkeys([*edges, *range(length)]) if 0 <= place < length]
-    decodes = [sequence.decodes(sorted(places[:count])) for count in (_FEW_ROWS if few else _ROWS)]
+    indices = [index for index in dict.fromkeys([*edges, *range(length)]) if 0 <= index < length]
+    decodes = [sequence.decodes(sorted(indices[:count])) for count in (_FEW_ROWS if few else _ROWS)]
     steps = [sequence.whole(), sequence.end(max(1, length // 3)), *decodes]
     layers = packed_layers(
         machine.folder,
@@ -235,7 +235,7 @@ def _run(machine: Machine) -> dict[str, _Worst]:
 
 
 def _long_attention(machine: Machine, pair: _Pair, shape: AttentionShape, length: int) -> None:
-    """Attention over a context whose keys are random, and whose queries look at few of them."""
+    """Compares attention over a long context of random keys, with queries that attend to few of them."""
     sequence = PagedSequences([length], machine.block_size, machine.device)
     generator = torch.Generator(machine.device).manual_seed(length)
     kv = sequence.pool(machine.model, torch.float32).normal_(generator=generator)
@@ -252,12 +252,12 @@ def _long_attention(machine: Machine, pair: _Pair, shape: AttentionShape, length
 
 
 def small(x: torch.Tensor, eps: float) -> torch.Tensor:
-    """x with a mean square of ``eps``."""
+    """Returns ``x`` scaled to a mean square of ``eps``."""
     return x * (math.sqrt(eps) / x.pow(2).mean().sqrt())
 
 
 def _read(kv: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """[2, T, Nkv, D] float32: k and v of some slots."""
+    """Returns k and v of some slots: [2, T, Nkv, D] float32."""
     # torch cannot index e4m3.
     octets = kv.view(torch.uint8) if kv.dtype.itemsize == 1 else kv
     found = octets[slots // kv.shape[3], :, :, slots % kv.shape[3]].contiguous()
@@ -265,7 +265,7 @@ def _read(kv: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
 
 
 def _even_choice(ids: torch.Tensor, num_experts: int) -> torch.Tensor:
-    """[T, K]: every expert equally often, in a random order."""
+    """Returns expert ids [T, K] in which every expert is equally frequent, in a random order."""
     (tokens, top_k), generator = ids.shape, torch.Generator().manual_seed(0)
     whole = num_experts - num_experts % top_k
     rounds = -(-tokens * top_k // whole)

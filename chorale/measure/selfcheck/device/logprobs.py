@@ -1,10 +1,10 @@
-"""The log-probabilities of the engine that ran, against the same model on the reference ops in float32.
+"""Compares the recorded log-probabilities with the same model on the reference ops in float32.
 
-How far an engine may be off is not a constant: rounding to bfloat16 turns choices between nearly equal
-experts, more often in some checkpoints than in others. So the reference runs twice, exactly and in the
-engine's number formats, and the engine may be somewhat further from the exact results than that. Errors are
-compared by kind of position, because faults of attention show early in a sequence (sinks), from the window
-on, or far into a context; and for each sequence.
+The allowed error is not a constant: rounding to bfloat16 changes choices between nearly equal experts, more
+often in some checkpoints than in others. So the reference runs twice, in float32 and in the engine's number
+formats. The engine's error may be somewhat larger than the difference between the two. Errors are compared
+for each sequence, and for each kind of position, because faults of attention show early in a sequence
+(sinks), from the window's size on, or far into a context.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from chorale.measure.selfcheck.recorded import Position, Sequence
 
 Floats = npt.NDArray[np.float64]
 
-# Of what rounding does. Few positions lie where it turns the choice of an expert, and these are far off: they
-# count in means, and medians are of all others.
+# Limits relative to the error of rounding alone. At a few positions, rounding changes the choice of an expert
+# and the error is large. These positions affect means, but not medians.
 _MEAN_FACTOR, _MEDIAN_FACTOR, _SEQUENCE_FACTOR = 1.5, 1.4, 3.0
-# What is left where rounding is not simulated, in other formats than float32 and in it: a choice between
-# experts may turn there, too, and moves no median.
+# Added to the limits for rounding that the reference does not simulate: in formats other than float32, then
+# for the mean and the median in float32.
 _FLOOR, _FLOOR_FLOAT32, _MEDIAN_FLOAT32 = 2e-3, 2e-4, 2e-5
-_COARSE = 0.1
-_ROWS_AT_ONCE = 128  # of logits
+_COARSE = 0.1  # mean error of rounding above which small faults would not show
+_ROWS_AT_ONCE = 128  # rows of logits computed at once
 
 
 def check_logprobs(machine: Machine) -> Found:
@@ -46,12 +46,12 @@ def check_logprobs(machine: Machine) -> Found:
         f" {ours.mean():.2g} on average (rounding alone: {rounded.mean():.2g})"
     )
     if rounded.mean() > _COARSE:
-        detail += "; rounding moves so much here that small faults would not show"
+        detail += "; rounding errors are so large here that small faults would not show"
     return Found(detail, facts)
 
 
 def _errors(machine: Machine, sequences: list[Sequence]) -> tuple[Floats, Floats]:
-    """Mean absolute errors of all positions: the engine's, and those of its number formats alone."""
+    """Returns the mean absolute errors of each position: the engine's, and those of its rounding alone."""
     references = [Reference(machine)]
     if not machine.is_exact:
         references.append(Reference(machine, rounded=True))
@@ -63,9 +63,9 @@ def _errors(machine: Machine, sequences: list[Sequence]) -> tuple[Floats, Floats
     for number, sequence in enumerate(sequences):
         for begin in range(0, len(sequence.positions), _ROWS_AT_ONCE):
             positions = sequence.positions[begin : begin + _ROWS_AT_ONCE]
-            places = torch.tensor([position.index - 1 for position in positions], device=x.device)
+            indices = torch.tensor([position.index - 1 for position in positions], device=x.device)
             exact, *others = (
-                reference.logprobs(pieces[number][places], head)
+                reference.logprobs(pieces[number][indices], head)
                 for reference, pieces in zip(references, states, strict=True)
             )
             for row, each in enumerate(positions):
@@ -81,10 +81,10 @@ def _difference(given: list[float], exact: torch.Tensor, token_ids: list[int]) -
 
 
 def named_tokens(logprobs: torch.Tensor, position: Position, *, is_decoded: bool) -> list[int]:
-    """Token ids that an engine with these log-probabilities [V] would give for the position.
+    """Returns the token ids that an engine with these log-probabilities [V] would report for the position.
 
-    Most tokens of a position are there because the engine holds them to be likely, so its errors are larger
-    at them than at others. Rounding is therefore measured at the tokens that the rounded results would name.
+    Most tokens of a position are recorded because the engine finds them likely, so its errors are larger at
+    them than at others. Rounding is therefore measured at the likeliest tokens of the rounded results.
     """
     own, count = position.token_ids[0], len(position.token_ids)
     best: list[int] = logprobs.topk(count).indices.tolist()
@@ -94,7 +94,7 @@ def named_tokens(logprobs: torch.Tensor, position: Position, *, is_decoded: bool
 def _judge(
     machine: Machine, sequences: list[Sequence], ours: Floats, rounded: Floats
 ) -> tuple[dict[str, dict[str, float]], list[str]]:
-    """(numbers of each kind of position, what is wrong)."""
+    """Returns (numbers by kind of position, a message for each limit that is exceeded)."""
     window, counts = machine.model.sliding_window, [len(each.positions) for each in sequences]
     index = np.array([position.index for each in sequences for position in each.positions])
     kinds = {
@@ -119,10 +119,10 @@ def _judge(
             facts[name] = {"positions": int(some.sum()), "mean": float(mean), "rounding": float(usual)}
             compare(name, "on average", mean, _MEAN_FACTOR * usual + floor)
             most = _MEDIAN_FACTOR * float(np.median(rounded[some])) + median_floor
-            compare(name, "at half of them", median, most)
+            compare(name, "in the median", median, most)
     ends = np.cumsum(counts)[:-1]
     pieces = zip(sequences, np.split(ours, ends), np.split(rounded, ends), strict=True)
     for sequence, own, usual in pieces:
         most = _SEQUENCE_FACTOR * max(np.median(rounded), np.median(usual)) + 5 * median_floor
-        compare(sequence.name, "at half of it", np.median(own), most)
+        compare(sequence.name, "in the median", np.median(own), most)
     return facts, faults

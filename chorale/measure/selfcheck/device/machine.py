@@ -1,4 +1,4 @@
-"""The device, ops and sizes with which the operator's engine would run, and the checkpoint's files."""
+"""The device, ops and sizes that the engine would use with the given options, and the checkpoint's files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from chorale.runtime.sizing.resolve import default_threads, resolve
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """All that the checks of the device need."""
+    """The inputs of the device checks."""
 
     folder: Path
     model: ModelConfig
@@ -46,7 +46,7 @@ class Machine:
         return self.dtype == self.kv_dtype == torch.float32 and not self.fp8_activations
 
     def read(self, role: str) -> torch.Tensor:
-        """Returns a tensor that belongs to no layer, in the file's type."""
+        """Returns a tensor that belongs to no layer, in the file's dtype."""
         return self.checkpoint.read(None, role).to(self.device)
 
     def of(self, folder: Path) -> Machine:
@@ -56,7 +56,7 @@ class Machine:
 
 
 def open_machine(config: EngineConfig, *, quick: bool, recording: Recording) -> Machine:
-    """Opens the device and the checkpoint. Raises a ``ChoraleError`` as a start of the engine would."""
+    """Opens the device and the checkpoint. Raises the same ``ChoraleError`` as an engine start."""
     folder = resolve_model(config.model, revision=config.revision, download_dir=config.download_dir)
     model = ModelConfig.load(folder)
     device = open_device(config.device, config.num_threads or default_threads(model.num_parameters))

@@ -1,7 +1,7 @@
 """``python -m chorale.measure.selfcheck.device.process``: the child that runs checks on the device.
 
 Reads an ``Order`` (msgpack) from standard input, and writes an ``Outcome``, a line of JSON, for each check.
-It ends with its parent, which ends it if a check takes too long.
+The parent kills it if a check takes too long, and it ends when the parent does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from chorale.measure.selfcheck.table import CHECKS
 
 
 def _outcomes(order: Order) -> Iterator[Outcome]:
-    """Opens device and checkpoint for the first check; if that fails, the others are skipped."""
+    """Opens the device and the checkpoint in the first check. If that fails, the others are skipped."""
     from chorale.measure.selfcheck.device.machine import open_machine  # imports torch
 
     machine, fault = None, ""
@@ -43,7 +43,7 @@ def main() -> int:
     die_with_parent(order.parent_pid)
     settle_signals()
     with os.fdopen(os.dup(1), "w", buffering=1) as report, contextlib.suppress(BrokenPipeError):
-        os.dup2(2, 1)  # what libraries print is not a report
+        os.dup2(2, 1)  # output of libraries goes to standard error
         for outcome in _outcomes(order):
             report.write(msgspec.json.encode(outcome).decode() + "\n")
     return 0

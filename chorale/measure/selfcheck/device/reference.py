@@ -1,7 +1,7 @@
-"""The engine's model on the reference ops: what the device's results are compared with.
+"""The engine's model on the reference ops, which computes the expected results of the device.
 
-``GptOss`` runs layer by layer, each as a model of one layer whose embedding is the state before it. So the
-120b needs the memory of one layer, packed as in the file, and of the states.
+Each layer runs as a ``GptOss`` of one layer whose embedding is the hidden state before it. So the 120b needs
+memory for one layer, packed as in the file, and for the hidden states.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from chorale.model.gpt_oss import GptOss, LayerWeights, Weights
 from chorale.model.weights import packed_layers
 
 _BLOCK_SIZE = 16
-_HEAD_ROWS = 16_384  # of the output matrix at once
+_HEAD_ROWS = 16_384  # rows of the output matrix computed at once
 
 
 class Reference:
-    """In float32, or ``rounded``: in the number formats of the engine."""
+    """The model in float32 or, if ``rounded``, in the number formats of the engine."""
 
     def __init__(self, machine: Machine, *, rounded: bool = False) -> None:
         self._machine, self._rounded = machine, rounded
@@ -45,14 +45,14 @@ class Reference:
         return table[torch.tensor(token_ids)].float().to(self._machine.device)
 
     def one_layer(self, number: int, layer: LayerWeights, x: torch.Tensor, most: int, ops: Ops) -> GptOss:
-        """The model of one layer, whose embedding is the state ``x`` [T, H] before it."""
+        """Returns a layer as a model whose embedding is the hidden state ``x`` [T, H] before it."""
         config = self._machine.model
         kinds = config.layer_types[number : number + 1]
         one = replace(config, num_hidden_layers=1, layer_types=kinds)
         return GptOss(one, Weights(x, (layer,), self.norm, None, 0), ops, most)
 
     def run(self, x: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
-        """[T, H] after the last layer. The embedded tokens of sequences lie one after the other in ``x``."""
+        """Returns [T, H] after the last layer. ``x``: the embedded tokens of all sequences, concatenated."""
         sequences = PagedSequences(lengths, _BLOCK_SIZE, self._machine.device)
         kv, step = sequences.pool(self._machine.model, self._kv_dtype), sequences.whole()
         batch = ForwardBatch(step.tokens, step.tokens[:0], step.meta)
@@ -61,14 +61,14 @@ class Reference:
         return x
 
     def logprobs(self, x: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
-        """[R, V] on the CPU, of x [R, H] after the last layer. ``head``: the output matrix."""
-        # Other ops than these keep float32 sums, whatever they multiply.
+        """Returns [R, V] on the CPU. ``x``: [R, H] after the last layer. ``head``: the output matrix."""
+        # All other ops keep the logits in float32, in any number format.
         dtype = self._dtype if self._machine.ops.name == "reference" else torch.float32
         rows = torch.arange(len(x), device=x.device)
-        parts = []
-        for part in head.split(_HEAD_ROWS):
-            weights = Weights(x, (), self.norm, self.ops.pack_head(part.to(dtype)), 0)
-            parts.append(GptOss(self._machine.model, weights, self.ops, 1).logits(x, rows))
-        logits = torch.cat(parts, 1)
-        # A sum of 201,088 float32 numbers is off by 5e-5.
+        pieces = []
+        for piece in head.split(_HEAD_ROWS):
+            weights = Weights(x, (), self.norm, self.ops.pack_head(piece.to(dtype)), 0)
+            pieces.append(GptOss(self._machine.model, weights, self.ops, 1).logits(x, rows))
+        logits = torch.cat(pieces, 1)
+        # In float64: a sum of 201,088 float32 numbers is off by 5e-5.
         return (logits - logits.double().logsumexp(-1, keepdim=True).float()).cpu()

@@ -1,4 +1,4 @@
-"""Checks of stop tokens, the token format, tool calls and grammars, which hold for any weights."""
+"""Checks of stop tokens, the token format and grammars, which pass with any correctly served weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from chorale.measure.selfcheck.serving.server import Context, Server
 
 KNOWN_TOKENS = Path(__file__).with_name("known_tokens.json")
 _RETURN, _ENDOFTEXT, _CALL = 200002, 199999, 200012
-_FORCED = 100.0  # a logit bias that wins against any model
+_FORCED = 100.0  # a logit bias that exceeds any model's logits
 _PATTERN = r"[A-F]{2}-[0-9]{3}(\.[a-z]{1,4})?"
 _LOOK: dict[str, Any] = {
     "type": "object",
@@ -30,13 +30,13 @@ _TOOL = {"type": "function", "function": {"name": "look", "description": "Looks.
 
 
 async def check_harmony(server: Server, context: Context) -> Found:
-    """Texts and a chat get the token ids that openai-harmony gives them (``scripts/known_answers.py``)."""
+    """Compares token ids of texts and a chat with openai-harmony's (``scripts/known_answers.py``)."""
     known = json.loads(KNOWN_TOKENS.read_text("ascii"))
     for text, ids in known["texts"]:
         body = await server.post("/detokenize", {"tokens": ids})
         if body["prompt"] != text:
             raise Failed(f"/detokenize gives {body['prompt'][:60]!r} for the tokens of {text[:60]!r}")
-        # In a raw prompt, names of special tokens are special tokens.
+        # A raw prompt turns names of special tokens into special tokens, unlike the stored ids.
         if "<|" not in text:
             body = await server.post("/tokenize", {"prompt": text, "add_special_tokens": False})
             _check_ids(f"{text[:60]!r}", body["tokens"], ids)
@@ -46,17 +46,17 @@ async def check_harmony(server: Server, context: Context) -> Found:
 
 
 def _check_ids(what: str, found: list[int], expected: list[int]) -> None:
-    for place, (one, other) in enumerate(zip_longest(found, expected)):
+    for index, (one, other) in enumerate(zip_longest(found, expected)):
         if one != other:
-            near = slice(place, place + 6)
+            near = slice(index, index + 6)
             shown = " instead of ".join(
                 f"{ids[near]} {load_vocabulary().decode(ids[near])!r}" for ids in (found, expected)
             )
-            raise Failed(f"{what} has the tokens {shown} from {place} on")
+            raise Failed(f"{what} has the tokens {shown} from index {index} on")
 
 
 async def check_stops(server: Server, context: Context) -> Found:
-    """Every stop token ends an answer and is not in its text; stop strings cut it."""
+    """Checks that stop tokens end an answer without appearing in its text, and that stop strings cut it."""
     (word,) = load_vocabulary().encode("hello")
     hellos, cut = ("length", "hello" * 8, 8), ("stop", "hel", 2)
     cases: list[tuple[str, int, dict[str, Any], tuple[str, str, int]]] = [
@@ -82,7 +82,7 @@ async def check_stops(server: Server, context: Context) -> Found:
 
 
 async def check_grammar(server: Server, context: Context) -> Found:
-    """Answers under a JSON Schema and a regular expression match them, at temperature 1, several at once."""
+    """Checks that concurrent answers under a JSON Schema or regular expression match it, at temperature 1."""
     schema = {"type": "json_schema", "json_schema": {"name": "look", "strict": True, "schema": _LOOK}}
     question = [{"role": "user", "content": "Look at something."}]
 

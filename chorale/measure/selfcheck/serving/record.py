@@ -1,4 +1,4 @@
-"""Log-probabilities and seeded tokens of the running engine, recorded for the checks that follow it."""
+"""Records log-probabilities and seeded tokens of the running engine, for the checks after it has ended."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from chorale.measure.selfcheck.check import Failed, Found
 from chorale.measure.selfcheck.recorded import KNOWN_ANSWERS, Draw, Position, Sequence
 from chorale.measure.selfcheck.serving.server import Context, Server
 
-_WORDS = 199_000  # ordinary tokens
-_TOP = 4  # alternatives at each position
-_LONG = (8192, 32_768)  # tokens; those that the engine's limits allow
+_WORDS = 199_000  # ids below are ordinary tokens
+_TOP = 4  # alternative tokens recorded at each position
+_LONG = (8192, 32_768)  # tokens of long prompts, sent if the engine's limits allow them
 _TEMPERATURES = (0.5, 1.0, 2.0)
-_DRAWN_TOP = 20  # alternatives of a drawn token
+_DRAWN_TOP = 20  # alternative tokens recorded for each sampled token
 
 
 async def check_record(server: Server, context: Context) -> Found:
-    """Scores fixed texts and lets the engine go on with others, alone and together."""
+    """Records the scores of fixed texts and greedy continuations of random ones, alone and in batches."""
     english: list[int] = json.loads(KNOWN_ANSWERS.read_text("ascii"))["texts"][-1]
     sequences = [
         await _scored(server, "English", english, 0),
@@ -29,8 +29,8 @@ async def check_record(server: Server, context: Context) -> Found:
     own = [position.logprobs[0] for position in sequences[0].positions]
     perplexity = math.exp(-sum(own) / len(own))
     few = context.is_slow or context.quick
-    async with asyncio.TaskGroup() as group:  # rows of unequal length, in the same steps
-        jobs = [
+    async with asyncio.TaskGroup() as group:  # rows of different lengths share steps
+        tasks = [
             group.create_task(_scored(server, f"row {row} of several", _random(100 + row, 18 + 5 * row), 16))
             for row in range(4 if few else 16)
         ]
@@ -39,7 +39,7 @@ async def check_record(server: Server, context: Context) -> Found:
             for temperature in _TEMPERATURES
             for seed, top_k in ((11, 0), (12, _DRAWN_TOP), (2**40 + 13, _DRAWN_TOP))
         ]
-    sequences += [job.result() for job in jobs]
+    sequences += [task.result() for task in tasks]
     if not context.is_slow:
         repeated = (english * 20)[: min(700 if context.quick else 3500, server.max_model_len - 8)]
         sequences.append(await _scored(server, "English, repeated", repeated, 8))
@@ -53,7 +53,7 @@ async def check_record(server: Server, context: Context) -> Found:
     drawn = sum(len(each.positions) for each in context.recording.draws)
     detail = (
         f"{count} positions of {len(sequences)} sequences and {drawn} drawn tokens; perplexity of English"
-        f" {perplexity:,.0f}: random weights have some 200,000"
+        f" {perplexity:,.0f} (random weights: about 200,000)"
     )
     return Found(detail, {"perplexity": perplexity, "positions": count, "drawn": drawn})
 
@@ -66,7 +66,7 @@ def _random(seed: int, length: int) -> list[int]:
 async def _scored(
     server: Server, name: str, tokens: list[int], more: int, *, scores_prompt: bool = True
 ) -> Sequence:
-    """Scores ``tokens`` from the second on, and ``more`` that the engine chooses greedily."""
+    """Records the scores of ``tokens`` from the second on, then of ``more`` tokens sampled greedily."""
     fields = {"prompt_logprobs": _TOP} if scores_prompt else {}
     choice = await _completion(server, tokens, max(more, 1), _TOP, temperature=0, **fields)
     positions = []
@@ -105,17 +105,17 @@ async def _completion(
 
 
 def _decoded(choice: dict[str, Any], begin: int) -> list[Position]:
-    """The generated tokens, whose first is at ``begin``."""
+    """Returns the positions of the generated tokens. The first one has index ``begin``."""
     found, given = [], choice["logprobs"]
-    for place, token in enumerate(choice["token_ids"]):
-        named = {int(name.removeprefix("token_id:")): v for name, v in given["top_logprobs"][place].items()}
-        named[token] = given["token_logprobs"][place]
-        found.append(_position(begin + place, token, named))
+    for number, token in enumerate(choice["token_ids"]):
+        named = {int(name.removeprefix("token_id:")): v for name, v in given["top_logprobs"][number].items()}
+        named[token] = given["token_logprobs"][number]
+        found.append(_position(begin + number, token, named))
     return found
 
 
 def _position(index: int, token: int, logprobs: dict[int, float]) -> Position:
-    """The token's own comes first."""
+    """Returns a position. ``token`` and its log-probability come first."""
     ids = [token, *(other for other in logprobs if other != token)]
     values = [logprobs[each] for each in ids]
     if not all(math.isfinite(value) and value <= 1e-3 for value in values):

@@ -1,4 +1,4 @@
-"""The private server that is checked: its process, its log and a client; and what its checks share."""
+"""The private server that is checked (its process, log and client), and the context that its checks share."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from chorale.measure.selfcheck.recorded import Recording
 from chorale.requests.openai_client import AsyncClient, NoAnswerError, error_text
 from chorale.serve.private_server import PrivateProcess
 
-_LOG_SHOWN = 600  # characters of the end of a log
+_LOG_SHOWN = 600  # characters shown from the end of a log
 
 
 class Server:
-    """Methods raise ``Failed`` if the server does not answer as it should."""
+    """The server that is checked. Methods raise ``Failed`` for an error response or none at all."""
 
     def __init__(self, started: PrivateProcess, client: AsyncClient) -> None:
         self.started, self.client = started, client
         self.model = ""
         self.max_model_len = 0
-        self.kv_tokens = 0  # of all engines together
+        self.kv_tokens = 0  # capacity of the KV pools of all engines
 
     async def learn(self) -> str:
-        """Reads the model's name and the sizes that the checks depend on, and returns them."""
+        """Reads the model's name and the sizes that the checks depend on. Returns a summary."""
         model = (await self.client.models())[0]
         self.model, self.max_model_len = model["id"], int(model["max_model_len"])
         text = (await self.client.get("/metrics")).text
@@ -35,7 +35,7 @@ class Server:
         return f"{self.model}: {self.max_model_len:,} tokens a request, {self.kv_tokens:,} in the KV pool"
 
     async def post(self, path: str, body: dict[str, Any]) -> Any:
-        """Returns the parsed answer; ``model`` is added."""
+        """Sends ``body`` with the model's name and returns the parsed response."""
         try:
             response = await self.client.post(path, {"model": self.model, **body})
         except NoAnswerError as error:
@@ -50,7 +50,7 @@ class Server:
         return dict(found["choices"][0])
 
     async def chat(self, **fields: Any) -> dict[str, Any]:
-        """Returns the first choice of a chat completion, with the prompt's token ids if asked for."""
+        """Returns the first choice of a chat completion, with the prompt's token ids if requested."""
         found = await self.post("/v1/chat/completions", fields)
         return {"prompt_token_ids": found.get("prompt_token_ids"), **found["choices"][0]}
 
@@ -61,7 +61,7 @@ class Server:
 
 @dataclass(slots=True)
 class Context:
-    """``recording`` is written by the check "record" alone."""
+    """Settings of the checks. Only the check "record" writes ``recording``."""
 
     quick: bool
     is_slow: bool  # a full-size model without an accelerator
