@@ -1,4 +1,4 @@
-"""/docs: Swagger UI from this server alone, in a real browser; and what is served without one."""
+"""/docs: Swagger UI in a real browser, and its files and examples without one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def unfold(page: Page, operation: str, path: str, method: str) -> None:
 
 @browser
 @pytest.mark.parametrize("prefix", ["", "/prefix"])
-def test_a_call_can_be_tried(page: Page, prefix: str) -> None:
+def test_a_request_can_be_executed(page: Page, prefix: str) -> None:
     answer = playing(FINAL + "17 + 25 = 42<|return|>")
     with in_thread(answer, root_path=prefix) as server:
         page.open(f"http://127.0.0.1:{server.port}{prefix}/docs")
@@ -62,7 +62,7 @@ def test_a_call_can_be_tried(page: Page, prefix: str) -> None:
 
 
 @browser
-def test_a_key_can_be_given(page: Page) -> None:
+def test_an_api_key_can_be_entered(page: Page) -> None:
     with in_thread(playing(FINAL + "Hi<|return|>"), keys=[hash_key("secret")]) as server:
         page.open(f"http://127.0.0.1:{server.port}/docs")
         page.until("document.querySelector('.authorize')", 30)
@@ -86,7 +86,7 @@ def test_a_page_of_another_origin_opens_no_websocket(page: Page) -> None:
     )
     with in_thread(playing(FINAL + "Hi<|return|>")) as server:
         for host, found in (("127.0.0.1", "open"), ("localhost", "refused")):
-            page.open(f"http://{host}:{server.port}/health")  # a page without a policy of its own
+            page.open(f"http://{host}:{server.port}/health")  # a page without a content security policy
             page.until(f"location.hostname === '{host}' && document.readyState === 'complete'")
             assert page.value(script.replace("PORT", str(server.port))) == found
 
@@ -95,7 +95,7 @@ def served(client: Any = None, **config: Any) -> AbstractAsyncContextManager[Ser
     return started(client, listens=True, **config)
 
 
-async def test_files_come_compressed_or_not_under_a_strict_policy() -> None:
+async def test_files_are_served_plain_or_compressed_with_a_strict_policy() -> None:
     async with served() as server:
         for path in DOCS_PATHS:
             plain = await call(server.port, "GET", path)
@@ -111,21 +111,21 @@ async def test_files_come_compressed_or_not_under_a_strict_policy() -> None:
             assert "http" not in policy
 
 
-def test_the_page_names_nothing_elsewhere() -> None:
+def test_the_page_links_only_to_this_server() -> None:
     text = load("index.html")[0].decode()
-    places = re.findall(r'(?:src|href)="([^"]+)"', text)
-    assert set(places) == {"data:,", "openapi.json"} | {path[1:] for path in DOCS_PATHS if path != "/docs"}
+    links = re.findall(r'(?:src|href)="([^"]+)"', text)
+    assert set(links) == {"data:,", "openapi.json"} | {path[1:] for path in DOCS_PATHS if path != "/docs"}
     assert "<script>" not in text
 
 
-async def test_it_is_off_where_it_is_unwanted() -> None:
+async def test_disabled_documentation_is_not_found() -> None:
     async with served(disable_docs=True) as server:
         for path in (*DOCS_PATHS, "/openapi.json"):
             assert (await call(server.port, "GET", path)).status == 404
 
 
-async def test_examples_work_as_they_stand() -> None:
-    """Each body that the page offers, sent as it is."""
+async def test_all_examples_are_answered() -> None:
+    """Sends each example body of the page unchanged."""
     async with served(client=playing(FINAL + "Hello<|return|>")) as server:
         described = describe("/", "demo")
         sent = 0
@@ -141,13 +141,13 @@ async def test_examples_work_as_they_stand() -> None:
         assert sent >= 12
 
 
-def test_every_part_of_a_path_is_described() -> None:
+def test_every_path_parameter_is_described() -> None:
     for path, found in describe()["paths"].items():
         for operation in found.values():
             named = {parameter["name"] for parameter in operation.get("parameters", [])}
             assert named == set(re.findall(r"\{(\w+)\}", path))
 
 
-def test_every_answer_of_the_package_is_in_the_wheel() -> None:
+def test_all_files_of_the_page_are_in_the_package() -> None:
     for name in ("start.js", "swagger-ui-bundle.js", "swagger-ui.css"):
         assert len(load(name)[0]) > 100

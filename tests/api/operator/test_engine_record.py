@@ -1,4 +1,4 @@
-"""Counters of an engine's place over restarts, and over engines that take the place of another."""
+"""Counters of an engine over its restarts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class View:
 
 @pytest.mark.parametrize("scraped", [False, True])
 @pytest.mark.parametrize(("steps", "counted"), [(3, 8), (5, 10), (40, 45)])
-def test_counts_of_the_next_engine_are_added_whether_they_are_lower_or_higher(
+def test_counters_of_a_restarted_engine_are_added_whether_lower_or_higher(
     steps: int, counted: int, scraped: bool
 ) -> None:
     view, record = View(), EngineRecord({"model_name": "m", "engine": "0"})
@@ -29,11 +29,11 @@ def test_counts_of_the_next_engine_are_added_whether_they_are_lower_or_higher(
     record.current_stats()
     view.become("a", 5)
     record.current_stats()
-    if scraped:  # while the next one loads
+    if scraped:  # while the new engine starts
         view.stats = EngineStats()
         record.current_stats()
         view.become("b", 2)
-        record.observe(view.stats)  # by a request, before its id is noticed
+        record.observe(view.stats)  # by a request, before the new id is seen
     view.become("b", steps)
     for _ in range(2):
         assert record.totals(record.current_stats())["num_steps"] == counted

@@ -1,4 +1,4 @@
-"""SageMaker's path: the body says which endpoint answers."""
+"""SageMaker's path: the body selects the endpoint."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def invoke(body: dict[str, Any]) -> Any:
         ({"input": "hi"}, "response"),
     ],
 )
-def test_the_body_chooses(body: dict[str, Any], kind: str) -> None:
+def test_the_body_selects_the_endpoint(body: dict[str, Any], kind: str) -> None:
     assert invoke(body).json()["object"] == kind
     streamed = invoke({**body, "stream": True})
     assert streamed.headers["content-type"].startswith("text/event-stream")
 
 
 @pytest.mark.parametrize("body", [{}, {"model": "demo"}, {"prompt": "x", "input": "y"}])
-def test_a_body_for_no_endpoint_or_for_two(body: dict[str, Any]) -> None:
+def test_a_body_for_no_endpoint_or_for_two_is_refused(body: dict[str, Any]) -> None:
     response = invoke(body)
     assert response.status_code == 400

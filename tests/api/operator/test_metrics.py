@@ -1,4 +1,4 @@
-"""Metrics: vLLM's names, counters that never fall, sums over processes, and their cost."""
+"""Metrics: vLLM's names, counters that never decrease, sums over processes, and the cost of counting."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def drain(client: MeteredClient, wanted: GenerateRequest) -> None:
         pass
 
 
-async def test_every_token_and_request_is_counted_at_the_seam() -> None:
+async def test_the_client_counts_every_request_and_token() -> None:
     metrics = Metrics("demo")
     client = MeteredClient(scripted([1, 2, 3, 200002], num_cached_tokens=5), metrics)
     await drain(client, request(n=2))
@@ -64,17 +64,17 @@ async def test_every_token_and_request_is_counted_at_the_seam() -> None:
     assert value(metrics, "vllm:e2e_request_latency_seconds_count") == 2
 
 
-async def test_the_time_of_a_token_is_that_between_the_first_and_the_last() -> None:
+async def test_time_per_output_token_is_the_mean_after_the_first_token() -> None:
     metrics = Metrics("demo")
     client = MeteredClient(scripted([1, 2, 3, 4, 200002], delay=0.05), metrics)
     await drain(client, request())
     between = value(metrics, "vllm:inter_token_latency_seconds_sum")
     assert between > 0.15
     mean = value(metrics, "vllm:request_time_per_output_token_seconds_sum")
-    assert mean == pytest.approx(between / 4)  # of five tokens
+    assert mean == pytest.approx(between / 4)  # five tokens have four gaps
 
 
-async def test_how_requests_end() -> None:
+async def test_errors_aborts_and_stops_are_counted() -> None:
     metrics = Metrics("demo")
     dying = MeteredClient(scripted([1], error=EngineDeadError("dead")), metrics)
     with pytest.raises(EngineDeadError):
@@ -95,7 +95,7 @@ async def test_how_requests_end() -> None:
     await asyncio.gather(leaving, return_exceptions=True)
     stream = hanging.submit(request())
     await stream.__anext__()
-    await stream.aclose()  # enough text was seen
+    await stream.aclose()  # as at a stop string
     assert value(metrics, "vllm:request_success_total", finished_reason="error") == 1
     assert value(metrics, "vllm:request_success_total", finished_reason="abort") == 1
     assert value(metrics, "vllm:request_success_total", finished_reason="stop") == 1
@@ -103,7 +103,7 @@ async def test_how_requests_end() -> None:
     assert value(metrics, "chorale:aborts_total", reason="disconnect") == 1
 
 
-async def test_rejections_and_repairs() -> None:
+async def test_rejections_and_repairs_are_counted() -> None:
     metrics = Metrics("demo")
     inner = scripted()
     inner.max_in_flight = 0
@@ -116,7 +116,7 @@ async def test_rejections_and_repairs() -> None:
 
 
 class Engine:
-    """As much of a client as a scrape looks at."""
+    """The attributes of a client that a scrape reads."""
 
     def __init__(self) -> None:
         self.stats = EngineStats()
@@ -124,7 +124,7 @@ class Engine:
         self.engines = (self,)
 
 
-def test_engine_counters_do_not_fall_when_the_engine_restarts() -> None:
+def test_engine_counters_do_not_decrease_when_the_engine_restarts() -> None:
     metrics, engine = Metrics("demo"), Engine()
     metrics.watch(engine)  # type: ignore[arg-type]
     engine.stats = EngineStats(
@@ -144,19 +144,19 @@ def test_engine_counters_do_not_fall_when_the_engine_restarts() -> None:
     assert value(metrics, "chorale:engine_restarts_total") == 1
     assert value(metrics, "vllm:num_requests_running") == 0
     assert value(metrics, "vllm:iteration_tokens_total_count") == 2
-    for name in ("c", "d"):  # between two scrapes
+    for name in ("c", "d"):  # two restarts between scrapes
         engine.info = EngineInfo(model="m", max_model_len=1, max_num_seqs=1, engine_id=name)
         metrics.save()
     assert value(metrics, "chorale:engine_restarts_total") == 3
 
 
-def test_drafts_are_counted_where_an_engine_makes_them() -> None:
+def test_draft_metrics_exist_only_with_speculative_decoding() -> None:
     metrics, engine = Metrics("demo"), Engine()
     metrics.watch(engine)  # type: ignore[arg-type]
     assert not any("spec_decode" in name for name, _ in samples(metrics))
     engine.info = msgspec.structs.replace(engine.info, num_speculative_tokens=3)
     position = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
-    assert value(metrics, position, position="2") == 0  # every position from the start
+    assert value(metrics, position, position="2") == 0  # every position is shown from the start
     how = "ngram, up to 3 draft tokens"
     engine.info = msgspec.structs.replace(engine.info, speculation=how)
     assert value(metrics, "chorale:speculation_info", drafts=how, synthetic="false") == 1
@@ -170,7 +170,7 @@ def test_drafts_are_counted_where_an_engine_makes_them() -> None:
     assert [value(metrics, position, position=each) for each in "012"] == [14, 9, 3]
 
 
-def test_host_memory_is_counted_where_an_engine_has_it() -> None:
+def test_host_memory_metrics_exist_only_with_a_host_tier() -> None:
     metrics, engine = Metrics("demo"), Engine()
     metrics.watch(engine)  # type: ignore[arg-type]
     assert not any("offload" in name or "external_prefix" in name for name, _ in samples(metrics))
@@ -198,16 +198,17 @@ def test_host_memory_is_counted_where_an_engine_has_it() -> None:
     assert value(metrics, "vllm:kv_offload_load_time_total") == 0.75
 
 
-async def test_tokens_that_come_together_share_the_time() -> None:
+async def test_tokens_of_one_step_share_its_time() -> None:
     metrics = Metrics("demo")
     script = scripted([*range(1, 9), 200002], tokens_per_step=3, delay=0.05)
     await drain(MeteredClient(script, metrics), request())
-    assert value(metrics, "vllm:inter_token_latency_seconds_count") == 6  # after the first step's three
+    # Without the three tokens of the first step.
+    assert value(metrics, "vllm:inter_token_latency_seconds_count") == 6
     assert 0.1 <= value(metrics, "vllm:inter_token_latency_seconds_sum") < 1
     assert value(metrics, "vllm:inter_token_latency_seconds_bucket", le="0.01") == 0
 
 
-def test_processes_add_up(tmp_path: Path) -> None:
+def test_counts_of_all_processes_are_summed(tmp_path: Path) -> None:
     every = [Metrics("demo", process=index, share=tmp_path) for index in range(3)]
     for index, metrics in enumerate(every):
         metrics.http_finished("/v1/models", "GET", 200, 0.01 * index)
@@ -222,7 +223,7 @@ def test_processes_add_up(tmp_path: Path) -> None:
     assert value(every[0], "http_requests_total", status="2xx", **labels) == 2
 
 
-def test_sums_leave_their_parts_alone() -> None:
+def test_a_sum_does_not_change_its_addends() -> None:
     part = Series()
     part.histogram("h", (1.0, 2.0)).observe(1.5)
     part.count("c", ("x",))
@@ -231,7 +232,7 @@ def test_sums_leave_their_parts_alone() -> None:
     assert part.counters == {"c": {("x",): 1.0}}
 
 
-def test_buckets_are_cumulative_and_bounds_belong_to_their_bucket() -> None:
+def test_buckets_are_cumulative_and_include_their_upper_bound() -> None:
     histogram = Histogram.empty((1.0, 2.0))
     for observed in (0.5, 1.0, 1.5, 3.0):
         histogram.observe(observed)
@@ -256,7 +257,7 @@ python_info python_gc_collections_total http_request_duration_highr_seconds_buck
 """
 
 
-async def test_names_that_dashboards_read() -> None:
+async def test_metrics_that_dashboards_read_exist() -> None:
     async with served(listens=True) as server:
         await call(server.port, "GET", "/v1/models/none%0a")
         answer = await call(server.port, "GET", "/metrics")
@@ -269,7 +270,7 @@ async def test_names_that_dashboards_read() -> None:
 
 
 def test_counting_a_token_is_cheap() -> None:
-    """The budget is 1 us of CPU a token; the gate is loose because caches are shared."""
+    """The budget is 1 us of CPU per token. The limit is 5 us because other processes share the caches."""
     metrics = Metrics("demo")
     client: Any = scripted()
 
@@ -288,7 +289,7 @@ def test_counting_a_token_is_cheap() -> None:
     assert asyncio.run(main()) < 5e-6
 
 
-def test_engine_facts_by_label() -> None:
+def test_engine_metrics_have_their_labels() -> None:
     metrics, engine = Metrics("demo"), Engine()
     metrics.watch(engine)  # type: ignore[arg-type]
     engine.info = EngineInfo(
@@ -320,7 +321,7 @@ def test_engine_facts_by_label() -> None:
     assert value(metrics, source, source="local_cache_hit") == 53
 
 
-async def test_computed_prompt_tokens_of_a_request() -> None:
+async def test_computed_prompt_tokens_are_observed_once_per_request() -> None:
     metrics = Metrics("demo")
     client = MeteredClient(scripted([1, 2, 200002], num_cached_tokens=16), metrics)
     await drain(client, request(n=2, prompt=40))
@@ -330,7 +331,7 @@ async def test_computed_prompt_tokens_of_a_request() -> None:
     assert value(metrics, f"{name}_sum") == 24 + 9
 
 
-def test_processes_of_the_server_and_of_the_engine(tmp_path: Path) -> None:
+def test_process_metrics_cover_the_server_and_the_engine(tmp_path: Path) -> None:
     metrics, engine = Metrics("demo"), Engine()
     metrics.watch(engine)  # type: ignore[arg-type]
     shown = samples(metrics)
@@ -338,7 +339,7 @@ def test_processes_of_the_server_and_of_the_engine(tmp_path: Path) -> None:
     assert ("chorale:engine_process_resident_memory_bytes", ()) not in shown
     engine.info = EngineInfo(model="m", max_model_len=1, max_num_seqs=1, pid=os.getpid())
     assert samples(metrics)["chorale:engine_process_resident_memory_bytes", ()] > 2**20
-    # A scrape reaches any one of several: numbers of a process would jump.
+    # With several API processes, scrapes reach different ones, so process metrics would jump.
     several = Metrics("demo", process=1, share=tmp_path)
     several.watch(engine)  # type: ignore[arg-type]
     names = {name for name, _ in samples(several)}
@@ -347,7 +348,7 @@ def test_processes_of_the_server_and_of_the_engine(tmp_path: Path) -> None:
     assert "chorale:engine_process_cpu_seconds_total" in names
 
 
-def test_statistics_that_are_off() -> None:
+def test_disabled_statistics_leave_out_the_vllm_metrics() -> None:
     metrics = Metrics("demo", log_stats=False)
     metrics.http_finished("/v1/models", "GET", 200, 0.01)
     text = metrics.render().decode()
@@ -356,14 +357,14 @@ def test_statistics_that_are_off() -> None:
 
 
 class Replicas(Engine):
-    """Two engines, as a scrape looks at them."""
+    """A client with two engines, as a scrape reads it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.engines = (Engine(), Engine())
 
 
-def test_each_engine_has_its_series_and_what_is_the_servers_has_one(tmp_path: Path) -> None:
+def test_engine_metrics_have_a_series_per_engine_and_server_metrics_one(tmp_path: Path) -> None:
     processes = [Metrics("demo", process=index, share=tmp_path) for index in range(2)]
     replicas = Replicas()
     for number, engine in enumerate(replicas.engines):
@@ -399,18 +400,18 @@ def test_each_engine_has_its_series_and_what_is_the_servers_has_one(tmp_path: Pa
     assert repairs == [(("engine", "0"), ("kind", "cut_header"), demo)]
     replicas.engines[1].info = EngineInfo(model="m", max_model_len=1, max_num_seqs=1, engine_id="new")
     replicas.engines[1].stats = EngineStats(generation_tokens=1, num_steps=1)
-    processes[1].save()  # once a second, whether it is scraped or not
+    processes[1].save()  # called once a second, even without scrapes
     shown = samples(processes[1])
     assert shown["chorale:engine_restarts_total", (("engine", "1"), demo)] == 1
     assert shown["vllm:generation_tokens_total", (("engine", "1"), demo)] == 11
     assert shown["chorale:engine_restarts_total", (("engine", "0"), demo)] == 0
 
 
-def test_ranks_have_their_memory_and_their_way_to_exchange() -> None:
+def test_ranks_have_memory_and_exchange_metrics() -> None:
     metrics, engine = Metrics("demo"), Engine()
     engine.info = EngineInfo(model="m", max_model_len=1, max_num_seqs=1)
     metrics.watch(engine)  # type: ignore[arg-type]
-    assert not [name for name, _ in samples(metrics) if name.startswith("chorale:rank_")]  # one rank
+    assert not [name for name, _ in samples(metrics) if name.startswith("chorale:rank_")]  # with one rank
     engine.info = msgspec.structs.replace(
         engine.info,
         tensor_parallel_size=2,

@@ -1,4 +1,4 @@
-"""The page for people, in a real browser, against the whole app; the model's words are scripted."""
+"""The chat page in a real browser, against the whole app with scripted model output."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 def served(
     client: ScriptedClient, keys: tuple[bytes, ...] = (), tools: ToolConfig | None = None
 ) -> Iterator[str]:
-    """The app in a thread of its own; yields its address."""
+    """Runs the app in a thread and yields its address."""
     with in_thread(client, keys=keys, tools=tools) as server:
         yield f"http://127.0.0.1:{server.port}/"
 
 
 def opened(page: Page, url: str) -> Page:
-    page.open("about:blank")  # the page before polls a server that has ended, and says so on the console
+    page.open("about:blank")  # the previous page polls a server that has ended, and logs errors
     page.until("location.href === 'about:blank'")
     page.console.clear()
     page.call("Network.clearBrowserCookies")
@@ -48,7 +48,7 @@ def opened(page: Page, url: str) -> Page:
 
 
 @browser
-def test_a_question_is_answered_and_its_reasoning_folds(page: Page) -> None:
+def test_a_question_is_answered_and_its_reasoning_is_folded(page: Page) -> None:
     answer = (
         ANALYSIS
         + "17 and 25 are 42."
@@ -73,7 +73,7 @@ def test_a_question_is_answered_and_its_reasoning_folds(page: Page) -> None:
 
 
 @browser
-def test_what_a_model_writes_never_becomes_markup(page: Page) -> None:
+def test_model_output_never_becomes_markup(page: Page) -> None:
     evil = "<img src=x onerror=alert(1)> <script>alert(2)</script> [go](javascript:alert(3)) `<b>`"
     with served(playing(FINAL + evil + "<|return|>")) as url:
         opened(page, url).send("<i>hello</i>")
@@ -89,7 +89,7 @@ def test_what_a_model_writes_never_becomes_markup(page: Page) -> None:
 
 
 @browser
-def test_the_policy_refuses_what_is_not_ours(page: Page) -> None:
+def test_the_policy_blocks_foreign_scripts_and_requests(page: Page) -> None:
     with served(playing(FINAL + "x<|return|>")) as url:
         opened(page, url)
         page.value("(() => { const s = document.createElement('script'); s.textContent = 'window.bad = 1';"
@@ -137,8 +137,8 @@ def ticked(page: Page, *names: str) -> None:
 
 @browser
 @pytest.mark.usefixtures("python_sandbox")
-def test_tools_are_shown_with_what_they_gave(page: Page) -> None:
-    """The words are scripted; the search, the page, its citation and python are real."""
+def test_tool_calls_are_shown_with_their_results(page: Page) -> None:
+    """Model output is scripted; the search, the page, its citation and python are real."""
     with served(in_rounds(*TOOL_ROUNDS), tools=DEMO) as url:
         names = opened(page, url).text("#tools label")
         assert names == ["Web search", "Python"]
@@ -163,7 +163,7 @@ def test_tools_are_shown_with_what_they_gave(page: Page) -> None:
 
 
 @browser
-def test_a_failed_tool_says_so_and_its_fold_is_not_an_empty_box(page: Page) -> None:
+def test_a_failed_tool_is_marked_and_unfolds_to_nothing(page: Page) -> None:
     rounds = (
         '<|channel|>analysis to=browser.open code<|message|>{"id":7}<|call|>',
         FINAL + "Sorry.<|return|>",
@@ -179,7 +179,7 @@ def test_a_failed_tool_says_so_and_its_fold_is_not_an_empty_box(page: Page) -> N
 
 @browser
 @pytest.mark.usefixtures("python_sandbox")
-def test_an_example_brings_its_tool_and_a_server_without_tools_has_no_toggles(page: Page) -> None:
+def test_an_example_enables_its_tool_and_a_server_without_tools_has_no_toggles(page: Page) -> None:
     client = in_rounds(FINAL + "yes<|return|>")
     with served(client, tools=DEMO) as url:
         ticked(opened(page, url), "Web search")
@@ -195,7 +195,7 @@ def test_an_example_brings_its_tool_and_a_server_without_tools_has_no_toggles(pa
 
 
 @browser
-def test_marks_of_ours_in_a_text_are_not_citations(page: Page) -> None:
+def test_internal_citation_marks_in_a_text_are_not_citations(page: Page) -> None:
     with served(playing(FINAL + "a \u20635\u2063 b<|return|>")) as url:
         opened(page, url).send("x")
         page.until("document.querySelector('.stats')")
@@ -205,7 +205,7 @@ def test_marks_of_ours_in_a_text_are_not_citations(page: Page) -> None:
 
 @browser
 @pytest.mark.parametrize("tab", ["chat", "server"])
-def test_nothing_is_wider_than_a_telephone(page: Page, tab: str) -> None:
+def test_the_page_fits_the_width_of_a_phone(page: Page, tab: str) -> None:
     answer = "`" + "x" * 300 + "`\n\n| a | b |\n|---|---|\n| " + "y" * 200 + " | " + "z" * 200 + " |"
     try:
         page.call(
@@ -226,7 +226,7 @@ def test_nothing_is_wider_than_a_telephone(page: Page, tab: str) -> None:
 
 
 @browser
-def test_a_wrong_key_is_said_to_be_wrong(page: Page) -> None:
+def test_a_wrong_key_shows_an_error(page: Page) -> None:
     with served(playing(FINAL + "open<|return|>"), (hash_key("sesame"),)) as url:
         page.console.clear()
         page.open(url)
@@ -239,7 +239,7 @@ def test_a_wrong_key_is_said_to_be_wrong(page: Page) -> None:
 
 
 @browser
-def test_stop_ends_a_stream_and_new_chat_forgets(page: Page) -> None:
+def test_stop_ends_a_stream_and_new_chat_clears_the_thread(page: Page) -> None:
     with served(playing(FINAL + "word " * 400 + "<|return|>", delay=0.02)) as url:
         opened(page, url).send("Go on")
         page.until("document.querySelector('.answer') && !document.getElementById('stop').hidden")
@@ -259,7 +259,7 @@ def test_effort_and_the_thread_reach_the_server(page: Page) -> None:
         page.value("document.getElementById('effort').value = 'high'")
         page.send("one")
         page.until("document.querySelectorAll('.stats').length === 1")
-        page.until("!document.getElementById('send').hidden")  # the answer's end, a moment after its figures
+        page.until("!document.getElementById('send').hidden")  # the answer ends after its statistics appear
         page.send("two")
         page.until("document.querySelectorAll('.stats').length === 2")
     prompts = [load_vocabulary().decode(each.prompt_token_ids) for each in client.requests]
@@ -270,7 +270,7 @@ def test_effort_and_the_thread_reach_the_server(page: Page) -> None:
 
 
 @browser
-def test_errors_are_said(page: Page) -> None:
+def test_errors_are_shown(page: Page) -> None:
     with served(playing(FINAL + "x<|return|>")) as url:
         opened(page, url)
         page.value("model = 'no-such-model'")
@@ -281,7 +281,7 @@ def test_errors_are_said(page: Page) -> None:
 
 
 @browser
-def test_a_key_is_asked_for_and_kept_in_the_tab(page: Page) -> None:
+def test_the_page_asks_for_a_key_and_keeps_it_in_the_tab(page: Page) -> None:
     with served(playing(FINAL + "open<|return|>"), (hash_key("sesame"),)) as url:
         page.open(url)
         page.until("document.querySelector('#key')")
@@ -296,7 +296,7 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(page: Page) -> None:
 
 
 @browser
-def test_the_operator_sees_the_load(page: Page, tmp_path: Path) -> None:
+def test_the_server_tab_shows_tiles_and_charts(page: Page, tmp_path: Path) -> None:
     with served(playing(FINAL + "word " * 20 + "<|return|>")) as url:
         opened(page, url).click("#tab-server")
         page.until("document.querySelectorAll('.chart text').length === 30")
@@ -306,7 +306,7 @@ def test_the_operator_sees_the_load(page: Page, tmp_path: Path) -> None:
             "2",
             "3",
             "4",
-        ]  # the axis of nothing
+        ]  # the axis without data
         page.click("#tab-chat")
         page.send("hello")
         page.until("document.querySelector('.stats')")

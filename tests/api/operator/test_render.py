@@ -1,4 +1,4 @@
-"""The render endpoints: the ids that the engine gets, and the errors of the endpoints that they mirror."""
+"""The render endpoints return the ids that the engine gets, and the errors of the endpoints they mirror."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ COMPLETIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-async def test_the_engine_gets_what_was_rendered(path: str) -> None:
+async def test_the_engine_gets_the_rendered_prompts(path: str) -> None:
     seen: list[Any] = []
 
     def source(request: Any, index: int) -> Script:
@@ -89,7 +89,7 @@ def check_request(found: dict[str, Any], request: Any, body: dict[str, Any]) -> 
         ("completions", {"prompt": "x", "model": "other"}, 404),
     ],
 )
-async def test_errors_are_those_of_the_request_itself(path: str, body: dict[str, Any], status: int) -> None:
+async def test_errors_equal_the_mirrored_endpoints(path: str, body: dict[str, Any], status: int) -> None:
     async with served(unknown_fields="refuse", listens=True) as server:
         rendered = await call(server.port, "POST", f"/v1/{path}/render", body)
         itself = await call(server.port, "POST", f"/v1/{path}", body)
@@ -97,7 +97,7 @@ async def test_errors_are_those_of_the_request_itself(path: str, body: dict[str,
         assert rendered.status == status
 
 
-async def test_only_post_and_only_with_a_key() -> None:
+async def test_rendering_needs_post_and_an_api_key() -> None:
     async with make_state() as state:
         hashes = tuple(map(hash_key, ("one", "two")))
         async with listening(create_app(state, api_key_hashes=hashes)) as server:
@@ -108,7 +108,7 @@ async def test_only_post_and_only_with_a_key() -> None:
                 answer = await call(server.port, "POST", path, body, {"authorization": f"Bearer {key}"})
                 salts.append(answer.json[0]["cache_salt"])
             assert None not in salts
-            assert salts[0] != salts[1]  # keys share no blocks, and hashes say so
+            assert salts[0] != salts[1]  # keys have different salts, so they share no blocks
             metrics = (await call(server.port, "GET", "/metrics")).body.decode()
             assert f'http_requests_total{{handler="{path}",method="POST",status="2xx"}} 2.0' in metrics
     async with served(listens=True) as server:

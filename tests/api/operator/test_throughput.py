@@ -1,4 +1,4 @@
-"""The lines of throughput and of drafts: what they count since the last line, and when they come."""
+"""The log lines on throughput and drafts: their numbers per interval, and when they are logged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.scripted import scripted
 from tests.support.server import served
 
 
-def test_numbers_of_one_interval() -> None:
+def test_the_throughput_line_covers_one_interval() -> None:
     throughput = Throughput(EngineStats(), 100.0)
     stats = EngineStats(
         num_running=3,
@@ -33,7 +33,7 @@ def test_numbers_of_one_interval() -> None:
     ]
 
 
-def test_numbers_of_drafts() -> None:
+def test_the_draft_line_covers_one_interval() -> None:
     counts = {"num_drafts": 5, "num_draft_tokens": 15, "num_accepted_tokens": 2, "num_steps": 9}
     log = Throughput(EngineStats(**counts, accepted_per_position=(2,)), 100.0, engine=1)
     counts = {"num_drafts": 105, "num_draft_tokens": 315, "num_accepted_tokens": 170, "num_steps": 200}
@@ -47,11 +47,11 @@ def test_numbers_of_drafts() -> None:
     assert log.lines(stats, 120.0, 4) == []  # nothing was drafted
 
 
-def test_lines_come_while_there_is_work_and_once_after() -> None:
+def test_lines_are_logged_during_work_and_once_after() -> None:
     throughput = Throughput(EngineStats(), 0.0)
     idle = EngineStats(kv_blocks_total=10)
     assert throughput.lines(idle, 10.0) == []
-    busy = EngineStats(num_running=1, kv_blocks_total=10, num_steps=1)  # a prompt of minutes: no token yet
+    busy = EngineStats(num_running=1, kv_blocks_total=10, num_steps=1)  # a long prompt: no token yet
     assert len(throughput.lines(busy, 20.0)) == 1
     done = EngineStats(generation_tokens=50, kv_blocks_total=10, num_preemptions=2, num_steps=60)
     [line] = throughput.lines(done, 30.0)
@@ -63,7 +63,7 @@ def test_lines_come_while_there_is_work_and_once_after() -> None:
     assert throughput.lines(done, 50.0) == []
 
 
-def test_another_engine_process_counts_from_zero() -> None:
+def test_counters_of_a_restarted_engine_start_from_zero() -> None:
     old = {"num_drafts": 50, "num_draft_tokens": 100, "num_accepted_tokens": 70, "num_steps": 900}
     throughput = Throughput(EngineStats(generation_tokens=5000, **old), 0.0)
     new = EngineStats(generation_tokens=20, num_drafts=2, num_draft_tokens=4, num_steps=3)
@@ -74,7 +74,7 @@ def test_another_engine_process_counts_from_zero() -> None:
 
 
 @pytest.mark.parametrize("disabled", [False, True])
-async def test_a_server_logs_it(disabled: bool, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_server_logs_unless_disabled(disabled: bool, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "chorale.stats"):
         client = scripted([1] * 5, hang=True)
         request = GenerateRequest(request_id="r", prompt_token_ids=[1, 2, 3])

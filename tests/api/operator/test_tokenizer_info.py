@@ -1,4 +1,4 @@
-"""/tokenizer_info: what lm-eval's RemoteTokenizer and its like read, and a template that renders as we do."""
+"""/tokenizer_info: the fields that lm-eval's RemoteTokenizer reads, and the output of the chat template."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def render(template: str, **values: Any) -> str:
     def refuse(message: str) -> None:
         raise ValueError(message)
 
-    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)  # as transformers and lm-eval
+    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)  # as in transformers and lm-eval
     environment.globals["raise_exception"] = refuse
     return environment.from_string(template).render(**values)
 
@@ -46,7 +46,7 @@ async def info_of(server: Server) -> dict[str, Any]:
     return found
 
 
-async def test_it_is_there_only_where_it_is_wanted() -> None:
+async def test_the_endpoint_exists_only_if_enabled() -> None:
     async with served(listens=True) as server:
         assert (await call(server.port, "GET", "/tokenizer_info")).status == 404
     async with served(tokenizer_info=True, listens=True) as server:
@@ -56,8 +56,8 @@ async def test_it_is_there_only_where_it_is_wanted() -> None:
     assert info["added_tokens_decoder"]["200002"]["content"] == info["eos_token"] == "<|return|>"
 
 
-async def test_what_lm_eval_does_with_it() -> None:
-    """The calls of RemoteTokenizer: ids of its special tokens, there and back."""
+async def test_the_calls_of_lm_eval_work() -> None:
+    """Encodes and decodes the special tokens with the calls of RemoteTokenizer."""
     async with served(tokenizer_info=True, listens=True) as server:
         info = await info_of(server)
         for name, token_id in (("bos_token", 199998), ("eos_token", 200002), ("pad_token", 199999)):

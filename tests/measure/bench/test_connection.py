@@ -1,4 +1,4 @@
-"""The load generator's HTTP: whatever way the bytes arrive, the same events come out."""
+"""The load generator's HTTP client: events do not depend on how the bytes arrive."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ EVENTS = [b'{"choices":[{"text":"a"}]}', b'{"choices":[{"text":"b\\n"}]}', b"[DO
 def chunked(data: bytes, sizes: list[int]) -> bytes:
     out, rest = b"", data
     for size in sizes:
-        part, rest = rest[:size], rest[size:]
-        if part:
-            out += b"%x\r\n%s\r\n" % (len(part), part)
+        chunk, rest = rest[:size], rest[size:]
+        if chunk:
+            out += b"%x\r\n%s\r\n" % (len(chunk), chunk)
     if rest:
         out += b"%x\r\n%s\r\n" % (len(rest), rest)
     return out + b"0\r\n\r\n"
@@ -45,7 +45,7 @@ def test_events_do_not_depend_on_how_bytes_arrive(chunks: list[int], cuts: list[
     assert connection.reusable
 
 
-def test_a_body_of_known_length_is_kept() -> None:
+def test_a_body_with_a_content_length_is_read_in_full() -> None:
     connection = EventConnection()
     connection.data_received(b"HTTP/1.1 404 Not Found\r\nContent-Length: 5\r\n\r\nhel")
     assert not connection.reply.done
@@ -63,7 +63,7 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 async def serve(handler: Handler) -> tuple[asyncio.Server, Target]:
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            # Cancelled with the loop, while it waits: before 3.12 asyncio takes that for a fault.
+            # The end of the loop cancels a waiting handler. asyncio before 3.12 reports that as an error.
             with contextlib.suppress(asyncio.CancelledError):
                 await handler(reader, writer)
         finally:
@@ -77,7 +77,7 @@ async def serve(handler: Handler) -> tuple[asyncio.Server, Target]:
 
 
 async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Three pieces, 10 ms apart, for every request of the connection."""
+    """Sends ``max_tokens`` pieces, 10 ms apart, for every request of the connection."""
     while True:
         try:
             head = await reader.readuntil(b"\r\n\r\n")
@@ -101,12 +101,12 @@ async def load(handler: Handler, requests: list[LoadRequest], pace: Pace) -> lis
         return await Load(target, pace).run(requests)
 
 
-def test_outcomes_hold_what_the_server_did() -> None:
+def test_outcomes_have_the_times_and_usage_of_the_response() -> None:
     requests = [LoadRequest(json.dumps({"max_tokens": 3}), 7)] * 6
     outcomes = asyncio.run(load(answer, requests, Pace(concurrency=2)))
     assert [each.error for each in outcomes] == [""] * 6
     for each in outcomes:
-        assert (each.prompt_tokens, each.output_tokens, len(each.itl)) == (7, 6, 2)  # usage, not pieces
+        assert (each.prompt_tokens, each.output_tokens, len(each.itl)) == (7, 6, 2)  # tokens of the usage
         assert each.latency == pytest.approx(each.ttft + sum(each.itl))
         assert each.tpot == pytest.approx((each.latency - each.ttft) / 5)
         assert min(each.itl) > 0.005
@@ -132,7 +132,7 @@ async def fail(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 async def fail_later(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """As a server does whose engine dies in mid-answer."""
+    """Sends two pieces and then an error, like a server whose engine dies."""
     await reader.readuntil(b"\r\n\r\n")
     pieces = b"".join(b'data: {"choices":[{"text":"t"}]}\n\n' for _ in range(2))
     writer.write(
@@ -140,7 +140,7 @@ async def fail_later(reader: asyncio.StreamReader, writer: asyncio.StreamWriter)
     )
 
 
-async def fail_in_a_word(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def fail_with_a_string(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     await reader.readuntil(b"\r\n\r\n")
     writer.write(HEAD + chunked(b'data: {"error":"overloaded"}\n\ndata: [DONE]\n\n', []))
 
@@ -153,7 +153,7 @@ async def send_a_list(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 @pytest.mark.parametrize(
     ("handler", "words"),
     [
-        (fail_in_a_word, "overloaded"),
+        (fail_with_a_string, "overloaded"),
         (send_a_list, "not a JSON object"),
         (refuse, "HTTP 404"),
         (vanish, "closed the connection"),
@@ -161,18 +161,18 @@ async def send_a_list(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
         (fail_later, "the engine died"),
     ],
 )
-def test_faults_are_outcomes(handler: Handler, words: str) -> None:
+def test_a_fault_of_the_server_is_the_error_of_the_outcome(handler: Handler, words: str) -> None:
     outcomes = asyncio.run(load(handler, [LoadRequest("{}", 1)] * 2, Pace()))
     assert all(words in each.error for each in outcomes), [each.error for each in outcomes]
 
 
-def test_a_server_that_is_not_there_is_an_outcome() -> None:
+def test_an_unreachable_server_is_the_error_of_the_outcome() -> None:
     outcomes = asyncio.run(Load(Target("http://127.0.0.1:9/v1"), Pace()).run([LoadRequest("{}", 1)]))
     assert "Error" in outcomes[0].error
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:8000", "[::1]:8000", "example.com"])
-def test_the_host_header_is_that_of_the_address(host: str) -> None:
+def test_the_host_header_is_the_host_and_port_of_the_url(host: str) -> None:
     assert Target(f"https://user:word@{host}/v1").authority == host
 
 
@@ -185,14 +185,14 @@ def test_starts_follow_the_rate() -> None:
     assert list(Pace().starts(3)) == [0.0] * 3
 
 
-def test_workers_share_a_load() -> None:
-    parts = [share(Pace(rate=9.0, concurrency=10, seed=5), number, 3) for number in range(3)]
-    assert [part.concurrency for part in parts] == [4, 3, 3]
-    assert [part.rate for part in parts] == [3.0] * 3
-    assert len({part.seed for part in parts}) == 3
+def test_processes_share_the_rate_and_the_concurrency() -> None:
+    paces = [share(Pace(rate=9.0, concurrency=10, seed=5), number, 3) for number in range(3)]
+    assert [pace.concurrency for pace in paces] == [4, 3, 3]
+    assert [pace.rate for pace in paces] == [3.0] * 3
+    assert len({pace.seed for pace in paces}) == 3
 
 
-def test_several_processes_give_all_outcomes() -> None:
+def test_several_processes_return_all_outcomes() -> None:
     async def main() -> tuple[list[Outcome], float]:
         server, target = await serve(answer)
         requests = [LoadRequest(json.dumps({"max_tokens": 2}), 7)] * 9

@@ -41,7 +41,7 @@ Per-position acceptance (%):
 
 
 class Engine:
-    """As much of a client as a scrape looks at; each engine of several is one."""
+    """The attributes of a client that a scrape reads. Each of its engines is this object too."""
 
     def __init__(self, stats: EngineStats, info: EngineInfo = INFO, count: int = 1) -> None:
         self.stats, self.info = stats, info
@@ -59,7 +59,7 @@ def printed(drafts: DraftCounts) -> str:
     return "\n".join(line.rstrip() for line in text.splitlines())
 
 
-def test_what_a_server_shows_is_what_its_engine_counts() -> None:
+def test_counts_from_metrics_equal_those_of_the_engine() -> None:
     before, after = scraped(BEFORE), scraped(AFTER)
     assert before is not None
     assert after is not None
@@ -93,7 +93,7 @@ def test_synthetic_acceptance_is_in_every_line() -> None:
     assert all(SYNTHETIC in line for line in lines)
 
 
-def test_offline_benchmarks_say_that_it_is_synthetic(
+def test_offline_benchmarks_report_synthetic_acceptance(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     acceptance = (0.8, 0.5)

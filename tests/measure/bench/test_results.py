@@ -1,4 +1,4 @@
-"""Figures, the printed block, the files and the report."""
+"""Results of benchmarks: numbers, the printed block, files and the report."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_percentiles_are_linear() -> None:
     assert percentile([], 99) == 0.0
 
 
-def test_summary_counts_what_completed() -> None:
+def test_the_summary_covers_only_completed_requests() -> None:
     summary = summarise([*GOOD, BAD], 2.0)
     assert (summary.completed, summary.failed) == (2, 1)
     assert summary.output_throughput == 7.0
@@ -49,7 +49,7 @@ def test_summary_counts_what_completed() -> None:
     assert summary.errors == ("HTTP 500: no",)
 
 
-def test_a_load_is_measured_to_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_warm_up_is_not_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every request has three tokens; the warm-up is not counted."""
     client = ScriptedClient(lambda request, index: Script([100, 101, 102], finish_reason="length"))
     with in_thread(client, names=("demo",)) as server:
@@ -88,7 +88,7 @@ def test_the_block_has_the_lines_that_scripts_read() -> None:
 
 
 def test_goodput_counts_requests_that_met_every_goal() -> None:
-    """vLLM's line and key; one token has no time between tokens, and a failed request is never good."""
+    """vLLM's line and key. A single token has a tpot of 0, and a failed request is never good."""
     lone = Outcome(start=0.0, ttft=0.05, latency=0.05, prompt_tokens=1, output_tokens=1)
     made = [*GOOD, lone, BAD]
     assert summarise(made, 2.0).request_goodput is None
@@ -106,16 +106,16 @@ def test_goodput_counts_requests_that_met_every_goal() -> None:
 
 @pytest.mark.parametrize(("strategy", "middle"), [("linear", 55.0), ("exponential", 31.6)])
 def test_a_ramp_ends_at_its_last_rate(strategy: Literal["linear", "exponential"], middle: float) -> None:
-    """Requests a second around the beginning, the middle and the end; workers share it."""
-    pace = Pace(10.0, 1e6, ramp=strategy, last_rate=100.0)  # so even that gaps say the rate
+    """Checks the rate at the beginning, in the middle and at the end, and the share of one process."""
+    pace = Pace(10.0, 1e6, ramp=strategy, last_rate=100.0)  # even enough to compute the rate from the gaps
     starts = list(pace.starts(1001))
     rates = [1 / (later - earlier) for earlier, later in pairwise(starts)]
     assert [rates[0], rates[500], rates[-1]] == pytest.approx([10.0, middle, 100.0], rel=0.02)
-    part = share(pace, 1, 4)
-    assert (part.rate, part.last_rate, part.ramp) == (2.5, 25.0, strategy)
+    one = share(pace, 1, 4)
+    assert (one.rate, one.last_rate, one.ramp) == (2.5, 25.0, strategy)
 
 
-def test_lengths_of_answers_by_dataset(tmp_path: Path) -> None:
+def test_output_lengths_come_from_the_option_or_the_dataset(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"prompt": "x", "output_tokens": 9}\n')
     for length, expected in (("5", 5), ("-1", 9)):
@@ -127,13 +127,13 @@ def test_lengths_of_answers_by_dataset(tmp_path: Path) -> None:
         assert body["max_tokens"] == expected
 
 
-def test_result_keys_are_those_of_vllm() -> None:
+def test_results_have_the_keys_of_vllm() -> None:
     found = to_json(summarise(GOOD, 2.0), [99.0])
     for name in ("duration", "completed", "output_throughput", "mean_ttft_ms", "p99_itl_ms", "std_tpot_ms"):
         assert isinstance(found[name], int | float)
 
 
-def test_random_prompts_have_their_lengths_and_share_no_beginning() -> None:
+def test_random_prompts_have_the_given_lengths_and_share_no_prefix() -> None:
     prompts = list(random_prompts(50, RandomLengths(100, 20, 0.2), seed=1))
     assert all(80 <= each.num_tokens <= 120 and 16 <= each.output_tokens <= 24 for each in prompts)
     assert len({tuple(each.content[:4]) for each in prompts}) == 50
@@ -143,7 +143,7 @@ def test_random_prompts_have_their_lengths_and_share_no_beginning() -> None:
     assert isinstance(text.content, str)
 
 
-def test_files_of_prompts(tmp_path: Path) -> None:
+def test_prompt_files_are_read_by_kind(tmp_path: Path) -> None:
     lines = tmp_path / "a.jsonl"
     lines.write_text('{"prompt": "Hello there", "output_tokens": 9}\n\n{"prompt": "x"}\n')
     found = file_prompts(lines, "custom", load_vocabulary(), None)
@@ -159,7 +159,7 @@ def test_files_of_prompts(tmp_path: Path) -> None:
         file_prompts(share, "custom", load_vocabulary(), None)
 
 
-def test_bodies_fit_their_endpoint() -> None:
+def test_request_bodies_match_their_endpoint() -> None:
     prompt = next(random_prompts(1, RandomLengths(3, 5), 1))
     raw = json.loads(
         request_for(prompt, endpoint="/v1/completions", model="m", ignore_eos=True, extra={"top_p": 0.5}).body
@@ -180,7 +180,7 @@ class Checker(html.parser.HTMLParser):
         assert not any(name in ("src", "href") for name, _ in attrs)
 
 
-def test_the_report_is_one_page_that_asks_for_nothing(tmp_path: Path) -> None:
+def test_the_report_is_one_page_without_external_resources(tmp_path: Path) -> None:
     paths = []
     for limit in (8, 1, 64):
         record = {"kind": "serve", "machine": {"cpu": "<b>", "gpus": []}, "max_concurrency": limit}
@@ -211,7 +211,7 @@ def test_an_axis_has_a_few_round_numbers(most: float) -> None:
     assert all(len(f"{tick:.10g}".replace(".", "").rstrip("0").lstrip("0")) <= 3 for tick in ticks)
 
 
-def test_names_of_points_stay_inside_the_plot() -> None:
+def test_labels_of_points_stay_inside_the_plot() -> None:
     records = [
         {"kind": "serve", "max_concurrency": limit, "completed": 1, "median_ttft_ms": ttft}
         | {"output_throughput": speed, "median_tpot_ms": tpot}
@@ -232,14 +232,14 @@ def test_names_of_points_stay_inside_the_plot() -> None:
 
 
 @pytest.mark.parametrize("text", ["[]", '{"kind": "serve"}', '{"kind": "speed"}', '{"kind": "kernels"}'])
-def test_a_file_that_is_no_result_is_named(text: str, tmp_path: Path) -> None:
+def test_an_invalid_result_file_is_named(text: str, tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"x\.json"):
         read(path)
 
 
-def test_the_report_takes_whatever_percentiles_were_asked_for(tmp_path: Path) -> None:
+def test_the_report_accepts_any_percentiles(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_text(json.dumps({"kind": "serve"} | to_json(summarise(GOOD, 2.0), [50.0, 90.0])))
     assert "median TTFT" in page([read(path)])
@@ -311,7 +311,7 @@ def test_wrong_arguments_are_explained(
         ),
     ],
 )
-def test_what_the_engine_cannot_do_is_explained(
+def test_requests_that_the_engine_refuses_are_explained(
     arguments: list[str], code: int, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = ["--max-model-len", "64", "--num-threads", "1", "--device", "cpu"]
@@ -320,21 +320,21 @@ def test_what_the_engine_cannot_do_is_explained(
     assert words in capsys.readouterr().err
 
 
-def test_no_server_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreachable_server_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     for where in (["--port", "9"], ["--host", "::1", "--port", "9"], ["--base-url", "http://localhost:9/v1"]):
         assert main(["bench", "serve", *where, "--num-prompts", "1"]) == 1
         assert "no server at" in capsys.readouterr().err
     assert main(["bench", "serve", "--base-url", "http://localhost:x", "--num-prompts", "1"]) == 2
 
 
-def test_a_column_is_shown_that_only_a_later_result_has() -> None:
+def test_a_column_that_only_a_later_result_has_is_shown() -> None:
     cold = {"kind": "startup", "cold_healthy_seconds": 9.5}
     shown = page([cold, cold | {"warm_healthy_seconds": 3.25}])
     assert "<th>warm healthy seconds</th>" in shown
     assert "<td>3.25</td>" in shown
 
 
-def test_a_server_that_answers_otherwise_is_told_from_none(
+def test_an_error_response_is_not_reported_as_no_server(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refusal = httpx2.Response(401, json={"error": {"message": "a valid API key is needed"}})
@@ -347,7 +347,7 @@ def test_a_server_that_answers_otherwise_is_told_from_none(
     assert "no server at" not in shown
 
 
-def test_a_label_is_no_folder(tmp_path: Path) -> None:
+def test_a_slash_in_a_label_does_not_create_a_folder(tmp_path: Path) -> None:
     given = parser().parse_args(["--label", "openai/gpt-oss-20b", "--result-dir", str(tmp_path)])
     path = write(given, "openai/gpt-oss-20b", {"date": "today"})
     assert path.parent == tmp_path

@@ -40,6 +40,6 @@ def test_a_server_with_a_key_is_measured(tmp_path: Path, monkeypatch: pytest.Mon
     assert json.loads(out.read_text())["cold_first_token_seconds"] > 0
 
 
-def test_why_a_server_ended_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_reason_of_a_failed_start_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "startup", str(tmp_path / "none"), "--num-iters-warm", "0"]) == 1
     assert "no such folder" in capsys.readouterr().err

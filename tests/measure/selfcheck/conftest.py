@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def process() -> Iterator[subprocess.Popen[bytes]]:
-    """The process of a server that is a function (``tests.support.selfcheck_server``)."""
+    """A live process that stands for the one of a server (see ``tests.support.selfcheck_server``)."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as running:
         yield running
         running.communicate(b"\n")

@@ -1,4 +1,4 @@
-"""``chorale selfcheck`` as it is run: on the demo, with a private server."""
+"""The command ``chorale selfcheck``, on the demo with a private server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def selfcheck(*options: str, **more: object) -> subprocess.CompletedProcess[str]
 
 @pytest.mark.slow
 @pytest.mark.timeout(1000)
-def test_the_demo_is_green(tmp_path: Path) -> None:
+def test_all_checks_pass_on_the_demo(tmp_path: Path) -> None:
     done = selfcheck("--json", str(tmp_path / "found.json"))
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "found.json").read_text())
@@ -36,9 +36,9 @@ def test_the_demo_is_green(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1000)
-def test_faults_in_the_code_are_red() -> None:
-    """Four at once, since each takes a server: a wrong block table, the norm's epsilon times 10, temperature
-    applied twice, and digits that are cut by two. Other tests plant each alone."""
+def test_faults_in_the_code_fail_their_checks() -> None:
+    """Four faults at once, because each needs a server: a wrong block table, the norm's epsilon times 10,
+    temperature applied twice, and digits grouped in pairs. Other tests plant each fault alone."""
     done = selfcheck("--only", ",".join(RED), "--quick", "--json", "-", env=environment("four_faults"))
     assert done.returncode == 1, done.stderr
     verdicts = {each["name"]: each["verdict"] for each in json.loads(done.stdout)["checks"]}
@@ -49,12 +49,12 @@ def test_faults_in_the_code_are_red() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_nothing_outlives_the_command(number: signal.Signals) -> None:
+def test_no_process_outlives_the_command(number: signal.Signals) -> None:
     command = [sys.executable, "-m", "chorale", "selfcheck", *SETTINGS, "--only", "record,grammar"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as running:
         assert running.stdout is not None
         lines = iter(running.stdout.readline, "")
-        assert any("start  " in line for line in lines)  # the server has started, its engine too
+        assert any("start  " in line for line in lines)  # the server and its engine have started
         below = descendants(running.pid)
         assert len(below) >= 2
         running.send_signal(number)

@@ -1,4 +1,4 @@
-"""The checks of the device: green on right code, red on each fault that is planted in it."""
+"""The device checks pass on correct code and fail on each fault that is planted in it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def recording(folder: Path) -> Recording:
 
 @pytest.mark.parametrize("layout", ["published", "dense", "reference", "quark"])
 def test_the_reference_layer_by_layer_equals_the_whole_model(layout: str, tmp_path: Path) -> None:
-    """Odd sizes: 3 of 7 experts, 6 heads on 2, and a window that is no multiple of anything."""
+    """Odd sizes: 3 of 7 experts, 6 heads on 2 KV heads, and a window of 37 tokens."""
     sizes = SIZES | {"layers": 2, "experts": 7, "hidden": 96, "inter": 32, "heads": 6, "sliding_window": 37}
     config = replace(make_config(**sizes), num_experts_per_tok=3)
     write_random_checkpoint(tmp_path / "odd", config, layout=layout)  # type: ignore[arg-type]
@@ -82,13 +82,13 @@ def test_the_reference_layer_by_layer_equals_the_whole_model(layout: str, tmp_pa
         (torch.bfloat16, torch.float8_e4m3fn),
     ],
 )
-def test_right_ops_are_right(folder: Path, dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
+def test_correct_ops_pass(folder: Path, dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
     machine = machine_of(folder, dtype=dtype, kv_dtype=kv_dtype)
     assert "within its limit" in check_kernels(machine).detail
 
 
 @pytest.mark.parametrize("fault", WRONG_OP)
-def test_ops_with_a_fault_are_named(folder: Path, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_faulty_op_is_named(folder: Path, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ops = CODE_FAULTS[fault](monkeypatch)
     for dtype in (torch.float32, torch.bfloat16):
         with pytest.raises(Failed, match=WRONG_OP[fault]):
@@ -100,19 +100,19 @@ def test_ops_with_a_fault_are_named(folder: Path, fault: str, monkeypatch: pytes
     ("op", "named"),
     [("qkv_rope_cache", "qkv_rope_cache"), ("project_and_route", "norm"), ("lm_head", "lm_head")],
 )
-def test_ops_with_another_epsilon_are_named(folder: Path, op: str, named: str, dtype: torch.dtype) -> None:
-    right, place = getattr(REFERENCE_OPS, op), {"qkv_rope_cache": 3}.get(op, 4)
+def test_an_op_with_a_wrong_epsilon_is_named(folder: Path, op: str, named: str, dtype: torch.dtype) -> None:
+    right, index = getattr(REFERENCE_OPS, op), {"qkv_rope_cache": 3}.get(op, 4)
 
     def wrong(*given: Any) -> Any:
-        return right(*given[:place], 10 * given[place], *given[place + 1 :])
+        return right(*given[:index], 10 * given[index], *given[index + 1 :])
 
     ops = replace(REFERENCE_OPS, **{op: wrong})
     with pytest.raises(Failed, match=rf"{named}.* is off .* small inputs"):
         check_kernels(machine_of(folder, ops, dtype=dtype, kv_dtype=dtype))
 
 
-def test_a_fault_of_long_contexts_is_named(folder: Path) -> None:
-    """Each context ends at 4,096 tokens."""
+def test_an_op_that_fails_on_long_contexts_is_named(folder: Path) -> None:
+    """The fault cuts each context to 4,096 tokens."""
 
     def plan(meta: AttentionMeta, shape: AttentionShape, block_size: int) -> Any:
         short = replace(meta, context_lens=meta.context_lens.clamp(max=4096))
@@ -124,14 +124,14 @@ def test_a_fault_of_long_contexts_is_named(folder: Path) -> None:
 
 
 def _scaled(factor: float, *, field: int | None = None) -> Callable[[Any], Any]:
-    """A function's result, or one field of it, times ``factor``."""
+    """Returns a change that multiplies a function's result, or one field of it, by ``factor``."""
 
     def wrapper(right: Any) -> Any:
         def wrong(*given: Any) -> Any:
             found = right(*given)
             if field is None:
                 return found * factor
-            return tuple(each * factor if place == field else each for place, each in enumerate(found))
+            return tuple(each * factor if index == field else each for index, each in enumerate(found))
 
         return wrong
 
@@ -157,26 +157,24 @@ SHARED_FAULTS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
 
 
 @pytest.mark.parametrize("fault", SHARED_FAULTS)
-def test_faults_in_shared_code_are_seen_by_the_known_answers(
-    fault: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_known_answers_reveal_faults_in_shared_code(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, name, change = SHARED_FAULTS[fault]
     monkeypatch.setattr(module, name, change(getattr(module, name)))
     with pytest.raises(Failed, match="off by"):
         check_answers(machine_of(ensure_demo()))
 
 
-def test_log_probabilities_of_a_right_engine(folder: Path, recording: Recording) -> None:
+def test_log_probabilities_of_a_correct_engine_pass(folder: Path, recording: Recording) -> None:
     assert "are off by" in check_logprobs(machine_of(folder, recording=recording)).detail
     bfloat16 = {"dtype": torch.bfloat16, "kv_dtype": torch.bfloat16}
     with engine_with(folder, REFERENCE_OPS, dtype="bfloat16") as core:
         rounded = record(core)
     check_logprobs(machine_of(folder, recording=rounded, **bfloat16))
-    with pytest.raises(Failed):  # bfloat16 is no float32
+    with pytest.raises(Failed):  # errors of bfloat16 exceed the limits of float32
         check_logprobs(machine_of(folder, recording=rounded))
 
 
-def test_rounding_is_measured_at_the_tokens_that_it_would_name() -> None:
+def test_rounding_is_measured_at_the_likeliest_rounded_tokens() -> None:
     position = Position(7, [3, 0, 1], [-1.0, -2.0, -3.0])
     rounded = torch.tensor([-9.0, -1.0, -2.0, -8.0, -3.0])
     assert named_tokens(rounded, position, is_decoded=True) == [1, 2, 4]
@@ -185,7 +183,7 @@ def test_rounding_is_measured_at_the_tokens_that_it_would_name() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("fault", CODE_FAULTS)
-def test_an_engine_with_a_fault_is_seen(
+def test_log_probabilities_reveal_a_faulty_engine(
     folder: Path, fault: str, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ops = CODE_FAULTS[fault](monkeypatch)
@@ -197,7 +195,7 @@ def test_an_engine_with_a_fault_is_seen(
         check_logprobs(machine_of(folder, recording=faulty, **types))
 
 
-def test_a_fault_of_one_sequence_is_seen(folder: Path, recording: Recording) -> None:
+def test_a_faulty_sequence_is_named(folder: Path, recording: Recording) -> None:
     sequences = list(recording.sequences)
     first = sequences[0]
     moved = [
@@ -209,7 +207,7 @@ def test_a_fault_of_one_sequence_is_seen(folder: Path, recording: Recording) -> 
         check_logprobs(machine_of(folder, recording=Recording(sequences)))
 
 
-def test_not_a_number_is_seen(folder: Path) -> None:
+def test_an_op_that_returns_nan_is_named(folder: Path) -> None:
     def lm_head(*given: object) -> torch.Tensor:
         logits = REFERENCE_OPS.lm_head(*given)  # type: ignore[arg-type]
         logits[0, 5] = torch.nan
@@ -219,14 +217,16 @@ def test_not_a_number_is_seen(folder: Path) -> None:
         check_kernels(machine_of(folder, replace(REFERENCE_OPS, lm_head=lm_head)))
 
 
-def test_draws_are_those_that_the_noise_decides(folder: Path, recording: Recording) -> None:
+def test_sampled_tokens_of_a_correct_engine_pass(folder: Path, recording: Recording) -> None:
     with engine_with(folder, REFERENCE_OPS) as core:
         found = check_sampling(machine_of(folder, recording=Recording(recording.sequences, draws(core))))
     assert "40 greedy tokens are the likeliest, and 288 tokens sampled by seed" in found.detail
 
 
 @pytest.mark.parametrize(("chosen", "words"), [(7, None), (200_013, "reserved")])
-def test_a_reserved_id_is_no_alternative_and_no_choice(chosen: int, words: str | None, folder: Path) -> None:
+def test_reserved_ids_are_no_alternatives_and_no_choices(
+    chosen: int, words: str | None, folder: Path
+) -> None:
     """Random weights may make a reserved id the likeliest one."""
     positions = [Position(1, [chosen, 200_480, 9], [-2.0, -1.0, -3.0])]
     drawn = Draw(1.0, 3, 0, [Position(1, [7, 200_480], [0.0, 90.0])])
@@ -253,7 +253,7 @@ def _no_top_k(patch: pytest.MonkeyPatch) -> None:
 
 
 def _no_noise(patch: pytest.MonkeyPatch) -> None:
-    """In the engine and in the check."""
+    """Removes the noise from the engine and from the check."""
     for module in (reference_sampling, sampling_check):
         right = module.gumbel_noise
         patch.setattr(module, "gumbel_noise", lambda *given, right=right: right(*given) * 0.0)
@@ -272,7 +272,7 @@ def _second_best(patch: pytest.MonkeyPatch) -> None:
         (_second_best, "greedy sampling chose"),
     ],
 )
-def test_a_fault_of_sampling_is_seen(
+def test_sampled_tokens_reveal_a_faulty_sampler(
     plant: Callable[[pytest.MonkeyPatch], None], words: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with engine_with(folder, REFERENCE_OPS) as core:

@@ -19,7 +19,7 @@ from tests.support.device.faults import FAULTS, Array, Fault, plant
 from tests.support.runtime import SIZES
 from tests.support.selfcheck import machine_of
 
-# Which checks see which fault of a copy of the demo.
+# Fault planted in a copy of the demo -> the checks that detect it.
 SEEN = {
     "expert_scale": (files.check_checksums, answers.check_answers),
     "sink_left_out": (files.check_checksums, answers.check_answers, files.check_values),
@@ -33,23 +33,23 @@ SEEN = {
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With gpt-oss's constants."""
+    """A small random checkpoint with gpt-oss's constants."""
     sizes = SIZES | {"layers": 2, "head_dim": 64, "sliding_window": 128}
     return write_random_checkpoint(tmp_path_factory.mktemp("model") / "random", make_config(**sizes))
 
 
-def test_the_demo_is_sound() -> None:
+def test_the_demo_passes_all_file_checks() -> None:
     machine = machine_of(ensure_demo())
     for check in (files.check_shapes, files.check_checksums, files.check_values, answers.check_answers):
         assert check(machine).detail
 
 
-def test_every_fault_of_files_is_listed() -> None:
+def test_every_file_fault_has_its_checks_listed() -> None:
     assert {name for name, fault in FAULTS.items() if not fault.engine} == set(SEEN)
 
 
 @pytest.mark.parametrize("fault", SEEN)
-def test_a_fault_in_the_files_of_the_demo_is_seen(fault: str, tmp_path: Path) -> None:
+def test_a_fault_in_the_demos_files_is_detected(fault: str, tmp_path: Path) -> None:
     machine = machine_of(plant(fault, ensure_demo(), tmp_path / "faulty"))
     for check in SEEN[fault]:
         with pytest.raises(Failed):
@@ -76,7 +76,7 @@ def nan_scale(values: Array) -> None:
         ("mlp.experts.gate_up_proj_scales", nan_scale, "1 scales are 255"),
     ],
 )
-def test_values_that_cannot_be(
+def test_impossible_values_are_named(
     small: Path, tmp_path: Path, name: str, edit: Callable[[Array], None], words: str
 ) -> None:
     files.check_values(machine_of(small))
@@ -85,17 +85,17 @@ def test_values_that_cannot_be(
         files.check_values(machine_of(plant(fault, small, tmp_path / "faulty")))
 
 
-def test_files_without_published_hashes_prove_nothing(small: Path) -> None:
+def test_files_without_published_hashes_skip_the_check(small: Path) -> None:
     with pytest.raises(Skipped, match="no published hashes"):
         files.check_checksums(machine_of(small))
 
 
-def test_the_demo_answers_for_other_checkpoints(small: Path) -> None:
+def test_known_answers_use_the_demo_for_other_checkpoints(small: Path) -> None:
     assert "equal those of transformers" in answers.check_answers(machine_of(small)).detail
 
 
 def as_hub_cache(source: Path, folder: Path) -> Path:
-    """As huggingface_hub stores it: large files by their sha256, small ones by git's hash."""
+    """Copies a checkpoint to a cache of huggingface_hub: large files by sha256, small ones by git's hash."""
     snapshot, blobs = folder / "snapshots" / ("0" * 8), folder / "blobs"
     snapshot.mkdir(parents=True)
     blobs.mkdir()
@@ -108,7 +108,7 @@ def as_hub_cache(source: Path, folder: Path) -> Path:
     return snapshot
 
 
-def test_hashes_of_the_hub_cache(small: Path, tmp_path: Path) -> None:
+def test_a_changed_file_in_the_hub_cache_is_named(small: Path, tmp_path: Path) -> None:
     snapshot = as_hub_cache(small, tmp_path / "cache")
     machine = machine_of(snapshot)
     assert "hashes of 6 files are the published ones" in files.check_checksums(machine).detail
@@ -121,7 +121,7 @@ def test_hashes_of_the_hub_cache(small: Path, tmp_path: Path) -> None:
         blob.write_bytes(before)
 
 
-def test_hashes_of_a_download_folder(small: Path, tmp_path: Path) -> None:
+def test_a_changed_file_in_a_download_folder_is_named(small: Path, tmp_path: Path) -> None:
     folder = tmp_path / "local"
     shutil.copytree(small, folder)
     notes = folder / ".cache" / "huggingface" / "download"
@@ -136,7 +136,7 @@ def test_hashes_of_a_download_folder(small: Path, tmp_path: Path) -> None:
             files.check_checksums(machine_of(folder))
 
 
-def test_a_checkpoint_whose_layers_begin_otherwise(tmp_path: Path) -> None:
+def test_constants_that_differ_from_gpt_oss_are_named(tmp_path: Path) -> None:
     folder = write_random_checkpoint(tmp_path / "random", make_config(**(SIZES | {"layers": 2})))
     with pytest.raises(Failed, match=r"sliding_window is 32, not 128; head_dim is 16, not 64"):
         files.check_shapes(machine_of(folder))

@@ -1,4 +1,4 @@
-"""Selection, the child process, the report: one check never stops the others."""
+"""Selection of checks, the child process and the report. A failed check never stops the others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.processes import is_running
 DOCS = Path(__file__).parents[3] / "docs" / "evaluation.md"
 
 
-def test_selection() -> None:
+def test_only_skip_and_quick_select_checks() -> None:
     assert select("", "", quick=False) == CHECKS
     assert [check.name for check in select("", "", quick=True)] == [c.name for c in CHECKS if c.quick]
     assert [check.name for check in select("stops, shapes", "", quick=True)] == ["shapes", "start", "stops"]
@@ -38,12 +38,12 @@ def test_selection() -> None:
         select("stops", "stops,start", quick=False)
 
 
-def test_the_page_lists_all_checks() -> None:
+def test_the_documentation_lists_all_checks() -> None:
     section = DOCS.read_text("utf-8").partition("## Self-check")[2].partition("\n## ")[0]
     assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == list(NAMES)
 
 
-def test_outcomes_of_what_a_check_raises() -> None:
+def test_every_exception_of_a_check_becomes_an_outcome() -> None:
     raised = Failed("wrong", {"a": 1}), Skipped("not here"), ZeroDivisionError("by zero\nand more")
     found = [outcome_of("shapes", each, 0.0) for each in (*raised, ExceptionGroup("", raised))]
     assert [each.verdict for each in found] == ["failed", "skipped", "failed", "failed"]
@@ -55,7 +55,7 @@ def outcomes(checks: list[Check], config: EngineConfig) -> list[Outcome]:
     return [message for message in messages if isinstance(message, Outcome)]
 
 
-# A child that does as the name of each check says.
+# A child process that behaves as the name of each check says.
 CHILD = """
 import json, os, signal, sys, time
 import msgspec
@@ -71,7 +71,7 @@ for name in order["checks"]:
 """
 
 
-def test_a_check_that_hangs_or_ends_the_process_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checks_continue_after_one_hangs_or_kills_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child, "_COMMAND", (sys.executable, "-c", CHILD))
     monkeypatch.setattr(child, "_START_SECONDS", 3.0)
     names = ("one", "hangs", "two", "dies", "three")
@@ -93,8 +93,7 @@ def test_a_checkpoint_that_cannot_be_opened_is_reported_once(tmp_path: Path) -> 
     assert second.verdict == "skipped"
 
 
-def test_nothing_is_left_when_the_command_is_killed(tmp_path: Path) -> None:
-    """The child of the device's checks ends with its parent."""
+def test_the_child_process_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:  # pragma: no cover
@@ -128,7 +127,7 @@ for _ in child.device_outcomes([kernels], EngineConfig(), Recording(), quick=Fal
 """
 
 
-def test_report(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_shows_outcomes_remedies_and_counts(capsys: pytest.CaptureFixture[str]) -> None:
     bad = Outcome("kernels", "failed", "moe is off\x1b[1m", 1.25)
     shown = line(bad, 80)
     assert shown.startswith("FAILED   kernels          1.2 s  each op")
@@ -145,7 +144,7 @@ def test_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["checks"][1]["remedy"] is None
 
 
-def test_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_command_checks_its_options(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["selfcheck", "--list"]) == 0
     assert [row.split()[0] for row in capsys.readouterr().out.splitlines()] == list(NAMES)
     assert main(["selfcheck", "--only", "nothing"]) == 2

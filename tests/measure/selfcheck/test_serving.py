@@ -1,4 +1,4 @@
-"""The checks of a server against servers that do one thing wrong each."""
+"""The checks of a server, run against servers with one fault each."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def wrong_stops(fault: str) -> Answer:
     def answer(path: str, body: dict[str, Any]) -> Any:
         found = right_stops(path, body)
         choice = found["choices"][0]
-        if fault == "goes on" and "200012" in body["logit_bias"]:
+        if fault == "ignored" and "200012" in body["logit_bias"]:
             choice["finish_reason"] = "length"
         if fault == "shown" and choice["finish_reason"] == "stop" and not body.get("stop"):
             choice["text"] = "<|return|>"
@@ -54,13 +54,13 @@ def wrong_stops(fault: str) -> Answer:
     ("fault", "words"),
     [
         ("", "stop token 200012"),
-        ("goes on", "stop token 200012: "),
+        ("ignored", "stop token 200012: "),
         ("shown", "stop token 200002: "),
         ("stop string", "a stop string over two tokens: "),
         ("error", "/v1/completions: HTTP 500: broken"),
     ],
 )
-def test_stops(fault: str, words: str, process: Any, tmp_path: Path) -> None:
+def test_faults_of_stops_are_named(fault: str, words: str, process: Any, tmp_path: Path) -> None:
     found = outcome(harmony.check_stops, wrong_stops(fault), process, tmp_path)
     assert (found.verdict, words in found.detail) == ("failed" if fault else "ok", True), found
 
@@ -78,7 +78,7 @@ def chat(message: dict[str, Any], reason: str = "stop") -> dict[str, Any]:
         ('{"at": "sea", "times": 3}', "AB-12", "regular expression"),
     ],
 )
-def test_grammar(look: str, code: str, words: str, process: Any, tmp_path: Path) -> None:
+def test_answers_match_their_grammar(look: str, code: str, words: str, process: Any, tmp_path: Path) -> None:
     def answer(path: str, body: dict[str, Any]) -> Any:
         if path.endswith("chat/completions"):
             return chat({"content": look})
@@ -88,7 +88,7 @@ def test_grammar(look: str, code: str, words: str, process: Any, tmp_path: Path)
     assert (found.verdict, words in found.detail) == ("failed" if words else "ok", True), found
 
 
-# Each rule by which text is cut into pieces, and a wrong one in its place.
+# Each rule of the pretokenizer -> a wrong rule.
 WRONG_RULES = {
     r"\p{N}{1,3}": r"\p{N}{1,2}",
     bpe.CONTRACTION: "",
@@ -100,7 +100,7 @@ WRONG_RULES = {
 
 
 @pytest.mark.parametrize("rule", ["", *WRONG_RULES])
-def test_a_wrong_pretokenizer_pattern_is_seen(
+def test_a_wrong_pretokenizer_rule_is_detected(
     rule: str, process: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert rule in vocab.PIECE_PATTERN
@@ -113,7 +113,7 @@ def test_a_wrong_pretokenizer_pattern_is_seen(
 
 
 def encoding_server(encoder: vocab.Vocabulary, change: Callable[[list[int]], list[int]] = list) -> Answer:
-    """Encodes texts by ``encoder``; a chat's tokens are the stored ones, with a change."""
+    """Returns a server that encodes texts with ``encoder`` and changes the known tokens of a chat."""
 
     def answer(path: str, body: dict[str, Any]) -> Any:
         if path == "/tokenize":
@@ -127,12 +127,12 @@ def encoding_server(encoder: vocab.Vocabulary, change: Callable[[list[int]], lis
 
 
 @pytest.mark.parametrize("change", [lambda ids: ids[:-1], lambda ids: ids[:50] + ids[51:], lambda ids: []])
-def test_a_chat_that_is_rendered_otherwise_is_seen(change: Any, process: Any, tmp_path: Path) -> None:
+def test_a_wrongly_rendered_chat_is_detected(change: Any, process: Any, tmp_path: Path) -> None:
     found = outcome(harmony.check_harmony, encoding_server(load_vocabulary(), change), process, tmp_path)
     assert (found.verdict, "the end of a chat" in found.detail) == ("failed", True), found
 
 
-def test_scores_that_are_no_log_probabilities(process: Any, tmp_path: Path) -> None:
+def test_positive_log_probabilities_are_refused(process: Any, tmp_path: Path) -> None:
     def scores(value: float) -> Answer:
         def answer(path: str, body: dict[str, Any]) -> Any:
             count, given = body["max_tokens"], len(body["prompt"])
@@ -159,7 +159,7 @@ def test_scores_that_are_no_log_probabilities(process: Any, tmp_path: Path) -> N
     assert "invalid" in outcome(record.check_record, scores(0.5), process, tmp_path).detail
 
 
-def test_a_check_that_takes_too_long_or_has_a_fault_of_its_own(process: Any, tmp_path: Path) -> None:
+def test_a_check_that_times_out_or_raises_has_an_outcome(process: Any, tmp_path: Path) -> None:
     async def slow(server: Server, context: Context) -> Found:
         await asyncio.sleep(60)
         return Found("")
