@@ -113,7 +113,7 @@ def _accepted(seen: Seen) -> Values:
 
 
 def _speculation(seen: Seen) -> Values:
-    """Returns 1 under the draft method and whether acceptance is synthetic (the output is meaningless)."""
+    """Returns 1, labelled by draft method and by whether acceptance (and so the output) is synthetic."""
     return {(seen.info.speculation, str(seen.info.synthetic_acceptance).lower()): 1}
 
 

@@ -34,7 +34,7 @@ class Throughput:
     ) -> list[str]:
         """Returns the lines for the time since the last call.
 
-        One on throughput, unless this interval and the last had no work, and one on drafts, if any were made.
+        There is one on throughput, unless two intervals had no work, and one on drafts, if any were made.
         ``num_positions``: tokens of the longest possible draft.
         """
         before, seconds = self._stats, max(now - self._time, 1e-9)

@@ -62,7 +62,7 @@ class Pace:
                 now += generator.gammavariate(self.burstiness, 1.0 / (rate * self.burstiness))
 
     def _rate(self, progress: float) -> float:
-        """Returns the rate, in requests a second, after this share of the requests."""
+        """Returns the requests per second once this share of the requests has started (0 to 1)."""
         if self.ramp == "linear":
             return self.rate + (self.last_rate - self.rate) * progress
         if self.ramp == "exponential":

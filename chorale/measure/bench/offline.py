@@ -14,7 +14,7 @@ from chorale.engine.types import GenerateRequest, SamplingSpec
 from chorale.errors import ChoraleError, ConfigError
 from chorale.measure.bench.drafts import DraftCounts
 
-_WORDS = 199_000  # ids below are ordinary tokens
+_WORDS = 199_000  # ids below this are ordinary tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -193,7 +193,7 @@ def _plot(series: Series, width: int = 900, height: int = 320) -> str:
 
 
 def _name(x: float, y: float, label: str, left: int) -> str:
-    """Returns a point's label as SVG: above left, clear of a rising curve, or right if the axis is near."""
+    """Returns a point's label as SVG, to its upper left (clear of a rising curve), or right near the axis."""
     room = x - 6 - 7 * len(label) > left
     at, above, anchor = (x - 6, 8, "end") if room else (x, 18, "start")
     return f"<text x={at:.1f} y={y - above:.1f} text-anchor={anchor}>{html.escape(label)}</text>"

@@ -107,7 +107,7 @@ def test_goodput_counts_requests_that_met_every_goal() -> None:
 @pytest.mark.parametrize(("strategy", "middle"), [("linear", 55.0), ("exponential", 31.6)])
 def test_a_ramp_ends_at_its_last_rate(strategy: Literal["linear", "exponential"], middle: float) -> None:
     """Checks the rate at the beginning, in the middle and at the end, and the share of one process."""
-    pace = Pace(10.0, 1e6, ramp=strategy, last_rate=100.0)  # even enough to compute the rate from the gaps
+    pace = Pace(10.0, 1e6, ramp=strategy, last_rate=100.0)  # nearly constant gaps, which give the rate
     starts = list(pace.starts(1001))
     rates = [1 / (later - earlier) for earlier, later in pairwise(starts)]
     assert [rates[0], rates[500], rates[-1]] == pytest.approx([10.0, middle, 100.0], rel=0.02)

@@ -18,7 +18,7 @@ _SMALL = ("config.json", "generation_config.json", "model.safetensors.index.json
 _MOST_THREADS = 8
 _CONSTANTS = {"sliding_window": 128, "head_dim": 64, "num_experts_per_tok": 4, "swiglu_limit": 7.0,
               "swiglu_alpha": 1.702, "rms_norm_eps": 1e-5}  # fmt: skip
-# Larger values mean a broken parameter. The scale's limit is an exponent of two plus 127.
+# Larger values mean a broken parameter. Scales are exponents of two, plus 127.
 _LARGEST = 1e6
 _LARGEST_SCALE = 127 + 32
 

@@ -62,7 +62,7 @@ class Reference:
 
     def logprobs(self, x: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
         """Returns [R, V] on the CPU. ``x``: [R, H] after the last layer. ``head``: the output matrix."""
-        # All other ops keep the logits in float32, in any number format.
+        # All back ends but the reference sum logits in float32, whatever the weights' number format.
         dtype = self._dtype if self._machine.ops.name == "reference" else torch.float32
         rows = torch.arange(len(x), device=x.device)
         pieces = []

@@ -48,7 +48,7 @@ def check_sampling(machine: Machine) -> Found:
 
 
 def _sampleable(position: Position) -> Position:
-    """Returns the position without reserved ids: never sampled, but maybe likely with random weights."""
+    """Returns the position without reserved ids, which are never sampled but may be likely."""
     if position.token_ids[0] in _NEVER:
         raise Failed(f"token {position.index} is {position.token_ids[0]}, which is reserved")
     named = zip(position.token_ids, position.logprobs, strict=True)

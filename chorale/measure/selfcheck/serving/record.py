@@ -12,7 +12,7 @@ from chorale.measure.selfcheck.check import Failed, Found
 from chorale.measure.selfcheck.recorded import KNOWN_ANSWERS, Draw, Position, Sequence
 from chorale.measure.selfcheck.serving.server import Context, Server
 
-_WORDS = 199_000  # ids below are ordinary tokens
+_WORDS = 199_000  # ids below this are ordinary tokens
 _TOP = 4  # alternative tokens recorded at each position
 _LONG = (8192, 32_768)  # tokens of long prompts, sent if the engine's limits allow them
 _TEMPERATURES = (0.5, 1.0, 2.0)
