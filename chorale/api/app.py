@@ -39,7 +39,7 @@ def create_app(
 def all_routes(state: ServerState, service: BatchService | None = None) -> list[BaseRoute]:
     """Returns all routes in matching order. A test compares them with the OpenAPI operations."""
     return [
-        *render.routes(state),  # before the ids of stored completions
+        *render.routes(state),  # first, else "render" would match as a completion id
         *chat.routes(state),
         *completions.routes(state),
         *messages.routes(state),

@@ -1,8 +1,7 @@
-"""Request fields common to the generating endpoints, and the treatment of every field: none is silently
-ignored.
+"""Request fields common to the generating endpoints, and how each field is handled: none is silently ignored.
 
-A top-level key is honoured (a field of the request model), harmless (accepted without effect, for a reason in
-a table), refused by name, or unknown (``tracing/ignored.py``: named in the answer, or an error).
+A top-level key is honoured (a field of the request model), harmless (accepted without effect; a table gives
+the reason), refused by name, or unknown (``tracing/ignored.py``: named in the response, or an error).
 ``docs/api.md`` and the boundary tests use the same tables.
 """
 
@@ -105,17 +104,17 @@ class StreamOptions(BaseModel):
 
 
 def wants_usage(options: StreamOptions | None) -> bool:
-    """Returns whether a stream ends with the usage."""
+    """Returns whether a stream ends with a chunk of the total usage."""
     return options is not None and bool(options.include_usage)
 
 
 def wants_continuous_usage(options: StreamOptions | None) -> bool:
-    """Returns whether every chunk has the usage so far."""
+    """Returns whether every chunk contains the usage so far."""
     return options is not None and bool(options.include_usage and options.continuous_usage_stats)
 
 
 class SamplingFields(BaseModel):
-    """Sampling fields: OpenAI's names, then vLLM's. None: the default."""
+    """Sampling fields under OpenAI's names, then vLLM's. None selects the default."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -164,7 +163,7 @@ class StructuredFields(SamplingFields):
 
 
 class StreamedFields(StructuredFields):
-    """Fields common to Chat Completions and Completions that the operator can set, too."""
+    """Fields common to Chat Completions and Completions whose defaults the operator can change."""
 
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -184,7 +183,7 @@ def parse(
     harmless: Mapping[str, str] = {},
     refused: Mapping[str, Refusal] = {},
 ) -> Model:
-    """Validates a body. Raises ``RequestError`` for the first unsupported or invalid field."""
+    """Validates a body. Raises ``RequestError`` if a field is unsupported or invalid."""
     return parse_model(model, triage(data, model.model_fields, harmless, refused))
 
 
@@ -194,10 +193,7 @@ def triage(
     harmless: Mapping[str, str],
     refused: Mapping[str, Refusal],
 ) -> dict[str, Any]:
-    """Returns the honoured keys of a body without nulls.
-
-    Raises ``RequestError`` for a refused key.
-    """
+    """Returns the honoured keys of a body, without nulls. Raises ``RequestError`` for a refused key."""
     known = set(honoured)
     kept: dict[str, Any] = {}
     for key, value in data.items():

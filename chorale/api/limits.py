@@ -85,7 +85,7 @@ def _integer(low: int, high: int, doc: str, default: str = "none") -> Limit:
     return Limit("integer", low, high, doc, default)
 
 
-# Those of ``chorale/config/sampling_fields.py``: a number that a request samples by has its range there.
+# Limits of the sampling fields, whose ranges are defined in ``chorale/config/sampling_fields.py``.
 _SAMPLING = {
     name: Limit(
         field.type,
@@ -149,7 +149,7 @@ SIZES: dict[str, Size] = {
     "json_containers": Size(LARGEST.containers, "containers", "objects and arrays in a body"),
     "json_members": Size(LARGEST.members, "members", "members of one object in a body"),
     "json_escapes": Size(LARGEST.escapes, "escapes", "backslash sequences in the strings of a body"),
-    "thought_tokens": Size(1_048_576, "ids", "tokens of reasoning that a request brings back"),
+    "thought_tokens": Size(1_048_576, "ids", "reasoning tokens that a request sends back"),
     "prompt_scores": Size(
         262_144, "entries", "prompt tokens x (prompt_logprobs, or logprobs with echo, + 1)"
     ),
@@ -203,7 +203,7 @@ def utf8_bytes(name: str) -> AfterValidator:
 
 
 def checked(name: str, value: object, fail: Callable[[str], Exception]) -> Number:
-    """Checks a value without a model (in a query string). ``fail(message)`` creates the error."""
+    """Checks a value outside a request model (a query parameter). ``fail(message)`` creates the error."""
     try:
         return LIMITS[name].check(value)
     except PydanticKnownError as error:
@@ -211,12 +211,12 @@ def checked(name: str, value: object, fail: Callable[[str], Exception]) -> Numbe
 
 
 def check_scores(num_prompt_tokens: int, prompt_logprobs: int | None) -> None:
-    """Raises ``RequestError`` for more log-probabilities of a prompt than an answer may hold."""
+    """Raises ``RequestError`` if a response would contain too many log-probabilities of the prompt."""
     most = SIZES["prompt_scores"].max
     if prompt_logprobs is not None and num_prompt_tokens * (prompt_logprobs + 1) > most:
         raise RequestError(
             f"prompt_logprobs: {num_prompt_tokens} prompt tokens with {prompt_logprobs} alternatives each "
-            f"are more than the {most} log-probabilities that an answer may hold",
+            f"are more than the {most} log-probabilities that a response may contain",
             param="prompt_logprobs",
             code="above_max_value",
         )

@@ -1,6 +1,6 @@
 """The sockets that a server listens on, and the signals that end it.
 
-The supervisor needs only these before it starts the engine; the server itself is imported meanwhile.
+The supervisor needs only this module before it starts the engine; it imports the server while that loads.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Stop:
 
 
 def bind_sockets(config: ServerConfig) -> list[socket.socket]:
-    """Returns the listening sockets. Call it before the model is loaded, to detect a used port early.
+    """Returns the listening sockets. Call it before the model is loaded, to detect a port in use early.
 
     Raises ``ConfigError`` if the address cannot be used.
     """
@@ -90,12 +90,9 @@ def _bind_inet(family: int, kind: int, protocol: int, address: object) -> socket
 
 
 def _bind_unix(path: Path) -> socket.socket:
-    """Creates a socket file that only its owner can use.
-
-    Replaces the file of a dead server, not of a live one.
-    """
+    """Creates a socket file that only its owner can use. Replaces a file on which no server listens."""
     try:
-        _clear_place(path)
+        _remove_stale_socket(path)
         bound = socket.socket(socket.AF_UNIX)
         try:
             bound.bind(str(path))
@@ -114,8 +111,8 @@ def _bind_unix(path: Path) -> socket.socket:
     return bound
 
 
-def _clear_place(path: Path) -> None:
-    """Removes the socket file of a dead server. Raises ``ConfigError`` for any other existing file."""
+def _remove_stale_socket(path: Path) -> None:
+    """Removes a socket file on which no server listens. Raises ``ConfigError`` for any other file."""
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.stat().st_mode):
             raise ConfigError(f"--uds {path}: exists and is not a socket; choose another path")

@@ -8,7 +8,7 @@ from typing import Any
 from chorale.engine.types import SamplingSpec, TokenLogprobs
 from chorale.harmony.vocab import Vocabulary
 
-LEAST = -9999.0  # JSON has no -inf; this is what OpenAI sends for "practically never"
+LEAST = -9999.0  # JSON has no -inf; OpenAI sends this value instead
 
 
 def is_scored(sampling: SamplingSpec) -> bool:
@@ -17,10 +17,7 @@ def is_scored(sampling: SamplingSpec) -> bool:
 
 
 class LogprobsWriter:
-    """Writes log-probabilities.
-
-    ``as_ids``: tokens as ``token_id:123`` (vLLM's return_tokens_as_token_ids).
-    """
+    """Writes log-probabilities. ``as_ids``: tokens as ``token_id:123`` (return_tokens_as_token_ids)."""
 
     __slots__ = ("_as_ids", "_vocab")
 
@@ -65,7 +62,7 @@ class LogprobsWriter:
         }
 
     def _top(self, entry: TokenLogprobs, num_top: int) -> dict[str, float]:
-        """Returns the alternatives and the token itself; of two with equal text, the likelier one."""
+        """Returns log-probabilities of the alternatives and the token by text, the highest of equal texts."""
         top: dict[str, float] = {}
         pairs = list(zip(entry.top_ids[:num_top], entry.top_logprobs[:num_top], strict=True))
         for token_id, logprob in [*pairs, (entry.token_id, entry.logprob)]:

@@ -43,7 +43,7 @@ class Operation:
     summary: str
     body: type[BaseModel] | None = None
     streams: bool = False
-    media_type: str = "application/json"  # of the body
+    media_type: str = "application/json"  # Content-Type of the body
 
     @property
     def example(self) -> dict[str, Any] | None:
@@ -178,7 +178,7 @@ async def _openapi(state: ServerState, request: Request) -> Response:
 def describe(server: str = "/", model: str = "gpt-oss-20b", *, refuses: bool = False) -> dict[str, Any]:
     """Returns the OpenAPI 3.1 document, which is cached and must not be modified.
 
-    ``server``: the prefix of all paths. ``model``: the model name in examples. ``refuses``: unknown fields.
+    ``server``: prefix of all paths. ``model``: name in examples. ``refuses``: unknown fields are errors.
     """
     listed = operations()
     bodies = sorted({op.body for op in listed if op.body is not None}, key=lambda model: model.__name__)
@@ -201,7 +201,7 @@ def describe(server: str = "/", model: str = "gpt-oss-20b", *, refuses: bool = F
 
 
 def _opened(schema: Any) -> Any:
-    """Returns the schema without the statements that an object has no other fields."""
+    """Returns the schema without ``additionalProperties: false``."""
     if isinstance(schema, list):
         return [_opened(part) for part in schema]
     if not isinstance(schema, dict):

@@ -1,8 +1,8 @@
-"""The exact tokens of reasoning, as a string that a stateless client keeps and brings back.
+"""The exact tokens of reasoning, as a string that a stateless client keeps and sends back.
 
-Anthropic's API has it as the signature of a thinking block, OpenAI's as ``encrypted_content``. It is not a
-secret: what is inside was shown to the same client. It holds content tokens only, and reading one lets
-nothing else through: a client that writes such a string can say in it what it could say in the text.
+It is the signature of a thinking block in Anthropic's API, and ``encrypted_content`` in OpenAI's. It is not
+encrypted, since the same client has seen the text. Only content tokens are accepted, no control tokens, so a
+forged string has no more effect than the same content sent as text.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from chorale.errors import RequestError
 from chorale.harmony.vocab import CHANNEL, MESSAGE, NUM_RANKS, Vocabulary
 
 _PREFIX = "cho1."
-_MAX_TOKENS = 131_072  # the model's window: no reasoning is longer
-_MAX_CHARS = len(_PREFIX) + _MAX_TOKENS * 4  # three bytes a token at most
-_NOT_LAST = bytes(range(0x80, 0x100))  # bytes after which a token goes on
+_MAX_TOKENS = 131_072  # the model's context window
+_MAX_CHARS = len(_PREFIX) + _MAX_TOKENS * 4  # at most three bytes, or four base64 characters, per token
+_NOT_LAST = bytes(range(0x80, 0x100))  # bytes that do not end a token id
 
 
 def write_reasoning(token_ids: Iterable[int]) -> str:
-    """Token ids as numbers of 7-bit groups, in base64."""
+    """Returns the token ids as LEB128 integers (7-bit groups, lowest first) in base64, after a prefix."""
     out = bytearray()
     for token in token_ids:
         while token >= 0x80:
@@ -34,7 +34,7 @@ def write_reasoning(token_ids: Iterable[int]) -> str:
 
 
 def read_reasoning(value: Any) -> tuple[int, ...]:
-    """The content tokens. Returns none if the value is not ours, or damaged."""
+    """Returns the content tokens, or () if the value is not from this server or is damaged."""
     if not isinstance(value, str) or not value.startswith(_PREFIX) or len(value) > _MAX_CHARS:
         return ()
     try:
@@ -59,24 +59,24 @@ def read_reasoning(value: Any) -> tuple[int, ...]:
 
 
 class ReasoningReader:
-    """Reads the reasoning that one request brings back: a bounded number of tokens in all."""
+    """Reads the reasoning strings of one request, and limits their total number of tokens."""
 
     def __init__(self, vocab: Vocabulary) -> None:
         self._vocab = vocab
         self._num_tokens = 0
 
     def read(self, value: Any, text: str, path: str) -> tuple[str, tuple[int, ...]] | None:
-        """The text, and the token ids of its harmony message.
+        """Returns the text, and the token ids of its harmony message.
 
-        Returns None where the text must do: the value is not ours, damaged, or says something else than
-        ``text``, unless that is empty. Raises ``RequestError`` naming ``path`` for too many tokens.
+        Returns None if ``text`` must be used instead: the value is not from this server, is damaged, or
+        decodes to another, nonempty ``text``. Raises ``RequestError`` naming ``path`` for too many tokens.
         """
         tokens = read_reasoning(value)
         self._num_tokens += len(tokens)
         most = SIZES["thought_tokens"].max
         if self._num_tokens > most:
             raise RequestError(
-                f"{path}: the reasoning of a request may hold {most} tokens together",
+                f"{path}: a request may contain {most} reasoning tokens in total",
                 param=path,
                 code="above_max_value",
             )

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Lifecycle:
-    """The HTTP server's state. Written by ``server``, read by /ready and /load."""
+    """The HTTP server's state. Set by the server and its middleware, read by /ready and /load."""
 
     draining: bool = False  # after SIGTERM: running requests finish, new ones should go to another server
     num_requests: int = 0  # requests in progress, including those over a WebSocket
@@ -43,7 +43,7 @@ class ServerState:
     model_names: tuple[str, ...]  # all served model names; responses carry the first
     lifecycle: Lifecycle = field(default_factory=Lifecycle)
     grammars: GrammarChecker = field(init=False)
-    background: Background = field(default_factory=Background)  # responses without a connection
+    background: Background = field(default_factory=Background)  # background responses of this process
     tools: ToolService | None = None  # the built-in tools, or None if the server has none
     tracer: Tracer | None = None  # None: no traces
 
@@ -57,7 +57,7 @@ class ServerState:
         return ToolHost(self.tools, self.grammars, self.metrics.tool_called)
 
     def owner(self, digest: bytes) -> Owner:
-        """Returns the owner of a request. ``digest``: of its API key, b"" without keys."""
+        """Returns the owner of a request. ``digest``: the API key's digest, b"" without keys."""
         if not digest:
             return NOBODY
         name = owner_name(digest)

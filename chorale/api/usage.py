@@ -20,7 +20,7 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 
 def closing_fields(ends: Sequence[Sequence[TurnEnded]], *, metrics: bool) -> dict[str, Any]:
-    """Returns ``usage`` of all choices of all prompts, and vLLM's ``metrics`` of a single choice."""
+    """Returns the total ``usage``, and vLLM's ``metrics`` if requested and there is a single choice."""
     usage = of_prompts(of_choices([end.usage for end in row]) for row in ends)
     fields: dict[str, Any] = {"usage": usage_object(usage)}
     if metrics and len(ends) == len(ends[0]) == 1:
@@ -29,7 +29,7 @@ def closing_fields(ends: Sequence[Sequence[TurnEnded]], *, metrics: bool) -> dic
 
 
 def metrics_object(ended: TurnEnded) -> dict[str, float | None] | None:
-    """Returns times as vLLM defines them."""
+    """Returns times and rates as vLLM defines them, or None if the turn has no timings."""
     times, count = ended.timings, ended.usage.output_tokens
     if times is None:
         return None
@@ -46,8 +46,7 @@ def metrics_object(ended: TurnEnded) -> dict[str, float | None] | None:
 
 
 def of_choices(usages: Sequence[Usage]) -> Usage:
-    """Returns the usage of several choices. Their shared prompt counts once, with the first choice's cache
-    hits.
+    """Returns the usage of several choices. Their shared prompt counts once, with its fewest cached tokens.
 
     Prompts of later rounds, after tool calls, are separate and count for each choice.
     """

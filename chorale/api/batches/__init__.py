@@ -1,4 +1,4 @@
-"""/v1/batches: files of requests that are answered in the background."""
+"""/v1/batches: large batches of requests, processed asynchronously."""
 
 from chorale.api.batches.endpoint import routes
 

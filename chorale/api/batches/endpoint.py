@@ -1,4 +1,4 @@
-"""/v1/batches: create, retrieve, list and cancel batches. ``chorale.jobs`` works on them."""
+"""/v1/batches: create, retrieve, list and cancel batches. ``chorale.jobs`` runs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lines of a server's batches: they are answered by its own endpoints, in this process."""
+"""Runs batch lines: each line is a request to the server's own endpoints, called in this process."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ logger = logging.getLogger(__name__)
 
 
 class LineApp:
-    """The endpoints of lines as an ASGI app. Errors become answers, as of the server; nothing is logged of a
-    line but a fault of the program."""
+    """The endpoints that lines may call, as an ASGI app.
+
+    Errors become error responses, as in the server. Only internal errors are logged.
+    """
 
     def __init__(self, state: ServerState) -> None:
         assert isinstance(state.client, MeteredClient)
@@ -62,7 +64,7 @@ class LineApp:
 
 
 def make_runner(state: ServerState, service: BatchService) -> BatchRunner:
-    """Returns the runner of this process."""
+    """Returns the batch runner of this process."""
     app = LineApp(state)
 
     def is_ready() -> bool:
@@ -72,7 +74,7 @@ def make_runner(state: ServerState, service: BatchService) -> BatchRunner:
         if state.lifecycle.draining or not is_ready():
             return 0
         rows, queued = state.client.info.max_num_seqs, state.config.max_queued_requests
-        # Lines count among the requests that the server admits: others must find room beside them.
+        # Lines count towards the server's admission limit, so leave most of it to other requests.
         admitted = total_capacity(rows, queued)
         most = min(state.config.batch_max_concurrency or rows, admitted // 4)
         return max(1, most // state.config.api_server_count)

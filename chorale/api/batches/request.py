@@ -30,7 +30,7 @@ class CreateBatch(BaseModel):
 
     @property
     def seconds(self) -> float:
-        """Returns the completion window. Raises ``RequestError``."""
+        """Returns the completion window in seconds. Raises ``RequestError``."""
         found = _WINDOW.fullmatch(self.completion_window)
         hours = int(found[1]) * _HOURS[found[2]] if found is not None else 0
         if not 1 <= hours <= _MOST_HOURS:

@@ -1,4 +1,4 @@
-"""/v1/files: files that batches read and write."""
+"""/v1/files: the input and output files of batches."""
 
 from chorale.api.files.endpoint import routes
 

@@ -1,4 +1,4 @@
-"""bind: gives the endpoints of files and batches the service that they share."""
+"""bind: passes the shared ``BatchService`` to the endpoints of files and batches."""
 
 from __future__ import annotations
 

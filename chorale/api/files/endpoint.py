@@ -1,7 +1,7 @@
 """/v1/files: upload, list, read and delete files.
 
-An upload is bounded before it is read: by the size that it states, and by the quota of its owner, of which it
-takes its share first. Its content goes to the storage as it arrives.
+Before an upload is read, its Content-Length is checked against the limits and reserved in its owner's quota.
+Its content is written to the storage as it arrives.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from chorale.jobs.service import BatchService
 from chorale.store.files import FileFilter, StoredFile, new_file_id
 from chorale.store.protocol import StoreError
 
-MAX_UPLOADS = 16  # at once, of a process
+MAX_UPLOADS = 16  # concurrent uploads per process
 _PATH = UPLOAD_PATH
 
 
@@ -73,9 +73,9 @@ async def create(state: ServerState, service: BatchService, request: Request) ->
 
 
 async def _drop(state: ServerState, service: BatchService, file_id: str) -> None:
-    """Ends an upload that failed. No client knows of its content."""
+    """Deletes the row and the content of a failed upload."""
     if await state.store.files.drop(file_id):
-        with contextlib.suppress(ContentsError):  # then the housekeeping deletes it
+        with contextlib.suppress(ContentsError):  # ``BatchRunner.sweep`` deletes it later
             await service.contents.delete(file_id)
 
 
@@ -115,7 +115,7 @@ async def retrieve(state: ServerState, service: BatchService, request: Request) 
 async def delete(state: ServerState, service: BatchService, request: Request) -> Response:
     file_id = request.path_params["file_id"]
     await state.store.files.delete(file_id, owner_of(request))
-    service.wake()  # the content is deleted soon
+    service.wake()  # the runner deletes the content
     return json_response({"id": file_id, "object": "file", "deleted": True})
 
 
@@ -123,7 +123,7 @@ async def content(state: ServerState, service: BatchService, request: Request) -
     """Streams the content as fast as the client reads it."""
     file = await _found(state, request)
     pieces = service.contents.read(file.id)
-    first = await anext(pieces, b"")  # a storage that fails is a 503, not half an answer
+    first = await anext(pieces, b"")  # read before the head is sent: a storage error is a 503
     headers = {
         "content-length": str(file.num_bytes),
         "content-disposition": f"attachment; filename*=UTF-8''{urllib.parse.quote(file.filename, safe='')}",

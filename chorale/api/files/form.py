@@ -1,6 +1,6 @@
-"""A multipart form with one file, read as a stream: nothing is held but a piece of the file.
+"""A multipart form with one file, read as a stream: the file is never in memory as a whole.
 
-The syntax is python-multipart's; the bounds on parts, headers and sizes are here.
+python-multipart parses the syntax; this module limits the number and size of parts and headers.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from python_multipart.multipart import parse_options_header
 
 from chorale.errors import PayloadTooLargeError, RequestError, UnsupportedMediaTypeError
 
-logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of each malformed form
+logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it logs each malformed form
 
 MAX_PARTS = 16
 MAX_VALUE_BYTES = 4096
-MAX_HEADERS = 8  # of a part
+MAX_HEADERS = 8  # headers of a form part
 MAX_HEADER_BYTES = 4096
 FILE = "file"
 
@@ -38,7 +38,7 @@ def boundary_of(content_type: str) -> bytes:
 
 @dataclass(slots=True)
 class FormData:
-    """``size`` is None if the form has no file."""
+    """The text fields, and the file's name and size in bytes. ``size`` is None without a file."""
 
     fields: dict[str, str] = field(default_factory=dict)
     filename: str = ""
@@ -58,12 +58,12 @@ _Event = _Part | bytes | None  # None: the end of a part
 
 
 class Form:
-    """``write(pieces)`` is called with the file's content, of at most ``max_file_bytes``."""
+    """Reads one form, whose file may have at most ``max_file_bytes``."""
 
     def __init__(self, body: AsyncIterator[bytes], boundary: bytes, max_file_bytes: int) -> None:
         self._body, self._max_file_bytes = body, max_file_bytes
         self._events: deque[_Event] = deque()
-        self._name, self._value = bytearray(), bytearray()  # of a header
+        self._name, self._value = bytearray(), bytearray()  # name and value of the current header
         self._headers: dict[str, bytes] = {}
         self._num_parts = 0
         self._ended = False
@@ -84,7 +84,7 @@ class Form:
         )
 
     async def read(self, write: Callable[[AsyncIterator[bytes]], Awaitable[int]]) -> FormData:
-        """Reads the form. Raises ``RequestError``, and what ``write`` raises."""
+        """Reads the form; passes its file to ``write``. Raises ``RequestError`` or an error of it."""
         form = FormData()
         events = self._parse()
         async for event in events:
@@ -130,7 +130,7 @@ class Form:
     async def _parse(self) -> AsyncGenerator[_Event]:
         async for data in self._body:
             if self._ended:
-                continue  # what follows the last boundary has no meaning
+                continue  # data after the last boundary is ignored
             try:
                 self._parser.write(data)
             except FormParserError as error:
@@ -156,6 +156,6 @@ class Form:
 
 
 def _label(filename: bytes) -> str:
-    """Returns the last part of a client's file name as a label: it is never used as a path."""
+    """Returns the last component of a client's file name. It is only shown, never used as a path."""
     name = filename.decode("utf-8", "replace").replace("\\", "/").rpartition("/")[2]
     return "".join(letter for letter in name if letter.isprintable())[:255] or "file"

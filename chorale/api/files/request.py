@@ -12,9 +12,9 @@ from chorale.api.files.form import FILE, FormData
 from chorale.api.http.body import parse_model
 from chorale.errors import RequestError, invalid
 
-# Purposes that a client may give, with what they are for. Others belong to APIs that are not offered.
+# Purposes of uploads, each with its meaning.
 PURPOSES = {"batch": "the input of a batch", "user_data": "kept for the client; nothing reads it"}
-# The others of OpenAI's API.
+# OpenAI's other purposes: refused for uploads, accepted as filters of the list.
 KNOWN_PURPOSES = ("assistants", "batch_output", "evals", "fine-tune", "vision")
 ANCHOR = "created_at"
 
@@ -29,7 +29,7 @@ class ExpiresAfter(BaseModel):
 
 
 class UploadForm(BaseModel):
-    """The form of an upload. ``file`` is its content."""
+    """The form of an upload. ``file`` is for the OpenAPI schema only: the content is streamed."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -63,7 +63,7 @@ def check_purpose(purpose: str) -> None:
     offered = ", ".join(PURPOSES)
     if purpose in KNOWN_PURPOSES:
         raise RequestError(
-            f"purpose: nothing here uses files of purpose {purpose!r}; offered are {offered}",
+            f"purpose: {purpose!r} is not supported; choose one of {offered}",
             param="purpose",
             code="unsupported_value",
         )

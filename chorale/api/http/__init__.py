@@ -1,1 +1,1 @@
-"""HTTP plumbing: the server, its limits, authentication, bodies, streams and WebSockets."""
+"""The HTTP layer: limits, authentication, bodies, streams and WebSockets."""

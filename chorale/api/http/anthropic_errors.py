@@ -19,19 +19,19 @@ _TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-# The SDK's tool runner requests a thread first and falls back to none on this code.
+# The SDK's tool runner first requests a thread, and continues without one if it receives this code.
 THREAD_UNSUPPORTED = "thread_unsupported_request"
-_CODES = (THREAD_UNSUPPORTED,)  # Anthropic's codes, which its clients look for in the details
+_CODES = (THREAD_UNSUPPORTED,)  # codes that Anthropic's clients look for in the details
 
 
 def error_body(error: ChoraleError, request_id: str | None = None) -> dict[str, Any]:
     """Returns Anthropic's error body. The type follows from the status; the message names the field."""
     default = "invalid_request_error" if error.status < 500 else "api_error"
     kind = _TYPES.get(error.status, default)
-    told: dict[str, Any] = {"type": kind, "message": error.message}
+    inner: dict[str, Any] = {"type": kind, "message": error.message}
     if error.code in _CODES:
-        told["details"] = {"error_code": error.code, "unsupported": [error.param]}
-    body: dict[str, Any] = {"type": "error", "error": told}
+        inner["details"] = {"error_code": error.code, "unsupported": [error.param]}
+    body: dict[str, Any] = {"type": "error", "error": inner}
     return body if request_id is None else {**body, "request_id": request_id}
 
 

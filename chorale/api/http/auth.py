@@ -31,8 +31,8 @@ OPEN_PATHS = frozenset({"/", "/health", "/ready", "/ping", "/metrics", "/openapi
 Endpoint = Callable[[Request], Awaitable[ASGIApp]] | ASGIApp
 
 HANDLER = "chorale.handler"  # scope key: the matched route's path template
-# Scope key that code of this process sets to the digest of a key that was checked earlier: the lines of a
-# batch are sent without their key, which is not stored. A client cannot set it.
+# Scope key: the digest of an API key that was checked earlier. Set for batch lines, since keys themselves are
+# not stored. A client cannot set it.
 OWNER = "chorale.owner"
 _PLAIN = (b"x-api-key", b"api-key")  # Anthropic's header and Azure's
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -70,7 +70,7 @@ class AuthenticatedRoute:
     def _owner(self, scope: Scope) -> bytes:
         """Returns the digest of the caller's key. Raises ``AuthenticationError``.
 
-        If several headers are present, any of them may hold the valid key.
+        If several headers are present, any of them may contain the valid key.
         """
         for key in _keys(scope):
             digest = self._known(key)
@@ -87,10 +87,7 @@ class AuthenticatedRoute:
 
 
 class AuthenticatedSocket(AuthenticatedRoute):
-    """The same for a WebSocket route, whose endpoint is an ASGI app.
-
-    Errors are sent as handshake responses.
-    """
+    """The ASGI app of a WebSocket route. The endpoint is an ASGI app; errors are handshake responses."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.admit(scope)

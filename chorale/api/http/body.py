@@ -30,12 +30,12 @@ Model = TypeVar("Model", bound=BaseModel)
 
 Result = TypeVar("Result")
 
-# Larger bodies are parsed and validated in a thread, so that other streams continue. For smaller ones the hop
-# would cost more than parsing, and no limit but the depth can be exceeded.
+# Larger bodies are parsed and validated in a thread, so that other streams continue. For smaller ones the
+# switch to a thread would cost more than parsing, and they can exceed no limit except the depth.
 THREAD_BYTES = 32 * 1024
 _CHARSETS = ("utf-8", "utf8", "us-ascii")
 _MAX_FAULTS = 8
-_MAX_DIGITS = 400  # digits of a number, including its sign
+_MAX_DIGITS = 400  # maximum length of an integer, including its sign
 _AS_ZEROS = bytes.maketrans(b"123456789", b"000000000")
 _LONG_NUMBER = b"0" * 32  # a body without this cannot contain an overlong integer
 
@@ -91,7 +91,7 @@ def _as_it_is(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def parse_object(raw: bytes, max_depth: int) -> dict[str, Any]:
-    """Parses strict JSON (see the module).
+    """Parses strict JSON (see the module's docstring).
 
     Raises ``RequestError``: ``invalid_json`` or a more specific code.
     """
@@ -131,7 +131,7 @@ def _check_shape(raw: bytes, max_depth: int) -> None:
 
 
 def _refuse_half_pairs(raw: bytes) -> None:
-    """Raises ``RequestError`` for lone surrogates, which only msgspec detects, with its own message."""
+    """Raises ``RequestError`` for lone surrogates, which msgspec detects and ``json`` does not."""
     try:
         msgspec.json.decode(raw)
     except (ValueError, msgspec.MsgspecError, RecursionError):
@@ -181,7 +181,7 @@ _CODES = {
 
 
 def parse_model(model: type[Model], data: dict[str, Any]) -> Model:
-    """Validates ``data``, from which ignored fields are removed.
+    """Validates ``data``. Removes its unknown fields if they are ignored.
 
     Raises a ``RequestError`` that lists all faults; ``param`` is the first one's path.
     """
@@ -234,8 +234,7 @@ def _code(kind: str) -> str:
 
 
 def _param(location: Sequence[int | str], data: Any, kind: str) -> tuple[str, int]:
-    """Returns the path, such as "messages[0].content", and the depth of the steps of ``location`` that are
-    data.
+    """Returns the path in the body, such as "messages[0].content", and its number of steps.
 
     pydantic's locations also contain names of union variants and validators, which are left out.
     """

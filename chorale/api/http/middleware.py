@@ -1,7 +1,7 @@
 """HttpMiddleware: a single ASGI layer for request ids, limits, errors, the access log and HTTP metrics.
 
-It is one layer because each wrapper of ``send`` adds a cost per streamed token; this one's is a plain
-function that returns the server's own awaitable.
+It is one layer because each wrapper of ``send`` costs time per streamed token. Its wrapper is a plain
+function that returns the server's awaitable.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Exchange:
         self.started = time.perf_counter()
         self.status = 0  # 0: nothing sent yet
         self.context: RequestContext | None = None
-        self.error: str | None = None  # code of the error that it was answered with
+        self.error: str | None = None  # code of the error in the response
         self.method = scope["method"] if scope["method"] in _METHODS else "other"
 
     def send(self, message: Message) -> Awaitable[None]:
@@ -65,7 +65,7 @@ class _Exchange:
             if names := ignored.header(self.context):
                 headers.append((ignored.HEADER.encode(), names.encode()))
             if not self.body.complete and self.scope["method"] not in ("GET", "HEAD", "OPTIONS"):
-                headers.append((b"connection", b"close"))  # do not read the rest of the body
+                headers.append((b"connection", b"close"))  # the rest of the body is not read
             message = {**message, "headers": headers}
         return self._send(message)
 
@@ -73,7 +73,7 @@ class _Exchange:
 class HttpMiddleware:
     """The ASGI middleware.
 
-    ``cors`` wraps error responses too: without its headers a page cannot read them.
+    ``cors`` wraps error responses too: without its headers a web page cannot read them.
     """
 
     def __init__(self, app: ASGIApp, state: ServerState, has_keys: bool, cors: Layer | None = None) -> None:
@@ -90,7 +90,7 @@ class HttpMiddleware:
         if config.root_path:  # remove the prefix if the proxy has not removed it
             scope["root_path"] = config.root_path.rstrip("/")
         body = LimitedBody(receive, scope, config)
-        body.complete = scope["type"] == "websocket"  # its endpoint limits WebSocket messages
+        body.complete = scope["type"] == "websocket"  # ``websocket.py`` limits messages
         exchange = _Exchange(scope, body, send, config.enable_request_id_headers)
         scope.setdefault("state", {})["request_id"] = exchange.id
         scope["app"] = self  # Starlette's routes raise for a wrong method only inside an app
@@ -204,12 +204,12 @@ class Routes(Router):
         super().__init__(routes, redirect_slashes=False, default=unknown_path)
 
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        place = self._without_slash(scope) if scope["type"] == "http" else None
-        if place is None:
+        location = self._without_slash(scope) if scope["type"] == "http" else None
+        if location is None:
             return await super().app(scope, receive, send)
         if isinstance(receive, LimitedBody):
             await receive.discard()
-        return await Response(status_code=307, headers={"location": place})(scope, receive, send)
+        return await Response(status_code=307, headers={"location": location})(scope, receive, send)
 
     def _without_slash(self, scope: Scope) -> str | None:
         path: str = scope["path"]
@@ -220,7 +220,7 @@ class Routes(Router):
             return None
         root = scope.get("root_path", "")
         if not bare["path"].startswith(root):
-            bare["path"] = root + bare["path"]  # the proxy has removed it, and the client needs it
+            bare["path"] = root + bare["path"]  # the client needs the prefix that the proxy removed
         query = scope["query_string"].decode("latin-1")
         return urllib.parse.quote(bare["path"], safe="/:@!$&'()*+,;=~") + (f"?{query}" if query else "")
 

@@ -21,7 +21,7 @@ _threads = ThreadPoolExecutor(2, thread_name_prefix="chorale-heavy")
 
 
 async def beside(work: Callable[[], Result], *, heavy: bool = True) -> Result:
-    """Calls ``work()``, in a thread and the caller's context if it is heavy. Returns its result."""
+    """Returns the result of ``work()``, called in a thread with the caller's context if it is heavy."""
     if not heavy:
         return work()
     return await asyncio.get_running_loop().run_in_executor(_threads, copy_context().run, work)

@@ -1,4 +1,4 @@
-"""The owner of a request is its API key: owners take turns for the engine, and each has a prefix-cache salt.
+"""The owner of a request, its API key: owners share the engine fairly, and each has a prefix-cache salt.
 
 The salt keeps requests of different API keys from sharing cached pages. Otherwise a client could probe other
 clients' prompts: ``cached_tokens`` and the time to the first token reveal whether a prompt prefix has been
@@ -15,10 +15,10 @@ CALLER: ContextVar[bytes] = ContextVar("chorale_caller", default=b"")
 
 
 def cache_salt(owner: bytes, asked: str | None) -> str:
-    """Combines the owner with the client's salt. ``owner``: the API key's digest, empty on a server without
-    keys.
+    """Combines the owner with the client's salt.
 
-    ``asked``: the request's ``cache_salt``, which separates requests with the same key further.
+    ``owner``: the API key's digest, empty on a server without keys. ``asked``: the request's ``cache_salt``,
+    which separates requests with the same key.
     """
     salt = asked or ""
     if not owner:

@@ -1,8 +1,8 @@
 """Request limits at the ASGI level: Host (400), Origin (403), Expect (417), body size (413) and body time
 (408).
 
-``protocol`` has the limits below ASGI. Both exist because neither uvicorn nor httptools limits what a client
-sends. The values come from ``ServerConfig``.
+``serve/http/protocol.py`` has the limits below ASGI. uvicorn and httptools limit nothing that a client sends.
+The values come from ``ServerConfig``.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from chorale.errors import (
 )
 
 BODY_IDLE_SECONDS = 5.0
-RATE_SECONDS = 30.0  # over which the rate of a body is averaged
-# After an error response, the rest of the body is read and dropped for a moment: a client that is still
-# sending when the connection closes would see a reset instead of the response.
+RATE_SECONDS = 30.0  # period over which the rate of a body is averaged
+# After an error, the rest of the body is read and dropped for a few seconds: a client that is still sending
+# when the connection closes would see a reset instead of the response.
 _DRAIN_SECONDS = 5.0
 _DRAIN_IDLE_SECONDS = 1.0
 _DRAIN_BYTES = 64 * 2**20
 UPLOAD_PATH = "/v1/files"
-FORM_OVERHEAD = 2**17  # bytes of a form that are not its file's, at most
-_LEAST_RATE = 2**18  # bytes a second, at which the largest file may arrive
+FORM_OVERHEAD = 2**17  # maximum bytes of a form in addition to its file
+_LEAST_RATE = 2**18  # bytes per second; the timeout of uploads allows the largest file at this rate
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-_OWN_SITE = ("same-origin", "none")  # Sec-Fetch-Site: a page of this server, or the user's own input
+_OWN_SITE = ("same-origin", "none")  # values of Sec-Fetch-Site: a page of this server, or user input
 _HOST = re.compile(rb"[A-Za-z0-9.\-:\[\]_]{1,255}")
 
 
@@ -56,7 +56,7 @@ class LimitedBody:
         if self._max_bytes != config.max_body_bytes:
             self._total = max(self._total, self._max_bytes / _LEAST_RATE)
         self._idle = min(BODY_IDLE_SECONDS, config.body_timeout)
-        # Seconds that the client has left. They stay the same while bytes arrive at the least rate.
+        # Seconds that the client has left. Bytes that arrive at the minimum rate keep it constant.
         self._credit, self._rate = RATE_SECONDS, config.min_upload_rate
         self._deadline: float | None = None
         self.complete = False
@@ -83,7 +83,7 @@ class LimitedBody:
         return message
 
     async def discard(self) -> None:
-        """Reads and drops remaining data for a moment, until the client stops sending."""
+        """Reads and drops the rest of the body for a few seconds, or until the client stops sending."""
         end = time.monotonic() + _DRAIN_SECONDS
         with contextlib.suppress(TimeoutError):
             most = max(_DRAIN_BYTES, self._max_bytes)
@@ -95,7 +95,7 @@ class LimitedBody:
 
 
 def max_body_bytes(scope: Scope, config: ServerConfig) -> int:
-    """Returns the maximum size of a request's body: that of files is larger."""
+    """Returns the maximum size of a request's body in bytes, which is larger for file uploads."""
     if scope["type"] == "http" and scope["method"] == "POST" and _is_upload(scope["path"], scope):
         return max(config.max_body_bytes, config.batch_max_file_bytes + FORM_OVERHEAD)
     return config.max_body_bytes
@@ -116,7 +116,7 @@ def check_head(scope: Scope, config: ServerConfig, has_keys: bool) -> None:
         raise RequestError("exactly one Host header is required", code="invalid_host")
     if hosts and not _HOST.fullmatch(hosts[0]):
         raise RequestError("the Host header is malformed", code="invalid_host")
-    # A page does not have the key of a server; but browsers do not apply CORS to WebSockets.
+    # Pages of other sites do not know a key. WebSockets are always checked: CORS does not apply to them.
     if scope["type"] == "websocket" or not (has_keys or scope["method"] in _SAFE_METHODS):
         _check_origin(scope, config)
     for name, value in scope["headers"]:
@@ -127,11 +127,11 @@ def check_head(scope: Scope, config: ServerConfig, has_keys: bool) -> None:
 
 
 def _check_origin(scope: Scope, config: ServerConfig) -> None:
-    """Refuses what a page of another site sends: browsers send forms and files without asking the server.
+    """Refuses requests from pages of other sites: browsers send forms and files without a preflight request.
 
-    Allows pages of this server and of ``allowed_origins``, and clients without both headers, which are not
-    browsers. Sec-Fetch-Site is right even behind a proxy that replaces the Host. Older browsers, and all that
-    reach another machine by plain HTTP, send the Origin alone.
+    Allows pages of this server and of ``allowed_origins``, and clients that send neither header, which are
+    not browsers. Sec-Fetch-Site stays correct behind a proxy that replaces the Host. Older browsers, and all
+    browsers that use plain HTTP to another machine, send only the Origin.
     """
     headers = dict(scope["headers"])
     site = headers.get(b"sec-fetch-site", b"").decode("latin-1")

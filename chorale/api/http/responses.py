@@ -31,10 +31,7 @@ __all__ = [
 
 
 def json_response(data: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Encodes dicts, lists, dataclasses and msgspec structs as JSON.
-
-    A float that is not finite becomes null.
-    """
+    """Encodes dicts, lists, dataclasses and msgspec structs as JSON, and non-finite floats as null."""
     return Response(encode(data), status, headers, media_type="application/json")
 
 

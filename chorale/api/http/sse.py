@@ -20,14 +20,14 @@ Frame = tuple[bytes, bytes]  # an event's name and its JSON
 
 
 def frame(kind: bytes, data: bytes) -> bytes:
-    """A named event; ``data`` is its JSON."""
+    """Returns a named event. ``data`` is its JSON."""
     return b"event: %s\ndata: %s\n\n" % (kind, data)
 
 
 async def framed(source: AsyncGenerator[list[Frame]], last: bytes = b"") -> AsyncGenerator[bytes]:
-    """The frames of each wake-up as bytes, then ``last``. Closing it closes ``source``.
+    """Yields each list of frames as bytes, then ``last``. Closing it closes ``source``.
 
-    An empty list becomes a comment, so that a client that waits for the first event has its headers.
+    An empty list becomes a comment, so that the client receives the headers before the first event.
     """
     async with aclosing(source):
         async for frames in source:
@@ -37,7 +37,7 @@ async def framed(source: AsyncGenerator[list[Frame]], last: bytes = b"") -> Asyn
 
 
 def event(data: Any) -> bytes:
-    """An event without a name."""
+    """Returns an event without a name."""
     return b"data: " + encode(data) + b"\n\n"
 
 

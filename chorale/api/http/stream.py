@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-CYCLE = "chorale.cycle"  # scope key: uvicorn's request and response, and ``Turns``
+CYCLE = "chorale.cycle"  # scope key of (uvicorn's ``RequestResponseCycle``, ``Turns``)
 KEEP_ALIVE_SECONDS = 15.0
 _KEEP_ALIVE = {"type": "http.response.body", "body": b": keep-alive\n\n", "more_body": True}
 _HEADERS = [
@@ -33,7 +33,7 @@ class EventStream(Response):
     """A streaming response that sends each chunk of ``source`` as soon as it is yielded.
 
     The status is sent with the first chunk, so an earlier error becomes an ordinary JSON error. If no chunk
-    arrives within up to ``keep_alive`` seconds, the status is sent with a comment, and an error is then
+    arrives within ``keep_alive`` seconds, the status is sent with a comment, and an error is then
     rendered by ``on_error``. If the client disconnects, ``source`` is cancelled and closed. An exception
     after the first chunk is a bug (translators turn errors into events): it is logged, and the connection is
     closed without the last chunk, so that no client considers the response complete.
@@ -112,12 +112,12 @@ class EventStream(Response):
 
     @property
     def is_open(self) -> bool:
-        """Returns whether ``write`` may be called: ``source`` waits, and the client reads."""
+        """Returns whether ``write`` may be called: the first chunk was sent, and the client still reads."""
         cycle = self._cycle
         return cycle is not None and not (cycle.disconnected or cycle.flow.write_paused)
 
     def write(self, events: Any) -> None:
-        """Sends a chunk without ``source``: waking its nested coroutines is half of the cost of a token."""
+        """Sends a chunk past ``source``: waking its nested coroutines would double the cost of a token."""
         if chunk := self.encode(events):
             self._num_sent += 1
             self._turns.send(self._cycle.transport, b"%x\r\n%b\r\n" % (len(chunk), chunk))
@@ -129,11 +129,11 @@ class EventStream(Response):
             await send(head)
 
     async def _fill_silence(self, send: Send) -> None:
-        """Sends a comment after half an interval to one interval without data.
+        """Sends a comment if no data was sent for ``keep_alive`` / 2 to ``keep_alive`` seconds.
 
         Polling a counter adds no cost per token, unlike a deadline.
         """
-        seen = -1  # the first check is after half an interval, since the prompt may take long
+        seen = -1  # differs from _num_sent, so that the first check sends nothing
         while True:
             await asyncio.sleep(self._keep_alive / 2)
             if self._num_sent == seen and not self._sending:

@@ -1,4 +1,4 @@
-"""Turns: connections whose clients send without pause share the event loop, however many they are."""
+"""Turns: a queue in which connections that always have data to handle share the event loop fairly."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-# Of turns, before everything else on the event loop. A turn may wake a task, whose work comes later.
+# Limits of one iteration of the event loop: seconds, and number of calls. Tasks that a call wakes run later.
 _SECONDS, _MOST = 0.005, 32
 
 
 class Turns:
-    """Makes calls in their order, a few in each iteration of the event loop."""
+    """Makes the queued calls in order, a few in each iteration of the event loop."""
 
     def __init__(self) -> None:
         self._calls: deque[Callable[[], None]] = deque()
@@ -33,12 +33,12 @@ class Turns:
 
     def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
         self._is_due = True
-        loop.call_soon(self._run, loop, context=contextvars.Context())  # not a request's
+        loop.call_soon(self._run, loop, context=contextvars.Context())  # not the context of a request
 
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         self._is_due, end = False, time.perf_counter() + _SECONDS
         try:
-            for _ in range(min(len(self._calls), _MOST)):  # without those that they add
+            for _ in range(min(len(self._calls), _MOST)):  # excludes calls that these calls add
                 self._calls.popleft()()
                 if time.perf_counter() > end:
                     break
@@ -47,8 +47,8 @@ class Turns:
                 self._schedule(loop)
 
     def send(self, transport: asyncio.WriteTransport, chunk: bytes) -> None:
-        """Writes a chunk after the chunks of all streams in this step are made. Switching between Python and
-        the kernel for each of them costs cache misses."""
+        """Writes a chunk in the loop's next iteration, when all streams have made theirs. Switching between
+        Python and the kernel for each chunk would cost cache misses."""
         if not self._chunks:
             asyncio.get_running_loop().call_soon(self._write, context=contextvars.Context())
         self._chunks.append((transport, chunk))

@@ -1,10 +1,10 @@
 """WebSocket connections as ASGI messages. The ``websockets`` library parses and writes frames (RFC 6455).
 
-uvicorn's own classes limit neither the duration of a message nor the time for which a client may not read.
+uvicorn's classes limit neither the duration of a message nor the time for which a client may not read.
 Limits: ``max_body_bytes`` and ``body_timeout`` per message; no compression, which rules out decompression
 bombs; the connection is not read while a message waits for the application; frames are handled in slices,
-between which other connections have their turn; a client that sends small frames without end, sends no frame
-(not even a pong) for ``SILENCE_SECONDS``, or does not read for a minute, is dropped.
+between which other connections are served; a client that floods the server with small frames, sends no frame
+(not even a pong) for ``SILENCE_SECONDS``, or does not read for ``WRITE_TIMEOUT_SECONDS``, is dropped.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ GOING_AWAY = "chorale.going_away"  # scope key of an asyncio.Event that is set w
 PING_SECONDS = 15.0
 SILENCE_SECONDS = 45.0
 WRITE_TIMEOUT_SECONDS = 60.0
-_CLOSE_SECONDS = 5.0  # for the client's half of a closing handshake
-# A turn handles so many bytes, but ends after a slice with many frames: 340 frames of 6 bytes take 5 ms.
+_CLOSE_SECONDS = 5.0  # time limit for the client's half of a closing handshake
+# Bytes per turn, bytes per slice, and frames after which a turn ends: 340 frames of 6 bytes take 5 ms.
 _TURN_BYTES, _SLICE_BYTES, _MANY_FRAMES = 64 * 1024, 2 * 1024, 16
-# Control frames, and fragments of less than SMALL_BYTES, cost time and bring nothing. So many may come at
-# once, and so many a second.
+# Control frames, and fragments of less than SMALL_BYTES, cost time and contain little data. A client may send
+# MAX_SMALL_FRAMES at once, and SMALL_FRAMES_PER_SECOND on average.
 SMALL_BYTES = 64
 MAX_SMALL_FRAMES = 1000
 SMALL_FRAMES_PER_SECOND = 100
@@ -47,7 +47,7 @@ _HANDSHAKE = (b"connection", b"upgrade")
 
 
 class _Frames(ServerProtocol):
-    """The library's protocol, with the API's error objects in refused handshakes."""
+    """The library's protocol, which refuses handshakes with the API's error objects."""
 
     def reject(self, status: Any, text: str) -> Response:
         kind = UpgradeRequiredError if int(status) == HTTPStatus.UPGRADE_REQUIRED else RequestError
@@ -82,9 +82,9 @@ class WebSocketProtocol(asyncio.Protocol):
         self._inbox: asyncio.Queue[Message] = asyncio.Queue()
         self._message = bytearray()  # fragments of an incomplete message
         self._is_text = False
-        self._held = bytearray()  # received and not handled
+        self._received = bytearray()  # bytes received and not yet handled
         self._has_turn = False  # a call of _read_on is scheduled
-        self._num_small = 0.0  # small frames, less those that the time has allowed
+        self._num_small = 0.0  # small frames minus those allowed by the time passed
         self._small_at = loop.time()
         self._accepted: Response | None = None
         self._refusal: tuple[int, list[tuple[bytes, bytes]]] | None = None
@@ -99,7 +99,7 @@ class WebSocketProtocol(asyncio.Protocol):
         """Takes the connection over. ``rest``: bytes received after the head."""
         self.transport = transport
         self._connections.add(self)  # type: ignore[arg-type]
-        self._held += rest
+        self._received += rest
         transport.pause_reading()
         self._frames.receive_data(_handshake(scope["headers"]))
         requests = [event for event in self._frames.events_received() if isinstance(event, Request)]
@@ -134,29 +134,29 @@ class WebSocketProtocol(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._has_left:
-            return  # until the connection is closed
-        self._held += data
+            return  # data is ignored until the connection is closed
+        self._received += data
         self._take_turn()
         self._pause_or_resume()
 
     def _take_turn(self) -> None:
-        if self._held and not self._has_turn and self._may_handle():
+        if self._received and not self._has_turn and self._may_handle():
             self._has_turn = True
             self._turns.add(self._loop, self._read_on)
 
     def _may_handle(self) -> bool:
-        """Returns whether no message waits to be received or written."""
+        """Returns whether the connection is accepted and no message waits to be received or written."""
         return self._accepted is None and self._inbox.empty() and self._writable.is_set()
 
     def _read_on(self) -> None:
-        """Handles a part of what has arrived; the rest waits until other connections have had their turn."""
+        """Handles some of the received bytes; the rest waits until other connections have had their turn."""
         self._has_turn, left, num_frames = False, _TURN_BYTES, 0
-        while self._held and left > 0 and num_frames < _MANY_FRAMES and self._may_handle():
+        while self._received and left > 0 and num_frames < _MANY_FRAMES and self._may_handle():
             left -= _SLICE_BYTES
-            num_frames += self._handle(bytes(self._held[:_SLICE_BYTES]))
-            del self._held[:_SLICE_BYTES]
+            num_frames += self._handle(bytes(self._received[:_SLICE_BYTES]))
+            del self._received[:_SLICE_BYTES]
         if self._has_left:
-            self._held.clear()
+            self._received.clear()
         self._take_turn()
         self._pause_or_resume()
 
@@ -225,8 +225,8 @@ class WebSocketProtocol(asyncio.Protocol):
             self._inbox.put_nowait({"type": "websocket.disconnect", "code": self._frames.close_code or 1006})
 
     def _pause_or_resume(self) -> None:
-        """Pauses reading while something waits here to be handled."""
-        wanted = self._has_left or (not self._held and self._may_handle())
+        """Pauses reading while received bytes or messages wait to be handled."""
+        wanted = self._has_left or (not self._received and self._may_handle())
         if wanted == self._is_reading or self.transport.is_closing():
             return
         self._is_reading = wanted
@@ -250,7 +250,7 @@ class WebSocketProtocol(asyncio.Protocol):
                 self.transport.close()
 
     def _refuse(self, response: Response) -> None:
-        self.transport.write(response.serialize())  # the library has ended its side if it refuses, too
+        self.transport.write(response.serialize())
         self.transport.close()
 
     def _close(self, code: int, reason: str) -> None:
@@ -306,7 +306,7 @@ class WebSocketProtocol(asyncio.Protocol):
     # ---------------------------------------------------------------- ASGI
 
     async def receive(self) -> Message:
-        if not self._inbox.empty():  # one of many small messages
+        if not self._inbox.empty():  # let other connections handle their messages between these
             await self._turns.wait(self._loop)
         message = await self._inbox.get()
         self._take_turn()
@@ -346,7 +346,7 @@ class WebSocketProtocol(asyncio.Protocol):
 
 
 def _handshake(headers: list[tuple[bytes, bytes]]) -> bytes:
-    """Returns a head with only the headers that the library needs, since it has its own limits on lines."""
+    """Returns a head with only the headers that the library needs, since it limits header lines itself."""
     kept = [
         b"%s: %s\r\n" % (name, value)
         for name, value in headers
