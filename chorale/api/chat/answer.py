@@ -1,4 +1,4 @@
-"""The parts common to the chunks and the body of a chat completion: field names, finish reasons, calls."""
+"""What chunks and body of a chat completion share: field names, finish reasons, call objects."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ FINISH: dict[EndReason, str] = {"stop": "stop", "length": "length", "tool_calls"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The constants of a chat completion."""
+    """The values that are constant over all chunks of a chat completion."""
 
     model: str
-    reasoning_fields: tuple[str, ...]  # field names of reasoning; empty: hidden
+    reasoning_fields: tuple[str, ...]  # names of the reasoning fields; empty hides it
     num_logprobs: int | None
     logprobs: LogprobsWriter
     return_token_ids: bool
@@ -44,7 +44,7 @@ class Answer:
         )
 
     def completion(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return the keys of every chunk and of the body. The last of a choice has its ``finish_reason``."""
+        """Returns the top-level fields of a chunk or of the body."""
         return {
             "id": self.id,
             "object": kind,
@@ -60,7 +60,7 @@ class Answer:
 
 
 def call_object(opened: ItemOpened, arguments: str) -> dict[str, Any]:
-    """Returns a call object. ``arguments``: for a custom call, its input."""
+    """Returns a tool call object. ``arguments``: the input, for a call of a custom tool."""
     if opened.kind == "custom_tool_call":
         custom = {"name": opened.name, "input": arguments}
         return {"id": opened.call_id, "type": "custom", "custom": custom}

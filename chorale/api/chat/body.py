@@ -58,7 +58,7 @@ def _message(answer: Answer, fold: Fold) -> dict[str, Any]:
 
 
 def _annotations(items: Sequence[FoldedItem]) -> list[dict[str, Any]]:
-    """Returns citations with offsets from the beginning of the whole content."""
+    """Returns citations with offsets from the beginning of the message's content."""
     found: list[dict[str, Any]] = []
     offset = 0
     for item in items:

@@ -1,8 +1,8 @@
 """Built-in tools in Chat Completions: ``annotations`` and the extension ``builtin_tool_calls``.
 
-OpenAI's API has no items for such calls. ``message.builtin_tool_calls`` lists them in order. A stream sends
-each like a tool call, by index: its head, pieces of ``arguments``, pieces of ``output``, and finally its
-status and other results.
+OpenAI's API has no fields for these calls, so ``message.builtin_tool_calls`` lists them in order. A stream
+sends each like a tool call, by index: its head, pieces of ``arguments``, pieces of ``output``, and finally
+its status and other results.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ def head(opened: ItemOpened) -> dict[str, Any]:
 
 
 def output_piece(progress: Progress) -> str:
-    """Returns the output of a progress message."""
+    """Returns the output text of a progress event, or ""."""
     return progress.text if isinstance(progress, CodeOutput) else ""
 
 
 def conclusion(status: str, result: ToolResult | None, num_shown: int) -> dict[str, Any]:
-    """Returns the final fields of a call. ``num_shown``: characters of its output that were sent."""
+    """Returns the final fields of a call. ``num_shown``: characters of its output that are already sent."""
     entry: dict[str, Any] = {"status": status}
     detail = result.detail if result is not None else None
     if isinstance(detail, PythonDetail):
@@ -75,17 +75,17 @@ def action(detail: BrowserDetail) -> dict[str, Any]:
 
 
 def whole(item: FoldedItem) -> dict[str, Any]:
-    """Returns a finished call, equal to the sum of a stream's pieces."""
+    """Returns a finished call, equal to the merged pieces of a stream."""
     result = item.outcome if isinstance(item.outcome, ToolResult) else None
     return head(item.opened) | {"arguments": item.text} | conclusion(item.status or "incomplete", result, 0)
 
 
 class CallWriter:
-    """Writes the pieces of the calls of a choice, in order."""
+    """Writes the pieces of a choice's built-in calls, in order."""
 
     def __init__(self) -> None:
         self._num_calls = 0
-        self._num_shown = 0  # characters sent of the open call's output
+        self._num_shown = 0  # characters of the open call's output that are sent
         self._result: ToolResult | None = None
 
     def opened(self, opened: ItemOpened) -> dict[str, Any]:

@@ -33,8 +33,8 @@ _CHUNK = "chat.completion.chunk"
 class ChunkWriter:
     """Writes the chunks of a choice.
 
-    ``with_usage``: each chunk has a usage key (null until the end, as in OpenAI's API). ``continuous``: each
-    chunk has the usage so far, which begins with this one.
+    ``with_usage``: each chunk has a usage key (null until the end, as in OpenAI's API). ``continuous``: the
+    initial usage if each chunk reports the usage so far, else None.
     """
 
     def __init__(
@@ -63,12 +63,12 @@ class ChunkWriter:
         self._separate = False  # the next text of the open item starts with SEPARATOR
         self._template: Template | None = None  # the open item's chunk; None: hidden
         self._templates: dict[ItemKind, Template] = {}
-        # Chunks with more than text are encoded individually.
+        # Chunks with more than text are encoded without a template.
         self._slow = continuous is not None or answer.return_token_ids
         self.ended: TurnEnded | None = None
 
     def feed(self, events: Iterable[OutputEvent]) -> bytes:
-        """Returns the chunks of a wake-up as bytes, possibly empty."""
+        """Returns the chunks of ``events`` as bytes, possibly empty."""
         out: list[bytes] = []
         if not self._started:
             self._started = True

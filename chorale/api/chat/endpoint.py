@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: the same events as streamed chunks or folded into a body."""
+"""POST /v1/chat/completions: streams the events of a turn as chunks, or folds them into a body."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def complete_chat(state: ServerState, turn: TurnRequest, answer: Answer) -
 async def stream_chat(
     state: ServerState, chat: ChatRequest, turn: TurnRequest, answer: Answer, owner: bytes, out: EventStream
 ) -> AsyncGenerator[bytes]:
-    """Yields the chunks of each wake-up together, an event after an error, and always ``[DONE]`` last."""
+    """Yields the chunks of each batch of events, an error event if a choice failed, and ``[DONE]`` last."""
     folds = [Fold() for _ in range(chat.n if chat.store else 0)]
     with_usage, continuous = wants_usage(chat.stream_options), wants_continuous_usage(chat.stream_options)
     writers = [

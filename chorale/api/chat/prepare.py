@@ -41,7 +41,7 @@ from chorale.turns.rules import TurnRules
 async def prepare(state: ServerState, chat: ChatRequest, owner: bytes) -> TurnRequest:
     """Prepares a turn. Raises ``RequestError`` for invalid messages or tools, or if the prompt is too long.
 
-    ``owner``: the digest of the caller's key. The turn closes its tools.
+    ``owner``: the digest of the caller's key. Running the turn closes the opened tools.
     """
     rules = await beside(lambda: read_rules(chat), heavy=_is_heavy(chat))
     asked = check_available(state.tools, built_in_tools(chat), rules)
@@ -133,7 +133,7 @@ def conversation(
 
 
 def read_rules(chat: ChatRequest) -> TurnRules:
-    """Returns the constraints of the turn. Raises ``RequestError`` for tools, tool_choice or format."""
+    """Returns the constraints of the turn. Raises ``RequestError`` for invalid ones."""
     structured = read_answer(chat.response_format, chat, "response_format")
     functions = [
         _function(tool, f"tools[{position}]")
@@ -155,7 +155,7 @@ def read_rules(chat: ChatRequest) -> TurnRules:
 
 
 def built_in_tools(chat: ChatRequest) -> BuiltInRequest:
-    """Returns the requested built-in tools. Raises ``RequestError`` with the field."""
+    """Returns the requested built-in tools. Raises ``RequestError`` naming the field."""
     wanted = [
         (f"tools[{position}]", tool) for position, tool in enumerate(chat.tools or []) if _is_built_in(tool)
     ]
@@ -166,7 +166,7 @@ def built_in_tools(chat: ChatRequest) -> BuiltInRequest:
 
 
 def _is_built_in(tool: Mapping[str, Any]) -> bool:
-    """Returns whether a tool does not run on the client. Chat has two kinds of client-side tools."""
+    """Returns whether a tool runs on the server. Functions and custom tools run on the client."""
     kind = tool.get("type")
     return isinstance(kind, str) and kind not in ("function", "custom")
 
@@ -197,7 +197,7 @@ def _split_continued(chat: ChatRequest) -> tuple[list[dict[str, Any]], tuple[str
 def _continue_prompt(
     prompt: list[int], tail: tuple[str | None, str | None], vocab: Vocabulary
 ) -> tuple[int, ...]:
-    """Extends ``prompt`` (in place) by the open message. Returns that message's header."""
+    """Appends the message to continue to ``prompt``, in place. Returns the message's header."""
     reasoning, content = tail
     most = SIZES["prompt_tokens"].max
     if reasoning and content is not None:

@@ -1,4 +1,4 @@
-"""ChatRequest: the body of POST /v1/chat/completions, and the treatment of each field."""
+"""ChatRequest: the body of POST /v1/chat/completions, and how each field is handled."""
 
 from __future__ import annotations
 

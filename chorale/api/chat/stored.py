@@ -42,10 +42,7 @@ class MetadataUpdate(BaseModel):
 
 
 async def keep(state: ServerState, chat: ChatRequest, body: Mapping[str, Any], owner: bytes) -> None:
-    """Stores a completion before its end is sent.
-
-    A failing store is counted and does not fail the request.
-    """
+    """Stores a completion before its response ends. Counts and logs a failure of the store."""
     echoed = {name: getattr(chat, name) for name in _ECHOED}
     completion = {**body, **echoed, "metadata": chat.metadata or {}}
     try:
@@ -60,7 +57,7 @@ async def retrieve(state: ServerState, request: Request) -> Response:
 
 
 async def update(state: ServerState, request: Request) -> Response:
-    """Replaces the metadata."""
+    """Replaces the metadata of a stored completion."""
     asked = await read_as(request, state.config, partial(parse_model, MetadataUpdate))
     completion_id = request.path_params["completion_id"]
     changed = await state.store.completions.update(completion_id, request.state.owner, asked.metadata)
@@ -93,7 +90,7 @@ async def list_completions(state: ServerState, request: Request) -> Response:
 
 
 async def list_messages(state: ServerState, request: Request) -> Response:
-    """Lists the messages of the request."""
+    """Lists the request messages of a stored completion."""
     stored = await _found(state, request)
     query = PageQuery.read(request.query_params)
     messages = [_message(stored.id, number, given) for number, given in enumerate(stored.messages)]

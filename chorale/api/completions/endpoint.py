@@ -39,7 +39,7 @@ from chorale.turns.run import ChoiceEvents, run_raw
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class PromptTurn:
     """One prompt, ready for the engine."""
 
     prompt: CompletionPrompt
@@ -50,30 +50,30 @@ async def create(state: ServerState, request: Request) -> Response:
     completion = await read_as(request, state.config, parse_completion)
     completion.take_defaults(state.config)
     check_model(state, completion.model)
-    jobs = await prepare_jobs(state, completion, request.state.owner)
+    prepared = await prepare_turns(state, completion, request.state.owner)
     text = TextAnswer(state.model_names[0], completion, state.vocab, state.config.request_metrics)
     name_response(text.id)
     if completion.stream:
-        return EventStream(stream_text(state, jobs, text), on_error=last_error)
-    body = await until_disconnect(request, complete_text(state, jobs, text))
-    return await large_response(lambda: body, heavy=any(is_scored(job.turn.sampling) for job in jobs))
+        return EventStream(stream_text(state, prepared, text), on_error=last_error)
+    body = await until_disconnect(request, complete_text(state, prepared, text))
+    return await large_response(lambda: body, heavy=any(is_scored(one.turn.sampling) for one in prepared))
 
 
-async def prepare_jobs(state: ServerState, completion: CompletionRequest, owner: bytes) -> list[Job]:
-    """Returns a job for each prompt. Raises ``RequestError``. ``owner``: the digest of the caller's key."""
+async def prepare_turns(state: ServerState, completion: CompletionRequest, owner: bytes) -> list[PromptTurn]:
+    """Returns a turn for each prompt. Raises ``RequestError``. ``owner``: the digest of the caller's key."""
     prompts = await encode_prompts(completion.prompt, state.vocab, echo=bool(completion.echo))
     answer = read_answer(completion.response_format, completion, "response_format")
     rules = TurnRules(raw=True, answer=answer.constraint)
-    return [await _job(state, completion, prompt, rules, owner) for prompt in prompts]
+    return [await _prepare_turn(state, completion, prompt, rules, owner) for prompt in prompts]
 
 
-async def _job(
+async def _prepare_turn(
     state: ServerState,
     completion: CompletionRequest,
     prompt: CompletionPrompt,
     rules: TurnRules,
     owner: bytes,
-) -> Job:
+) -> PromptTurn:
     turn = turn_request(
         completion,
         state.client.info,
@@ -81,7 +81,7 @@ async def _job(
         request_id=f"cmpl-{secrets.token_hex(12)}",
         prompt_token_ids=prompt.token_ids,
         rules=rules,
-        # The engine always samples; a token that was not asked for is thrown away.
+        # The engine samples at least one token, which is discarded if max_tokens is 0.
         max_tokens=max(1, completion.max_tokens),
         n=completion.n,
         logprobs=completion.logprobs,
@@ -94,16 +94,16 @@ async def _job(
         cache_salt=cache_salt(owner, completion.cache_salt),
     )
     check_scores(len(prompt.token_ids), completion.num_prompt_logprobs)
-    return Job(prompt, await check_grammar(state.grammars, turn))
+    return PromptTurn(prompt, await check_grammar(state.grammars, turn))
 
 
 async def _turns(
-    state: ServerState, job: Job, completion: CompletionRequest, position: int
+    state: ServerState, one: PromptTurn, completion: CompletionRequest, position: int
 ) -> AsyncGenerator[tuple[int, list[ChoiceEvents]]]:
     turns = run_raw(
         state.client,
         state.vocab,
-        job.turn,
+        one.turn,
         skip_special_tokens=completion.skip_special_tokens,
         discard=completion.max_tokens == 0,
     )
@@ -113,58 +113,64 @@ async def _turns(
 
 
 async def _all_turns(
-    state: ServerState, jobs: Sequence[Job], completion: CompletionRequest
+    state: ServerState, prepared: Sequence[PromptTurn], completion: CompletionRequest
 ) -> AsyncGenerator[tuple[int, list[ChoiceEvents]]]:
-    """Yield the position of a prompt and events of its choices. All prompts are admitted, or none."""
-    places = {job.turn.request_id: job.turn.sampling.n for job in jobs}
+    """Yields (position of a prompt, events of its choices). Admits either all prompts or none."""
+    num_choices = {one.turn.request_id: one.turn.sampling.n for one in prepared}
     sources: Sources[tuple[int, list[ChoiceEvents]]] = Sources()
-    for position, job in enumerate(jobs):
-        sources.add(_turns(state, job, completion, position))
-    state.client.reserve(places)
+    for position, one in enumerate(prepared):
+        sources.add(_turns(state, one, completion, position))
+    state.client.reserve(num_choices)
     try:
         async with aclosing(sources.read()) as turns:
             async for position, batch in turns:
                 yield position, batch
     finally:
-        state.client.release(places)
+        state.client.release(num_choices)
 
 
-async def complete_text(state: ServerState, jobs: Sequence[Job], answer: TextAnswer) -> dict[str, Any]:
+async def complete_text(
+    state: ServerState, prepared: Sequence[PromptTurn], answer: TextAnswer
+) -> dict[str, Any]:
     """Returns the body. Raises the ``ChoraleError`` with which a choice ended."""
     completion = answer.request
-    folds = [[Fold() for _ in range(completion.n)] for _ in jobs]
-    async with aclosing(_all_turns(state, jobs, completion)) as turns:
+    folds = [[Fold() for _ in range(completion.n)] for _ in prepared]
+    async with aclosing(_all_turns(state, prepared, completion)) as turns:
         async for position, batch in turns:
             for index, events in batch:
                 folds[position][index].add(events)
-    scored = any(is_scored(job.turn.sampling) for job in jobs)
-    return await beside(lambda: _text_body(jobs, folds, answer), heavy=scored)
+    scored = any(is_scored(one.turn.sampling) for one in prepared)
+    return await beside(lambda: _text_body(prepared, folds, answer), heavy=scored)
 
 
-def _text_body(jobs: Sequence[Job], folds: Sequence[Sequence[Fold]], answer: TextAnswer) -> dict[str, Any]:
+def _text_body(
+    prepared: Sequence[PromptTurn], folds: Sequence[Sequence[Fold]], answer: TextAnswer
+) -> dict[str, Any]:
     completion = answer.request
     choices, ends = [], []
-    for position, (job, of_prompt) in enumerate(zip(jobs, folds, strict=True)):
+    for position, (one, of_prompt) in enumerate(zip(prepared, folds, strict=True)):
         ends.append([fold.result() for fold in of_prompt])
         for index, (fold, ended) in enumerate(zip(of_prompt, ends[-1], strict=True)):
-            text = ChoiceText(answer, job.prompt, position * completion.n + index)
+            text = ChoiceText(answer, one.prompt, position * completion.n + index)
             choices.append(body_choice(text, fold, ended))
     return answer.object(choices) | closing_fields(ends, metrics=answer.with_metrics)
 
 
-async def stream_text(state: ServerState, jobs: Sequence[Job], answer: TextAnswer) -> AsyncGenerator[bytes]:
-    """Yields the chunks of each wake-up together, an event after an error, and always ``[DONE]`` last."""
+async def stream_text(
+    state: ServerState, prepared: Sequence[PromptTurn], answer: TextAnswer
+) -> AsyncGenerator[bytes]:
+    """Yields the chunks of each batch of events, an error event if a choice failed, and ``[DONE]`` last."""
     completion = answer.request
     writers = [
         [
-            TextChunkWriter(ChoiceText(answer, job.prompt, position * completion.n + index))
+            TextChunkWriter(ChoiceText(answer, one.prompt, position * completion.n + index))
             for index in range(completion.n)
         ]
-        for position, job in enumerate(jobs)
+        for position, one in enumerate(prepared)
     ]
     sent = False
     try:
-        async with aclosing(_all_turns(state, jobs, completion)) as turns:
+        async with aclosing(_all_turns(state, prepared, completion)) as turns:
             async for position, batch in turns:
                 data = await beside(
                     partial(_feed, writers[position], batch),
@@ -173,7 +179,7 @@ async def stream_text(state: ServerState, jobs: Sequence[Job], answer: TextAnswe
                 if data:
                     sent = True
                     yield data
-    except ChoraleError as error:  # from a prompt without events, after another one has begun
+    except ChoraleError as error:  # one prompt could not start
         if not sent:
             raise
         yield last_error(error)

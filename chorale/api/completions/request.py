@@ -1,4 +1,4 @@
-"""CompletionRequest: the body of POST /v1/completions, and the treatment of each field."""
+"""CompletionRequest: the body of POST /v1/completions, and how each field is handled."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class CompletionRequest(StreamedFields):
 
 @dataclass(frozen=True, slots=True)
 class CompletionPrompt:
-    """A prompt. ``text``: the text for ``echo``, as sent or decoded from ids; "" without ``echo``."""
+    """A prompt. ``text``: its text, as sent, or decoded from ids if ``echo`` needs it, else ""."""
 
     token_ids: list[int]
     text: str
@@ -63,20 +63,20 @@ def parse_completion(data: Mapping[str, Any]) -> CompletionRequest:
 
 
 async def encode_prompts(value: Any, vocab: Vocabulary, *, echo: bool = False) -> list[CompletionPrompt]:
-    """Encodes a string, strings, ids, or lists of ids. Long texts do not block the event loop."""
+    """Encodes a prompt or a list of prompts, as text or ids. Long texts do not block the event loop."""
     return await beside(lambda: _encode_all(value, vocab, echo), heavy=is_heavy(value))
 
 
 def _encode_all(value: Any, vocab: Vocabulary, echo: bool) -> list[CompletionPrompt]:
     """Encodes all prompts. Text may contain special tokens, since this endpoint is for raw harmony."""
     prompts = []
-    for part in split_prompts(value):
-        if isinstance(part, str):
+    for prompt in split_prompts(value):
+        if isinstance(prompt, str):
             with at("prompt"):
-                ids = vocab.encode_with_special(part, limits.SIZES["prompt_tokens"].max)
-            prompts.append(CompletionPrompt(ids, part))
+                ids = vocab.encode_with_special(prompt, limits.SIZES["prompt_tokens"].max)
+            prompts.append(CompletionPrompt(ids, prompt))
         else:
-            prompts.append(CompletionPrompt(part, vocab.decode(part) if echo else ""))
+            prompts.append(CompletionPrompt(prompt, vocab.decode(prompt) if echo else ""))
     return prompts
 
 
@@ -84,18 +84,18 @@ def split_prompts(value: Any) -> list[str | list[int]]:
     """Returns the checked prompts of a request. Raises ``RequestError`` (param ``prompt``)."""
     if value is None:
         raise RequestError("prompt: is required", param="prompt", code="missing_required_parameter")
-    parts: list[Any] = value if isinstance(value, list) and not _is_ids(value) else [value]
-    if not parts or len(parts) > limits.SIZES["prompts"].max:
+    prompts: list[Any] = value if isinstance(value, list) and not _is_ids(value) else [value]
+    if not prompts or len(prompts) > limits.SIZES["prompts"].max:
         raise invalid("prompt", f"must hold 1 to {limits.SIZES['prompts'].max} prompts")
-    for position, part in enumerate(parts):
-        path = "prompt" if parts[0] is value else f"prompt[{position}]"
-        if not isinstance(part, str) and not (isinstance(part, list) and _is_ids(part)):
+    for position, prompt in enumerate(prompts):
+        path = "prompt" if prompts[0] is value else f"prompt[{position}]"
+        if not isinstance(prompt, str) and not (isinstance(prompt, list) and _is_ids(prompt)):
             raise invalid(path, "must be a string or a list of token ids")
-        if not part:
+        if not prompt:
             raise invalid(path, "must not be empty")
-        if isinstance(part, list):
-            _check_ids(part, path)
-    return parts
+        if isinstance(prompt, list):
+            _check_ids(prompt, path)
+    return prompts
 
 
 def _is_ids(value: list[Any]) -> bool:

@@ -32,7 +32,7 @@ FINISH: dict[EndReason, str] = {"stop": "stop", "length": "length"}
 
 @dataclass(frozen=True, slots=True)
 class TextAnswer:
-    """The constants of a completion."""
+    """The values that are constant over all chunks of a completion."""
 
     model: str
     request: CompletionRequest
@@ -72,16 +72,16 @@ class OffsetWriter:
     def entries(
         self, tokens: Iterable[int], logprobs: Iterable[TokenLogprobs | None], is_prompt: bool = False
     ) -> list[tuple[int, TokenLogprobs | None, int]]:
-        placed = []
+        found = []
         for token, entry in zip(tokens, logprobs, strict=False):
-            placed.append((token, entry, self._offset))
+            found.append((token, entry, self._offset))
             if is_prompt or not (self._skip_special and self._vocab.is_special(token)):
                 self._offset += len(self._decoder.feed(token))
-        return placed
+        return found
 
 
 class ChoiceText:
-    """The parts common to the chunks and the body of a choice."""
+    """Builds what the chunks and the body of a choice share."""
 
     def __init__(self, answer: TextAnswer, prompt: CompletionPrompt, index: int) -> None:
         self.answer = answer
@@ -117,15 +117,15 @@ class ChoiceText:
 
 def body_choice(text: ChoiceText, fold: Fold, ended: TurnEnded) -> dict[str, Any]:
     request = text.answer.request
-    parts, lists = [], []
+    texts, lists = [], []
     if request.echo:
         prompt_text, prompt_logprobs = text.echoed(ended.prompt_logprobs)
-        parts.append(prompt_text)
+        texts.append(prompt_text)
         lists.append(prompt_logprobs)
     for item in fold.items:
-        parts.append(item.text)
+        texts.append(item.text)
         lists.append(text.logprobs(item.content_token_ids, item.logprobs))
-    choice = text.choice("".join(parts), _joined(lists), ended)
+    choice = text.choice("".join(texts), _joined(lists), ended)
     if request.prompt_logprobs is not None and ended.prompt_logprobs is not None:
         choice["prompt_logprobs"] = text.answer.writer.prompt(ended.prompt_logprobs)
     if request.return_token_ids:
@@ -157,7 +157,7 @@ class TextChunkWriter:
         self.ended: TurnEnded | None = None
 
     def feed(self, events: Sequence[OutputEvent]) -> bytes:
-        """Returns the chunks of a wake-up as bytes, possibly empty. The first wake-up writes one."""
+        """Returns the chunks of ``events`` as bytes, possibly empty. The first chunk may have no text."""
         begins = not self._started
         out = self._start(events) if begins else []
         for item in events:
@@ -200,7 +200,7 @@ class TextChunkWriter:
         return self._event(choice, None if usage is None else usage_object(usage))
 
     def _event(self, choice: dict[str, Any], usage: dict[str, Any] | None = None) -> bytes:
-        """Returns a chunk. The first one of a choice contains the prompt's tokens, like the body."""
+        """Returns a chunk. If requested, the first one of a choice contains the prompt's token ids."""
         if self._prompt_token_ids is not None:
             choice["prompt_token_ids"], self._prompt_token_ids = self._prompt_token_ids, None
         return event(self._text.answer.object([choice], usage))

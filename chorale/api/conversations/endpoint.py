@@ -1,8 +1,8 @@
 """/v1/conversations: create, read, update and delete conversations and their items.
 
-Items are those of ``/v1/responses`` and follow the same rules. The model's output keeps its exact tokens if
-it is added by reference or unchanged. While a response uses a conversation, its items cannot be changed
-otherwise (400 ``conversation_locked``, as in OpenAI's API).
+Items have the types and rules of ``/v1/responses``. The model's output keeps its exact tokens if it is added
+by reference or unchanged. While a response uses a conversation, other requests cannot change its items (400
+``conversation_locked``, as in OpenAI's API).
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _check_query(request: Request) -> None:
 
 
 async def _resolved(state: ServerState, raw: list[dict[str, Any]], owner: bytes) -> list[StoredItem]:
-    """Returns items with ids. Errors refer to them as ``items[i]``."""
+    """Checks items and assigns ids. Errors refer to them as ``items[i]``."""
     parsed = await beside(partial(parse_items, raw, "items"), heavy=is_heavy(raw))
     return await resolve_items(state.store, state.vocab, parsed, owner, "items")
 

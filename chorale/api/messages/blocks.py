@@ -1,4 +1,4 @@
-"""The message object: the parts common to body and events, and the body as a fold."""
+"""The message object: what the body and the events share, and the body, built from a fold."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _STOPS: dict[EndReason, str] = {"stop": "end_turn", "length": "max_tokens", "too
 
 @dataclass(frozen=True, slots=True)
 class MessageAnswer:
-    """The constants of a message."""
+    """The values that are constant over all events of a message."""
 
     model: str
     shows_thinking: bool
@@ -61,7 +61,7 @@ def stops(ended: TurnEnded | None) -> dict[str, Any]:
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
-    """Returns the usage, with cached input counted separately. A message also has a service tier."""
+    """Returns the usage, with cached input tokens counted separately."""
     return {
         "input_tokens": usage.input_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,
@@ -79,7 +79,7 @@ def message_body(answer: MessageAnswer, fold: Fold) -> dict[str, Any]:
 
 
 def opened_block(opened: ItemOpened) -> dict[str, Any]:
-    """Returns a block without its text."""
+    """Returns the block of an opened item, still without its text."""
     if opened.kind == "reasoning":
         return {"type": "thinking", "thinking": "", "signature": ""}
     if opened.kind in CLIENT_CALLS:
@@ -109,5 +109,5 @@ def _block(answer: MessageAnswer, item: FoldedItem) -> dict[str, Any] | None:
 
 
 def call_input(text: str) -> dict[str, Any]:
-    """Parses arguments as an object; arguments truncated by the token limit become empty."""
+    """Returns a call's arguments as an object, or {} if they are invalid, such as when truncated."""
     return read_object(text, max_depth=MAX_CALL_DEPTH)

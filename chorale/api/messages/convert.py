@@ -37,7 +37,7 @@ class Converter:
         self._reasoning = ReasoningReader(vocab)
 
     def convert(self, messages: Sequence[Block]) -> list[Message]:
-        """Converts all messages. Raises ``RequestError`` with message and block."""
+        """Converts all messages. Raises ``RequestError`` naming the message and block."""
         found: list[Message] = []
         for position, message in enumerate(messages):
             path, role = f"messages[{position}]", message.get("role")
@@ -59,18 +59,18 @@ class Converter:
         last_call = max((i for i, block in enumerate(blocks) if block["type"] == "tool_use"), default=-1)
         found: list[Message] = []
         for index, block in enumerate(blocks):
-            place, kind = f"{path}.content[{index}]", block["type"]
+            where, kind = f"{path}.content[{index}]", block["type"]
             if kind == "tool_use":
-                found.append(self._call(block, place))
+                found.append(self._call(block, where))
             elif kind == "thinking":
-                found += self._thinking(block, place)
+                found += self._thinking(block, where)
             elif kind != "redacted_thinking":  # encrypted by another server, so not readable
                 channel = "commentary" if index < last_call else "final"
-                found.append(Message("assistant", _text(block, place), channel=channel))
+                found.append(Message("assistant", _text(block, where), channel=channel))
         return found
 
     def _thinking(self, block: Block, path: str) -> list[Message]:
-        """Converts thinking from its signature if this server made it for the text, else from the text."""
+        """Converts thinking to its signature's tokens, or to its text if the signature does not fit."""
         text = _string(block, "thinking", path)
         read = self._reasoning.read(block.get("signature"), text, f"{path}.signature")
         if read is not None:
@@ -93,14 +93,14 @@ class Converter:
         found: list[Message] = []
         texts: list[str] = []
         for index, block in enumerate(blocks):
-            place = f"{path}.content[{index}]"
+            where = f"{path}.content[{index}]"
             if block["type"] != "tool_result":
-                texts.append(_text(block, place))
+                texts.append(_text(block, where))
                 continue
             if texts:
                 found.append(Message("user", "\n\n".join(texts)))
                 texts = []
-            found.append(self._result(block, place))
+            found.append(self._result(block, where))
         if texts or not found:
             found.append(Message("user", "\n\n".join(texts)))
         return found
@@ -132,8 +132,8 @@ def blocks_of(message: Block, path: str) -> list[Block]:
         raise invalid(f"{path}.content", "must be a string or a list of blocks")
     for index, block in enumerate(content):
         if not isinstance(block, Mapping) or not isinstance(block.get("type"), str):
-            place = f"{path}.content[{index}]"
-            raise invalid(place, "must be an object with a type")
+            where = f"{path}.content[{index}]"
+            raise invalid(where, "must be an object with a type")
     return content
 
 

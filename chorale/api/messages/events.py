@@ -2,7 +2,7 @@
 
 The events are message_start; for each block content_block_start, its deltas and content_block_stop; then
 message_delta (stop reason and usage) and message_stop. Blocks are numbered as they are sent. A text block
-starts with its first text, so that none is empty.
+starts when its first text arrives, so that no block is empty.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from chorale.turns.events import (
 class EventWriter:
     """Converts the events of each wake-up to bytes.
 
-    ``whole_calls``: no grammar ensures that calls are JSON, so a call's arguments are sent once they are
-    complete.
+    ``whole_calls``: a call's arguments are sent only when complete, since no grammar ensures that they are
+    JSON.
     """
 
     def __init__(self, answer: MessageAnswer, whole_calls: bool = False) -> None:

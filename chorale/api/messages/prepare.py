@@ -21,14 +21,14 @@ from chorale.requests.prompt import at, open_message, prompt_head
 from chorale.turns.request import TurnRequest, check_grammar, turn_request
 from chorale.turns.rules import TurnRules
 
-# Maps Anthropic's thinking budgets to the model's efforts.
+# Thinking budgets in tokens: below the first the effort is low, from the second it is high.
 _LOW_BUDGET, _HIGH_BUDGET = 2048, 16384
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
     token_ids: list[int]
-    prefill: tuple[int, ...]  # the header of a message that the model continues
+    prefill: tuple[int, ...]  # header of the message that the model continues, or ()
     rules: TurnRules
 
 

@@ -1,4 +1,4 @@
-"""MessagesRequest: the body of POST /v1/messages, and the treatment of each field."""
+"""MessagesRequest: the body of POST /v1/messages, and how each field is handled."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def parse_messages(data: Mapping[str, Any]) -> MessagesRequest:
 
 
 def parse_count(data: Mapping[str, Any]) -> CountRequest:
-    """Validates a body of count_tokens, which has fewer fields and ignores those of a complete request."""
+    """Validates a body of count_tokens. Ignores fields that only POST /v1/messages uses."""
     kept = _triage(data, MessagesRequest)
     known = CountRequest.model_fields
     request = parse_model(CountRequest, {name: value for name, value in kept.items() if name in known})

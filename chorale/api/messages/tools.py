@@ -1,6 +1,6 @@
 """Tools and tool_choice in Anthropic's form.
 
-The client runs all of them. Tools that Anthropic defines by type without a schema (bash, text editor, memory)
+The client runs all tools. Tools that Anthropic defines by type without a schema (bash, text editor, memory)
 get the documented arguments; tools that run on Anthropic's servers are refused by name.
 """
 
@@ -35,7 +35,7 @@ _EDIT = {
     "path": _TEXT, "file_text": _TEXT, "old_str": _TEXT, "new_str": _TEXT, "insert_line": _NUMBER,
     "insert_text": _TEXT,
 }  # fmt: skip
-# By prefix of the type, which ends with a date.
+# Type without its date -> (description, schema).
 _DEFINED: dict[str, tuple[str, dict[str, Any]]] = {
     "bash": (
         "Runs a command in a bash session that persists between calls.",
@@ -68,7 +68,7 @@ def read_tools(
     for position, tool in enumerate(tools):
         kind = tool.get("type")
         if isinstance(kind, str) and kind.startswith(_SEARCH):
-            continue  # no effect: all tools are always loaded
+            continue  # no effect: the prompt always contains all tools
         functions.append(_read(tool, kind, f"tools[{position}]"))
     check_distinct([function.tool for function in functions], "tools")
     chosen = read_tool_choice(_choice(choice), functions, "tool_choice")

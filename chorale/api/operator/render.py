@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from chorale.api.chat.prepare import prepare
 from chorale.api.chat.request import ChatRequest, parse_chat
-from chorale.api.completions.endpoint import prepare_jobs
+from chorale.api.completions.endpoint import prepare_turns
 from chorale.api.completions.request import CompletionRequest, parse_completion
 from chorale.api.http.responses import large_response, read_as
 from chorale.api.state import ServerState, check_model
@@ -52,7 +52,7 @@ async def render_completion(state: ServerState, request: Request) -> Response:
     """Returns each prompt of the completion. Raises the same errors as the completions endpoint."""
     completion = await read_as(request, state.config, parse_completion)
     check_model(state, completion.model)
-    turns = [job.turn for job in await prepare_jobs(state, completion, request.state.owner)]
+    turns = [one.turn for one in await prepare_turns(state, completion, request.state.owner)]
     return await large_response(
         lambda: [_rendered(state, completion, turn) for turn in turns],
         heavy=sum(len(turn.prompt_token_ids) for turn in turns) > _HEAVY_TOKENS,
