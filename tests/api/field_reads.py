@@ -1,7 +1,7 @@
-"""Where the fields of a class are read: the loads of every attribute in ``chorale``, and of what.
+"""Finds where the fields of a class are read, from all attribute reads in ``chorale``.
 
-A field counts as read if some code outside its class loads it from a variable, parameter, attribute or field
-that is annotated with the class, or with a class or protocol that declares the field too.
+A field counts as read if code outside its class reads it from a variable, parameter, attribute or field that
+is annotated with the class, or with a class or protocol that also declares the field.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def trees() -> dict[Path, ast.Module]:
 
 @cache
 def nodes() -> dict[type[ast.AST], list[tuple[Path, Any]]]:
-    """Every node by its type: one walk takes seconds."""
+    """Returns all nodes by type. Cached, because one walk takes seconds."""
     found: dict[type[ast.AST], list[tuple[Path, Any]]] = defaultdict(list)
     for path, tree in trees().items():
         for node in ast.walk(tree):
@@ -34,7 +34,7 @@ def nodes() -> dict[type[ast.AST], list[tuple[Path, Any]]]:
 
 
 def names_in(annotation: ast.AST | None) -> Iterator[str]:
-    """The identifiers of an annotation, quoted ones included."""
+    """Yields the identifiers of an annotation, including quoted ones."""
     for node in ast.walk(annotation) if annotation is not None else ():
         if isinstance(node, ast.Name):
             yield node.id
@@ -44,9 +44,9 @@ def names_in(annotation: ast.AST | None) -> Iterator[str]:
 
 @cache
 def holders() -> dict[str, frozenset[tuple[Path | None, str]]]:
-    """Class -> what is annotated with it: (file, name) of a variable, (None, name) of a field."""
+    """Returns class -> names annotated with it: (file, name) of a variable, (None, name) of a field."""
     found: dict[str, set[tuple[Path | None, str]]] = defaultdict(set)
-    returning: dict[str, set[str]] = defaultdict(set)  # function -> the classes that it returns
+    returning: dict[str, set[str]] = defaultdict(set)  # function -> classes in its return type
     for path, node in nodes()[ast.arg]:
         for name in names_in(node.annotation):
             found[name].add((path, node.arg))
@@ -57,17 +57,17 @@ def holders() -> dict[str, frozenset[tuple[Path | None, str]]]:
         returning[node.name].update(names_in(node.returns))
         for name in names_in(node.returns):
             found[name].add((None, node.name))  # a property
-    fields: dict[str, set[str]] = defaultdict(set)  # field -> the classes that it holds
-    for name, places in found.items():
-        for path, holder in places:
+    fields: dict[str, set[str]] = defaultdict(set)  # field -> classes in its annotation
+    for name, sources in found.items():
+        for path, holder in sources:
             if path is None:
                 fields[holder].add(name)
     for path, node in nodes()[ast.Assign]:
         if isinstance(node.targets[0], ast.Name):
-            for part in set(map(terminal, ast.walk(node.value))):
-                for name in {part, *returning.get(part, ()), *fields.get(part, ())}:
+            for term in set(map(terminal, ast.walk(node.value))):
+                for name in {term, *returning.get(term, ()), *fields.get(term, ())}:
                     found[name].add((path, node.targets[0].id))
-    return {name: frozenset(places) for name, places in found.items()}
+    return {name: frozenset(sources) for name, sources in found.items()}
 
 
 def terminal(node: ast.AST) -> str:
@@ -78,25 +78,25 @@ def terminal(node: ast.AST) -> str:
 
 @cache
 def declared() -> dict[str, frozenset[str]]:
-    """Class -> the names that its body declares; classes of ``chorale`` by their bare names."""
+    """Returns class -> names that its body declares. Classes are identified by bare names."""
     found: dict[str, set[str]] = defaultdict(set)
     for _, node in nodes()[ast.ClassDef]:
-        for part in node.body:
-            if isinstance(part, ast.AnnAssign):
-                found[node.name].add(terminal(part.target))
-            elif isinstance(part, ast.FunctionDef):
-                found[node.name].add(part.name)
+        for member in node.body:
+            if isinstance(member, ast.AnnAssign):
+                found[node.name].add(terminal(member.target))
+            elif isinstance(member, ast.FunctionDef):
+                found[node.name].add(member.name)
     return {name: frozenset(fields) for name, fields in found.items()}
 
 
 @cache
 def loads() -> dict[str, frozenset[tuple[Path, str]]]:
-    """Attribute -> (file, name of what it is loaded from), ``self`` left out."""
+    """Returns attribute -> (file, name of the variable or attribute that it is read from)."""
     found: dict[str, set[tuple[Path, str]]] = defaultdict(set)
     for path, node in nodes()[ast.Attribute]:
         if isinstance(node.ctx, ast.Load):
             found[node.attr].add((path, terminal(node.value)))
-    return {name: frozenset(places) for name, places in found.items()}
+    return {name: frozenset(sources) for name, sources in found.items()}
 
 
 @cache
@@ -106,12 +106,12 @@ def strings(path: str) -> frozenset[str]:
 
 
 def is_read(owner: type, name: str, *, except_in: tuple[str, ...] = ()) -> bool:
-    """Whether some code outside the class loads ``name`` from one. ``except_in``: paths that do not count."""
+    """Returns whether code outside the class reads field ``name``. ``except_in``: path prefixes to ignore."""
     kin = {each.__name__ for each in owner.__mro__ if each.__module__.startswith("chorale.")}
     kin |= {each for each, names in declared().items() if name in names and each in protocols()}
-    places = {place for each in kin for place in holders().get(each, ())}
+    sources = {source for each in kin for source in holders().get(each, ())}
     return any(
-        (path, holder) in places or (None, holder) in places
+        (path, holder) in sources or (None, holder) in sources
         for path, holder in loads().get(name, ())
         if not path.relative_to(ROOT).as_posix().startswith(except_in)
     )
@@ -125,10 +125,10 @@ def protocols() -> frozenset[str]:
 
 @cache
 def through_self() -> dict[str, dict[str, frozenset[str]]]:
-    """Class -> method or property -> what it loads from ``self``."""
+    """Returns class -> method or property -> attributes that it reads from ``self``."""
     found: dict[str, dict[str, frozenset[str]]] = defaultdict(dict)
     for _, owner in nodes()[ast.ClassDef]:
-        for part in (part for part in owner.body if isinstance(part, ast.FunctionDef)):
-            used = (node for node in ast.walk(part) if isinstance(node, ast.Attribute))
-            found[owner.name][part.name] = frozenset(n.attr for n in used if terminal(n.value) == "self")
+        for member in (member for member in owner.body if isinstance(member, ast.FunctionDef)):
+            used = (node for node in ast.walk(member) if isinstance(node, ast.Attribute))
+            found[owner.name][member.name] = frozenset(n.attr for n in used if terminal(n.value) == "self")
     return found

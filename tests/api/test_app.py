@@ -1,4 +1,4 @@
-"""The assembled app: keys by route, ids, errors, probes, models, tokens, the description, CORS, the log."""
+"""The assembled app: keys, request ids, errors, probes, models, tokens, OpenAPI, CORS, the access log."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def concrete(path: str) -> str:
 
 
 async def asked(port: int, method: str, path: str, headers: dict[str, str]) -> Answer:
-    """An answer to ``{}``, or to a WebSocket handshake, which has no body."""
+    """Returns the answer to ``{}``, or to a WebSocket handshake, which has no body."""
     if "upgrade" not in headers:
         return await call(port, method, path, {}, headers)
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     return await exchange(port, f"GET {path} HTTP/1.1\r\nhost: localhost\r\n{lines}\r\n".encode())
 
 
-async def test_every_route_but_the_probes_needs_a_key() -> None:
+async def test_every_route_except_the_open_paths_needs_a_key() -> None:
     async with served(keys=(hash_key("other"), hash_key(KEY))) as server:
         for route in all_routes(server.state):
             methods = getattr(route, "methods", None) or {"GET"}
@@ -95,16 +95,16 @@ X, BEARER = f"x-api-key: {KEY}\r\n", f"authorization: Bearer {KEY}\r\n"
     ("lines", "status"),
     [
         *[(f"authorization: {scheme} {KEY}\r\n", 200) for scheme in ("Bearer", "bearer", "BEARER")],
-        # Blanks around a key do not count.
+        # Whitespace around a key is ignored.
         *[(line.format(KEY), 200) for line in ("x-api-key:  {} \t\r\n", "authorization: Bearer   {}  \r\n")],
         (f"X-API-Key:{KEY}\r\n", 200),
-        # A key that is sent twice is no key: of two headers a proxy in front may have checked the other one.
+        # A repeated header is refused: a proxy may have checked only one of the two values.
         *[(line + line, 401) for line in (X, BEARER)],
         *[(line + line.replace(KEY, "wrong"), 401) for line in (X, BEARER)],
         *[(line.replace(KEY, "wrong") + line, 401) for line in (X, BEARER)],
     ],
 )
-async def test_how_a_key_may_be_written(lines: str, status: int) -> None:
+async def test_a_key_header_may_have_whitespace_but_not_be_repeated(lines: str, status: int) -> None:
     async with served(keys=(hash_key(KEY),)) as server:
         raw = f"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n{lines}\r\n"
         assert (await exchange(server.port, raw.encode())).status == status
@@ -122,7 +122,7 @@ async def test_how_a_key_may_be_written(lines: str, status: int) -> None:
         "/health/../v1/models",
     ],
 )
-async def test_no_spelling_of_a_path_gets_around_the_key(path: str) -> None:
+async def test_no_spelling_of_a_path_bypasses_the_key(path: str) -> None:
     async with served(keys=(hash_key(KEY),)) as server:
         for host in ("localhost", "localhost/health?", "x/health#"):
             raw = f"GET {path} HTTP/1.1\r\nhost: {host}\r\n\r\n".encode()
@@ -148,7 +148,7 @@ async def test_keys_never_reach_the_log(caplog: pytest.LogCaptureFixture) -> Non
     ("given", "echoed"),
     [("abc-123", True), ("x" * 128, True), ("x" * 129, False), ("a b", False), ("é", False)],
 )
-async def test_request_ids(given: str, echoed: bool) -> None:
+async def test_valid_request_ids_are_echoed_and_others_replaced(given: str, echoed: bool) -> None:
     raw = f"GET /version HTTP/1.1\r\nhost: localhost\r\nx-request-id: {given}\r\n\r\n".encode("latin-1")
     async with served() as server:
         answer = await exchange(server.port, raw)
@@ -158,12 +158,12 @@ async def test_request_ids(given: str, echoed: bool) -> None:
         assert "server" not in answer.headers
 
 
-async def test_request_ids_can_be_left_out() -> None:
+async def test_request_id_headers_can_be_disabled() -> None:
     async with served(enable_request_id_headers=False) as server:
         assert "x-request-id" not in (await call(server.port, "GET", "/version")).headers
 
 
-async def test_a_fault_of_ours_is_500_without_its_insides(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_internal_error_is_500_without_details(caplog: pytest.LogCaptureFixture) -> None:
     async with probed() as server:
         answer = await call(server.port, "POST", "/fault", {}, {"x-request-id": "find-me"})
         assert (answer.status, answer.code) == (500, "internal_error")
@@ -173,7 +173,7 @@ async def test_a_fault_of_ours_is_500_without_its_insides(caplog: pytest.LogCapt
     assert "a secret detail" in caplog.text
 
 
-async def test_unknown_paths_and_methods() -> None:
+async def test_unknown_paths_are_404_and_wrong_methods_405() -> None:
     async with served() as server:
         unknown = await call(server.port, "GET", "/v1/nothing")
         assert (unknown.status, unknown.code) == (404, "unknown_url")
@@ -202,13 +202,13 @@ async def test_a_trailing_slash_is_redirected(method: str, path: str, location: 
 
 
 @pytest.mark.parametrize("path", ["/v1/nothing/", "//evil.example/", "//", "/%2f/"])
-async def test_no_other_path_is_redirected(path: str) -> None:
+async def test_unknown_paths_with_a_trailing_slash_are_404(path: str) -> None:
     async with served() as server:
         assert (await call(server.port, "GET", path)).status == 404
 
 
 @pytest.mark.parametrize("access_log", [True, False])
-async def test_the_access_log_is_one_escaped_line_and_can_be_off(
+async def test_the_access_log_is_one_escaped_line_and_can_be_disabled(
     caplog: pytest.LogCaptureFixture, access_log: bool
 ) -> None:
     with caplog.at_level(logging.INFO if access_log else logging.DEBUG, "chorale.access"):
@@ -235,7 +235,7 @@ async def test_the_access_log_is_one_escaped_line_and_can_be_off(
         (EngineStatus("draining"), 200, 503),
     ],
 )
-async def test_probes_follow_the_engine(status: EngineStatus, health: int, ready: int) -> None:
+async def test_probes_report_the_engines_state(status: EngineStatus, health: int, ready: int) -> None:
     client = scripted()
     client.status_value = status
     async with served(client=client) as server:
@@ -253,7 +253,7 @@ async def test_probes_follow_the_engine(status: EngineStatus, health: int, ready
         assert (await call(server.port, "GET", "/metrics")).status == 200
 
 
-async def test_a_scrape_shows_the_response_store_and_survives_its_end() -> None:
+async def test_metrics_show_the_response_store_and_work_after_its_close() -> None:
     async with served() as server:
         text = (await call(server.port, "GET", "/metrics")).body.decode()
         assert re.search(r"chorale:response_store_responses{.*} 0.0", text)
@@ -265,7 +265,7 @@ async def test_a_scrape_shows_the_response_store_and_survives_its_end() -> None:
         assert (await call(server.port, "GET", "/metrics")).status == 200
 
 
-async def test_a_loading_engine_answers_503_to_work() -> None:
+async def test_requests_are_503_while_the_engine_loads() -> None:
     client = scripted()
     client.status_value = EngineStatus("loading")
     async with served(client=client) as server:
@@ -274,7 +274,7 @@ async def test_a_loading_engine_answers_503_to_work() -> None:
         assert answer.headers["retry-after"] == "1"
 
 
-async def test_version_and_load() -> None:
+async def test_version_and_load_are_served() -> None:
     async with served() as server:
         from chorale.version import __version__
 
@@ -285,7 +285,7 @@ async def test_version_and_load() -> None:
 # --------------------------------------------------------------------------- models, tokens
 
 
-async def test_models() -> None:
+async def test_models_are_listed_and_found_by_name() -> None:
     async with served() as server:
         listed = (await call(server.port, "GET", "/v1/models")).json
         assert [card["id"] for card in listed["data"]] == ["demo", "gpt-oss-20b"]
@@ -297,7 +297,7 @@ async def test_models() -> None:
 
 
 @pytest.mark.parametrize("repeats", [1, 3000])  # the longer one is counted and decoded in threads
-async def test_tokenize_and_back(repeats: int) -> None:
+async def test_detokenize_inverts_tokenize(repeats: int) -> None:
     async with served() as server:
         text = "Hello wörld 🎉<|return|>" * repeats
         answer = (
@@ -322,7 +322,7 @@ _CHAT = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "
         ("/detokenize", {"tokens": [True]}, 400, "tokens[0]"),
         ("/detokenize", {"tokens": ["5"]}, 400, "tokens[0]"),
         ("/detokenize", {}, 400, "tokens"),
-        ("/detokenize", {"tokens": [1] * 9000 + [-1]}, 400, "tokens[9000]"),  # so long: in a thread
+        ("/detokenize", {"tokens": [1] * 9000 + [-1]}, 400, "tokens[9000]"),  # long enough for a thread
         ("/tokenize", {"prompt": 5}, 400, "prompt"),
         ("/tokenize", {}, 400, "prompt"),
         ("/tokenize", {"prompt": "a", "model": "other"}, 404, "model"),
@@ -339,7 +339,9 @@ _CHAT = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "
         ("/tokenize", {**_CHAT, "nonsense": 1}, 400, "nonsense"),
     ],
 )
-async def test_tokenize_faults(path: str, data: dict[str, Any], status: int, param: str) -> None:
+async def test_tokenize_errors_name_the_field(
+    path: str, data: dict[str, Any], status: int, param: str
+) -> None:
     async with served(unknown_fields="refuse") as server:
         answer = await call(server.port, "POST", path, data)
         assert answer.status == status
@@ -350,7 +352,7 @@ async def test_tokenize_faults(path: str, data: dict[str, Any], status: int, par
     ("path", "data", "hint"),
     [("/tokenize", {"promt": "a"}, "prompt"), ("/detokenize", {"token": [1]}, "tokens")],
 )
-async def test_an_unknown_name_is_offered_the_nearest(path: str, data: dict[str, Any], hint: str) -> None:
+async def test_an_unknown_field_hints_at_the_nearest(path: str, data: dict[str, Any], hint: str) -> None:
     async with served(unknown_fields="refuse") as server:
         answer = await call(server.port, "POST", path, data)
         assert answer.status == 400
@@ -359,7 +361,7 @@ async def test_an_unknown_name_is_offered_the_nearest(path: str, data: dict[str,
 
 
 @pytest.mark.parametrize("data", [{"prompt": "a"}, _CHAT])
-async def test_null_is_not_set(data: dict[str, Any]) -> None:
+async def test_null_fields_count_as_absent(data: dict[str, Any]) -> None:
     async with served() as server:
         nulls = {"model": None, "add_special_tokens": None, "return_token_strs": None}
         answer = await call(server.port, "POST", "/tokenize", {**data, **nulls})
@@ -367,7 +369,7 @@ async def test_null_is_not_set(data: dict[str, Any]) -> None:
         assert answer.json == (await call(server.port, "POST", "/tokenize", data)).json
 
 
-async def test_a_chat_is_tokenized_as_it_would_be_asked() -> None:
+async def test_tokenize_returns_the_prompt_of_a_chat() -> None:
     async with served() as server:
         tool = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
         chat = {"messages": [{"role": "user", "content": "Hi <|end|>"}], "tools": [tool]}
@@ -390,7 +392,7 @@ async def test_a_chat_is_tokenized_as_it_would_be_asked() -> None:
         assert fault.status == 400
 
 
-# --------------------------------------------------------------------------- heads
+# --------------------------------------------------------------------------- request heads
 
 
 @pytest.mark.parametrize(
@@ -406,7 +408,7 @@ async def test_a_chat_is_tokenized_as_it_would_be_asked() -> None:
         (b"//evil.example/health", b"localhost", 404),
     ],
 )
-async def test_a_host_in_the_target_stands_for_the_header(target: bytes, host: bytes, status: int) -> None:
+async def test_a_host_in_the_target_replaces_the_header(target: bytes, host: bytes, status: int) -> None:
     async with served() as server:
         answer = await exchange(server.port, b"GET %s HTTP/1.1\r\nhost: %s\r\n\r\n" % (target, host))
         assert answer.status == status
@@ -426,17 +428,17 @@ async def test_a_host_in_the_target_stands_for_the_header(target: bytes, host: b
         ("content-type", 'application/json; charset="utf-8"; x=y', 200),
     ],
 )
-async def test_what_cannot_be_met_is_refused(header: str, value: str, status: int) -> None:
+async def test_an_unsupported_header_value_is_refused(header: str, value: str, status: int) -> None:
     async with probed() as server:
         answer = await call(server.port, "POST", "/echo", {"a": 1}, {header: value})
         if answer.status == 100:
-            return  # the answer itself comes behind it
+            return  # the final response follows
         assert answer.status == status
         codes = {417: "unsupported_expectation", 415: "unsupported_media_type"}
         assert status == 200 or answer.code == codes[status]
 
 
-async def test_no_answer_says_a_long_path_again() -> None:
+async def test_error_responses_do_not_repeat_long_paths() -> None:
     fills = ("a" * 60_000, "%22%5C" * 9_000, "conv_" + "0" * 60_000, "resp_" + "0" * 60_000)
     async with served() as server:
         paths = {(op.method, op.path) for op in operations() if "{" in op.path}
@@ -449,15 +451,15 @@ async def test_no_answer_says_a_long_path_again() -> None:
                 assert len(answer.body) < 1_500, (method, path)
 
 
-# --------------------------------------------------------------------------- description, CORS, imports
+# --------------------------------------------------------------------------- OpenAPI, CORS, imports
 
 
-async def test_the_description_lists_exactly_the_routes() -> None:
+async def test_the_openapi_document_lists_exactly_the_routes() -> None:
     async with make_state() as state:
         routed = {
             (method, route.path.replace(":path", ""))
             for route in all_routes(state)
-            if isinstance(route, Route)  # OpenAPI has no words for a WebSocket
+            if isinstance(route, Route)  # OpenAPI cannot describe a WebSocket
             for method in (route.methods or set()) - {"HEAD"}
         }
     described = {(operation.method, operation.path) for operation in operations()}
@@ -465,7 +467,7 @@ async def test_the_description_lists_exactly_the_routes() -> None:
     assert described <= routed
 
 
-def test_every_reference_of_the_description_resolves() -> None:
+def test_every_reference_of_the_openapi_document_resolves() -> None:
     document = describe()
     found: list[str] = []
 
@@ -484,7 +486,7 @@ def test_every_reference_of_the_description_resolves() -> None:
         assert reference.removeprefix("#/components/schemas/") in document["components"]["schemas"]
 
 
-async def test_cors_is_off_unless_asked_for() -> None:
+async def test_cors_is_off_by_default() -> None:
     preflight = {
         "origin": "https://a.example",
         "access-control-request-method": "POST",
@@ -503,7 +505,7 @@ async def test_cors_is_off_unless_asked_for() -> None:
 
 
 async def test_a_page_of_an_allowed_origin_can_read_errors_too() -> None:
-    """Without the header a browser tells its page nothing but that the request failed."""
+    """Without the header a browser tells its page only that the request failed."""
     async with served(allowed_origins=("https://a.example",)) as server:
         origin = {"origin": "https://a.example"}
         for method, path, body, status in (

@@ -26,7 +26,7 @@ FIELDS: list[tuple[str, dict[str, Any], str]] = [
 
 
 async def shown(server: Server, face: str, instructions: str | None = None, **fields: Any) -> str:
-    """The effort in the prompt. A line about it is taken out of the instructions."""
+    """Returns the effort in the prompt; asserts that its line is removed from the instructions."""
     await ask(server, face, instructions=instructions, **fields)
     prompt = server.prompt()
     assert ("# Instructions\n\nGo.<|end|>" in prompt) == (instructions is not None)
@@ -34,7 +34,7 @@ async def shown(server: Server, face: str, instructions: str | None = None, **fi
 
 
 @pytest.mark.parametrize(("face", "fields", "effort"), FIELDS, ids=str)
-async def test_the_field_counts_before_the_line(face: str, fields: dict[str, Any], effort: str) -> None:
+async def test_a_field_overrides_the_instructions(face: str, fields: dict[str, Any], effort: str) -> None:
     line = f"Reasoning: {'low' if effort == 'high' else 'high'}\nGo."
     async with served(playing(FINAL + "ok<|return|>")) as server:
         assert await shown(server, face, **fields) == effort
@@ -42,7 +42,7 @@ async def test_the_field_counts_before_the_line(face: str, fields: dict[str, Any
 
 
 @pytest.mark.parametrize("face", FACES)
-async def test_the_line_counts_before_the_default(face: str) -> None:
+async def test_a_line_of_the_instructions_overrides_the_default(face: str) -> None:
     async with served(playing(FINAL + "ok<|return|>"), default_reasoning_effort="high") as server:
         assert await shown(server, face) == "high"
         assert await shown(server, face, "Reasoning: low\nGo.") == "low"

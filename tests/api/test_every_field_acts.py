@@ -1,7 +1,7 @@
-"""Every field of every request model is read where it acts: none is declared, accepted and ignored.
+"""Every field of every request model has an effect: none is declared, accepted and ignored.
 
-``tests/api/field_reads.py`` finds the reads. A property of the model passes on what it reads, once
-somebody reads the property.
+``tests/api/field_reads.py`` finds the reads. A field that a property of the model reads counts as read if the
+property is read.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from tests.api.field_reads import ROOT, is_read, strings, terminal, through_self
 
 # (model, field) -> why nothing reads it
 WITHOUT_EFFECT: dict[tuple[str, str], str] = {
-    ("BackgroundOptions", "completion_window"): "its one value is what happens anyway",
+    ("BackgroundOptions", "completion_window"): "its only value is the default behaviour",
     ("BackgroundOptions", "continuation_id"): "a hint to prefer one queue; there is one",
-    ("ContextManagement", "type"): "its one value is what the entry does",
+    ("ContextManagement", "type"): "its only value names what the entry does",
     ("CreateItems", "include"): "items are always returned whole",
     ("CompactRequest", "service_tier"): "there is one tier",
-    ("ExpiresAfter", "anchor"): "its one value is from when the seconds count",
+    ("ExpiresAfter", "anchor"): "its only value is the creation time",
     ("UploadForm", "file"): "in the schema only: the content is read as it arrives",
     ("ResponsesRequest", "service_tier"): "there is one tier",
     ("TokenizeRequest", "add_special_tokens"): "gpt-oss adds none to a prompt",
 }
-# Fields that ``getattr`` reads: where, and the string that names them there.
+# Fields that ``getattr`` reads -> (file, string in it that names the field).
 BY_NAME = {
     **{f"guided_{way}": ("requests/formats.py", way) for way in ("json", "regex", "choice", "grammar")},
     "function_call": ("api/chat/prepare.py", "function_call"),
@@ -39,7 +39,7 @@ BY_NAME = {
 
 
 def models() -> list[type[BaseModel]]:
-    """The request models: every class with fields that a body is parsed into."""
+    """Returns the request models: all pydantic models of ``chorale.api`` without subclasses."""
     for module in pkgutil.walk_packages(chorale.api.__path__, "chorale.api."):
         importlib.import_module(module.name)
     found, stack = [], [BaseModel]
@@ -53,7 +53,7 @@ def models() -> list[type[BaseModel]]:
 
 @cache
 def chosen_are_read() -> bool:
-    """Whether ``_chosen`` reads every name of ``CHOSEN_BY_MODEL`` from the request, in a loop over them."""
+    """Returns whether ``_chosen`` reads every name of ``CHOSEN_BY_MODEL`` from the request in a loop."""
     tree = trees()[ROOT / "turns" / "sampling.py"]
     chosen = next(n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == "_chosen")
     loops = (n for n in ast.walk(chosen) if isinstance(n, ast.For) and terminal(n.iter) == "CHOSEN_BY_MODEL")
@@ -71,7 +71,7 @@ def acts(model: type[BaseModel], name: str) -> bool:
 
 
 def properties(model: type[BaseModel]) -> dict[str, frozenset[str]]:
-    """Property or method of the model -> what it loads from ``self``."""
+    """Returns property or method of the model -> the attributes that it reads from ``self``."""
     return {
         name: used for each in model.__mro__ for name, used in through_self().get(each.__name__, {}).items()
     }
@@ -88,16 +88,16 @@ def unread(candidates: Iterable[type[BaseModel]]) -> set[tuple[str, str]]:
     return missing
 
 
-def test_every_field_of_a_request_is_read_where_it_acts() -> None:
+def test_every_request_field_is_read_outside_its_model() -> None:
     found = models()
     assert len(found) >= 8, [model.__name__ for model in found]
     assert sum(len(model.model_fields) for model in found) > 150
     assert unread(found) == set(WITHOUT_EFFECT)
 
 
-def test_a_field_that_is_only_declared_is_found() -> None:
+def test_a_field_that_is_never_read_is_found() -> None:
     class OnlyDeclared(ChatRequest):
         frobnicate: bool = False
-        items: list[int] | None = None  # a name that everything has, of something else
+        items: list[int] | None = None  # a common name, read from other classes
 
     assert unread([OnlyDeclared]) == {("OnlyDeclared", "frobnicate"), ("OnlyDeclared", "items")}

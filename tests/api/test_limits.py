@@ -1,4 +1,4 @@
-"""The table of numbers: markers, documents, and the real request models at every boundary."""
+"""The table of limits: markers, documentation, and the request models at every boundary."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def bad_values(limit: Limit) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", LIMITS)
-def test_each_limit_at_its_boundaries(name: str) -> None:
+def test_each_limit_accepts_its_bounds_and_refuses_values_beyond(name: str) -> None:
     limit = LIMITS[name]
     for value in good_values(limit):
         parsed = adapter(name).validate_python({"value": value}).value
@@ -61,13 +61,13 @@ def test_each_limit_is_in_the_schema(name: str) -> None:
     assert {key: schema[key] for key in LIMITS[name].schema} == LIMITS[name].schema
 
 
-def test_the_markdown_names_every_limit() -> None:
+def test_the_documented_table_lists_every_limit() -> None:
     table = limits_table()
     for name in [*LIMITS, *SIZES]:
         assert f"`{name}`" in table
 
 
-def test_every_limit_is_of_something_that_a_request_may_hold() -> None:
+def test_every_limit_belongs_to_a_field_or_a_query_parameter() -> None:
     bodies = [operation.body for operation in operations() if operation.body is not None]
     of_fields = {name for body in bodies for name in body.model_fields}
     within_fields = {"token_id", "compact_threshold", "completions.max_tokens", "expires_after.seconds"}
@@ -75,15 +75,15 @@ def test_every_limit_is_of_something_that_a_request_may_hold() -> None:
     assert LIMITS.keys() - of_fields == within_fields | of_queries
 
 
-def test_checked_raises_what_the_caller_wants() -> None:
+def test_checked_raises_the_callers_error() -> None:
     assert limits.checked("limit", 5, RequestError) == 5
     with pytest.raises(RequestError, match="less than or equal to 100"):
         limits.checked("limit", 101, RequestError)
 
 
-# --------------------------------------------------------------------------- the real request models
+# --------------------------------------------------------------------------- the request models
 
-# What makes each model whole apart from the field under test.
+# The fields that each model requires in addition to the field under test.
 REST: dict[str, dict[str, Any]] = {
     "ChatRequest": {"messages": [{"role": "user", "content": "a"}]},
     "CompletionRequest": {"prompt": "a"},
@@ -93,7 +93,7 @@ REST: dict[str, dict[str, Any]] = {
     "TokenizeRequest": {"prompt": "a"},
     "DetokenizeRequest": {"tokens": []},
 }
-# Fields whose elements are numbers: how to put one in.
+# Fields whose elements are numbers -> a value with one element.
 ELEMENTS = {
     "tokens": lambda value: [value],
     "stop_token_ids": lambda value: [value],
@@ -104,7 +104,7 @@ ELEMENTS = {
 
 
 def numeric_fields() -> Iterator[Any]:
-    """(model, field) of every field in the request models whose schema mentions a number."""
+    """Yields (model, field) for every request field whose schema contains a number."""
     models = {operation.body for operation in operations() if operation.body is not None}
     for model in sorted(models, key=lambda each: each.__name__):  # parallel workers must agree on the order
         for field, schema in model.model_json_schema()["properties"].items():
@@ -114,7 +114,7 @@ def numeric_fields() -> Iterator[Any]:
 
 
 def own_limit(model: type[BaseModel], field: str) -> Limit | None:
-    """The table's row for a field, found by its schema: a field may not carry bounds of its own."""
+    """Returns the limit of the table that a field's schema contains, or None."""
     schema = model.model_json_schema()["properties"][field]
     text = json.dumps(schema)
     fitting = [
@@ -134,7 +134,7 @@ def _inside(wanted: dict[str, Any], schema: Any) -> bool:
 
 
 @pytest.mark.parametrize(("model", "field"), list(numeric_fields()))
-def test_real_models_refuse_what_the_table_refuses(model: type[BaseModel], field: str) -> None:
+def test_request_models_refuse_what_the_table_refuses(model: type[BaseModel], field: str) -> None:
     limit = own_limit(model, field)
     assert limit is not None, f"{model.__name__}.{field} has a number that is not in the table"
     wrap = ELEMENTS.get(field, lambda value: value)
@@ -146,7 +146,7 @@ def test_real_models_refuse_what_the_table_refuses(model: type[BaseModel], field
             mentioned = json.dumps(model.model_json_schema()["properties"][field])
             kind = {str: "string", list: "array", dict: "object", bool: "boolean"}[type(value)]
             if f'"{kind}"' in mentioned:
-                continue  # a union that takes this on purpose
+                continue  # a union that accepts this type
         with pytest.raises(RequestError) as caught:
             parse_model(model, {**rest, field: wrap(value)})
         assert caught.value.status == 400

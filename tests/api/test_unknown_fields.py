@@ -1,4 +1,4 @@
-"""Fields that nobody knows: ignored and named by default, refused with --unknown-fields refuse."""
+"""Unknown request fields: ignored and named by default, refused with --unknown-fields refuse."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ async def test_the_log_names_a_field_once_and_remembers_a_bounded_number(
     assert "did you mean 'max_tokens'?" in lines[0]
 
 
-async def test_the_first_event_of_a_websocket_names_them() -> None:
+async def test_the_first_websocket_event_names_unknown_fields() -> None:
     async with socket_served() as server, opened(server) as connection:
         for fields, warned in (({"num_ctx": 1, "reasoning": {"x": 1}}, ["num_ctx", "reasoning.x"]), ({}, [])):
             await send(connection, **fields)
@@ -115,7 +115,7 @@ async def test_the_first_event_of_a_websocket_names_them() -> None:
             assert not any("warnings" in event for event in events[1:])
 
 
-async def test_a_line_of_a_batch_names_them(tmp_path: Path) -> None:
+async def test_the_output_of_a_batch_line_names_unknown_fields(tmp_path: Path) -> None:
     async with batched(tmp_path) as server:
         done = await ended(server, await created(server, line(1, messages=MESSAGES, num_ctx=1), line(2)))
         first, second = sorted(await records(server, done.output_file_id), key=lambda one: one["custom_id"])
@@ -123,6 +123,6 @@ async def test_a_line_of_a_batch_names_them(tmp_path: Path) -> None:
         assert "warnings" not in second
 
 
-def test_the_description_allows_them_unless_they_are_refused() -> None:
+def test_the_openapi_document_allows_unknown_fields_unless_refused() -> None:
     assert '"additionalProperties": false' not in json.dumps(describe())
     assert describe(refuses=True)["components"]["schemas"]["ChatRequest"]["additionalProperties"] is False

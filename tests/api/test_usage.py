@@ -1,4 +1,4 @@
-"""Usage over several choices and prompts: what is shared is counted once, what is not is summed."""
+"""Usage of several choices and prompts: a shared prompt is counted once, everything else is summed."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ WARM = Usage(
 
 
 @pytest.mark.parametrize("choices", [(COLD, WARM), (WARM, COLD)], ids=["cold first", "warm first"])
-def test_choices_share_their_prompt(choices: tuple[Usage, Usage]) -> None:
+def test_a_prompt_shared_by_choices_is_counted_once(choices: tuple[Usage, Usage]) -> None:
     usage = of_choices(choices)
     assert usage.input_tokens == 20 + 5 + 7
-    assert usage.cached_tokens == 4 + 3 + 2  # of the shared prompt: what the cache had for every choice
+    assert usage.cached_tokens == 4 + 3 + 2  # 4: the fewest cached tokens of the shared prompt
     assert usage.output_tokens == 10
     assert usage.reasoning_tokens == 3
 
 
-def test_no_choice_costs_nothing() -> None:
+def test_the_usage_of_no_choices_is_zero() -> None:
     assert of_choices([]) == Usage()
     assert of_prompts([]) == Usage()
 
 
-def test_a_choice_that_never_began_does_not_hide_the_prompt() -> None:
+def test_a_choice_that_never_started_does_not_hide_the_prompt() -> None:
     assert of_choices([COLD, Usage()]).input_tokens == COLD.input_tokens
 
 
@@ -51,7 +51,7 @@ def test_prompts_are_summed() -> None:
     assert (usage.output_tokens, usage.reasoning_tokens) == (10, 3)
 
 
-def test_the_object_has_openais_names() -> None:
+def test_the_usage_object_has_openais_names() -> None:
     assert usage_object(WARM) == {
         "prompt_tokens": 27,
         "completion_tokens": 6,

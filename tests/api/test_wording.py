@@ -1,4 +1,4 @@
-"""The words of errors that people or clients act on. Other tests assert types, codes and parameters."""
+"""The wording of errors that people or clients rely on. Other tests check types, codes and parameters."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ CHAT = "/v1/chat/completions"
 ASK = {"messages": [{"role": "user", "content": "Hi"}]}
 LONG = [1] * 131_073
 OUTPUT = {"type": "function_call_output", "call_id": "call_zzz", "output": "21"}
-# Path, body, fields of ``ServerConfig``, words.
+# Name -> (path, body, fields of ``ServerConfig``, words in the message).
 WORDS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
-    # LiteLLM and others know it by these words.
+    # LiteLLM and others recognize the error by these words.
     "window": ("/v1/completions", {"prompt": LONG}, {}, "This model's maximum context length is 131072"),
     "hint": (CHAT, {**ASK, "max_tokenz": 5}, {"unknown_fields": "refuse"}, "did you mean 'max_tokens'?"),
     "many biases": (
@@ -38,7 +38,7 @@ WORDS: dict[str, tuple[str, dict[str, Any], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", WORDS)
-async def test_an_error_says_what_to_do(name: str) -> None:
+async def test_an_error_message_contains_the_expected_words(name: str) -> None:
     path, body, config, words = WORDS[name]
     async with served(playing(FINAL + "ok<|return|>"), settings=ServerConfig(port=0, **config)) as server:
         response = await server.http.post(path, json=body)

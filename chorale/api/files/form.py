@@ -84,7 +84,7 @@ class Form:
         )
 
     async def read(self, write: Callable[[AsyncIterator[bytes]], Awaitable[int]]) -> FormData:
-        """Reads the form; passes its file to ``write``. Raises ``RequestError`` or an error of it."""
+        """Reads the form and its file. Raises ``RequestError``, and the errors of ``write(pieces)``."""
         form = FormData()
         events = self._parse()
         async for event in events:

@@ -1,4 +1,4 @@
-"""Request bodies: every fault has its status, and nothing is parsed before it is bounded."""
+"""Request bodies: the error code of each fault, and limits that apply before parsing."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ JSON = st.recursive(
 
 @given(JSON)
 @settings(max_examples=200, deadline=None)
-def test_good_bodies_are_read_as_json_reads_them(value: Any) -> None:
+def test_valid_bodies_are_parsed_like_json_loads(value: Any) -> None:
     assert parse_object(json.dumps({"value": value}).encode(), 100) == {"value": value}
 
 
-def test_half_a_surrogate_pair_is_named() -> None:
+def test_a_lone_surrogate_is_refused() -> None:
     assert parse_object(b'{"a": "\\ud83d\\ude00"}', 9) == {"a": "\U0001f600"}
     for half in (b'"\\ud800"', b'"\\udc00x"', b'{"\\ud800": 1}'):
         with pytest.raises(RequestError):
@@ -50,23 +50,23 @@ def test_half_a_surrogate_pair_is_named() -> None:
         (b'{"a": 1, "a": 1}', "invalid_json"),
         (b'{"a": [{"b": 1, "b": 2}]}', "invalid_json"),
         (b'{"a": "\xff"}', "invalid_utf8"),
-        (b'{"a": "\xed\xa0\x80"}', "invalid_utf8"),  # a surrogate in UTF-8's clothes
+        (b'{"a": "\xed\xa0\x80"}', "invalid_utf8"),  # a surrogate encoded as UTF-8
         (b'{"a":' + b"[" * 10_000 + b"]" * 10_000 + b"}", "json_too_deep"),
         (b"[" * 5_000_000, "json_too_deep"),
         (b'{"a":' * 100_000, "json_too_deep"),
         (b'{"a": "unfinished', "invalid_json"),
     ],
 )
-def test_faults(raw: bytes, code: str) -> None:
+def test_invalid_bodies_are_refused_quickly_with_their_code(raw: bytes, code: str) -> None:
     began = time.thread_time()
     with pytest.raises(RequestError) as caught:
         parse_object(raw, 64)
     assert caught.value.status == 400
     assert caught.value.code == code
-    assert time.thread_time() - began < 2  # of CPU, whatever else the machine does
+    assert time.thread_time() - began < 2  # CPU seconds, independent of other processes
 
 
-def test_good_escapes_are_kept() -> None:
+def test_valid_escapes_are_decoded() -> None:
     assert parse_object(b'{"a": "\\ud83d\\ude00\\u0000\\\\"}', 64) == {"a": "😀\0\\"}
 
 
@@ -103,12 +103,12 @@ def test_param_is_the_path_in_the_body(data: dict[str, Any], param: str, code: s
     assert (caught.value.param, caught.value.code) == (param, code)
 
 
-def test_all_faults_are_named() -> None:
+def test_the_message_names_all_faults() -> None:
     with pytest.raises(RequestError, match=r"content: .*; flag: .*"):
         parse_model(Model, {"content": 1, "flag": 1})
 
 
-def test_a_hostile_key_does_not_fill_the_message() -> None:
+def test_long_and_many_keys_do_not_make_the_message_long() -> None:
     with pytest.raises(RequestError) as caught:
         parse_model(Model, {"content": "", **{"k" * 10_000 + str(index): 1 for index in range(1000)}})
     assert len(caught.value.message) < 2000

@@ -1,4 +1,4 @@
-"""Tokens of a chat stream that go past the generators, from the engine's client to the socket."""
+"""Direct writes of a chat stream, from the engine's client to the socket without the generators."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def play(request: GenerateRequest, index: int) -> Script:
 
 
 async def ask(server: Server, pause: float = 0.0, **fields: Any) -> bytes:
-    """The body of a stream, read to the end of the connection after ``pause`` seconds."""
+    """Returns the body of a stream. Waits ``pause`` seconds before it reads."""
     reader, writer = await connect(server.port)
     body = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": True, **fields}).encode()
     head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
@@ -39,7 +39,7 @@ async def ask(server: Server, pause: float = 0.0, **fields: Any) -> bytes:
 
 
 def events(body: bytes) -> list[dict[str, Any]]:
-    """The chunks but their ids and times; raises for a broken frame of the transfer coding."""
+    """Returns the chunks without ids and times. Asserts that the chunked encoding is valid."""
     data, rest = b"", body
     while rest:
         size, _, rest = rest.partition(b"\r\n")
@@ -52,7 +52,7 @@ def events(body: bytes) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("fields", [{}, {"logprobs": True}, {"stop": ["lights went out. The"]}, {"n": 2}])
-async def test_the_events_are_those_of_the_generators(
+async def test_direct_writes_send_the_same_events_as_the_generators(
     monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any]
 ) -> None:
     num_direct = 0
@@ -72,7 +72,7 @@ async def test_the_events_are_those_of_the_generators(
     assert (num_direct > 5) == ("n" not in fields)
 
 
-async def test_a_reader_that_pauses_gets_everything() -> None:
+async def test_a_client_that_pauses_reading_gets_everything() -> None:
     tokens = (*TOKENS[:3], *VOCAB.encode(TEXT * 20), 200002)
     async with served(ScriptedClient(lambda request, index: Script(tokens)), listens=True) as server:
         found = events(await ask(server, pause=1.0))
@@ -80,7 +80,7 @@ async def test_a_reader_that_pauses_gets_everything() -> None:
         assert text == TEXT * 20
 
 
-async def test_a_fault_ends_its_own_stream_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_fault_ends_only_its_own_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     feed, faulty = ChunkWriter.feed, list[ChunkWriter]()
 
     def fails(self: ChunkWriter, batch: Any) -> bytes:
@@ -99,7 +99,7 @@ async def test_a_fault_ends_its_own_stream_alone(monkeypatch: pytest.MonkeyPatch
         assert not (await broken).endswith(b"0\r\n\r\n")
 
 
-def test_chunks_of_a_closed_connection_do_not_hold_up_those_of_others() -> None:
+def test_a_closed_connection_does_not_block_the_chunks_of_others() -> None:
     async def both_ends() -> tuple[bytes, bytes]:
         turns, ends = Turns(), [socket.socketpair() for _ in range(2)]
         loop, readers = asyncio.get_running_loop(), [reader for reader, _ in ends]

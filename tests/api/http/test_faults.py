@@ -1,4 +1,4 @@
-"""The whole app under the faults that clients make: each its status and code, and nothing left behind."""
+"""The whole app under invalid requests, a full queue and shutdown: status and code of each error."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def served(client: ScriptedClient, **config: Any) -> AbstractAsyncContextManager
         ("/v1/responses/resp_" + "0" * 32, None, 405, "method_not_allowed", None),
     ],
 )
-async def test_requests_that_cannot_be(
+async def test_invalid_requests_never_reach_the_engine(
     path: str, data: Any, status: int, code: str, param: str | None
 ) -> None:
     async with served(scripted(TEXT)) as server:
@@ -55,7 +55,7 @@ async def test_requests_that_cannot_be(
         (b'{"temperature": NaN}', "invalid_json"),
     ],
 )
-async def test_bodies_that_cannot_be(path: str, body: bytes, code: str) -> None:
+async def test_invalid_bodies_are_400_on_every_endpoint(path: str, body: bytes, code: str) -> None:
     async with served(scripted(TEXT)) as server:
         answer = await call(server.port, "POST", path, body=body)
         assert (answer.status, answer.code) == (400, code)
@@ -74,7 +74,7 @@ async def test_a_full_queue_is_429_before_anything_is_streamed(path: str, stream
         assert int(answer.headers["retry-after"]) >= 1
 
 
-async def test_what_is_cut_at_the_end_of_the_drain_is_told() -> None:
+async def test_a_stream_that_outlasts_the_drain_ends_with_done() -> None:
     async with served(scripted(TEXT, hang=True), shutdown_timeout=0.3) as server:
         body = json.dumps({**ASK, "stream": True}).encode()
         head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"

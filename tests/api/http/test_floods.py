@@ -1,6 +1,6 @@
 """Floods on one connection: the event loop stays free, work is linear, and memory is bounded.
 
-Each sends as fast as it can for a second. Limits and measuring: ``tests/support/fuzz/worst_input.py``.
+Each flood lasts ``SECONDS``. Limits and measuring: ``tests/support/fuzz/worst_input.py``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ KEY = b"authorization: Bearer k\r\n"
 
 
 def flooded(first: bytes, repeated: bytes, *, reads: bool = True, connections: int = 1) -> Cost:
-    """The cost of ``first`` and then ``repeated`` without end; the server answers others afterwards."""
+    """Returns the cost of ``first`` and endless ``repeated``; asserts that the server still answers."""
 
     async def main() -> Cost:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(connections + 8))
@@ -88,7 +88,7 @@ def test_small_websocket_frames(first: bytes, frame: bytes) -> None:
 def test_messages_of_many_connections() -> None:
     cost = flooded(HANDSHAKE, b"\x81\x82" + MASK + b"{}", connections=16)
     cost.check()
-    assert cost.held_seconds < 0.03  # 10 ms; 50 to 65 where each connection answers all that has come
+    assert cost.held_seconds < 0.03  # usually 10 ms; 50 to 65 ms without turns
 
 
 def test_pings_of_a_client_that_does_not_read() -> None:

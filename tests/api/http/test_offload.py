@@ -1,7 +1,7 @@
-"""No body holds up the event loop: large ones are read beside it, and those that would hold it are refused.
+"""No body blocks the event loop: large ones are processed in threads, and excessive ones are refused.
 
-Bounds on time are generous, because two busy cores stretch everything; what was a stall of seconds would not
-stay within them. ``benchmarks/serving/hostile_bodies.py`` measures the same against a real server.
+Time limits are generous, because test machines are busy; a stall of seconds still exceeds them.
+``benchmarks/serving/hostile_bodies.py`` measures the same against a real server.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
 
 
 async def longest_tick(done: asyncio.Event) -> float:
-    """Seconds of CPU between two wake-ups of the loop, at most, which other processes cannot stretch."""
+    """Returns the most CPU seconds between two wake-ups of the loop. Other processes do not affect it."""
     longest, before = 0.0, time.process_time()
     while not done.is_set():
         await asyncio.sleep(0.001)
@@ -60,7 +60,7 @@ async def longest_tick(done: asyncio.Event) -> float:
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-async def test_a_hostile_body_is_refused_before_a_parser_sees_it(
+async def test_a_hostile_body_is_refused_before_it_is_parsed(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content = HOSTILE[name]()
@@ -81,7 +81,7 @@ async def test_a_hostile_body_is_refused_before_a_parser_sees_it(
         assert await ticking < 1.0
 
 
-async def test_what_a_large_body_needs_is_done_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_large_body_is_processed_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parsing, validation, conversion and encoding: each in a thread of ``offload``."""
     seen: dict[str, str] = {}
 
@@ -99,7 +99,7 @@ async def test_what_a_large_body_needs_is_done_beside_the_loop(monkeypatch: pyte
     async with served(playing(ANSWER, ANSWER)) as server:
         small = await server.chat("hi")
         assert small.status_code == 200, small.text
-        assert set(seen.values()) == {threading.current_thread().name}, "a small one is not worth the hop"
+        assert set(seen.values()) == {threading.current_thread().name}, "small bodies stay on the loop"
         seen.clear()
         large = await server.http.post(
             "/v1/chat/completions", json={"messages": [{"role": "user", "content": parts}]}
@@ -110,10 +110,10 @@ async def test_what_a_large_body_needs_is_done_beside_the_loop(monkeypatch: pyte
 
 
 @pytest.mark.parametrize(("path", "field"), [("/v1/completions", "prompt"), ("/tokenize", "prompt")])
-async def test_a_long_raw_prompt_is_encoded_beside_the_loop(
+async def test_a_long_raw_prompt_is_encoded_in_a_thread(
     path: str, field: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[tuple[str, str]] = []  # what was encoded, in which thread
+    seen: list[tuple[str, str]] = []  # (encoded text, thread name)
     encode = Vocabulary.encode_with_special
 
     def noted(vocab: Vocabulary, text: str, *more: Any) -> list[int]:
@@ -123,11 +123,11 @@ async def test_a_long_raw_prompt_is_encoded_beside_the_loop(
     monkeypatch.setattr(Vocabulary, "encode_with_special", noted)
     async with served(playing("ok<|return|>")) as server:
         loop = threading.current_thread().name
-        for text, beside in (("a b", False), ("a b " * HEAVY, True)):
+        for text, in_thread in (("a b", False), ("a b " * HEAVY, True)):
             answer = await server.http.post(path, json={field: text})
             assert answer.status_code in (200, 400), answer.text  # 400: longer than the window
             (thread,) = [thread for encoded, thread in seen if encoded == text]
-            assert thread.startswith("chorale-heavy") if beside else thread == loop
+            assert thread.startswith("chorale-heavy") if in_thread else thread == loop
 
 
 @pytest.mark.parametrize(
@@ -142,12 +142,12 @@ async def test_a_long_raw_prompt_is_encoded_beside_the_loop(
         (None, False),
     ],
 )
-def test_what_is_heavy(value: Any, heavy: bool) -> None:
+def test_values_beyond_the_weight_limit_are_heavy(value: Any, heavy: bool) -> None:
     assert is_heavy(value) is heavy
     assert is_heavy(None, [value]) is heavy or not heavy
 
 
-def test_asking_whether_a_value_is_heavy_is_cheap() -> None:
+def test_is_heavy_stops_at_the_weight_limit() -> None:
     looked: list[int] = []
 
     class Counted(str):
@@ -162,8 +162,8 @@ def test_asking_whether_a_value_is_heavy_is_cheap() -> None:
     assert len(looked) <= HEAVY
 
 
-async def test_heavy_work_waits_for_a_thread() -> None:
-    """However many large bodies come at once, two are read at a time."""
+async def test_heavy_work_runs_in_at_most_two_threads() -> None:
+    """Of any number of large bodies, two are processed at a time."""
     most = running = 0
     lock = threading.Lock()
 
@@ -191,7 +191,7 @@ async def test_answers_with_more_log_probabilities_than_allowed_are_refused() ->
             assert answer.json()["error"]["param"] == "prompt_logprobs", json.dumps(answer.json())
 
 
-WORDS = "word " * 600_000  # three windows
+WORDS = "word " * 600_000  # three times the context window
 TOO_LONG: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": ("/v1/chat/completions", {"messages": [{"role": "user", "content": WORDS}]}),
     "a message that is continued": (
@@ -215,7 +215,7 @@ TOO_LONG: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", TOO_LONG)
-async def test_a_text_beyond_any_window_is_not_encoded_to_its_end(
+async def test_text_longer_than_any_window_is_encoded_only_partly(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Millions of ids take long to copy and to free, with the interpreter's lock held."""
@@ -239,7 +239,7 @@ async def test_a_text_beyond_any_window_is_not_encoded_to_its_end(
         assert longest[0] < SIZES["prompt_tokens"].max + SLICE
 
 
-async def test_a_prompt_that_a_client_lets_be_cut_may_be_of_any_length() -> None:
+async def test_a_prompt_with_automatic_truncation_may_have_any_length() -> None:
     old = {"role": "user", "content": WORDS}
     async with served(playing(ANSWER)) as server:
         given = [old, {"role": "user", "content": "hi"}]
@@ -256,7 +256,7 @@ async def test_a_prompt_that_a_client_lets_be_cut_may_be_of_any_length() -> None
         ("/v1/messages", {"max_tokens": 99_999, "messages": [{"role": "user", "content": "hi"}]}),
     ],
 )
-def test_a_long_answer_is_encoded_beside_the_loop(
+def test_a_long_answer_is_encoded_in_a_thread(
     path: str, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads: list[str] = []
@@ -280,14 +280,14 @@ def test_a_long_answer_is_encoded_beside_the_loop(
     run(main)
 
 
-def test_a_signature_longer_than_any_thought_is_not_read() -> None:
+def test_a_signature_longer_than_the_window_is_ignored() -> None:
     ids = [100_000] * 131_072
     assert read_reasoning(write_reasoning(ids)) == tuple(ids)
     assert read_reasoning(write_reasoning([*ids, 100_000])) == ()
     assert read_reasoning(write_reasoning([1] * 131_073)) == ()
 
 
-async def test_signatures_of_a_request_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_signatures_of_a_request_share_one_token_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SIZES, "thought_tokens", replace(SIZES["thought_tokens"], max=1_000))
     thinking = {"type": "thinking", "thinking": "", "signature": write_reasoning([1000] * 400)}
 

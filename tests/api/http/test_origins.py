@@ -1,4 +1,4 @@
-"""Pages of other sites cannot change anything on a server without keys; clients that are no browsers can."""
+"""Pages of other sites cannot change anything on a server without keys; other clients can."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def served(**config: Any) -> AbstractAsyncContextManager[Server]:
 
 
 @pytest.mark.parametrize("headers", FOREIGN, ids=str)
-async def test_a_foreign_page_can_call_no_endpoint_that_changes_something(headers: dict[str, str]) -> None:
+async def test_pages_of_other_sites_cannot_post_or_delete(headers: dict[str, str]) -> None:
     async with served() as server:
         routes = [(path, method) for path, method in every_route(server) if method in ("POST", "DELETE")]
         assert len(routes) > 20
@@ -60,7 +60,7 @@ def every_route(server: Server) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("headers", FOREIGN, ids=str)
-async def test_a_foreign_page_can_upload_nothing(headers: dict[str, str], tmp_path: Any) -> None:
+async def test_pages_of_other_sites_cannot_upload_files(headers: dict[str, str], tmp_path: Any) -> None:
     async with served(response_store=f"{tmp_path}/store.db") as server:
         form = {"content-type": "multipart/form-data; boundary=b"}
         answer = await call(server.port, "POST", "/v1/files", None, form | headers, FORM)
@@ -70,12 +70,12 @@ async def test_a_foreign_page_can_upload_nothing(headers: dict[str, str], tmp_pa
 
 
 @pytest.mark.parametrize("headers", OWN, ids=str)
-async def test_pages_of_the_server_and_clients_without_a_page_are_served(headers: dict[str, str]) -> None:
+async def test_own_pages_and_clients_other_than_browsers_are_served(headers: dict[str, str]) -> None:
     async with served() as server:
         assert (await call(server.port, "POST", "/v1/chat/completions", CHAT, headers)).status == 200
 
 
-async def test_reading_needs_no_origin() -> None:
+async def test_get_requests_are_allowed_from_any_origin() -> None:
     async with served() as server:
         for headers in FOREIGN:
             assert (await call(server.port, "GET", "/v1/models", None, headers)).status == 200
@@ -89,23 +89,23 @@ async def test_an_allowed_origin_is_served() -> None:
             assert (await call(server.port, "POST", "/v1/chat/completions", CHAT, headers)).status == 403
 
 
-async def test_a_key_is_proof_enough() -> None:
-    """A page of another site does not have it, and browsers do not send it by themselves."""
+async def test_requests_with_a_key_are_allowed_from_any_origin() -> None:
+    """Pages of other sites do not know the key, and browsers do not add it by themselves."""
     async with served(keys=[hash_key("k")]) as server:
         sent = {"origin": "app://notes", "authorization": "Bearer k"}
         assert (await call(server.port, "POST", "/v1/chat/completions", CHAT, sent)).status == 200
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0:8000", "0.0.0.0", "[::]:8000"])
-async def test_the_unspecified_address_is_this_machine(host: str) -> None:
-    """Benchmarks of guides are run with ``--host 0.0.0.0``."""
+async def test_the_unspecified_address_is_a_local_host_name(host: str) -> None:
+    """Guides run benchmarks with ``--host 0.0.0.0``."""
     async with served() as server:
         for path in ("/health", "/metrics", "/v1/models"):
             assert (await call(server.port, "GET", path, None, {"host": host})).status == 200
         assert (await call(server.port, "GET", "/health", None, {"host": "0.0.0.1"})).status == 400
 
 
-async def test_the_headers_of_all_providers_hold_the_key() -> None:
+async def test_the_key_headers_of_anthropic_and_azure_are_accepted() -> None:
     async with served(keys=[hash_key("k")]) as server:
         for header in ("api-key", "x-api-key"):
             assert (await call(server.port, "GET", "/v1/models", None, {header: "k"})).status == 200

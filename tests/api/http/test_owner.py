@@ -1,4 +1,4 @@
-"""API keys at the engine, over every endpoint: their names and weights, and the prefix cache across them."""
+"""API keys as owners, on every endpoint: their names and weights, and separate prefix caches."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def cached(body: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize("path", ENDPOINTS)
-async def test_a_key_finds_its_own_prompts_in_the_cache_and_no_others(path: str) -> None:
+async def test_a_key_shares_the_prefix_cache_only_with_itself(path: str) -> None:
     client: Any = LocalClient(EngineCore(LIMITS, FakeExecutor(LIMITS)), INFO)
     async with served(client, keys=[hash_key(key) for key in ("one", "two")]) as server:
 
@@ -62,14 +62,14 @@ async def test_a_key_finds_its_own_prompts_in_the_cache_and_no_others(path: str)
         assert shared > 200  # a key shares with itself
         assert await ask("two") == 0
         assert await ask("two") == shared
-        assert await ask("one", cache_salt="mine") == 0  # the client's own salt acts under the key's
+        assert await ask("one", cache_salt="mine") == 0  # the client's salt separates requests of one key
         assert await ask("two", cache_salt="mine") == 0
         assert await ask("one", cache_salt="mine") == shared
     await client.close()
 
 
 @pytest.mark.parametrize("path", [*ENDPOINTS, "background", "batch"])
-async def test_the_engine_knows_whose_each_request_is(path: str, tmp_path: Path) -> None:
+async def test_the_engine_receives_the_owner_of_each_request(path: str, tmp_path: Path) -> None:
     one, two = (owner_name(hash_key(key)) for key in ("one", "two"))
     keys = [hash_key(key) for key in ("one", "two")]
     store = str(tmp_path / "store.sqlite3")
@@ -113,7 +113,7 @@ def test_the_salt_of_a_server_without_keys_is_the_clients_own() -> None:
     assert not any(hash_key(key).hex() in salt for key in ("one", "two") for salt in salts)
 
 
-async def test_what_a_key_has_stored_is_hidden_from_others() -> None:
+async def test_stored_objects_are_hidden_from_other_keys() -> None:
     mine, theirs = ({"authorization": f"Bearer {key}"} for key in ("one", "two"))
     item = {"type": "message", "role": "user", "content": "secret"}
     keys = [hash_key(key) for key in ("one", "two")]

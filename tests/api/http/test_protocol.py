@@ -1,4 +1,4 @@
-"""The guard over real sockets, with raw bytes: headers, bodies, time."""
+"""The protocol's limits over real sockets, with raw bytes: headers, bodies, timeouts."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def test_a_60_mb_header_is_431_and_costs_no_memory() -> None:
         (b"".join(b"x: a\r\n" for _ in range(500_000)) + b"\r\n", 431),
     ],
 )
-async def test_header_limits(raw: bytes, status: int) -> None:
+async def test_header_bytes_and_count_are_limited(raw: bytes, status: int) -> None:
     async with probed() as server:
         answer = await exchange(server.port, HEAD + b"content-length: 2\r\n" + raw + b"{}")
         assert answer.status == status
@@ -76,7 +76,7 @@ async def test_a_long_url_is_431() -> None:
         assert (await exchange(server.port, raw)).status == 431
 
 
-async def test_pipelined_and_kept_alive_requests_are_each_counted_alone() -> None:
+async def test_header_limits_apply_to_each_request_of_a_connection() -> None:
     async with probed() as server:
         one = HEAD + b"x-pad: " + b"p" * 40_000 + b"\r\ncontent-length: 2\r\n\r\n{}"
         reader, writer = await connect(server.port)
@@ -99,8 +99,8 @@ OFFER = HEAD + b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-se
     ],
 )
 @pytest.mark.parametrize("at_once", [True, False])
-async def test_an_offer_of_another_protocol_is_passed_over(body: bytes, at_once: bool) -> None:
-    """Java's HTTP client offers HTTP/2 with the first request of each connection, its body included."""
+async def test_an_offer_of_another_protocol_is_ignored(body: bytes, at_once: bool) -> None:
+    """Java's HTTP client offers HTTP/2 with the first request of each connection, even one with a body."""
     async with probed() as server:
         reader, writer = await connect(server.port)
         everything = (OFFER + body) * 2 + HEAD + b'content-length: 7\r\n\r\n{"b":2}'
@@ -114,8 +114,8 @@ async def test_an_offer_of_another_protocol_is_passed_over(body: bytes, at_once:
         writer.close()
 
 
-async def test_the_body_of_an_offer_is_no_request() -> None:
-    """Nor is it once the head was a piece of its own."""
+async def test_the_body_of_an_upgrade_offer_is_not_parsed_as_a_request() -> None:
+    """Also if the body arrives after the head."""
     async with probed() as server:
         reader, writer = await connect(server.port)
         hidden = b"GET /nowhere HTTP/1.1\r\nhost: localhost\r\n\r\n"
@@ -149,25 +149,25 @@ async def test_dripped_headers_end_in_408() -> None:
         assert time.monotonic() - began > 0.4
 
 
-async def test_a_connection_that_says_nothing_is_closed() -> None:
+async def test_a_silent_connection_is_closed() -> None:
     async with probed(header_timeout=0.3) as server:
         reader, writer = await connect(server.port)
         assert await asyncio.wait_for(reader.read(), 60) == b""
         writer.close()
 
 
-async def test_the_second_head_of_a_connection_has_the_same_time() -> None:
+async def test_the_header_timeout_applies_to_later_requests() -> None:
     async with probed(header_timeout=0.3) as server:
         reader, writer = await connect(server.port)
         writer.write(HEAD + b"content-length: 2\r\n\r\n{}")
         assert (await read_answer(reader)).status == 200
-        await asyncio.sleep(0.5)  # idle between requests is not dripping
+        await asyncio.sleep(0.5)  # idle time between requests does not count
         writer.write(b"GET /ec")
         assert (await asyncio.wait_for(read_answer(reader), 60)).status == 408
         writer.close()
 
 
-async def test_slow_heads_do_not_slow_others() -> None:
+async def test_slow_heads_do_not_delay_other_connections() -> None:
     async with probed(header_timeout=600.0) as server:
         dripping = [await connect(server.port) for _ in range(200)]
         for _, writer in dripping:
@@ -188,7 +188,7 @@ async def test_slow_heads_do_not_slow_others() -> None:
         (HEAD + b"content-length: -2\r\n\r\n{}", 400, "invalid_http"),
         (b"POST /echo HTTP/1.1\r\ncontent-length: 0\r\n\r\n", 400, "invalid_host"),
         (b"POST /echo HTTP/1.1\r\nhost: a\r\nhost: b\r\ncontent-length: 0\r\n\r\n", 400, "invalid_host"),
-        # Either of the two would do alone.
+        # Refused even if both are equal and valid.
         (
             b"POST /echo HTTP/1.1\r\nhost: localhost\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n",
             400,
@@ -214,7 +214,7 @@ async def test_slow_heads_do_not_slow_others() -> None:
         (b"GET //echo HTTP/1.1\r\nhost: localhost\r\n\r\n", 404, "unknown_url"),
     ],
 )
-async def test_raw_requests(raw: bytes, status: int, code: str) -> None:
+async def test_invalid_requests_get_their_status_and_code(raw: bytes, status: int, code: str) -> None:
     async with probed() as server:
         answer = await exchange(server.port, raw)
         assert (answer.status, answer.code) == (status, code)
@@ -222,7 +222,7 @@ async def test_raw_requests(raw: bytes, status: int, code: str) -> None:
         assert (await call(server.port, "POST", "/echo", {"still": "here"})).json == {"still": "here"}
 
 
-async def test_local_names_are_served() -> None:
+async def test_local_host_names_are_served() -> None:
     async with probed() as server:
         for host in ("localhost", f"localhost:{server.port}", "127.0.0.1", "[::1]:8000", "a.localhost"):
             assert (await call(server.port, "POST", "/echo", {}, {"host": host})).status == 200, host
@@ -244,7 +244,7 @@ async def test_a_body_over_the_limit_is_413_even_while_it_is_being_sent(chunked:
         writer.close()
 
 
-async def test_a_dripped_body_is_408_and_an_idle_one_too() -> None:
+async def test_dripped_and_idle_bodies_are_408() -> None:
     async with probed(body_timeout=0.4) as server:
         for drip in (True, False):
             reader, writer = await connect(server.port)
@@ -284,8 +284,7 @@ async def test_a_client_that_does_not_read_is_dropped(monkeypatch: pytest.Monkey
         writer.close()
 
 
-def test_the_protocol_is_uvicorns_own() -> None:
-    """uvicorn must run the subclass, and be able to make it."""
+def test_the_protocol_extends_uvicorns_httptools_protocol() -> None:
     from chorale.config.engine import ServerConfig
     from chorale.serve.http.protocol import limited_protocol
 
@@ -314,14 +313,14 @@ END = b"0\r\n\r\n"
         ([b"30D42\r\n{" + b" " * 200_001 + b"\r\n1\r\n}\r\n", END], 200),
     ],
 )
-async def test_what_chunks_carry_beside_their_data_is_bounded(chunks: list[bytes], status: int) -> None:
+async def test_the_overhead_of_chunked_bodies_is_limited(chunks: list[bytes], status: int) -> None:
     async with probed() as server:
         for _ in range(2):
             answer = await exchange(server.port, chunked(*chunks))
             assert answer.status == status
             if status == 400:
                 assert answer.code == "invalid_http"
-        # In pieces, and twice on one connection.
+        # The same in pieces, and twice on one connection.
         reader, writer = await connect(server.port)
         for data in (chunked(*chunks), chunked(*chunks)):
             for start in range(0, len(data), 10_000):
@@ -340,14 +339,14 @@ async def test_what_chunks_carry_beside_their_data_is_bounded(chunks: list[bytes
 def numbered(number: int, is_chunked: bool) -> bytes:
     body = b'{"number": %d, "pad": "\\r\\n\\r\\n"}' % number
     if is_chunked:
-        return chunked(*(b"%x\r\n%s\r\n" % (len(part), part) for part in (body[:5], body[5:])), END)
+        return chunked(*(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in (body[:5], body[5:])), END)
     return HEAD + b"content-length: %d\r\n\r\n%s" % (len(body), body)
 
 
 @pytest.mark.parametrize("piece", [1, 3, 1000, 70_000])
 @pytest.mark.parametrize("is_chunked", [False, True])
 async def test_pipelined_requests_are_answered_in_order(piece: int, is_chunked: bool) -> None:
-    """However they are cut: at most one waits behind the one that runs, and the rest is not read."""
+    """Whatever pieces they arrive in. At most one waits behind the running one; the rest is not read."""
     number = 100 if is_chunked and piece < 1000 else (10 if is_chunked else 500)
     async with probed() as server:
         reader, writer = await connect(server.port)
@@ -367,7 +366,7 @@ async def test_pipelined_requests_are_answered_in_order(piece: int, is_chunked: 
         writer.close()
 
 
-async def test_requests_that_wait_for_a_slow_one_are_not_read() -> None:
+async def test_requests_behind_a_slow_one_are_not_read() -> None:
     probe = Probe()
     async with probed(probe) as server:
         _, writer = await connect(server.port)
@@ -386,7 +385,7 @@ async def test_requests_that_wait_for_a_slow_one_are_not_read() -> None:
 
 
 async def test_many_requests_behind_a_chunked_body_are_refused() -> None:
-    """The end of such a body is not known before the part is parsed."""
+    """The end of a chunked body is known only after parsing."""
     async with probed() as server:
         reader, writer = await connect(server.port)
         rest = b"GET /nowhere HTTP/1.1\r\nhost: localhost\r\n\r\n"

@@ -1,4 +1,4 @@
-"""The least rate at which a body must arrive."""
+"""The minimum rate at which a body must arrive."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCOPE: dict[str, Any] = {"type": "http", "method": "POST", "path": "/v1/files"}
 
 
 def body_of(pieces: int, pause: float, rate: int) -> LimitedBody:
-    """A body of pieces of 100 bytes, each of which takes ``pause`` seconds to arrive."""
+    """Returns a body of 100-byte pieces that arrive every ``pause`` seconds."""
     left = iter(range(pieces - 1, -1, -1))
 
     async def receive() -> dict[str, Any]:
@@ -33,14 +33,14 @@ async def read(body: LimitedBody, server_pause: float = 0.0) -> None:
         await asyncio.sleep(server_pause)
 
 
-def test_a_client_below_the_rate_is_refused_within_the_average(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_below_the_minimum_rate_is_408(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_limits, "RATE_SECONDS", 0.3)
     with pytest.raises(RequestTimeoutError) as refused:
         asyncio.run(read(body_of(1000, 0.05, 10_000)))
     assert refused.value.status == 408
 
 
-def test_bytes_that_came_early_buy_no_more_time_than_the_average(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fast_start_earns_no_more_time_than_the_rate_period(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_limits, "RATE_SECONDS", 0.3)
     number = itertools.count()
 
@@ -56,6 +56,6 @@ def test_bytes_that_came_early_buy_no_more_time_than_the_average(monkeypatch: py
 
 
 @pytest.mark.parametrize("rate", [0, 1000])
-def test_time_that_the_server_takes_is_not_the_clients(monkeypatch: pytest.MonkeyPatch, rate: int) -> None:
+def test_time_spent_by_the_server_does_not_count(monkeypatch: pytest.MonkeyPatch, rate: int) -> None:
     monkeypatch.setattr(request_limits, "RATE_SECONDS", 0.3)
     asyncio.run(read(body_of(8, 0.0, rate), server_pause=0.1))

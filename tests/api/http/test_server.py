@@ -1,4 +1,4 @@
-"""The server's life: listening, the drain, the cut, sockets, TLS."""
+"""The server's life cycle: listening, drain, forced shutdown, sockets, TLS."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.support.server import listening, make_state, probe_app, served
 GET_HANG = b"POST /hang HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n"
 
 
-def test_a_taken_port_is_named() -> None:
+def test_the_error_names_a_port_in_use() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -39,7 +39,7 @@ def test_a_taken_port_is_named() -> None:
             bind_sockets(ServerConfig(port=port))
 
 
-def test_an_unknown_host_is_named() -> None:
+def test_the_error_names_an_unknown_host() -> None:
     with pytest.raises(ConfigError, match=r"--host no\.such\.host\.invalid"):
         bind_sockets(ServerConfig(host="no.such.host.invalid"))
 
@@ -51,7 +51,7 @@ def test_localhost_binds_loopback_only() -> None:
         bound.close()
 
 
-def test_unix_socket_is_private_and_replaced_when_stale(sockets: Path) -> None:
+def test_a_unix_socket_is_private_and_replaced_when_stale(sockets: Path) -> None:
     path = sockets / "s"
     for _ in range(2):  # the second finds the file of the first
         bound = bind_sockets(ServerConfig(uds=str(path)))[0]
@@ -66,13 +66,13 @@ def test_unix_socket_is_private_and_replaced_when_stale(sockets: Path) -> None:
     with pytest.raises(ConfigError, match="not a socket"):
         bind_sockets(ServerConfig(uds=str(path)))
     assert path.read_text() == "precious"
-    for place, words in ((path / "s", "Not a directory"), (Path("/none/s"), "No such file"),
+    for bad_path, words in ((path / "s", "Not a directory"), (Path("/none/s"), "No such file"),
                          (sockets / ("s" * 120), "path too long")):  # fmt: skip
         with pytest.raises(ConfigError, match=words):
-            bind_sockets(ServerConfig(uds=str(place)))
+            bind_sockets(ServerConfig(uds=str(bad_path)))
 
 
-async def test_serving_on_a_unix_socket(sockets: Path) -> None:
+async def test_a_unix_socket_is_served_and_then_removed(sockets: Path) -> None:
     path = str(sockets / "s")
     async with served(uds=path, listens=True):
         reader, writer = await asyncio.open_unix_connection(path)
@@ -84,7 +84,7 @@ async def test_serving_on_a_unix_socket(sockets: Path) -> None:
 
 
 @pytest.mark.parametrize("root_path", ["/llm", "/llm/"])
-async def test_a_proxy_may_keep_its_prefix_or_take_it_away(root_path: str) -> None:
+async def test_paths_are_served_with_and_without_the_proxys_prefix(root_path: str) -> None:
     async with served(root_path=root_path, listens=True) as server:
         for path, status in {"/version": 200, "/llm/version": 200, "/llmx/version": 404, "/llm": 404}.items():
             assert (await call(server.port, "GET", path, headers={"host": "example.org"})).status == status, (
@@ -102,7 +102,7 @@ async def test_one_of_several_processes_leaves_the_unix_socket_to_the_others(soc
     assert os.path.exists(path)
 
 
-async def test_tls(tmp_path: Path) -> None:
+async def test_tls_serves_http_and_websockets_and_can_require_certificates(tmp_path: Path) -> None:
     key, certificate = str(tmp_path / "key.pem"), str(tmp_path / "cert.pem")
     openssl = [
         "openssl",
@@ -142,7 +142,7 @@ async def test_tls(tmp_path: Path) -> None:
 
 
 async def answers(port: int, context: ssl.SSLContext) -> bool:
-    """Whether a request over TLS is answered, or the server ends the connection for want of a certificate."""
+    """Returns whether a TLS request is answered: False if the server requires another certificate."""
     try:
         reader, writer = await asyncio.open_connection(
             "127.0.0.1", port, ssl=context, server_hostname="localhost"
@@ -158,7 +158,7 @@ async def answers(port: int, context: ssl.SSLContext) -> bool:
         writer.transport.abort()
 
 
-# --------------------------------------------------------------------------- the end
+# --------------------------------------------------------------------------- shutdown
 
 
 async def test_drain_lets_running_requests_finish() -> None:
@@ -189,7 +189,7 @@ async def test_drain_lets_running_requests_finish() -> None:
 
 
 def test_a_server_without_requests_ends_at_once() -> None:
-    """Not at its next look, a second after the last; connections that are kept alive do not hold it."""
+    """It does not wait for its next periodic check (1 s), nor for idle keep-alive connections."""
 
     async def main() -> float:
         async with served(listens=True) as server:
@@ -204,7 +204,7 @@ def test_a_server_without_requests_ends_at_once() -> None:
     assert min(asyncio.run(main()) for _ in range(3)) < 0.3  # the best of three: the machine may be busy
 
 
-async def test_during_the_grace_probes_say_so_and_requests_are_taken() -> None:
+async def test_during_the_drain_grace_ready_is_503_and_requests_are_served() -> None:
     async with make_state() as state, listening(create_app(state), drain_grace=1.0) as server:
         server.stop()
         await asyncio.sleep(0.1)
@@ -215,7 +215,7 @@ async def test_during_the_grace_probes_say_so_and_requests_are_taken() -> None:
 
 
 @pytest.mark.parametrize("twice", [False, True])
-async def test_what_does_not_finish_in_time_is_cut(twice: bool) -> None:
+async def test_requests_that_outlast_the_shutdown_timeout_are_cut(twice: bool) -> None:
     probe = Probe()
     timeout = 60.0 if twice else 0.3
     async with (
@@ -234,7 +234,7 @@ async def test_what_does_not_finish_in_time_is_cut(twice: bool) -> None:
 
 
 class Late:
-    """A connection that is made while the server ends."""
+    """A connection that is opened while the server shuts down."""
 
     def __init__(self, connections: set[Any]) -> None:
         self._connections, self.num_asked = connections, 0
@@ -245,11 +245,11 @@ class Late:
         asyncio.get_running_loop().call_later(0.05, self._connections.discard, self)
 
 
-async def test_a_connection_that_is_made_while_the_server_ends_is_asked_to_end_once() -> None:
+async def test_a_connection_opened_during_shutdown_is_shut_down_once() -> None:
     server = _Server(uvicorn.Config("none"))
     server.servers = []
     ending = asyncio.create_task(server.shutdown())
-    await asyncio.sleep(0)  # it has looked at the connections
+    await asyncio.sleep(0)  # the server has shut down the existing connections
     late = Late(server.server_state.connections)
     await asyncio.wait_for(ending, PATIENCE)
     assert late.num_asked == 1

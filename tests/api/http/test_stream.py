@@ -1,4 +1,4 @@
-"""EventStream and until_disconnect against a hand-driven ASGI server."""
+"""EventStream and until_disconnect against a simulated ASGI server."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def count_to(number: int) -> AsyncGenerator[bytes]:
         yield b"%d;" % index
 
 
-async def test_chunks_and_headers() -> None:
+async def test_chunks_are_sent_with_the_headers_of_an_event_stream() -> None:
     wire = Wire()
     await wire.play(EventStream(count_to(3), {"X-Own": "1"}))
     headers = dict(wire.sent[0]["headers"])
@@ -69,7 +69,7 @@ async def test_an_error_before_the_first_chunk_is_raised_and_nothing_is_sent() -
     assert wire.sent == []
 
 
-async def test_an_error_later_cuts_the_stream(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_error_after_the_first_chunk_cuts_the_stream(caplog: pytest.LogCaptureFixture) -> None:
     async def faulty() -> AsyncGenerator[bytes]:
         yield b"a"
         raise RuntimeError("a bug")
@@ -82,7 +82,7 @@ async def test_an_error_later_cuts_the_stream(caplog: pytest.LogCaptureFixture) 
 
 
 @pytest.mark.parametrize("num_before", [0, 1, 5])
-async def test_a_client_that_leaves_closes_the_source_where_it_waits(num_before: int) -> None:
+async def test_a_disconnect_closes_a_waiting_source(num_before: int) -> None:
     wire, closed, waiting = Wire(), asyncio.Event(), asyncio.Event()
 
     async def source() -> AsyncGenerator[bytes]:
@@ -101,8 +101,8 @@ async def test_a_client_that_leaves_closes_the_source_where_it_waits(num_before:
     await asyncio.wait_for(playing, 30)
 
 
-async def test_a_client_that_leaves_while_a_chunk_is_sent_closes_the_source() -> None:
-    """The source waits at its ``yield`` then: no cancellation reaches it."""
+async def test_a_disconnect_while_a_chunk_is_sent_closes_the_source() -> None:
+    """The source then waits at its ``yield``, where no cancellation reaches it."""
     closed = False
 
     async def source() -> AsyncGenerator[bytes]:
@@ -124,7 +124,7 @@ async def test_a_client_that_leaves_while_a_chunk_is_sent_closes_the_source() ->
     assert closed
 
 
-async def test_no_comment_is_sent_while_a_chunk_is_on_its_way() -> None:
+async def test_no_comment_is_sent_while_a_chunk_is_being_sent() -> None:
     wire, others = Wire(), []
 
     async def send(message: Any) -> None:
@@ -137,7 +137,7 @@ async def test_no_comment_is_sent_while_a_chunk_is_on_its_way() -> None:
     assert len([each for each in others if not each.get("body", b"").startswith(b":")]) == 3
 
 
-async def test_a_server_that_cancels_closes_the_source() -> None:
+async def test_cancelling_the_response_closes_the_source() -> None:
     wire, closed = Wire(), asyncio.Event()
 
     async def source() -> AsyncGenerator[bytes]:
@@ -155,7 +155,7 @@ async def test_a_server_that_cancels_closes_the_source() -> None:
     assert closed.is_set()
 
 
-async def test_silence_is_filled_with_comments_and_only_silence() -> None:
+async def test_comments_are_sent_only_during_silence() -> None:
     wire = Wire()
 
     async def source() -> AsyncGenerator[bytes]:
@@ -169,11 +169,11 @@ async def test_silence_is_filled_with_comments_and_only_silence() -> None:
     body = wire.body.replace(b": keep-alive\n\n", b"#")
     assert b"first#" in body
     assert body.count(b"#") <= 3
-    assert body.endswith(b"t" * 10)  # none between tokens that flow
+    assert body.endswith(b"t" * 10)  # no comment between frequent tokens
 
 
-async def test_silence_before_the_first_chunk_begins_the_stream() -> None:
-    """A prompt of minutes: clients and proxies must hear something. What fails then is an event."""
+async def test_silence_before_the_first_chunk_starts_the_stream() -> None:
+    """A prompt may take minutes, longer than timeouts of clients and proxies. A later error is an event."""
 
     async def answering() -> AsyncGenerator[bytes]:
         await asyncio.sleep(0.3)
@@ -210,10 +210,10 @@ async def test_silence_before_the_first_chunk_begins_the_stream() -> None:
         ("/v1/responses", {"input": "Hi"}, b"}\n\n"),
     ],
 )
-async def test_every_endpoint_fills_silence(
+async def test_every_streaming_endpoint_sends_comments_during_silence(
     path: str, body: dict[str, Any], end: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before the first token, and between tokens that are no event."""
+    """Before the first token, and between tokens that cause no event."""
     monkeypatch.setattr(stream, "KEEP_ALIVE_SECONDS", 0.1)
     slow = scripted((200005, 17196, 200008, 13225, 200002), delay=0.12)
     async with served(slow, listens=True) as server:
@@ -223,7 +223,7 @@ async def test_every_endpoint_fills_silence(
         assert answer.body.endswith(end)
 
 
-async def test_until_disconnect() -> None:
+async def test_until_disconnect_returns_the_result_or_cancels_the_work() -> None:
     async def _refuse() -> str:
         raise QueueFullError("full")
 

@@ -1,4 +1,4 @@
-"""Frames are handled in turns: none is lost when reading stops, and small ones without end are refused."""
+"""WebSocket frames: none is lost when reading pauses, and floods of small ones are refused."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ def read_frame(connection: socket) -> tuple[int, bytes]:
     def exactly(number: int) -> bytes:
         found = b""
         while len(found) < number:
-            part = connection.recv(number - len(found))
-            assert part
-            found += part
+            received = connection.recv(number - len(found))
+            assert received
+            found += received
         return found
 
     opcode, size = exactly(2)
     return opcode & 0xF, exactly(int.from_bytes(exactly(2), "big") if size == 126 else size)
 
 
-async def test_a_client_that_reads_again_is_heard_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server stops reading while it cannot write. Here the test makes the calls of the transport."""
+async def test_frames_are_handled_again_once_the_client_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server stops reading while it cannot write. The test calls the transport's callbacks itself."""
     protocols: list[WebSocketProtocol] = []
     opens = WebSocketProtocol.open
 
@@ -66,9 +66,9 @@ async def test_a_client_that_reads_again_is_heard_again(monkeypatch: pytest.Monk
     monkeypatch.setattr(WebSocketProtocol, "open", spy)
     async with served() as server:
         with await asyncio.to_thread(opened, server.port) as connection:
-            for is_held in (False, True):  # read by the protocol, or only by the kernel
+            for is_buffered in (False, True):  # whether the protocol, or only the kernel, has the frame
                 protocols[0].pause_writing()
-                if is_held:
+                if is_buffered:
                     protocols[0].data_received(PING)
                 connection.sendall(PING)
                 await asyncio.sleep(0.2)
@@ -77,12 +77,12 @@ async def test_a_client_that_reads_again_is_heard_again(monkeypatch: pytest.Monk
                     connection.recv(1)
                 connection.settimeout(30)
                 protocols[0].resume_writing()
-                for _ in range(1 + is_held):
+                for _ in range(1 + is_buffered):
                     assert (await asyncio.to_thread(read_frame, connection))[0] == 10
 
 
-async def test_frames_beyond_the_first_part_of_a_handshake_keep_their_order() -> None:
-    """The HTTP parser takes at most 64 kB with a head; what follows must not overtake it."""
+async def test_frames_sent_with_the_handshake_keep_their_order() -> None:
+    """The HTTP parser reads at most 64 kB with a head; later bytes must not overtake them."""
     text = b'{"type":"%s"}' % (b"a" * 60_000)
     large = b"\x81\xfe" + len(text).to_bytes(2, "big") + b"\x00" * 4 + text
     async with served() as server:
@@ -97,7 +97,7 @@ async def test_frames_beyond_the_first_part_of_a_handshake_keep_their_order() ->
 
 
 @pytest.mark.parametrize("frame", [PING, b"\x8a\x80\x00\x00\x00\x00", b"\x00\x81\x00\x00\x00\x00a"])
-async def test_small_frames_without_end_are_1008(frame: bytes) -> None:
+async def test_a_flood_of_small_frames_is_closed_with_1008(frame: bytes) -> None:
     begin = b"\x01\x80\x00\x00\x00\x00" if frame[0] == 0 else b""
     async with served() as server:
 
@@ -113,7 +113,7 @@ async def test_small_frames_without_end_are_1008(frame: bytes) -> None:
         assert (opcode, int.from_bytes(data[:2], "big")) == (8, 1008)
 
 
-async def test_small_frames_at_a_client_s_pace_are_allowed() -> None:
+async def test_a_moderate_number_of_small_frames_is_allowed() -> None:
     async with served() as server:
 
         def client() -> int:
