@@ -28,7 +28,7 @@ def line(number: int, url: str = CHAT, **body: Any) -> bytes:
 
 
 def batched(folder: Path, client: Any = None, **options: Any) -> AbstractAsyncContextManager[Server]:
-    """A server that keeps files in ``folder``."""
+    """Starts a server that keeps files in ``folder``."""
     client = client or ScriptedClient(lambda request, index: Script(ANSWER))
     return served(client, response_store=str(folder / "store.sqlite3"), **options)
 
@@ -69,7 +69,7 @@ async def records(server: Server, file_id: str | None) -> list[dict[str, Any]]:
         ("/v1/responses", {"input": "hi"}),
     ],
 )
-async def test_the_flow_of_openais_sdk(tmp_path: Path, endpoint: Any, body: dict[str, Any]) -> None:
+async def test_openais_sdk_runs_a_batch(tmp_path: Path, endpoint: Any, body: dict[str, Any]) -> None:
     async with batched(tmp_path) as server:
         lines = [line(number, endpoint, **body) for number in range(20)]
         lines.insert(7, line(99, endpoint, **body, temperature=-1))
@@ -95,9 +95,7 @@ async def test_the_flow_of_openais_sdk(tmp_path: Path, endpoint: Any, body: dict
         assert file.bytes == len((await server.sdk.files.content(file.id)).content)
 
 
-async def test_lines_are_marked_for_the_engine_and_the_quota_of_the_server_is_not_theirs(
-    tmp_path: Path,
-) -> None:
+async def test_batch_lines_are_marked_for_the_engine_and_counted_separately(tmp_path: Path) -> None:
     async with batched(tmp_path) as server:
         await ended(server, await created(server, line(1), line(2)))
         assert [request.is_batch for request in server.client.requests] == [True, True]
@@ -125,7 +123,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("content", "code", "number"), FAULTS)
-async def test_a_bad_input_fails_with_the_number_of_the_line(
+async def test_an_invalid_input_file_fails_with_the_line_number(
     tmp_path: Path, content: bytes, code: str, number: int | None
 ) -> None:
     async with batched(tmp_path, batch_max_lines=2000, max_body_bytes=65_536) as server:
@@ -140,7 +138,7 @@ async def test_a_bad_input_fails_with_the_number_of_the_line(
         assert not server.client.requests
 
 
-async def test_a_cancelled_batch_has_what_was_answered_and_says_what_was_not(tmp_path: Path) -> None:
+async def test_a_cancelled_batch_has_answers_and_errors_for_all_lines(tmp_path: Path) -> None:
     def script(request: Any, index: int) -> Script:
         number = int(VOCAB.decode(request.prompt_token_ids).split("number ")[1].split("<")[0])
         return Script(ANSWER, hang=number >= 5)
@@ -168,7 +166,7 @@ async def test_a_cancelled_batch_has_what_was_answered_and_says_what_was_not(tmp
         assert server.client.num_in_flight == 0
 
 
-async def test_a_server_that_drains_leaves_its_batch_to_the_next(tmp_path: Path) -> None:
+async def test_a_draining_server_leaves_its_batch_to_the_next_server(tmp_path: Path) -> None:
     seen: dict[str, Any] = {}
     slow = ScriptedClient(lambda request, index: Script(ANSWER, delay=0.02))
     async with batched(tmp_path, slow, batch_max_concurrency=4) as server:
@@ -180,7 +178,7 @@ async def test_a_server_that_drains_leaves_its_batch_to_the_next(tmp_path: Path)
         server.state.lifecycle.draining = True
         runner.leave()
         async with asyncio.timeout(10):
-            await runner.drain()  # those in flight are answered
+            await runner.drain()  # the lines in flight are answered
         left = await server.sdk.batches.retrieve(batch.id)
         assert left.request_counts is not None
         assert left.status == "in_progress"
@@ -193,7 +191,7 @@ async def test_a_server_that_drains_leaves_its_batch_to_the_next(tmp_path: Path)
         assert [each["custom_id"] for each in found] == [f"n{number}" for number in range(40)]
 
 
-async def test_an_expired_batch_says_which_lines_were_not_answered(tmp_path: Path) -> None:
+async def test_an_expired_batch_lists_its_unanswered_lines(tmp_path: Path) -> None:
     async with batched(tmp_path, ScriptedClient(lambda request, index: Script(ANSWER, hang=True))) as server:
         batch = await created(server, *map(line, range(4)))
         while not server.client.requests:
@@ -211,13 +209,13 @@ async def test_an_expired_batch_says_which_lines_were_not_answered(tmp_path: Pat
         assert all(each["response"] is None for each in errors)
 
 
-async def test_files_and_batches_belong_to_a_key(tmp_path: Path) -> None:
+async def test_files_and_batches_are_visible_only_to_their_key(tmp_path: Path) -> None:
     async with batched(tmp_path, keys=[hash_key("one"), hash_key("two")], api_key="one") as server:
         other = server.sdk.with_options(api_key="two")
         batch = await ended(server, await created(server, line(1, "/v1/responses", input="hi"),
                                                   endpoint="/v1/responses"))  # fmt: skip
         (record,) = await records(server, batch.output_file_id)
-        # A stored response of a line is its owner's.
+        # The stored response of a line belongs to the batch's owner.
         answer = record["response"]["body"]["id"]
         assert (await server.sdk.responses.retrieve(answer)).id == answer
         for call in (
@@ -254,7 +252,7 @@ async def test_lists_are_paged_and_filtered(tmp_path: Path) -> None:
             assert (await server.http.get(path)).status_code == 400, path
 
 
-async def test_a_deleted_file_is_gone_with_its_content(tmp_path: Path) -> None:
+async def test_deleting_a_file_deletes_its_content(tmp_path: Path) -> None:
     async with batched(tmp_path) as server:
         file = await upload(server, line(1))
         folder = tmp_path / "store.sqlite3.files"
@@ -275,7 +273,7 @@ async def test_the_input_of_a_running_batch_cannot_be_deleted(tmp_path: Path) ->
         assert caught.value.code == "file_in_use"
 
 
-async def test_bodies_of_batches_are_checked(tmp_path: Path) -> None:
+async def test_errors_of_batch_bodies_name_the_field(tmp_path: Path) -> None:
     async with batched(tmp_path, unknown_fields="refuse") as server:
         file = await upload(server, line(1))
         good = {"input_file_id": file.id, "endpoint": CHAT, "completion_window": "24h"}
@@ -300,7 +298,7 @@ async def test_bodies_of_batches_are_checked(tmp_path: Path) -> None:
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_file_purpose")
 
 
-async def test_a_server_without_a_lasting_store_says_so() -> None:
+async def test_files_are_disabled_without_a_persistent_store() -> None:
     async with served(None) as server:
         for method, path in (("GET", "/v1/files"), ("POST", "/v1/files"), ("GET", "/v1/batches/batch_1")):
             answer = await server.http.request(method, path)

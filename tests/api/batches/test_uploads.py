@@ -1,4 +1,4 @@
-"""Uploads: bounded before they are read, quotas, malformed forms, names, clients that leave."""
+"""Uploads: size checks before reading, quotas, malformed forms, file names, disconnects."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ MALFORMED: list[tuple[bytes, int, str]] = [
 
 
 @pytest.mark.parametrize(("body", "status", "code"), MALFORMED)
-async def test_a_malformed_form_is_an_error_and_leaves_nothing(
+async def test_a_malformed_form_is_refused_and_leaves_no_file(
     tmp_path: Path, body: bytes, status: int, code: str
 ) -> None:
     async with batched(
@@ -57,7 +57,7 @@ async def test_a_malformed_form_is_an_error_and_leaves_nothing(
         answer = await server.http.post("/v1/files", content=body, headers=HEAD)
         assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), answer.text
         assert not (await server.sdk.files.list()).data
-        await upload(server, line(1))  # its place in the quota of one file is free again
+        await upload(server, line(1))  # the quota of one file is free again
         assert server.batches is not None
         assert server.batches.uploads.total == 0
 
@@ -68,7 +68,7 @@ async def uploading(server: Server, count: int) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_other_bodies_are_refused_by_their_type(tmp_path: Path) -> None:
+async def test_bodies_of_other_types_are_refused(tmp_path: Path) -> None:
     async with batched(tmp_path) as server:
         for kind, status in (("application/json", 415), ("multipart/form-data", 400), ("", 415)):
             answer = await server.http.post("/v1/files", content=b"{}", headers={"content-type": kind})
@@ -82,7 +82,7 @@ async def test_a_file_that_is_too_large_is_refused_before_it_is_read(tmp_path: P
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "payload_too_large")
 
 
-async def test_quotas_of_a_key_and_of_the_server(tmp_path: Path) -> None:
+async def test_quotas_limit_each_key_and_the_server(tmp_path: Path) -> None:
     quotas = {"batch_max_files": 3, "batch_max_bytes": 100_000, "batch_max_total_bytes": 120_000}
     async with batched(
         tmp_path, keys=[hash_key(key) for key in ("one", "two", "three")], api_key="one", **quotas
@@ -104,11 +104,11 @@ async def test_quotas_of_a_key_and_of_the_server(tmp_path: Path) -> None:
         assert await sent("three", 50_000) == "ok"
 
 
-async def test_batches_at_once_are_limited(tmp_path: Path) -> None:
+async def test_active_batches_are_limited(tmp_path: Path) -> None:
     async with batched(tmp_path, batch_max_active=2) as server:
         file = await upload(server, line(1))
         body = {"input_file_id": file.id, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
-        server.client.status_value = type(server.client.status_value)("loading")  # none of them ends
+        server.client.status_value = type(server.client.status_value)("loading")  # no batch ends
         answers = [await server.http.post("/v1/batches", json=body) for _ in range(3)]
         assert [answer.status_code for answer in answers] == [200, 200, 429]
         assert answers[-1].json()["error"]["code"] == "batch_quota_exceeded"
@@ -123,7 +123,7 @@ async def test_batches_at_once_are_limited(tmp_path: Path) -> None:
         ("a\\u202eb", "a\\u202eb"),
     ],
 )
-async def test_names_are_labels(tmp_path: Path, given: str, shown: str) -> None:
+async def test_file_names_are_never_used_as_paths(tmp_path: Path, given: str, shown: str) -> None:
     async with batched(tmp_path) as server:
         body = PURPOSE + part("file", b"{}", f'; filename="{given}"') + END
         file = (await server.http.post("/v1/files", content=body, headers=HEAD)).json()
@@ -131,7 +131,7 @@ async def test_names_are_labels(tmp_path: Path, given: str, shown: str) -> None:
         assert [path.name for path in (tmp_path / "store.sqlite3.files").iterdir()] == [file["id"]]
 
 
-async def test_postgresql_needs_a_place_for_contents(database: str, tmp_path: Path) -> None:
+async def test_files_on_postgresql_need_batch_storage(database: str, tmp_path: Path) -> None:
     client = ScriptedClient(lambda request, index: Script(ANSWER))
     async with served(client, response_store=database) as server:
         for method, path in (("POST", "/v1/files"), ("GET", "/v1/files"), ("GET", "/v1/batches")):
@@ -143,7 +143,7 @@ async def test_postgresql_needs_a_place_for_contents(database: str, tmp_path: Pa
         assert (batch.status, len(await records(server, batch.output_file_id))) == ("completed", 1)
 
 
-async def test_a_client_that_leaves_frees_its_place(tmp_path: Path) -> None:
+async def test_a_disconnect_frees_the_quota_of_an_upload(tmp_path: Path) -> None:
     async with batched(tmp_path, batch_max_files=1) as server:
 
         async def body() -> Any:

@@ -1,4 +1,4 @@
-"""Chat: tools that run here, as annotations and builtin_tool_calls, in the body and piece by piece."""
+"""Chat: built-in tools, as annotations and builtin_tool_calls, in bodies and streams."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ NESTED = {"type": "function", "function": {key: TOOL[key] for key in ("name", "p
 
 
 async def chat(server: Server, **fields: Any) -> Any:
-    """The first choice's message."""
+    """Returns the first choice's message."""
     status, body = await server.post(CHAT, messages=USER, **fields)
     assert status == 200, body
     return body["choices"][0]["message"]
 
 
 def merge(found: Any, piece: Any) -> Any:
-    """Deltas as clients add them up: texts join, lists go by index."""
+    """Merges deltas as clients do: texts are joined, lists are merged by index."""
     if isinstance(piece, str) and isinstance(found, str):
         return found + piece
     if isinstance(piece, list):
@@ -57,7 +57,7 @@ async def streamed(server: Server, **fields: Any) -> dict[str, Any]:
     return message
 
 
-async def test_the_body_and_the_stream_tell_the_same() -> None:
+async def test_the_merged_stream_equals_the_body() -> None:
     preamble = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
     rounds = (THINK + SEARCH, preamble + PYTHON, ECHO, Script(ids(CITED), tokens_per_step=3))
     async with tools_served(*rounds) as server:
@@ -99,7 +99,7 @@ async def test_output_streams_while_the_tool_runs() -> None:
         assert outputs == ["4", "2\n", ""]
 
 
-async def test_failures_are_shown() -> None:
+async def test_failed_calls_are_reported() -> None:
     tools = ScriptedService(failing("no network"))
     async with tools_served(PYTHON, ECHO, FINAL, tools=tools) as server:
         message = await chat(server, tools=[CODE, MCP])
@@ -108,7 +108,7 @@ async def test_failures_are_shown() -> None:
         assert message["content"] == "It is 42."
 
 
-async def test_a_function_call_after_a_tool() -> None:
+async def test_a_function_call_may_follow_a_built_in_call() -> None:
     call = '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city":"a"}<|call|>'
     async with tools_served(PYTHON, call) as server:
         status, body = await server.post(CHAT, messages=USER, tools=[CODE, NESTED])
@@ -117,7 +117,7 @@ async def test_a_function_call_after_a_tool() -> None:
         assert choice["finish_reason"] == "tool_calls"
         assert choice["message"]["tool_calls"][0]["function"]["name"] == "get_weather"
         assert choice["message"]["builtin_tool_calls"][0]["name"] == "python"
-        # Clients send the message back as they got it.
+        # Clients send the message back unchanged.
         history = [
             *USER,
             choice["message"],
@@ -127,7 +127,7 @@ async def test_a_function_call_after_a_tool() -> None:
         assert status == 200
 
 
-async def test_web_search_options_and_template_options() -> None:
+async def test_web_search_options_and_template_kwargs_enable_tools() -> None:
     async with tools_served(FINAL) as server:
         options = {
             "search_context_size": "high",
@@ -168,7 +168,7 @@ async def test_web_search_options_and_template_options() -> None:
         ({"tools": [CODE], "tool_choice": {"type": "web_search"}}, "tool_choice"),
     ],
 )  # fmt: skip
-async def test_what_is_refused(fields: dict[str, Any], param: str) -> None:
+async def test_errors_name_the_tool_field(fields: dict[str, Any], param: str) -> None:
     async with tools_served(FINAL) as server:
         status, body = await server.post(CHAT, messages=USER, **fields)
         assert (status, body["error"]["param"]) == (400, param)
@@ -193,8 +193,8 @@ ASKS = ((CHAT, {"messages": USER}, CHAT_FUNCTION), ("/v1/responses", {"input": "
     ],
     ids=lambda tool: str(tool["type"]),
 )
-async def test_tools_that_are_not_served_are_refused_alike(tool: dict[str, Any]) -> None:
-    """A 400 in Chat and Responses, but for what agents declare by default beside tools of their own."""
+async def test_unavailable_tools_are_refused_alike_in_chat_and_responses(tool: dict[str, Any]) -> None:
+    """A 400, except for tools that agents declare by default in addition to their functions."""
     async with tools_served(FINAL, tools=ScriptedService(available={})) as server:
         for path, given, function in ASKS:
             status, body = await server.post(path, tools=[tool], **given)
@@ -213,8 +213,8 @@ async def test_tools_that_are_not_served_are_refused_alike(tool: dict[str, Any])
             assert status == 400
 
 
-async def test_a_tool_server_that_does_not_answer_is_named() -> None:
-    """It may be the one that has the tool: what it would offer is known only once it answers."""
+async def test_the_error_names_a_tool_server_that_does_not_answer() -> None:
+    """It may offer the missing tool, which is unknown until it answers."""
     tools = ScriptedService(available={}, missing={"127.0.0.1:1": "could not be reached"})
     async with tools_served(FINAL, tools=tools) as server:
         for tool in (WEB, CODE, {"type": "mcp", "server_label": "theirs"}):
@@ -227,7 +227,7 @@ async def test_a_tool_server_that_does_not_answer_is_named() -> None:
         assert "--tool-server 127.0.0.1:1: could not be reached" in body["error"]["message"]
 
 
-async def test_servers_by_address_may_be_closed() -> None:
+async def test_mcp_servers_given_by_url_can_be_disabled() -> None:
     async with tools_served(FINAL, tools=ScriptedService(available={"srv": "x"})) as server:
         status, body = await server.post(input="x", tools=[MCP])
         error = body["error"]

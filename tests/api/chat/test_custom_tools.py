@@ -25,7 +25,7 @@ NOTE = call("note", '{"input": "line 1\\nline \\"2\\""}') + "<|call|>"
 QUERY = "<|channel|>commentary to=functions.sql<|message|>SELECT a<|call|>"
 
 
-async def test_a_custom_call_in_body_and_stream() -> None:
+async def test_a_custom_call_is_equal_in_body_and_stream() -> None:
     async with served(playing(ANALYSIS + "T." + NEXT + NOTE)) as server:
         body, chunks = await both(server, tools=[TEXT])
     ChatCompletion.model_validate(body)
@@ -41,8 +41,8 @@ async def test_a_custom_call_in_body_and_stream() -> None:
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
-def test_an_input_of_nothing_stays_empty() -> None:
-    """The arguments of a function would become an empty object."""
+def test_an_empty_custom_input_stays_empty() -> None:
+    """Empty arguments of a function become an empty object."""
     empty = "<|channel|>commentary to=functions.{}<|message|><|call|><|start|>assistant"
     script = (empty.format("sql") + empty.format("f")).removesuffix("<|start|>assistant")
 
@@ -53,7 +53,7 @@ def test_an_input_of_nothing_stays_empty() -> None:
     assert (custom["custom"]["input"], function["function"]["arguments"]) == ("", "{}")
 
 
-async def test_two_kinds_of_calls_are_numbered_together() -> None:
+async def test_function_and_custom_calls_share_one_numbering() -> None:
     script = call("f", "{}") + "<|call|><|start|>assistant" + NOTE
     async with served(playing(script)) as server:
         tools = [FUNCTION, TEXT]
@@ -63,7 +63,7 @@ async def test_two_kinds_of_calls_are_numbered_together() -> None:
     assert [(head["index"], head["type"]) for head in heads] == [(0, "function"), (1, "custom")]
 
 
-async def test_a_grammar_is_told_enforced_and_replayed() -> None:
+async def test_the_grammar_of_a_custom_tool_is_described_and_enforced() -> None:
     async with served(playing(QUERY)) as server:
         first = (await server.chat(tools=[SQL])).json()["choices"][0]["message"]
         assert first["tool_calls"][0]["custom"] == {"name": "sql", "input": "SELECT a"}
@@ -81,7 +81,7 @@ async def test_a_grammar_is_told_enforced_and_replayed() -> None:
         )
 
 
-async def test_a_custom_call_is_sent_back() -> None:
+async def test_a_custom_call_of_the_history_is_rendered() -> None:
     made = {"id": "c1", "type": "custom", "custom": {"name": "note", "input": 'a "b"'}}
     messages = [
         {"role": "user", "content": "hi"},
@@ -110,7 +110,7 @@ async def test_a_custom_call_is_sent_back() -> None:
     ],
     ids=["custom", "function", "allowed", "required"],
 )
-async def test_choices(choice: Any, names: set[str]) -> None:
+async def test_tool_choice_restricts_which_tools_the_grammar_allows(choice: Any, names: set[str]) -> None:
     async with served(playing(NOTE)) as server:
         response = await server.chat(tools=[TEXT, SQL, FUNCTION], tool_choice=choice)
         assert response.status_code == 200, response.text
@@ -136,7 +136,7 @@ async def test_choices(choice: Any, names: set[str]) -> None:
          "messages[0].tool_calls[0].type"),
     ],
 )  # fmt: skip
-async def test_what_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:
+async def test_errors_name_the_field(fields: dict[str, Any], param: str) -> None:
     async with served(playing(NOTE)) as server:
         response = await server.chat(**fields)
         assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text

@@ -1,4 +1,4 @@
-"""Chat and completions over the real engine core (its device is the fake one that hashes prefixes).
+"""Chat and completions over the real engine core, with a fake device that hashes prefixes.
 
 The allowed tokens make control tokens frequent, so most turns are malformed in some way.
 """
@@ -47,7 +47,7 @@ async def with_engine(**config: Any) -> AsyncIterator[Server]:
         await client.close()
 
 
-async def test_fold_of_the_stream_is_the_body_for_the_same_seed() -> None:
+async def test_the_folded_stream_equals_the_body_for_the_same_seed() -> None:
     async def one(server: Server, seed: int) -> None:
         fields: dict[str, Any] = {
             "seed": seed,
@@ -73,7 +73,7 @@ async def test_fold_of_the_stream_is_the_body_for_the_same_seed() -> None:
         assert server.client.num_in_flight == 0
 
 
-async def test_completions_over_the_engine() -> None:
+async def test_completions_of_several_prompts_have_all_logprobs() -> None:
     async with with_engine() as server:
         fields: dict[str, Any] = {"seed": 5, "n": 2, "max_tokens": 30, "ignore_eos": True, "logprobs": 2}
         body = (await server.complete(["one two", [5, 6, 7]], echo=True, **fields)).json()
@@ -87,7 +87,7 @@ async def test_completions_over_the_engine() -> None:
             assert logprobs["text_offset"] == sorted(logprobs["text_offset"])
 
 
-async def test_an_answer_of_one_choice_has_its_times_on_request() -> None:
+async def test_an_answer_of_one_choice_has_metrics_if_enabled() -> None:
     async with with_engine(request_metrics=True) as server:
         fields: dict[str, Any] = {"ignore_eos": True, "allowed_token_ids": VOCAB.encode("a b"), "seed": 5}
         short = {**fields, "max_tokens": 30}

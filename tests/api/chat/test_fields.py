@@ -28,7 +28,7 @@ TABLES = {
         text_params.CompletionCreateParamsBase,
     ),
 }
-# vLLM's names beyond OpenAI's, chat then both.
+# vLLM's fields in addition to OpenAI's: of both endpoints, then of chat only.
 VLLM = [
     "top_k",
     "min_p",
@@ -77,7 +77,7 @@ VLLM_CHAT = [
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_every_field_of_the_sdk_and_of_vllm_is_decided(name: str) -> None:
+def test_every_field_of_the_sdk_and_of_vllm_is_handled(name: str) -> None:
     known, params = TABLES[name]
     fields = {*typing.get_type_hints(params), "stream", *VLLM, *(VLLM_CHAT if name == "chat" else ())}
     assert fields - set(known) == set()
@@ -138,7 +138,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"chat_template": "{{ x }}"}, "chat_template", "unsupported_parameter"),
     ({"tools": [{"type": "web_search"}]}, "tools[0]", "tool_not_enabled"),
     ({"tools": [{"type": "image_generation"}]}, "tools[0]", "tool_not_enabled"),
-    # Beside a function too, unlike a declared web_search tool.
+    # Refused even next to a function, unlike a declared web_search tool.
     ({"web_search_options": {}, "tools": [FUNCTION]}, "web_search_options", "tool_not_enabled"),
     (
         {"tools": [{"type": "function", "function": {"name": "a b"}}]},
@@ -192,7 +192,7 @@ def test_refusals_name_the_field(fields: dict[str, Any], param: str, code: str) 
     assert (error["param"], error["code"]) == (param, code)
 
 
-def test_nulls_and_neutral_values_ask_for_nothing() -> None:
+def test_nulls_and_neutral_values_are_accepted() -> None:
     nulls = dict.fromkeys([*ChatRequest.model_fields, *chat_request.REFUSED, *chat_request.HARMLESS])
     del nulls["messages"]
     assert ask(**nulls)[0] == 200
@@ -249,7 +249,7 @@ def test_sampling_fields_reach_the_engine() -> None:
     )
 
 
-async def test_defaults_come_from_the_model_then_from_the_request() -> None:
+async def test_request_fields_override_the_models_defaults() -> None:
     client = playing(FINAL + "ok<|return|>")
     info = client.info_value
     client.info_value = msgspec.structs.replace(info, default_sampling={"temperature": 0.6, "top_k": 50.0})
@@ -261,7 +261,7 @@ async def test_defaults_come_from_the_model_then_from_the_request() -> None:
     assert (second.temperature, second.top_k) == (0.0, 50)
 
 
-async def test_the_window_clamps_and_overlong_prompts_are_refused() -> None:
+async def test_the_window_limits_max_tokens_and_overlong_prompts_are_refused() -> None:
     client = playing(FINAL + "ok<|return|>")
     client.info_value = msgspec.structs.replace(client.info_value, max_model_len=200)
     async with served(client) as server:

@@ -1,4 +1,4 @@
-"""Chat Completions over HTTP, in process: bodies, chunks, errors, and the OpenAI SDK against both."""
+"""Chat Completions over HTTP, in process: bodies, chunks, errors, and the OpenAI SDK."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "
 
 
 async def both(server: Server, **fields: Any) -> tuple[Any, Any]:
-    """The body, and the chunks of the same request."""
+    """Returns the body and the chunks of the same request."""
     return (await server.chat(**fields)).json(), events_of(await server.chat(stream=True, **fields))
 
 
-def test_the_body() -> None:
+def test_the_body_has_openais_form() -> None:
     body = with_server(playing(ANSWER, num_cached_tokens=16), lambda s: s.chat()).json()
     ChatCompletion.model_validate(body)
     assert body["object"] == "chat.completion"
@@ -55,7 +55,7 @@ def test_the_body() -> None:
     assert usage["completion_tokens_details"] == {"reasoning_tokens": 2}
 
 
-def test_the_stream() -> None:
+def test_the_stream_has_openais_form() -> None:
     response = with_server(playing(ANSWER), lambda s: s.chat(stream=True))
     assert response.headers["content-type"].startswith("text/event-stream")
     chunks = events_of(response)
@@ -75,7 +75,7 @@ def test_the_stream() -> None:
     }
 
 
-def test_stop_strings_and_min_tokens() -> None:
+def test_stop_strings_act_after_min_tokens() -> None:
     client = playing(FINAL + "One. Two.<|return|>")
     for min_tokens, content in ((0, "One"), (5, "One. Two"), (50, "One. Two.")):
         fields = {"stop": ["."], "min_tokens": min_tokens, "max_tokens": 100}
@@ -83,7 +83,7 @@ def test_stop_strings_and_min_tokens() -> None:
         assert body["choices"][0]["message"]["content"] == content
 
 
-async def test_empty_arguments_are_an_object_in_both() -> None:
+async def test_empty_arguments_are_an_object_in_body_and_stream() -> None:
     async with served(playing(call("f", "") + "<|call|>")) as server:
         body, chunks = await both(server, tools=TOOLS)
     assert body["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"] == "{}"
@@ -112,7 +112,7 @@ async def test_reasoning_can_be_hidden() -> None:
     assert fold_chat(chunks)[0]["content"] == "Hello there."
 
 
-async def test_usage_in_streams() -> None:
+async def test_a_stream_has_its_usage_at_the_end_or_in_every_chunk() -> None:
     async with served(playing(ANSWER)) as server:
         once = await server.chat(stream=True, stream_options={"include_usage": True})
         always = {"include_usage": True, "continuous_usage_stats": True}
@@ -128,7 +128,7 @@ async def test_usage_in_streams() -> None:
     assert always[-1]["usage"] == once[-1]["usage"]
 
 
-async def test_the_operator_can_ask_for_usage_and_token_ids_in_every_answer() -> None:
+async def test_the_operator_can_enable_usage_and_token_ids_for_all_requests() -> None:
     async with served(playing(ANSWER, with_logprobs=True), force_usage=True, tokens_as_ids=True) as server:
         chat = events_of(await server.chat(stream=True))
         text = events_of(await server.complete(stream=True))
@@ -166,14 +166,14 @@ async def test_logprobs_are_of_the_content_only() -> None:
     assert fold_chat(chunks)[0]["logprobs"] == entries
 
 
-def test_tokens_as_ids() -> None:
+def test_logprobs_can_name_tokens_by_id() -> None:
     body = with_server(
         playing(ANSWER, with_logprobs=True), lambda s: s.chat(logprobs=True, return_tokens_as_token_ids=True)
     ).json()
     assert body["choices"][0]["logprobs"]["content"][0]["token"] == f"token_id:{ids('Hello')[0]}"
 
 
-async def test_token_ids_are_returned_whole() -> None:
+async def test_all_token_ids_are_returned_on_request() -> None:
     async with served(playing(ANSWER)) as server:
         asked = {"return_token_ids": True}
         body, chunks = await both(server, **asked)
@@ -183,7 +183,7 @@ async def test_token_ids_are_returned_whole() -> None:
     assert streamed == ids(ANSWER)
 
 
-async def test_stop_strings_name_themselves() -> None:
+async def test_the_stop_reason_is_the_stop_string() -> None:
     async with served(playing(ANSWER)) as server:
         body, chunks = (
             (await server.chat(stop="there")).json(),
@@ -194,7 +194,7 @@ async def test_stop_strings_name_themselves() -> None:
     assert fold_chat(chunks)[0]["stop_reason"] == "there"
 
 
-def test_prompt_logprobs_in_the_body() -> None:
+def test_the_body_has_prompt_logprobs_on_request() -> None:
     body = with_server(scoring(ANSWER), lambda s: s.chat(prompt_logprobs=1)).json()
     scored = body["prompt_logprobs"]
     assert scored[0] is None
@@ -224,7 +224,7 @@ def test_an_error_in_the_stream_is_an_event_then_done() -> None:
     assert with_server(client, lambda s: s.chat()).status_code == 503
 
 
-def test_an_abort_from_elsewhere_is_an_error() -> None:
+def test_an_aborted_request_is_503() -> None:
     client = playing(FINAL + "x", finish_reason="abort")
     response = with_server(client, lambda s: s.chat())
     assert response.status_code == 503
@@ -259,7 +259,7 @@ async def test_the_sdk_raises_an_error_within_a_stream() -> None:
         assert failed.value.code == "engine_restarted"
 
 
-async def test_the_sdk_adds_up_choices_whichever_speaks_first() -> None:
+async def test_the_sdk_orders_choices_regardless_of_which_starts_first() -> None:
     late = "<|channel|>commentary to=nobody"  # a header that is longer than the others
     texts = (late + "<|message|>One.", late + FINAL + "Two.", FINAL + "Three.")
     async with served(playing(*[text + "<|return|>" for text in texts])) as server:

@@ -1,4 +1,4 @@
-"""What reaches the model: messages, instructions, tools, history, rendered to prompt text."""
+"""The prompt text that is rendered from messages, instructions, tools and history."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOOL = {
 
 
 def answer(messages: list[dict[str, Any]], **fields: Any) -> tuple[int, Any, str]:
-    """(status, body, prompt text) of one request."""
+    """Returns (status, body, prompt text) of one request."""
 
     async def main() -> tuple[int, Any, str]:
         async with served(playing(FINAL + "ok<|return|>"), system_start_date=DATE) as server:
@@ -54,7 +54,7 @@ SYSTEM = (
 USER = [{"role": "user", "content": "What is 2 + 2?"}]
 
 
-def test_the_pinned_prompt() -> None:
+def test_a_simple_prompt_is_rendered_exactly() -> None:
     text = prompt(USER)
     assert text == SYSTEM + "<|start|>user<|message|>What is 2 + 2?<|end|><|start|>assistant"
     assert len(ids(text)) == 75  # measured with openai-harmony
@@ -94,7 +94,7 @@ def test_only_system_and_developer_messages_set_the_effort() -> None:
     assert text.count("Reasoning: high") == 2
     later = prompt([*USER, {"role": "developer", "content": "Reasoning: low"}, *USER])
     assert "Reasoning: low\n" in later
-    assert "<|start|>developer" not in later  # nothing is left of it
+    assert "<|start|>developer" not in later  # no text is left
 
 
 def test_unknown_effort_names_the_field() -> None:
@@ -102,7 +102,7 @@ def test_unknown_effort_names_the_field() -> None:
     assert error(USER, reasoning={"effort": "extreme"})["param"] == "reasoning.effort"
 
 
-def test_tools_are_declared_for_the_developer() -> None:
+def test_tools_are_declared_in_the_developer_message() -> None:
     text = prompt([{"role": "system", "content": "Be brief."}, *USER], tools=[TOOL])
     assert "# Instructions\n\nBe brief.\n\n# Tools\n\n## functions" in text
     assert "// Weather of a city.\ntype get_weather = (_: {\ncity: string,\n}) => any;" in text
@@ -114,7 +114,7 @@ def test_tools_stay_in_the_prompt_when_none_may_be_called() -> None:
 
 
 @pytest.mark.parametrize("fields", [{"tools": []}, {"tools": None}])
-def test_no_tools_are_offered(fields: dict[str, Any]) -> None:
+def test_empty_tools_do_not_change_the_prompt(fields: dict[str, Any]) -> None:
     assert prompt(USER, **fields) == prompt(USER)
 
 
@@ -134,7 +134,7 @@ HISTORY = [
 ]
 
 
-def test_a_tool_loop_under_way_keeps_its_reasoning_and_pairs() -> None:
+def test_an_unfinished_tool_loop_keeps_its_reasoning_calls_and_results() -> None:
     text = prompt(HISTORY)
     assert text.endswith(
         "<|start|>assistant<|channel|>analysis<|message|>Need weather.<|end|>"
@@ -147,7 +147,7 @@ def test_a_tool_loop_under_way_keeps_its_reasoning_and_pairs() -> None:
     )
 
 
-def test_legacy_function_messages() -> None:
+def test_legacy_function_messages_are_rendered() -> None:
     text = prompt(
         [
             *USER,
@@ -160,7 +160,7 @@ def test_legacy_function_messages() -> None:
     assert "type get_weather" in text
 
 
-def test_replayed_answers_may_carry_their_other_keys() -> None:
+def test_assistant_messages_may_have_all_keys_of_an_answer() -> None:
     message = {
         "role": "assistant",
         "content": "4",
@@ -174,7 +174,7 @@ def test_replayed_answers_may_carry_their_other_keys() -> None:
     assert "<|message|>4<|end|>" in prompt([*USER, message, {"role": "user", "content": "More."}])
 
 
-def test_names_of_participants() -> None:
+def test_participant_names_are_rendered_or_refused() -> None:
     assert "<|start|>user:anna<|message|>hi<|end|>" in prompt(
         [{"role": "user", "name": "anna", "content": "hi"}]
     )
@@ -213,20 +213,20 @@ BAD: dict[str, tuple[list[Any], str]] = {
 
 
 @pytest.mark.parametrize(("messages", "param"), BAD.values(), ids=BAD.keys())
-def test_bad_messages_name_their_place(messages: list[Any], param: str) -> None:
+def test_errors_of_invalid_messages_name_their_path(messages: list[Any], param: str) -> None:
     assert error(messages)["param"] == param
 
 
 # --------------------------------------------------------------------------- continue_final_message
 
 
-def test_continue_final_message() -> None:
+def test_the_content_of_the_last_message_can_be_continued() -> None:
     messages = [*USER, {"role": "assistant", "content": "2 + 2 is"}]
     text = prompt(messages, continue_final_message=True, add_generation_prompt=False)
     assert text.endswith("<|start|>assistant<|channel|>final<|message|>2 + 2 is")
 
 
-def test_continue_reasoning_and_after_it() -> None:
+def test_reasoning_and_the_content_after_it_can_be_continued() -> None:
     thinking = [*USER, {"role": "assistant", "content": None, "reasoning": "Let me"}]
     assert prompt(thinking, continue_final_message=True).endswith(
         "<|start|>assistant<|channel|>analysis<|message|>Let me"
@@ -237,7 +237,7 @@ def test_continue_reasoning_and_after_it() -> None:
     )
 
 
-async def test_continued_text_goes_on_in_the_answer() -> None:
+async def test_the_answer_contains_only_the_continuation() -> None:
     async with served(playing(" four.<|return|>")) as server:
         messages = [*USER, {"role": "assistant", "content": "It is"}]
         response = await server.http.post(

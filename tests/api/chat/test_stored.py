@@ -1,4 +1,4 @@
-"""Stored chat completions: kept on demand, streamed or not, and used through the unmodified SDK."""
+"""Stored chat completions: stored on request, streamed or not, and used through the unmodified SDK."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def served(client: ScriptedClient | None = None, **config: Any) -> AbstractAsync
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_was_sent_is_what_is_kept(stream: bool) -> None:
+async def test_the_stored_completion_equals_the_sent_one(stream: bool) -> None:
     async with served() as server:
         response = await server.chat(store=True, metadata={"a": "b"}, stream=stream, n=2, temperature=0.5)
         sent = events_of(response)[0] if stream else response.json()
@@ -36,7 +36,7 @@ async def test_what_was_sent_is_what_is_kept(stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_without_store_nothing_is_kept(stream: bool) -> None:
+async def test_nothing_is_stored_without_store(stream: bool) -> None:
     async with served() as server:
         response = await server.chat(stream=stream)
         sent = events_of(response)[0] if stream else response.json()
@@ -45,7 +45,7 @@ async def test_without_store_nothing_is_kept(stream: bool) -> None:
         assert (await server.http.get(PATH)).json()["data"] == []
 
 
-async def test_a_failed_stream_is_not_kept() -> None:
+async def test_a_failed_stream_is_not_stored() -> None:
     async with served(playing(FINAL + "x", error=EngineDeadError("gone"))) as server:
         events_of(await server.chat(store=True, stream=True))
         assert (await server.http.get(PATH)).json()["data"] == []
@@ -95,7 +95,7 @@ async def test_the_sdk_reads_lists_changes_and_deletes() -> None:
         ("?metadata=x", "metadata"),
     ],
 )
-async def test_bad_queries_are_named(query: str, param: str) -> None:
+async def test_errors_name_the_query_parameter(query: str, param: str) -> None:
     async with served(unknown_fields="refuse") as server:
         response = await server.http.get(PATH + query)
         assert (response.status_code, response.json()["error"]["param"]) == (400, param)
@@ -103,7 +103,7 @@ async def test_bad_queries_are_named(query: str, param: str) -> None:
 
 @pytest.mark.parametrize("way", ["get", "delete", "post", "messages"])
 @pytest.mark.parametrize("completion_id", ["chatcmpl-" + "0" * 32, "x", "resp_" + "0" * 32])
-async def test_unknown_ids(way: str, completion_id: str) -> None:
+async def test_unknown_ids_are_404(way: str, completion_id: str) -> None:
     async with served() as server:
         path = f"{PATH}/{completion_id}"
         if way == "post":
@@ -116,7 +116,7 @@ async def test_unknown_ids(way: str, completion_id: str) -> None:
 
 
 @pytest.mark.parametrize("metadata", [None, "x", {"a": 5}, {"k" * 65: "v"}, {str(i): "" for i in range(17)}])
-async def test_metadata_is_bounded(metadata: Any) -> None:
+async def test_invalid_metadata_is_refused(metadata: Any) -> None:
     async with served() as server:
         made = (await server.chat(store=True)).json()
         response = await server.http.post(f"{PATH}/{made['id']}", json={"metadata": metadata})

@@ -1,4 +1,4 @@
-"""Admission of whole requests: many prompts, many choices; four choices may run and eight may wait."""
+"""Admission of requests with many prompts and choices. Four choices may run and eight may wait."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def with_engine(step_seconds: float = 0.0) -> AsyncIterator[Server]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_idle_server_takes_what_fits_whole_and_refuses_what_cannot(stream: bool) -> None:
+async def test_an_idle_server_admits_requests_that_fit_and_refuses_larger_ones(stream: bool) -> None:
     async with with_engine() as server:
         for prompts, n in ((12, 1), (6, 2), (3, 4), (1, 12)):
             response = await server.complete(["a"] * prompts, n=n, max_tokens=3, stream=stream)
@@ -57,25 +57,25 @@ async def test_an_idle_server_takes_what_fits_whole_and_refuses_what_cannot(stre
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_on_a_busy_server_a_request_is_refused_whole_and_harms_nobody(stream: bool) -> None:
+async def test_a_busy_server_refuses_all_prompts_of_a_request_that_does_not_fit(stream: bool) -> None:
     async with with_engine(step_seconds=0.002) as server:
         running = asyncio.create_task(server.complete(["a"] * 2, **LONG))
         await until(lambda: server.client.num_in_flight >= 2)
         refused = await server.complete(["a"] * 11, max_tokens=3, stream=stream)
         assert refused.status_code == 429
         assert int(refused.headers["retry-after"]) >= 1
-        assert server.client.num_in_flight == 2  # none of its prompts was let in
+        assert server.client.num_in_flight == 2  # none of its prompts was admitted
         assert server.state.metrics is not None
         admitted = await server.complete(["a"] * 10, max_tokens=3, stream=stream)
         assert admitted.status_code == 200
         assert (await running).status_code == 200
 
 
-async def test_places_are_given_back_whatever_happens() -> None:
+async def test_disconnects_and_errors_release_admission() -> None:
     async with with_engine(step_seconds=0.002) as server:
         left = asyncio.create_task(server.complete(["a"] * 12, **LONG))
         await until(lambda: server.client.num_in_flight >= 12)
-        left.cancel()  # the client leaves
+        left.cancel()  # the client disconnects
         await asyncio.gather(left, return_exceptions=True)
         too_long = await server.complete([["x"] * 3], max_tokens=3)
         assert too_long.status_code == 400

@@ -34,11 +34,11 @@ def fold_text(chunks: list[Any]) -> dict[int, dict[str, Any]]:
 
 
 async def both(server: Server, prompt: Any = "hi", **fields: Any) -> tuple[Any, dict[int, dict[str, Any]]]:
-    """The body, and the folded stream of the same request; asserts that they agree."""
+    """Returns the body and the folded stream of the same request; asserts that they agree."""
     response = await server.complete(prompt, **fields)
     assert response.status_code == 200, response.text
     body = response.json()
-    if not fields.get("echo"):  # the first prompt token has no logprob: null, which the SDK's types leave out
+    if not fields.get("echo"):  # the first logprob is null, which the SDK's types do not allow
         Completion.model_validate(body)
     options = {"include_usage": True}
     chunks = events_of(await server.complete(prompt, stream=True, stream_options=options, **fields))
@@ -47,7 +47,7 @@ async def both(server: Server, prompt: Any = "hi", **fields: Any) -> tuple[Any, 
     for choice in body["choices"]:
         same = {k: choice[k] for k in ("text", "logprobs", "finish_reason", "stop_reason")}
         if same["logprobs"] is not None and not same["logprobs"]["tokens"]:
-            same["logprobs"] = None  # a stream has no chunk for it
+            same["logprobs"] = None  # a stream sends no chunk without tokens
         assert folded[choice["index"]] == same
     return body, folded
 
@@ -62,7 +62,7 @@ def test_text_is_raw_and_special_tokens_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2])
-async def test_the_first_chunk_comes_with_the_first_token_though_that_has_no_text(n: int) -> None:
+async def test_the_first_chunk_comes_with_the_first_token_even_without_text(n: int) -> None:
     async with served(playing("<|start|>a b<|return|>")) as server:
         chunks = events_of(await server.complete("hi", stream=True, n=n))
     for index in range(n):
@@ -75,7 +75,7 @@ def test_special_tokens_can_be_kept() -> None:
     assert body["choices"][0]["text"] == RAW
 
 
-def test_text_prompts_spell_special_tokens() -> None:
+def test_text_prompts_may_contain_special_tokens() -> None:
     async def main(server: Server) -> list[int]:
         await server.complete("<|start|>user<|message|>hi<|end|><|start|>assistant")
         return server.client.requests[-1].prompt_token_ids
@@ -93,7 +93,7 @@ def test_text_prompts_spell_special_tokens() -> None:
         (["hi", [7]], [[3686], [7]]),
     ],
 )
-async def test_prompt_shapes(prompt: Any, expected: list[list[int]]) -> None:
+async def test_prompts_may_be_text_or_ids_or_lists_of_them(prompt: Any, expected: list[list[int]]) -> None:
     async with served(playing(RAW)) as server:
         body, _ = await both(server, prompt)
         sent = sorted(r.prompt_token_ids for r in server.client.requests[: len(expected)])
@@ -118,7 +118,7 @@ async def test_prompt_shapes(prompt: Any, expected: list[list[int]]) -> None:
         (["a"] * 257, "prompt"),
     ],
 )
-def test_bad_prompts_name_their_place(prompt: Any, param: str) -> None:
+def test_errors_of_invalid_prompts_name_their_path(prompt: Any, param: str) -> None:
     response = with_server(playing(RAW), lambda s: s.complete(prompt))
     assert response.status_code == 400
     assert response.json()["error"]["param"] == param
@@ -144,7 +144,7 @@ def test_refusals_name_the_field(fields: dict[str, Any], param: str, code: str) 
     assert (response.json()["error"]["param"], response.json()["error"]["code"]) == (param, code)
 
 
-async def test_the_servers_own_limit_of_logprobs() -> None:
+async def test_the_server_limits_logprobs() -> None:
     client = playing(RAW)
     client.info_value = msgspec.structs.replace(client.info_value, max_logprobs=3)
     async with served(client) as server:
@@ -158,7 +158,7 @@ async def test_the_servers_own_limit_of_logprobs() -> None:
         assert (await server.complete(logprobs=3)).status_code == 200
 
 
-async def test_defaults_and_limits() -> None:
+async def test_defaults_apply_and_the_window_limits_lengths() -> None:
     async with served(playing(RAW)) as server:
         await server.complete("hi", best_of=2, n=2, ignore_eos=True, suffix="")
         sampling = server.client.requests[-1].sampling
@@ -170,7 +170,7 @@ async def test_defaults_and_limits() -> None:
         assert response.json()["error"]["param"] == "prompt"
 
 
-def test_choices_of_several_prompts() -> None:
+def test_choices_of_several_prompts_are_numbered_in_order() -> None:
     def source(request: Any, index: int) -> Script:
         return Script(ids(f"{VOCAB.decode(request.prompt_token_ids)} {index}<|return|>"))
 
@@ -178,7 +178,7 @@ def test_choices_of_several_prompts() -> None:
     assert [choice["text"] for choice in body["choices"]] == ["a 0", "a 1", "b 0", "b 1"]
 
 
-async def test_stop_strings() -> None:
+async def test_stop_strings_end_the_text_after_min_tokens() -> None:
     async with served(playing(RAW)) as server:
         body, _ = await both(server, stop=["there"])
         assert body["choices"][0]["text"].endswith("Hello ")
@@ -190,7 +190,7 @@ async def test_stop_strings() -> None:
             assert body["choices"][0]["stop_reason"] == stop
 
 
-def test_logprobs_and_offsets() -> None:
+def test_logprobs_have_the_text_offsets_of_their_tokens() -> None:
     body, _ = with_server(
         playing("Hé 🧑‍🚀 there<|return|>", with_logprobs=True), lambda s: both(s, logprobs=1)
     )
@@ -221,7 +221,7 @@ async def test_echo_scores_the_prompt_without_answering() -> None:
         assert (request.sampling.max_tokens, request.sampling.prompt_logprobs) == (1, 1)
 
 
-async def test_echo_of_ids_with_an_answer() -> None:
+async def test_echo_puts_the_text_of_prompt_ids_before_the_answer() -> None:
     async with served(scoring(" three<|return|>", with_logprobs=True)) as server:
         body, _ = await both(server, ids("one two"), echo=True, logprobs=0)
         choice = body["choices"][0]
@@ -231,7 +231,7 @@ async def test_echo_of_ids_with_an_answer() -> None:
         assert choice["logprobs"]["top_logprobs"][1] == {" two": -1.0}
 
 
-async def test_prompt_logprobs_and_token_ids() -> None:
+async def test_prompt_logprobs_and_token_ids_are_returned_on_request() -> None:
     async with served(scoring(RAW)) as server:
         body = (await server.complete("one two", prompt_logprobs=1, return_token_ids=True)).json()
         choice = body["choices"][0]
@@ -259,7 +259,7 @@ async def test_a_stream_names_the_tokens_of_each_prompt_once(fields: dict[str, A
         assert named == {choice["index"]: choice["prompt_token_ids"] for choice in body["choices"]}
 
 
-async def test_continuous_usage() -> None:
+async def test_each_chunk_has_the_usage_so_far_on_request() -> None:
     async with served(playing(RAW)) as server:
         options = {"include_usage": True, "continuous_usage_stats": True}
         chunks = events_of(await server.complete("hi", stream=True, stream_options=options))
@@ -268,7 +268,7 @@ async def test_continuous_usage() -> None:
     assert counts[-1] == len(ids(RAW))
 
 
-async def test_errors() -> None:
+async def test_an_engine_error_is_a_status_or_the_last_event() -> None:
     async with served(playing("partial", error=EngineDeadError("gone"))) as server:
         response = await server.complete("hi", stream=True, model="nope")
         assert response.status_code == 404
@@ -277,7 +277,7 @@ async def test_errors() -> None:
         assert (await server.complete("hi")).status_code == 503
 
 
-def test_one_prompt_of_several_that_cannot_start() -> None:
+def test_a_request_is_429_if_one_of_its_prompts_cannot_start() -> None:
     client = playing(RAW)
     client.max_in_flight = 1
     response = with_server(client, lambda s: s.complete(["a", "b"]))
@@ -294,7 +294,7 @@ def test_one_prompt_of_several_that_cannot_start() -> None:
     st.sampled_from([None, 0, 1]),
     st.booleans(),
 )
-def test_fold_of_the_stream_is_the_body(
+def test_the_folded_stream_equals_the_body(
     tokens: list[int], step: int, interval: int, skip: bool, logprobs: int | None, echo: bool
 ) -> None:
     client = ScriptedClient(

@@ -24,7 +24,7 @@ def user(text: str) -> Any:
 
 
 async def texts(server: Server, conversation_id: str) -> list[str]:
-    """Type and text of every item, oldest first."""
+    """Returns type and text of every item, oldest first."""
     found = []
     async for item in await server.sdk.conversations.items.list(conversation_id, order="asc"):
         content = getattr(item, "content", None)
@@ -32,7 +32,7 @@ async def texts(server: Server, conversation_id: str) -> list[str]:
     return found
 
 
-async def test_create_read_update_delete() -> None:
+async def test_conversations_can_be_created_read_updated_and_deleted() -> None:
     async with serve(HELLO) as server:
         api = server.sdk.conversations
         empty = await api.create()
@@ -53,7 +53,7 @@ async def test_create_read_update_delete() -> None:
         assert (await server.store.stats()).num_conversations == 1
 
 
-async def test_items() -> None:
+async def test_items_can_be_added_listed_read_and_deleted() -> None:
     async with serve(HELLO) as server:
         api = server.sdk.conversations
         made = await api.create()
@@ -101,7 +101,7 @@ async def test_items() -> None:
         ("GET", "/items?page=2", None, "page"),
     ],
 )
-async def test_what_is_refused(method: str, path: str, body: Any, param: str) -> None:
+async def test_errors_name_the_parameter(method: str, path: str, body: Any, param: str) -> None:
     async with serve(HELLO, config=ServerConfig(unknown_fields="refuse")) as server:
         made = await server.sdk.conversations.create()
         where = "" if method == "POST" and not path else f"/{made.id}"
@@ -110,7 +110,7 @@ async def test_what_is_refused(method: str, path: str, body: Any, param: str) ->
         assert answer.json()["error"]["param"] == param
 
 
-async def test_an_update_that_names_no_metadata_changes_nothing() -> None:
+async def test_an_update_without_metadata_is_refused() -> None:
     async with serve(HELLO) as server:
         api = server.sdk.conversations
         made = await api.create(metadata={"topic": "tea"})
@@ -149,7 +149,7 @@ async def test_a_response_continues_and_extends_its_conversation(way: str) -> No
             "message:how are you?",
             "message:Fine.",
         ]
-        # the second prompt holds what the model said, token by token, without its dropped analysis.
+        # The second prompt contains the exact tokens of the first answer, without its analysis.
         final = tokens("<|start|>assistant<|channel|>final<|message|>Hi there!<|end|>")
         prompt = server.prompt_ids(1)
         assert any(prompt[i : i + len(final)] == final for i in range(len(prompt)))
@@ -169,8 +169,8 @@ async def test_a_tool_loop_in_a_conversation_replays_exact_tokens() -> None:
         assert (await texts(server, made.id))[-1] == "message:21 °C in Paris."
 
 
-async def test_a_call_that_is_taken_out_takes_its_output_along() -> None:
-    """Otherwise one deletion would make every later request on the conversation a 400."""
+async def test_deleting_a_call_deletes_its_output() -> None:
+    """Otherwise every later request on the conversation would fail with 400."""
     async with serve(CALL, HELLO) as server:
         made = await server.sdk.conversations.create()
         create = server.sdk.responses.create
@@ -187,7 +187,7 @@ async def test_a_call_that_is_taken_out_takes_its_output_along() -> None:
         assert "21 °C" not in server.prompt()
 
 
-async def test_an_output_without_its_call_is_a_400_of_every_response_over_it() -> None:
+async def test_responses_are_400_while_an_output_has_no_call() -> None:
     async with serve(HELLO) as server:
         alone = {"type": "function_call_output", "call_id": "call_zzz", "output": "21 °C"}
         made = await server.sdk.conversations.create(items=[alone])  # type: ignore[list-item]
@@ -198,7 +198,7 @@ async def test_an_output_without_its_call_is_a_400_of_every_response_over_it() -
         assert (await server.post(input="go on", conversation=made.id))[0] == 200
 
 
-async def test_what_did_not_complete_leaves_nothing_and_holds_nothing() -> None:
+async def test_failed_and_cancelled_responses_add_no_items_and_unlock() -> None:
     dead = Script(tokens(HELLO)[:8], error=EngineDeadError("gone"))
     async with serve(dead, dead, Script(tokens(HELLO)[:8], hang=True), HELLO) as server:
         made = await server.sdk.conversations.create()
@@ -214,7 +214,7 @@ async def test_what_did_not_complete_leaves_nothing_and_holds_nothing() -> None:
         assert len(await texts(server, made.id)) == 3
 
 
-async def test_a_truncated_response_is_kept() -> None:
+async def test_the_items_of_a_truncated_response_are_kept() -> None:
     async with serve(Script(tokens(HELLO)[:12])) as server:
         made = await server.sdk.conversations.create()
         _, body = await server.post(input="a", conversation=made.id)
@@ -222,7 +222,7 @@ async def test_a_truncated_response_is_kept() -> None:
         assert len(await texts(server, made.id)) == 1 + len(body["output"])
 
 
-async def test_only_one_request_at_a_time() -> None:
+async def test_a_conversation_in_use_is_locked() -> None:
     async with serve(Script(tokens(HELLO), delay=0.02), HELLO) as server:
         api = server.sdk.conversations
         made = await api.create(items=[user("first")])
@@ -246,7 +246,7 @@ async def test_only_one_request_at_a_time() -> None:
         ]  # fmt: skip
 
 
-async def test_many_at_once_never_interleave() -> None:
+async def test_concurrent_responses_never_interleave() -> None:
     async with serve(Script(tokens(HELLO), delay=0.001)) as server:
         made = await server.sdk.conversations.create()
 
@@ -260,7 +260,7 @@ async def test_many_at_once_never_interleave() -> None:
         assert sorted(found[::3]) == [f"message:{i}" for i in range(8)]
 
 
-async def test_a_client_that_leaves_lets_go() -> None:
+async def test_a_disconnect_unlocks_the_conversation() -> None:
     async with serve(Script(tokens(HELLO)[:8], hang=True), HELLO) as server:
         made = await server.sdk.conversations.create()
         task = asyncio.create_task(server.post(input="a", conversation=made.id))
@@ -271,7 +271,7 @@ async def test_a_client_that_leaves_lets_go() -> None:
         assert (await server.post(input="b", conversation=made.id))[0] == 200
 
 
-async def test_without_store_the_conversation_still_grows() -> None:
+async def test_a_response_with_store_false_extends_the_conversation() -> None:
     async with serve(HELLO) as server:
         made = await server.sdk.conversations.create()
         _, body = await server.post(input="a", conversation=made.id, store=False)
@@ -280,7 +280,7 @@ async def test_without_store_the_conversation_still_grows() -> None:
 
 
 async def test_a_response_of_a_conversation_can_be_continued_by_its_id() -> None:
-    """It then knows what the conversation held when it was made, and nothing later."""
+    """The continuation sees the items up to that response, and none added later."""
     async with serve(HELLO) as server:
         made = await server.sdk.conversations.create(items=[user("beginning")])
         _, first = await server.post(input="one", conversation=made.id)
@@ -292,7 +292,7 @@ async def test_a_response_of_a_conversation_can_be_continued_by_its_id() -> None
         assert (status, body["error"]["code"]) == (400, "mutually_exclusive_parameters")
 
 
-async def test_the_tokens_of_the_prompt_are_counted_without_a_hold() -> None:
+async def test_counting_prompt_tokens_does_not_lock_the_conversation() -> None:
     async with serve(HELLO) as server:
         made = await server.sdk.conversations.create(items=[user("some words")])
         counted = await server.sdk.responses.input_tokens.count(
@@ -302,7 +302,7 @@ async def test_the_tokens_of_the_prompt_are_counted_without_a_hold() -> None:
         assert counted.input_tokens == len(server.prompt_ids())
 
 
-async def test_a_deleted_conversation_does_not_fail_its_last_response() -> None:
+async def test_deleting_a_conversation_does_not_fail_its_running_response() -> None:
     async with serve(Script(tokens(HELLO), delay=0.02)) as server:
         made = await server.sdk.conversations.create()
         running = asyncio.create_task(server.post(input="a", conversation=made.id))
@@ -318,8 +318,8 @@ class _FullStore(SqliteStore):
         raise StoreError("the disk is full")
 
 
-async def test_a_store_that_fails_fails_the_response() -> None:
-    """Without a conversation it would be answered all the same; the next turn would miss this one."""
+async def test_a_store_failure_fails_a_response_in_a_conversation() -> None:
+    """Otherwise the next turn would miss this one. Without a conversation the request succeeds."""
     async with serve(HELLO, store=_FullStore()) as server:
         made = await server.sdk.conversations.create()
         status, body = await server.post(input="a", conversation=made.id)

@@ -1,4 +1,4 @@
-"""/v1/messages: blocks both ways, streams equal bodies, errors in Anthropic's form, and its own SDK."""
+"""/v1/messages: blocks of requests and answers, streams equal to bodies, Anthropic's errors and SDK."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def post(server: Server, path: str = "/v1/messages", **fields: Any) -> htt
 
 
 def events_of(response: httpx2.Response) -> list[dict[str, Any]]:
-    """Every event has an ``event:`` line equal to its type."""
+    """Returns the events. Asserts that each has an ``event:`` line equal to its type."""
     assert response.status_code == 200, response.text
     frames = response.text.split("\n\n")
     assert frames[-1] == ""
@@ -47,7 +47,7 @@ def events_of(response: httpx2.Response) -> list[dict[str, Any]]:
 
 
 def fold(events: list[dict[str, Any]]) -> dict[str, Any]:
-    """The message, rebuilt by the rules of the API; each rule is asserted."""
+    """Returns the message rebuilt from its events; asserts the API's rules for them."""
     assert [event["type"] for event in events[:2]] == ["message_start", "ping"]
     message: dict[str, Any] = events[0]["message"]
     assert message["content"] == []
@@ -116,7 +116,7 @@ def test_the_body_of_an_answer() -> None:
     assert body["usage"]["output_tokens_details"] == {"thinking_tokens": 2}
 
 
-async def test_a_call_and_its_result_come_back() -> None:
+async def test_a_call_and_its_result_are_rendered_in_the_next_prompt() -> None:
     async with served(in_rounds(CALLS, ANSWER)) as server:
         first = (await post(server, tools=TOOLS, thinking=THINKING)).json()
         _, text, use = first["content"]
@@ -138,7 +138,7 @@ async def test_a_call_and_its_result_come_back() -> None:
     assert prompt.endswith("<|start|>user<|message|>go on<|end|><|start|>assistant")
 
 
-async def test_an_omitted_thought_is_replayed_from_its_signature() -> None:
+async def test_omitted_thinking_is_replayed_from_its_signature() -> None:
     async with served(in_rounds(CALLS, ANSWER)) as server:
         first = (await post(server, tools=TOOLS, thinking={**THINKING, "display": "omitted"})).json()
         assert first["content"][0]["thinking"] == ""
@@ -153,7 +153,7 @@ async def test_an_omitted_thought_is_replayed_from_its_signature() -> None:
         assert "<|channel|>analysis<|message|>Look.<|end|>" in server.prompt()
 
 
-def test_a_forged_signature_is_text_at_most() -> None:
+def test_a_forged_signature_yields_no_tokens() -> None:
     from chorale.api.reasoning_tokens import read_reasoning, write_reasoning
 
     assert read_reasoning(write_reasoning(ids("abc"))) == tuple(ids("abc"))
@@ -161,7 +161,7 @@ def test_a_forged_signature_is_text_at_most() -> None:
         assert read_reasoning(bad) == ()
 
 
-async def test_stop_sequences_and_limits() -> None:
+async def test_the_stop_reason_tells_stop_sequences_and_limits() -> None:
     async with served(playing(ANSWER)) as server:
         body, streamed = await both(server, stop_sequences=["there"])
         assert without_ids(body) == without_ids(streamed)
@@ -184,7 +184,7 @@ async def test_stop_sequences_and_limits() -> None:
         ({"type": "none"}, False, True),
     ],
 )
-async def test_choices(choice: Any, calls: bool, answers: bool) -> None:
+async def test_tool_choice_restricts_calls_and_answers(choice: Any, calls: bool, answers: bool) -> None:
     async with served(playing(ANSWER if answers else CALLS)) as server:
         response = await post(server, tools=TOOLS, tool_choice=choice)
         assert response.status_code == 200, response.text
@@ -194,13 +194,13 @@ async def test_choices(choice: Any, calls: bool, answers: bool) -> None:
         assert "type f =" in server.prompt()
 
 
-async def test_a_budget_bounds_the_thought() -> None:
+async def test_a_thinking_budget_limits_the_reasoning() -> None:
     async with served(playing(ANSWER)) as server:
         assert (await post(server, thinking={"type": "enabled", "budget_tokens": 1024})).status_code == 200
         assert "{0,1024}" in (server.client.requests[0].sampling.grammar or "")
 
 
-async def test_a_format_binds_the_answer() -> None:
+async def test_an_output_format_constrains_the_answer() -> None:
     async with served(playing(FINAL + '{"a":1}<|return|>')) as server:
         config = {"format": {"type": "json_schema", "schema": SCHEMA}}
         assert (await post(server, output_config=config)).status_code == 200
@@ -208,7 +208,7 @@ async def test_a_format_binds_the_answer() -> None:
         assert server.client.requests[0].sampling.grammar
 
 
-async def test_a_message_may_be_continued() -> None:
+async def test_an_assistant_message_can_be_continued() -> None:
     async with served(playing(" 42.<|return|>")) as server:
         messages = [*USER, {"role": "assistant", "content": "The answer is"}]
         body = (await post(server, messages=messages, tools=TOOLS)).json()
@@ -219,8 +219,8 @@ async def test_a_message_may_be_continued() -> None:
 
 
 @pytest.mark.parametrize("display", ["summarized", "omitted"])
-async def test_a_thought_that_was_cut_goes_on_from_its_exact_tokens(display: str) -> None:
-    half = [*ids(ANALYSIS), *ids("Thi"), *ids("nk")]  # not how the text of it is encoded
+async def test_truncated_thinking_continues_from_its_exact_tokens(display: str) -> None:
+    half = [*ids(ANALYSIS), *ids("Thi"), *ids("nk")]  # not the encoding of the text "Think"
     assert half != ids(ANALYSIS + "Think")
     rest = ids(NEXT + FINAL + "Hello there.<|return|>")
     count = iter([half, rest])
@@ -243,7 +243,7 @@ async def test_a_thought_that_was_cut_goes_on_from_its_exact_tokens(display: str
         [{"type": "thinking", "thinking": "", "signature": "of another server"}],
     ],
 )
-async def test_an_assistants_message_that_says_nothing_is_not_continued(blocks: list[Any]) -> None:
+async def test_an_empty_assistant_message_is_not_continued(blocks: list[Any]) -> None:
     async with served(playing(ANSWER)) as server:
         silent = {"role": "assistant", "content": blocks}
         for messages in ([silent], [*USER, silent]):
@@ -255,7 +255,7 @@ async def test_an_assistants_message_that_says_nothing_is_not_continued(blocks: 
 
 
 @pytest.mark.parametrize(
-    ("written", "told"),
+    ("written", "expected"),
     [
         ('{"a": 1}', {"a": 1}),
         ("no JSON", {}),
@@ -265,17 +265,17 @@ async def test_an_assistants_message_that_says_nothing_is_not_continued(blocks: 
         *[('{"a": ' + "[" * n + "]" * n + "}", {}) for n in (48, 900, *range(960, 990), 5000)],
     ],
 )
-async def test_calls_without_a_grammar_are_told_whole(written: str, told: Any) -> None:
-    """A continued answer is bound to no grammar, so what a call holds may be anything."""
+async def test_calls_without_a_grammar_are_sent_whole(written: str, expected: Any) -> None:
+    """A continued answer has no grammar, so a call may contain anything."""
     async with served(playing("<|end|><|start|>assistant" + call("f", written) + "<|call|>")) as server:
         messages = [*USER, {"role": "assistant", "content": "Let me see."}]
         body, streamed = await both(server, messages=messages, tools=TOOLS)
         assert not server.client.requests[0].sampling.grammar
         assert without_ids(body) == without_ids(streamed)
-        assert body["content"][-1]["input"] == told
+        assert body["content"][-1]["input"] == expected
 
 
-async def test_system_documents_and_results_are_read_as_text() -> None:
+async def test_system_blocks_documents_and_search_results_become_text() -> None:
     async with served(playing(ANSWER)) as server:
         document = {
             "type": "document",
@@ -300,7 +300,7 @@ async def test_system_documents_and_results_are_read_as_text() -> None:
     assert "<|message|>Notes\n\nBuy milk.\n\nX\n\nhttp://x\n\nY\n\nWell?<|end|>" in prompt
 
 
-async def test_counting_is_the_length_of_the_prompt() -> None:
+async def test_count_tokens_returns_the_length_of_the_prompt() -> None:
     async with served(playing(ANSWER)) as server:
         fields = {"tools": TOOLS, "system": "Be brief.", "thinking": THINKING}
         counted = await post(server, "/v1/messages/count_tokens", max_tokens=None, **fields)
@@ -310,7 +310,7 @@ async def test_counting_is_the_length_of_the_prompt() -> None:
         assert whole.json() == counted.json()
 
 
-async def test_tools_that_anthropic_defines() -> None:
+async def test_tools_that_anthropic_defines_are_declared() -> None:
     async with served(playing(ANSWER)) as server:
         tools = [
             {"type": "bash_20250124", "name": "bash"},
@@ -441,7 +441,7 @@ def test_no_field_of_the_sdk_is_unknown(sent: Any) -> None:
     assert set(sent.__annotations__) <= {*MessagesRequest.model_fields, *HARMLESS, *REFUSED}
 
 
-async def test_the_sdks_tool_runner_goes_on_without_the_thread_that_it_asks_for() -> None:
+async def test_the_sdks_tool_runner_continues_without_a_thread() -> None:
     @anthropic.beta_async_tool
     async def f(a: int) -> str:
         """F."""
@@ -449,8 +449,8 @@ async def test_the_sdks_tool_runner_goes_on_without_the_thread_that_it_asks_for(
 
     async with served(in_rounds(CALLS, ANSWER)) as server:
         refused = await post(server, thread={"type": "create"})
-        told = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
-        assert (refused.status_code, refused.json()["error"]["details"]) == (400, told)
+        details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+        assert (refused.status_code, refused.json()["error"]["details"]) == (400, details)
         runner = sdk(server).beta.messages.tool_runner(
             model="demo",
             max_tokens=100,
@@ -473,8 +473,8 @@ async def test_the_sdk_raises_an_error_within_a_stream() -> None:
             [event async for event in stream]
 
 
-async def test_a_request_as_claude_code_sends_it() -> None:
-    """Blocks with cache marks everywhere, a large budget, labels, an unasked beta field, many tools."""
+async def test_a_request_of_claude_code_is_answered() -> None:
+    """Cache marks on blocks and tools, a large budget, labels, a beta field, many tools."""
     mark = {"cache_control": {"type": "ephemeral"}}
     schema = {
         "$schema": "http://json-schema.org/draft-07/schema#",
