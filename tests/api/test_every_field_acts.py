@@ -71,7 +71,7 @@ def acts(model: type[BaseModel], name: str) -> bool:
 
 
 def properties(model: type[BaseModel]) -> dict[str, frozenset[str]]:
-    """Returns property or method of the model -> the attributes that it reads from ``self``."""
+    """Maps each property or method of the model to the attributes that it reads from ``self``."""
     return {
         name: used for each in model.__mro__ for name, used in through_self().get(each.__name__, {}).items()
     }

@@ -133,7 +133,7 @@ def conversation(
 
 
 def read_rules(chat: ChatRequest) -> TurnRules:
-    """Returns the constraints of the turn. Raises ``RequestError`` for invalid ones."""
+    """Returns the constraints of the turn. Raises ``RequestError`` naming the invalid field."""
     structured = read_answer(chat.response_format, chat, "response_format")
     functions = [
         _function(tool, f"tools[{position}]")

@@ -88,7 +88,7 @@ class CountRequest(SamplingFields):
 
     @property
     def shows_thinking(self) -> bool:
-        """Returns whether thinking is included in the response: only if requested."""
+        """Returns whether the request asks for thinking blocks in the response."""
         return self.thinking is not None and self.thinking.type != "disabled"
 
     @property

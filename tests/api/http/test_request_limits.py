@@ -40,7 +40,7 @@ def test_a_body_below_the_minimum_rate_is_408(monkeypatch: pytest.MonkeyPatch) -
     assert refused.value.status == 408
 
 
-def test_a_fast_start_earns_no_more_time_than_the_rate_period(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fast_start_does_not_excuse_a_slow_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_limits, "RATE_SECONDS", 0.3)
     number = itertools.count()
 

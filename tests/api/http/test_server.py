@@ -249,7 +249,7 @@ async def test_a_connection_opened_during_shutdown_is_shut_down_once() -> None:
     server = _Server(uvicorn.Config("none"))
     server.servers = []
     ending = asyncio.create_task(server.shutdown())
-    await asyncio.sleep(0)  # the server has shut down the existing connections
+    await asyncio.sleep(0)  # the server has asked all open connections to end
     late = Late(server.server_state.connections)
     await asyncio.wait_for(ending, PATIENCE)
     assert late.num_asked == 1
