@@ -1,4 +1,4 @@
-"""``chorale completion bash | zsh | fish``: a shell completion script, which shtab makes from the parsers."""
+"""``chorale completion bash | zsh | fish``: a completion script that shtab generates from the parsers."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _MODEL = {
         "bash": f'_chorale_model() {{ compgen -W "{" ".join(NAMES)}" -- "$1"; compgen -f -- "$1"; }}'
     },
 }
-# Bash cuts --device=cu into three words; shtab knows --device cu.
+# Bash splits --device=cu into three words; shtab's script expects --device cu.
 _BASH_EQUALS = """
 _chorale() {
     local i words=()
@@ -144,7 +144,7 @@ def _own_parser(command: str) -> argparse.ArgumentParser:
 
 def _add_flag(made: argparse.ArgumentParser, flag: Flag) -> None:
     name, about = f"--{flag.name}", flag.help.replace("%", "%%")
-    if name in made._option_string_actions:  # the command has an option of that name
+    if name in made._option_string_actions:  # the command has its own option with this name
         return
     if flag.kind == "bool":
         made.add_argument(name, f"--no-{flag.name}", action="store_true", help=about)

@@ -38,7 +38,7 @@ COMMANDS = {
     "doctor": ("chorale.cli.commands.machine.doctor", "check this machine, with remedies for problems"),
     "selfcheck": (
         "chorale.cli.commands.measure.selfcheck",
-        "check that this machine computes what the model says",
+        "check that this machine computes correct results",
     ),
     "config": (
         "chorale.cli.commands.serve.config",
@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _run(list(sys.argv[1:] if arguments is None else arguments))
         finally:
             sys.stdout.flush()
-    except BrokenPipeError:  # the reader has enough, as in "| head"; Python must not flush again at its end
+    except BrokenPipeError:  # the reader closed the pipe, as in "| head"; Python must not flush again
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
 
@@ -113,8 +113,8 @@ def _dispatch(command: str, rest: list[str]) -> int:
         return _fail(why, 2)
     collect_rarely()
     try:
-        place, _, function = COMMANDS[command][0].partition(":")
-        module = importlib.import_module(place)  # slow enough to be interrupted
+        path, _, function = COMMANDS[command][0].partition(":")
+        module = importlib.import_module(path)  # slow enough to be interrupted
         return int(getattr(module, function or "run")(rest))
     except ConfigError as error:
         return _fail(error.message, 2)

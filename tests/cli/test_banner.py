@@ -59,10 +59,10 @@ def test_ranks_and_the_memory_of_each() -> None:
     note = "ranks exchange through NCCL, which is slower"
     info = replace(INFO, tensor_parallel_size=2, rank_bytes=sizes, exchange="nccl", notes=(note,))
     lines = shown([], (EngineStatus("ready"), info))
-    assert "exchange  ranks add their parts through NCCL" in lines  # links are unknown
+    assert "exchange  ranks sum their partial results through NCCL" in lines  # links are unknown
     info = replace(info, rank_links="PCIe (SYS)")
     linked = shown([], (EngineStatus("ready"), info))
-    assert "exchange  ranks add their parts through NCCL; links: PCIe (SYS)" in linked
+    assert "exchange  ranks sum their partial results through NCCL; links: PCIe (SYS)" in linked
     assert f"warning   {note}" in lines
     assert "device    2 ranks, each: CPU, 2 threads, reference ops" in lines
     assert "memory    each rank at most 3.00 GiB of weights, 0.50 GiB of kv cache" in lines

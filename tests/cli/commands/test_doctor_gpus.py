@@ -64,7 +64,7 @@ def test_healthy_gpus(
     install(tmp_path, monkeypatch)
     _, lines = shown(capsys)
     assert lines[0].startswith("WARN  gpu 0        NVIDIA H200, 19.53 GiB free of 140.40 GiB")
-    assert lines[1] == "WARN  gpu 0        its memory is held by process 4711 (/usr/bin/python3, 118.16 GiB)"
+    assert lines[1] == "WARN  gpu 0        its memory is used by process 4711 (/usr/bin/python3, 118.16 GiB)"
     assert lines[2].startswith("OK    gpu 1        NVIDIA H200, 139.65 GiB free")
     assert lines[3].startswith("OK    links        NVLink (NV18)")
     assert links.links(["GPU-b", "GPU-a"]) == ["NV18"]

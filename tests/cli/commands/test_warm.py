@@ -95,7 +95,7 @@ def test_a_cache_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
         ("demo --device cpu", 0, "nothing to compile: --device cpu runs without kernels"),
         ("gpt-oss-20b --ops reference --gpu h200", 0, "nothing to compile: --ops reference"),
         ("gpt-oss-20b --gpu ascend-910b", 0, "nothing to compile: Ascend-910B runs plain torch ops"),
-        ("gpt-oss-20b --gpu h200 --device cpu", 2, "only one of them can count"),
+        ("gpt-oss-20b --gpu h200 --device cpu", 2, "cannot be combined"),
         ("gpt-oss-20b --gpu h100 h200", 2, "one GPU at a time"),
         ("gpt-oss-20b --gpu h10", 2, "did you mean h100"),
         ("gpt-oss-20b --gpu h200 --no-precompile-kernels", 2, "does not use what warm compiles"),

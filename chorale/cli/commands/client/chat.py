@@ -112,7 +112,7 @@ class Session:
         name, _, argument = line.partition(" ")
         if name == "/reset":
             self._reset()
-            print("(forgotten)")
+            print("(conversation cleared)")
         elif name == "/save" and argument:
             self._save(Path(argument))
         elif name == "/effort" and argument in ("low", "medium", "high"):

@@ -15,7 +15,7 @@ PACKAGES = (
     *("httptools", "pydantic", "msgspec", "pyzmq", "tiktoken", "llguidance", "httpx2", "prometheus-client"),
     *("rich", "PyYAML", "transformers", "openai", "openai-harmony"),
 )
-# Variables that change behaviour. Of secrets, only whether they are set is shown.
+# Variables that change behaviour. For ``SECRETS``, only whether they are set is printed.
 VARIABLES = (
     "HF_HOME",
     "HF_HUB_OFFLINE",
@@ -23,7 +23,7 @@ VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     "OMP_NUM_THREADS",
 )
-# Read by vendors' drivers and libraries.
+# Prefixes of variables that vendors' drivers and libraries read.
 PREFIXES = ("HIP_", "ROCR_", "HSA_", "NCCL_", "RCCL_", "ASCEND_", "HCCL_", "PYTORCH_NPU_")
 SECRETS = ("HF_TOKEN", "CHORALE_API_KEY", "VLLM_API_KEY")
 

@@ -44,7 +44,7 @@ def run(arguments: list[str]) -> int:
     findings = [finding for check in CHECKS for finding in check()]
     for level, what, detail in findings:
         print(f"{level:<5} {what:<12} {detail}")
-    print("chorale selfcheck [MODEL] checks that this machine also computes what the model says")
+    print("chorale selfcheck [MODEL] checks that this machine computes correct results")
     return 1 if any(level == "FIX" for level, _, _ in findings) else 0
 
 
@@ -73,8 +73,8 @@ def check_gpu() -> Iterator[Finding]:
         free, total = gib(gpu.free_bytes), gib(gpu.total_bytes)
         level = "OK" if gpu.free_bytes > 0.8 * gpu.total_bytes else "WARN"
         yield level, f"gpu {index}", f"{gpu.name}, {free} free of {total}, driver {gpu.driver}"
-        if level == "WARN" and (held := holders(gpu.uuid)):
-            yield "WARN", f"gpu {index}", f"its memory is held by {held}"
+        if level == "WARN" and (users := memory_users(gpu.uuid)):
+            yield "WARN", f"gpu {index}", f"its memory is used by {users}"
     yield from check_health()
     yield from _several(found)
 
@@ -96,8 +96,8 @@ def check_ray() -> Iterator[Finding]:
     )
 
 
-def holders(uuid: str) -> str:
-    """Returns the processes that hold a GPU's memory."""
+def memory_users(uuid: str) -> str:
+    """Returns a list of at most five processes that use a GPU's memory, as text."""
     found = []
     for user in nvidia_smi.users(uuid)[:5]:
         size = f", {gib(user.num_bytes)}" if user.num_bytes else ""
@@ -106,7 +106,7 @@ def holders(uuid: str) -> str:
 
 
 def check_health() -> Iterator[Finding]:
-    """Yields faults of the GPUs' memory, as far as the driver counts them."""
+    """Yields memory faults of the GPUs that the driver has counted."""
     for gpu in nvidia_smi.health():
         what, reset = f"gpu {gpu.index}", f"nvidia-smi --gpu-reset -i {gpu.index}, with nothing running on it"
         if gpu.remap_failed:
@@ -121,7 +121,7 @@ def check_health() -> Iterator[Finding]:
 
 
 def _several(found: list[machine.Gpu]) -> Iterator[Finding]:
-    """Yields what several GPUs can be used for, and whether the environment hides some."""
+    """Yields how several GPUs can be used, and which of them the environment hides."""
     visible = visible_ids(os.environ)
     if visible is not None and found:
         shown = ", ".join(visible) or "none"
@@ -157,19 +157,19 @@ def check_links() -> Iterator[Finding]:
         kinds = ", ".join(found)
         yield "WARN", "links", f"{kinds}, not NVLink between all: ranks exchange slowly; {use}"
     else:
-        yield "WARN", "links", f"unknown (nvidia-smi topo -m says nothing); {use}"
+        yield "WARN", "links", f"unknown (nvidia-smi topo -m prints none); {use}"
 
 
 def check_cpu_kernels() -> Iterator[Finding]:
-    """Without them a CPU serves several times slower."""
+    """Yields whether the CPU kernels are used. Without them, serving on a CPU is several times slower."""
     found = library()
     if found.functions is not None:
         yield "OK", "CPU kernels", found.name
         return
     try:
-        remedy = f"{compiler()[0]} is here now: python -m chorale.kernels.cpu.build"
+        remedy = f"{compiler()[0]} is installed; run: python -m chorale.kernels.cpu.build"
     except BuildError:
-        remedy = "install a C++ compiler, then: python -m chorale.kernels.cpu.build"
+        remedy = "install a C++ compiler, then run: python -m chorale.kernels.cpu.build"
     yield "WARN", "CPU kernels", f"not used, {found.why_not}; {remedy}"
 
 
@@ -181,8 +181,8 @@ def check_memory() -> Iterator[Finding]:
 
 def check_disk() -> Iterator[Finding]:
     cache = machine.hub_cache()
-    place = next(path for path in (cache, *cache.parents) if path.exists())
-    free = shutil.disk_usage(place).free
+    existing = next(path for path in (cache, *cache.parents) if path.exists())
+    free = shutil.disk_usage(existing).free
     detail = f"{gib(free)} free for checkpoints at {cache}"
     if free < 15 * 2**30:
         yield (
@@ -192,8 +192,8 @@ def check_disk() -> Iterator[Finding]:
         )
     else:
         yield "OK", "disk", detail
-    if not os.access(place, os.W_OK):
-        yield "FIX", "disk", f"{place} is not writable; set HF_HOME to a writable folder"
+    if not os.access(existing, os.W_OK):
+        yield "FIX", "disk", f"{existing} is not writable; set HF_HOME to a writable folder"
 
 
 def check_vocabulary() -> Iterator[Finding]:
@@ -206,7 +206,7 @@ def check_vocabulary() -> Iterator[Finding]:
         yield (
             "FIX",
             "vocabulary",
-            f"{error}; unset TIKTOKEN_ENCODINGS_BASE, or install anew: {install_hint()}",
+            f"{error}; unset TIKTOKEN_ENCODINGS_BASE, or reinstall: {install_hint()}",
         )
     else:
         source = os.environ.get("TIKTOKEN_ENCODINGS_BASE") or "inside the package"

@@ -27,8 +27,8 @@ USAGE = """usage: chorale fit MODEL [--gpu NAME ...] [the options of chorale ser
 
 MODEL: gpt-oss-20b, gpt-oss-120b, or a folder. Nothing is downloaded.
 --gpu NAME computes for the named GPU instead of this machine's.
---gpu 4xNAME compares the ways to use four: ranks (--tensor-parallel-size) and
-engines (--data-parallel-size), or only those that are given. NAME is one of:
+--gpu 4xNAME compares the ways to use four GPUs: engines of one or more ranks
+(--tensor-parallel-size and --data-parallel-size restrict them). NAME is one of:
 """
 
 
@@ -95,11 +95,11 @@ def find_config(name: str) -> ModelConfig:
 
 
 def find_hardware(settings: Settings, names: list[str]) -> list[tuple[int | None, Hardware, GpuModel | None]]:
-    """Returns the named GPUs, or else this machine's, or else (or for ``--device cpu``) its CPU.
+    """Returns (count, hardware, model) of each named GPU, or else of this machine's GPUs or CPU.
 
-    Before each: how many GPUs the name says, None if it says no number.
-    Of several ranks, each has such a GPU (with the least free memory of those that they take), or its part of
-    the CPU's memory.
+    ``count``: the number in the name (4 in ``4xh100``), None without one. ``model``: None if no GPU is named.
+    The hardware is that of one rank: with several ranks on this machine, the GPU with the least free memory,
+    or an equal share of the CPU's memory. Raises ``ConfigError`` for options that exclude each other.
     """
     ranks = settings.engine.tensor_parallel_size
     if names:
@@ -134,7 +134,7 @@ def find_hardware(settings: Settings, names: list[str]) -> list[tuple[int | None
 
 
 def compare(settings: Settings, model: ModelConfig, count: int, gpu: GpuModel) -> int:
-    """Prints what each way to use several GPUs holds. Returns 0 if one fits, 1 if none does."""
+    """Prints the capacity of each way to use several GPUs. Returns 0 if one fits, 1 if none does."""
     engine, hardware = settings.engine, hardware_of(gpu)
     ranks, engines = sizes_given(settings)
     found = ways(engine, model, gpu, count, ranks=ranks, engines=engines)
@@ -152,7 +152,7 @@ def compare(settings: Settings, model: ModelConfig, count: int, gpu: GpuModel) -
 
 
 def sizes_given(settings: Settings) -> tuple[int | None, int | None]:
-    """Returns the numbers of ranks and engines, each None where the operator names none."""
+    """Returns the numbers of ranks and engines, each None if the operator did not set it."""
     given = settings.values.keys()
     ranks = settings.engine.tensor_parallel_size if "tensor-parallel-size" in given else None
     counts = given & {"data-parallel-size", "data-parallel-size-local"}
@@ -166,8 +166,8 @@ def report(settings: Settings, model: ModelConfig, hardware: Hardware, gpu: GpuM
     each = f"{ranks} ranks, each: " if ranks > 1 else ""
     print(f"machine   {each}{hardware.name}, {gib(hardware.free_bytes)} free of {gib(hardware.total_bytes)}")
     if gpu is not None:
-        share = settings.engine.gpu_memory_utilization
-        print(f"assumed   an idle GPU, --gpu-memory-utilization {share:g}; figures may differ slightly")
+        used = settings.engine.gpu_memory_utilization
+        print(f"assumed   an idle GPU, --gpu-memory-utilization {used:g}; figures may differ slightly")
     replicas = settings.server.data_parallel_size
     if replicas > 1:
         show_replicas(hardware, replicas, ranks)
@@ -182,23 +182,23 @@ def report(settings: Settings, model: ModelConfig, hardware: Hardware, gpu: GpuM
         )
     except ConfigError as error:
         weights = weight_bytes(
-            fitting_part(settings, model), "bfloat16", decoded=decoded, int8=precision == "int8"
+            rank_share(settings, model), "bfloat16", decoded=decoded, int8=precision == "int8"
         )
         print(f"weights   {gib(weights)}")
         print(f"does not fit: {why_not(weights, hardware, error)}")
         if weights > hardware.free_bytes and (found := remedy(settings.engine, model, weights, hardware)):
             print(f"remedy    {found}")
         return 1
-    part = fitting_part(settings, model)
-    show(part, resolved, decoded=decoded)
+    share = rank_share(settings, model)
+    show(share, resolved, decoded=decoded)
     if gpu is not None:
-        show_gpu(part, resolved, gpu)
+        show_gpu(share, resolved, gpu)
     print("fits")
     return 0
 
 
 def show_replicas(hardware: Hardware, replicas: int, ranks: int) -> None:
-    """Prints what the engines share. The figures after it are those of each."""
+    """Prints the number of engines and their hardware. The lines printed after it are about one engine."""
     if hardware.kind != "cpu":
         each = "such a GPU" if ranks == 1 else f"{ranks} such GPUs"
         where = f"each on {each} ({replicas * ranks} are needed)"
@@ -208,13 +208,13 @@ def show_replicas(hardware: Hardware, replicas: int, ranks: int) -> None:
 
 
 def precision_of_kernels(config: EngineConfig, model: ModelConfig) -> Literal["int8", "exact"] | None:
-    """Returns how an engine of this machine's CPU would multiply, or None without the CPU kernels."""
+    """Returns the precision of the CPU kernels on this machine, or None if they would not be used."""
     has_kernels = config.ops in ("auto", "cpu") and config.tensor_parallel_size == 1
     return cpu_precision(config, model) if has_kernels and library().functions is not None else None
 
 
-def fitting_part(settings: Settings, model: ModelConfig) -> ModelConfig:
-    """Returns what a rank has of the model, or the model if it cannot be cut."""
+def rank_share(settings: Settings, model: ModelConfig) -> ModelConfig:
+    """Returns the configuration of one rank's share of the model, or of the model if it cannot be divided."""
     try:
         return share_of_first(settings.engine, model)
     except ConfigError:
@@ -237,9 +237,9 @@ def show(model: ModelConfig, resolved: Resolved, *, decoded: bool = False) -> No
     pool = gib(limits.num_blocks * geometry.bytes_per_block)
     print(f"KV pool   {pool}: {tokens:,} tokens of context in {resolved.kv_dtype}")
     if resolved.host_tier is not None:
-        beside = gib(resolved.host_tier.device_bytes)
+        buffers = gib(resolved.host_tier.device_bytes)
         print(
-            f"host KV   {resolved.host_tier} that leave the pool, each rank; {beside} of the GPU for copies"
+            f"host KV   {resolved.host_tier} evicted from the pool, per rank; {buffers} of the GPU for copies"
         )
     print(f"requests  {full:,} at the full {limits.max_model_len:,} tokens, or {short:,} of 2,048 tokens")
     if full < 2 and short < min(ENOUGH, limits.max_num_seqs):

@@ -29,11 +29,11 @@ def flags(ranks: int, engines: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """Engines of a number of ranks each. ``resolved``: None if they do not fit, and ``why_not`` says why."""
+    """Engines of ``ranks`` ranks each. If they do not fit, ``resolved`` is None and ``why_not`` says why."""
 
     ranks: int
     engines: int
-    part: ModelConfig  # what a rank has of the model
+    part: ModelConfig  # one rank's share of the model
     resolved: Resolved | None
     why_not: str = ""
 
@@ -43,7 +43,7 @@ class Way:
 
     @property
     def tokens(self) -> int:
-        """Tokens of context that an engine holds."""
+        """Tokens of context for which an engine has KV blocks."""
         return self.resolved.geometry.tokens_in(self.resolved.limits.num_blocks) if self.resolved else 0
 
     @property
@@ -74,9 +74,9 @@ def ways(
     ranks: int | None,
     engines: int | None,
 ) -> list[Way]:
-    """Returns the ways to use ``count`` GPUs, by number of ranks; ``ranks`` and ``engines`` restrict them.
+    """Returns the ways to use ``count`` GPUs, fewest ranks first; ``ranks`` and ``engines`` restrict them.
 
-    Raises ``ConfigError`` if what was asked for needs more GPUs, or no machine can run it.
+    Raises ``ConfigError`` if ``ranks`` times ``engines`` exceeds ``count``, or for invalid settings.
     """
     _check_count(gpu, count, ranks or 1, engines or 1)
     check_model(replace(config, tensor_parallel_size=ranks or 1), model)
@@ -121,7 +121,7 @@ def why_not(weights: int, hardware: Hardware, error: ConfigError) -> str:
 
 
 def remedy(config: EngineConfig, model: ModelConfig, weights: int, hardware: Hardware) -> str:
-    """Returns what to do where the weights exceed the free memory: close programs, or take another GPU."""
+    """Returns advice if the weights exceed the free memory: close other programs, or use another GPU."""
     ways = []
     if weights < hardware.total_bytes - hardware.total_bytes // 10:
         ways.append(f"close other programs: {gib(hardware.total_bytes)} would be enough")
@@ -139,28 +139,28 @@ def remedy(config: EngineConfig, model: ModelConfig, weights: int, hardware: Har
 
 
 def recommended(found: Sequence[Way], length: int) -> tuple[Way, str] | None:
-    """Returns the way to choose and the reason, or None if nothing fits. ``length``: of the longest requests.
+    """Returns the recommended way and the reason, or None if nothing fits. ``length``: tokens of a request.
 
-    As few ranks as an engine needs for its context: engines share nothing, so at full load their throughput
-    adds up, and that of ranks, which wait for each other in every layer, does not. With few requests it is
-    the other way round, but how many there will be is not known here (docs/parallel.md, "Which to choose").
+    It has as few ranks as an engine needs for its context. Engines share nothing, so with many requests their
+    throughput adds up; ranks wait for each other in every layer. With few requests, more ranks are faster,
+    but the number of requests is not known here (docs/parallel.md, "Which to choose").
     """
     fitting = [way for way in found if way.resolved is not None]
     enough = min(ENOUGH, *(way.resolved.limits.max_num_seqs for way in fitting if way.resolved), ENOUGH)
     ample = [way for way in fitting if way.is_ample(length)]
-    holds = f"{length:,} tokens and {enough} requests of {SHORT:,} tokens"
+    capacity = f"{length:,} tokens and {enough} requests of {SHORT:,} tokens"
     if ample:
         way = min(ample, key=lambda each: each.ranks)
         if len(found) == 1:
-            return way, f"it has room for {holds}"
+            return way, f"it has room for {capacity}"
         fewest = "engines of one GPU have" if way.ranks == 1 else f"an engine needs {way.ranks} ranks to have"
-        return way, f"{fewest} room for {holds}; {WHY_ENGINES}"
+        return way, f"{fewest} room for {capacity}; {WHY_ENGINES}"
     if not fitting:
         return None
     if len(found) == 1:
-        return fitting[0], f"it fits, with less room than for {holds}"
+        return fitting[0], f"it fits, with less room than for {capacity}"
     way = max(fitting, key=lambda each: (each.longest, each.engines * each.requests(SHORT), -each.ranks))
-    return way, f"its engines hold most; none of these ways has room for {holds} in each engine"
+    return way, f"its engines hold most; none of these ways has room for {capacity} in each engine"
 
 
 WHY_ENGINES = "engines give more at full load, ranks are faster while requests are few"
@@ -173,7 +173,7 @@ LEGEND = (
 
 
 def table(found: Sequence[Way], gpu: GpuModel, count: int) -> list[str]:
-    """Returns a heading, a line for each way, and what its words mean."""
+    """Returns a heading, a row for each way, and a legend."""
     rows = [_row(way, gpu) + _idle(count - way.ranks * way.engines) for way in found]
     return [HEADING, *rows, *LEGEND]
 

@@ -1,4 +1,4 @@
-"""``chorale warm MODEL``: compile every kernel that a server needs, for example while an image is built."""
+"""``chorale warm MODEL``: compiles every kernel that a server needs, for example while an image is built."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ Compiles every kernel that chorale serve needs with the same options and puts it
 into Triton's cache (TRITON_CACHE_DIR, else ~/.triton/cache), so that the server
 starts without compiling: in an image, or on a disk that servers share.
 MODEL: gpt-oss-20b, gpt-oss-120b, demo, or a folder. Nothing is downloaded.
---gpu NAME compiles for a GPU that need not be here; without it: this machine's.
+--gpu NAME compiles for the named GPU, which need not be installed here
+(default: this machine's GPU).
 """
-_STEP = 10  # percent of the kernels after which a line is printed
+_STEP = 10  # percent of the kernels between two printed lines
 
 
 def run(arguments: list[str]) -> int:
@@ -46,7 +47,7 @@ def check(engine: EngineConfig, names: list[str]) -> None:
     if len(names) > 1:
         raise ConfigError(f"--gpu {' '.join(names)}: one GPU at a time; run chorale warm once for each")
     if names and engine.device == "cpu":
-        raise ConfigError("--gpu and --device cpu: only one of them can count")
+        raise ConfigError("--gpu and --device cpu cannot be combined")
     if not engine.precompile_kernels:
         raise ConfigError(
             "--no-precompile-kernels: a server with this option does not use what warm compiles"
@@ -54,7 +55,7 @@ def check(engine: EngineConfig, names: list[str]) -> None:
 
 
 def why_nothing(engine: EngineConfig, model: ModelConfig, names: list[str]) -> str | None:
-    """Returns why a server with these options compiles no kernel. Returns None if it does."""
+    """Returns why a server with these options compiles no kernel, or None if it compiles some."""
     if engine.device == "cpu":
         return "--device cpu runs without kernels"
     if engine.ops == "reference":
@@ -72,9 +73,9 @@ def why_nothing(engine: EngineConfig, model: ModelConfig, names: list[str]) -> s
 
 
 def compile_kernels(engine: EngineConfig, model: ModelConfig, names: list[str]) -> None:
-    """Raises ``ConfigError`` or ``ChoraleError``."""
+    """Compiles the kernels and prints progress. Raises ``ConfigError`` or ``ChoraleError``."""
     if importlib.util.find_spec("triton") is None:
-        raise ConfigError(f"no triton here, in the version that the servers have: {install_hint('kernels')}")
+        raise ConfigError(f"triton is not installed; install the servers' version: {install_hint('kernels')}")
     from chorale.serve.engine.warm import Target, local_target, warm  # imports torch and Triton
 
     if names:

@@ -10,7 +10,7 @@ from chorale.config.options.suggestions import subcommand
 BENCHES = {
     "serve": (
         "chorale.cli.commands.measure.bench_serve",
-        "load on any OpenAI-compatible server, with vLLM's flags",
+        "load test of any OpenAI-compatible server, with vLLM's flags",
     ),
     "latency": ("chorale.cli.commands.measure.bench_offline", "one batch through the engine, without HTTP"),
     "throughput": (

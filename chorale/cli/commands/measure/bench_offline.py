@@ -33,13 +33,13 @@ def run(name: str, arguments: list[str]) -> int:
 
 
 def _split(made: Parser, arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
-    """Returns the benchmark's own options and those of ``chorale serve``; abbreviations may be of either."""
+    """Returns the benchmark's own options and those of ``chorale serve``. Both may be abbreviated."""
     names = flag_names() | made.option_names
     return made.parse_known_args(whole_names(arguments, names))
 
 
 def _conclude(kind: str, found: dict[str, Any], path: Path | None, **more: Any) -> int:
-    """Prints and writes a result. Each line names a synthetic acceptance, which also is in the file."""
+    """Prints a result and writes it to ``path``. A synthetic acceptance rate is marked in each line."""
     mark = f"    ({SYNTHETIC})" if more.get("synthetic_acceptance") else ""
     for name, value in found.items():
         if isinstance(value, list):
@@ -58,7 +58,7 @@ def _conclude(kind: str, found: dict[str, Any], path: Path | None, **more: Any) 
 def _build(rest: list[str]) -> tuple[Any, dict[str, Any]]:
     """Builds an engine from options of ``chorale serve``, with prefix caching off by default.
 
-    Returns it and what the result file says of it.
+    Returns the engine and its entries in the result file.
     """
     from chorale.serve.engine.build import build_engine
 
@@ -71,7 +71,7 @@ def _build(rest: list[str]) -> tuple[Any, dict[str, Any]]:
 
 
 def described(info: EngineInfo, speculative: SpeculativeConfig | None) -> dict[str, Any]:
-    """Returns the model and the way in which tokens were drafted, and prints the latter."""
+    """Returns the result file's entries about the model and speculation. Prints the speculation."""
     found: dict[str, Any] = {"model": info.model}
     if speculative is not None:
         print(f"speculation: {speculative}")

@@ -36,10 +36,10 @@ def _result_file(text: str) -> Path:
 
 
 def writable_file(text: str, option: str = "--out") -> Path:
-    """Raises ``ConfigError`` for an unwritable file before anything is measured."""
+    """Returns the path. Raises ``ConfigError`` if it is not writable, before anything is measured."""
     path = Path(text)
-    place = path if path.exists() else path.parent
-    if path.is_dir() or not path.parent.is_dir() or not os.access(place, os.W_OK):
+    target = path if path.exists() else path.parent
+    if path.is_dir() or not path.parent.is_dir() or not os.access(target, os.W_OK):
         raise ConfigError(f"{option} {path}: cannot be written to")
     return path
 
@@ -76,11 +76,9 @@ def kernels_parser() -> Parser:
         "kernels", "Time each Triton kernel at gpt-oss's sizes, with random weights, inside a CUDA graph."
     )
     made.add_argument("--model", choices=sorted(SHAPES, key=len), default="20b", help="model size")
-    made.add_argument("--batch-sizes", default="1,8,64,256,1024", help="rows")
+    made.add_argument("--batch-sizes", default="1,8,64,256,1024", help="numbers of rows")
     made.add_argument("--context", type=int, default=1024, help="cached tokens of each row")
-    made.add_argument(
-        "--layers", type=int, default=8, help="layers of weights, enough that no cache holds them"
-    )
+    made.add_argument("--layers", type=int, default=8, help="layers of weights, enough to exceed every cache")
     made.add_argument("--peak-tb-s", type=float, default=4.62, help="measured read bandwidth of this GPU")
     made.add_argument("--peak-tflop-s", type=float, default=694.0, help="measured bf16 rate of this GPU")
     _output(made)

@@ -27,13 +27,15 @@ def add_pace(made: argparse.ArgumentParser) -> None:
         "--num-warmups", type=int, default=0, help="requests to send before the measurement, not counted"
     )
     pace.add_argument(
-        "--client-processes", type=int, help="load processes (default: one per 256 concurrent requests)"
+        "--client-processes",
+        type=int,
+        help="processes that send requests (default: one per 256 concurrent requests)",
     )
 
 
 def pace_of(given: argparse.Namespace) -> Pace:
-    """Returns the schedule of the options. Raises ``ConfigError`` for a contradiction."""
-    if not (given.request_rate > 0 and given.burstiness > 0):  # nan is neither
+    """Returns the arrival schedule that the options describe. Raises ``ConfigError`` for a contradiction."""
+    if not (given.request_rate > 0 and given.burstiness > 0):  # also false for nan
         raise ConfigError("--request-rate and --burstiness must be above 0")
     first, last = given.ramp_up_start_rps, given.ramp_up_end_rps
     if given.ramp_up_strategy is None:

@@ -56,7 +56,7 @@ def parser() -> Parser:
     where.add_argument("--base-url", help="http://HOST:PORT (instead of --host and --port)")
     where.add_argument("--host", default="127.0.0.1", help="host of the server")
     where.add_argument("--port", type=int, default=8000, help="port of the server")
-    where.add_argument("--endpoint", help="path (default: that of the backend)")
+    where.add_argument("--endpoint", help="path (default: the backend's)")
     where.add_argument("--model", help="model name (default: the server's first)")
     where.add_argument("--served-model-name", help="model name to send, if it differs from --model")
     where.add_argument(
@@ -87,7 +87,7 @@ def parser() -> Parser:
     for name, kind in (("custom", answer_length), ("sharegpt", int)):
         what.add_argument(f"--{name}-output-len", type=kind, metavar="N", help=f"output length for {name}")
     what.add_argument(
-        "--random-range-ratio", type=float, default=0.0, help="lengths vary by up to this share"
+        "--random-range-ratio", type=float, default=0.0, help="lengths vary by up to this fraction"
     )
     what.add_argument(
         "--random-prefix-len", type=int, default=0, help="length of a prefix common to all prompts"
@@ -114,12 +114,12 @@ def _add_results(made: Parser) -> None:
         nargs="+",
         default=[],
         metavar="NAME:MS",
-        help="count requests that stay below these ttft, tpot, e2el",
+        help="count requests within these limits of ttft, tpot, e2el",
     )
     result.add_argument("--save-result", action="store_true", help="write a JSON file")
     result.add_argument("--save-detailed", action="store_true", help="include each request in the file")
     result.add_argument("--result-dir", type=Path, default=Path(), help="folder of the file")
-    result.add_argument("--result-filename", help="name of the file (default: made of rate, model and date)")
+    result.add_argument("--result-filename", help="name of the file (default: from rate, model and date)")
     result.add_argument(
         "--metadata", nargs="*", default=[], metavar="KEY=VALUE", help="entries to add to the file"
     )
@@ -136,7 +136,7 @@ PARSERS = {"serve": parser}
 
 
 def answer_length(text: str) -> int | None:
-    """Parses a length. ``-1``, vLLM's notation for the dataset's own lengths, returns None."""
+    """Parses an output length. Returns None for ``-1``, vLLM's notation for the dataset's own lengths."""
     length = int(text)
     return None if length == -1 else length
 
@@ -172,7 +172,7 @@ def run(_: str, arguments: list[str]) -> int:
 
 
 def draft_counts(base: str, headers: list[tuple[str, str]]) -> DraftCounts | None:
-    """Returns the server's counters of drafts, or None if it shows none."""
+    """Returns the server's counters of drafts, or None if it exposes none."""
     try:
         with Client(Endpoint(base, headers=tuple(headers))) as client:
             answer = client.get("/metrics")
@@ -195,12 +195,12 @@ def check(given: argparse.Namespace) -> Pace:
         raise ConfigError(f"--percentile-metrics: {unknown[0]!r} is not one of {', '.join(TITLES)}")
     if not isinstance(given.extra_body, dict):
         raise ConfigError("--extra-body must be a JSON object")
-    # These are used after the load only; checked now, a mistake does not cost the whole run.
+    # These are used after the run. They are checked now so that a mistake does not cost the whole run.
     _percentiles(given.metric_percentiles)
     _pairs(given.metadata, "--metadata")
     goals_of(given.goodput)
     if saves(given):
-        _check_place(given)
+        _check_result_path(given)
     if given.dataset_name != "random" and given.dataset_path is None:
         raise ConfigError(f"--dataset-name {given.dataset_name} needs --dataset-path")
     return pace_of(given)
@@ -210,7 +210,7 @@ def saves(given: argparse.Namespace) -> bool:
     return bool(given.save_result or given.save_detailed or given.result_filename)
 
 
-def _check_place(given: argparse.Namespace) -> None:
+def _check_result_path(given: argparse.Namespace) -> None:
     path = given.result_dir / (given.result_filename or "file")
     if path.is_dir():
         raise ConfigError(f"--result-filename {given.result_filename}: is a folder")
@@ -248,7 +248,7 @@ def first_model(base: str, headers: list[tuple[str, str]]) -> str:
     try:
         with Client(Endpoint(f"{base}/v1", headers=tuple(headers))) as client:
             return client.first_model()
-    except ConfigError as error:  # no fault of the options
+    except ConfigError as error:  # not an error in the options
         raise ChoraleError(error.message) from None
 
 
@@ -334,8 +334,8 @@ def conclude(
     return 0 if summary.completed else 1
 
 
-def _load_words(given: argparse.Namespace) -> str:
-    """Describes the load in the result file's name."""
+def _rate_name(given: argparse.Namespace) -> str:
+    """Returns the part of the result file's name that gives the rate or the concurrency."""
     if given.ramp_up_strategy:
         return f"ramp-up-{given.ramp_up_start_rps:g}qps-{given.ramp_up_end_rps:g}qps"
     return f"concurrency{given.max_concurrency}" if given.max_concurrency else f"{given.request_rate}qps"
@@ -344,7 +344,7 @@ def _load_words(given: argparse.Namespace) -> str:
 def write(given: argparse.Namespace, model: str, record: dict[str, Any]) -> Path:
     label = (given.label or given.backend).replace("/", "_")  # a model's name may contain a slash
     name = (
-        given.result_filename or f"{label}-{_load_words(given)}-{model.split('/')[-1]}-{record['date']}.json"
+        given.result_filename or f"{label}-{_rate_name(given)}-{model.split('/')[-1]}-{record['date']}.json"
     )
     path = Path(given.result_dir / name)
     write_whole(path, json.dumps(record, indent=1))

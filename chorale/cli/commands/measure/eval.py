@@ -1,6 +1,6 @@
-"""``chorale eval``: hands its arguments to chorale-evals, a distribution of its own (``evals/``).
+"""``chorale eval``: passes its arguments to chorale-evals, a separate distribution (``evals/``).
 
-The server needs nothing of it, and it has dependencies that the server has not.
+It is separate because it has dependencies that the server does not need.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""``chorale selfcheck``: checks that this machine, with this checkpoint and these options, computes what it
-should."""
+"""``chorale selfcheck``: checks that this machine computes correct results with a checkpoint and options."""
 
 from __future__ import annotations
 
@@ -42,12 +41,12 @@ def parser() -> Parser:
         "chorale selfcheck",
         usage="chorale selfcheck [MODEL] [options] [the options of chorale serve]",
         description="Checks files, kernels and a private server with these options, in minutes. Each line "
-        "says what it proves. Exit code 1 if a check failed. --list shows the checks.",
+        "describes what it verifies. Exit code 1 if a check failed. --list shows the checks.",
     )
     made.add_argument("--only", default="", help="names of checks, separated by commas")
     made.add_argument("--skip", default="", help="names of checks to leave out")
-    made.add_argument("--quick", action="store_true", help="less of each check, and not the longest ones")
-    made.add_argument("--json", help="file for the results as JSON; -: standard output")
+    made.add_argument("--quick", action="store_true", help="shorten the checks and skip the longest ones")
+    made.add_argument("--json", help="write the results as JSON to this file; -: standard output")
     made.add_argument("--list", action="store_true", help="print the checks and exit")
     return made
 
@@ -107,15 +106,15 @@ def _plan(given: argparse.Namespace, rest: list[str], settings: Settings, chosen
     )
 
 
-def _write(place: str, text: str) -> None:
-    if place == "-":
+def _write(target: str, text: str) -> None:
+    if target == "-":
         print(text)
         return
-    write_whole(Path(place), text)
+    write_whole(Path(target), text)
 
 
 class _Screen:
-    """Prints outcomes as they come; on a terminal also which check runs."""
+    """Prints outcomes as they arrive, and on a terminal the name of the running check."""
 
     def __init__(self, *, to_stderr: bool) -> None:
         self._stream = sys.stderr if to_stderr else sys.stdout

@@ -1,6 +1,4 @@
-"""``chorale pull MODEL`` and ``chorale list``: checkpoints in the Hugging Face cache, where ``serve`` finds
-them.
-"""
+"""``chorale pull MODEL`` and ``chorale list``: checkpoints in the Hugging Face cache, read by ``serve``."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from chorale.machine import facts as machine
 from chorale.model.cache import CachedModel, cached_models
 from chorale.model.hub import check_family, find_folder, missing_bytes, resolve_model
 
-_STEP = 0.1  # share of a download between two printed lines, without a terminal
+_STEP = 0.1  # fraction of a download between two progress lines without a terminal
 
 
 def pull_parser() -> Parser:
@@ -68,8 +66,8 @@ def run_pull(arguments: list[str]) -> int:
     sizes = missing_bytes(name, revision=given.revision, download_dir=given.download_dir)
     if sizes is not None:
         missing, total = sizes
-        place = given.download_dir or machine.hub_cache()
-        print(f"{name}: {_size(total)}, of which {_size(total - missing)} are in {place} already")
+        cache = given.download_dir or machine.hub_cache()
+        print(f"{name}: {_size(total)}, of which {_size(total - missing)} are in {cache} already")
     try:
         folder = _download(name, given.revision, given.download_dir)
     except ConfigError as error:  # a failed download, not a wrong command line

@@ -2,7 +2,7 @@
 terminal.
 
 ``Screen`` receives every status change from the supervisor's event loop, so its methods must not block. It
-records the phases with their durations and never holds a key.
+records the phases with their durations and never stores an API key.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ PHASES = {
 
 
 EXCHANGES = {
-    "peers": "ranks add their parts in Chorale's kernels, over each other's memory",
-    "nccl": "ranks add their parts through NCCL",
-    "rccl": "ranks add their parts through RCCL",
-    "hccl": "ranks add their parts through HCCL",
-    "gloo": "ranks add their parts on the CPU (gloo)",
+    "peers": "ranks sum their partial results in Chorale's kernels, over each other's memory",
+    "nccl": "ranks sum their partial results through NCCL",
+    "rccl": "ranks sum their partial results through RCCL",
+    "hccl": "ranks sum their partial results through HCCL",
+    "gloo": "ranks sum their partial results on the CPU (gloo)",
 }
 
 
@@ -62,7 +62,7 @@ class Screen:
         self._settings = settings
         self._tools = tools
         self._console = Console(file=output, highlight=False, soft_wrap=True)
-        self._logs = settings.server.log_format == "json"  # no line of another form
+        self._logs = settings.server.log_format == "json"  # every line must be a log record
         self._live: Live | None = None
         self._phases: dict[str, Phase] = {}
         self._started = time.perf_counter()
@@ -72,10 +72,7 @@ class Screen:
         self._notices: list[str] = []
 
     def notice(self, text: str) -> None:
-        """Queues a line for the operator.
-
-        Shown once the server listens, so that a failed start prints one line.
-        """
+        """Queues a line to print once the server listens, so that a failed start prints only its error."""
         self._notices.append(text)
 
     @property
@@ -112,8 +109,8 @@ class Screen:
                 else:
                     print_error(status.message)
             else:
-                many = self._settings.server.data_parallel_size > 1
-                said = status.message if many else f"the engine died and is restarting: {status.message}"
+                several = self._settings.server.data_parallel_size > 1
+                said = status.message if several else f"the engine died and is restarting: {status.message}"
                 self._say(said)
 
     def on_stopping(self) -> None:
@@ -168,13 +165,13 @@ class Screen:
         self._end_live()
         self._phases = {}
         if self._ready_once:
-            many = self._settings.server.data_parallel_size > 1
-            self._say("every engine is ready again" if many else "the engine is ready again")
+            several = self._settings.server.data_parallel_size > 1
+            self._say("every engine is ready again" if several else "the engine is ready again")
             return
         self._ready_once = True
         for line in self._banner(info, time.perf_counter() - self._started):
             self._say(line)
-        self._say("Application startup complete.")  # the sign that guides and scripts of vLLM wait for
+        self._say("Application startup complete.")  # guides and scripts for vLLM wait for this line
 
     def _banner(self, info: EngineInfo, seconds: float) -> Iterable[str]:
         """Returns the lines for a server that is ready for the first time."""
@@ -219,13 +216,13 @@ def banner(
     yield f"KV cache  {pool}: {full:.1f} requests{each} at the full {longest}"
     if info.num_host_pages:
         host = f"{gib(info.host_kv_bytes)} of host memory for {info.num_host_pages:,} pages"
-        yield f"          {host} of {info.block_size} tokens that leave it"
+        yield f"          {host} of {info.block_size} tokens evicted from it"
     if info.speculation:
         yield f"drafts    {info.speculation}"
     if replicas > 1:
         yield (
             f"engines   {replicas} behind one port, {settings.server.api_server_count} HTTP process(es); a "
-            "request goes where its prefix is cached, if the load allows"
+            "request goes to the engine that caches its prefix, unless that is busy"
         )
     docs = "" if settings.server.disable_docs else f"    docs {url}/docs"
     yield f"API       {url}/v1    metrics {url}/metrics{docs}"

@@ -29,11 +29,11 @@ class BatchJob:
         self._work: FileWork | None = None
         self._stopped = False
 
-    async def send(self, send: Sender, concurrency: int) -> None:
-        """Returns once all lines are done; after ``stop``, those in flight. ``concurrency``: the default."""
+    async def send(self, send: Sender, default_concurrency: int) -> None:
+        """Sends the lines and waits for them, after ``stop`` only for those in flight."""
         if self._stopped:
             return
-        self._work = self._journal.work(send, self._concurrency or concurrency, self._progress.add)
+        self._work = self._journal.work(send, self._concurrency or default_concurrency, self._progress.add)
         self._progress.start()
         try:
             await self._work.run()
@@ -41,7 +41,7 @@ class BatchJob:
             self._work = None
 
     def stop(self) -> None:
-        """First call: no further line is sent. Second call: aborts those in flight."""
+        """Stops sending lines. A second call aborts the lines in flight."""
         self._stopped = True
         if self._work is not None:
             self._progress.note("stopping: waiting for lines in flight (interrupt again to cancel them)")
@@ -49,7 +49,7 @@ class BatchJob:
 
 
 class EngineJob(BatchJob):
-    """The supervisor's job. ``failure``: the error that ended it. ``sockets``: listen for metrics."""
+    """Runs under the supervisor. ``failure``: the error that ended it. ``sockets``: serve the metrics."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class EngineJob(BatchJob):
         async with contextlib.AsyncExitStack() as stack:
             if self._sockets:
                 await stack.enter_async_context(listening(metrics_only(app), self._config, self._sockets))
-            # As many again wait in the engine, so that it never waits for a line.
+            # Twice the lines that can run, so that the engine always has queued lines.
             running = app.state.client.info.max_num_seqs * self._config.data_parallel_size
             try:
                 await self.send(AppSender(app), 2 * running)

@@ -15,12 +15,12 @@ from chorale.cli.commands.serve.banner import Screen
 from chorale.client.base import EngineInfo
 from chorale.store.batch_rows import Result, StoredBatch
 
-LINE_SECONDS = 10.0  # between two lines of progress without a terminal
-_BAR_SECONDS = 0.1
+LINE_SECONDS = 10.0  # interval of the progress lines without a terminal
+_BAR_SECONDS = 0.1  # interval of the bar's updates
 
 
 class EngineScreen(Screen):
-    """The start of the engine, without what concerns a listening server."""
+    """Prints the start of the engine, without the lines about a listening server."""
 
     def _banner(self, info: EngineInfo, seconds: float) -> Iterable[str]:
         yield f"{info.model} on {info.device} ({info.dtype}, {info.ops} ops): ready in {seconds:.1f} s"
@@ -28,23 +28,23 @@ class EngineScreen(Screen):
             yield f"warning: {'; '.join(info.notes)}"
 
     def on_stopping(self) -> None:
-        """Leaves out the line of a server that stops, since the engine also stops after the last line."""
+        """Prints nothing, since the engine also stops after the last line of the batch."""
         self._end_live()
 
 
 class LineProgress:
-    """Progress of a run. ``begun``: the batch before its first line is sent."""
+    """Progress of a run. ``begun``: the state of the batch before the run."""
 
     def __init__(self, begun: StoredBatch, *, quiet: bool = False) -> None:
         self._begun, self._quiet = begun, quiet
-        self._num_lines = self._num_failed = self._num_tokens = 0  # of this run
+        self._num_lines = self._num_failed = self._num_tokens = 0  # counts of this run
         self._console = Console(file=sys.stderr, highlight=False, soft_wrap=True)
         self._began = self._due = time.monotonic()
         self._bar: Progress | None = None
         self._notes: list[str] = []
 
     def start(self) -> None:
-        """Shows the bar and begins to measure; the engine is ready."""
+        """Shows the bar and starts the clock. Called when the engine is ready."""
         self._began = time.monotonic()
         self._due = self._began + LINE_SECONDS
         if self._console.is_terminal and not self._quiet:
@@ -63,7 +63,7 @@ class LineProgress:
             self._due = 0.0
 
     def add(self, results: Sequence[Result]) -> None:
-        """Counts lines that are done."""
+        """Adds finished lines to the counts."""
         self._num_lines += len(results)
         self._num_failed += sum(not result.completed for result in results)
         self._num_tokens += sum(result.tokens.output for result in results)
@@ -82,7 +82,7 @@ class LineProgress:
             self._bar.update(self._bar.task_ids[0], completed=done, rates=self._rates())
 
     def note(self, line: str) -> None:
-        """Prints a line above the bar, once."""
+        """Prints a line above the bar, unless it was printed before."""
         if line not in self._notes:
             self._notes.append(line)
             self._console.print(line)
@@ -107,9 +107,9 @@ class LineProgress:
 def summary(
     num_before: int, ended: StoredBatch, failures: Counter[str], num_tokens: int, seconds: float
 ) -> Iterator[str]:
-    """Yields the lines that end a run.
+    """Yields the lines to print at the end of a run.
 
-    ``num_before``: lines that earlier runs did. ``failures``: numbers of failed lines by their reason.
+    ``num_before``: lines done by earlier runs. ``failures``: number of failed lines by reason.
     ``num_tokens``: output tokens of this run.
     """
     num_lines, num_now = ended.num_done, ended.num_done - num_before

@@ -62,11 +62,11 @@ def _row(flag: Flag, settings: Settings) -> tuple[str, str, str]:
 def _show(flag: Flag, settings: Settings, given: Any) -> str:
     if flag.name == "api-key":
         return f"{len(settings.api_keys)} set" if settings.api_keys else "none"
-    room, _, attribute = (flag.target or "").partition(".")
-    if room == "cli":
+    section, _, attribute = (flag.target or "").partition(".")
+    if section == "cli":
         return json.dumps(given) if flag.kind in ("json", "bool") and given is not None else str(given or "-")
-    rooms = {"engine": settings.engine, "server": settings.server, "tools": settings.server.tools}
-    value = getattr(rooms[room], attribute)
+    sections = {"engine": settings.engine, "server": settings.server, "tools": settings.server.tools}
+    value = getattr(sections[section], attribute)
     if flag.name == "served-model-name" and value == ():
         return "from the model"
     if value is None or value in ((), ""):

@@ -1,4 +1,4 @@
-"""``chorale run-batch``: runs a file of requests, on an engine of its own or on a server. Flags as vLLM's."""
+"""``chorale run-batch``: runs a file of requests on a private engine or on a server, with vLLM's flags."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 CONCURRENCY = 256  # requests in flight at --base-url
 INTERRUPTED = 130
-_ANY_QUEUE = 2**31 - 1
-# Options of serve that also mean something without an engine.
+_ANY_QUEUE = 2**31 - 1  # a queue without a practical limit
+# Options of ``chorale serve`` that also apply with --base-url.
 _OF_CLIENTS = frozenset(
     {"api-key", "api-key-file", "config", "uvicorn-log-level", "log-format", "host", "port"}
 )
@@ -51,7 +51,7 @@ def parser() -> Parser:
     files.add_argument("-o", "--output-file", required=True, metavar="FILE", help="file or http(s) URL (PUT)")
     files.add_argument(
         "--output-tmp-dir", type=Path, metavar="FOLDER",
-        help="where the records are kept until they are sent to an output URL (default: the current folder)",
+        help="folder of the records until they are sent to an output URL (default: the current folder)",
     )  # fmt: skip
     files.add_argument(
         "--restart", action="store_true", help="discard the records of an interrupted run, and begin again"
@@ -62,7 +62,7 @@ def parser() -> Parser:
         "--max-concurrency", type=_positive, metavar="N",
         help=f"lines in flight (default: twice --max-num-seqs; {CONCURRENCY} with --base-url)",
     )  # fmt: skip
-    shown = made.add_argument_group("what is shown")
+    shown = made.add_argument_group("progress and metrics")
     shown.add_argument("--enable-metrics", action="store_true", help="serve /metrics at --host and --port")
     shown.add_argument("--url", dest="metrics_host", metavar="HOST", help="older name of --host")
     shown.add_argument(
@@ -113,7 +113,7 @@ def _local(name: str, folder: Path) -> Iterator[Path]:
 
 
 def _run(given: argparse.Namespace, settings: Settings, path: Path, destination: Destination) -> int:
-    """Sends the lines and delivers the output. The journal is removed then, or if no line was sent."""
+    """Sends the lines and delivers the output. Removes the journal then, or if no line was sent."""
     from chorale.cli.commands.serve.batch_screen import LineProgress, summary
     from chorale.jobs.run_file import Journal
 
@@ -147,7 +147,7 @@ def _run(given: argparse.Namespace, settings: Settings, path: Path, destination:
 
 
 def _is_kept(journal: Journal, ended: StoredBatch) -> bool:
-    """Returns whether there are records beyond those of lines that cannot be sent."""
+    """Returns whether the journal has records of sent lines, not only of invalid ones."""
     return journal.num_before > 0 or ended.num_done > journal.batch.num_done
 
 
@@ -171,11 +171,11 @@ def _check(given: argparse.Namespace, settings: Settings) -> None:
     if given.enable_metrics:
         without.append("--enable-metrics")
     if without:
-        raise ConfigError(f"{', '.join(without)}: of no effect with --base-url, whose server has the engine")
+        raise ConfigError(f"{', '.join(without)}: no effect with --base-url, whose server runs the engine")
 
 
 def _offline(settings: Settings) -> Settings:
-    """Returns the settings with the defaults of an engine that no user watches."""
+    """Returns the settings with the defaults of an engine that has no interactive clients."""
     engine, server, values = settings.engine, settings.server, settings.values
     changes: dict[str, Any] = {"access_log": False, "api_server_count": 1, "uds": None}
     if "response-store" not in values:
@@ -242,7 +242,7 @@ def _at_engine(
 
 
 def base_of(url: str) -> str:
-    """Returns a base URL without ``/v1``, with which the lines' URLs begin. Raises ``ConfigError``."""
+    """Returns a base URL without ``/v1``, since the lines' URLs begin with it. Raises ``ConfigError``."""
     from chorale.requests.openai_client import api_url
 
     return api_url(url, "--base-url").removesuffix("/v1")

@@ -41,7 +41,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _logged(settings: Settings) -> int:
-    """Serves; an error that ends the command is a record, too."""
+    """Serves. An error that ends the command is written as a log record."""
     try:
         return _serve(settings)
     except ChoraleError as error:
@@ -75,9 +75,9 @@ def on_ray(settings: Settings) -> int:
 
 def find_tools(settings: Settings) -> tuple[str, ...]:
     """Returns the banner's lines about tools: available ones, then requested but unavailable ones."""
-    if settings.server.tools == ToolConfig():  # none is enabled
+    if settings.server.tools == ToolConfig():  # no tool is enabled
         return ()
-    from chorale.tools.service import probe_tools  # a quarter of a second
+    from chorale.tools.service import probe_tools  # this import takes 0.25 s
 
     found = asyncio.run(probe_tools(settings.server.tools, os.environ))
     lines = [f"{name} ({what})" for name, what in found.available.items() if name != "mcp"]
