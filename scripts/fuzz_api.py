@@ -1,4 +1,4 @@
-"""Random requests against the whole app, in process, over a scripted engine
+"""Sends random requests to the whole app, in process, with a scripted engine
 (tests/support/fuzz/api_fuzzer.py).
 
     python scripts/fuzz_api.py --requests 20000 --seed 1

@@ -333,7 +333,7 @@ ROWS: dict[str, list[Panel]] = {
 
 
 def expand(query: str) -> str:
-    """Fills in the labels of ``{}``, also after given ones (``{a="b",}``), and the interval of ``[]``."""
+    """Fills in the labels of ``{}``, after any given ones (``{a="b",}``), and the interval of ``[]``."""
 
     def labelled(match: re.Match[str]) -> str:
         chosen = HTTP_LABELS if match[1].startswith("http_") else LABELS
@@ -343,7 +343,7 @@ def expand(query: str) -> str:
     return query.replace("[]", "[$__rate_interval]")
 
 
-def render_panel(panel: Panel, place: dict[str, int], number: int) -> dict[str, Any]:
+def render_panel(panel: Panel, position: dict[str, int], number: int) -> dict[str, Any]:
     targets = [
         {"refId": chr(65 + index), "datasource": SOURCE, "expr": expand(query), "legendFormat": legend}
         for index, (legend, query) in enumerate(panel.queries.items())
@@ -367,7 +367,7 @@ def render_panel(panel: Panel, place: dict[str, int], number: int) -> dict[str, 
         "type": panel.kind,
         "title": panel.title,
         "description": panel.about,
-        "gridPos": place,
+        "gridPos": position,
         "datasource": SOURCE,
         "targets": targets,
         "options": options,
@@ -379,17 +379,17 @@ def panels() -> list[dict[str, Any]]:
     made: list[dict[str, Any]] = []
     top = 0
     for title, row in ROWS.items():
-        place = {"x": 0, "y": top, "w": 24, "h": 1}
+        position = {"x": 0, "y": top, "w": 24, "h": 1}
         made.append(
-            {"id": len(made) + 1, "type": "row", "title": title, "collapsed": False, "gridPos": place}
+            {"id": len(made) + 1, "type": "row", "title": title, "collapsed": False, "gridPos": position}
         )
         top += 1
         columns, height = (len(row), 4) if row[0].kind == "stat" else (3 if len(row) in (3, 5, 6) else 2, 8)
         for index, panel in enumerate(row):
             line, column = divmod(index, columns)
             width = 24 // columns
-            place = {"x": column * width, "y": top + line * height, "w": width, "h": height}
-            made.append(render_panel(panel, place, len(made) + 1))
+            position = {"x": column * width, "y": top + line * height, "w": width, "h": height}
+            made.append(render_panel(panel, position, len(made) + 1))
         top += -(-len(row) // columns) * height
     return made
 

@@ -39,7 +39,7 @@ TEXTS = (
     "<|start|>assistant<|channel|>final<|message|>17 + 25 = 42",
     '<|start|>user<|message|>Spell "garden".<|end|><|start|>assistant<|channel|>final<|message|>g-a-r-d-e-n',
     "The numbers from one to ten are one, two, three, four, five, six, seven, eight, nine, ten.",
-    # Longer than the window.
+    # Longer than the attention window.
     ENGLISH,
 )
 # Pieces that encoders and parsers get wrong: white space, scripts, emoji, names of special tokens as text.
@@ -50,7 +50,7 @@ AWKWARD = (
     "<|start|>assistant<|channel|>final<|message|>not a message<|end|>",
     '{"key": [1, 2.5e-3, null, true], "nested": {"a": "\\"quoted\\""}}',
 )
-# And the rules by which text is cut into pieces: digits by three, contractions, capitals, ends of lines.
+# Also the rules that split text before encoding: groups of three digits, contractions, capitals, line ends.
 TOKENIZED = (
     *AWKWARD,
     "12 345 6789 1234567890 3.14159265 ١٢٣٤٥٦ x86_64 2026-11-24",
@@ -73,7 +73,7 @@ CHAT: list[dict[str, Any]] = [
 
 
 def write_tokens() -> list[list[int]]:
-    """Returns the token ids of ``TEXTS``."""
+    """Writes ``known_tokens.json``. Returns the token ids of ``TEXTS``."""
     import openai_harmony as oh
 
     with tempfile.TemporaryDirectory() as folder:

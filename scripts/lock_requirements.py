@@ -1,8 +1,8 @@
 """Writes the requirements of the image with their hashes: `python scripts/lock_requirements.py`.
 
-Needs the program uv and a package registry, whose address is left out. `deploy/requirements.txt` is for
-both targets of the image. `deploy/requirements-cuda.txt` is torch and its CUDA libraries: a build for CPUs
-comes from PyTorch's own index, with other hashes, so that the target cpu takes only the version from there.
+Needs the program uv and a package registry, whose address is not written. `deploy/requirements.txt` is for
+both targets of the image. `deploy/requirements-cuda.txt` has torch and its CUDA libraries: CPU builds come
+from PyTorch's index with other hashes, so the target cpu uses only the torch version of this file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HEAD = "# python scripts/lock_requirements.py: pyproject.toml for the image (Lin
 
 
 def resolve() -> str:
-    """Returns all packages with versions and hashes, as uv finds them."""
+    """Returns all packages with versions and hashes, as printed by uv."""
     uv = shutil.which("uv") or str(Path(sys.executable).with_name("uv"))
     command = [
         uv,

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Make a virtual environment: make-venv.sh PYTHON DIR. uv when present, else venv.
+# Make a virtual environment: make-venv.sh PYTHON DIR. Uses uv if installed, else venv.
 set -eu
 python=$1 venv=$2
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || {

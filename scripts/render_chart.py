@@ -1,8 +1,8 @@
-"""Renders the Helm chart with each file of its ci/ folder into tests/deploy/rendered:
+"""Renders the Helm chart with each values file of its ci/ folder into tests/deploy/rendered:
 `python scripts/render_chart.py [--check]`.
 
-Needs the program helm or the package helm-python-sdk. Tests read the rendered files, so that they need
-neither; the first line of each has a digest of the chart, which shows whether it is current.
+Needs the program helm or the package helm-python-sdk. Tests read the rendered files and need
+neither; the first line of each file has a digest of the chart, which shows whether it is current.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def render(values: Path) -> dict[str, str]:
 
 
 def documents(rendered: dict[str, str]) -> list[object]:
-    """Returns the objects, in the order of kind and name."""
+    """Returns the objects, sorted by kind and name."""
     found = [
         each
         for name, text in rendered.items()

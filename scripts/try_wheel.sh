@@ -1,6 +1,6 @@
 #!/bin/sh
 # Build the wheel, install it outside the checkout, and try it: try_wheel.sh [PYTHON]. Needs a package registry.
-# What only the checkout has (tests, docs, an editable path) cannot help: all runs in an empty folder.
+# Everything runs in an empty folder, so files of the checkout (tests, docs, an editable path) cannot help.
 set -eu
 python=${1:-python3}
 here=$(cd "$(dirname "$0")/.." && pwd)
@@ -14,7 +14,7 @@ trap 'test -z "$server" || kill "$server" 2>/dev/null || true; rm -rf "$work"' E
 
 cd "$work"
 "$python" -m venv venv
-if command -v uv >/dev/null 2>&1; then # which can pick the CPU build of torch
+if command -v uv >/dev/null 2>&1; then # uv can select the CPU build of torch
     uv pip install --quiet --python venv/bin/python --torch-backend=cpu dist/chorale_serve-*.whl
 else
     test -z "${TORCH_CPU:-}" || venv/bin/python -m pip --quiet install "$TORCH_CPU"

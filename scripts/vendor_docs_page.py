@@ -1,7 +1,7 @@
 """Copies the files of Swagger UI that /docs serves from its npm package into chorale, compressed.
 
     python scripts/vendor_docs_page.py           fetches the package with `npm pack` and writes the files
-    python scripts/vendor_docs_page.py --check   exits 1 if the files are not those of the package
+    python scripts/vendor_docs_page.py --check   exits 1 if the files differ from the package's
 
 The package's digest is pinned below, so the same bytes come out everywhere. For another version, change both
 lines: `npm view swagger-ui-dist@VERSION dist.integrity` prints the digest.
@@ -23,7 +23,7 @@ VERSION = "5.35.0"
 INTEGRITY = "sha512-U06rpMtW9V3XPGOBeamTUSr0Z09jMX4IJuANpE/EZbAhw0G8CgwrzU4YmXkn/h0wCDNsXdGarTNNHC3sU8yVUQ=="
 FOLDER = Path(__file__).resolve().parents[1] / "chorale" / "api" / "operator" / "docs"
 COMPRESSED = ("swagger-ui-bundle.js", "swagger-ui.css")
-# Our licence is Apache 2.0, too; these files name the authors of the bundle and of its contents.
+# Swagger UI has Chorale's licence, Apache 2.0; these files name the authors of the bundle and its contents.
 PLAIN = {
     "NOTICE": "swagger-ui.NOTICE.txt",
     "swagger-ui-bundle.js.LICENSE.txt": "swagger-ui-bundle.js.LICENSE.txt",
@@ -47,7 +47,7 @@ def fetch() -> bytes:
 
 
 def made(package: bytes) -> dict[str, bytes]:
-    """Returns name -> content of every file."""
+    """Returns the content of every file to write, by name."""
     files: dict[str, bytes] = {}
     with tarfile.open(fileobj=io.BytesIO(package)) as archive:
 
@@ -57,7 +57,7 @@ def made(package: bytes) -> dict[str, bytes]:
             return member.read()
 
         for name in COMPRESSED:
-            # Without the line that points to a source map, which is not served.
+            # Leave out the line that points to a source map, which is not served.
             lines = read(name).splitlines(keepends=True)
             content = b"".join(line for line in lines if b"sourceMappingURL=" not in line[:24])
             files[f"{name}.gz"] = gzip.compress(content, 9, mtime=0)
@@ -75,7 +75,7 @@ def main() -> int:
         elif not path.exists() or _content(path.read_bytes()) != _content(content):
             wrong.append(name)
     for name in wrong:
-        print(f"{name} is not that of swagger-ui-dist@{VERSION}")
+        print(f"{name} differs from swagger-ui-dist@{VERSION}")
     return 1 if wrong else 0
 
 

@@ -13,7 +13,7 @@ MARKS = re.compile(r"(?<=<!-- all -->\n).*?(?=<!-- /all -->)", re.DOTALL)
 
 
 def table() -> str:
-    """Returns a row for each treatment and reason."""
+    """Returns the table, with a row for each treatment and reason."""
     groups: dict[tuple[str, str], list[str]] = {}
     for flag in KNOWN_FLAGS:
         groups.setdefault((flag.effect, flag.note), []).append(f"`--{flag.name}`")

@@ -6,7 +6,7 @@
 //
 // Writes openai_types.json and anthropic_types.json: {"package": "name version", "types": {NAME: TYPE}}. A TYPE is
 //   "string", "number", "boolean", "null", "any"    a primitive
-//   "=text"                                        that very string (true, 1: that very value)
+//   "=text"                                        exactly this string (true, 1: exactly this value)
 //   "#Name"                                        another type
 //   [TYPE]                                         a list
 //   {"map": TYPE}                                  an object with any keys
@@ -54,7 +54,7 @@ class Reader {
     this.names = new Map(); // type id -> the name under which it is written
   }
 
-  /** The fact of a type; named object types are written once and referred to. */
+  /** Returns the TYPE of a type; named object types are written once and referred to. */
   read(type) {
     const { checker } = this;
     const { TypeFlags } = ts;
@@ -104,7 +104,7 @@ class Reader {
     this.types[owner].fields[key] = this.read(optional ? this.checker.getNonOptionalType?.(type) ?? type : type);
   }
 
-  /** The declared name, with those of the namespaces around it. */
+  /** Returns the declared name, qualified by its namespaces. */
   name(type) {
     const symbol = type.aliasSymbol ?? type.symbol;
     const full = !symbol ? 'Intersection' : this.checker.getFullyQualifiedName(symbol).replace(/^".*"\./, '');

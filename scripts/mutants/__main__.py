@@ -69,15 +69,15 @@ def _mutants(root: Path, options: argparse.Namespace) -> list[Mutant]:
     return mutants
 
 
-def _copy(root: Path, place: Path) -> Path:
+def _copy(root: Path, target: Path) -> Path:
     """Copies the files that git tracks or would add, so that the tree itself stays unchanged."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
     names = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout
     for name in filter(None, names.split("\0")):
         if (root / name).is_file():
-            (place / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(root / name, place / name)
-    return place
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(root / name, target / name)
+    return target
 
 
 def _run(
@@ -96,7 +96,7 @@ def _run(
 
     verdicts = []
     with ThreadPoolExecutor(len(copies)) as pool:
-        # Printed by one thread: lines of several get mixed, since print() writes the end of a line by itself.
+        # One thread prints: print() writes the newline separately, so lines of several threads would mix.
         for verdict in pool.map(one, mutants):
             print(verdict, flush=True)
             verdicts.append(verdict)
@@ -124,16 +124,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--tests", nargs="+", help="tests to choose from, instead of CONTRIBUTING.md's table")
     parser.add_argument("--all-tests", action="store_true",
-                        help="run all of them for lines that only child processes execute")  # fmt: skip
+                        help="run all tests for lines that only child processes execute")  # fmt: skip
     parser.add_argument("--limit", type=int, default=0, help="maximum number of mutants, drawn at random")
-    parser.add_argument("--seed", type=int, default=0, help="of that draw")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sample for --limit")
     parser.add_argument("--jobs", type=int, default=2, help="mutants tested at a time")
     parser.add_argument("--budget", type=float, default=60.0, help="seconds of tests for one mutant")
     parser.add_argument(
-        "--floor", type=float, default=0.0, help="exit with 1 below this percentage of killed"
+        "--floor", type=float, default=0.0, help="exit with 1 below this percentage of killed mutants"
     )
     parser.add_argument("--package", default="chorale", help="the folder whose changes count")
-    parser.add_argument("--root", default=".", help="of the repository")
+    parser.add_argument("--root", default=".", help="root of the repository")
     return parser
 
 

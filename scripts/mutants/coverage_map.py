@@ -15,7 +15,7 @@ from coverage import CoverageData
 
 HERE = Path(__file__).resolve().parent
 TABLE = "CONTRIBUTING.md"
-FEW = 8  # if at most this many test files import a module, they are taken as its tests
+FEW = 8  # at most this many importing test files count as a module's tests
 _ROW = re.compile(r"^\| `([\w/.]+)`[^|]*\|([^|]+)\|", re.MULTILINE)
 
 
@@ -37,14 +37,14 @@ def table(root: Path) -> dict[str, list[str]]:
     """Returns the table of ``CONTRIBUTING.md``: path of the product -> paths of tests."""
     page = root / TABLE
     text = page.read_text("utf-8") if page.exists() else ""
-    part = text.partition("<!-- tests -->")[2].partition("<!-- /tests -->")[0]
-    return {row[1]: re.findall(r"`(tests/[\w/.]+)`", row[2]) for row in _ROW.finditer(part)}
+    section = text.partition("<!-- tests -->")[2].partition("<!-- /tests -->")[0]
+    return {row[1]: re.findall(r"`(tests/[\w/.]+)`", row[2]) for row in _ROW.finditer(section)}
 
 
 def tests_for(root: Path, files: list[str]) -> list[str]:
-    """Returns the tests of ``files``: those of the longest matching path of the table, and importing ones.
+    """Returns the tests of ``files``: those of the table's longest matching path, and those that import them.
 
-    A file that half of the tests import (``errors.py``) has only those of the table.
+    For a file that more than ``FEW`` test files import (``errors.py``), only the table counts.
     """
     rows = table(root)
     chosen: set[str] = set()
@@ -68,14 +68,14 @@ def _importing(root: Path, file: str) -> list[str]:
 
 
 def measure(root: Path, files: list[str], tests: list[str]) -> CoverageMap:
-    """Run ``tests`` in ``root`` once. Raises ``SystemExit`` if pytest cannot run them."""
+    """Runs ``tests`` in ``root`` once. Raises ``SystemExit`` if pytest cannot run them."""
     data, times = root / ".mutants-coverage", root / ".mutants-times"
     environment = environment_of(root) | {"MUTANTS_TIMES": str(times)}
     command = [sys.executable, "-m", "coverage", "run", f"--data-file={data}", "--rcfile=/dev/null"]
     command += [f"--include={','.join(files)}", "-m", "pytest", "-p", "contexts", *QUIET, *tests]
     print(f"running {len(tests)} test paths once: {' '.join(tests)}", flush=True)
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
-    # pytest ends with 1 after a warning at its start, too: then no test has run.
+    # pytest also exits with 1 after a warning at start-up; then no test has run.
     if done.returncode not in (0, 1) or not times.exists():
         raise SystemExit(f"the tests do not run:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
     recorded = CoverageData(str(data))
@@ -95,12 +95,12 @@ def measure(root: Path, files: list[str], tests: list[str]) -> CoverageMap:
     return CoverageMap(noted["passed"], noted["failed"], dict(lines), dict(by_file))
 
 
-# The project's own addopts name the plugins: a second -p for one of them is a warning, and so an error.
+# pyproject.toml's addopts name the plugins. A second -p for one of them is a warning, hence an error.
 QUIET = ["-q", "-pno:cacheprovider", "-m", "not slow and not gpu"]
 
 
 def environment_of(root: Path) -> dict[str, str]:
-    """Returns variables with which Python imports the package from ``root`` and writes no byte code."""
+    """Returns an environment in which Python imports the package from ``root`` and writes no byte code."""
     path = os.pathsep.join([str(root), str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     fixed = {"PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     return os.environ | fixed | {"PYTHONPATH": path}

@@ -1,7 +1,7 @@
 """The mutants of a source file: small edits of its text, each at one node of its syntax tree.
 
 Only edits that a reviewer would call a fault are made. Left alone: docstrings and other strings, annotations,
-decorators, ``__all__``, imports, log calls, and what only the type checker reads.
+decorators, ``__all__``, imports, log calls, and code for type checkers only.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Finder(ast.NodeVisitor):
         self.source = source
         self.edits: list[Edit] = []
         self._depth = 0  # number of functions around the node
-        # Offsets of the syntax tree are in UTF-8 bytes of a line.
+        # Column offsets of the syntax tree count UTF-8 bytes.
         self._lines = source.splitlines(keepends=True)
         self._starts = [0]
         for line in self._lines:

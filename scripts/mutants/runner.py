@@ -1,4 +1,4 @@
-"""One mutant in one copy of the tree: write the fault, run the tests of its line, restore the file."""
+"""Tries a mutant in a copy of the tree: writes the fault, runs the tests of its line, restores the file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Mutant:
 @dataclass(frozen=True, slots=True)
 class Verdict:
     mutant: Mutant
-    word: str  # killed, survived, or untested: no test of the map executes the line
+    word: str  # killed, survived, or untested (no test executes the line)
     seconds: float
     reason: str
 
@@ -43,7 +43,7 @@ class Verdict:
 
 
 def try_mutant(copy: Path, mutant: Mutant, covered: CoverageMap, budget: float, all_tests: bool) -> Verdict:
-    """``all_tests``: run every test of the map for a line that none of them executes in its own process."""
+    """Returns the verdict. ``all_tests``: run all tests if none executes the line in its own process."""
     tests = _tests(mutant, covered, budget, all_tests)
     if not tests:
         return Verdict(mutant, "untested", 0.0, "no test executes this line")
@@ -101,7 +101,7 @@ def _judge(copy: Path, tests: list[str], limit: float) -> tuple[str, str]:
         *QUIET,
         f"@{listed.name}",
     ]
-    # A new session, so that pytest can be killed as a whole; the tests' reaper ends their processes.
+    # A new session, so that pytest's process group can be killed; the tests' reaper ends other processes.
     process = subprocess.Popen(command, cwd=copy, env=environment_of(copy), start_new_session=True,
                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
     try:
