@@ -1,4 +1,4 @@
-"""Time of repeated calls, for all benchmarks."""
+"""Timing of repeated calls, shared by all benchmarks."""
 
 from __future__ import annotations
 

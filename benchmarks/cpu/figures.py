@@ -1,4 +1,4 @@
-"""Prompts and reports that the benchmarks of CPUs share."""
+"""Prompts and reports shared by the CPU benchmarks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def random_prompt(length: int) -> list[int]:
 
 
 def report(seconds: Seconds, prompts: Sequence[int]) -> float:
-    """Prints prompt and decode speed and the peak memory. Returns the seconds that a decoded token takes."""
+    """Prints prompt and decode speed and the peak memory. Returns the seconds per decoded token."""
     seconds(8, 4)
     for length in prompts:
         first = seconds(length, 1)

@@ -1,4 +1,4 @@
-"""Writes a gpt-oss checkpoint as the GGUF file that llama.cpp reads, to compare with it.
+"""Writes a gpt-oss checkpoint as a GGUF file for llama.cpp, to compare both engines.
 
     python -m benchmarks.cpu.gguf FOLDER FILE.gguf [--dense q8_0]
 
@@ -49,7 +49,7 @@ LAYER = {
 class Tensor:
     name: str
     kind: gguf.GGMLQuantizationType
-    shape: tuple[int, ...]  # in elements
+    shape: tuple[int, ...]  # elements of each axis
     data: Callable[[], Any]  # returns an array with bytes on its last axis
 
 
@@ -87,7 +87,7 @@ def describe(writer: gguf.GGUFWriter, config: ModelConfig) -> None:
     """Writes the metadata. The clamp and slope of SwiGLU and the order of layers are fixed in llama.cpp."""
     kinds = tuple("full_attention" if i % 2 else "sliding_attention" for i in range(config.num_hidden_layers))
     if (config.swiglu_limit, config.swiglu_alpha, config.layer_types) != (7.0, 1.702, kinds):
-        raise SystemExit("llama.cpp knows one SwiGLU and one order of layers, and this checkpoint has others")
+        raise SystemExit("llama.cpp supports one SwiGLU and one order of layers; this checkpoint has others")
     rope = config.rope
     writer.add_tokenizer_model("none")
     writer.add_vocab_size(config.vocab_size)
@@ -120,9 +120,9 @@ def tensors(
     for layer in range(config.num_hidden_layers):
         for role, name in LAYER.items():
             yield floats(checkpoint, layer, role, f"blk.{layer}.{name}", dense)
-        for first, part in enumerate(("gate", "up")):  # their rows alternate in a checkpoint
+        for first, half in enumerate(("gate", "up")):  # their rows alternate in a checkpoint
             rows = slice(first, None, 2)
-            name = f"blk.{layer}.ffn_{part}_exps"
+            name = f"blk.{layer}.ffn_{half}_exps"
             yield experts(checkpoint, layer, "gate_up", f"{name}.weight", rows)
             yield floats(checkpoint, layer, "gate_up.bias", f"{name}.bias", dense, rows)
         yield experts(checkpoint, layer, "down", f"blk.{layer}.ffn_down_exps.weight", slice(None))
@@ -154,9 +154,9 @@ def experts(checkpoint: Checkpoint, layer: int, role: str, name: str, rows: slic
 
 
 def mxfp4_blocks(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """[..., G, 16] and [..., G] -> [..., G * 17]: the scale, then 16 bytes that hold elements i and i + 16.
+    """[..., G, 16] and [..., G] -> [..., G * 17]: the scale, then 16 bytes of the elements i and i + 16.
 
-    In a checkpoint a byte holds neighbours. In both the first of the two is in the low nibble.
+    In a checkpoint, a byte has two neighbours. In both forms, the low nibble has the first element.
     """
     codes = torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(-2)  # [..., G, 32]
     return torch.cat((scales.unsqueeze(-1), codes[..., :16] | (codes[..., 16:] << 4)), dim=-1).flatten(-2)

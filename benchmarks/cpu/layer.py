@@ -1,9 +1,9 @@
-"""Measures the products of one layer of gpt-oss-20b on one thread of a CPU, by number of tokens.
+"""Measures the matrix products of one layer of gpt-oss-20b on one thread of a CPU, by number of tokens.
 
     CHORALE_CPU_ISA=amx python -m benchmarks.cpu.layer [--tokens 1 8 16 75 512]
 
-Prints milliseconds of the thread's CPU time, the best of several runs. Other programs still disturb it: they
-share caches and memory. Weights and choices of experts are random.
+Prints milliseconds of the thread's CPU time, the best of several runs. Other programs still affect it,
+since they share caches and memory. Weights and choices of experts are random.
 """
 
 from __future__ import annotations

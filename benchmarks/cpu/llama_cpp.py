@@ -4,7 +4,7 @@
     python -m benchmarks.cpu.llama_cpp FILE.gguf [--num-threads 2]
     python -m benchmarks.cpu.llama_cpp --accuracy FOLDER FILE.gguf...
 
-Through ``llama_cpp.Llama``, with the prompts of ``speed.py``. Tokens are chosen greedily, the cheapest
+It calls ``llama_cpp.Llama`` with the prompts of ``speed.py``. Tokens are chosen greedily, the cheapest
 way for llama.cpp. ``--accuracy`` gives one text of random tokens to Chorale and to llama.cpp, and compares
 the log-probabilities of its tokens with those of the reference in float32. Needs ``llama-cpp-python``.
 """
@@ -47,8 +47,10 @@ def main() -> None:
     options.add_argument("--prompts", type=int, nargs="+", default=PROMPTS)
     options.add_argument("--ubatch", type=int, default=512, help="prompt tokens computed at once")
     options.add_argument("--no-flash-attention", action="store_true")
-    options.add_argument("--accuracy", type=Path, metavar="FOLDER", help="the checkpoint of the files")
-    options.add_argument("--tokens", type=int, default=128, help="of the text for --accuracy")
+    options.add_argument(
+        "--accuracy", type=Path, metavar="FOLDER", help="checkpoint that the files were made from"
+    )
+    options.add_argument("--tokens", type=int, default=128, help="tokens of the text for --accuracy")
     given = options.parse_args()
     settings = {
         "n_threads": given.num_threads,
@@ -56,7 +58,7 @@ def main() -> None:
         "n_batch": max(2048, given.ubatch),
         "n_ubatch": given.ubatch,
         "flash_attn": not given.no_flash_attention,
-        "swa_full": False,  # window layers keep what their window needs, as in llama-server
+        "swa_full": False,  # window layers keep only their window, as in llama-server
         "verbose": False,
     }
     if given.accuracy is not None:
@@ -73,7 +75,7 @@ def main() -> None:
 def seconds(llama: Llama, length: int, tokens: int) -> float:
     """Returns the seconds of one request with a random prompt."""
     prompt = random_prompt(length)
-    llama.reset()  # otherwise the part that two prompts share would be kept
+    llama.reset()  # otherwise a prefix shared with the last prompt would be reused
     began = time.perf_counter()
     made = sum(1 for _ in islice(llama.generate(prompt, temp=0.0), tokens))
     assert made == tokens
@@ -81,7 +83,7 @@ def seconds(llama: Llama, length: int, tokens: int) -> float:
 
 
 def compare(folder: Path, files: list[Path], text: list[int], settings: dict[str, Any]) -> None:
-    """Prints errors of log-probabilities, in nats and as a share of the reference's standard deviation."""
+    """Prints errors of log-probabilities, in nats and as a fraction of the reference's standard deviation."""
     exact = chorale_logprobs(folder, text, ops="reference", dtype="float32")
     print(f"{len(exact)} tokens; standard deviation of the reference's log-probabilities {exact.std():.3f}")
     print(f"{'':40} {'mean':>8} {'worst':>8} {'rms / std':>10}")
@@ -101,8 +103,8 @@ def others(
 
 
 def chorale_logprobs(folder: Path, text: list[int], **options: Any) -> np.ndarray:
-    """Returns those of the text's tokens from the second on."""
-    from chorale import LLM, SamplingParams  # with torch, which must not count as llama.cpp's memory
+    """Returns the log-probabilities of the text's tokens, from the second on."""
+    from chorale import LLM, SamplingParams  # imports torch, which must not count as memory of llama.cpp
 
     params = SamplingParams(max_tokens=1, prompt_logprobs=0)
     with LLM(str(folder), device="cpu", max_model_len=len(text) + 16, **options) as llm:

@@ -2,8 +2,8 @@
 
     python -m benchmarks.cpu.speed MODEL [--ops cpu] [--cpu-precision int8] [--num-threads 2]
 
-Through ``LLM.generate``, one sequence, prompts of random tokens. A second run starts with the files in the
-system's page cache. Weights may be random: speed does not depend on their values.
+It calls ``LLM.generate`` for one sequence at a time, with random prompts. A second run starts with the files
+in the system's page cache. Weights may be random: speed does not depend on their values.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def seconds(llm: LLM, length: int, tokens: int) -> float:
 
 
 def report_bandwidth(config: ModelConfig, decode: float, int8: bool) -> None:
-    """Prints the bandwidth, and that of a plain memory read by as many threads."""
+    """Prints the bandwidth of decoding and that of a plain memory read with as many threads."""
     read = token_bytes(config, "bfloat16")
     if int8:
         read -= weight_bytes(config, "bfloat16") - weight_bytes(config, "bfloat16", int8=True)

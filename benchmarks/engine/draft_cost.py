@@ -2,8 +2,8 @@
 
     python -m benchmarks.engine.draft_cost
 
-Microseconds, one thread. The text to look up is random ids of 20,000; the grammar is a JSON schema in the
-middle of an answer.
+Microseconds, one thread. The text is random ids below 20,000; the grammar is a JSON schema in the middle
+of an answer.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     python -m benchmarks.engine.grammar_cost [--steps 150]
 
 Walks matchers through valid output (a random allowed token at each step, closing tokens preferred), and
-prints microseconds: filling the masks of a step (one thread below 8 rows, all cores from there on), applying
-one row's mask in the sampler. Filling includes moving the matchers on by a token. On a GPU it runs while the
-device computes the forward pass.
+prints microseconds: filling the masks of a step (one thread below 8 rows, all cores from there on), and
+applying one row's mask in the sampler. Filling includes advancing the matchers by a token. On a GPU it runs
+while the device computes the forward pass.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def grammars() -> dict[str, str]:
 
 
 def advance(rows: GrammarRows, octets: torch.Tensor, rng: np.random.Generator) -> np.ndarray:
-    """One allowed token for each row; within reasoning any ordinary one."""
+    """Returns a random allowed token for each row, an ordinary one if the mask has any."""
     tokens = []
     for row in octets.numpy():
         allowed = np.flatnonzero(np.unpackbits(row, bitorder="little"))
@@ -85,7 +85,7 @@ def walk(grammar: str, prefix: str, num_rows: int, num_steps: int) -> dict[str, 
     rng = np.random.default_rng(0)
     scores = torch.zeros(1, VOCAB_SIZE)
     sampler = ReferenceSampler(torch.zeros(VOCAB_SIZE, dtype=torch.uint8), rows_at_once=1)
-    index = torch.zeros(1, dtype=torch.int32)  # the one row of ``scores`` has the first mask
+    index = torch.zeros(1, dtype=torch.int32)  # the only row of ``scores`` uses the first mask
     fill, apply = [], []
     for _ in range(num_steps):
         start = time.perf_counter()

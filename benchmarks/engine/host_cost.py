@@ -1,4 +1,4 @@
-"""Measures the host's part of an engine step: scheduling and committing, with a device that costs nothing.
+"""Measures the host time of an engine step: scheduling and committing, with a device that costs nothing.
 
     python -m benchmarks.engine.host_cost
 
@@ -8,7 +8,7 @@ the plans also go through the worker: packed into the memory of a captured step,
 and the results read back (a GPU adds its driver's calls). For scale: one decode step of gpt-oss-20b on an
 H200 is about 1.2 ms at batch 1 and 12 ms at batch 1,024.
 With ``--llm``: the same through ``LLM.generate``, and the time of 1,024 prompts of one token each (CPU time
-of the process: every thread counts).
+of all threads of the process).
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class NullExecutor:
 def measure(rows: int, depth: int, caching: bool, prompt: int, steps: int) -> list[float]:
     """Returns the seconds of each of ``steps`` decode steps over ``rows`` rows."""
     block_size = 16
-    pages = rows * (2 + (prompt + steps + 64) // block_size + 10)
+    blocks = rows * (2 + (prompt + steps + 64) // block_size + 10)
     limits = EngineLimits(
-        num_blocks=int(pages * 1.05) + 100,
+        num_blocks=int(blocks * 1.05) + 100,
         block_size=block_size,
         max_num_seqs=rows,
         max_num_batched_tokens=8192,
@@ -68,7 +68,7 @@ def measure(rows: int, depth: int, caching: bool, prompt: int, steps: int) -> li
     )
     core = EngineCore(limits, NullExecutor())
     for index in range(rows):
-        # Lengths differ, so that page boundaries are spread over the steps as in practice.
+        # Lengths differ, so that block boundaries are spread over the steps as in practice.
         ids = [index % 1000 + 10] * (prompt + index % block_size)
         core.add_request(
             GenerateRequest(request_id=f"request-{index}", prompt_token_ids=ids, sampling=SamplingSpec())
@@ -81,7 +81,7 @@ def measure(rows: int, depth: int, caching: bool, prompt: int, steps: int) -> li
 
 
 def measure_churn(rows: int, depth: int, caching: bool, prompt: int, steps: int) -> list[float]:
-    """The same while requests end after 64 tokens and others take their place: most steps prefill, too."""
+    """Like ``measure``, but requests end after 64 tokens and are replaced, so that most steps prefill."""
     output = 64
     limits = EngineLimits(
         num_blocks=rows * (2 + (prompt + output) // 16 + 10) * 2,
@@ -106,7 +106,7 @@ def measure_churn(rows: int, depth: int, caching: bool, prompt: int, steps: int)
 
 
 def measure_runtime(rows: int, prompt: int, steps: int) -> list[float]:
-    """As ``measure`` at depth 1, with the runtime's worker and a device whose graphs do nothing."""
+    """Like ``measure`` at depth 1, with the runtime's worker and a device whose graphs do nothing."""
     import torch
 
     from chorale.config.engine import EngineConfig
@@ -128,8 +128,8 @@ def measure_runtime(rows: int, prompt: int, steps: int) -> list[float]:
     torch.set_num_threads(1)
     device = Idle(Hardware("cpu", "idle", 2**35, 2**35), can_capture=True, overlap=True)
     sizes = {"layers": 2, "experts": 4, "hidden": 64, "inter": 64, "heads": 4, "kv_heads": 2, "head_dim": 16}
-    with tempfile.TemporaryDirectory() as place:
-        folder = write_random_checkpoint(Path(place), make_config(**sizes, vocab=512))
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = write_random_checkpoint(Path(scratch), make_config(**sizes, vocab=512))
         model_config = ModelConfig.load(folder)
         config = EngineConfig(
             max_model_len=prompt + steps + 64,
@@ -181,7 +181,7 @@ def measure_alone(rows: int, prompt: int, steps: int) -> float:
 
 
 def measure_llm(rows: int, prompt: int, steps: int) -> float:
-    """The same through ``LLM.generate``, token ids in and out."""
+    """Like ``measure_alone``, through ``LLM.generate``, with token ids as input and output."""
     from chorale import LLM, SamplingParams
     from chorale.client.base import EngineInfo
     from chorale.serve.engine import build
@@ -197,7 +197,7 @@ def measure_llm(rows: int, prompt: int, steps: int) -> float:
 
 
 def print_llm(all_rows: list[int], steps: int) -> None:
-    """A step costs the difference of a long run and a run of one token, divided by the number of steps."""
+    """Prints the cost of a step: the difference between a long run and a run of one token, per step."""
     print("rows  engine alone, us a step  through LLM.generate, us a step")
     for rows in all_rows:
         count = max(steps, 3000 // rows)

@@ -1,9 +1,9 @@
-"""Measures the process boundary: one step's message for many rows, and a round trip for one.
+"""Measures messages between client and engine process: one step of many rows, and the round trip of one.
 
     python -m benchmarks.engine.ipc_cost [--rows 1024] [--steps 500]
 
 The engine side is a real second process with the product's loop, server_socket and heartbeat around a core
-that only counts, so only the boundary is measured. Prints microseconds: medians over the steps.
+that only counts tokens, so only the communication is measured. Prints microseconds: medians over the steps.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ class CountingCore:
 
 
 def build(config: EngineConfig, progress: Progress) -> tuple[CountingCore, EngineInfo]:
-    step_seconds = config.seed / 1e6  # the configuration is all that reaches the child
+    step_seconds = config.seed / 1e6  # the child gets only the configuration
     return CountingCore(step_seconds), EngineInfo(model="counting", max_model_len=2**20, max_num_seqs=4096)
 
 
 def timed(function: Callable[[], object], repeats: int = 300) -> float:
-    """Median microseconds of one call."""
+    """Returns the median microseconds of one call."""
     return statistics.median(times(function, repeats)) * 1e6
 
 
@@ -82,7 +82,7 @@ def show(name: str, microseconds: float, rows: int) -> None:
 
 
 def in_process(rows: int) -> None:
-    """Encode, decode and dispatch, without sockets."""
+    """Measures encoding, decoding and dispatch, without sockets."""
     ids = [f"chatcmpl-{i:032x}" for i in range(rows)]
     message = wire.StepMessage(
         "0123456789abcdef", StepOutputs([TokenChunk(i, 0, [1234]) for i in ids], EngineStats())
@@ -127,7 +127,7 @@ def engine_side(rows: int) -> None:
 
 
 def thread_seconds(pid: int) -> dict[str, float]:
-    """CPU time of each thread of the engine process. Linux only; the other Python thread is the heartbeat."""
+    """Returns the engine process's CPU seconds by thread (Linux only). The heartbeat has its own thread."""
     found = {}
     for task in sorted(Path(f"/proc/{pid}/task").glob("*"), key=lambda task: int(task.name)):
         name = "main" if task.name == str(pid) else (task / "comm").read_text().strip()
@@ -137,7 +137,7 @@ def thread_seconds(pid: int) -> dict[str, float]:
 
 
 async def across(rows: int, steps: int, step_microseconds: int) -> None:
-    """Measures the same through the socket: the time until the last of ``rows`` readers has its token."""
+    """Measures a step through the socket: the time until the last of ``rows`` readers has its token."""
     folder = make_directory()
     directory = folder.path
     engine = start_engine(directory, step_microseconds)
@@ -176,7 +176,7 @@ async def across(rows: int, steps: int, step_microseconds: int) -> None:
 
 
 async def round_trips(count: int) -> None:
-    """Submits one request of one token; its answer wakes the reader."""
+    """Measures the round trip of a request for one token."""
     folder = make_directory()
     directory = folder.path
     engine = start_engine(directory, 0)

@@ -3,8 +3,8 @@
     python -m benchmarks.engine.kv_events_cost
 
 The device of ``host_cost.py`` costs nothing. A subscriber in another process reads all events. "engine" is
-the CPU time that a step takes of the engine's thread, "publisher" that of the publisher's thread and
-libzmq's; on a GPU they overlap with the device. Rows that decode store a block of 16 tokens every 16 steps.
+the CPU time of the engine's thread per step, "publisher" the CPU time of the threads of the publisher and of
+libzmq; on a GPU they overlap with the device. Rows that decode store a block of 16 tokens every 16 steps.
 The last lines are a prefill of 8,192 tokens a step, with evictions: each block of 16 tokens that is stored
 evicts another. All token ids are above 65,535, so that each takes the maximum of 5 bytes.
 """
@@ -66,7 +66,7 @@ def decode_core(rows: int, steps: int) -> EngineCore:
 
 
 def prefill_core(steps: int) -> EngineCore:
-    """Prompts of 8,192 tokens, one after the other, over a pool that holds four of them."""
+    """Returns an engine with prompts of 8,192 tokens, run one by one, and a pool for four of them."""
     limits = EngineLimits(
         num_blocks=4 * 2 * 8192 // 16,
         block_size=16,
@@ -85,7 +85,7 @@ def prefill_core(steps: int) -> EngineCore:
 
 
 def measure(make: Callable[[], EngineCore], steps: int, warm: int, mode: Mode) -> tuple[float, float, float]:
-    """Microseconds of the engine's thread and of the others for a step, and bytes."""
+    """Returns, per step, the microseconds of the engine's thread and of all others, and the bytes sent."""
     with tempfile.TemporaryDirectory() as folder:
         core, publisher, reader = make(), None, None
         if mode != "off":

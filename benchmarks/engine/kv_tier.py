@@ -1,19 +1,19 @@
-"""Measures host memory for KV: a conversation that returns, many of them, and steps that displace pages.
+"""Measures host memory for KV: a conversation that returns, many of them, and steps that evict pages.
 
     python -m benchmarks.engine.kv_tier [20b | 120b | demo | FOLDER] [--cases CASE ...] [--json FILE]
 
 For a size, a random checkpoint is created first (``--scratch``: in memory, by default). One engine runs all
 cases; its pool holds 20 conversations of the case ``many`` (20b: of 8,800 tokens). Method:
 
-return  ``LLM.generate`` of one prompt of ``--length`` tokens and one token: ``prefill`` seconds. Others
-        displace it. The same prompt again: ``back`` seconds. The median of ``--runs`` such conversations,
-        after one that compiles and captures.
+return  ``LLM.generate`` of one prompt of ``--length`` tokens and one token: ``prefill`` seconds. Other
+        prompts evict it. The same prompt again: ``back`` seconds. Medians of ``--runs`` conversations, after
+        one that compiles and captures.
 many    ``--conversations`` conversations, all seen before, return in random order, ``--concurrency`` at a
         time, each with 64 new tokens and 16 tokens of output: seconds, requests a second, time to first token
         from the moment when a client sends the request, and tokens found; with the tier and without.
 decode  ``--rows`` rows decode over a pool of cached pages that the host does not have, so that each new block
-        displaces one. Seconds of a step with the tier and without, in turns: ``ratio`` is that of the
-        medians. ``pages``: copied to the host, a step.
+        evicts one. Seconds of a step, alternately with the tier and without; ``ratio`` is the ratio of the
+        medians. ``pages``: pages copied to the host per step.
 
 "Without" is the same engine and pool with the saving and loading of pages switched off.
 """
@@ -38,11 +38,11 @@ from chorale.runtime.sizing.memory import GIB
 from chorale.testing.checkpoint_writer import write_random_checkpoint
 
 CASES = ("return", "many", "decode")
-HELD = 20  # conversations in the pool
+IN_POOL = 20  # conversations of the case ``many`` that fit into the pool
 
 
 class Bench:
-    """An engine, and the switch of its tier."""
+    """An engine whose host tier can be switched off."""
 
     def __init__(self, llm: LLM, given: argparse.Namespace) -> None:
         self.llm, self.given = llm, given
@@ -58,7 +58,7 @@ class Bench:
         self._engine.loads = self._loads if on else None
 
     def forget(self) -> None:
-        """Empty both prefix indexes."""
+        """Empties the prefix indexes of the device and the host."""
         self.switch(on=True)
         self._engine.cache.pool.forget_all()
 
@@ -67,7 +67,7 @@ class Bench:
         return self._rng.integers(0, most, length).tolist()
 
     def generate(self, prompt: list[int]) -> tuple[float, list[int], int]:
-        """Returns seconds, tokens, and how many of the prompt were cached."""
+        """Returns seconds, output tokens, and the number of cached prompt tokens."""
         params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, detokenize=False)
         began = time.perf_counter()
         (output,) = self.llm.generate({"prompt_token_ids": prompt}, params, use_tqdm=False)
@@ -75,14 +75,14 @@ class Bench:
         return seconds, list(output.outputs[0].token_ids), output.num_cached_tokens
 
     def fill(self) -> None:
-        """Fill the pool with pages that the host does not have."""
+        """Fills the pool with pages that the host does not have."""
         block, blocks = self.llm.info.block_size, self.llm.info.num_blocks
         length = min(self.llm.info.max_model_len - 2, blocks * block // 4)
         for _ in range(8):
             self.generate(self.prompt(length))
 
     def play(self, prompts: list[list[int]], output: int, at_once: int) -> dict[str, Any]:
-        """Run all prompts, ``at_once`` at a time."""
+        """Runs all prompts, ``at_once`` at a time."""
         core, waiting, sent = self.core, list(reversed(prompts)), dict[str, float]()
         first: list[float] = []
         cached = 0
@@ -123,7 +123,7 @@ class Bench:
             prompt = self.prompt(self.given.length)
             prefill, _, cached = self.generate(prompt)
             assert cached == 0
-            again, answer, _ = self.generate(prompt)  # all of it is on the device
+            again, answer, _ = self.generate(prompt)  # the whole prompt is cached on the device
             self.fill()
             before = self.core.stats()
             back, tokens, cached = self.generate(prompt)
@@ -151,7 +151,7 @@ class Bench:
 
     def many(self) -> dict[str, Any]:
         given, info = self.given, self.llm.info
-        length = (info.num_blocks // HELD - 3) * info.block_size
+        length = (info.num_blocks // IN_POOL - 3) * info.block_size
         talks = [self.prompt(length) for _ in range(given.conversations)]
         found: dict[str, Any] = {"length": length, "conversations": len(talks)}
         for name, on in (("with", True), ("without", False)):

@@ -38,7 +38,7 @@ MODES: dict[str, SamplingSpec] = {
 
 
 def decode_plan(num_rows: int, spec: SamplingSpec) -> StepPlan:
-    """One decode of each row at position 1,000."""
+    """Returns a plan of one decode step of each row, at position 1,000."""
     known = np.arange(1000, dtype=np.int32)
     rows = np.arange(num_rows, dtype=np.int32)
     empty = np.zeros(0, np.int32)

@@ -3,15 +3,15 @@
     python -m benchmarks.engine.step_policy [--delays 0 12] [--rates 20 30 40] [--graphs ROWS TOKENS]
     python -m benchmarks.engine.step_policy --batch-delays 0 6 12 [--rates 5 20] [--batch-rows 1024]
 
-The scheduler is the real one; its clock is arithmetic. How long a step of 20b takes on one H200 follows from
+The scheduler is the real one; its clock is computed. How long a step of 20b takes on one H200 follows from
 docs/lab/kernels.md ("The step, measured": decode steps of 1 to 1,024 rows, prompts of 8,192 tokens, the
 shares of attention, head and sampling). Overlap depth 1, as on a GPU; a step without a graph costs the host
 ``LAUNCH``, a value that reproduces the gaps measured without a bound and with ``--graphs 64 1024``;
 a missing graph costs ``CAPTURE`` once.
 
-Loads: Poisson arrivals at ``--rates`` a second of 1,024 / 512 tokens for 60 s, and 1,024 requests at once of
-1,024 / 1,024. For each bound (milliseconds; 0: none): the time between two tokens of a stream (ITL), the
-time to the first token, and the output rate from the first arrival to the last token.
+Workloads: Poisson arrivals at ``--rates`` a second of 1,024 / 512 tokens for 60 s, and 1,024 requests at
+once of 1,024 / 1,024. For each bound (milliseconds; 0: none): the time between two tokens of a stream (ITL),
+the time to the first token, and the output rate from the first arrival to the last token.
 
 With ``--batch-delays``: the same arrivals alone, and together with a batch of ``--batch-rows`` lines that are
 always in flight, for each bound on steps with batch work; and the tokens a second of the batch.
@@ -45,7 +45,7 @@ def linear_ms(tokens: int) -> float:
 
 
 def step_ms(plan: StepPlan) -> float:
-    """Returns the milliseconds of the device."""
+    """Returns the milliseconds that a step takes on the device."""
     new, ends = plan.num_new.astype(np.int64), plan.num_computed + plan.num_new
     decode = new == 1
     attention = 0.15 + 4.8e-6 * ends[decode].sum() + 2e-4 * new[~decode].sum()
@@ -175,7 +175,7 @@ def play(
     return result
 
 
-def play_beside(
+def play_with_batch(
     batch_ms: float, num_lines: int, graphs: tuple[int, int], arrivals: Iterator[float], seconds: float
 ) -> Result:
     """Plays requests of 1,024 / 512 tokens while ``num_lines`` batch lines of the same size are in flight."""
@@ -227,7 +227,7 @@ def compare_batches(given: argparse.Namespace, graphs: tuple[int, int]) -> None:
         runs += [(f"{delay:g} ms", delay, given.batch_rows) for delay in given.batch_delays]
         for name, delay, rows in runs:
             arrivals = poisson(rate, given.seconds)
-            found = play_beside(delay, rows, graphs, arrivals, given.seconds)
+            found = play_with_batch(delay, rows, graphs, arrivals, given.seconds)
             print(f"{rate:.0f} a second, {name}: {found}", flush=True)
 
 
@@ -243,7 +243,7 @@ def main() -> None:
     parser.add_argument("--rates", type=float, nargs="+", default=[20, 30, 40])
     parser.add_argument("--batch-delays", type=float, nargs="+")
     parser.add_argument("--batch-rows", type=int, default=1024)
-    parser.add_argument("--rows", type=int, default=1024, help="of the burst")
+    parser.add_argument("--rows", type=int, default=1024, help="requests of the burst")
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--graphs", type=int, nargs=2, default=(MIXED_ROWS[-1], MIXED_TOKENS[-1]))
     given = parser.parse_args()

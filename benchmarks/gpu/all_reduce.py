@@ -2,11 +2,11 @@
 
     python -m benchmarks.gpu.all_reduce --ranks 2 [--check] [--json FILE] [--rows 1 8 64 ...]
 
-One process a GPU. First every form is compared with the float32 reference at each number of rows, several
-calls of changing sizes, and all ranks must have the same bits. Then a graph of 100 calls is timed: ours with
-residual and norm, against NCCL's and torch's symmetric memory's all-reduce with our kernel for addition and
-norm after it, and against these alone. Last, a rank leaves out a call, and then a rank is killed: the others
-must name it within the limit. ``--check``: no times. NVLink multicast is not used.
+Each GPU has one process. First, every form is compared with the float32 reference for each number of rows,
+in calls of changing sizes, and all ranks must get the same bits. Then a graph of 100 calls is timed: our
+all-reduce with residual and norm, and those of NCCL and torch's symmetric memory, alone and followed by our
+kernel for addition and norm. Last, a rank skips a call, and then a rank is killed: the others must name it
+within the limit. ``--check``: no times. NVLink multicast is not used.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from chorale.parallel.peer_memory import PeerMemory, symmetric_memory
 
 H, EPS, CALLS = 2880, 1e-5, 100
 ROWS = (1, 8, 64, 256, 1024, 4096)
-LIMIT = 0.5  # seconds, in the fault tests
+LIMIT = 0.5  # seconds until a missing rank is named, in the fault tests
 Work = Callable[[], Any]
 
 
@@ -69,12 +69,12 @@ class Bench:
             print(text, flush=True)
 
     def randn(self, *shape: int, seed: int) -> torch.Tensor:
-        """The same on all ranks for the same seed."""
+        """Returns random numbers, the same on all ranks for the same seed."""
         generator = torch.Generator(device=self.device).manual_seed(seed)
         return torch.randn(*shape, device=self.device, generator=generator)
 
     def use(self, form: str) -> None:
-        """Makes the reducer take ``form`` ("one" or "two") for any number of rows it has memory for."""
+        """Makes the reducer use ``form`` ("one" or "two") for every number of rows that fits its memory."""
         tuning.one_shot_rows = lambda _: 10**6 if form == "one" else 0
 
 
@@ -101,7 +101,7 @@ def error_of(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def check_rows(bench: Bench, form: str, rows: int, splits: int, seed: int) -> None:
-    """One call with an x of fresh numbers, against the reference."""
+    """Compares one call on new random inputs with the reference."""
     bench.use(form)
     dtype = torch.float32 if splits > 1 else torch.bfloat16
     parts = [bench.randn(splits, rows, H, seed=100 * seed + r).to(dtype) for r in range(bench.size)]
@@ -138,7 +138,7 @@ def check_rows(bench: Bench, form: str, rows: int, splits: int, seed: int) -> No
         bench.say(
             f"  {name:22} x {error:.1e}  norm {rounding:.1e}  (lost by rounding sent values: {lost:.1e})"
         )
-    if form == "two":  # the last layer's: all rows of x, no norm
+    if form == "two":  # the call of the last layer: all rows of x, no norm
         last = bench.reducer.add_norm(parts[bench.rank], biases[bench.rank], found.x, None, whole=True)
         torch.cuda.synchronize()
         bench.reducer.check()
@@ -169,9 +169,9 @@ def check_route(bench: Bench, rows: int, experts: int, seed: int) -> None:
 def check(bench: Bench, rows: list[int]) -> None:
     bench.say("correct: relative errors against float32, and the same bits on all ranks")
     for repeat in range(3):
-        for place, count in enumerate(rows if repeat % 2 == 0 else rows[::-1]):
+        for position, count in enumerate(rows if repeat % 2 == 0 else rows[::-1]):
             for form in ("one", "two"):
-                check_rows(bench, form, count, 1 + 3 * (count <= 64), seed=10 * (place + 1) + repeat)
+                check_rows(bench, form, count, 1 + 3 * (count <= 64), seed=10 * (position + 1) + repeat)
     for repeat in range(3):
         for experts, count in ((32, 1), (32, 8), (32, 32), (128, 1), (128, 8)):
             check_route(bench, count, experts, seed=500 + repeat)
@@ -233,7 +233,7 @@ def record(bench: Bench, variant: str, rows: int, work: Work) -> float:
 
 
 def ours(bench: Bench, form: str, rows: int) -> Work:
-    """Adds parts to x and norms; the numbers are small, so that x stays finite."""
+    """Returns a call of our all-reduce with norm; the inputs are small, so that x stays finite."""
     parts = (bench.randn(1, rows, H, seed=bench.rank) * 0.01).bfloat16()
     x = torch.zeros(rows, H, device=bench.device)
 
@@ -245,7 +245,7 @@ def ours(bench: Bench, form: str, rows: int) -> Work:
 
 
 def libraries(bench: Bench, rows: int) -> dict[str, Work]:
-    """Measures all-reduce in bfloat16, alone and with the kernel for residual and norm."""
+    """Returns the libraries' all-reduce in bfloat16, alone and with our kernel for residual and norm."""
     import torch.distributed._symmetric_memory as symmetric
 
     plain = torch.zeros(rows, H, dtype=torch.bfloat16, device=bench.device)
@@ -299,14 +299,14 @@ def peer_memory(layout: Layout, group: dist.ProcessGroup, device: torch.device) 
     return symmetric_memory(layout.num_bytes, group.group_name, device, lambda: dist.barrier(group=group))
 
 
-def leave_out_a_call(bench: Bench) -> None:
-    """The last rank makes no call; the others end within the limit, twice, and name it."""
+def skip_a_call(bench: Bench) -> None:
+    """The last rank skips the call. The others must return within the limit, twice, and name it."""
     bench.use("one")
     last = bench.size - 1
     bench.reducer.set_limit(LIMIT)
     dist.barrier(group=bench.group)
     if bench.rank != last:
-        report_missing(bench, last, "a rank that leaves out a call")
+        report_missing(bench, last, "a rank that skips a call")
     dist.barrier(group=bench.group)
 
 
@@ -324,7 +324,7 @@ def report_missing(bench: Bench, last: int, what: str) -> None:
 
 
 def die(bench: Bench) -> None:
-    """The last rank kills itself after it has joined; the others have a fresh reducer."""
+    """The last rank kills itself after one call with a new reducer. The others must name it."""
     layout = bench.reducer.layout
     memory = peer_memory(layout, bench.group, bench.device)
     bench.reducer = SymmetricReducer(memory, layout, LIMIT)
@@ -336,7 +336,7 @@ def die(bench: Bench) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(2.0)
     report_missing(bench, bench.size - 1, "a rank that was killed")
-    os._exit(0)  # NCCL's own threads would wait for the dead
+    os._exit(0)  # NCCL's threads would wait for the killed rank
 
 
 # ------------------------------------------------------------------ ranks
@@ -370,7 +370,7 @@ def run_rank(parent: int, rank: int, size: int, store: str, options: argparse.Na
         time_table(bench, options.rows)
         if rank == 0 and options.json:
             Path(options.json).write_text(json.dumps(bench.results, indent=1))
-    leave_out_a_call(bench)
+    skip_a_call(bench)
     die(bench)
 
 
@@ -401,11 +401,11 @@ def main() -> int:
 
 
 def wait_for(started: list[Any]) -> int:
-    """Returns 0 if all ranks but the last ended well, and the last by its SIGKILL."""
+    """Returns 0 if the last rank ended by SIGKILL and all others with exit code 0."""
     while any(process.is_alive() for process in started):
         time.sleep(0.2)
         if any(process.exitcode not in (None, 0, -signal.SIGKILL) for process in started):
-            time.sleep(2.0)  # for the others' messages
+            time.sleep(2.0)  # the other ranks print their messages
             for process in started:
                 process.kill()
     codes = [process.exitcode for process in started]

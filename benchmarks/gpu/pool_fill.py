@@ -1,11 +1,11 @@
-"""Shows that automatic sizing cannot run out of memory, with the largest load that the flags allow.
+"""Shows that automatic sizing cannot run out of memory, with the largest steps that the flags allow.
 
     chorale bench make-checkpoint 20b FOLDER
     python -m benchmarks.gpu.pool_fill FOLDER [--gpu-memory-utilization 0.92]
 
-The memory of a step besides the pool depends on its tokens and rows, the length of their contexts, their
-sampling, and on the graphs that exist; not on the contents of pages. So the pool is filled without computing
-most of it: the scheduler, its page tables and the device's own are real, but the forward pass of these steps
+The memory that a step needs besides the pool depends on its tokens and rows, the length of their contexts,
+their sampling, and the graphs that exist; not on the contents of pages. So most of the pool is filled without
+computation: the page tables of the scheduler and of the device are real, but the forward pass of these steps
 is skipped, and keys and values of their tokens stay zero. Everything that affects memory is then computed, on
 top of a full pool:
 
@@ -18,12 +18,12 @@ top of a full pool:
 ``burst``    steps of ``max_num_batched_tokens`` from ``max_num_seqs`` such prompts, each with a grammar too
              and log-probabilities of its prompt; then one prompt of that many tokens
 
-All graphs that there can be are captured first: every size and context, with and without filters, and every
-mixed step. Each line says how full the pool was, and what had been taken by then at most: on the whole device
-(libraries and graphs included), and by the allocator; how often it had to release its cache to continue (a
-retry: on a smaller device, an error); and the most that ``--gpu-memory-utilization`` allows. ``OVER`` is more
-than that: no error while the device has room left, but the arithmetic was wrong. ``NOT FULL``: pool, rows,
-contexts or steps did not reach the stage's target; it proves nothing. A failed request or step ends the run.
+All possible graphs are captured first: every size and context, with and without filters, and every mixed
+step. Each line shows how full the pool was; the peak memory so far, of the whole device (with libraries and
+graphs) and of the allocator; the limit of ``--gpu-memory-utilization``; and the retries (the allocator had to
+release its cache to continue, which would be an error on a smaller device). ``OVER``: the peak exceeds the
+limit, so the arithmetic was wrong, even if the device had room left. ``NOT FULL``: pool, rows, contexts or
+steps did not reach the stage's target, so the stage proves nothing. A failed request or step ends the run.
 Prefix caching is off; it decides which pages are used, not how many there are.
 """
 
@@ -55,8 +55,8 @@ from chorale.runtime.worker import Worker
 from chorale.serve.engine.build import build_engine
 from tests.support.engine.integrity import check_integrity
 
-REAL_STEPS = 12  # computed steps of each kind in a full pool; fewer if the host takes half a second for one
-MOST_STEPS = 400  # computed steps of a stage; some 50 are expected
+REAL_STEPS = 12  # computed steps of each kind in a full pool (a quarter of them in ``special``)
+MOST_STEPS = 400  # maximum of computed steps in a stage; about 50 are expected
 LAST_PROMPTS = 8  # prompts of the widest batch that are computed
 ANSWER = {
     "type": "array",
@@ -115,7 +115,7 @@ def take_pages(worker: Worker, plan: StepPlan) -> None:
 
 @dataclass
 class Filler:
-    """One engine, its requests, and how far they are. Raises ``SystemExit`` if one of them fails."""
+    """One engine, its requests and their progress. Raises ``SystemExit`` if one of them fails."""
 
     core: EngineCore
     executor: SkippingExecutor
@@ -130,7 +130,7 @@ class Filler:
         self.reserve = limits.num_blocks // 100 + 1  # blocks that an admission leaves free
 
     def send(self, count: int, length: int, **sampling: Any) -> None:
-        """``count`` prompts of ``length`` tokens."""
+        """Sends ``count`` prompts of ``length`` tokens."""
         ids = np.random.default_rng(length).integers(0, 199_000, length)
         ids[-2:] = (START, ASSISTANT)[-length:]  # a grammar may begin here
         prompt = np.minimum(ids, self.core.limits.vocab_size - 1).tolist()
@@ -213,7 +213,7 @@ def longest(filler: Filler) -> None:
     limits, geometry = filler.core.limits, filler.geometry
     rows = (limits.num_blocks - filler.reserve) // geometry.blocks_for(limits.max_model_len)
     rows = max(1, min(rows, limits.max_num_seqs - 2))
-    # A row decodes while others are filled in: it must not reach its end before the last has begun.
+    # A row decodes while other prompts are processed: it must not end before the last one has begun.
     steps = rows * limits.max_model_len // max(1, limits.max_num_batched_tokens - rows) + 4 * REAL_STEPS + 32
     length = max(limits.max_model_len - steps, limits.max_model_len // 2)
     filler.executor.skips = True
@@ -231,7 +231,7 @@ def longest(filler: Filler) -> None:
 
 
 def widest(filler: Filler, steps: int, **sampling: Any) -> None:
-    """``steps``: real ones before and after the last prompts."""
+    """Runs a batch of all rows. ``steps``: computed steps before and after the last prompts."""
     limits, geometry = filler.core.limits, filler.geometry
     rows = limits.max_num_seqs
     share = geometry.tokens_in((limits.num_blocks - filler.reserve) // rows)
@@ -358,7 +358,7 @@ def fill_pool(core: EngineCore, inner: LocalExecutor, share: float) -> bool:
             flush=True,
         )
         filler.clear()
-    print("fill: within what is allowed" if good else "fill: NOT within what is allowed", flush=True)
+    print("fill: within the limit" if good else "fill: NOT within the limit", flush=True)
     return good
 
 

@@ -1,10 +1,10 @@
-"""Checks sampling over the GPUs of one host, each with the logits of its token ids.
+"""Checks sampling on several GPUs of one host, each of which has the logits of its share of the token ids.
 
     python -m benchmarks.gpu.shared_sampling --ranks 2
 
 Starts a process for each GPU, with random logits of 201,088 token ids. Tokens and the sets that filters keep
-are compared with the kernels of one rank on whole rows: top_k, top_p, min_p, launched and in graphs that are
-replayed with other logits, exchanged in the kernels and by NCCL.
+are compared with the kernels of one rank on whole rows: top_k, top_p, min_p, launched directly and in graphs
+that are replayed with new logits, with the exchange in the kernels and through NCCL.
 """
 
 from __future__ import annotations
@@ -114,10 +114,10 @@ def check_tokens(bench: Bench, step: Step, name: str) -> None:
     assert len(wrong) <= len(wanted) // 100, (
         name,
         wrong,
-    )  # a sum of probabilities may round to the other side
+    )  # a sum of probabilities may round to the other side of a threshold
     assert torch.equal(step.last, step.out)
     found = bench.ranks.all_gather(step.out)
-    assert bool((found == found[0]).all()), f"{name}: the ranks chose other tokens"
+    assert bool((found == found[0]).all()), f"{name}: the ranks chose different tokens"
 
 
 def check_kept(bench: Bench, step: Step, *, in_kernels: bool) -> None:
@@ -127,7 +127,7 @@ def check_kept(bench: Bench, step: Step, *, in_kernels: bool) -> None:
     local = bench.forbidden[own.start : own.stop].contiguous()
     edge = shared_thresholds(step.mine, step.draws, local, own.start, V, bench.ranks, exchange)
     edges = bench.ranks.all_gather(edge)
-    assert bool((edges == edges[0]).all()), "the ranks found other thresholds"
+    assert bool((edges == edges[0]).all()), "the ranks found different thresholds"
     alone = thresholds(step.whole, step.draws, bench.forbidden)
     scores = step.whole / step.draws.temperature.unsqueeze(1)
     scores[:, bench.forbidden.bool()] = -torch.inf

@@ -4,16 +4,16 @@
     python -m benchmarks.gpu.soak FOLDER [--seconds 60] [--rows 128] [--blocks 1024]
 
 Requests arrive in bursts, with pauses: prompts of 1 to 8,000 tokens and answers of 1 to 1,000 (both
-log-uniform), a third of the prompts with a beginning that others share, some with several choices, filters,
+log-uniform), a third of the prompts with a prefix that others share, some with several choices, filters,
 penalties, biases, log-probabilities of answer or prompt, stop ids, grammars. One in ten or so is aborted at a
 random moment. The pool is small, so that sequences are preempted. Checked while it runs: no request fails;
-one that is not aborted gets all its tokens, log-probabilities are numbers, an answer under a schema is JSON;
+one that is not aborted gets all its tokens, log-probabilities are finite, answers under a schema are JSON;
 pages, rows and queue agree (``check_integrity``, every 50 steps). At the end every page is free.
 
 Memory is compared at two idle moments, after every row of the batch was taken by a plain request (rows keep
 what their last request needed): after the first quarter, and at the end. Allocated may grow by 4 MiB;
-reserved by 512 MiB (it depends on which requests happen to coincide); the process's own by 256
-MiB. ``--device cpu`` with a small checkpoint runs the same anywhere.
+reserved by 512 MiB (it depends on which requests happen to coincide); the resident memory of
+the process by 256 MiB. ``--device cpu`` with a small checkpoint runs the same anywhere.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Soak:
     rng: np.random.Generator
     longest_prompt: int
     longest_answer: int
-    most: int  # requests at once
+    most: int  # maximum of concurrent requests
     live: dict[str, Tracked] = field(default_factory=dict)
     count: Counter[str] = field(default_factory=Counter)
 
@@ -107,7 +107,7 @@ class Soak:
             closing = [self.vocabulary.encode(text)[0] for text in ("]", "}", '"', ",")]
             self.bias = dict.fromkeys(
                 (*closing, END, RETURN), 11.0
-            )  # a random model closes nothing by itself
+            )  # a random model would not close brackets
 
     # ------------------------------------------------------------------ arrivals
 
@@ -119,7 +119,7 @@ class Soak:
         return found
 
     def send(self) -> None:
-        """One request of any kind."""
+        """Sends a random request."""
         prompt = self.tokens(self.length(self.longest_prompt))
         if self.rng.random() < 0.3:
             prompt = (self.beginnings[int(self.rng.integers(4))] + prompt)[: self.longest_prompt]
@@ -227,7 +227,7 @@ class Soak:
 
 @dataclass(frozen=True)
 class Taken:
-    """MiB."""
+    """Memory in use, in MiB."""
 
     allocated: float
     reserved: float

@@ -230,7 +230,7 @@ class Row:
 
 
 def probe(port: int, pipe: Connection) -> None:
-    """Asks for /health all the time; answers each message with the slowest since the last one, in ms."""
+    """Requests /health all the time. Answers a message with the slowest since the last message, in ms."""
     slowest = 0.0
     with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
         while True:
@@ -245,7 +245,7 @@ def probe(port: int, pipe: Connection) -> None:
 
 
 def stream(port: int, pipe: Connection) -> None:
-    """Streams completions, one after the other; answers with the longest gap between tokens of one, in ms."""
+    """Streams one completion after another. Answers a message with the longest gap of tokens, in ms."""
     # A raw completion with ids, so that each token is a separate event, even without text.
     body = {
         "prompt": "Count.",
@@ -271,13 +271,13 @@ def stream(port: int, pipe: Connection) -> None:
 
 
 def silence(_port: int, pipe: Connection) -> None:
-    """Replaces the stream: there is no gap."""
+    """Replaces ``stream`` and reports no gap."""
     while pipe.recv() is not None:
         pipe.send(0.0)
 
 
 class Neighbour:
-    """A process of ours and the pipe to it."""
+    """A client process and the pipe to it."""
 
     def __init__(self, work: Callable[[int, Connection], None], port: int) -> None:
         context = multiprocessing.get_context("spawn")
@@ -369,7 +369,7 @@ def main() -> None:
 
 @contextlib.contextmanager
 def probed(given: argparse.Namespace, folder: Path) -> Iterator[tuple[Served, tuple[Neighbour, Neighbour]]]:
-    """A server, the client that requests its health, and the one that streams."""
+    """Yields a server, the client that requests its health, and the client that streams."""
     with serving(given.model, folder, "--response-store", ":memory:") as served:
         probes = (
             Neighbour(probe, served.port),

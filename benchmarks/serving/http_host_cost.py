@@ -6,10 +6,10 @@
 The real server (uvicorn, uvloop, httptools, our guard, the chat endpoint with harmony parsing, metrics)
 runs in a separate process. The engine's socket is replaced by an object that gives each stream one
 token per step, at a pace that leaves the server idle time, so that tokens do not pile up into larger (and
-cheaper) pieces; the share of tokens in separate pieces is printed. Clients are raw sockets
-in this process. Measured between the tenth step and the last but one, by getrusage of the server process, so
-without the requests themselves; the stand-in engine's own work is included (its share is printed). Decoding
-the engine process's messages is not included (see ``engine/ipc_cost.py``). "kernel" is the part in system
+cheaper) pieces; the share of tokens in separate pieces is printed. Clients are raw sockets in this process.
+The time is measured from the tenth step to the last but one, by getrusage of the server process. It excludes
+the arrival of the requests and the decoding of the engine process's messages (see ``engine/ipc_cost.py``),
+and includes the work of the stand-in engine, whose share is printed. "kernel" is the part in system
 calls; over loopback TCP it includes the receiving side's protocol work too.
 """
 
@@ -48,7 +48,7 @@ BUDGET_US = 25.0
 
 
 def cpu_seconds() -> tuple[float, float]:
-    """Returns (total, share of it in the kernel)."""
+    """Returns the CPU seconds of this process: (total, part spent in the kernel)."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime, usage.ru_stime
 
@@ -171,7 +171,7 @@ async def serve(arguments: argparse.Namespace) -> None:
 
 
 def read_all(address: str | list[object], num_streams: int) -> int:
-    """Open every stream, read each to its end; returns the number of events seen."""
+    """Opens all streams and reads each to its end. Returns the number of events."""
     body = json.dumps(
         {"model": "paced", "stream": True, "messages": [{"role": "user", "content": "Tell me of the sea."}]}
     ).encode()
@@ -225,7 +225,7 @@ def main() -> None:
     parser.add_argument(
         "--pace", type=float, default=60.0, help="microseconds between tokens, all streams together"
     )
-    parser.add_argument("--profile", action="store_true", help="print where the time goes (and cost more)")
+    parser.add_argument("--profile", action="store_true", help="print a profile (slows the server down)")
     parser.add_argument("--check", action="store_true", help=f"exit 1 above {BUDGET_US} us a token")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--uds", help=argparse.SUPPRESS)

@@ -2,7 +2,7 @@
 
     python -m benchmarks.serving.response_store [FOLDER]
 
-The disk of FOLDER decides. Clients share one event loop; SQLite writes with synchronous=FULL.
+The results depend on the disk of FOLDER. Clients share one event loop; SQLite writes with synchronous=FULL.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ async def measure_puts(folder: str | None, num_clients: int) -> None:
             await store.put(response)
             seconds.append(time.perf_counter() - start)
 
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        store = SqliteStore(f"{place}/responses.sqlite3")
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        store = SqliteStore(f"{scratch}/responses.sqlite3")
         responses = [make_response() for _ in range(NUM_PUTS)]
         start = time.perf_counter()
         await asyncio.gather(*(client(responses[i::num_clients], store) for i in range(num_clients)))
@@ -73,12 +73,12 @@ async def measure_puts(folder: str | None, num_clients: int) -> None:
 
 
 async def measure_stream(folder: str | None, vocab: Vocabulary) -> None:
-    """A background response with a reader: CPU of the HTTP process, and bytes in the store."""
+    """Measures background responses with a reader: CPU of the HTTP process, and bytes in the store."""
     words = "".join(f"{number} words, " for number in range(NUM_TOKENS // 4))
     script = vocab.encode_with_special(f"<|channel|>final<|message|>{words}<|return|>")
     engine = ScriptedClient(lambda request, index: Script(script))
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        store = SqliteStore(f"{place}/responses.sqlite3")
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        store = SqliteStore(f"{scratch}/responses.sqlite3")
         config = ServerConfig(system_start_date="2026-01-02")
         state = ServerState(engine, config, vocab, Metrics("m"), store, ("m",))
         routing = Router(authenticate_routes(routes(state), ()))
@@ -95,7 +95,7 @@ async def measure_stream(folder: str | None, vocab: Vocabulary) -> None:
                 read.append(time.process_time() - start)
         await state.background.drain()
         num_bytes = (await store.stats()).num_bytes / NUM_STREAMS / len(script)
-        size = sqlite3.connect(f"{place}/responses.sqlite3").execute("SELECT SUM(length(data)) FROM events")
+        size = sqlite3.connect(f"{scratch}/responses.sqlite3").execute("SELECT SUM(length(data)) FROM events")
         stored = size.fetchone()[0] / NUM_STREAMS / len(script)
         await engine.close()
         await store.close()

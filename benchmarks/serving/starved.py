@@ -30,7 +30,7 @@ from tests.support.serve.quota import cpu_quota
 
 Enter = Callable[[int], None]
 CHORALE = (sys.executable, "-m", "chorale")
-MARK = "CHORALE_STARVED"  # in the environment of all processes of this run
+MARK = "CHORALE_STARVED"  # environment variable that marks the processes of this run
 BODY = {"model": "demo", "messages": [{"role": "user", "content": "What is 17 + 25?"}], "max_tokens": 20}
 
 
@@ -42,7 +42,7 @@ def ask(url: str, timeout: float = 300.0) -> None:
 
 
 def keep_asking(minutes: float, every: float, question: Callable[[], None]) -> dict[str, object]:
-    """Asks every ``every`` seconds for ``minutes``."""
+    """Calls ``question`` every ``every`` seconds for ``minutes`` minutes. Returns counts and failures."""
     end, asked, seconds, failures = time.monotonic() + 60 * minutes, 0, list[float](), list[str]()
     while time.monotonic() < end:
         began = time.monotonic()
@@ -154,7 +154,7 @@ def llm(options: argparse.Namespace, log: Path) -> dict[str, object]:
 
 
 def stop(options: argparse.Namespace, log: Path) -> dict[str, object]:
-    """Seconds from SIGSTOP to the end of the process, and to the next answer."""
+    """Returns the seconds from SIGSTOP to the end of the process, and to the next answer."""
     found = dict[str, object]()
     for name, module, more in (
         ("engine", "chorale.serve.engine.process", ()),
@@ -219,7 +219,7 @@ def main() -> None:
     )
     parts = {"serve": serve, "ray": ray, "llm": llm, "stop": stop, "gaps": gaps}
     parser.add_argument("part", choices=parts)
-    parser.add_argument("--percent", type=int, default=25, help="of one core")
+    parser.add_argument("--percent", type=int, default=25, help="CPU quota in percent of one core")
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--every", type=float, default=10.0, help="seconds between requests")
     options = parser.parse_args()
