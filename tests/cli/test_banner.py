@@ -1,4 +1,4 @@
-"""What an operator sees: the plain-text table and banner, line by line."""
+"""The output of ``chorale serve`` without a terminal: start-up phases and banner."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_phases_then_a_banner_of_at_most_a_dozen_lines() -> None:
     assert "warning" not in text  # nothing is degraded
 
 
-def test_ranks_and_the_memory_of_each() -> None:
+def test_the_banner_shows_ranks_and_their_memory() -> None:
     sizes = {"weights": (3 * 2**30, 2**30), "kv_cache": (2**29, 2**29)}
     note = "ranks exchange through NCCL, which is slower"
     info = replace(INFO, tensor_parallel_size=2, rank_bytes=sizes, exchange="nccl", notes=(note,))
@@ -68,7 +68,7 @@ def test_ranks_and_the_memory_of_each() -> None:
     assert "memory    each rank at most 3.00 GiB of weights, 0.50 GiB of kv cache" in lines
 
 
-def test_speculation_is_said() -> None:
+def test_speculation_is_shown() -> None:
     lines = shown(["x"], (EngineStatus("ready"), replace(INFO, speculation="ngram, up to 4 draft tokens")))
     assert "drafts    ngram, up to 4 draft tokens" in lines
     assert not any(line.startswith("drafts") for line in shown(["x"], (EngineStatus("ready"), INFO)))
@@ -79,8 +79,8 @@ def test_docs_that_are_off_are_not_shown() -> None:
     assert not any("/docs" in line for line in lines)
 
 
-def test_the_address_can_be_used() -> None:
-    """An IPv6 address stands in brackets, and the port is the one that is listened on."""
+def test_the_shown_address_is_usable() -> None:
+    """An IPv6 address has brackets, and the port is the bound one."""
     assert "http://[::1]:9000/v1" in "\n".join(
         shown(["--host", "::1", "--port", "9000"], (EngineStatus("ready"), INFO))
     )
@@ -91,7 +91,7 @@ def test_the_address_can_be_used() -> None:
     assert not any("localhost:0" in line for line in lines)
 
 
-def test_what_is_degraded_is_one_warning_line() -> None:
+def test_degraded_settings_give_one_warning_line() -> None:
     import msgspec
 
     info = msgspec.structs.replace(INFO, notes=("fp8 became bfloat16", "shorter context"))
@@ -101,13 +101,13 @@ def test_what_is_degraded_is_one_warning_line() -> None:
     ]
 
 
-def test_a_failure_is_said_once_where_errors_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failure_is_printed_once_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     lines = shown(["x"], (EngineStatus("failed", message="model 'x': no such folder"), None), stop=True)
     assert lines[-1].startswith("listening at")
     assert capsys.readouterr().err == "chorale: error: model 'x': no such folder\n"
 
 
-def test_a_death_and_a_restart() -> None:
+def test_a_restart_of_the_engine_is_shown() -> None:
     lines = shown(
         ["x"],
         (EngineStatus("ready"), INFO),

@@ -1,4 +1,4 @@
-"""What is wrong at the start is one line and exit code 2, before anything is started or announced."""
+"""Start-up errors give one line and exit code 2, before a process is started or anything is printed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ CASES = [
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> dict[str, str]:
+def paths(tmp_path: Path) -> dict[str, str]:
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("neither a certificate nor a folder")
     (tmp_path / "c.yaml").write_text("port: [\n")
@@ -61,31 +61,31 @@ def places(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("line", "said"), CASES)
-def test_a_start_that_cannot_work_is_one_line(
+def test_a_start_error_is_one_line(
     line: str,
     said: str,
-    places: dict[str, str],
+    paths: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def started(*_: object) -> None:
         raise AssertionError("processes were started")
 
-    monkeypatch.chdir(Path(places["folder"]).parent)
+    monkeypatch.chdir(Path(paths["folder"]).parent)
     monkeypatch.setattr(supervisor, "Supervisor", started)
     monkeypatch.setattr(platforms, "why_no_cuda", lambda: "the NVIDIA driver finds no GPU")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    assert main(["serve", *line.format(**places).split()]) == 2
+    assert main(["serve", *line.format(**paths).split()]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
     assert len(shown.err.splitlines()) == 1
     assert shown.err.startswith("chorale: error: ")
-    assert said.format(**places) in shown.err
+    assert said.format(**paths) in shown.err
     assert "<unicode string>" not in shown.err
 
 
-def test_it_takes_no_time() -> None:
-    """Of CPU, whatever else the machine does: torch alone would take three seconds."""
+def test_a_start_error_needs_little_cpu_time() -> None:
+    """Measures CPU time, since the machine may be busy. Importing torch would take three seconds."""
     command = [sys.executable, "-X", "importtime", "-m", "chorale", "serve", "/no/such/model"]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -96,7 +96,7 @@ def test_it_takes_no_time() -> None:
 
 
 def test_a_store_on_a_full_disk_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server starts, and does not store."""
+    """The server starts, and stores nothing."""
 
     def full(_: Path) -> None:
         raise OSError(28, "No space left on device")
@@ -107,7 +107,7 @@ def test_a_store_on_a_full_disk_is_no_error(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize("found", [1, 1000])
 @pytest.mark.parametrize("is_named", [True, False])
-def test_a_store_of_another_format_is_named(
+def test_a_store_of_another_format_is_refused(
     found: int, is_named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
@@ -124,13 +124,13 @@ def test_a_store_of_another_format_is_named(
 @pytest.mark.parametrize(
     ("build", "reason"), [("2.11.0+cpu", "a build for CPUs"), ("2.11.0", "no NVIDIA driver")]
 )
-def test_why_there_is_no_cuda(build: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_no_cuda_names_the_reason(build: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.metadata.version", lambda _: build)
     monkeypatch.setattr(hardware, "_cuda_driver", lambda: None)
     assert reason in (hardware.why_no_cuda() or "")
 
 
-def test_a_build_for_amd_may_find_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rocm_build_of_torch_may_find_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.metadata.version", lambda _: "2.11.0+rocm6.4")
     assert hardware.why_no_cuda() is None
 
@@ -141,7 +141,7 @@ def test_a_build_for_amd_may_find_one(monkeypatch: pytest.MonkeyPatch) -> None:
      (1, "", "use --tensor-parallel-size 1 (on the command line, which overrides a recipe)"),
      (2, "--tensor-parallel-size 2", "started"), (8, "", "started")],
 )  # fmt: skip
-def test_a_recipe_for_more_gpus_says_what_to_do(
+def test_a_recipe_for_more_gpus_gets_a_remedy(
     gpus: int,
     line: str,
     said: str,
@@ -166,7 +166,7 @@ def test_a_recipe_for_more_gpus_says_what_to_do(
 
 
 class Driver:
-    """NVIDIA's driver with a number of GPUs."""
+    """A stand-in for NVIDIA's driver that finds ``gpus`` GPUs."""
 
     def __init__(self, gpus: int) -> None:
         self._gpus = gpus
@@ -180,7 +180,7 @@ class Driver:
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 3, 5, 7])
-def test_too_few_gpus_for_ranks_of_several_engines_have_one_remedy(
+def test_too_few_gpus_for_several_engines_get_a_remedy_that_works(
     gpus: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def started(*_: object, **__: object) -> None:
@@ -203,11 +203,11 @@ def test_too_few_gpus_for_ranks_of_several_engines_have_one_remedy(
     words = remedy[1].split()
     kept = [] if "--tensor-parallel-size" in words else ["-tp", "4"]
     assert main([*command, *kept, *words]) == 2
-    assert "started" in capsys.readouterr().err  # nothing else is wrong
+    assert "started" in capsys.readouterr().err  # the remedy is sufficient
 
 
 @pytest.mark.parametrize("options", [{}, {"response_store": ":memory:"}])
-def test_a_place_of_files_that_cannot_be_used_ends_the_start(
+def test_an_unusable_batch_storage_ends_the_start(
     options: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken = tmp_path / "taken"

@@ -1,4 +1,4 @@
-"""A conversation in the terminal outlives what goes wrong in it."""
+"""``chorale chat`` continues after errors; ``chat`` and ``complete`` refuse invalid URLs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from chorale.requests.openai_client import Client, Endpoint
 
 
 class Stream(httpx2.SyncByteStream):
-    """An answer that breaks off, unless its prompt is "whole"."""
+    """The body of an answer, which breaks off with an error unless ``whole`` is set."""
 
     def __init__(self, whole: bool) -> None:
         self._whole = whole
@@ -46,7 +46,7 @@ def session() -> Session:
 @pytest.mark.parametrize(
     ("text", "words"), [("gone", "ConnectError: refused"), ("broken off", "RemoteProtocolError: cut")]
 )
-def test_a_server_that_goes_is_an_error_of_that_message(
+def test_a_lost_connection_fails_only_that_message(
     session: Session, text: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert session.ask(text) == 1
@@ -66,7 +66,7 @@ def test_a_file_that_cannot_be_written_does_not_end_the_conversation(
 
 
 @pytest.mark.parametrize("command", ["chat", "complete"])
-def test_an_address_that_is_none(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_url_with_an_invalid_port_is_refused(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--url", "http://localhost:abc/v1", "-q", "x"]) == 2
     assert "--url http://localhost:abc/v1: Invalid port" in capsys.readouterr().err
 
@@ -74,7 +74,7 @@ def test_an_address_that_is_none(command: str, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize("model", [[], ["--model-name", "m"]])
 @pytest.mark.parametrize("command", ["chat", "complete"])
 @pytest.mark.parametrize("url", ["foo", "localhost:8000/v1", "ftp://x/v1", "http://", "http:///v1"])
-def test_an_address_without_scheme_or_host(
+def test_a_url_without_scheme_or_host_is_refused(
     command: str, url: str, model: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([command, "--url", url, *model, "-q", "x"]) == 2
@@ -85,7 +85,7 @@ def test_an_address_without_scheme_or_host(
     assert len(shown.splitlines()) == 1
 
 
-def test_complete_shows_its_speed_where_that_is_asked_for(
+def test_complete_prints_its_speed_with_stats(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def answer(request: httpx2.Request) -> httpx2.Response:

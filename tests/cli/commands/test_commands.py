@@ -1,4 +1,4 @@
-"""The commands that need no engine, as a person runs them."""
+"""Commands as a user runs them: help, errors, exit codes, and the processes that they start."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         "serve demo --help",
     ],
 )
-def test_help_is_never_a_place_to_write_to(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_is_not_taken_as_a_folder(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(line.split()) == 0
     assert "usage" in capsys.readouterr().out
 
@@ -59,7 +59,7 @@ def test_an_export_without_a_folder_is_an_error(line: str, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize("line", ["vocab export {}/x", "bench report {} --out {}/x.html"])
-def test_a_place_that_cannot_be_written_to_is_one_line(
+def test_an_unwritable_path_gives_an_error_that_names_it(
     line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "result.json"
@@ -78,7 +78,7 @@ def test_help_of_serve_fits_a_terminal_and_shows_defaults(capsys: pytest.Capture
     assert "tool-call-parser" in shown
 
 
-def test_windows_is_told_what_works(
+def test_windows_is_refused_with_a_hint_at_wsl(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("platform.system", lambda: "Windows")
@@ -89,7 +89,7 @@ def test_windows_is_told_what_works(
     assert main(["--help"]) == 0
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"chorale {__version__}\n"
 
@@ -115,7 +115,7 @@ def test_doctor_is_quick_and_readable() -> None:
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "OK    vocabulary" in done.stdout
-    assert after.ru_utime - before.ru_utime < 4  # of CPU: about half a second; torch alone would take three
+    assert after.ru_utime - before.ru_utime < 4  # CPU time: about 0.5 s; importing torch takes 3 s
 
 
 def test_collect_env_shows_no_secret(
@@ -143,12 +143,12 @@ def test_a_pipe_gets_the_answer_and_not_the_reasoning(capsys: pytest.CaptureFixt
     assert (answer.content, answer.reasoning) == ("42", "They add.")
 
 
-def test_escape_sequences_of_the_model_are_shown_not_run() -> None:
+def test_escape_sequences_of_the_model_are_escaped() -> None:
     assert printable("a\x1b[2Jb\n") == "a\\x1b[2Jb\n"
 
 
 def wait_for(condition: Callable[[], object]) -> None:
-    """Generous: other work may have the machine."""
+    """Waits for up to 120 s, since the machine may be busy."""
     deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline
@@ -157,7 +157,7 @@ def wait_for(condition: Callable[[], object]) -> None:
 
 @pytest.fixture
 def short_path() -> Iterator[Path]:
-    """A new folder in which the paths of sockets are short enough; pytest's own may be too deep."""
+    """A new folder whose path is short enough for sockets; pytest's folder may be too deep."""
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder)
 
@@ -175,22 +175,22 @@ def short_path() -> Iterator[Path]:
     ],
 )
 @pytest.mark.parametrize("when", ["server", "engine"])
-def test_a_server_that_a_command_has_started_ends_with_it(
+def test_a_private_server_ends_with_its_command(
     command: str, number: signal.Signals, when: str, short_path: Path
 ) -> None:
-    """As soon as the server process is there, before the command can know it, or once it has an engine."""
+    """The signal is sent as soon as the server process exists, or once it has an engine process."""
     line = [sys.executable, "-m", "chorale", *command.split()]
     process = subprocess.Popen(
         line,
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         env=os.environ | {"TMPDIR": str(short_path), "XDG_RUNTIME_DIR": str(short_path)},
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # under nohup it is ignored
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # nohup ignores it
     )
     num_processes = 1 if when == "server" else 2
     try:
         wait_for(lambda: len(descendants(process.pid)) >= num_processes or process.poll() is not None)
-        assert process.poll() is None  # it has not failed to start
+        assert process.poll() is None  # the command is still running
         started = descendants(process.pid)
         process.send_signal(number)
         code = process.wait(120)
@@ -207,7 +207,7 @@ def test_a_server_that_a_command_has_started_ends_with_it(
 
 
 @pytest.mark.slow
-def test_a_private_server_starts_where_the_folder_for_temporary_files_is_deep(tmp_path: Path) -> None:
+def test_a_private_server_starts_with_a_deep_temporary_folder(tmp_path: Path) -> None:
     deep = tmp_path / ("d" * 80)
     deep.mkdir()
     command = [sys.executable, "-m", "chorale", "chat", "demo", "--quick", "Hi"]
@@ -218,7 +218,7 @@ def test_a_private_server_starts_where_the_folder_for_temporary_files_is_deep(tm
     assert list(deep.iterdir()) == []
 
 
-def test_help_of_a_group_of_a_flag_and_of_a_word(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_accepts_a_group_a_flag_or_a_word(capsys: pytest.CaptureFixture[str]) -> None:
     def shown(topic: str) -> str:
         assert main(["serve", f"--help={topic}"]) == 0
         return capsys.readouterr().out
@@ -242,7 +242,7 @@ def test_help_fits_the_terminal(
     command: str, columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    with contextlib.suppress(SystemExit):  # argparse leaves by itself
+    with contextlib.suppress(SystemExit):  # argparse exits after its help
         main([*command.split(), "--help"])
     shown = capsys.readouterr().out
     assert "usage" in shown
@@ -259,7 +259,7 @@ def test_config_show_changed_leaves_the_defaults_out(capsys: pytest.CaptureFixtu
     assert "every setting has its default" in capsys.readouterr().out
 
 
-def test_doctor_says_what_several_gpus_are_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_shows_how_several_gpus_can_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
     from chorale.cli.commands.machine import doctor
     from chorale.machine import facts as machine
 
@@ -280,7 +280,7 @@ def test_doctor_says_what_several_gpus_are_for(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("line", ["--help", "completion bash", "serve --help"])
-def test_a_reader_that_has_enough_ends_a_command_quietly(line: str) -> None:
+def test_a_closed_pipe_ends_a_command_without_a_message(line: str) -> None:
     command = [sys.executable, "-u", "-m", "chorale", *line.split()]
     reading, writing = os.pipe()
     os.close(reading)
@@ -306,5 +306,5 @@ def test_run_is_chat_and_an_option_is_not_a_command(capsys: pytest.CaptureFixtur
         ("https://a/api/v1", "https://a/api/v1"),
     ],
 )
-def test_an_address_of_a_server_may_end_in_v1(given: str, expected: str) -> None:
+def test_a_server_url_may_end_in_v1(given: str, expected: str) -> None:
     assert api_url(given) == expected

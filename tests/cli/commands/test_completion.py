@@ -1,4 +1,4 @@
-"""The scripts of ``chorale completion``, sourced and asked in the shells themselves."""
+"""The scripts of ``chorale completion``, run in the shells themselves."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()
 _chorale
 printf '%s\\n' "${COMPREPLY[@]}"
 """
-# A shell of its own in a pseudo-terminal: what a person sees after Tab.
+# An interactive shell in a pseudo-terminal, for the output after Tab.
 ZSH = """
 zmodload zsh/zpty
 zpty -b shell zsh -f -i
@@ -58,7 +58,7 @@ def ask(*line: str) -> str:
 
 
 @pytest.mark.parametrize(("typed", "wanted", "unwanted"), CASES)
-def test_bash(
+def test_bash_completes(
     typed: str, wanted: set[str], unwanted: set[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = script("bash", tmp_path, capsys)
@@ -67,8 +67,8 @@ def test_bash(
     assert not unwanted & found
 
 
-def test_bash_behind_an_equals_sign(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Bash cuts ``--device=cu`` into three words."""
+def test_bash_completes_after_an_equals_sign(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Bash splits ``--device=cu`` into three words."""
     path = script("bash", tmp_path, capsys)
     for words in (["--device", "=", "cu"], ["--ops", "="]):
         found = ask("bash", "-c", BASH, "bash", str(path), "chorale", "serve", *words).split()
@@ -76,7 +76,7 @@ def test_bash_behind_an_equals_sign(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize(("typed", "wanted", "unwanted"), CASES)
-def test_fish(
+def test_fish_completes(
     typed: str, wanted: set[str], unwanted: set[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = script("fish", tmp_path, capsys)
@@ -94,7 +94,7 @@ def test_fish(
         ("chorale fit x --gpu h10", "h100"),
     ],
 )
-def test_zsh(typed: str, wanted: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_zsh_completes(typed: str, wanted: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = script("zsh", tmp_path, capsys)
     ask("zsh", "-n", str(path))
     assert wanted in ask("zsh", "-f", "-c", ZSH, "zsh", str(path), typed)
@@ -113,6 +113,6 @@ def test_every_command_and_flag_is_completed() -> None:
         assert acting <= parser._option_string_actions.keys()
 
 
-def test_an_unknown_shell_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_shell_is_refused_with_a_suggestion(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", "bsh"]) == 2
     assert "bash" in capsys.readouterr().err

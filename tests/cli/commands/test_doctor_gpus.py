@@ -1,4 +1,4 @@
-"""``chorale doctor`` where ``nvidia-smi`` or docker is a script: faults, other processes, links, a daemon."""
+"""``chorale doctor`` with scripts in place of ``nvidia-smi`` and ``docker``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from chorale.cli.commands.machine import doctor
 from chorale.machine import links, nvidia_smi
 
-# What the tool prints for each query; it refuses queries with a field that it does not know.
+# Answers each query; like nvidia-smi, it refuses a query with an unknown field.
 SCRIPT = """#!/bin/sh
 case "$1" in
   --query-gpu=name,memory.total,memory.free,driver_version,uuid)
@@ -58,7 +58,7 @@ def shown(capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str]]:
                   or "peers" in line]  # fmt: skip
 
 
-def test_healthy_gpus(
+def test_healthy_gpus_are_listed_with_memory_and_links(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     install(tmp_path, monkeypatch)
@@ -68,11 +68,11 @@ def test_healthy_gpus(
     assert lines[2].startswith("OK    gpu 1        NVIDIA H200, 139.65 GiB free")
     assert lines[3].startswith("OK    links        NVLink (NV18)")
     assert links.links(["GPU-b", "GPU-a"]) == ["NV18"]
-    assert links.links(["GPU-b", "GPU-c"]) == []  # nvidia-smi does not know one of them
+    assert links.links(["GPU-b", "GPU-c"]) == []  # nvidia-smi does not list GPU-c
     assert len(lines) == 4
 
 
-def test_errors_of_the_memory_are_counted(
+def test_memory_errors_give_warnings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     install(tmp_path, monkeypatch, ecc="2", pending="1")
@@ -84,7 +84,7 @@ def test_errors_of_the_memory_are_counted(
     assert "nvidia-smi --gpu-reset -i 1" in pending
 
 
-def test_a_gpu_that_needs_an_operator_is_to_be_fixed(
+def test_a_gpu_that_needs_a_reset_or_replacement_is_marked_fix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     install(tmp_path, monkeypatch, failed="1", actions='echo "GPU-a, None"; echo "GPU-b, Drain and Reset"')
@@ -98,9 +98,7 @@ def test_a_gpu_that_needs_an_operator_is_to_be_fixed(
     assert not [line for line in lines if "gpu 0" in line and line.startswith("FIX")]
 
 
-def test_gpus_without_ecc_and_drivers_that_do_not_know_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_ecc_counters_are_not_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, monkeypatch, ecc="[N/A]", pending="[N/A]", failed="[N/A]")
     assert [(gpu.uncorrectable, gpu.remap_pending, gpu.remap_failed) for gpu in nvidia_smi.health()] == [
         (0, False, False), (None, None, None)
@@ -111,7 +109,7 @@ def test_gpus_without_ecc_and_drivers_that_do_not_know_it(
     assert links.links() == links.links(["GPU-a", "GPU-b"]) == []
 
 
-def test_gpus_that_do_not_reach_each_other(
+def test_gpus_without_peer_access_give_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     install(tmp_path, monkeypatch, link="SYS", access="CNS")
@@ -122,7 +120,7 @@ def test_gpus_that_do_not_reach_each_other(
 
 
 @pytest.mark.parametrize("answers", [True, False])
-def test_docker_counts_only_with_its_daemon(
+def test_docker_is_listed_only_if_its_daemon_responds(
     answers: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     docker = tmp_path / "docker"

@@ -1,4 +1,4 @@
-"""``chorale eval`` hands over to chorale-evals, and says how to install it where it is missing."""
+"""``chorale eval`` calls chorale-evals, or says how to install it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from chorale.errors import evals_hint
 PACKAGE = Path(chorale.__file__).parent
 
 
-def test_without_the_package_it_says_how_to_install_it(
+def test_without_the_package_the_error_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    without = [place for place in sys.path if not Path(place, "chorale_evals").exists()]
+    without = [path for path in sys.path if not Path(path, "chorale_evals").exists()]
     monkeypatch.setattr(sys, "path", without)
     for name in [name for name in sys.modules if name.partition(".")[0] == "chorale_evals"]:
         monkeypatch.delitem(sys.modules, name)
@@ -26,15 +26,13 @@ def test_without_the_package_it_says_how_to_install_it(
     assert evals_hint() in capsys.readouterr().err
 
 
-def test_with_the_package_it_takes_the_arguments_and_the_exit_code(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_arguments_and_exit_code_are_passed_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("chorale_evals")
     assert main(["eval", "report", str(tmp_path)]) == 2
     assert str(tmp_path) in capsys.readouterr().err
 
 
-def test_nothing_else_of_the_server_imports_the_package() -> None:
+def test_no_other_module_imports_the_package() -> None:
     found = [
         path.relative_to(PACKAGE)
         for path in PACKAGE.rglob("*.py")

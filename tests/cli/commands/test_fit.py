@@ -1,4 +1,4 @@
-"""``chorale fit --gpu``: the engine's own arithmetic for a card that is not here."""
+"""``chorale fit``: the engine's sizing for named GPUs and for this machine."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def fit(line: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("name", ["h100", "H100", "NVIDIA H100 80GB", "h100-80", "H100_80GB"])
-def test_names_in_any_form(name: str) -> None:
+def test_a_gpu_is_found_by_a_name_in_any_form(name: str) -> None:
     assert find_gpu(name).name == "H100"
 
 
-def test_every_name_and_alias_finds_its_own() -> None:
+def test_every_name_and_alias_finds_its_gpu() -> None:
     for model in MODELS:
         for name in (model.name, *model.aliases):
             assert find_gpu(name) is model
 
 
-def test_it_is_the_engines_own_arithmetic(capsys: pytest.CaptureFixture[str]) -> None:
+def test_fit_agrees_with_the_sizing_of_the_engine(capsys: pytest.CaptureFixture[str]) -> None:
     code, shown = fit("gpt-oss-20b --gpu h200 --max-num-seqs 64 --kv-cache-dtype fp8", capsys)
     assert code == 0
     config = EngineConfig(max_num_seqs=64, kv_cache_dtype="fp8")
@@ -45,27 +45,27 @@ def test_it_is_the_engines_own_arithmetic(capsys: pytest.CaptureFixture[str]) ->
     pool = gib(resolved.limits.num_blocks * resolved.geometry.bytes_per_block)
     assert f"KV pool   {pool}: {resolved.geometry.tokens_in(resolved.limits.num_blocks):,} tokens" in shown
     assert "--gpu-memory-utilization 0.92" in shown
-    assert "139.78 GiB free of 140.40 GiB" in shown  # the driver holds some of an idle card
+    assert "139.78 GiB free of 140.40 GiB" in shown  # the driver uses some memory of an idle GPU
     assert "tokens/s for one stream" in shown
 
 
-def test_several_cards_are_several_answers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_named_gpu_gets_a_report(capsys: pytest.CaptureFixture[str]) -> None:
     code, shown = fit("120b --gpu h100,mi355x 4090", capsys)
-    assert code == 1  # of the last
+    assert code == 1  # the last GPU is too small
     assert [line.split()[1].rstrip(",") for line in shown.splitlines() if line.startswith("machine")] == [
         "H100", "MI355X", "RTX-4090",
     ]  # fmt: skip
     assert "Chorale has never run on an AMD GPU" in shown
 
 
-def test_the_model_may_follow_the_names() -> None:
+def test_the_model_may_follow_the_gpu_names() -> None:
     assert take_gpus(["--gpu", "h100", "gpt-oss-20b"]) == (["gpt-oss-20b"], ["h100"])
     assert take_gpus(["x", "--gpu=h100,h200", "--seed", "1"]) == (["x", "--seed", "1"], ["h100", "h200"])
     with pytest.raises(ConfigError, match="needs the name"):
         take_gpus(["x", "--gpu"])
 
 
-def test_replicas_on_gpus_and_on_a_cpu(
+def test_replicas_have_a_gpu_each_or_share_the_cpu(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, alone = fit("20b --gpu h200", capsys)
@@ -81,7 +81,7 @@ def test_replicas_on_gpus_and_on_a_cpu(
 
 @pytest.mark.skipif(library().functions is None, reason="the CPU kernels are not built")
 def test_the_cpu_kernels_round_dense_weights(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of 20b: 1.8 billion dense parameters, of which 0.58 billion, the embedding, are not rounded."""
+    """20b has 1.8 billion dense parameters; the embedding's 0.58 billion are not rounded."""
     _, exact = fit("20b --device cpu --cpu-precision exact --max-model-len 1024", capsys)
     _, rounded = fit("20b --device cpu --max-model-len 1024", capsys)
     assert "12.82 GiB" in exact
@@ -90,8 +90,8 @@ def test_the_cpu_kernels_round_dense_weights(capsys: pytest.CaptureFixture[str])
     assert "12.82 GiB" in reference
 
 
-def test_a_rank_of_several_has_its_share(capsys: pytest.CaptureFixture[str]) -> None:
-    """Half of the weights and half of each token's keys and values: more than twice the context."""
+def test_a_rank_has_its_share_of_weights_and_kv(capsys: pytest.CaptureFixture[str]) -> None:
+    """With half of the weights and of each token's keys and values, the context more than doubles."""
     tokens = []
     for ranks in (1, 2, 8):
         code, shown = fit(f"gpt-oss-120b --gpu h100 --tensor-parallel-size {ranks}", capsys)
@@ -119,7 +119,7 @@ def test_an_impossible_number_of_ranks_is_refused(capsys: pytest.CaptureFixture[
      (4, 3, "use --tensor-parallel-size 2"), (2, 1, "1 is visible"),
      (8, 0, "none is visible.*use --tensor-parallel-size 1, or --device cpu")],
 )  # fmt: skip
-def test_fewer_gpus_than_ranks(ranks: int, gpus: int, words: str) -> None:
+def test_fewer_gpus_than_ranks_are_an_error(ranks: int, gpus: int, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         check_gpus(ranks, gpus)
     check_gpus(max(gpus, 1), gpus)
@@ -137,7 +137,7 @@ Legend:
 """
 
 
-def test_links_between_gpus() -> None:
+def test_links_between_gpus_are_read() -> None:
     assert read_links(LINKS) == ["NV18", "SYS"]
     assert read_links("GPU0\t X \t0-47\t0\n") == []
     assert read_links("") == []
@@ -148,11 +148,11 @@ def test_links_between_gpus() -> None:
     ]  # fmt: skip
 
 
-# --------------------------------------------------------------------------- several GPUs by one name
+# --------------------------------------------------------------------------- several GPUs in one name
 
 
 def rows(shown: str) -> dict[tuple[int, int], list[str]]:
-    """The lines of the table by (ranks, engines)."""
+    """Returns the rows of the table by (ranks, engines)."""
     found = {}
     for line in shown.splitlines():
         words = line.split()
@@ -167,7 +167,7 @@ def rows(shown: str) -> dict[tuple[int, int], list[str]]:
      ("4 x NVIDIA H100 80GB", 4, "H100"), ("h100", None, "H100"), ("2xrtx-4090", 2, "RTX-4090"),
      ("MI300X", None, "MI300X"), ("8xMI300X", 8, "MI300X"), ("64xl4", 64, "L4")],
 )  # fmt: skip
-def test_a_number_before_the_name(name: str, count: int | None, model: str) -> None:
+def test_a_gpu_name_may_begin_with_a_count(name: str, count: int | None, model: str) -> None:
     found = find_gpus(name)
     assert (found[0], found[1].name) == (count, model)
 
@@ -180,7 +180,7 @@ def test_a_number_before_the_name(name: str, count: int | None, model: str) -> N
      ("rtx-409", "did you mean rtx-4090"), ("zzz", "known GPUs: A100-40"),
      ("4x4xh100", "name the GPU once"), ("h100x4", "4xh100")],
 )  # fmt: skip
-def test_bad_numbers_and_names(name: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_names_are_refused(name: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, shown = fit(f"gpt-oss-120b --gpu={name}", capsys)
     assert code == 2
     assert words in shown
@@ -188,7 +188,7 @@ def test_bad_numbers_and_names(name: str, words: str, capsys: pytest.CaptureFixt
     assert shown.count("\n") == 1
 
 
-def test_the_ways_to_use_four(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_ways_to_use_four_gpus_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
     code, shown = fit("gpt-oss-120b --gpu 4xh100", capsys)
     assert code == 0
     assert shown.startswith(
@@ -197,7 +197,7 @@ def test_the_ways_to_use_four(capsys: pytest.CaptureFixture[str]) -> None:
     assert "machine      4 H100, each 79.02 GiB free of 79.65 GiB" in shown
     found = rows(shown)
     assert list(found) == [(1, 4), (2, 2), (4, 1)]
-    for ranks, engines in found:  # the same arithmetic as for one way alone
+    for ranks, engines in found:  # equal to the report of that way alone
         _, alone = fit(f"gpt-oss-120b --gpu h100 -tp {ranks} -dp {engines}", capsys)
         weights, _, tokens, longest, long, short, speed = found[ranks, engines]
         assert f"weights   {weights} GiB" in alone
@@ -221,7 +221,7 @@ def test_the_ways_to_use_four(capsys: pytest.CaptureFixture[str]) -> None:
      ("120b --gpu 8x4090", "--tensor-parallel-size 8: ", [(1, 8), (2, 4), (4, 2), (8, 1)]),
      ("demo --gpu 4xl4", "--data-parallel-size 4: ", [(1, 4), (2, 2)])],
 )  # fmt: skip
-def test_what_is_recommended(
+def test_the_first_line_recommends_a_way(
     line: str, choice: str, ways: list[tuple[int, int]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, shown = fit(line, capsys)
@@ -231,8 +231,8 @@ def test_what_is_recommended(
 
 
 @pytest.mark.parametrize("rows_of_batch", [4, 64, 256, 1024])
-def test_the_sentence_agrees_with_the_table(rows_of_batch: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """Requests for which there is room are at most those of the table, and those that run at a time."""
+def test_the_first_line_agrees_with_the_table(rows_of_batch: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """The recommendation promises no more requests than the table shows, and than can run."""
     code, shown = fit(f"120b --gpu 8xascend-910b --max-num-seqs {rows_of_batch}", capsys)
     assert code == 0
     found = re.search(
@@ -246,7 +246,7 @@ def test_the_sentence_agrees_with_the_table(rows_of_batch: int, capsys: pytest.C
     assert (of_short >= promised) == (found[1] == "room for")
 
 
-def test_what_does_not_fit_names_a_remedy(
+def test_a_model_that_does_not_fit_gets_a_remedy(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code, shown = fit("120b --gpu 4090", capsys)
@@ -271,15 +271,15 @@ def test_room_for_one_long_request_comes_with_advice(capsys: pytest.CaptureFixtu
     assert "advice" not in fit("120b --gpu h200", capsys)[1]
 
 
-def test_the_script_of_the_guide_for_four_ascend_devices(capsys: pytest.CaptureFixture[str]) -> None:
-    """docs/accelerators/npu.md has the arithmetic."""
+def test_the_documented_command_for_four_ascend_devices_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    """docs/accelerators/npu.md explains the numbers."""
     four = "120b --gpu 4xascend-910b --tensor-parallel-size 4 --max-model-len 4096 --max-num-seqs 4"
     assert fit(f"{four} --enable-expert-parallel", capsys)[0] == 0
     assert fit(four, capsys)[0] == 1
     assert fit(f"{four} --enable-expert-parallel --gpu-memory-utilization 0.9", capsys)[0] == 1
 
 
-def test_gpus_that_stay_idle_and_ways_that_do_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
+def test_idle_gpus_and_ways_that_do_not_fit_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     _, shown = fit("120b --gpu 6xh100", capsys)
     assert {key: row[-2:] for key, row in rows(shown).items() if row[-1] == "idle)"} == {
         (4, 1): ["(2", "idle)"]
@@ -305,6 +305,6 @@ def test_gpus_that_stay_idle_and_ways_that_do_not_fit(capsys: pytest.CaptureFixt
      ("120b --gpu 4xh100 --max-model-len 200000", "more than the model's maximum"),
      ("demo --gpu 8xh100 -tp 4", "2 KV heads"), ("20b --gpu 4xh100 --device cpu", "cannot be combined")],
 )  # fmt: skip
-def test_ways_that_cannot_be(line: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_impossible_ways_are_refused(line: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, shown = fit(line, capsys)
     assert (code, words in shown) == (2, True)

@@ -53,7 +53,7 @@ def output() -> list[dict[str, Any]]:
 
 
 def recorded() -> list[str]:
-    """The custom ids in the journal."""
+    """Returns the custom ids in the journal."""
     with contextlib.closing(sqlite3.connect("out.jsonl.journal")) as journal:
         rows = journal.execute("SELECT data FROM batch_results").fetchall()
     return [json.loads(zlib.decompress(data))["custom_id"] for (data,) in rows]
@@ -62,7 +62,7 @@ def recorded() -> list[str]:
 FILES = ["-i", "in.jsonl", "-o", "out.jsonl"]
 
 
-def test_at_a_server(server: HttpFiles, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_are_sent_to_a_server(server: HttpFiles, capsys: pytest.CaptureFixture[str]) -> None:
     names = write_input(30)
     with Path("in.jsonl").open("a") as file:
         file.write("\nnonsense\n")
@@ -77,7 +77,7 @@ def test_at_a_server(server: HttpFiles, capsys: pytest.CaptureFixture[str]) -> N
     assert sorted(path.name for path in Path().iterdir()) == ["in.jsonl", "out.jsonl"]
 
 
-def test_input_and_output_at_urls(server: HttpFiles) -> None:
+def test_input_and_output_may_be_urls(server: HttpFiles) -> None:
     names = write_input(5)
     server.files["/in"] = Path("in.jsonl").read_bytes()
     urls = ["-i", f"{server.url}/in", "-o", f"{server.url}/out"]
@@ -101,7 +101,7 @@ def test_an_output_that_cannot_be_sent_is_kept(server: HttpFiles, capsys: pytest
 @pytest.mark.parametrize(
     ("text", "code", "errors"), [("nonsense\n", 1, ["invalid_json_line"]), ("\n", 0, [])]
 )
-def test_an_input_without_a_line_to_send(server: HttpFiles, text: str, code: int, errors: list[str]) -> None:
+def test_no_valid_line_gives_only_errors(server: HttpFiles, text: str, code: int, errors: list[str]) -> None:
     Path("in.jsonl").write_text(text)
     assert main(["run-batch", *FILES, "--base-url", server.url]) == code
     assert [record["error"]["code"] for record in output()] == errors
@@ -124,7 +124,7 @@ def test_an_input_without_a_line_to_send(server: HttpFiles, text: str, code: int
         ([*FILES, "demo", "other"], "one model at a time"),
     ],
 )
-def test_faults_of_the_command_line(
+def test_invalid_command_lines_are_refused(
     options: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_input(1)
@@ -133,7 +133,7 @@ def test_faults_of_the_command_line(
     assert [path.name for path in Path().iterdir()] == ["in.jsonl"]
 
 
-def test_a_command_line_of_vllm() -> None:
+def test_a_vllm_command_line_is_accepted() -> None:
     line = (
         "--input-file a --output-file b --output-tmp-dir /tmp --response-role assistant --model gpt-oss-20b "
         "-tp 2 --max-log-len 100 --enable-metrics --url 0.0.0.0 --port 9000 --enable-prompt-tokens-details "
@@ -144,7 +144,7 @@ def test_a_command_line_of_vllm() -> None:
     assert (settings.server.host, settings.server.port) == ("0.0.0.0", 9000)
     assert (settings.engine.tensor_parallel_size, settings.engine.max_num_seqs) == (2, 64)
     assert settings.engine.async_scheduling
-    assert settings.engine.prompt_delay == 0.0  # no user watches
+    assert settings.engine.prompt_delay == 0.0  # no interactive client waits
     assert settings.server.response_store == ":memory:"
     assert len(settings.notices) == 4
 
@@ -184,8 +184,8 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 
 @pytest.mark.slow
-def test_twenty_kills(server: HttpFiles) -> None:
-    """Each line is in the output once, and no line that had a record is sent again."""
+def test_twenty_kills_neither_lose_nor_repeat_a_line(server: HttpFiles) -> None:
+    """Each line is in the output once, and no recorded line is sent again."""
     names = write_input(1000)
     server.delay = 0.02
     chance = random.Random(3)
@@ -195,7 +195,7 @@ def test_twenty_kills(server: HttpFiles) -> None:
             until_records(process, len(before) + chance.randrange(30))
             process.kill()
             process.wait()
-        time.sleep(0.05)  # requests in flight arrive
+        time.sleep(0.05)  # wait for requests in flight
         assert not set(before) & set(server.posts)
         server.posts.clear()
         before = recorded()
@@ -211,7 +211,7 @@ FAKE = "tests.support.serve.batch_fake"
 
 
 def interrupted(**behaviour: Any) -> list[str]:
-    """Runs a batch on the fake engine, with a port for metrics, until Ctrl-C. Returns what is recorded."""
+    """Runs a batch on the fake engine, with a port for metrics, until Ctrl-C. Returns the recorded ids."""
     engine = {"behaviour": {"max_num_seqs": 4} | behaviour, "limits": {"restart_delay": 0.05}}
     port = free_port()
     metrics = ["--enable-metrics", "--port", str(port), "--no-progress"]
@@ -228,7 +228,7 @@ def interrupted(**behaviour: Any) -> list[str]:
     return recorded()
 
 
-def test_an_interruption() -> None:
+def test_an_interrupted_run_keeps_its_records() -> None:
     write_input(200, max_tokens=8)
     before = interrupted(step_seconds=0.02)
     assert 10 <= len(before) < 200
@@ -236,8 +236,8 @@ def test_an_interruption() -> None:
 
 
 @pytest.mark.slow
-def test_an_engine_that_dies_and_an_interruption() -> None:
-    """The fake engine fails in the middle and is started again; then Ctrl-C; then the rest."""
+def test_a_run_resumes_after_an_engine_failure_and_an_interruption() -> None:
+    """The fake engine fails and restarts, Ctrl-C ends the run, and a second run sends the rest."""
     names = write_input(200, max_tokens=8)
     before = interrupted(step_seconds=0.02, fail_at_step=15)
     with started("{}", *FILES, "--no-progress", module=FAKE) as process:
@@ -249,7 +249,7 @@ def test_an_engine_that_dies_and_an_interruption() -> None:
 
 
 @pytest.mark.slow
-def test_the_demo_killed_in_the_middle() -> None:
+def test_a_killed_run_of_the_demo_is_resumed() -> None:
     names = write_input(24, max_tokens=16, model="demo")
     options = [*FILES, "--model", "demo", "--max-num-seqs", "4", "--max-model-len", "512"]
     with started("run-batch", *options) as process:

@@ -35,12 +35,12 @@ def test_flags_become_one_config() -> None:
         ("--browser-tool-bytes", "10"),
     ],
 )
-def test_values_that_cannot_be_meant(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_values_are_refused(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "show", *arguments]) == 2
     assert f"chorale: error: {arguments[0]}" in capsys.readouterr().err
 
 
-def test_check_says_what_there_is(
+def test_check_lists_available_and_missing_tools(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main(["tools", "check", "--browser-tool", "offline"]) == 0
@@ -61,7 +61,7 @@ def test_check_says_what_there_is(
         ["serve", "browser", "--port", "99999"],
     ],
 )
-def test_commands_that_cannot_be_meant(
+def test_invalid_commands_are_refused(
     arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("EXA_API_KEY", raising=False)

@@ -1,4 +1,4 @@
-"""``chorale warm``: a real compilation for a GPU that is not here, and everything that it refuses."""
+"""``chorale warm``: compiles for a GPU that is not installed, and refuses contradicting options."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_kernels_are_compiled_once_and_then_found(tmp_path: Path) -> None:
     ],
 )
 def test_every_kernel_that_an_amd_gpu_would_launch_compiles(line: str, shown: str, tmp_path: Path) -> None:
-    """Recorded from the steps themselves: PTX, or a kernel of Hopper's, would not compile."""
+    """The kernels are recorded from real steps; PTX or a Hopper kernel would not compile."""
     pytest.importorskip("triton")
     done = warm(f"{line} {TINY}", tmp_path)
     assert done.returncode == 0, done.stderr
@@ -104,7 +104,7 @@ def test_a_cache_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
         ("gpt-oss-120b --gpu 4090", 2, "KV blocks"),
     ],
 )
-def test_what_is_not_compiled(line: str, code: int, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_compiled(line: str, code: int, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("triton")
     assert main(["warm", *line.split()]) == code
     shown = capsys.readouterr()
@@ -126,10 +126,8 @@ def test_every_gpu_of_the_table_has_an_architecture() -> None:
         assert model.multiprocessors > 30 or model.architecture.startswith("ascend")
 
 
-def test_the_server_computes_the_key_that_warm_has_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of a real checkpoint's weights, each read into its own memory, as on a GPU."""
+def test_the_server_computes_the_cache_key_of_warm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that are read, each into separate memory as on a GPU, give the same key as their shapes."""
     pytest.importorskip("triton")
     from chorale.kernels.triton.ops import TRITON_OPS
 

@@ -1,4 +1,4 @@
-"""The table of flags: every number has bounds, and they hold; what --compilation-config asks of graphs."""
+"""The table of flags: bounds of numbers, and the graph settings of --compilation-config."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def test_bounds_apply_to_values_in_a_file(tmp_path: Path) -> None:
 
 
 def test_the_engine_has_the_same_minimums() -> None:
-    """``LLM`` makes an ``EngineConfig`` without flags: the engine checks what would break it once more."""
+    """``LLM`` makes an ``EngineConfig`` without flags, so the engine repeats the checks that it needs."""
     for flag in NUMERIC:
-        room, _, attribute = str(flag.target).partition(".")
-        if room != "engine" or flag.kind == "float" or flag.least in (None, -MOST):
+        section, _, attribute = str(flag.target).partition(".")
+        if section != "engine" or flag.kind == "float" or flag.least in (None, -MOST):
             continue
         assert flag.least is not None
         try:
@@ -60,7 +60,7 @@ def test_the_engine_has_the_same_minimums() -> None:
 
 
 CONFIGS = (EngineConfig, ServerConfig, ToolConfig)
-CHECKS = ("config/",)  # what merges and checks the flags does nothing with them
+CHECKS = ("config/",)  # this package only merges and checks the flags
 
 
 def unread(config: type) -> list[str]:
@@ -77,7 +77,7 @@ def test_a_flag_that_is_only_declared_is_found() -> None:
     @dataclasses.dataclass(frozen=True)
     class OnlyDeclared(ServerConfig):
         frobnicate: int = 0
-        cwd: str = ""  # a name that something else has
+        cwd: str = ""  # also a name outside this class
 
     assert unread(OnlyDeclared) == ["frobnicate", "cwd"]
 
@@ -86,7 +86,7 @@ def test_a_flag_that_is_only_declared_is_found() -> None:
 
 
 def graphs(line: str) -> tuple[bool, bool]:
-    """(decode steps are captured, mixed steps are captured)."""
+    """Returns (whether decode steps are captured, whether mixed steps are captured)."""
     engine = merge(shlex.split(line), {}).engine
     return not engine.enforce_eager, not engine.enforce_eager and engine.mixed_cuda_graphs
 
@@ -114,12 +114,12 @@ def graphs(line: str) -> tuple[bool, bool]:
         ("-cc.mode 3 -cc.cudagraph_mode NONE", (False, False), 1),
     ],
 )
-def test_cudagraph_modes(line: str, expected: tuple[bool, bool], num_notices: int) -> None:
+def test_cudagraph_modes_are_read(line: str, expected: tuple[bool, bool], num_notices: int) -> None:
     assert graphs(line) == expected
     assert len(merge(shlex.split(line), {}).notices) == num_notices
 
 
-def test_cudagraph_sizes() -> None:
+def test_cudagraph_sizes_are_read() -> None:
     line = '--compilation-config \'{"cudagraph_capture_sizes": [1, 2, 4], "max_cudagraph_capture_size": 4}\''
     engine = merge(shlex.split(line), {}).engine
     assert (engine.cudagraph_capture_sizes, engine.max_cudagraph_capture_size) == ((1, 2, 4), 4)

@@ -22,7 +22,7 @@ def given(config: Any, *more: str) -> Settings:
     return merge(["demo", "--kv-events-config", json.dumps(config), *more], {})
 
 
-def test_vllms_keys_and_defaults() -> None:
+def test_keys_and_defaults_are_vllms() -> None:
     config = given(ON).engine.kv_events_config
     assert config == KvEventsConfig(enable_kv_cache_events=True)
     assert config.is_on
@@ -102,7 +102,7 @@ def test_ports_of_replicas_do_not_overlap() -> None:
         ("ipc:///tmp/kv", "ipc:///tmp/kv_dp2"),
     ],
 )
-def test_addresses_of_a_replica(endpoint: str, own: str) -> None:
+def test_each_replica_has_its_own_address(endpoint: str, own: str) -> None:
     assert endpoint_of(endpoint, 2) == own
 
 

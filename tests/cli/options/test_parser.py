@@ -1,4 +1,4 @@
-"""Abbreviations as vLLM's parser takes them, and the nearest name in every command."""
+"""Options may be abbreviated as in vLLM, and errors of every command suggest the nearest name."""
 
 from __future__ import annotations
 
@@ -90,6 +90,6 @@ def test_an_unknown_option_suggests_the_nearest_name(
 
 
 def test_end_to_end_latency_is_printed_by_default() -> None:
-    """vLLM 0.26 prints it if it is asked for; here it need not be."""
+    """vLLM 0.26 prints it only on request."""
     assert read("").percentile_metrics == "ttft,tpot,itl,e2el"
     assert read("--percentile-metrics ttft").percentile_metrics == "ttft"

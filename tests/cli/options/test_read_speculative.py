@@ -24,14 +24,14 @@ def read(**given: Any) -> SpeculativeConfig:
     return config
 
 
-def test_the_published_command_lines() -> None:
+def test_published_configs_are_read() -> None:
     head = read(**HEAD)
     assert (head.method, head.model, head.num_speculative_tokens) == ("eagle3", HEAD["model"], 3)
-    assert read(model="nvidia/gpt-oss-120b-Eagle3-v3").method == "eagle3"  # by its name
+    assert read(model="nvidia/gpt-oss-120b-Eagle3-v3").method == "eagle3"  # derived from the name
     assert read(model="RedHatAI/gpt-oss-20b-speculator.eagle3").num_speculative_tokens == 3
     assert read(method="eagle", model="x/y").method == "eagle3"
     ngram = read(**NGRAM)
-    assert (ngram.prompt_lookup_min, ngram.prompt_lookup_max) == (5, 5)  # vLLM's
+    assert (ngram.prompt_lookup_min, ngram.prompt_lookup_max) == (5, 5)  # vLLM's defaults
     only_most = read(**NGRAM, prompt_lookup_max=3)
     assert (only_most.prompt_lookup_min, only_most.prompt_lookup_max) == (3, 3)
     both = read(**NGRAM, prompt_lookup_max=4, prompt_lookup_min=2)
@@ -65,7 +65,7 @@ def test_draft_tokens_by_batch_size() -> None:
                 "num_speculative_tokens_per_batch_size": [[9, 16, 1], [1, 4, 9], [33, 64, 0]],
                 "disable_by_batch_size": 48,
             },
-            # between two ranges, those of the range before
+            # Between two ranges, the first one applies.
             {1: 4, 4: 4, 7: 4, 9: 1, 20: 1, 33: 0, 48: 0, 64: 0},
         ),
         ({"num_speculative_tokens_per_batch_size": [[1, 8, 2]]}, {8: 2, 9: 2, 1024: 2}),  # as in vLLM

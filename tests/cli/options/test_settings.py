@@ -14,7 +14,7 @@ from chorale.config.options.settings import Setting, merge
 from chorale.config.options.values import parse_size
 from chorale.errors import ConfigError
 
-# Public recipes, as their users have them on disk.
+# Public recipes, in the form of the published files.
 RECIPES = {
     "blackwell": """
 kv-cache-dtype: fp8
@@ -52,14 +52,14 @@ no-enable-prefix-caching: true
 
 
 def test_every_target_is_a_field() -> None:
-    rooms = {"engine": EngineConfig, "server": ServerConfig, "tools": ToolConfig}
+    sections = {"engine": EngineConfig, "server": ServerConfig, "tools": ToolConfig}
     for flag in FLAGS.values():
         if flag.target is None:
             assert flag.note, f"{flag.name} is accepted without a reason"
             continue
-        room, _, attribute = flag.target.partition(".")
-        if room != "cli":
-            assert attribute in {f.name for f in dataclasses.fields(rooms[room])}, flag.target
+        section, _, attribute = flag.target.partition(".")
+        if section != "cli":
+            assert attribute in {f.name for f in dataclasses.fields(sections[section])}, flag.target
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -1,4 +1,4 @@
-"""Command lines and files that people serve gpt-oss with in vLLM: each acts, costs a line, or is refused."""
+"""vLLM's command lines and files for gpt-oss: each option acts, gives a notice, or is refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from chorale.config.options.settings import merge
 from chorale.config.options.vllm_flags import KNOWN_FLAGS
 from chorale.errors import ConfigError
 
-# (what follows "vllm serve", how many lines of notice)
+# (arguments of "vllm serve", number of notices)
 ACCEPTED = [
     ("openai/gpt-oss-20b", 0),
     ("--model openai/gpt-oss-20b", 0),
@@ -110,7 +110,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("line", "num_notices"), ACCEPTED)
-def test_command_lines_of_vllm(line: str, num_notices: int) -> None:
+def test_vllm_command_lines_are_accepted(line: str, num_notices: int) -> None:
     settings = merge(shlex.split(line), {})
     assert settings.engine.model.startswith("openai/gpt-oss-")
     assert len(settings.notices) == num_notices, settings.notices

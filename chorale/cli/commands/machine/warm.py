@@ -20,8 +20,7 @@ Compiles every kernel that chorale serve needs with the same options and puts it
 into Triton's cache (TRITON_CACHE_DIR, else ~/.triton/cache), so that the server
 starts without compiling: in an image, or on a disk that servers share.
 MODEL: gpt-oss-20b, gpt-oss-120b, demo, or a folder. Nothing is downloaded.
---gpu NAME compiles for the named GPU, which need not be installed here
-(default: this machine's GPU).
+--gpu NAME compiles for the named GPU instead of this machine's.
 """
 _STEP = 10  # percent of the kernels between two printed lines
 

@@ -27,9 +27,7 @@ def add_pace(made: argparse.ArgumentParser) -> None:
         "--num-warmups", type=int, default=0, help="requests to send before the measurement, not counted"
     )
     pace.add_argument(
-        "--client-processes",
-        type=int,
-        help="processes that send requests (default: one per 256 concurrent requests)",
+        "--client-processes", type=int, help="client processes (default: one per 256 concurrent requests)"
     )
 
 
