@@ -1,5 +1,5 @@
-"""For every test: torch on one thread (two on a busy two-core machine wait for each other at each product),
-and temporary files in one folder of the run, which a reaper removes with all that the run has started.
+"""Set-up of all tests: torch uses one thread (on a busy two-core machine, two threads wait for each other in
+each matrix product), and a reaper removes the run's temporary folder and all processes that it started.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from tests.support import REAPER, ROOT
 from tests.support.event_loop import run
 from tests.support.serve.sockets import socket_folder
 
-RUN = "CHORALE_TEST_RUN"  # the process of the whole run, for its workers
+RUN = "CHORALE_TEST_RUN"  # environment variable with the main process's id, for the workers
 reaper = pytest.StashKey[subprocess.Popen[bytes]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Nothing that tests start outlives them, however they end."""
+    """Starts the reaper, so that nothing that tests start outlives the run."""
     collect_rarely()
-    if hasattr(config, "workerinput"):  # of pytest-xdist
+    if hasattr(config, "workerinput"):  # a worker of pytest-xdist
         die_with_parent(int(os.environ[RUN]))
         return
     if "MAKELEVEL" in os.environ:
@@ -42,39 +42,39 @@ def pytest_configure(config: pytest.Config) -> None:
     made.chmod(0o711)  # PostgreSQL and sandboxes run as other users
     folder = str(made)
     command = [sys.executable, "-I", str(REAPER), str(os.getpid()), folder]
-    # In a session of its own: what kills the run's process group must not kill it.
+    # In a new session, so that a signal to the run's process group does not reach it.
     config.stash[reaper] = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, cwd="/")
-    # Servers that tests start keep their store there too, never in the developer's own.
+    # Servers that tests start keep their store in this folder, not in the developer's.
     os.environ |= {RUN: str(os.getpid()), "TMPDIR": folder, "XDG_STATE_HOME": f"{folder}/state"}
     # Programs that tests start import tests.support, wherever they run.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    os.environ.pop("XDG_RUNTIME_DIR", None)  # sockets too are in our folder, if its path is short enough
+    os.environ.pop("XDG_RUNTIME_DIR", None)  # sockets are in our folder, too, if its path is short enough
     tempfile.tempdir = None
 
 
-# Their files have few tests and take long, so that workers would be idle at the end if they began last.
+# These folders have few but long tests. They start first, so that no worker is idle at the end.
 FIRST = ("serve", "acceptance", "kernels", "parallel", "cli", "runtime", "tools", "demo", "training")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     tests = ROOT / "tests"
-    places = {str(tests / room): place for place, room in enumerate(FIRST)}
+    order = {str(tests / folder): number for number, folder in enumerate(FIRST)}
 
-    def place_of(item: pytest.Item) -> int:
+    def order_of(item: pytest.Item) -> int:
         below = (parent for parent in item.path.parents if parent.parent == tests)
-        return places.get(str(next(below, None)), len(FIRST))
+        return order.get(str(next(below, None)), len(FIRST))
 
-    items.sort(key=place_of)
+    items.sort(key=order_of)
 
 
 def pytest_collection_finish() -> None:
-    """Ten thousand tests and what they import stay until the end: no collection need look at them again."""
+    """Excludes the collected tests and their imports, which stay until the end, from garbage collection."""
     tune_garbage_collector()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """A test that is a coroutine has an event loop of its own, made by ``RUN`` of its module or ``run``."""
+    """Runs a coroutine test in a new event loop, with ``RUN`` of its module or else ``run``."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     names = inspect.signature(pyfuncitem.obj).parameters
@@ -92,7 +92,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
-    gc.unfreeze()  # else Triton's bindings write to stderr that their types were leaked
+    gc.unfreeze()  # otherwise Triton's bindings report leaked types on stderr
     process = config.stash.get(reaper, None)
     if process is not None:
         process.communicate()
@@ -106,14 +106,14 @@ def one_torch_thread() -> None:
 
 @pytest.fixture(scope="session")
 def python_sandbox() -> str:
-    """What runs the python tool here, as ``--python-tool auto`` finds it; skips the test if nothing does."""
+    """Returns the sandbox that ``--python-tool auto`` finds here. Skips the test without one."""
     from chorale.tools.service import probe_tools
 
     found = asyncio.run(probe_tools(ToolConfig(python="auto"), os.environ))
     if "python" not in found.available:
         pytest.skip(f"no sandbox for the python tool: {found.missing['python']}")
     if found.available["python"].startswith("wasm"):
-        # A server compiles it at a tenth of a core if all are busy: the first test would wait for a minute.
+        # On a busy machine, a server compiles it on a tenth of a core: the first test would wait a minute.
         compiling = "module.hurry(); module.compile_in_child(lambda: None)"
         code = f"from chorale.tools.python.wasm import module; {compiling}"
         subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
@@ -136,7 +136,7 @@ def postgres_url() -> Iterator[str]:
 
 @pytest.fixture
 def database(postgres_url: str) -> str:
-    """The session's PostgreSQL, emptied."""
+    """Returns the URL of the session's PostgreSQL, after emptying it."""
     import psycopg
 
     with psycopg.connect(postgres_url, autocommit=True) as connection:

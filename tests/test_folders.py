@@ -1,4 +1,4 @@
-"""Temporary folders: removed with their owner, or by the next one; never somebody else's."""
+"""Temporary folders are removed by their owner or by the next process; other folders stay."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ import pytest
 
 from chorale.machine.folders import PREFIX, Folder, folder_for_sockets, sweep
 
-HOLD = (
+MAKE_FOLDER = (
     "import sys; from chorale.machine.folders import Folder; "
     "f = Folder(sys.argv[1]); (f.path / 'engine').touch(); "
 )
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there are no locks on folders")
 
 
-def owner(place: Path) -> subprocess.Popen[str]:
-    """A process that has a folder in ``place``."""
-    code = HOLD + "print(f.path, flush=True); sys.stdin.read()"
+def owner(parent: Path) -> subprocess.Popen[str]:
+    """Starts a process that owns a folder in ``parent``."""
+    code = MAKE_FOLDER + "print(f.path, flush=True); sys.stdin.read()"
     return subprocess.Popen(
-        [sys.executable, "-c", code, str(place)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", code, str(parent)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
 
 
@@ -37,7 +37,7 @@ def test_a_folder_is_private_and_ends_with_its_block(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_what_a_killed_process_leaves_is_removed_by_the_next_one_and_not_before(tmp_path: Path) -> None:
+def test_the_folder_of_a_killed_process_is_removed_by_the_next_process(tmp_path: Path) -> None:
     process = owner(tmp_path)
     left = Path(process.stdout.readline().strip())
     with Folder(tmp_path) as path:
@@ -46,11 +46,11 @@ def test_what_a_killed_process_leaves_is_removed_by_the_next_one_and_not_before(
         process.communicate()
         sweep(tmp_path)
         assert not left.exists()
-        assert path.exists()  # our own
+        assert path.exists()  # the new folder of this process
 
 
 def test_a_folder_of_any_depth_is_removed(tmp_path: Path) -> None:
-    code = HOLD + (
+    code = MAKE_FOLDER + (
         "import os; os.chdir(f.path)\n"
         "open('file', 'w').close()\n"
         "for _ in range(1100): os.mkdir('d'); os.chdir('d')\n"
@@ -62,7 +62,7 @@ def test_a_folder_of_any_depth_is_removed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_not_ours_stays(tmp_path: Path) -> None:
+def test_files_and_folders_of_others_stay(tmp_path: Path) -> None:
     other_name, other_mode = tmp_path / "chorale-notes", tmp_path / f"{PREFIX}abcdefgh"
     file, link = tmp_path / f"{PREFIX}abcdefg1", tmp_path / f"{PREFIX}abcdefg2"
     for folder in (other_name, other_mode):
@@ -74,7 +74,7 @@ def test_what_is_not_ours_stays(tmp_path: Path) -> None:
     assert all(path.exists() for path in (other_name / "file", other_mode / "file", file, link))
 
 
-def test_a_folder_that_is_just_being_made_stays_and_an_old_one_that_was_never_locked_goes(
+def test_an_unlocked_folder_is_removed_only_if_it_is_old(
     tmp_path: Path,
 ) -> None:
     fresh, old = tmp_path / "chorale-new-aaaaaaaa", tmp_path / "chorale-new-bbbbbbbb"
@@ -87,7 +87,7 @@ def test_a_folder_that_is_just_being_made_stays_and_an_old_one_that_was_never_lo
     assert not old.exists()
 
 
-def test_a_place_where_the_path_of_a_socket_is_too_long_is_passed_over(tmp_path: Path) -> None:
+def test_a_folder_whose_socket_path_is_too_long_is_skipped(tmp_path: Path) -> None:
     short, deep = tmp_path / "s", tmp_path / ("d" * 80)
     short.mkdir()
     deep.mkdir()

@@ -1,4 +1,4 @@
-"""The rooms of docs/architecture.md: the import graph is walked, and its directions asserted."""
+"""Imports between packages follow the directions of docs/architecture.md and have no cycles."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import chorale
 
 PACKAGE = Path(chorale.__file__).parent
 
-# package: the packages, or their modules, that it may import
+# package: the packages or modules that it may import
 DIRECTIONS = """
 errors:
 ids:
@@ -60,7 +60,7 @@ def dotted(path: Path) -> str:
 
 
 def foreign_imports(path: Path) -> set[str]:
-    """The top-level packages of others that a file imports, wherever in the file; type checking counts."""
+    """Returns the top-level packages that a file imports anywhere, for type checking too."""
     nodes = list(ast.walk(ast.parse(path.read_text("utf-8"))))
     assert all(node.level == 0 for node in nodes if isinstance(node, ast.ImportFrom)), (
         f"{path}: relative import"
@@ -82,7 +82,7 @@ def test_imports_point_one_way() -> None:
 
 
 def graph() -> dict[str, set[str]]:
-    """Each module and the modules of ours that its file names; type-checking imports count too."""
+    """Returns, for each module, the modules of Chorale that it imports, for type checking too."""
     names = {dotted(path) for path in modules()}
     edges: dict[str, set[str]] = {}
     for path in modules():
@@ -93,7 +93,7 @@ def graph() -> dict[str, set[str]]:
                 targets = [name.removeprefix("chorale.") for name in ours]
             elif isinstance(node, ast.ImportFrom):
                 if (node.module or "").split(".")[0] != "chorale":
-                    continue  # a package elsewhere may have the name of a room: ray
+                    continue  # another package, even if it has the name of one of Chorale's
                 base = (node.module or "").removeprefix("chorale.")
                 inside = [f"{base}.{alias.name}".removeprefix("chorale.") for alias in node.names]
                 targets = [name if name in names else base for name in inside]
@@ -103,8 +103,8 @@ def graph() -> dict[str, set[str]]:
     return edges
 
 
-def circles(edges: dict[str, set[str]]) -> set[frozenset[str]]:
-    """Every group of modules that import one another, directly or through others."""
+def cycles(edges: dict[str, set[str]]) -> set[frozenset[str]]:
+    """Returns every group of modules that import one another, directly or through others."""
 
     def reached(start: str) -> set[str]:
         seen: set[str] = set()
@@ -120,15 +120,15 @@ def circles(edges: dict[str, set[str]]) -> set[frozenset[str]]:
     return {frozenset(group) for group in found.values() if group}
 
 
-def test_circles_are_found() -> None:
+def test_import_cycles_are_found() -> None:
     edges = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": {"e"}, "e": set(), "f": {"f"}}
-    assert circles(edges) == {frozenset("abc"), frozenset("f")}
+    assert cycles(edges) == {frozenset("abc"), frozenset("f")}
 
 
-def test_no_modules_import_one_another() -> None:
+def test_there_are_no_import_cycles() -> None:
     edges = graph()
     assert sum(map(len, edges.values())) > 1000, "the imports were not read"
-    assert circles(edges) == set()
+    assert cycles(edges) == set()
 
 
 def test_no_chain_of_imports_is_longer_than_22_modules() -> None:
@@ -166,13 +166,13 @@ def test_the_children_of_a_folder_do_not_import_one_another() -> None:
                 inside = {t.removeprefix(start).split(".")[0] for t in targets if t.startswith(start)}
                 children.setdefault(child, set()).update(inside - {child})
         children = {child: targets & children.keys() for child, targets in children.items()}
-        if circles(children):
+        if cycles(children):
             found.add(folder)
     assert not found
 
 
 def test_the_server_starts_its_engine_by_name() -> None:
-    """Neither side of ``serve`` imports the other, but for the start of a child, which both share."""
+    """The engine's part of ``serve`` and the rest share only ``bootstrap`` and ``logs``."""
     edges = {name: found for name, found in graph().items() if name.split(".")[0] == "serve"}
     engine = {name for name in edges if f"{name}.".startswith("serve.engine.")}
     others = edges.keys() - engine

@@ -17,13 +17,13 @@ BY_NAME = re.compile(
     # An installer, its command, options and other packages, then the name.
     rf"\b(?:(?:pip[3x]?|uv|poetry|pdm|conda|mamba){_WORDS}{_SPACE}(?:install|add|download|wheel|inject)|uvx"
     rf"|pipx\s+run|uv\s+tool\s+run|reinstall)(?:{_WORDS}{_SPACE}|\s+#?\s*){_NAME}"
-    # Images and environments that are made from lists of names.
+    # Images and environments that are built from lists of names.
     rf"|--with[\s=]+{_NAME}|pip_install\([^)]*{_NAME}|\bpip:\s*\[[^\]]*{_NAME}|\bpackages\s*=\s*\[[^\]]*{_NAME}"
     # A requirement: with an extra (also in prose), or with a version at the start of a line or a string.
     r"""|\bchorale(?:[-_]serve)?\[[\w,-]+\]|(?:^|["'])chorale(?:[-_]serve)?\s*(?:[=~>]=|@)\s*\S""",
     re.MULTILINE,
 )
-# The changelog names extras of its time. The project's own metadata must name itself.
+# The changelog names the extras of old versions. The project's metadata must name the project.
 EXCEPT = {"CHANGELOG.md", "pyproject.toml", "tests/test_install_hints.py"}
 
 
@@ -68,7 +68,7 @@ HARMLESS = (
 )  # fmt: skip
 
 
-def test_forms_of_installing_by_name_are_seen_and_no_others() -> None:
+def test_the_pattern_finds_only_installs_by_name() -> None:
     assert [text for text in PLANTED if not BY_NAME.search(text)] == []
     assert [text for text in HARMLESS if BY_NAME.search(text)] == []
 

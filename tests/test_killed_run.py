@@ -16,14 +16,14 @@ from chorale.machine.folders import Folder
 from tests.support.serve.reaper import started
 
 ROOT = Path(__file__).parents[1]
-SECONDS = 30.0  # after which nothing may be left
+SECONDS = 30.0  # time limit of the clean-up
 
 
 @pytest.fixture
-def place() -> Iterator[Path]:
-    """For the temporary files of the run. Short: pytest's own is too long for sockets."""
-    with Folder("/tmp") as folder:
-        yield folder
+def folder() -> Iterator[Path]:
+    """A folder for the run's temporary files. The path of pytest's own is too long for sockets."""
+    with Folder("/tmp") as path:
+        yield path
 
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -37,26 +37,26 @@ def wait_for(what: str, condition: Callable[[], object], seconds: float) -> None
 
 
 @pytest.mark.parametrize("workers", [pytest.param("0", marks=pytest.mark.slow), "2"])
-def test_nothing_is_left_of_a_killed_run(workers: str, place: Path) -> None:
-    """It is killed once it has an engine's process."""
+def test_nothing_is_left_of_a_killed_run(workers: str, folder: Path) -> None:
+    """The run is killed once it has started an engine process."""
     tests = "tests/serve/test_supervisor.py"
     command = [sys.executable, "-m", "pytest", "-n", workers, "-p", "no:cacheprovider", tests]
-    environment = os.environ | {"TMPDIR": str(place)}
+    environment = os.environ | {"TMPDIR": str(folder)}
     process = subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
 
     def children() -> dict[int, str]:
-        return started(str(place), process.pid)
+        return started(str(folder), process.pid)
 
     try:
-        wait_for("the middle", lambda: any("fake_engine" in line for line in children().values()), 200)
-        assert len(list(place.iterdir())) == 1
+        wait_for("an engine process", lambda: any("fake_engine" in line for line in children().values()), 200)
+        assert len(list(folder.iterdir())) == 1
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
     try:
         wait_for("the end of all processes", lambda: not children(), SECONDS)
-        wait_for("the end of all files", lambda: not list(place.iterdir()), SECONDS)
+        wait_for("the end of all files", lambda: not list(folder.iterdir()), SECONDS)
     finally:
-        print("left:", children(), list(place.iterdir()))
+        print("left:", children(), list(folder.iterdir()))

@@ -1,4 +1,4 @@
-"""Loggers have the names of their modules, and the glossary names what exists."""
+"""Loggers have the names of their modules, and the glossary refers to existing files and names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "chorale"
 
-# Channels of their own, as docs/operating.md describes, and what nobody caught.
+# The loggers that docs/operating.md describes, and the one of uncaught exceptions.
 LOGGERS = {"chorale.access", "chorale.stats", "chorale.uncaught"}
 
 
@@ -38,13 +38,13 @@ def glossary() -> list[tuple[str, str]]:
     return [(row[0], row[2]) for row in rows if row[0] != "term"]
 
 
-def test_the_glossary_names_what_exists() -> None:
+def test_the_glossary_refers_to_existing_files_and_names() -> None:
     source = "\n".join(path.read_text("utf-8") for path in modules())
     names = set(re.findall(r"\w+", source))
     assert len(glossary()) >= 40
     for term, where in glossary():
-        for place in re.findall(r"`([^`]+)`", where):
-            if "/" in place or place.endswith(".py"):
-                assert (PACKAGE / place).exists(), f"{term}: {place}"
+        for reference in re.findall(r"`([^`]+)`", where):
+            if "/" in reference or reference.endswith(".py"):
+                assert (PACKAGE / reference).exists(), f"{term}: {reference}"
             else:
-                assert set(place.split(".")) <= names, f"{term}: {place}"
+                assert set(reference.split(".")) <= names, f"{term}: {reference}"

@@ -31,7 +31,7 @@ def test_a_child_that_gets_no_signal_ends_with_its_parent() -> None:
         child = int(parent.stdout.readline())
         parent.kill()
         try:
-            assert parent.communicate(timeout=60) == ("", None)  # the child has the other end of the pipe
+            assert parent.communicate(timeout=60) == ("", None)  # the pipe closes when the child has ended
         except subprocess.TimeoutExpired:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)

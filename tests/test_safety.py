@@ -1,4 +1,4 @@
-"""Safe by construction: what no module of the package may import or call, checked on the syntax tree."""
+"""No module of the package imports or calls anything unsafe; checked on the syntax tree."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ PACKAGE = Path(chorale.__file__).parent
 FORBIDDEN_MODULES = {
     "pickle", "cloudpickle", "dill", "marshal", "shelve", "jinja2", "mako", "joblib", "telnetlib", "xmlrpc",
 }  # fmt: skip
-# The one exception to the rule that nothing is unpickled: tasks of the engine process for its own children,
-# over socket pairs that only these two hold. No other process, and nothing that a client sends, reaches them.
-# Only Triton's types and kernels are found by name (tests/kernels/triton/precompile/test_pool.py).
+# The only use of pickle: the engine process sends tasks to its children over socket pairs that no other
+# process can open and no data of clients reaches. Only Triton's types and kernels can be unpickled
+# (tests/kernels/triton/precompile/test_pool.py).
 ALLOWED = {"kernels/triton/precompile/worker_main.py": ["pickle"]}
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
 FORBIDDEN_ATTRIBUTES = {
@@ -28,7 +28,7 @@ FORBIDDEN_KEYWORDS = {"allow_pickle", "trust_remote_code", "shell"}
 
 @functools.cache
 def modules() -> dict[str, str]:
-    """The text of each module, by its place in the package."""
+    """Returns the text of each module, by its path in the package."""
     return {
         path.relative_to(PACKAGE).as_posix(): path.read_text("utf-8")
         for path in sorted(PACKAGE.rglob("*.py"))
@@ -62,7 +62,7 @@ def _call_violations(node: ast.Call) -> list[str]:
     return found
 
 
-def test_nothing_dangerous() -> None:
+def test_no_module_imports_or_calls_anything_unsafe() -> None:
     found = {name: violations(ast.parse(text)) for name, text in modules().items()}
     assert {name: each for name, each in found.items() if each} == ALLOWED
 
@@ -74,16 +74,16 @@ def test_nothing_dangerous() -> None:
         "np.load(f, allow_pickle=True)", "subprocess.run('ls', shell=True)", "socket.recv_pyobj()",
     ],
 )  # fmt: skip
-def test_the_check_itself_finds(code: str) -> None:
+def test_the_check_finds_unsafe_code(code: str) -> None:
     assert violations(ast.parse(code))
 
 
-# What the operator asks for: addresses to compare with, KV events, and Ray's engines, whose connections are
-# encrypted (``client/wire/curve.py``).
+# Addresses that are only compared, or that the operator configures: KV events, and Ray's engines, whose
+# connections are encrypted (``client/wire/curve.py``).
 OTHER_MACHINES = {
     "config/options/settings.py": ('"0.0.0.0"', '"::"'),
     "config/options/flags.py": ("tcp://",),  # an example
-    "api/http/request_limits.py": ('"0.0.0.0"', '"::"'),  # names in a client's Host header
+    "api/http/request_limits.py": ('"0.0.0.0"', '"::"'),  # compared with a client's Host header
     "config/kv_events.py": ("tcp://",),
     "serve/engine/kv_events/sockets.py": ("tcp://", '"0.0.0.0"', '"::"'),
     "client/wire/curve.py": ("tcp://",),
@@ -93,7 +93,7 @@ OTHER_MACHINES = {
 
 
 def test_sockets_stay_on_this_machine() -> None:
-    """No wildcard address is written anywhere; zmq endpoints are unix sockets."""
+    """Outside ``OTHER_MACHINES``, there is no wildcard address and zmq uses only unix sockets."""
     addresses = ('"0.0.0.0"', "'0.0.0.0'", '"::"', "tcp://")
     for name, text in modules().items():
         found = {each for each in addresses if each in text}

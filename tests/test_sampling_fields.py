@@ -1,4 +1,4 @@
-"""Every sampling number arrives over HTTP, through LLM and into a summary, up to the row, and acts there."""
+"""Every sampling field reaches the device's row over HTTP, ``LLM`` and a summary, and acts there."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LIMITS = EngineLimits(
     num_blocks=4000, block_size=16, max_num_seqs=4, max_num_batched_tokens=512, max_model_len=8192
 )
 INFO = EngineInfo(model="fake", max_model_len=8192, max_num_seqs=4)
-# What is no number: how a request says it, and what the engine gets. None: anything but the default.
+# Fields that are not numbers: (value in a request, value in the engine). None: any but the default.
 OTHERS: dict[str, tuple[Any, Any]] = {
     "logit_bias": ({"5": 2.0}, {5: 2.0}),
     "allowed_token_ids": ([5, 6], (5, 6)),
@@ -41,7 +41,7 @@ OTHERS: dict[str, tuple[Any, Any]] = {
     "ignore_eos": (True, True),
     "stop_token_ids": ([77], (77,)),
 }
-STRUCTURED = {"grammar", "grammar_context"}  # structured outputs and rounds after a tool: tests of their own
+STRUCTURED = {"grammar", "grammar_context"}  # structured outputs and rounds after a tool: tested elsewhere
 MESSAGES = [{"role": "user", "content": "a"}]
 ENDPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": ("/v1/chat/completions", {"messages": MESSAGES}),
@@ -49,7 +49,7 @@ ENDPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
     "responses": ("/v1/responses", {"input": "a"}),
     "messages": ("/v1/messages", {"messages": MESSAGES, "max_tokens": 50}),
 }
-# How an endpoint says a number where it has another name for it; None: it refuses the number.
+# Fields for which an endpoint has another name. None: the endpoint refuses the field.
 SAID: dict[tuple[str, str], dict[str, Any] | None] = {
     ("chat", "logprobs"): {"logprobs": True, "top_logprobs": 13},
     ("responses", "logprobs"): {"top_logprobs": 13, "include": ["message.output_text.logprobs"]},
@@ -63,7 +63,7 @@ SAID: dict[tuple[str, str], dict[str, Any] | None] = {
 
 
 def example(name: str) -> Any:
-    """A value that every face allows, and that is not the default."""
+    """Returns a value other than the default that HTTP, ``LLM`` and the engine allow."""
     if name in OTHERS:
         return OTHERS[name][0]
     field = SAMPLING_FIELDS[name]
@@ -95,7 +95,7 @@ def test_every_field_of_the_engine_is_tried_here() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
-def test_it_arrives_over_http(endpoint: str, name: str) -> None:
+def test_a_field_arrives_over_http(endpoint: str, name: str) -> None:
     path, body = ENDPOINTS[endpoint]
     said = SAID.get((endpoint, name), {name: example(name)})
     client = playing(f"{FINAL}Yes.<|return|>")
@@ -130,7 +130,7 @@ def core(monkeypatch: pytest.MonkeyPatch) -> Iterator[RecordingCore]:
 
 @pytest.mark.parametrize("face", ["generate", "chat"])
 @pytest.mark.parametrize("name", NAMES)
-def test_it_arrives_through_llm(core: RecordingCore, name: str, face: str) -> None:
+def test_a_field_arrives_through_llm(core: RecordingCore, name: str, face: str) -> None:
     value = {5: 2.0} if name == "logit_bias" else example(name)
     params = SamplingParams(**{"max_tokens": 20, name: value})
     with LLM() as llm:
@@ -142,19 +142,19 @@ def test_it_arrives_through_llm(core: RecordingCore, name: str, face: str) -> No
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_summary_samples_with_it_or_it_is_an_exception(name: str) -> None:
+def test_a_summary_uses_a_field_only_if_in_summary_is_set(name: str) -> None:
     wanted = OTHERS.get(name, (None, example(name)))[1]
     given = SamplingSpec(**{name: ((1, 2),) if name == "bad_words" else wanted})
     spec = sampling_of_pass(given, INFO, 100)
     assert spec is not None
     in_summary = name in SAMPLING_FIELDS and SAMPLING_FIELDS[name].in_summary
     assert arrives(name, spec) == in_summary
-    if not in_summary and name != "max_tokens":  # a summary has a length of its own
+    if not in_summary and name != "max_tokens":  # a summary has its own length
         assert getattr(spec, name) == getattr(SamplingSpec(), name)
 
 
-def held(sampling: SamplingSpec) -> list[Any]:
-    """All that the engine's sequences and the device's row hold of a request."""
+def state(sampling: SamplingSpec) -> list[Any]:
+    """Returns the state of a request in the engine's sequences and in the device's row."""
     request = GenerateRequest(request_id="r", prompt_token_ids=[1, 2, 3], sampling=sampling)
     sequences = Admission(LIMITS, 10**6).accept(request, 0.0).sequences
     rows = RowSamplingState(1, 512, 64, torch.device("cpu"))
@@ -166,7 +166,7 @@ def held(sampling: SamplingSpec) -> list[Any]:
 
 
 def numbers(value: Any) -> Iterator[float]:
-    """Every number within arrays, containers and objects."""
+    """Yields every number within arrays, containers and objects."""
     if isinstance(value, bool | int | float):
         yield float(value)
     elif hasattr(value, "tolist"):
@@ -180,23 +180,23 @@ def numbers(value: Any) -> Iterator[float]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_reaches_the_sequence_or_the_row_of_the_device(name: str) -> None:
+def test_a_field_reaches_the_sequence_or_the_row(name: str) -> None:
     wanted = OTHERS.get(name, (None, example(name)))[1]
     value = ((1, 2),) if name == "bad_words" else wanted
-    found, usual = list(numbers(held(SamplingSpec(**{name: value})))), list(numbers(held(SamplingSpec())))
+    found, usual = list(numbers(state(SamplingSpec(**{name: value})))), list(numbers(state(SamplingSpec())))
     assert found != usual
     if name not in OTHERS:
-        number = value + 3 if name in ("max_tokens", "min_tokens") else value  # with the prompt's three
+        number = value + 3 if name in ("max_tokens", "min_tokens") else value  # with the prompt's tokens
         assert any(math.isclose(each, number, rel_tol=1e-6) for each in found)
         assert not any(math.isclose(each, number, rel_tol=1e-6) for each in usual)
 
 
-# What a request says to the engine, not to the sampler: tests of their own.
+# Fields that act in the engine, not in the sampler: tested elsewhere.
 NOT_SAMPLED_BY = {"seed", "max_tokens", "n", "logprobs", "prompt_logprobs", "ignore_eos", "stop_token_ids"}
 
 
 def sampled(sampling: SamplingSpec) -> list[int]:
-    """Tokens of 200 rows that differ by seed alone: likely ones are those the example's values are about."""
+    """Returns the tokens of 200 rows that differ only by seed. The ids that the examples name are likely."""
     count, vocab = 200, 97
     rows = RowSamplingState(count, vocab, 64, CPU.torch_device)
     for row in range(count):
@@ -209,7 +209,7 @@ def sampled(sampling: SamplingSpec) -> list[int]:
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in NOT_SAMPLED_BY])
-def test_it_changes_what_is_sampled(name: str) -> None:
+def test_a_field_changes_the_sampled_tokens(name: str) -> None:
     wanted = OTHERS.get(name, (None, example(name)))[1]
     value = ((1, 2),) if name == "bad_words" else wanted
     assert sampled(SamplingSpec(**{name: value})) != sampled(SamplingSpec())
@@ -223,15 +223,15 @@ def inside(inner: Range, outer: Range) -> bool:
     return low and inner.high <= outer.high
 
 
-def test_what_http_allows_llm_allows_and_the_engine_can_do() -> None:
+def test_llm_allows_the_http_ranges_and_the_engine_the_llm_ranges() -> None:
     for name, field in SAMPLING_FIELDS.items():
         assert inside(field.http_range, field.llm_range), name
-        if name != "top_k":  # -1 is a word for 0 on the way
+        if name != "top_k":  # -1 means 0 in requests
             assert inside(field.llm_range, field.engine), name
 
 
 @pytest.mark.parametrize("name", GENERATION)
-def test_a_checkpoint_may_set_it(core: RecordingCore, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_checkpoint_sets_a_field(core: RecordingCore, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     field, value = GENERATION[name], float(example(GENERATION[name]))
     assert _read_sampling({name: value}) == {name: value}
     for wrong in (SAMPLING_FIELDS[field].llm_range.low - 1, SAMPLING_FIELDS[field].llm_range.high * 2 + 1):
@@ -254,5 +254,5 @@ def test_a_checkpoint_may_set_it(core: RecordingCore, monkeypatch: pytest.Monkey
     assert arrives(field, asyncio.run(main()))
 
 
-def test_bounds_are_plain_numbers() -> None:
+def test_ranges_are_printed_with_plain_numbers() -> None:
     assert str(Range(-1048576, 2097152.0)) == "from -1048576 to 2097152"

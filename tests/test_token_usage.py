@@ -1,4 +1,4 @@
-"""Tokens of an answer, by the usage of each API."""
+"""The token counts of an answer are read from the usage of each API."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ RESPONSES = {
         ([], TokenUsage()),
     ],
 )
-def test_usage(body: Any, usage: TokenUsage) -> None:
+def test_token_counts_are_read_from_the_usage(body: Any, usage: TokenUsage) -> None:
     assert usage_of(json.dumps(body).encode()) == usage_of(body) == usage

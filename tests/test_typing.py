@@ -32,7 +32,7 @@ number: int = llm.generate("a")[0].outputs[0].text
 
 
 def check(folder: Path, source: str) -> str:
-    """What mypy --strict says about ``source``, outside the repository and without its configuration."""
+    """Returns mypy --strict's output for ``source``, outside the repository and its configuration."""
     (folder / "user.py").write_text(source)
     command = [
         sys.executable, "-m", "mypy", "--strict", "--config-file=", "--follow-imports=silent", "user.py",

@@ -1,6 +1,6 @@
-"""Files that commands write are there whole or not at all, and an error names them.
+"""Commands write files completely or not at all, and an error names the file.
 
-A limit on the size of files stands for a full disk: it needs no privileges.
+A limit on the file size stands in for a full disk, since it needs no privileges.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 
 from chorale.machine.folders import write_whole
 
-MOST = 50_000  # bytes of a file
+MOST = 50_000  # maximum bytes of a file
 
 
 def limited(*command: str, most: int = MOST) -> subprocess.CompletedProcess[str]:
@@ -28,7 +28,7 @@ def limited(*command: str, most: int = MOST) -> subprocess.CompletedProcess[str]
 
 
 @pytest.mark.parametrize("command", ["vocab", "demo"])
-def test_a_command_that_cannot_write_says_where_and_leaves_nothing(command: str, tmp_path: Path) -> None:
+def test_a_failed_export_names_the_folder_and_leaves_no_file(command: str, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     done = limited("-B", "-m", "chorale", command, "export", str(folder))
     assert done.returncode != 0

@@ -1,4 +1,4 @@
-"""The measuring of tests/support/fuzz/worst_input.py sees each kind of excess, and no other."""
+"""tests/support/fuzz/worst_input.py detects each kind of excessive cost, and nothing else."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def spin(seconds: float) -> None:
         pass
 
 
-def test_a_call_that_holds_the_lock_is_seen() -> None:
+def test_a_call_that_holds_the_interpreter_lock_is_detected() -> None:
     cost = measure(lambda: json.loads(CONTAINERS), len(CONTAINERS))
     assert cost.held_seconds > MAX_HELD_SECONDS
     assert cost.memory > 10
@@ -27,7 +27,7 @@ def test_a_call_that_holds_the_lock_is_seen() -> None:
         cost.check()
 
 
-def test_work_in_python_that_others_can_interrupt_is_no_hold() -> None:
+def test_python_code_that_releases_the_lock_is_only_cpu_time() -> None:
     cost = measure(lambda: spin(0.5), 10**6)
     assert 0.4 < cost.cpu_seconds < 1
     cost.check(max_cpu_seconds=1)
@@ -35,7 +35,7 @@ def test_work_in_python_that_others_can_interrupt_is_no_hold() -> None:
         cost.check(max_cpu_seconds=0.1)
 
 
-def test_a_callback_that_holds_the_event_loop_is_seen() -> None:
+def test_a_callback_that_blocks_the_event_loop_is_detected() -> None:
     async def main(seconds: float) -> float:
         async with watched() as cost:
             for _ in range(5):
@@ -47,7 +47,7 @@ def test_a_callback_that_holds_the_event_loop_is_seen() -> None:
     assert asyncio.run(main(0.01)) < 0.05
 
 
-def test_quadratic_work_is_not_linear() -> None:
+def test_quadratic_work_is_detected() -> None:
     check_linear(lambda size: (lambda: spin(size / 1000), size), 20)
     with pytest.raises(AssertionError):
         check_linear(lambda size: (lambda: spin(size * size / 40_000), size), 20)
