@@ -1,4 +1,4 @@
-"""Every sampling field reaches the device's row over HTTP, ``LLM`` and a summary, and acts there."""
+"""Every sampling field arrives from HTTP, ``LLM`` and summaries in the engine, and acts there."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def seconds(llm: LLM, length: int, tokens: int) -> float:
 
 
 def report_bandwidth(config: ModelConfig, decode: float, int8: bool) -> None:
-    """Prints the bandwidth of decoding and that of a plain memory read with as many threads."""
+    """Prints the bandwidth of decoding, and as a comparison a plain memory read with as many threads."""
     read = token_bytes(config, "bfloat16")
     if int8:
         read -= weight_bytes(config, "bfloat16") - weight_bytes(config, "bfloat16", int8=True)

@@ -9,7 +9,7 @@ computation: the page tables of the scheduler and of the device are real, but th
 is skipped, and keys and values of their tokens stay zero. Everything that affects memory is then computed, on
 top of a full pool:
 
-``longest``  as many sequences of ``max_model_len`` as the pool holds; the last one's prompt is computed,
+``longest``  as many sequences of ``max_model_len`` as fit into the pool; the last one's prompt is computed,
              chunk by chunk, while others decode; then decode steps with and without filters
 ``widest``   ``max_num_seqs`` rows whose contexts fill the pool; the last prompts are computed in steps of
              ``max_num_batched_tokens`` while others decode; then decode steps, also when the last

@@ -1,4 +1,4 @@
-"""Checks sampling on several GPUs of one host, each of which has the logits of its share of the token ids.
+"""Checks sampling on several GPUs of one host, where each GPU has the logits of a share of the token ids.
 
     python -m benchmarks.gpu.shared_sampling --ranks 2
 

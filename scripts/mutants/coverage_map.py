@@ -42,7 +42,7 @@ def table(root: Path) -> dict[str, list[str]]:
 
 
 def tests_for(root: Path, files: list[str]) -> list[str]:
-    """Returns the tests of ``files``: those of the table's longest matching path, and those that import them.
+    """Returns the tests of ``files``: the table's tests for the longest matching path, and importing tests.
 
     For a file that more than ``FEW`` test files import (``errors.py``), only the table counts.
     """

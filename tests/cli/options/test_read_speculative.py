@@ -1,4 +1,4 @@
-"""The operator's JSON becomes a SpeculativeConfig, or an error that says what to write instead."""
+"""The operator's JSON becomes a SpeculativeConfig, or an error with a correction."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_published_configs_are_read() -> None:
     assert (suffix.num_speculative_tokens, suffix.suffix_decoding_max_tree_depth) == (16, 24)
 
 
-def test_draft_tokens_by_batch_size() -> None:
+def test_draft_tokens_can_depend_on_the_batch_size() -> None:
     config = read(
         **HEAD,
         num_speculative_tokens_per_batch_size=[[17, 32, 1], [1, 16, 3], [33, 4096, 0]],
@@ -72,7 +72,7 @@ def test_draft_tokens_by_batch_size() -> None:
         ({"num_speculative_tokens_per_batch_size": [[1, 8, 2]], "disable_by_batch_size": 1}, {1: 0, 9: 0}),
     ],
 )
-def test_draft_tokens_of_a_step_by_its_rows(given: dict[str, Any], expected: dict[int, int]) -> None:
+def test_draft_tokens_depend_on_the_rows(given: dict[str, Any], expected: dict[int, int]) -> None:
     limits = EngineLimits(8, 16, 1024, 2048, 128, draft_tokens=read(**(NGRAM | given)).tokens_by_rows)
     assert {rows: limits.drafts_at(rows) for rows in expected} == expected
 

@@ -63,7 +63,7 @@ def test_every_target_is_a_field() -> None:
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_recipes_load(name: str, tmp_path: Path) -> None:
+def test_recipes_are_read(name: str, tmp_path: Path) -> None:
     path = tmp_path / f"{name}.yaml"
     path.write_text(RECIPES[name])
     settings = merge(["openai/gpt-oss-120b", "--config", str(path)], {})
@@ -259,7 +259,7 @@ def test_each_replica_adds_an_http_process(line: list[str], engines: int, http: 
     assert server.api_server_count == http
 
 
-def test_replicas_from_a_file(tmp_path: Path) -> None:
+def test_a_file_can_set_the_replicas(tmp_path: Path) -> None:
     file = tmp_path / "dp.yaml"
     file.write_text("model: demo\ndata-parallel-size: 2\ndata-parallel-backend: mp\n")
     assert merge(["--config", str(file)], {}).server.data_parallel_size == 2

@@ -1,4 +1,4 @@
-"""The ways to use several GPUs of one kind for a model: ranks of an engine, and several engines.
+"""The ways to divide several equal GPUs into engines of one or more ranks.
 
 For ``chorale fit --gpu 4xh100``. Imports no torch.
 """
@@ -160,7 +160,7 @@ def recommended(found: Sequence[Way], length: int) -> tuple[Way, str] | None:
     if len(found) == 1:
         return fitting[0], f"it fits, with less room than for {capacity}"
     way = max(fitting, key=lambda each: (each.longest, each.engines * each.requests(SHORT), -each.ranks))
-    return way, f"its engines hold most; none of these ways has room for {capacity} in each engine"
+    return way, f"its engines have the most room; none of these ways has room for {capacity} in each engine"
 
 
 WHY_ENGINES = "engines give more at full load, ranks are faster while requests are few"
