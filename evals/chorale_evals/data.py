@@ -1,7 +1,7 @@
 """The rows of a published data set, from ``--data DIR`` or from the web.
 
-The package holds no published question: files are read where their authors keep them, on the hub at pinned
-revisions, and checked by SHA-256 where it is known. ``DIR`` has a file under its bare name.
+The package contains no published questions: files are downloaded from their authors, from the hub at pinned
+revisions, and checked by SHA-256 where it is known. In ``DIR``, a file has the name at the end of its URL.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from chorale.errors import ConfigError
 from chorale.machine.folders import whole_file
 
 MAX_BYTES = 512 * 1024 * 1024
-SAMPLE = "sample"  # the value of --data that names the rows of our own making in this package
-_MAX_FIELD = 1 << 20  # characters of a CSV field; the module's own limit is 131,072
+SAMPLE = "sample"  # value of --data that selects the sample questions in this package
+_MAX_FIELD = 1 << 20  # longest CSV field in characters; the default of csv is 131,072
 
 Row = dict[str, Any]
 
@@ -47,9 +47,9 @@ def hub_file(repository: str, revision: str, path: str) -> Source:
 
 
 def load_rows(source: Source, folder: Path | None, columns: Sequence[str]) -> list[Row]:
-    """Returns the rows of a source; with ``folder``, those of the file in it that has the source's name.
+    """Returns the rows of a source, read from its file in ``folder`` or, with None, from the web.
 
-    Raises ``ConfigError`` if there is none, if a file is not what was published, or if a row lacks a column.
+    Raises ``ConfigError`` if the file is missing or is not the published one, or if a row lacks a column.
     """
     if folder is not None:
         return _read(folder / source.name, columns)
@@ -65,13 +65,13 @@ def load_rows(source: Source, folder: Path | None, columns: Sequence[str]) -> li
 
 
 def digest(rows: Sequence[Row]) -> str:
-    """Returns a short hash of the rows, which says if two runs had the same data."""
+    """Returns a short hash of the rows, to tell whether two runs had the same data."""
     text = json.dumps(rows, sort_keys=True, ensure_ascii=False, default=str)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def unique(ids: Iterable[str]) -> list[str]:
-    """Returns ids in their order, with "-2" and so on appended to those that occurred before."""
+    """Returns the ids in their order; repeated ids get the suffix "-2", "-3" and so on."""
     seen: dict[str, int] = {}
     result = []
     for name in ids:
@@ -86,9 +86,9 @@ def text_id(*parts: object) -> str:
 
 
 def data_folder(task: str, given: str | Path | None) -> Path | None:
-    """Returns the folder that ``--data`` names for ``task``; None stands for the hub and the web.
+    """Returns the data folder of ``task`` for a value of ``--data``, or None to download the data.
 
-    "sample" is the folder of the packaged sample. A subfolder that has the task's name takes precedence.
+    "sample" selects the packaged sample. A subfolder with the task's name takes precedence.
     """
     if given is None:
         return None
@@ -101,7 +101,7 @@ def data_folder(task: str, given: str | Path | None) -> Path | None:
 
 
 def _read(path: Path, columns: Sequence[str]) -> list[Row]:
-    """Reads a CSV file or JSON lines, by the ending."""
+    """Reads a file as CSV if its name ends in ".csv", else as JSON lines."""
     try:
         _check_size(path.stat().st_size, path)
         text = path.read_bytes().decode("utf-8-sig")
@@ -116,7 +116,7 @@ def _read(path: Path, columns: Sequence[str]) -> list[Row]:
         raise ConfigError(f"{path} has no rows")
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict) or None in row:
-            raise ConfigError(f"{path}: row {number} is not an object of the columns")
+            raise ConfigError(f"{path}: row {number} is not an object with the columns of the file")
         if missing := [column for column in columns if row.get(column) is None]:
             has = ", ".join(sorted(map(str, row))[:12])
             raise ConfigError(f"{path}: row {number} has no column {missing[0]!r} (it has {has})")
@@ -129,7 +129,7 @@ def _check_size(size: int, where: object) -> None:
 
 
 def _fetched(source: Source) -> Path:
-    """Returns the file in our cache, downloaded if it is not there."""
+    """Returns the path of the file in the cache, and downloads it first if it is missing."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     name = f"{hashlib.sha256(source.url.encode()).hexdigest()[:16]}-{source.name}"
     path = home / "chorale" / "evaluation" / name
@@ -149,6 +149,6 @@ def _fetched(source: Source) -> Path:
                 file.write(chunk)
     except (httpx2.HTTPError, OSError) as fault:
         raise ConfigError(
-            f"{source.url} cannot be read ({fault}). With the files in a folder, use --data DIR"
+            f"{source.url} cannot be read ({fault}). If you have the files in a folder, use --data DIR"
         ) from fault
     return path

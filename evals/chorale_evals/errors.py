@@ -14,7 +14,7 @@ class UnansweredError(AskError):
 
 
 class RefusedError(AskError):
-    """The server refused the request itself, for example as too long. Scored 0."""
+    """The server refused the request, for example because it is too long. The sample scores 0."""
 
 
 class JournalError(ConfigError):
@@ -22,4 +22,4 @@ class JournalError(ConfigError):
 
 
 class ServerLostError(ChoraleError):
-    """The server answers no request any more. The run ends and can be resumed."""
+    """The server no longer answers requests. The run ends and can be resumed."""

@@ -31,24 +31,24 @@ def read_journal(folder: Path) -> dict[Key, Record]:
 
 
 def records(path: Path) -> Iterator[tuple[int, Record]]:
-    """Yields each record and the byte at which it begins, without an unfinished last line.
+    """Yields each record with its byte offset, and skips an unfinished last line.
 
     A later record replaces an earlier one of the same key. Raises ``JournalError``.
     """
     if not path.exists():
         raise JournalError(f"{path.parent}: there is no run here ({NAME} is missing)")
-    place = 0
+    offset = 0
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
                 return
             try:
-                # Not by msgspec alone: a text of the model may have half a surrogate pair.
-                yield place, msgspec.convert(json.loads(line), Record)
+                # msgspec's decoder rejects a lone surrogate, which the model's text may contain.
+                yield offset, msgspec.convert(json.loads(line), Record)
             except ValueError as error:
                 told = f"not a record ({error}); remove the line, and its sample is asked again"
                 raise JournalError(f"{path}, line {number}: {told}") from None
-            place += len(line)
+            offset += len(line)
 
 
 class Journal:
@@ -70,7 +70,7 @@ class Journal:
         self._synced = time.monotonic()
 
     def read(self) -> dict[Key, Record]:
-        """Removes an unfinished last line and returns the records. Called before the first ``append``."""
+        """Removes an unfinished last line and returns the records. Call it before the first ``append``."""
         self._file.seek(0)
         end = sum(len(line) for line in self._file if line.endswith(b"\n"))
         self._file.truncate(end)
@@ -82,7 +82,7 @@ class Journal:
             self._file.write(line.encode("utf-8", "surrogatepass") + b"\n")
             self._file.flush()
         except OSError as error:
-            raise JournalError(f"{self.folder / NAME}: {error.strerror}; the same command goes on") from None
+            raise JournalError(f"{self.folder / NAME}: {error.strerror}; run the command again") from None
         if time.monotonic() - self._synced > _SYNC_SECONDS:
             self._sync()
 

@@ -1,4 +1,4 @@
-"""``run.json``: the settings of a run. Decides whether a folder's journal can be continued."""
+"""``run.json``: the settings of a run, which decide whether a folder's journal can be continued."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAME = "run.json"
 
 @dataclass(frozen=True, slots=True)
 class TaskInfo:
-    """A task of a run. ``samples``: how many are asked, which ``limit`` may have reduced."""
+    """A task of a run. ``samples``: number of samples asked, after ``--limit``."""
 
     version: str
     data_revision: str = ""
@@ -32,9 +32,9 @@ class TaskInfo:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """``settings`` are compared on resume, and of ``server_model`` (its entry in the list of models) a part.
+    """The settings of a run. On resume, ``settings`` and the id and root of ``server_model`` must be equal.
 
-    ``tasks``: name -> task; ``efforts``: those asked so far. Both only grow.
+    ``server_model``: the model's entry in ``/v1/models``. ``tasks`` (by name), ``efforts``: asked so far.
     """
 
     settings: dict[str, Any]
@@ -47,7 +47,7 @@ class Manifest:
     format: int = FORMAT
 
     def continued_by(self, new: Manifest) -> Manifest:
-        """Returns the manifest of both. Raises ``JournalError`` that names a difference, if there is one."""
+        """Returns this manifest extended by ``new``. Raises ``JournalError`` with the first difference."""
         before, after = (_compared(run, self.tasks.keys() & new.tasks.keys()) for run in (self, new))
         for what in {**before, **after}:
             if (old := before.get(what)) != (now := after.get(what)):
@@ -59,13 +59,13 @@ class Manifest:
         return replace(new, tasks={**self.tasks, **new.tasks}, efforts=efforts, started=self.started)
 
     def write(self, folder: Path) -> None:
-        """Writes the file in one step, so that a kill leaves the old or the new one."""
+        """Writes the file atomically, so that a kill leaves the old or the new one."""
         value = asdict(replace(self, started=self.started or time.strftime("%Y-%m-%dT%H:%M:%S%z")))
         write_whole(folder / NAME, json.dumps(value, indent=1))
 
 
 def _compared(run: Manifest, names: Iterable[str]) -> dict[str, Any]:
-    """Returns what must not change in a run. ``names``: of the tasks whose version and data count."""
+    """Returns the values that must not change in a run, with version and data of the tasks ``names``."""
     found = dict(run.settings) | {f"model {name}": run.server_model.get(name) for name in ("id", "root")}
     for name in names:
         task = run.tasks[name]

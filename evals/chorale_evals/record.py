@@ -21,9 +21,9 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """``status``: "answered" is final. "refused" (score 0) and "failed" (no score) are asked again on resume.
+    """One trial. A resumed run asks again if ``status`` is "refused" (score 0) or "failed" (no score).
 
-    ``finish``: of the last reply; "length" is a cut answer. ``seconds``: spent waiting for the server.
+    ``finish``: finish reason of the last reply. ``seconds``: time spent waiting for the server.
     """
 
     task: str

@@ -1,4 +1,4 @@
-"""Runs the jobs of a plan against a server, a bounded number at a time, and journals each answer."""
+"""Runs the trials of a plan against a server, a bounded number at a time, and journals each answer."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ from chorale_evals.task import Outcome, Sample, Task
 from chorale_evals.wire import WIRES, Api
 
 logger = logging.getLogger(__name__)
-_FEWEST_LOST = 8  # failures in a row before the server counts as lost
+_FEWEST_LOST = 8  # fewest failures in a row after which the server counts as lost
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A task at all efforts of a run."""
+class PlannedTask:
+    """A task of a plan, asked at each effort ``repeats`` times."""
 
     task: Task
     repeats: int
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    part: Part
+class Trial:
+    planned: PlannedTask
     effort: str
     sample: Sample
     repeat: int
 
     @property
     def key(self) -> Key:
-        return Key(self.part.task.name, self.effort, self.sample.id, self.repeat)
+        return Key(self.planned.task.name, self.effort, self.sample.id, self.repeat)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything to ask. ``fields`` override those of the tasks; ``seed`` gives each request its own seed."""
+    """The trials of a run. ``fields`` override the tasks' fields; ``seed`` determines each request's seed."""
 
-    parts: Sequence[Part]
+    tasks: Sequence[PlannedTask]
     efforts: Sequence[str]
     model: str
     api: Api = "chat"
@@ -54,20 +54,20 @@ class Plan:
     seed: int | None = None
     concurrency: int = 64
 
-    def jobs(self) -> Iterator[Job]:
-        """Yields jobs in the order of their start: the first repeat of every sample before the second."""
-        for part in self.parts:
+    def trials(self) -> Iterator[Trial]:
+        """Yields trials in the order of their start: the first repeat of every sample before the second."""
+        for planned in self.tasks:
             for effort in self.efforts:
-                for repeat in range(part.repeats):
-                    for sample in part.task.samples:
-                        yield Job(part, effort, sample, repeat)
+                for repeat in range(planned.repeats):
+                    for sample in planned.task.samples:
+                        yield Trial(planned, effort, sample, repeat)
 
-    def fields_of(self, job: Job) -> dict[str, Any]:
-        fields = {"temperature": 1.0} | dict(job.part.task.defaults) | dict(self.fields or {})
-        if job.effort != "default":
-            fields["reasoning_effort"] = job.effort
+    def fields_of(self, trial: Trial) -> dict[str, Any]:
+        fields = {"temperature": 1.0} | dict(trial.planned.task.defaults) | dict(self.fields or {})
+        if trial.effort != "default":
+            fields["reasoning_effort"] = trial.effort
         if self.seed is not None:
-            fields["seed"] = zlib.crc32(repr((self.seed, *job.key)).encode("utf-8", "surrogatepass")) >> 1
+            fields["seed"] = zlib.crc32(repr((self.seed, *trial.key)).encode("utf-8", "surrogatepass")) >> 1
         return fields
 
 
@@ -82,13 +82,13 @@ class Runner:
         self._in_a_row = 0  # failures or refusals since the last answer
 
     async def run(self, done: Collection[Key]) -> None:
-        """Runs all jobs but those in ``done``.
+        """Runs all trials except those in ``done``.
 
         Raises ``ServerLostError`` if the server stops answering, and ``ConfigError`` if no request can
-        succeed. What was answered until then is in the journal.
+        succeed. Earlier answers are in the journal.
         """
-        jobs = (job for job in self._plan.jobs() if job.key not in done)
-        workers = [asyncio.create_task(self._work(jobs)) for _ in range(self._plan.concurrency)]
+        trials = (trial for trial in self._plan.trials() if trial.key not in done)
+        workers = [asyncio.create_task(self._work(trials)) for _ in range(self._plan.concurrency)]
         try:
             await asyncio.gather(*workers)
         finally:
@@ -96,33 +96,33 @@ class Runner:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
 
-    async def _work(self, jobs: Iterator[Job]) -> None:
-        for job in jobs:
-            record = await self._record(job)
+    async def _work(self, trials: Iterator[Trial]) -> None:
+        for trial in trials:
+            record = await self._record(trial)
             self._journal.append(record)
             self._on_record(record)
             self._watch(record)
 
-    async def _record(self, job: Job) -> Record:
-        plan, task = self._plan, job.part.task
-        session = Session(self._client, WIRES[plan.api], plan.model, plan.fields_of(job))
+    async def _record(self, trial: Trial) -> Record:
+        plan, task = self._plan, trial.planned.task
+        session = Session(self._client, WIRES[plan.api], plan.model, plan.fields_of(trial))
         status: Status = "answered"
         try:
-            outcome = await task.run(job.sample, job.repeat, session)
+            outcome = await task.run(trial.sample, trial.repeat, session)
         except ConfigError:
             raise
         except RefusedError as error:
             status, outcome = "refused", Outcome(0.0, None, {"error": error.message})
         except UnansweredError as error:
             status, outcome = "failed", Outcome(0.0, None, {"error": error.message})
-        except Exception as error:  # a bug of the task: the other samples continue
-            logger.warning("%s, sample %s: the task failed", task.name, job.sample.id, exc_info=True)
+        except Exception as error:  # a bug in the task: the other samples continue
+            logger.warning("%s, sample %s: the task failed", task.name, trial.sample.id, exc_info=True)
             status, outcome = "failed", Outcome(0.0, None, {"error": f"{type(error).__name__}: {error}"})
         return Record(
-            *job.key, status, outcome.score, outcome.answer, outcome.detail,
+            *trial.key, status, outcome.score, outcome.answer, outcome.detail,
             finish=session.finish_reason, usage=session.usage, seconds=round(session.seconds, 3),
-            fingerprint=session.fingerprint, group=job.sample.group, question=job.sample.question,
-            target=job.sample.target, exchanges=session.exchanges,
+            fingerprint=session.fingerprint, group=trial.sample.group, question=trial.sample.question,
+            target=trial.sample.target, exchanges=session.exchanges,
         )  # fmt: skip
 
     def _watch(self, record: Record) -> None:

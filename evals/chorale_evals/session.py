@@ -14,17 +14,17 @@ from chorale.requests.usage import TokenUsage
 from chorale_evals.errors import RefusedError, UnansweredError
 from chorale_evals.wire import Message, Reply, Wire
 
-# Some seven minutes in all: an engine that is restarted loads its weights again.
+# Retries last about seven minutes, because a restarted engine loads its weights again.
 RETRIES = Retries(attempts=12, patience=math.inf, first_delay=1.0, longest_delay=60.0)
 _AGAIN = BUSY | {408, 409, 425, 500, 529}
-# No other request would fare better.
+# Statuses that every other request would get too.
 _MISCONFIGURED = frozenset({401, 403, 404, 405})
 
 
 class Session:
-    """Asks, and keeps what was asked and answered: ``exchanges`` grows by one entry per request.
+    """Sends requests and records them with their replies: ``exchanges`` gets one entry per request.
 
-    ``fields`` are those of the run, in the form of Chat Completions; an ``ask`` may override them.
+    ``fields``: the run's request fields in Chat Completions format; those given to ``ask`` override them.
     """
 
     def __init__(self, client: AsyncClient, wire: Wire, model: str, fields: Mapping[str, Any]) -> None:
@@ -36,7 +36,7 @@ class Session:
         self.fingerprint = ""
 
     async def ask(self, messages: Sequence[Message], **fields: Any) -> Reply:
-        """Sends a conversation and returns the answer. Raises as ``_answer``."""
+        """Sends a conversation and returns the reply. Raises the same errors as ``_answer``."""
         entry: dict[str, Any] = {"messages": list(messages)} | ({"fields": fields} if fields else {})
         self.exchanges.append(entry)
         wanted = {name: value for name, value in {**self._fields, **fields}.items() if value is not None}
@@ -75,7 +75,7 @@ class Session:
 
 
 def _short(reply: Reply) -> dict[str, Any]:
-    """Returns the parts of a reply that are not empty."""
+    """Returns the fields of a reply that are not empty."""
     found = {name: value for name, value in asdict(reply).items() if value}
     found["usage"] = {name: value for name, value in found["usage"].items() if value}
     return found

@@ -1,4 +1,4 @@
-"""Intervals of scores. No dependencies: sums of a few thousand terms are enough."""
+"""Confidence intervals of scores. Plain Python is fast enough for sums of a few thousand terms."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def wilson(mean: float, count: float, z: float = Z95) -> Interval:
 
 
 def clustered(scores: Sequence[Sequence[float]], z: float = Z95) -> Interval:
-    """Returns the interval of the mean over samples, each with the scores of its repeats.
+    """Returns the interval of the mean score. ``scores``: for each sample, the scores of its repeats.
 
     Repeats of one sample are not independent. Wilson's interval is therefore computed for the effective
-    number of samples, m (1 - m) / v, where v is the variance of the mean over clusters: with one repeat of
+    number of samples, m (1 - m) / v, where v is the variance of the mean over clusters: with one repeat and
     scores 0 and 1 it is the ordinary interval. The effective number is between the number of samples and
-    that of answers. If all answers are right or all wrong, it is the number of samples.
+    the number of answers. If all answers are right or all wrong, it is the number of samples.
     """
     clusters = [one for one in scores if one]
     answers = sum(len(one) for one in clusters)

@@ -15,7 +15,7 @@ from chorale_evals.task import Breakdown
 
 @dataclass(slots=True)
 class Tally:
-    """Running counts of one task at one effort. ``total``: answers that the run asks for."""
+    """Running counts of one task at one effort. ``total``: number of answers the run asks for."""
 
     task: str
     effort: str
@@ -23,8 +23,8 @@ class Tally:
     samples: int = 0
     repeats: int = 1
     metric: str = "accuracy"
-    scores: dict[str, list[float]] = field(default_factory=dict)  # by sample
-    num_done: int = 0  # records, failed ones included
+    scores: dict[str, list[float]] = field(default_factory=dict)  # sample id -> scores of its repeats
+    num_done: int = 0  # number of records, including failed ones
     num_cut: int = 0
     num_refused: int = 0
     num_failed: int = 0
@@ -76,23 +76,23 @@ class Tally:
 def tallies(plan: Plan) -> dict[tuple[str, str], Tally]:
     """Returns empty tallies by (task, effort)."""
     found = {}
-    for part in plan.parts:
-        name, number = part.task.name, len(part.task.samples)
+    for planned in plan.tasks:
+        name, number = planned.task.name, len(planned.task.samples)
         for effort in plan.efforts:
-            total = number * part.repeats
-            found[name, effort] = Tally(name, effort, total, number, part.repeats, part.task.metric)
+            total = number * planned.repeats
+            found[name, effort] = Tally(name, effort, total, number, planned.repeats, planned.task.metric)
     return found
 
 
 def summarise(plan: Plan, records: Collection[Record]) -> list[Tally]:
-    """Returns the rows of a plan. Records of samples that it does not ask for are left out."""
-    found, wanted = tallies(plan), {job.key for job in plan.jobs()}
+    """Returns the rows of a plan. Records outside the plan are ignored."""
+    found, wanted = tallies(plan), {trial.key for trial in plan.trials()}
     scores: dict[tuple[str, str], list[tuple[str, float]]] = {key: [] for key in found}
     for record in (record for record in records if record.key in wanted):
         found[record.task, record.effort].add(record)
         if record.is_scored:
             scores[record.task, record.effort].append((record.group, record.score))
-    for task in (part.task for part in plan.parts):
+    for task in (planned.task for planned in plan.tasks):
         for effort in plan.efforts:
             if given := scores[task.name, effort]:
                 found[task.name, effort].breakdowns = task.breakdowns(given)

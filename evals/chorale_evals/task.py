@@ -17,12 +17,12 @@ from chorale_evals.wire import Message
 
 Effort = Literal["low", "medium", "high"]
 EFFORTS: tuple[Effort, ...] = ("low", "medium", "high")
-_LONG = 20_000  # characters above which a text is graded in a thread
+_LONG = 20_000  # length in characters from which a text is graded in a thread
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One question. ``id`` is stable over runs: from the data, else a hash of the question.
+    """One question. ``id`` is the same in every run: from the data, else a hash of the question.
 
     ``question`` and ``target`` are JSON, shown in the report. ``group`` (a subject) is for breakdowns.
     """
@@ -35,7 +35,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A graded answer. ``score`` is from 0 to 1. ``answer`` is what the grader read in the text, or None.
+    """A graded answer. ``score`` is from 0 to 1. ``answer``: as the grader found it in the text, or None.
 
     ``detail`` is JSON for the report: the grader's reason, results per constraint.
     """
@@ -47,7 +47,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """A further row of the table: the score of a group."""
+    """A row below the main table: the mean score of one group."""
 
     name: str
     score: float
@@ -57,10 +57,10 @@ class Breakdown:
 class Task:
     """A set of questions and how to grade the answers. Made by a factory in ``tasks/`` (see its table).
 
-    ``version`` changes when prompts or graders change: a journal of another version is not resumed, nor one
-    of another ``data_revision``, the hash of the data. ``metric``: name of the score. ``notes``: differences
-    from the published harness, for the report. ``defaults``: fields that the published harness sends
-    (``{"temperature": 0.0}``), unless the command line sets them.
+    ``version`` changes when prompts or graders change; ``data_revision`` is the hash of the data. A journal
+    is resumed only if both are equal. ``metric``: name of the score. ``notes``: differences from the
+    published harness, for the report. ``defaults``: request fields as in the published harness, such as
+    ``{"temperature": 0.0}``; the command line overrides them.
     """
 
     name = ""
@@ -75,11 +75,11 @@ class Task:
         self.data_revision = data_revision
 
     def messages(self, sample: Sample, repeat: int) -> list[Message]:
-        """Returns the conversation that is sent. ``repeat`` counts from 0."""
+        """Returns the conversation to send. ``repeat`` counts from 0."""
         raise NotImplementedError
 
     def fields(self, sample: Sample) -> dict[str, Any]:
-        """Returns fields of the request that a sample sets, in the form of Chat Completions."""
+        """Returns the request fields that a sample sets, in Chat Completions format."""
         return {}
 
     def grade(self, sample: Sample, repeat: int, text: str) -> Outcome:

@@ -1,4 +1,4 @@
-"""Requests and replies in the form of Chat Completions and of Responses. Pure: no I/O."""
+"""Requests and replies in the formats of Chat Completions and of Responses, without I/O."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, Literal
 from chorale.requests.usage import TokenUsage, usage_of
 
 Api = Literal["chat", "responses"]
-Message = dict[str, Any]  # in the form of Chat Completions
+Message = dict[str, Any]  # in Chat Completions format
 
 
 def strictly(text: str) -> Any:
-    """Parses JSON. Raises ``ValueError`` for repeated names, NaN and infinities too."""
+    """Parses JSON. Raises ``ValueError`` also for repeated names, NaN and infinities."""
     return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse)
 
 
@@ -31,7 +31,7 @@ def _refuse(name: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A function call of the model. ``arguments`` is a string as the server sent it, perhaps invalid JSON."""
+    """A function call of the model. ``arguments``: as the server sent them, possibly invalid JSON."""
 
     id: str
     name: str
@@ -68,9 +68,9 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """One API. ``body(model, messages, fields)`` makes a request, ``read(answer)`` its reply.
+    """The format of one API: ``body(model, messages, fields)`` makes a request, ``read(answer)`` a reply.
 
-    ``read`` raises ``ValueError`` if the answer is not of this API.
+    ``read`` raises ``ValueError`` if the answer does not have this format.
     """
 
     path: str
@@ -127,7 +127,7 @@ def _format(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def _items(message: Message) -> list[dict[str, Any]]:
-    """Returns the items of one message of Chat Completions."""
+    """Converts a message of Chat Completions to input items of Responses."""
     role, content = message["role"], message.get("content")
     if role == "tool":
         output = content if isinstance(content, str) else json.dumps(content)

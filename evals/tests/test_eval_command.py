@@ -53,11 +53,11 @@ def test_a_run_is_scored_and_reported(tmp_path: Path, capsys: pytest.CaptureFixt
     assert len({body["seed"] for body in fake.bodies}) == 80
     results = json.loads((out / "summary.json").read_text())["results"]
     assert [row["score"] for row in results] == [0.85, 0.85]
-    assert results[0]["low"] == pytest.approx(0.640, abs=1e-3)  # of 20 samples, not of 40 answers
+    assert results[0]["low"] == pytest.approx(0.640, abs=1e-3)  # interval over 20 samples, not 40 answers
     assert (out / "report.html").stat().st_size > 10_000
 
 
-def test_what_fails_is_asked_again_and_wrong_answers_are_not(tmp_path: Path) -> None:
+def test_failed_requests_are_asked_again_and_wrong_answers_are_not(tmp_path: Path) -> None:
     seen: Counter[str] = Counter()
 
     def answer(body: dict[str, Any], _: int) -> Answer:
@@ -101,7 +101,7 @@ def test_what_fails_is_asked_again_and_wrong_answers_are_not(tmp_path: Path) -> 
     assert (summary["scored"], summary["failed"], summary["refused"], summary["cut"]) == (6, 2, 1, 1)
 
 
-def test_a_run_of_other_settings_is_refused_and_more_samples_are_not(
+def test_a_run_resumes_with_more_samples_but_not_with_other_settings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, out = sums(tmp_path / "sums.jsonl", 12), tmp_path / "out"
@@ -123,8 +123,8 @@ def test_a_run_of_other_settings_is_refused_and_more_samples_are_not(
     assert len({record["sample"] for record in journal(out)}) == 12
 
 
-def test_a_stopped_run_continues_and_does_nothing_twice(tmp_path: Path) -> None:
-    """Ctrl-C after 15 answers, SIGKILL after 30 more, and a line that was written in part."""
+def test_a_stopped_run_continues_and_records_no_answer_twice(tmp_path: Path) -> None:
+    """Ctrl-C after 15 answers, SIGKILL after 30 more, and a partly written line."""
 
     def slow(body: dict[str, Any], number: int) -> Answer:
         time.sleep(0.02)
@@ -144,11 +144,11 @@ def test_a_stopped_run_continues_and_does_nothing_twice(tmp_path: Path) -> None:
     records = journal(out)
     assert Counter(record["sample"] for record in records) == {f"s{a}": 1 for a in range(90)}
     assert sum(record["score"] for record in records) == 77
-    assert 90 <= len(fake.bodies) <= 94  # what was on its way when the run was stopped
+    assert 90 <= len(fake.bodies) <= 94  # requests in flight when the run was stopped are sent again
 
 
 def stopped(number: int, lines: int, out: Path, *arguments: str) -> tuple[int, str]:
-    """Starts a run and sends a signal once its journal has so many lines. Returns (exit code, stderr)."""
+    """Starts a run and sends a signal once its journal has ``lines`` lines. Returns (exit code, stderr)."""
     command = [sys.executable, "-m", "chorale.cli.bound", str(os.getpid()), "eval", *arguments]
     process = subprocess.Popen(
         [*command, "--max-concurrency", "2"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
@@ -166,7 +166,7 @@ def journal_lines(folder: Path) -> list[bytes]:
     return (folder / "journal.jsonl").read_bytes().splitlines()
 
 
-def test_one_run_at_a_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_accepts_one_run_at_a_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from chorale_evals.journal import Journal
 
     file, out = sums(tmp_path / "sums.jsonl", 1), tmp_path / "out"
@@ -188,7 +188,7 @@ def test_a_lost_server_ends_the_run(
     assert "refuses every request to chat/completions: HTTP 401: bad key" in capsys.readouterr().err
 
 
-def test_responses_carries_the_same(tmp_path: Path) -> None:
+def test_a_run_can_use_the_responses_api(tmp_path: Path) -> None:
     def answer(body: dict[str, Any], _: int) -> Answer:
         output = [
             {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}], "summary": []},
@@ -231,7 +231,7 @@ LINES = [
     ('{"prompt": "x", "answer": {"type": "thing"}, "grader": "json_schema"}', "not a JSON schema"),
     (
         '{"prompt": "x", "answer": {"$ref": "http://example.com/x"}, "grader": "json_schema"}',
-        "leads out of it",
+        "points outside the schema",
     ),
     ('{"prompt": "x", "answer": "x", "id": {}}', "`$.id`"),
     ('{"prompt": "x", "answer": "x", "request": {"model": "y"}}', "must not set 'model'"),
@@ -240,7 +240,7 @@ LINES = [
 
 
 @pytest.mark.parametrize(("line", "message"), LINES)
-def test_a_bad_line_is_named(
+def test_the_error_names_a_bad_line(
     line: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "lines.jsonl"

@@ -20,7 +20,7 @@ _EFFORTS = (*EFFORTS, "default")
 
 
 def within(kind: Callable[[str], Any], least: float, most: float = math.inf) -> Callable[[str], Any]:
-    """Returns a reader of numbers of a kind (``int``, ``float``) from ``least`` to ``most``."""
+    """Returns an argparse type that reads an int or a float (``kind``) from ``least`` to ``most``."""
 
     def read(given: str) -> Any:
         try:
@@ -51,14 +51,14 @@ _OPTIONS: tuple[tuple[str, Callable[[str], Any], Any, str, str], ...] = (
     ("effort", _efforts, "medium", "low,medium,high", "reasoning efforts; 'default' sends none"),
     ("repeats", _COUNT, None, "N", "answers per sample (default: the task's)"),
     ("limit", _COUNT, None, "N", "samples per task, chosen at random"),
-    ("seed", int, None, "N", "gives each request its own seed, and --limit its samples"),
+    ("seed", int, None, "N", "determines each request's seed and the samples of --limit"),
     ("data", Path, None, "DIR", "folder with the data sets, instead of the web"),
     ("out", Path, None, "DIR", "folder of the journal and the report"),
     ("temperature", _NUMBER, None, "X", "default: the task's, or 1"),
     ("top-p", _NUMBER, None, "X", "nucleus sampling"),
     ("max-tokens", _COUNT, None, "N", "longest answer, reasoning included"),
-    ("max-concurrency", _COUNT, 64, "N", "requests at once"),
-    ("timeout", _COUNT, 3600, "SECONDS", "for one whole answer"),
+    ("max-concurrency", _COUNT, 64, "N", "concurrent requests"),
+    ("timeout", _COUNT, 3600, "SECONDS", "longest time for one whole answer"),
 )
 
 

@@ -29,7 +29,7 @@ from chorale_evals.parity.scorer import Scorer
 from chorale_evals.parity.verdict import BOUNDS, judge
 from chorale_evals.session import RETRIES
 
-# The demo is for a CPU, where the last length would take minutes.
+# The demo runs on a CPU, where texts of 8192 tokens would take minutes.
 LENGTHS, DEMO_LENGTHS = "128,1024,8192", "128,1024"
 EXIT_INCONCLUSIVE = 3
 
@@ -42,12 +42,12 @@ def parser() -> Parser:
         "and B are each the URL of a server (http://HOST:PORT/v1), a recording (of chorale eval parity "
         "record), or in quotes the arguments of chorale serve for a private server, which is started, "
         "measured and stopped "
-        '("gpt-oss-20b --kv-cache-dtype fp8"). A is the one to trust: B is judged against its noise. '
+        '("gpt-oss-20b --kv-cache-dtype fp8"). A is the reference: B is judged against the noise of A. '
         "Exit code: 0 as expected, 1 not as expected, 3 inconclusive.",
     )
     made.add_argument("a", metavar="A", help="URL, recording, or arguments of chorale serve")
     made.add_argument("b", metavar="B", help="the same, compared with A")
-    expected = "largest difference that is no failure: rounding only, or that of a precision"
+    expected = "largest difference that passes: rounding only, or a change of precision"
     made.add_argument("--expect", choices=("equal", *BOUNDS), default="equal", help=expected)
     made.add_argument(
         "--out", type=Path, metavar="DIR", help="write both recordings, result.json and report.txt"
@@ -62,7 +62,7 @@ def record_parser() -> Parser:
     made = Parser(
         "chorale eval parity record",
         usage="chorale eval parity record A -o FILE [options]",
-        description="Record what a server says, to compare with later: before an upgrade, for example.",
+        description="Record a server's log-probabilities for later comparisons, such as before an upgrade.",
     )
     made.add_argument("a", metavar="A", help="URL, or arguments of chorale serve")
     made.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="file to write")
@@ -148,7 +148,7 @@ def _report(a: Recording, b: Recording, given: argparse.Namespace) -> int:
 
 
 def _recording_at(source: str) -> Path | None:
-    """Returns the path of a recording, or None. Raises ``ConfigError`` if it is missing."""
+    """Returns the path if ``source`` is a recording, else None. Raises ``ConfigError`` if it is missing."""
     if _is_url(source):
         return None
     path = Path(source).expanduser()
@@ -208,7 +208,7 @@ def _serve_arguments(source: str) -> list[str]:
 
 
 async def _version(client: AsyncClient) -> str | None:
-    """Returns what Chorale and vLLM say at /version, which is beside /v1."""
+    """Returns the version of a Chorale or vLLM server, from /version (not under /v1)."""
     try:
         response = await client.get("/version")
         return str(response.json()["version"]) if response.status_code == 200 else None
@@ -217,7 +217,7 @@ async def _version(client: AsyncClient) -> str | None:
 
 
 async def _formats(client: AsyncClient) -> str | None:
-    """Returns how a Chorale server's engines compute, from /metrics, which is beside /v1."""
+    """Returns the number formats of a Chorale server's engines, from /metrics (not under /v1)."""
     try:
         text = (await client.get("/metrics")).text
     except httpx2.HTTPError:

@@ -1,4 +1,4 @@
-"""Progress on stderr: on a terminal a line that is rewritten, elsewhere a line now and then."""
+"""Progress on stderr: one rewritten line on a terminal, else a new line every 15 seconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LINE_SECONDS, _REWRITE_SECONDS = 15.0, 0.2
 
 
 class Line:
-    """``quiet``: nothing is shown."""
+    """A line of progress. ``quiet``: nothing is shown."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self._is_terminal, self._quiet = sys.stderr.isatty(), quiet
@@ -27,11 +27,11 @@ class Line:
         return max(time.monotonic() - self._began, 1e-3)
 
     def left(self, done: float, total: float) -> str:
-        """Returns the time until all is done, if this goes on as it did."""
+        """Returns the estimated remaining time, from the average speed so far."""
         return f"about {duration(self.seconds * (total - done) / done)} left" if done else ""
 
     def show(self, text: Callable[[], str], *, last: bool = False) -> None:
-        """Shows a line if it is time. ``last``: in any case, and the next one goes below it."""
+        """Shows a line if the last one is old enough. ``last``: always, and ends the line."""
         now = time.monotonic()
         if self._quiet or (now - self._shown < self._pause and not last):
             return
@@ -57,7 +57,7 @@ class Display:
         self._line.show(lambda: self._state(tally), last=tally.num_done == tally.total)
 
     def _state(self, tally: Tally) -> str:
-        """Returns the running score and troubles of a tally, and the speed and tokens of the run."""
+        """Returns the running score and problems of a tally, and the speed and tokens of the run."""
         usage = total_usage(self._tallies.values())
         parts = [f"{tally.task} {tally.effort}: {tally.num_done}/{tally.total}"]
         if tally.mean is not None:

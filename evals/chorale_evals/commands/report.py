@@ -12,9 +12,9 @@ def parser() -> Parser:
     made = Parser(
         "chorale eval report",
         usage="chorale eval report DIR",
-        description="Write the page with every answer of a run, also of one that is still going on.",
+        description="Write the page with every answer of a run, which may be unfinished.",
     )
-    made.add_argument("folder", type=Path, metavar="DIR", help="the --out of the run")
+    made.add_argument("folder", type=Path, metavar="DIR", help="folder given as --out of the run")
     return made
 
 

@@ -22,7 +22,7 @@ from chorale_evals.journal import Journal
 from chorale_evals.manifest import Manifest, TaskInfo, read_manifest
 from chorale_evals.record import Key, Record
 from chorale_evals.report.page import write_report
-from chorale_evals.runner import Part, Plan, Runner
+from chorale_evals.runner import Plan, PlannedTask, Runner
 from chorale_evals.session import RETRIES
 from chorale_evals.summary import Tally, summarise, tallies
 from chorale_evals.tasks import make_task
@@ -30,10 +30,10 @@ from chorale_evals.tasks import make_task
 
 def run(arguments: list[str]) -> int:
     given = options.read(arguments)
-    parts = make_parts(given)  # before a server is started, as data may be missing
+    tasks = plan_tasks(given)  # before a server is started, because data may be missing
     with signals_as_exceptions(), Journal(given.out) as journal, _endpoint(given) as endpoint:
         try:
-            return asyncio.run(_run(given, parts, journal, endpoint))
+            return asyncio.run(_run(given, tasks, journal, endpoint))
         except (KeyboardInterrupt, SystemExit):
             print(f"\ninterrupted; to continue: the same command with --out {given.out}", file=sys.stderr)
             raise
@@ -44,16 +44,16 @@ def run(arguments: list[str]) -> int:
             raise ChoraleError(f"{error.message}; {again}") from error
 
 
-def make_parts(given: argparse.Namespace) -> list[Part]:
+def plan_tasks(given: argparse.Namespace) -> list[PlannedTask]:
     """Loads the tasks. Raises ``ConfigError`` for an unknown task or missing data."""
-    parts = []
+    tasks = []
     for name in given.tasks:
         task = make_task(name, data=given.data, limit=given.limit, seed=given.seed or 0)
-        parts.append(Part(task, given.repeats or task.default_repeats))
-    names = [part.task.name for part in parts]
+        tasks.append(PlannedTask(task, given.repeats or task.default_repeats))
+    names = [planned.task.name for planned in tasks]
     if len(set(names)) < len(names):
         raise ConfigError("two of the files have the same name; rename one")
-    return parts
+    return tasks
 
 
 @contextlib.contextmanager
@@ -65,13 +65,15 @@ def _endpoint(given: argparse.Namespace) -> Iterator[Endpoint]:
         yield endpoint
 
 
-async def _run(given: argparse.Namespace, parts: list[Part], journal: Journal, endpoint: Endpoint) -> int:
+async def _run(
+    given: argparse.Namespace, tasks: list[PlannedTask], journal: Journal, endpoint: Endpoint
+) -> int:
     async with AsyncClient(
         endpoint, seconds=float(given.timeout), connections=given.max_concurrency, retries=RETRIES
     ) as client:
         entry = await _entry(client, given.model if given.base_url else None)
         plan = Plan(
-            parts, given.effort, str(entry["id"]), given.api, options.fields(given), given.seed,
+            tasks, given.effort, str(entry["id"]), given.api, options.fields(given), given.seed,
             given.max_concurrency,
         )  # fmt: skip
         manifest = _manifest(given, plan, entry)
@@ -88,10 +90,10 @@ async def _run(given: argparse.Namespace, parts: list[Part], journal: Journal, e
 
 
 async def _entry(client: AsyncClient, name: str | None) -> dict[str, object]:
-    """Returns the server's entry of the model, its first if no name is given."""
+    """Returns the model's entry in the server's list, the first entry if no name is given."""
     try:
         entries = {entry["id"]: entry for entry in await client.models()}
-    except ChoraleError as error:  # no request would fare better
+    except ChoraleError as error:  # every other request would fail too
         raise ConfigError(error.message) from None
     if not entries or (name is not None and name not in entries):
         known = ", ".join(list(entries)[:10]) or "none"
@@ -101,7 +103,7 @@ async def _entry(client: AsyncClient, name: str | None) -> dict[str, object]:
 
 def _manifest(given: argparse.Namespace, plan: Plan, entry: dict[str, object]) -> Manifest:
     tasks = {}
-    for task in (part.task for part in plan.parts):
+    for task in (planned.task for planned in plan.tasks):
         tasks[task.name] = TaskInfo(
             task.version, task.data_revision, len(task.samples), task.metric, task.notes
         )
@@ -112,10 +114,10 @@ def _manifest(given: argparse.Namespace, plan: Plan, entry: dict[str, object]) -
 async def _ask(
     plan: Plan, client: AsyncClient, journal: Journal, records: dict[Key, Record], given: argparse.Namespace
 ) -> None:
-    """Asks what has no final answer yet. ``records`` grows."""
+    """Requests all answers that are not final yet and adds them to ``records``."""
     done = {key for key, record in records.items() if record.status == "answered"}
     shown = tallies(plan)
-    wanted = {job.key for job in plan.jobs()}
+    wanted = {trial.key for trial in plan.trials()}
     for key in wanted & done:
         shown[key.task, key.effort].add(records[key])
     if wanted & done:

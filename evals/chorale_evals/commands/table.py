@@ -23,7 +23,7 @@ def grid(rows: Sequence[Sequence[str]], left: int = 2) -> list[str]:
 
 
 def lines(tallies: Sequence[Tally]) -> list[str]:
-    """Returns the table, then breakdowns and troubles."""
+    """Returns the table, then breakdowns and problems."""
     shown = grid([HEAD, *(_row(tally) for tally in tallies)])
     for tally in tallies:
         where = f"{tally.task} {tally.effort}"

@@ -1,6 +1,6 @@
-"""Graders: they compare the text of an answer with a target.
+"""Graders compare the text of an answer with a target.
 
-``table.AnyGrader`` has all of them. A grader never raises because of what the model wrote, and its time is
+``table.AnyGrader`` is the union of all graders. No output of a model makes a grader raise, and its time is
 bounded.
 """
 
@@ -17,11 +17,11 @@ class Grader(msgspec.Struct, frozen=True, tag_field="type", forbid_unknown_field
     """A grader of ``file:``. Its fields are the options that a line may set."""
 
     def check(self, answer: Any) -> None:
-        """Raises ``ValueError`` for an answer that cannot be graded with."""
+        """Raises ``ValueError`` if ``answer`` is not a valid target of this grader."""
         check_string(answer)
 
     def grade(self, text: str, target: Any) -> Outcome:
-        """``target``: an answer that passed ``check``."""
+        """Grades a model's text. ``target``: an answer that passed ``check``."""
         raise NotImplementedError
 
 
@@ -31,5 +31,5 @@ def check_string(answer: Any) -> None:
 
 
 def verdict(right: bool, read: str | None, reason: str) -> Outcome:
-    """``read``: the answer that was found in the text, or None. ``reason`` is for the report."""
+    """Returns score 1 or 0. ``read``: the answer found in the text, or None. ``reason``: for the report."""
     return Outcome(float(right), read, {"reason": reason})

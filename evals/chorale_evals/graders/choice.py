@@ -18,7 +18,7 @@ _HEAD = re.compile(
     r"(?P<letter>[A-Z])(?![\w'+#])(?P<mark>[*_`\"'$)\]}.:]{0,6})(?P<rest>.*)",
     re.IGNORECASE | re.DOTALL,
 )
-# What follows a letter that is no word: an explanation, or that it is right.
+# Text after a letter that is an answer and not a word: an explanation, or "is correct".
 _AFTER = re.compile(
     r"\s{0,2}(?:[-—,;(\n]|(?:because|since|as)\b|is\s(?:the\s)?(?:most\s)?(?:correct|right|best|answer)\b)"
 )
@@ -31,7 +31,7 @@ _BOLD = re.compile(r"\*\*([^*\n]{1,200})\*\*")
 
 
 class Choice(Grader, frozen=True, tag="choice"):
-    """Compares letters. ``choices``: their contents, if an answer may be the content of a choice instead."""
+    """Compares letters. ``choices``: texts of the choices, if an answer may be one of them instead."""
 
     choices: Annotated[tuple[str, ...], msgspec.Meta(max_length=len(LETTERS))] = ()
 
@@ -44,7 +44,7 @@ class Choice(Grader, frozen=True, tag="choice"):
     def grade(self, text: str, target: str) -> Outcome:
         found, wanted = read(text, self._letters(), self.choices), _letter_of(target)
         if found is None:
-            return verdict(False, None, "no choice that stands as the answer")
+            return verdict(False, None, "no choice is given as the answer")
         return verdict(found == wanted, found, f"{'equals' if found == wanted else 'differs from'} {wanted}")
 
     def _letters(self) -> str:
@@ -56,17 +56,17 @@ def _letter_of(target: str) -> str:
 
 
 def read(text: str, letters: str = LETTERS, choices: Sequence[str] = ()) -> str | None:
-    """Returns the letter that an answer gives: boxed, after a label, else in bold or at the head of a line.
+    """Returns the letter of an answer: boxed, after a label, else in bold or at the start of a line.
 
-    Returns None if there is none, or if the places name several.
+    Returns None if there is none, or if several letters are in bold or at the start of lines.
     """
     text = plain(text)
     for marked in (boxed(text), labelled(text)):
         if marked is not None and (found := _head(marked.partition("\n")[0], letters, choices)):
             return found
     lines = [line for line in text.splitlines() if line.strip()]
-    for places in (_BOLD.findall(text[-2000:]), [*lines[:1], *lines[-1:]]):
-        named = {letter for place in places if (letter := _head(place, letters, choices))}
+    for candidates in (_BOLD.findall(text[-2000:]), [*lines[:1], *lines[-1:]]):
+        named = {letter for one in candidates if (letter := _head(one, letters, choices))}
         if named:
             return named.pop() if len(named) == 1 else None
     said = _SAID.search(lines[-1][-400:]) if lines else None
@@ -74,7 +74,7 @@ def read(text: str, letters: str = LETTERS, choices: Sequence[str] = ()) -> str 
 
 
 def _head(text: str, letters: str, choices: Sequence[str]) -> str | None:
-    """Returns the letter at the beginning of a text, or that of the choice whose content the text is."""
+    """Returns the letter at the beginning of a text, or of the choice that the text repeats."""
     text = re.sub(r"\\(?:text|mathrm|mathbf|textbf)\s{0,3}\{([^{}]{0,200})\}", r"\1", text.strip())
     if (index := _content(text, choices)) is not None:
         return letters[index]
@@ -93,7 +93,7 @@ def _head(text: str, letters: str, choices: Sequence[str]) -> str | None:
 
 
 def _content(text: str, choices: Sequence[str]) -> int | None:
-    """Returns the index of the only choice whose content is the text."""
+    """Returns the index of the choice that equals the text, or None unless exactly one does."""
     said = bare(text).casefold()
     found = [index for index, one in enumerate(choices) if bare(plain(one)).casefold() == said]
     return found[0] if said and len(found) == 1 else None

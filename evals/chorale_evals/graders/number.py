@@ -26,7 +26,7 @@ _LATEX = [
     (re.compile(r"(?<=[-+])\s(?=\d)"), ""),
 ]
 _DIGITS = r"(?:\d{1,3}(?:[, ]\d{3}){1,12}(?!\d)|\d{1,400})(?:\.\d{1,400})?|\.\d{1,400}"
-# Words before and after a number of which it is only a part.
+# Words before and after a number that change its value, as in "at least 5" and "5 million".
 _NOT = "".join(rf"(?<!{word} )" for word in ("not", "n't", "than", "least", "most", "between", "over"))
 _PART = (
     r"\s?(?:million|billion|thousand|hundred|dozen|squared"
@@ -56,7 +56,7 @@ def value_of(target: Target) -> Fraction:
 
 
 class Number(Grader, frozen=True, tag="number"):
-    """Compares exactly, or within ``tolerance`` or ``relative`` (a share of the target)."""
+    """Compares exactly, or within ``tolerance`` or ``relative`` (a fraction of the target)."""
 
     tolerance: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     relative: Annotated[float, msgspec.Meta(ge=0)] = 0.0
@@ -73,7 +73,7 @@ class Number(Grader, frozen=True, tag="number"):
             return verdict(False, None, "no number")
         value, is_percent = found
         shown = f"{value}%" if is_percent else str(value)
-        # Of a percentage the share, if the target is one or lies between 0 and 1.
+        # A percentage counts as a fraction if the target is a percentage or a fraction below 1.
         is_share = (isinstance(target, str) and "%" in target) or (
             wanted.denominator != 1 and abs(wanted) < 1
         )
@@ -86,13 +86,13 @@ class Number(Grader, frozen=True, tag="number"):
 def read(text: str) -> tuple[Fraction, bool] | None:
     """Returns the number of an answer and whether it is a percentage.
 
-    It is in the box, else after the label, else alone in bold, else the last one.
+    The number is in a box, else after a label, else alone in bold, else the last one in the text.
     """
     text = plain(text)
     if (inside := boxed(text)) is not None and (found := _numbers(inside)):
         return found[-1]
     if (rest := labelled(text)) is not None:
-        # The answer, then its reason; of an equation the right side counts.
+        # The text gives the answer, then its reason. The answer of an equation is its right side.
         head = _REASON.split(rest.partition("\n")[0], maxsplit=1)[0]
         if found := _numbers(head.rpartition("=")[2]):
             return found[0]

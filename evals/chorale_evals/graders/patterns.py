@@ -1,8 +1,8 @@
-"""Searching texts with patterns, the published ones of a task or an operator's.
+"""Searches texts with regular expressions, from a published task or from an operator.
 
-Some of the published ones take quadratic time or worse on texts that a looping model writes, such as a
-hundred thousand line ends. A search is therefore given up after ``SECONDS``, which counts as "no match", and
-does not hold the interpreter lock. On all other texts the results are those of the module ``re``.
+Some published patterns take quadratic time or worse on texts that a looping model writes, such as a hundred
+thousand line ends. A search therefore ends after ``SECONDS``, which counts as "no match", and it releases the
+interpreter lock. On all other texts the results equal those of the module ``re``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def first(pattern: Any, text: str) -> Any | None:
 
 
 def everything(pattern: Any, text: str) -> list[Any]:
-    """Returns what ``findall`` returns."""
+    """Returns all matches, in the form of ``re.findall``."""
     try:
         found: list[Any] = pattern.findall(text, timeout=SECONDS, concurrent=True)
         return found

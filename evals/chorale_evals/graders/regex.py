@@ -11,7 +11,7 @@ from chorale_evals.task import Outcome
 
 
 class Regex(Grader, frozen=True, tag="regex"):
-    """Searches the answer for the target. ``whole``: it has to match all of it but spaces at its ends."""
+    """Searches the answer for the target. ``whole``: it must match all of it but spaces at its ends."""
 
     whole: bool = False
     ignore_case: bool = False

@@ -1,4 +1,4 @@
-"""``json_schema``: the answer is JSON that is valid against a schema, and perhaps equal to a value."""
+"""``json_schema``: the answer is JSON that is valid against a schema, and optionally equal to a value."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from chorale_evals.wire import strictly
 
 
 class JsonSchema(Grader, frozen=True, tag="json_schema"):
-    """Validates against the schema that is the target, then compares with ``equals`` if it is given.
+    """Validates the answer against the target, a JSON schema, then compares it with ``equals`` if given.
 
-    ``strict``: the whole answer must be JSON. Otherwise, JSON may be in one fence or surrounded by prose.
+    ``strict``: the whole answer must be JSON. Otherwise, JSON may be in one fenced block or inside prose.
     """
 
     equals: Any = msgspec.UNSET
@@ -33,7 +33,7 @@ class JsonSchema(Grader, frozen=True, tag="json_schema"):
         except jsonschema.SchemaError as error:
             raise ValueError(f"not a JSON schema: {error.message}") from None
         if _refers_outside(answer):
-            raise ValueError("a $ref of the schema leads out of it")
+            raise ValueError("a $ref points outside the schema")
 
     def grade(self, text: str, target: Any) -> Outcome:
         source = text[: MAX_CHARS * 10].strip()
@@ -43,7 +43,7 @@ class JsonSchema(Grader, frozen=True, tag="json_schema"):
         except ValueError as error:
             return verdict(False, None, f"not JSON: {error}"[:500])
         except RecursionError:
-            return verdict(False, None, "too deep")
+            return verdict(False, None, "JSON is nested too deeply")
         except TimeoutError:
             problem = "a pattern of the schema took too long"
         if problem:
@@ -64,7 +64,7 @@ def _refers_outside(value: Any) -> bool:
 
 
 def _value(text: str) -> Any:
-    """Returns the whole text as JSON, else its only fence, else what its outer braces or brackets enclose."""
+    """Parses the whole text, else its only fenced block, else its outermost braces or brackets."""
     try:
         return strictly(text)
     except ValueError:
@@ -75,7 +75,7 @@ def _value(text: str) -> Any:
             found.append(strictly(block))
     if len(found) == 1:
         return found[0]
-    starts = [place for place in map(text.find, "{[") if place >= 0]
+    starts = [index for index in map(text.find, "{[") if index >= 0]
     if blocks or not starts:
         raise ValueError("more than one value" if found else "no value")
     start = min(starts)

@@ -1,4 +1,4 @@
-"""Common reading of answers: decoration is removed, and an answer that the text marks as final is found.
+"""Shared functions that read answers: remove decoration, and find an answer that a text marks as final.
 
 All patterns have bounded repetitions and run over bounded text, so no answer can make them slow.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-MAX_CHARS = 100_000  # of an answer, its end; what comes before is not read
+MAX_CHARS = 100_000  # only so many characters at the end of an answer are read
 _PLAIN = str.maketrans(
     dict.fromkeys("−﹣－‒–‐‑", "-")
     | dict.fromkeys("“”„‟«»", '"')
@@ -15,7 +15,7 @@ _PLAIN = str.maketrans(
     | dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u00ad", "")
     | dict.fromkeys("\u00a0\u2009\u202f", " ")
 )
-# The end of a label: "is", a colon, "=", or a line end. "answers" is no label, nor "answer to the question".
+# A label ends with "is", a colon, "=" or a line end. "answers" and "answer to the question" are no labels.
 _LABEL = re.compile(
     r"(?:\b(?:answer|ans|solution)\b[*_\"')\]}]{0,4}[ \t]{0,4}"
     r"(?:(?:would|should|must|will)[ \t]be\b|\bis\b|[:=]|-[ \t]|(?=\n))|^[ \t]{0,4}####|\bA:(?=[ \t]))"
@@ -43,10 +43,10 @@ def boxed(text: str) -> str | None:
         if start < 0:
             break
         opening, depth = start + 6, 0
-        for place in range(opening, min(len(text), opening + 4000)):
-            depth += (text[place] == "{") - (text[place] == "}")
+        for index in range(opening, min(len(text), opening + 4000)):
+            depth += (text[index] == "{") - (text[index] == "}")
             if depth == 0:
-                return text[opening + 1 : place]
+                return text[opening + 1 : index]
         end = start
     return None
 

@@ -22,10 +22,10 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first token of the continuations at temperature 0 that differs.
+    """The first token at which the continuations at temperature 0 differ.
 
-    ``margin_a``: by how many nats A prefers its token to B's, and ``margin_b`` B its own to A's. If a
-    server's candidates do not include the other's token, its margin is a lower bound (``at_least``).
+    ``margin_a``: by how many nats A prefers its own token to B's; ``margin_b``: by how many B prefers its own
+    to A's. A margin is a lower bound (``at_least``) if the server does not list the other's token.
     """
 
     place: int
@@ -37,30 +37,30 @@ class Divergence:
 
     @property
     def size(self) -> float:
-        """Returns by how much the two servers differ about the two tokens, in nats."""
+        """Returns the sum of both margins in nats: how far the servers disagree about the two tokens."""
         return self.margin_a + self.margin_b
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One text through both servers. Differences are B less A, in nats; NaN where one is missing."""
+    """The differences of one text, B minus A, in nats; NaN where a value is missing."""
 
     text: Text
-    delta: Floats  # [n] of the text's tokens, each server alone
-    noise_a: Floats  # [n] A in a crowd less A alone
+    delta: Floats  # [n] tokens of the text, each server alone
+    noise_a: Floats  # [n] A in a crowd minus A alone
     noise_b: Floats
-    decode: Floats  # of the continuation, as far as both have the same tokens
-    decode_noise_a: Floats  # A's continuation as a prompt less token by token
+    decode: Floats  # common prefix of the continuations
+    decode_noise_a: Floats  # A's continuation as a prompt minus token by token
     decode_noise_b: Floats
-    kl: Floats  # [n] of A's candidates from B's, at least this much
-    same_first: Floats  # [n] 1: both have the same likeliest token; 0; NaN
-    overlap: Floats  # [n] share of A's candidates that B has
+    kl: Floats  # [n] lower bound of the KL divergence from A's candidates to B's
+    same_first: Floats  # [n] 1 if both have the same likeliest token, else 0
+    overlap: Floats  # [n] fraction of A's candidates that B lists too
     divergence: Divergence | None
-    num_greedy: int  # tokens of the continuations that were compared, the first that differs included
+    num_greedy: int  # number of compared tokens of the continuations, including the first that differs
 
 
 def compare(a: Recording, b: Recording) -> list[Pair]:
-    """Raises ``ConfigError`` if the two do not hold the same texts."""
+    """Returns the differences of each text. Raises ``ConfigError`` if the texts are not the same."""
     if [one.text for one in a.readings] != [one.text for one in b.readings]:
         raise ConfigError(f"{a.name} and {b.name} hold different texts: record both with the same options")
     return [_pair(one, other) for one, other in zip(a.readings, b.readings, strict=True)]
@@ -92,22 +92,22 @@ def _less(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> Floats:
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Returns how many first tokens are equal."""
-    for place, (left, right) in enumerate(zip(one, other, strict=False)):
+    """Returns the length of the common prefix."""
+    for index, (left, right) in enumerate(zip(one, other, strict=False)):
         if left != right:
-            return place
+            return index
     return min(len(one), len(other))
 
 
 def _continued(one: Reading) -> Floats:
-    """Returns a server's scores of its own continuation, as a prompt less token by token."""
+    """Returns a server's scores of its own continuation, as a prompt minus token by token."""
     common = _common(one.greedy, one.continuation)
     scored = one.again.token[one.text.length : one.text.length + common]
     return _less(scored, one.greedy_scores.token[: len(scored)])
 
 
 def _candidates(a: Scores, b: Scores) -> tuple[Floats, Floats, Floats]:
-    """Returns (KL, whether the first agree, overlap) by position.
+    """Returns (KL, whether the likeliest tokens agree, overlap) for each position.
 
     KL is computed over the candidates that both servers list and one class of all other tokens; merging
     tokens into a class never increases it, so the true value is at least this.
@@ -140,11 +140,11 @@ def _divergence(a: Reading, b: Reading, common: int) -> Divergence | None:
     return Divergence(common, mine, theirs, margin_a, margin_b, not (sure_a and sure_b))
 
 
-def _margin(scores: Scores, place: int, other: int) -> tuple[float, bool]:
-    """Returns (nats by which the chosen token is ahead of ``other``, whether it is exact)."""
-    own, ids = float(scores.token[place]), scores.top_ids[place]
+def _margin(scores: Scores, index: int, other: int) -> tuple[float, bool]:
+    """Returns (margin of the chosen token over ``other`` in nats, whether it is exact)."""
+    own, ids = float(scores.token[index]), scores.top_ids[index]
     found = np.flatnonzero(ids == other)
     if len(found):
-        return own - float(scores.top[place][found[0]]), True
-    listed = scores.top[place][np.isfinite(scores.top[place])]
+        return own - float(scores.top[index][found[0]]), True
+    listed = scores.top[index][np.isfinite(scores.top[index])]
     return (own - float(listed.min()) if len(listed) else 0.0), False

@@ -1,9 +1,9 @@
-"""Groups of tokens that are judged on their own: by position, by kind, continuations, B against itself.
+"""Groups of tokens that are judged separately: by position, by kind, continuations, B against itself.
 
 The ratio of a group is the size of its differences in units of A's own noise: the largest over three
-quantiles. A's noise is partial where a batch changes the rounding of few tokens only, as with bfloat16 on
-kernels that compute a row the same in any batch. So the noise of a quantile is at least a share of that at
-99 %, by the shape that noise has where every token is rounded differently (docs/evaluation.md, "Parity").
+quantiles. A's noise is too small at low quantiles where a batch changes the rounding of few tokens only, as
+with bfloat16 on batch-invariant kernels. The noise at each quantile is therefore at least a fixed fraction of
+that at 99 %, measured where every token is rounded differently (docs/evaluation.md, "Parity").
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from chorale_evals.parity.tally import Estimate, Floats, Tally, estimate
 
 # Two units in the last place of a float32 number between 8 and 16, a usual log-probability.
 RESOLUTION = 2e-6
-SHAPE = np.array((1 / 8, 1 / 3, 1.0))  # of the quantiles, relative to that at 99 %
-# Times A's own noise; what only rounds differently: see docs/evaluation.md, "Parity".
+SHAPE = np.array((1 / 8, 1 / 3, 1.0))  # noise at each quantile relative to 99 %
+# Largest multiple of A's own noise that counts as rounding: see docs/evaluation.md, "Parity".
 WITHIN = 4.0
 FIRST_EDGE = 64
 B_IN_A_CROWD, B_CONTINUED = "B in a crowd", "B's continuation as a prompt"
-FEW_TOKENS = 300  # below, a group's quantile at 99 % is left out
+FEW_TOKENS = 300  # a group with fewer tokens has no quantile at 99 %
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """``ratio``: largest quantile ratio of ``tally`` to A's noise."""
+    """A group of tokens. ``ratio``: of quantiles of ``tally`` to A's ``noise``, the largest."""
 
     name: str
     tally: Tally
@@ -41,7 +41,7 @@ class Group:
 
 
 def noise_of(tallies: Sequence[Tally]) -> Floats:
-    """Returns the noise of each quantile [3], the largest of several measurements."""
+    """Returns the noise at each quantile [3], the maximum over ``tallies``."""
     found = RESOLUTION * SHAPE / SHAPE[0]
     for tally in tallies:
         if tally.num_texts:
@@ -64,7 +64,7 @@ def ratio_of(tally: Tally, noise: Floats) -> Estimate:
 
 
 def make_groups(pairs: Sequence[Pair]) -> list[Group]:
-    """Returns the groups that have any tokens, "all" first."""
+    """Returns the groups that are not empty, "all" first."""
     everywhere = Tally.of([pair.noise_a for pair in pairs])
     both = [everywhere, Tally.of([pair.decode_noise_a for pair in pairs])]
     groups = [_group("all", [pair.delta for pair in pairs], [everywhere])]
@@ -83,10 +83,10 @@ def make_groups(pairs: Sequence[Pair]) -> list[Group]:
 
 
 def _worst_text(pairs: Sequence[Pair]) -> list[Group]:
-    """Returns the text that differs most, if it is beyond A's noise: among many, quantiles would not show it.
+    """Returns the text that differs most, if beyond A's noise: quantiles over many texts would hide it.
 
     It is compared with the text in which A's own noise is largest: a token at a tie of the router changes all
-    that follow.
+    later tokens.
     """
     each = [Tally.of([pair.noise_a]) for pair in pairs]
     level = noise_of(each)
@@ -108,7 +108,7 @@ def _group(name: str, differences: Sequence[Floats], noise: Sequence[Tally]) -> 
 
 
 def spans(pairs: Sequence[Pair]) -> list[tuple[int, int]]:
-    """Returns [low, high) of the groups by position: to 63, 64 to 127, 128 to 255, and so on by doubling."""
+    """Returns [low, high) of the groups by position: up to 63, 64 to 127, 128 to 255, and so on."""
     longest = max((pair.text.length for pair in pairs), default=0)
     found, low, high = [], 1, FIRST_EDGE
     while low < longest:

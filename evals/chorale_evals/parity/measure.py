@@ -1,9 +1,9 @@
-"""Makes a Recording: every text twice through a server, once alone and once in a crowd.
+"""Makes a Recording: sends every text to a server twice, once alone and once in a crowd of requests.
 
 The first request scores the text and continues it at temperature 0, with the server to itself. The second
-scores text and continuation together, while other requests run, so that batches and chunks are others and
-the continuation, which was computed token by token, is now computed as a prompt. What differs between the
-two is rounding: the server's own noise, against which a second server is judged.
+scores text and continuation together, while other requests run: batches and chunks differ, and the
+continuation, which was computed token by token, is now computed as a prompt. Both results differ only by
+rounding. This is the server's own noise, against which a second server is judged.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from chorale_evals.parity.recording import Reading, Recording, Scores
 from chorale_evals.parity.scorer import Scorer
 from chorale_evals.parity.texts import Text, make_texts
 
-# Tokens in flight in the second pass, where each request counts as the longest one.
+# Most tokens in flight in the second pass, if each request were as long as the longest one.
 TOKENS_IN_FLIGHT = 131_072
 REQUESTS_IN_FLIGHT = 16
 
-OnText = Callable[[int], None]  # called with the tokens of each request that has been answered
+OnText = Callable[[int], None]  # called after each answer with the request's number of tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``texts`` with the tokens that continue each in the reference's recording; None: the server's own."""
+    """``continuations``: for each text, those of the reference recording; None: the server's own."""
 
     texts: tuple[Text, ...]
     continuations: tuple[tuple[int, ...], ...] | None
@@ -35,7 +35,7 @@ class Plan:
 
     @property
     def num_tokens(self) -> int:
-        """Returns about how many tokens are computed, for the progress bar."""
+        """Returns the approximate number of tokens to compute, for the progress line."""
         return sum(2 * (text.length + self.num_greedy) for text in self.texts)
 
 
@@ -56,7 +56,7 @@ def plan_of(reference: Recording) -> Plan:
 
 
 async def measure(scorer: Scorer, plan: Plan, on_text: OnText, about: dict[str, object]) -> Recording:
-    """Raises ``ConfigError`` for texts that are too long, ``ChoraleError`` if the server fails."""
+    """Measures a server. Raises ``ConfigError`` if a text is too long, ``ChoraleError`` if it fails."""
     needed = max(text.length for text in plan.texts) + plan.num_greedy + 1
     longest = await scorer.longest()
     if longest is not None and needed > longest:

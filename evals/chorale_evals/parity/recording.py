@@ -1,7 +1,7 @@
-"""Recording: what one server said about the texts, in a file that a later comparison reads.
+"""Recording: one server's scores of the texts, in a file for later comparisons.
 
 The file is JSON; arrays are base64 of their compressed bytes, so that 100,000 tokens take a few megabytes. It
-holds the texts themselves: a later version of Chorale may make others.
+contains the texts themselves, because a later version of Chorale may make different ones.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from chorale_evals.parity.texts import Text
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
 FORMAT: Literal["chorale-parity-1"] = "chorale-parity-1"
-MOST_BYTES = 2**31  # of an array once it is expanded: no recording is near it
+MOST_BYTES = 2**31  # largest decompressed array; real ones are far smaller
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Log-probabilities of a sequence of n tokens. Those that a server did not give are NaN, ids -1."""
+    """Log-probabilities of a sequence of n tokens. Missing ones are NaN, missing ids -1."""
 
     token: Floats  # [n]
     top: Floats  # [n, k], best first
@@ -48,7 +48,7 @@ class Reading:
     alone: Scores
     greedy: tuple[int, ...]
     greedy_scores: Scores
-    continuation: tuple[int, ...]  # of the reference: ``again`` has the text's tokens, then these
+    continuation: tuple[int, ...]  # the reference's; ``again`` scores the text, then these
     again: Scores
 
 
@@ -101,7 +101,7 @@ def save(recording: Recording, path: Path) -> None:
 
 
 def load(path: Path) -> Recording:
-    """Raises ``ConfigError`` if the file is not a recording."""
+    """Reads a recording. Raises ``ConfigError`` if the file is not one."""
     try:
         found = msgspec.json.decode(path.read_bytes(), type=_File, dec_hook=lambda _, data: _unpack(data))
     except (ValueError, KeyError, TypeError, zlib.error) as error:
@@ -118,7 +118,7 @@ def _pack(array: npt.NDArray[Any]) -> dict[str, Any]:
 def _unpack(data: dict[str, Any]) -> npt.NDArray[Any]:
     dtype, shape = data["dtype"], tuple(map(int, data["shape"]))
     if dtype not in ("<f4", "<i4") or any(size < 0 for size in shape):
-        raise ValueError("an array of an unknown form")
+        raise ValueError("an array has an unknown dtype or shape")
     expected = 4 * int(np.prod(shape, dtype=object))
     if expected > MOST_BYTES:
         raise ValueError("an array is too large")

@@ -50,7 +50,7 @@ def to_json(
 
 
 def candidates(pairs: Sequence[Pair]) -> dict[str, Estimate | None]:
-    """Returns the means over tokens of the comparisons of candidates, None where there are none."""
+    """Returns each comparison of candidates as a mean over tokens, None without data."""
     found: dict[str, Estimate | None] = {}
     for name in ("kl", "same_first", "overlap"):
         tally = Tally.of([getattr(pair, name) for pair in pairs])
@@ -89,7 +89,7 @@ def shown(token: int) -> str:
 def table(
     a: Recording, b: Recording, pairs: Sequence[Pair], judgement: Judgement, expected: Expected
 ) -> Iterator[str]:
-    """Yields the lines that a person reads."""
+    """Yields the lines of the report as text."""
     yield f"A  {_about(a)}"
     yield f"B  {_about(b)}"
     tokens = sum(pair.text.length for pair in pairs)
@@ -162,7 +162,7 @@ def _summary(pairs: Sequence[Pair], judgement: Judgement) -> Iterator[str]:
 
 
 def number(value: float) -> str:
-    """Returns three digits at most: "0.0213", "3.2e-06", "0"."""
+    """Formats a number with at most three digits: "0.0213", "3.2e-06", "0"."""
     if value == 0 or math.isnan(value):
         return "0" if value == 0 else "-"
     if abs(value) >= 1000:

@@ -1,8 +1,7 @@
 """Scorer: asks a server for the log-probabilities of given tokens, over POST /v1/completions.
 
-The form is vLLM's ``prompt_logprobs`` with token ids, which Chorale has too. Prompts are token ids, so the
-servers' tokenizers need not agree about any text. An answer is kept as arrays: 128k tokens with 5 candidates
-are 60 MB of JSON.
+Requests use vLLM's ``prompt_logprobs``, which Chorale supports too. Prompts are token ids, so tokenizers play
+no role. Answers are kept as arrays, because 128k tokens with 5 candidates are 60 MB of JSON.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _PREFIX = "token_id:"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """``prompt``: the scores of the prompt's tokens. ``greedy``: the continuation."""
+    """The answer to one request. ``prompt``: scores of the prompt. ``greedy``: tokens of the continuation."""
 
     prompt: Scores
     greedy: tuple[int, ...]
@@ -31,7 +30,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Scorer:
-    """``where`` names the server in messages."""
+    """Scores token sequences with one server. ``where``: name of the server in messages."""
 
     client: AsyncClient
     model: str
@@ -39,7 +38,7 @@ class Scorer:
     top_k: int
 
     async def longest(self) -> int | None:
-        """Returns the longest sequence that the server takes, if it says so."""
+        """Returns the server's longest sequence in tokens, or None if it does not say."""
         entries = await self.client.models()
         longest = entries[0].get("max_model_len") if entries else None
         return longest if isinstance(longest, int) else None
@@ -47,7 +46,7 @@ class Scorer:
     async def score(self, token_ids: Sequence[int], num_tokens: int) -> Answer:
         """Scores a prompt and continues it by ``num_tokens`` at temperature 0.
 
-        Raises ``ChoraleError`` if the server refuses the request or says less than is needed.
+        Raises ``ChoraleError`` if the server refuses the request or the answer lacks log-probabilities.
         """
         body = {
             "model": self.model,
@@ -90,12 +89,12 @@ class Scorer:
 def _scores(
     own: Sequence[float | None], candidates: Sequence[Mapping[int, float] | None], top_k: int
 ) -> Scores:
-    """Of equally likely candidates the lowest id is first, on every server."""
+    """Sorts candidates. Ties are sorted by id, so that their order is the same for every server."""
     token = np.array([np.nan if value is None else value for value in own], np.float32)
     top = np.full((len(own), top_k), np.nan, np.float32)
     ids = np.full((len(own), top_k), -1, np.int64)
-    for place, named in enumerate(candidates):
+    for index, named in enumerate(candidates):
         best = sorted((named or {}).items(), key=lambda item: (-item[1], item[0]))[:top_k]
         for rank, (name, value) in enumerate(best):
-            ids[place, rank], top[place, rank] = name, value
+            ids[index, rank], top[index, rank] = name, value
     return Scores(token, top, ids)

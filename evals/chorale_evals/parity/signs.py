@@ -1,9 +1,9 @@
-"""Signs of a fault that rounding does not have, whatever its size.
+"""Signs of a fault of any size that rounding never shows.
 
-Rounding is everywhere from the first positions on, and moves log-probabilities both ways. A window that is
-off by one, a wrong page of the KV cache or positions that are scaled wrongly begin at a position; a wrong
-scale, bias or constant moves a text's log-probabilities in one direction. And a coarser number format also
-makes a server's own noise coarser.
+Rounding errors occur from the first positions on and have both signs. A window that is off by one, a wrong
+page of the KV cache or wrongly scaled positions take effect only from some position on; a wrong scale, bias
+or constant shifts a text's log-probabilities in one direction. A coarser number format also makes a server's
+own noise coarser.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from chorale_evals.parity.differences import Pair
 from chorale_evals.parity.groups import FIRST_EDGE, RESOLUTION, WITHIN, noise_of
 from chorale_evals.parity.tally import Estimate, Floats, Tally, estimate
 
-LEAST_TEXTS = 5  # with both sides of a step, or for a direction
-STEP = 2.0  # of the typical size; texts differ by less, see docs/evaluation.md
-ONE_WAY = 0.3  # of the mean magnitude
+LEAST_TEXTS = 5  # fewest texts for a step or a direction
+STEP = 2.0  # least growth of the typical size; texts differ by less, see docs/evaluation.md
+ONE_WAY = 0.3  # least |mean difference| as a fraction of the mean magnitude
 LEAST_ONSET = 16
-EXACT = 1e-3  # nats at 99 %: float32 has 2e-5, bfloat16 0.1 (the demo)
-LEVEL = 0.99  # of these intervals: there are several chances of a false alarm
-ABOVE_NOISE = 1.5  # a step of differences that are as small as A's own noise is no sign of anything
+EXACT = 1e-3  # noise at 99 % of an exact format, in nats; the demo: float32 2e-5, bfloat16 0.1
+LEVEL = 0.99  # of intervals; high because several checks can raise a false alarm
+ABOVE_NOISE = 1.5  # a step counts only above this multiple of A's own noise
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """``factor``: size of differences from ``position`` on, relative to before (mean over texts)."""
+    """``factor``: mean over texts of the size of differences after ``position``, relative to before."""
 
     position: int
     factor: Estimate
@@ -99,7 +99,7 @@ def _step(pairs: Sequence[Pair], position: int, noise: float) -> Step | None:
 
 
 def _typical(delta: Floats) -> float:
-    """Returns the mean magnitude without the largest tenth: tokens where the router was near a tie."""
+    """Returns the mean magnitude without the largest tenth, which are tokens near a tie of the router."""
     sizes = np.sort(np.abs(delta[np.isfinite(delta)]))
     if len(sizes) < 16:
         return math.nan
@@ -109,7 +109,7 @@ def _typical(delta: Floats) -> float:
 def find_onset(pairs: Sequence[Pair]) -> int | None:
     """Returns the first position, over all texts, of a difference beyond rounding, if it is not near 0.
 
-    A difference of precision is there from the first tokens on; what comes later has another cause.
+    A change of precision shows from the first tokens on; a later onset has another cause.
     """
     bound = WITHIN * float(noise_of([Tally.of([pair.noise_a for pair in pairs])])[-1])
     firsts, later = [], []
@@ -119,17 +119,15 @@ def find_onset(pairs: Sequence[Pair]) -> int | None:
             firsts.append(int(beyond[0]))
             later.append(float(np.nanmedian(np.abs(pair.delta[beyond[0] :]))))
     if len(pairs) < LEAST_TEXTS or 2 * len(firsts) < len(pairs) or np.median(later) < bound:
-        return None  # too few, or differences so small that they pass the bound here and there
+        return None  # too few, or differences that pass the bound only occasionally
     return min(firsts) if min(firsts) >= LEAST_ONSET else None
 
 
 def find_exactness(pairs: Sequence[Pair]) -> tuple[float, float] | None:
-    """Returns A's and B's own noise at 99 %, in nats, if both compute so exactly that no format explains
-    more.
+    """Returns A's and B's own noise at 99 %, in nats, if both are that of float32, else None.
 
-    A coarser number format also makes the noise coarser. That can be seen where A's is that of float32:
-    other formats have a hundred times as much and more. No noise at all says nothing: such a server
-    computes a token the same in any batch, in any format.
+    Coarser number formats have at least a hundred times the noise of float32, so they cannot explain a
+    difference then. Zero noise proves nothing: a batch-invariant server has none in any format.
     """
     a = Tally.of([*(pair.noise_a for pair in pairs), *(pair.decode_noise_a for pair in pairs)])
     b = Tally.of([*(pair.noise_b for pair in pairs), *(pair.decode_noise_b for pair in pairs)])

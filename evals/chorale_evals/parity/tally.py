@@ -1,4 +1,4 @@
-"""Tally: magnitudes of differences, counted by text, for quantiles and means with intervals over texts.
+"""Tally: magnitudes of differences, counted per text, for quantiles and means with intervals over texts.
 
 Tokens of one text are not independent, so intervals come from resampling whole texts (a bootstrap over
 clusters). Each text's magnitudes are kept as a histogram of logarithmic bins, 3.5 % wide: a resample is
@@ -21,7 +21,7 @@ RESAMPLES = 1000
 FEW_TEXTS, BLOCK = 5, 64
 _LEAST, _MOST, _BINS = 1e-8, 1e3, 736
 _EDGES = np.geomspace(_LEAST, _MOST, _BINS + 1)
-_VALUES = np.concatenate(([0.0], np.sqrt(_EDGES[:-1] * _EDGES[1:]), [_MOST]))  # of a bin, the ends included
+_VALUES = np.concatenate(([0.0], np.sqrt(_EDGES[:-1] * _EDGES[1:]), [_MOST]))  # bin centres, and both ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,9 @@ class Tally:
 
     @classmethod
     def of(cls, texts: Sequence[npt.NDArray[Any]]) -> Tally:
-        """``texts``: the signed differences of each text; what is not a number is left out.
+        """Counts the signed differences of each text, without NaN and infinities.
 
-        A few texts are cut into blocks, because the spread of one or two clusters says nothing.
+        Fewer than ``FEW_TEXTS`` texts are cut into blocks: one or two clusters give no useful spread.
         """
         counts, sums, worst = [], [], 0.0
         blocks = [text[i : i + BLOCK] for text in texts for i in range(0, len(text), BLOCK)]
@@ -54,8 +54,8 @@ class Tally:
             if not len(values):
                 continue
             sizes = np.abs(values)
-            places = np.searchsorted(_EDGES, sizes, side="right")
-            counts.append(np.bincount(places, minlength=_BINS + 2).astype(np.float64))
+            bins = np.searchsorted(_EDGES, sizes, side="right")
+            counts.append(np.bincount(bins, minlength=_BINS + 2).astype(np.float64))
             sums.append((len(values), values.sum(), sizes.sum()))
             worst = max(worst, float(sizes.max()))
         return cls(np.array(counts).reshape(-1, _BINS + 2), np.array(sums).reshape(-1, 3), worst)
@@ -73,8 +73,8 @@ class Tally:
         counts = self._weighted(self.counts, weights)
         cumulative = np.cumsum(counts, axis=1)
         wanted = np.array(QUANTILES)[:, None, None] * cumulative[None, :, -1:]
-        places = np.argmax(cumulative[None] >= wanted, axis=2)  # [3, resamples]
-        found: Floats = _VALUES[places].T
+        bins = np.argmax(cumulative[None] >= wanted, axis=2)  # [3, resamples]
+        found: Floats = _VALUES[bins].T
         return found
 
     def means(self, weights: Floats | None = None) -> Floats:

@@ -1,9 +1,8 @@
 """Texts to score, as token ids: the same on every machine, in five kinds, of exact lengths.
 
-They are made from word lists by a counter-based generator, so that nothing has to be downloaded and no text
-is random noise: a model predicts parts of them well and others badly. ``echoes`` repeat a passage at the
-distance of gpt-oss's sliding window and one token less, where a window that is off by one shows, and at
-larger ones.
+A counter-based generator makes them from word lists, so that nothing has to be downloaded and no text is
+random noise: a model predicts some tokens well and others badly. ``echoes`` repeat a passage at several
+distances, among them gpt-oss's sliding window and one token less, which expose a window that is off by one.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from pathlib import Path
 
 from chorale.harmony.vocab import load_vocabulary
 
-VERSION = 1  # of the texts: other texts, another number
+VERSION = 1  # changes with the texts
 _SIXTY_FOUR = (1 << 64) - 1
 _LISTS: dict[str, list[str]] = json.loads(Path(__file__).with_name("words.json").read_text("utf-8"))
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """``name`` is unique in a run."""
+    """One text. ``name`` is unique in a run."""
 
     name: str
     kind: str
@@ -49,7 +48,7 @@ class Draw:
 
 
 def make_texts(lengths: Sequence[int], number: int) -> list[Text]:
-    """Returns ``number`` texts of each length; kinds take turns."""
+    """Returns ``number`` texts of each length, cycling through the kinds."""
     kinds = tuple(_KINDS)
     texts = []
     for length in lengths:
@@ -60,19 +59,19 @@ def make_texts(lengths: Sequence[int], number: int) -> list[Text]:
     return texts
 
 
-def _cut(parts: Iterator[str], length: int) -> tuple[int, ...]:
-    """Returns the first ``length`` tokens of an endless sequence of parts, each encoded on its own."""
+def _cut(pieces: Iterator[str], length: int) -> tuple[int, ...]:
+    """Returns the first ``length`` tokens of an endless sequence of pieces, each encoded separately."""
     ids: list[int] = []
-    for part in parts:
-        ids += _encode(part)
+    for piece in pieces:
+        ids += _encode(piece)
         if len(ids) >= length:
             return tuple(ids[:length])
-    raise AssertionError("the parts ended")
+    raise AssertionError("the pieces ended")
 
 
 @lru_cache(maxsize=4096)
-def _encode(part: str) -> tuple[int, ...]:
-    return tuple(load_vocabulary().encode_with_special(part))
+def _encode(piece: str) -> tuple[int, ...]:
+    return tuple(load_vocabulary().encode_with_special(piece))
 
 
 def _prose(draw: Draw) -> Iterator[str]:
@@ -134,13 +133,13 @@ def _conversation(draw: Draw) -> Iterator[str]:
 
 
 def _echoes(draw: Draw) -> Iterator[str]:
-    """Passages that return at these distances, in tokens; each distance for five rounds."""
+    """Yields passages, each repeated five times at one of ``_DISTANCES`` (in tokens)."""
     number = 0
     while True:
         distance = _DISTANCES[number % len(_DISTANCES)]
         passage: list[str] = []
-        for part in _prose(draw):
-            passage += _pieces(part)
+        for sentence in _prose(draw):
+            passage += _tokens(sentence)
             if len(passage) >= distance:
                 break
         for _ in range(5):
@@ -152,10 +151,10 @@ _DISTANCES = (127, 128, 64, 129, 512)
 
 
 @lru_cache(maxsize=4096)
-def _pieces(part: str) -> tuple[str, ...]:
-    """Returns the tokens of a part as strings, for parts whose tokens are strings."""
+def _tokens(piece: str) -> tuple[str, ...]:
+    """Returns the tokens of a piece as strings, if each token decodes to valid text."""
     vocab = load_vocabulary()
-    return tuple(vocab.decode([token]) for token in _encode(part))
+    return tuple(vocab.decode([token]) for token in _encode(piece))
 
 
 _KINDS: dict[str, Callable[[Draw], Iterator[str]]] = {

@@ -1,6 +1,6 @@
 """The verdict: equal up to rounding, a different precision, or a different model.
 
-docs/evaluation.md, "Parity", has the measurements that the bounds are from.
+The bounds come from the measurements in docs/evaluation.md, "Parity".
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ TITLES: dict[Verdict, str] = {
     "different": "different model",
     "inconclusive": "inconclusive",
 }
-# Largest mean magnitude, in nats, of a difference that the change of precision explains.
+# Largest mean magnitude of differences, in nats, that each change of precision explains.
 BOUNDS: dict[str, float] = {"bf16": 0.1, "fp8-kv": 0.5}
-# How much larger the quantile at 99 %, the worst token and the margins of parted continuations may be.
+# Multiples of that bound for the quantile at 99 %, the worst token and the size of a divergence.
 LARGEST = {"mean": 1.0, "p99": 7.0, "worst": 40.0, "divergence": 5.0}
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """``precision``: the smallest of ``BOUNDS`` that holds the differences, or None."""
+    """The result. ``precision``: the smallest of ``BOUNDS`` that explains the differences, or None."""
 
     verdict: Verdict
     precision: str | None
@@ -49,18 +49,18 @@ class Judgement:
     steps: tuple[Step, ...]
     direction: Direction
     size: Estimate  # mean magnitude over all tokens of the texts
-    divergences: tuple[tuple[str, Divergence], ...]  # (text, where the continuations part)
-    large_divergence: float  # nats: above, a divergence is no tie
+    divergences: tuple[tuple[str, Divergence], ...]  # (name of the text, divergence)
+    large_divergence: float  # in nats; a larger divergence is not a tie
 
     def meets(self, expected: Expected) -> bool:
-        """Returns whether the verdict is what an operator expected, or better."""
+        """Returns whether the verdict is ``expected`` or better."""
         if self.verdict == "precision" and self.precision is not None:
             return expected != "equal" and BOUNDS[self.precision] <= BOUNDS[expected]
         return self.verdict == "equal"
 
 
 def judge(pairs: Sequence[Pair], formats: str | None = None) -> Judgement:
-    """``formats``: how both servers compute, if they are known to compute in the same number formats."""
+    """Returns the verdict. ``formats``: number formats of both servers, if they are known to be equal."""
     groups, steps, direction = make_groups(pairs), find_steps(pairs), find_direction(pairs)
     tally = Tally.of([pair.delta for pair in pairs])
     size = estimate(tally.num_texts, tally.mean_sizes)
@@ -100,7 +100,7 @@ def judge(pairs: Sequence[Pair], formats: str | None = None) -> Judgement:
 def _precision(
     groups: Sequence[Group], size: Estimate, tally: Tally, divergences: Sequence[tuple[str, Divergence]]
 ) -> tuple[str | None, str]:
-    """Returns the smallest of ``BOUNDS`` that holds the differences, or None, and what is largest."""
+    """Returns (the smallest of ``BOUNDS`` that explains the differences or None, reason if None)."""
     crowded = [group.mean for group in groups if group.name in (B_IN_A_CROWD, B_CONTINUED)]
     found = {
         "mean": max(size.high, *crowded, 0.0),
@@ -111,7 +111,7 @@ def _precision(
     largest = max(found, key=lambda name: found[name] / LARGEST[name])
     needed = found[largest] / LARGEST[largest]
     precision = next((name for name, bound in BOUNDS.items() if needed <= bound), None)
-    return precision, f"{largest} {found[largest]:.3g} nats: no change of precision does that"
+    return precision, f"{largest} {found[largest]:.3g} nats: no change of precision explains it"
 
 
 def _beyond(

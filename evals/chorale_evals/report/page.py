@@ -1,7 +1,7 @@
 """Writes the report page: one HTML file that needs no network.
 
-What a model wrote never becomes markup: all data are compressed and in base64 until the page's script puts
-them into the document as text, and the page's policy admits no other script, style or address.
+Model output never becomes markup: all data are compressed and in base64 until the page's script inserts them
+into the document as text, and the Content-Security-Policy allows no other script, style or address.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from chorale_evals.record import Record
 NAME = "report.html"
 SUMMARY = "summary.json"
 _HERE = Path(__file__).parent
-_CHUNK_BYTES = 2**18  # of JSON; a chunk is unpacked when one of its answers is opened
+_CHUNK_BYTES = 2**18  # approximate size; a chunk is unpacked when one of its answers is opened
 _EXCERPT = 120
 
 
 def write_report(folder: Path) -> Path:
     """Writes the page of a run and returns its path. Raises ``JournalError`` for a folder without a run."""
     path, head = folder / NAME, _head(folder)
-    last = {record.key: place for place, record in records(folder / JOURNAL)}
-    kept = (record for place, record in records(folder / JOURNAL) if last[record.key] == place)
+    last = {record.key: offset for offset, record in records(folder / JOURNAL)}
+    kept = (record for offset, record in records(folder / JOURNAL) if last[record.key] == offset)
     with whole_file(path) as file:
         page = io.TextIOWrapper(file, encoding="utf-8")
         _write(page, kept, head)
@@ -57,7 +57,7 @@ def _write(page: TextIO, kept: Iterable[Record], head: dict[str, Any]) -> None:
     page.write(before)
     index: list[list[Any]] = []
     for number, chunk in enumerate(_chunks(kept)):
-        index += [[*_entry(record), number, place] for place, record in enumerate(chunk)]
+        index += [[*_entry(record), number, position] for position, record in enumerate(chunk)]
         page.write(_block(f"chunk-{number}", [asdict(record) for record in chunk]))
     page.write(_block("head", head))
     page.write(_block("index", sorted(index, key=lambda row: row[:4])))
@@ -78,7 +78,7 @@ def _chunks(kept: Iterable[Record]) -> Iterator[list[Record]]:
 
 
 def _entry(record: Record) -> list[Any]:
-    """Returns the row of the list: what is shown and filtered without unpacking a chunk."""
+    """Returns the list row of a record: the values shown and filtered without unpacking a chunk."""
     target = record.target if isinstance(record.target, str) else json.dumps(record.target)
     return [
         record.task, record.effort, record.sample, record.repeat, record.group, record.status, record.score,

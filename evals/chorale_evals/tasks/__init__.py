@@ -23,19 +23,19 @@ SAMPLE = Path(__file__).parents[1] / "samples" / "sample.jsonl"
 def make_task(name: str, *, data: Path | None = None, limit: int | None = None, seed: int = 0) -> Task:
     """Returns the task of that name, or of ``file:PATH``. Raises ``ConfigError`` for an unknown name."""
     if name.startswith(FILE_PREFIX):
-        place, data = "file:FileTask", Path(name.removeprefix(FILE_PREFIX))
+        path, data = "file:FileTask", Path(name.removeprefix(FILE_PREFIX))
     elif name == "sample":
-        place, data = "file:FileTask", SAMPLE
+        path, data = "file:FileTask", SAMPLE
     elif name in TASKS:
-        place = TASKS[name]
+        path = TASKS[name]
     elif name in ELSEWHERE:
         raise ConfigError(
             f"{name} is a task of {ELSEWHERE[name]}, which runs it against a server: docs/evaluation.md, "
             '"Tasks of other tools", has the command'
         )
     else:
-        raise ConfigError(f"unknown task {name!r}; there are {', '.join(TASKS)}, sample and file:PATH")
-    module, _, kind = place.partition(":")
+        raise ConfigError(f"unknown task {name!r}; the tasks are {', '.join(TASKS)}, sample and file:PATH")
+    module, _, kind = path.partition(":")
     found = getattr(importlib.import_module(f"chorale_evals.tasks.{module}"), kind)
     task: Task = found.load(data, limit, seed)
     return task

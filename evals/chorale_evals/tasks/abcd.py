@@ -1,7 +1,7 @@
-"""The letter that an answer to a question with four choices declares, as ``gpt_oss.evals`` reads it.
+"""Finds the letter that answers a question with four choices, exactly as ``gpt_oss.evals`` does.
 
 The patterns are those of ``gpt_oss/evals/abcd_grader.py`` in gpt-oss 0.0.9 (Copyright OpenAI, Apache-2.0), in
-its order of precedence: scores depend on them to the letter.
+its order of precedence; any change to them would change scores.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 
 from chorale_evals.graders.patterns import compiled, first
 
-_MARK = r"(?:\*{1,2}|_{1,2})"  # Markdown's emphasis
+_MARK = r"(?:\*{1,2}|_{1,2})"  # Markdown emphasis
 _LETTER = r"([ABCD])"
 _ALONE = r"(?<![A-Za-z0-9])"
 _END = r"(?![A-Za-z0-9])"

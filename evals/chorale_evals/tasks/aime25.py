@@ -28,8 +28,8 @@ _DIGITS = compiled(r"\d+")
 
 
 def extract_boxed(text: str) -> str:
-    """Returns what follows the last comma in the last box that is not empty, else the last digits, or ""."""
-    # Behind the last brace no box can end, and each search would run to the end of the text.
+    """Returns the text after the last comma in the last non-empty box, else the last digits, or ""."""
+    # No box ends after the last brace, so each search there would run to the end of the text.
     for match in reversed(everything(_BOXED, text[: text.rfind("}") + 1])):
         for group in match:
             if group:
@@ -39,7 +39,7 @@ def extract_boxed(text: str) -> str:
 
 
 class Aime25(PublishedTask):
-    """Answers are integers; what does not read as one is wrong."""
+    """Answers are integers; any other answer is wrong."""
 
     name = "aime25"
     version = "gpt_oss.evals 0.0.9"

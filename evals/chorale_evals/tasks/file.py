@@ -16,7 +16,7 @@ from chorale_evals.graders.table import AnyGrader
 from chorale_evals.task import Outcome, Sample, Task
 from chorale_evals.wire import Message, strictly
 
-_OURS = {"model", "messages", "stream", "n"}  # fields of a request that a line cannot set
+_OURS = {"model", "messages", "stream", "n"}  # request fields that a line must not set
 _MAX_BYTES = 2**30
 
 
@@ -31,7 +31,7 @@ class _Message(msgspec.Struct):
 
 
 class _Line(msgspec.Struct, forbid_unknown_fields=True):
-    """The form of a line. ``grader``: a name, or an object with ``type`` and options."""
+    """One line of the file. ``grader``: a name, or an object with ``type`` and options."""
 
     prompt: Annotated[str, msgspec.Meta(min_length=1)] | Annotated[list[_Message], msgspec.Meta(min_length=1)]
     answer: Any
@@ -48,13 +48,13 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class FileTask(Task):
-    """The lines of a file. Lines without an id get a hash of their prompt, answer and grader."""
+    """A task from the lines of a file. A line without an id gets a hash of its prompt, answer and grader."""
 
     version = "1"
 
     @classmethod
     def load(cls, data: Path | None, limit: int | None, seed: int) -> FileTask:
-        """Reads the file ``data``. Raises ``ConfigError``."""
+        """Reads the file ``data``. Raises ``ConfigError`` for a bad file or line."""
         assert data is not None
         content = _read(data)
         revision = f"sha256:{hashlib.sha256(content).hexdigest()[:16]}"
@@ -101,7 +101,7 @@ def _samples(data: bytes, path: Path) -> Iterator[Sample]:
 
 
 def _sample(given: Any) -> Sample:
-    """Raises ``ValueError``."""
+    """Returns the sample of a parsed line. Raises ``ValueError`` if the line is invalid."""
     line = msgspec.convert(given, _Line)
     options = {"type": line.grader} if isinstance(line.grader, str) else line.grader
     msgspec.convert(options, AnyGrader).check(line.answer)

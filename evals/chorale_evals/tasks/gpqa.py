@@ -1,4 +1,4 @@
-"""GPQA Diamond as ``gpt_oss.evals`` runs it: choices in a seeded random order, drawn anew in each repeat.
+"""GPQA Diamond as ``gpt_oss.evals`` runs it: choices in a seeded random order, redrawn in each repeat.
 
 The template is that of ``gpt_oss/evals/gpqa_eval.py`` in gpt-oss 0.0.9 (Copyright OpenAI, Apache-2.0).
 """
@@ -30,7 +30,7 @@ _CHOICES = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incor
 
 
 class Gpqa(PublishedTask):
-    """Each sample's question holds its choices, the correct one first; ``order`` permutes them."""
+    """Each sample's question contains its choices, the correct one first; ``order`` permutes them."""
 
     name = "gpqa_diamond"
     version = "gpt_oss.evals 0.0.9"
@@ -40,7 +40,7 @@ class Gpqa(PublishedTask):
 
     def __init__(self, samples: list[Sample], limit: int | None, seed: int, data_revision: str) -> None:
         super().__init__(samples, limit, seed, data_revision)
-        self._places = {sample.id: place for place, sample in enumerate(samples)}
+        self._indices = {sample.id: index for index, sample in enumerate(samples)}
         self._random, self._orders = random.Random(0), list[list[int]]()
 
     @classmethod
@@ -54,10 +54,10 @@ class Gpqa(PublishedTask):
 
     def order(self, sample: Sample, repeat: int) -> list[int]:
         """Returns the permutation that ``gpt_oss.evals`` draws for this repeat of the whole data set."""
-        place = repeat * len(self._places) + self._places[sample.id]
-        while len(self._orders) <= place:
+        index = repeat * len(self._indices) + self._indices[sample.id]
+        while len(self._orders) <= index:
             self._orders.append(self._random.sample(range(4), 4))
-        return self._orders[place]
+        return self._orders[index]
 
     def prompt(self, sample: Sample, repeat: int) -> str:
         """Returns the question with its choices in the order of this repeat."""

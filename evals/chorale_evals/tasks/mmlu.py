@@ -1,8 +1,8 @@
 """MMLU in a chat without examples, as the task ``mmlu_cot_llama`` of lm-evaluation-harness asks it.
 
 Template and pattern are those of ``lm_eval/tasks/llama3/instruct/mmlu_cot`` in lm_eval 0.4.13 (MIT). Of the
-harness's forms of MMLU it is the one for models that reason in a chat: others compare log-probabilities of
-letters after the bare question, or expect the answer to be one letter.
+harness's variants of MMLU it is the one for models that reason in a chat: the others compare
+log-probabilities of letters after the bare question, or expect the answer to be one letter.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from chorale_evals.graders.patterns import compiled, everything
 from chorale_evals.task import Breakdown, Outcome, Sample, by_group
 from chorale_evals.tasks.published import PublishedTask
 
-# OpenAI's copy of the test questions. The hub has them as Parquet only, for which this package has no reader.
+# OpenAI's copy of the test questions. The hub has them only as Parquet, which this package cannot read.
 SOURCE = Source("https://openaipublic.blob.core.windows.net/simple-evals/mmlu.csv")
 # lm-evaluation-harness's four groups of subjects.
 _GROUPS = json.loads(Path(__file__).with_name("mmlu_subjects.json").read_text("utf-8"))
@@ -43,7 +43,7 @@ class Mmlu(PublishedTask):
     name = "mmlu"
     version = "mmlu_cot_llama, lm_eval 0.4.13"
     metric = "exact_match,strict_match"
-    notes = "The harness limits answers to 1,024 tokens; here the limit is that of the run."
+    notes = "The harness limits answers to 1,024 tokens; here the run's limit applies."
     defaults = MappingProxyType({"temperature": 0.0})
     sources = (SOURCE,)
     columns = ("Question", "Subject", "Answer", *"ABCD")
@@ -55,7 +55,7 @@ class Mmlu(PublishedTask):
     @classmethod
     def sample(cls, name: str, row: dict[str, Any]) -> Sample:
         if row["Answer"] not in tuple("ABCD"):
-            raise ConfigError(f"mmlu: the answer of a row is no letter from A to D: {str(row)[:200]}")
+            raise ConfigError(f"mmlu: the answer of a row is not a letter from A to D: {str(row)[:200]}")
         question = {"question": row["Question"], "choices": [row[letter] for letter in "ABCD"]}
         return Sample(name, question, row["Answer"], row["Subject"])
 

@@ -12,14 +12,14 @@ from chorale_evals.wire import Message
 
 
 class PublishedTask(Task):
-    """``sources``: the files of the data set. ``columns``: those that each row must have."""
+    """A task from a data set. ``sources``: its files. ``columns``: names of those that each row must have."""
 
     sources: Sequence[Source] = ()
     columns: Sequence[str] = ()
 
     @classmethod
     def load(cls, data: Path | None, limit: int | None, seed: int) -> Self:
-        """``data``: the folder of ``--data``, None for the web. Raises ``ConfigError``."""
+        """Reads the rows from ``data`` (the value of ``--data``; None: the web). Raises ``ConfigError``."""
         folder = data_folder(cls.name, data)
         rows = [row for source in cls.sources for row in load_rows(source, folder, cls.columns)]
         names = unique(map(cls.row_id, rows))
@@ -32,11 +32,11 @@ class PublishedTask(Task):
 
     @classmethod
     def sample(cls, name: str, row: dict[str, Any]) -> Sample:
-        """Raises ``ConfigError`` for a row that is no question."""
+        """Returns the sample of a row. Raises ``ConfigError`` if the row is invalid."""
         raise NotImplementedError
 
     def prompt(self, sample: Sample, repeat: int) -> str:
-        """Returns the message of the user."""
+        """Returns the text of the user message."""
         raise NotImplementedError
 
     def messages(self, sample: Sample, repeat: int) -> list[Message]:
