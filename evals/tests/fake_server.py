@@ -1,4 +1,4 @@
-"""A small OpenAI server in a thread, whose answers a function gives."""
+"""A small OpenAI server in a thread; a function gives the answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Answer = tuple[int, Any]  # (status, JSON body)
 
 
 class FakeServer:
-    """``answer(body, number)`` answers the n-th request, counted from 1; ``bodies`` has all of them."""
+    """``answer(body, number)`` answers request ``number``, from 1; ``bodies`` has all request bodies."""
 
     def __init__(self, answer: Callable[[dict[str, Any], int], Answer]) -> None:
         self.bodies: list[dict[str, Any]] = []
@@ -49,7 +49,7 @@ class FakeServer:
 
         class Quiet(ThreadingHTTPServer):
             def handle_error(self, *_: Any) -> None:
-                """Clients that are killed break their connections."""
+                """Ignores errors, because killed clients break their connections."""
 
         self._http = Quiet(("127.0.0.1", 0), Handler)
         self._http.daemon_threads = True
@@ -76,6 +76,6 @@ def chat(text: str, **more: Any) -> Answer:
 
 
 def adding(body: dict[str, Any], _: int) -> Answer:
-    """Answers "a + b" right, but wrong for a multiple of seven."""
+    """Answers "a + b" correctly, unless a is a multiple of seven."""
     a, b = body["messages"][-1]["content"].split(" + ")
     return chat(str(int(a) + int(b) + (int(a) % 7 == 0)))

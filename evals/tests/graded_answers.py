@@ -1,4 +1,4 @@
-"""Hand-made answers: right ones in odd forms, and wrong ones that look right: (text, target[, options])."""
+"""Handwritten answers (text, target[, options]): right ones in odd forms, wrong ones that look right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recordings of servers that never were: log-probabilities with noise of a known size."""
+"""Synthetic recordings: log-probabilities with noise of a known size."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ LENGTH, TEXTS, GREEDY, TOP = 640, 10, 32, 3
 
 
 def truth(number: int) -> npt.NDArray[np.float64]:
-    """The exact log-probabilities of a text."""
+    """Returns the exact log-probabilities of a text."""
     return -np.random.default_rng(1000 + number).exponential(3.0, LENGTH + GREEDY)
 
 
 def noise_like(scale: float, size: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
-    """Heavy-tailed, as rounding is: tokens differ in how much they amplify it."""
+    """Returns heavy-tailed noise, as from rounding: tokens differ in how much they amplify it."""
     return scale * rng.standard_normal(size) * rng.lognormal(0.0, 0.7, size)
 
 
@@ -35,7 +35,7 @@ def scores(values: npt.NDArray[np.float64]) -> Scores:
 def recording(
     name: str, seed: int, noise: float, fault: Fault | None = None, share: float = 1.0
 ) -> Recording:
-    """``share``: of the tokens that a crowd rounds differently than a request alone."""
+    """``share``: fraction of the tokens that are rounded differently in a crowd than alone."""
     readings = []
     for number in range(TEXTS):
         rng = np.random.default_rng((seed, number))
@@ -61,7 +61,7 @@ def recording(
 
 
 def parted(one: Recording, place: int, margin: float) -> Recording:
-    """The same, with another token at ``place`` of the first continuation, ``margin`` nats ahead."""
+    """Returns ``one`` with another token at ``place`` of the first continuation, ``margin`` nats ahead."""
     first = one.readings[0]
     greedy = (*first.greedy[:place], 1, *first.greedy[place + 1 :])
     top = first.greedy_scores.top.copy()

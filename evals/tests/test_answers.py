@@ -1,4 +1,4 @@
-"""No false verdict over hand-made answers: right in odd forms, and wrong ones that look right."""
+"""Graders give no false verdict on handwritten answers: right in odd forms, or wrong but plausible."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SETS: list[tuple[type[Grader], list[Case], list[Case]]] = [
 @pytest.mark.parametrize(
     ("grader", "right", "wrong"), SETS, ids=["number", "exact", "json", "regex", "choice"]
 )
-def test_no_false_verdict(
+def test_graders_give_no_false_verdict(
     grader: type[Grader], right: list[Case], wrong: list[Case], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(patterns, "SECONDS", 0.1)
@@ -49,7 +49,7 @@ def test_no_false_verdict(
     assert (refused, accepted) == ([], [])
 
 
-def test_there_are_enough_of_both() -> None:
+def test_there_are_enough_right_and_wrong_answers() -> None:
     assert sum(len(right) for _, right, _ in SETS) >= 290
     assert sum(len(wrong) for _, _, wrong in SETS) >= 250
 

@@ -1,4 +1,4 @@
-"""Rows of data sets: from folders, from the web, and the errors if they cannot be had."""
+"""Rows of data sets: from folders, from the web, and the errors if they cannot be read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _lines(rows: list[Any]) -> bytes:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
 
 
-def test_a_folder_has_a_file_under_its_bare_name(tmp_path: Path) -> None:
+def test_a_data_folder_is_searched_for_the_name_of_the_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"rows\.jsonl cannot be read"):
         load_rows(SOURCE, tmp_path, COLUMNS)
     (tmp_path / "rows.jsonl").write_bytes(_lines(ROWS))
@@ -44,14 +44,14 @@ def test_a_folder_has_a_file_under_its_bare_name(tmp_path: Path) -> None:
         ("rows.jsonl", b'{"question": "q", "answer": null}', "row 1 has no column 'answer'"),
     ],
 )
-def test_a_bad_file_is_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+def test_the_error_names_a_bad_file(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match=message) as caught:
         load_rows(Source(f"https://example.invalid/{name}"), tmp_path, COLUMNS)
     assert name in str(caught.value)
 
 
-def test_sizes_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_above_the_size_limit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "rows.jsonl").write_bytes(_lines(ROWS))
     monkeypatch.setattr(data, "MAX_BYTES", 10)
     with pytest.raises(ConfigError, match="at most 10 are read"):
@@ -109,7 +109,7 @@ def test_data_names_a_folder_or_the_sample(tmp_path: Path) -> None:
         data_folder("mmlu", tmp_path / "missing")
 
 
-def test_ids_and_digests() -> None:
+def test_ids_are_unique_and_digests_depend_on_the_order_of_rows() -> None:
     assert unique(["a", "b", "a", "a"]) == ["a", "b", "a-2", "a-3"]
     assert digest(ROWS) != digest(ROWS[::-1])
     assert digest(ROWS) == digest([dict(reversed(row.items())) for row in ROWS])

@@ -1,4 +1,4 @@
-"""The demo answers its held-out questions through ``chorale eval`` as well as in training's own table."""
+"""The demo answers its held-out questions through ``chorale eval`` as well as after its training."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CHECKS = {"sum": "right", "call": "arguments", "json": "right"}
 
 
 def test_lines_are_held_out_questions() -> None:
-    """The first of each family, as ``training.evaluate`` draws them."""
+    """They are the first of each family, as ``training.evaluate`` draws them."""
     made = list(lines(7))
     assert Counter(line["group"] for line in made) == {"sum": 3, "call": 2, "json": 2}
     assert [line["id"] for line in made[:3]] == ["sum-0", "sum-1", "sum-2"]

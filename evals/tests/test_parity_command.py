@@ -1,7 +1,7 @@
-"""``chorale eval parity`` with real servers: planted faults are found and harmless changes are not blamed.
+"""``chorale eval parity`` with real servers: planted faults are found and harmless changes are judged equal.
 
-A server has an ordinary checkpoint folder with one thing wrong (``tests/support/device/faults.py``). The slow
-tests take half a minute each.
+A faulty server has an ordinary checkpoint folder with one fault (``tests/support/device/faults.py``). The
+slow tests take half a minute each.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from tests.support.grammar.structured import make_client
 from tests.support.runtime import VOCAB, write_checkpoint
 from tests.support.server import in_thread
 
-OPS = "--ops reference"  # other CPU ops compute in float32, whatever the type
+OPS = "--ops reference"  # the other CPU ops compute in float32, whatever the dtype
 SIZES = ["--lengths", "200", "--texts", "5", "--tokens", "8", "--top-k", "2"]
 
-# Other layers, experts and constants than those that are in FAULTS.
+# Faults in other layers, experts and constants than those in FAULTS.
 MORE: dict[str, Fault] = {
     "expert_scale_half": expert_scale(4, 6, -1),
     "sink_left_out_of_the_last_layer": sink_left_out(5),
@@ -78,7 +78,7 @@ def parity(a: Path, source: str, *options: str, out: Path) -> tuple[int, dict[st
 
 
 def chorale(*arguments: str) -> int:
-    """Runs ``chorale eval parity`` as a person does. Returns its exit code."""
+    """Runs ``chorale eval parity`` in a subprocess. Returns its exit code."""
     command = [sys.executable, "-m", "chorale", "eval", "parity", *arguments]
     return subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode
 
@@ -104,8 +104,8 @@ def planted(name: str, fault: Fault, folder: Path) -> Iterator[str]:
         yield str(plant(fault, ensure_demo(), folder / name))
 
 
-def test_a_window_that_is_one_less_on_a_small_checkpoint(tmp_path: Path) -> None:
-    """The fast one of its kind: a random model with few tokens, whose window is 32."""
+def test_a_window_that_is_one_token_short_is_found_on_a_small_checkpoint(tmp_path: Path) -> None:
+    """A fast variant of the planted faults: a random model with a small vocabulary and a window of 32."""
     good = write_checkpoint(tmp_path / "good")
     bad = plant("window_one_less", good, tmp_path / "bad")
     rng = np.random.default_rng(3)
@@ -121,7 +121,7 @@ def test_a_window_that_is_one_less_on_a_small_checkpoint(tmp_path: Path) -> None
 
 
 def _measured(folder: Path, plan: Plan) -> Recording:
-    """The whole app over the real engine, on a port of this process: quicker than ``chorale serve``."""
+    """Measures the whole app with the real engine in this process, which is faster than ``chorale serve``."""
     client: Any = make_client(folder, max_model_len=1024, num_gpu_blocks_override=256)
     with in_thread(client, names=("demo",)) as server:
         endpoint = Endpoint(server.url)
@@ -155,7 +155,7 @@ def test_the_texts_of_the_demo_are_shorter() -> None:
 
 def test_progress_is_shown_in_lines_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     line = Line()
-    line.show(lambda: "40 %")  # at once: no line yet
+    line.show(lambda: "40 %")  # too early: prints nothing
     line.show(lambda: f"100 %, {line.left(1, 1)}", last=True)
     Line(quiet=True).show(lambda: "not shown", last=True)
     assert capsys.readouterr().err == "100 %, about 0 s left\n"
@@ -168,7 +168,7 @@ def test_planted_faults_are_found(name: str, base: Path, tmp_path: Path) -> None
     with planted(name, {**FAULTS, **MORE}[name], tmp_path) as faulty:
         code, result = parity(base, faulty, out=tmp_path / "out")
     print(name, result["verdict"], result["reasons"])
-    if name == "rms_norm_eps":  # four to five times the noise of float32: these few texts do not settle it
+    if name == "rms_norm_eps":  # 4 to 5 times the noise of float32: so few texts may be inconclusive
         assert code in (1, 3), result["reasons"]
     else:
         assert (code, result["verdict"]) == (1, "different"), result["reasons"]
@@ -177,7 +177,7 @@ def test_planted_faults_are_found(name: str, base: Path, tmp_path: Path) -> None
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", HARMLESS)
-def test_harmless_changes_are_not_blamed(name: str, base: Path, tmp_path: Path) -> None:
+def test_harmless_changes_are_judged_equal(name: str, base: Path, tmp_path: Path) -> None:
     code, result = parity(base, " ".join(["demo", *HARMLESS[name]]), out=tmp_path / "out")
     print(name, result["verdict"], result["reasons"])
     assert (code, result["verdict"]) == (0, "equal"), result["reasons"]
@@ -188,12 +188,12 @@ def test_harmless_changes_are_not_blamed(name: str, base: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("options", "size"), [("--dtype bfloat16", "bf16"), ("--kv-cache-dtype fp8", "fp8-kv")]
 )
-def test_a_change_of_precision_has_its_own_name(options: str, size: str, base: Path, tmp_path: Path) -> None:
+def test_a_change_of_precision_is_recognised(options: str, size: str, base: Path, tmp_path: Path) -> None:
     code, result = parity(base, f"demo {options}", "--expect", size, out=tmp_path / "out")
     print(options, result["verdict"], result["reasons"])
     assert (code, result["verdict"], result["precision"]) == (0, "precision", size), result["reasons"]
     recorded = str(tmp_path / "out" / "b.json")
-    assert main(["eval", "parity", str(base), recorded]) == 1  # unless it is expected
+    assert main(["eval", "parity", str(base), recorded]) == 1  # fails unless it is expected
 
 
 def test_wrong_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,14 +43,14 @@ def pair(a: Reading, b: Reading):  # type: ignore[no-untyped-def]
     return found
 
 
-def test_each_token_is_b_less_a() -> None:
+def test_differences_are_b_minus_a_for_each_token() -> None:
     found = pair(A, B)
     np.testing.assert_allclose(found.delta, [NAN, -0.25, 0.0])
     np.testing.assert_allclose(found.noise_a, [NAN, -0.5, 0.0])
     np.testing.assert_allclose(found.noise_b, [NAN, -0.25, 0.0])
 
 
-def test_candidates_have_a_divergence_an_order_and_an_overlap() -> None:
+def test_candidates_are_compared_by_kl_likeliest_token_and_overlap() -> None:
     found = pair(A, B)
     both = 0.5 * math.log(2) + 0.25 * math.log(
         0.25 / 0.5
@@ -61,11 +61,13 @@ def test_candidates_have_a_divergence_an_order_and_an_overlap() -> None:
     np.testing.assert_array_equal(found.overlap, [NAN, 1.0, 0.5])
 
 
-def test_continuations_are_compared_up_to_the_first_other_token() -> None:
+def test_continuations_are_compared_up_to_the_first_different_token() -> None:
     found = pair(A, B)
     np.testing.assert_allclose(found.decode, [-0.3], rtol=1e-5)
     np.testing.assert_allclose(found.decode_noise_a, [0.0, -0.05, 0.0], atol=1e-6)
-    np.testing.assert_allclose(found.decode_noise_b, [0.3], rtol=1e-5)  # B's own goes on as A's for one token
+    np.testing.assert_allclose(
+        found.decode_noise_b, [0.3], rtol=1e-5
+    )  # B's continuation equals A's for one token
     where = found.divergence
     assert where is not None
     assert (where.place, where.token_a, where.token_b, found.num_greedy) == (1, 5, 8, 2)

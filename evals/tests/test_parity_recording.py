@@ -1,4 +1,4 @@
-"""Recordings keep what was measured, and damaged ones are named."""
+"""Recordings are read back unchanged, and damaged ones are refused."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_damaged_recording_is_refused(tmp_path: Path, damage: Any) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", "\0"])
-def test_another_file_is_refused(tmp_path: Path, content: str) -> None:
+def test_a_file_that_is_not_a_recording_is_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / "base.json"
     path.write_text(content)
     with pytest.raises(ConfigError, match="not a recording"):

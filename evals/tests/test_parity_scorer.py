@@ -33,7 +33,7 @@ def scorer(respond: Respond, longest: int | None = None) -> Scorer:
 
 
 def entry(token: int) -> dict[str, Any]:
-    """The token is likeliest, and the next one follows; vLLM adds ranks and strings."""
+    """Returns two candidates in vLLM's format: the token is the likeliest, the next id the second."""
     return {
         str(token): {"logprob": -0.5, "rank": 1, "decoded_token": "x"},
         str(token + 1): {"logprob": -1.5, "rank": 2, "decoded_token": "y"},
@@ -51,7 +51,7 @@ def by_ids(body: dict[str, Any]) -> httpx2.Response:
     return httpx2.Response(200, json={"choices": [{"prompt_logprobs": prompt, "logprobs": logprobs}]})
 
 
-def test_prompt_logprobs() -> None:
+def test_scores_are_read_from_prompt_logprobs() -> None:
     answer = asyncio.run(scorer(by_ids).score((5, 9, 7), 2))
     assert np.isnan(answer.prompt.token[0])
     assert answer.prompt.token[1:].tolist() == [-0.5, -0.5]
@@ -77,7 +77,7 @@ def test_prompt_logprobs() -> None:
         ),
     ],
 )
-def test_other_failures_have_the_servers_words(response: httpx2.Response, message: str) -> None:
+def test_errors_quote_the_server(response: httpx2.Response, message: str) -> None:
     with pytest.raises(ChoraleError, match=message):
         asyncio.run(scorer(lambda body: response).score((5, 9), 1))
 
@@ -92,7 +92,7 @@ def test_a_busy_server_is_asked_again() -> None:
     assert not left
 
 
-def test_texts_longer_than_the_server_takes_are_refused_first() -> None:
+def test_texts_longer_than_the_server_accepts_are_refused_before_measuring() -> None:
     with pytest.raises(ConfigError, match="takes at most 100 tokens, and the longest text needs 105"):
         asyncio.run(measure(scorer(by_ids, longest=100), new_plan([20, 100], 1, 4, 2), lambda _: None, {}))
 

@@ -1,4 +1,4 @@
-"""The texts: of exact length, the same everywhere, and with repeats at the distance of the window."""
+"""Texts have an exact length, are the same on every machine and repeat at the distance of the window."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ def test_texts_are_the_same_everywhere() -> None:
     assert [(text.length, len(text.token_ids)) for text in texts] == [(64, 64)] * 6 + [(300, 300)] * 6
     assert {text.kind for text in texts} == set(KINDS)
     assert len({text.name for text in texts}) == len(texts)
-    assert len({text.token_ids for text in texts}) == len(texts)  # the sixth is prose again, and another
+    assert len({text.token_ids for text in texts}) == len(texts)  # the sixth is a second prose text
     together = ",".join(str(token) for text in texts for token in text.token_ids)
     assert hashlib.sha256(together.encode()).hexdigest()[:16] == "0c273949fd83480e"
 
 
-def test_a_longer_text_of_a_kind_is_readable() -> None:
+def test_texts_of_each_kind_are_readable() -> None:
     vocab = load_vocabulary()
     by_kind = {text.kind: vocab.decode(text.token_ids) for text in make_texts([200], 5)}
     assert by_kind["conversation"].startswith("<|start|>system<|message|>You are ChatGPT")

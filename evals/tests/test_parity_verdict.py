@@ -23,20 +23,20 @@ def verdict(a: Recording, b: Recording, formats: str | None = None) -> Judgement
 
 @pytest.mark.parametrize("noise", [0.0, FLOAT32, BFLOAT16])
 @pytest.mark.parametrize("share", [1.0, 0.3, 0.1])
-def test_other_rounding_is_equal(noise: float, share: float) -> None:
-    """Also if a crowd changes the rounding of few of A's tokens, and B's differs everywhere."""
+def test_different_rounding_is_judged_equal(noise: float, share: float) -> None:
+    """This holds also if a crowd changes the rounding of few of A's tokens, and B's differs everywhere."""
     found = verdict(recording("a", 1, noise, share=share), recording("b", 2, noise, share=share))
     assert (found.verdict, found.meets("equal")) == ("equal", True), found.reasons
 
 
-def test_a_coarser_rounding_is_a_precision() -> None:
+def test_coarser_rounding_is_a_different_precision() -> None:
     found = verdict(recording("a", 1, FLOAT32), recording("b", 2, BFLOAT16))
     assert (found.verdict, found.precision) == ("precision", "bf16"), found.reasons
     assert (found.meets("equal"), found.meets("bf16"), found.meets("fp8-kv")) == (False, True, True)
     assert "as large as B's own noise" in found.reasons[-1]
 
 
-def test_a_difference_of_an_eighth_is_of_fp8_kv() -> None:
+def test_a_difference_above_the_bound_of_bf16_can_be_fp8_kv() -> None:
     a = recording("a", 1, 1e-3)
     found = verdict(a, recording("b", 2, 1e-3, lambda exact, rng: noise_like(0.15, len(exact), rng)))
     assert (found.verdict, found.precision) == ("precision", "fp8-kv"), found.reasons
@@ -48,7 +48,9 @@ def test_a_difference_of_an_eighth_is_of_fp8_kv() -> None:
     [(0, 0.0, "precision"), (1000, 25.0, "different"), (40, 6.0, "different")],
     ids=["none", "seven gross", "a fortieth large"],
 )
-def test_a_gross_fault_in_few_positions_is_no_precision(every: int, nats: float, expected: str) -> None:
+def test_a_gross_fault_in_few_positions_is_not_a_different_precision(
+    every: int, nats: float, expected: str
+) -> None:
     """The mean is within the bound of fp8-kv."""
 
     def fault(exact: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -78,7 +80,7 @@ def test_no_precision_explains_a_difference_between_equal_formats() -> None:
 
 @pytest.mark.parametrize(("noise", "expected"), [(FLOAT32, "different"), (0.0, "precision")])
 def test_a_server_as_exact_as_a_has_no_coarser_format(noise: float, expected: str) -> None:
-    """Unless neither has any noise, which is no measure of its format."""
+    """Zero noise on both servers says nothing about their formats."""
     a = recording("a", 1, noise)
     found = verdict(a, recording("b", 2, noise, lambda exact, rng: noise_like(0.01, len(exact), rng)))
     assert found.verdict == expected, found.reasons
@@ -91,7 +93,7 @@ def test_a_large_difference_is_another_model() -> None:
 
 
 @pytest.mark.parametrize(("noise", "factor"), [(FLOAT32, 5.0), (BFLOAT16, 3.0)])
-def test_what_begins_at_a_position_is_a_fault_below_any_bound(noise: float, factor: float) -> None:
+def test_a_difference_that_begins_at_a_position_is_a_fault_of_any_size(noise: float, factor: float) -> None:
     def window(exact: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         far = np.arange(len(exact)) >= 128
         return far * noise_like(factor * noise, len(exact), rng)
@@ -102,15 +104,15 @@ def test_what_begins_at_a_position_is_a_fault_below_any_bound(noise: float, fact
     assert [step.position for step in found.steps if step.is_sign] == [128]
 
 
-def test_what_has_one_direction_is_a_fault_below_any_bound() -> None:
+def test_a_difference_in_one_direction_is_a_fault_of_any_size() -> None:
     a = recording("a", 1, BFLOAT16)
     found = verdict(a, recording("b", 2, BFLOAT16, lambda exact, rng: np.full(len(exact), -0.03)))
     assert found.verdict == "different"
     assert any("one direction" in reason for reason in found.reasons)
 
 
-def test_a_part_of_one_kind_is_not_lost_among_the_others() -> None:
-    """One text in ten, from its middle on."""
+def test_one_different_text_is_not_lost_among_the_others() -> None:
+    """One text in ten differs, from its middle on."""
     a = recording("a", 1, FLOAT32)
     b = recording("b", 2, FLOAT32)
     last = b.readings[-1]
@@ -139,7 +141,7 @@ def test_a_continuation_that_parts_at_a_tie_is_rounding(margin: float, expected:
 
 
 def test_a_crowd_that_disturbs_b_is_found() -> None:
-    """B alone is A; beside other requests it is not."""
+    """B equals A when it is alone, but not together with other requests."""
     a, b = recording("a", 1, FLOAT32), recording("b", 2, FLOAT32)
     rng = np.random.default_rng(3)
 
@@ -155,7 +157,7 @@ def test_a_crowd_that_disturbs_b_is_found() -> None:
     assert "B in a crowd" in found.reasons[0]
 
 
-def test_what_is_near_the_bound_is_inconclusive() -> None:
+def test_a_difference_near_the_bound_is_inconclusive() -> None:
     def some(exact: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         return noise_like(1.15e-5, len(exact), rng)
 
@@ -172,7 +174,7 @@ def test_recordings_of_other_texts_are_refused() -> None:
         compare(a, replace(b, readings=b.readings[1:]))
 
 
-def test_the_table_and_the_json_say_the_same() -> None:
+def test_the_table_and_the_json_agree() -> None:
     a, b = recording("a", 1, FLOAT32), recording("b", 2, BFLOAT16)
     pairs = compare(a, b)
     found = judge(pairs)

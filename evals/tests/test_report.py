@@ -23,7 +23,7 @@ HOSTILE = (
 
 
 def fill(folder: Path, count: int) -> Path:
-    """Writes a run whose every string is hostile."""
+    """Writes a run in which every string is hostile."""
     with Journal(folder) as journal:
         for number in range(count):
             reply = {"text": f"answer-{number} {HOSTILE}", "reasoning": HOSTILE * 20}

@@ -12,7 +12,7 @@ from chorale_evals.statistics import Interval, clustered, wilson
     ("right", "count", "low", "high"),
     [(0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0), (5, 10, 0.2366, 0.7634), (81, 263, 0.2553, 0.3662)],
 )  # the last from Newcombe, Statistics in Medicine 17 (1998), table I
-def test_wilson(right: int, count: int, low: float, high: float) -> None:
+def test_wilson_intervals_have_known_values(right: int, count: int, low: float, high: float) -> None:
     interval = wilson(right / count, count)
     assert (interval.low, interval.high) == pytest.approx((low, high), abs=1e-4)
     assert right / count in interval
@@ -21,10 +21,10 @@ def test_wilson(right: int, count: int, low: float, high: float) -> None:
 def test_repeats_are_clustered() -> None:
     once = [[1.0], [0.0], [1.0], [1.0], [0.0], [1.0]]
     assert clustered(once) == wilson(4 / 6, 6)
-    # Always the same answer: repeats say nothing new.
+    # All repeats have the same score: they add no information.
     assert clustered([one * 8 for one in once]) == wilson(4 / 6, 6)
     varied = [[1.0, 0.0, 1.0, 1.0, 0.0, 1.0]] * 6
-    # The same scores for all samples: independent answers.
+    # All samples have the same scores: the answers are independent.
     assert clustered(varied) == wilson(4 / 6, 36)
     assert clustered([[1.0] * 8] * 10) == wilson(1.0, 10)
     assert clustered([]) == Interval(0.0, 0.0, 1.0)

@@ -1,4 +1,4 @@
-"""Tasks made from files: other columns and missing parts."""
+"""Tasks made from data files, invalid rows, and tasks of other tools."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_question_of_mmlu_has_four_choices_a_letter_and_a_subject(tmp_path: Pa
 @pytest.mark.parametrize(
     "row", ["q,1,2,3,4,E,anatomy", "q,1,2,3,4,,anatomy", "q,1,2,3,4,B", "q,1,2,3,4,B,a,b"]
 )
-def test_mmlu_refuses_rows_that_are_no_questions(tmp_path: Path, row: str) -> None:
+def test_mmlu_refuses_invalid_rows(tmp_path: Path, row: str) -> None:
     (tmp_path / "mmlu.csv").write_text(f"{HEAD}{row}\n", "utf-8")
     with pytest.raises(ConfigError):
         make_task("mmlu", data=tmp_path)

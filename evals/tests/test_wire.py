@@ -1,4 +1,4 @@
-"""A conversation of several turns with tools, in the forms of both APIs, and what the journal keeps of it."""
+"""A conversation of several turns with tools, in the formats of both APIs, and its record in the journal."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def asked(api: Any, answer: dict[str, Any]) -> tuple[dict[str, Any], Session]:
     return bodies[0], session
 
 
-def test_chat_sends_messages_and_fields_as_they_are() -> None:
+def test_chat_sends_messages_and_fields_unchanged() -> None:
     body, session = asked("chat", CHAT)
     fields = {name: value for name, value in FIELDS.items() if value is not None} | {"max_tokens": 5}
     assert body == {"model": "m", "messages": HISTORY, "tools": [TOOL], **fields}
@@ -67,7 +67,7 @@ def test_chat_sends_messages_and_fields_as_they_are() -> None:
     assert session.fingerprint == "fp_1"
 
 
-def test_responses_has_items_and_its_own_names_of_fields() -> None:
+def test_responses_sends_items_and_its_own_field_names() -> None:
     body, session = asked("responses", RESPONSE)
     assert body == {
         "model": "m", "store": False, "temperature": 0.5, "max_output_tokens": 5,
@@ -91,12 +91,12 @@ def test_responses_has_items_and_its_own_names_of_fields() -> None:
 @pytest.mark.parametrize(
     "answer", [{}, {"choices": []}, {"choices": [{}]}, {"choices": "x"}, {"choices": [None]}]
 )
-def test_what_is_no_chat_completion(answer: dict[str, Any]) -> None:
+def test_an_answer_that_is_not_a_chat_completion_is_refused(answer: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="not a chat completion"):
         read_chat(answer)
 
 
-def test_the_ends_of_a_response() -> None:
+def test_a_response_has_a_finish_reason_for_each_end() -> None:
     def end(**more: Any) -> str:
         return read_responses({"output": [], **more}).finish_reason
 
