@@ -1,7 +1,7 @@
-"""What starts slowly, once for all acceptance tests: an engine of this process, and a ``chorale serve``.
+"""Slow fixtures shared by all acceptance tests: an engine in this process, and a ``chorale serve``.
 
 ``demo_served`` has the demo checkpoint, whose answers make sense; ``checkpoint`` is a small random one, for
-whatever holds for noise too.
+properties that hold for any output.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.support.served import Served, serving
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small random one."""
+    """Returns the folder of a small random checkpoint."""
     from tests.support.grammar.structured import write_checkpoint
 
     return write_checkpoint(tmp_path_factory.mktemp("acceptance") / "random")
@@ -35,6 +35,6 @@ def client(checkpoint: Path) -> Iterator[LocalClient]:
 
 @pytest.fixture(scope="session")
 def demo_served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """``chorale serve demo``; the demo is expanded into the user's cache, once."""
+    """Runs ``chorale serve demo``, which expands the demo into the user's cache once."""
     with serving("demo", tmp_path_factory.mktemp("demo-server")) as server:
         yield server

@@ -1,4 +1,4 @@
-"""Any MCP server, by request or by --tool-server; the model reads its errors, nothing fails."""
+"""Any MCP server works, by request or by --tool-server; the model reads its errors, no request fails."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def run(body: Any) -> None:
 
 
 def check(prompts: list[str]) -> None:
-    """What the model read of each call."""
+    """Checks that the prompts contain the result of each call."""
     assert "<|start|>sample.add to=assistant<|channel|>commentary<|message|>42<|end|>" in prompts[1]
     failed = prompts[2].partition("<|start|>sample.fail to=assistant<|channel|>commentary<|message|>")[2]
     assert "fail" in failed.partition("<|end|>")[0]
 
 
 @pytest.mark.parametrize("way", ["request", "flag"])
-def test_calls_and_errors_of_a_server(way: str) -> None:
+def test_results_and_errors_of_a_server_reach_the_model(way: str) -> None:
     async def body() -> None:
         async with sdk_server() as port:
             config = ToolConfig(allow_private_hosts=True)
@@ -81,8 +81,8 @@ def test_calls_and_errors_of_a_server(way: str) -> None:
     run(body())
 
 
-def test_a_server_that_is_not_there() -> None:
-    """The turn goes on without it, and the item says why."""
+def test_a_turn_continues_without_an_unreachable_server() -> None:
+    """The turn continues without it, and the item gives the reason."""
 
     async def body() -> None:
         url = f"http://127.0.0.1:{free_port()}/mcp"

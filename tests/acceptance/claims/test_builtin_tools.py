@@ -1,7 +1,7 @@
-"""Tools of the server through every face of the API, run by the server itself and by MCP servers of ours.
+"""Built-in tools through every API, run by the server itself and by Chorale's MCP servers.
 
-What a model has to judge is written down; the tools are the real ones. That a demanded tool runs is shown in
-``structured/test_built_in_choices.py``.
+The model's output is scripted; the tools are real. ``structured/test_built_in_choices.py`` tests that a
+demanded tool runs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.support.faces import ask
 from tests.support.ports import free_port
 from tests.support.server import VOCAB, Server, with_server
 
-# (face, fields): Responses at once, in the background and streamed; Chat both ways.
+# (API, fields): Responses whole, in the background and streamed; Chat whole and streamed.
 WAYS: list[tuple[str, dict[str, Any]]] = [
     ("responses", {}),
     ("responses", {"background": True}),
@@ -47,7 +47,7 @@ LINK = f" ([sample.chorale.invalid]({URL})) "
 
 @contextlib.contextmanager
 def mcp_server(folder: Path, name: str, *options: str) -> Iterator[str]:
-    """``chorale tools serve NAME``, as other engines use it; its host:port once it is healthy."""
+    """Runs ``chorale tools serve NAME``, as other engines use it; yields its host:port once it is healthy."""
     port, log = free_port(), folder / f"{name}.log"
     command = [sys.executable, "-m", "chorale", "tools", "serve", name, "--port", str(port), *options]
     environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
@@ -68,7 +68,7 @@ def mcp_server(folder: Path, name: str, *options: str) -> Iterator[str]:
 
 
 def rounds() -> ScriptedClient:
-    """The same turn for each way."""
+    """Plays the same turn for each of ``WAYS``."""
     texts: Iterator[str] = iter(TOOL_ROUNDS * len(WAYS))
     return ScriptedClient(lambda request, index: Script(VOCAB.encode_with_special(next(texts))))
 
@@ -98,12 +98,12 @@ def run(tools: ToolConfig) -> None:
 
 
 @pytest.mark.usefixtures("python_sandbox")
-def test_the_servers_own_tools() -> None:
+def test_builtin_tools_run_in_the_server() -> None:
     run(ToolConfig(servers=("demo",), browser="offline"))
 
 
 @pytest.mark.usefixtures("python_sandbox")
-def test_the_same_tools_over_mcp(tmp_path: Path) -> None:
+def test_builtin_tools_run_over_mcp(tmp_path: Path) -> None:
     with (
         mcp_server(tmp_path, "browser", "--browser-tool", "offline") as browser,
         mcp_server(tmp_path, "python") as python,

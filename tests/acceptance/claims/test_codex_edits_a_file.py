@@ -1,4 +1,4 @@
-"""Requests as Codex sends them complete, and a file is edited through its shell and apply_patch tools.
+"""Requests in the form of Codex succeed, and a file is edited through its shell and apply_patch tools.
 
 A scripted engine stands in for the model's judgement; requests, streams and the tools themselves are real.
 """
@@ -82,7 +82,7 @@ THIRD = FINAL + "It says goodbye now.<|return|>"
 
 
 def request(items: list[dict[str, Any]]) -> dict[str, Any]:
-    """As recorded: stateless, streamed, reasoning asked for in its encrypted form."""
+    """Returns a request as recorded: stateless, streamed, with encrypted reasoning included."""
     return {
         "model": "demo",
         "instructions": "You are Codex, a coding agent.",
@@ -101,7 +101,7 @@ def request(items: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def run_tool(item: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """What the client does with a call."""
+    """Runs a call as the client does."""
     if item["type"] == "function_call":
         command = json.loads(item["arguments"])["command"]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=10, check=True)

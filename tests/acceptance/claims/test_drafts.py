@@ -36,7 +36,7 @@ COMPLETIONS: list[dict[str, Any]] = [
 def answers(
     rounds: int, drafter: PlanningDrafter | None = None, **options: Any
 ) -> tuple[list[list[Any]], EngineCore]:
-    """What each round of all requests, sent at once, answers; and the engine that did it."""
+    """Returns the answers of each round, in which all requests are sent concurrently, and the engine."""
 
     async def ask(server: Server) -> list[list[Any]]:
         found = []
@@ -64,7 +64,7 @@ def said(body: dict[str, Any]) -> Any:
 
 
 def check_same(found: Any, expected: Any) -> None:
-    """Equal, log-probabilities nearly."""
+    """Asserts that two answers are equal, log-probabilities within a tolerance."""
     if isinstance(expected, float):
         assert found == pytest.approx(expected, abs=1e-3)
     elif isinstance(expected, dict):

@@ -1,4 +1,4 @@
-"""Events and fields have public names, one switch names reasoning, and every stream ends."""
+"""Events and fields have public names, one switch selects reasoning's name, and every stream ends."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NAMES = {
 
 @pytest.mark.parametrize("dialect", NAMES)
 @pytest.mark.parametrize("by", ["flag", "header"])
-def test_the_switch(dialect: str, by: str) -> None:
+def test_a_dialect_selects_the_names_of_reasoning_events(dialect: str, by: str) -> None:
     async def main(server: Server) -> None:
         headers = {"x-responses-dialect": dialect} if by == "header" else {}
         body = {"input": "x", "stream": True}
@@ -64,7 +64,7 @@ async def stream(server: Server, **headers: str) -> list[dict[str, Any]]:
     return frames(response)
 
 
-def test_no_private_events() -> None:
+def test_every_event_has_a_type_of_the_sdk() -> None:
     async def main(server: Server) -> None:
         events = await stream(server)
         names, adapter = OF_THE_SDK, TypeAdapter(ResponseStreamEvent)
@@ -83,7 +83,7 @@ ANSWER = ANALYSIS + "Think." + NEXT + FINAL + "Hi.<|return|>"
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("shown", ["both", *FIELDS])
-def test_names_out(stream: bool, shown: str) -> None:
+def test_answers_have_the_configured_reasoning_fields(stream: bool, shown: str) -> None:
     async def main(server: Server) -> None:
         response = await send(server, "chat", request_body("chat", stream))
         if stream:
@@ -98,7 +98,7 @@ def test_names_out(stream: bool, shown: str) -> None:
 
 
 @pytest.mark.parametrize("name", FIELDS)
-def test_names_in(name: str) -> None:
+def test_messages_may_use_either_reasoning_field(name: str) -> None:
     async def main(server: Server) -> None:
         call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
         messages = [
@@ -137,7 +137,7 @@ def test_every_stream_ends(status: str) -> None:
             await asyncio.sleep(0.005)
         if status == "cancelled":
             await server.sdk.responses.cancel(made.id)
-            assert client.num_in_flight == 0, "its place in the engine is free"
+            assert client.num_in_flight == 0, "no request is left in the engine"
         async with asyncio.timeout(10):
             live = await asyncio.gather(*reading)
             later = await follow(0)

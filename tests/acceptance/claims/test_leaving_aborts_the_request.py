@@ -1,4 +1,4 @@
-"""A client that leaves frees its place at once, streamed or not, on every API."""
+"""A request is aborted at once when its client disconnects, streamed or not, on every API."""
 
 from __future__ import annotations
 

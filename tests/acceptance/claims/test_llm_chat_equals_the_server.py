@@ -45,7 +45,7 @@ CALLED = [
     },
     {"role": "tool", "tool_call_id": "call_1", "content": '{"temperature": 20}'},
 ]
-# Messages, what SamplingParams say beside seed and temperature, and arguments of chat.
+# (messages, SamplingParams besides seed and temperature, arguments of chat).
 CASES: dict[str, tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]] = {
     "plain": (SUM, {}, {}),
     "effort": (SUM, {}, {"reasoning_effort": "high"}),
@@ -73,7 +73,7 @@ def sampling_of(case: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def of_llm() -> dict[str, list[dict[str, Any]]]:
-    """The answers of ``LLM.chat``: one call for the cases that give it the same arguments."""
+    """Returns the answers of ``LLM.chat``, called once for all cases with equal arguments."""
     found: dict[str, list[dict[str, Any]]] = {}
     with LLM("demo", **ENGINE) as llm:
         for more in {json.dumps(more): more for _, _, more in CASES.values()}.values():
@@ -86,7 +86,7 @@ def of_llm() -> dict[str, list[dict[str, Any]]]:
 
 @pytest.fixture(scope="module")
 def of_server() -> dict[str, list[dict[str, Any]]]:
-    """The server's answers to the same requests, all sent at once."""
+    """Returns the server's answers to the same requests, sent concurrently."""
     client = LocalClient(*build_engine(EngineConfig(model="demo", **ENGINE)))
 
     async def ask_all() -> dict[str, list[dict[str, Any]]]:
@@ -131,7 +131,7 @@ async def ask(server: Server, case: str) -> list[dict[str, Any]]:
                 (call["function"]["name"], call["function"]["arguments"])
                 for call in choice["message"].get("tool_calls", ())
             ],
-            # LLM has vLLM's words for a call: it stops, at the token <|call|>
+            # LLM reports a call as vLLM does: finish reason "stop", stop token <|call|>.
             "finish": "stop" if choice["finish_reason"] == "tool_calls" else choice["finish_reason"],
             "stop_reason": CALL if choice["finish_reason"] == "tool_calls" else choice["stop_reason"],
         }

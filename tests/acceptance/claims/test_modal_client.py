@@ -1,4 +1,4 @@
-"""A client started by Modal waits for /health, sends a whole system prompt, reads either delta."""
+"""Modal's example client waits for /health, sends a complete system prompt, and reads either delta field."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Reasoning: low
 
 
 @pytest.mark.parametrize("model", ["demo", "gpt-oss-20b"])
-def test_it_works_unchanged(model: str) -> None:
+def test_the_modal_client_works_unchanged(model: str) -> None:
     async def main(server: Server) -> None:
         assert (await server.http.get("/health")).status_code == 200
         names = [entry["id"] for entry in (await server.http.get("/v1/models")).json()["data"]]
@@ -33,7 +33,7 @@ def test_it_works_unchanged(model: str) -> None:
         assert read == "Think.Hello."
         system, developer = server.prompt().split("<|end|>")[:2]
         assert system.startswith("<|start|>system<|message|>")
-        assert "\n\nReasoning: low\n\n" in system  # the line of the instructions acts, and stands here only
+        assert "\n\nReasoning: low\n\n" in system  # the instructions' effort, only here
         kept = SYSTEM.replace("Reasoning: low\n", "")
         assert developer == f"<|start|>developer<|message|># Instructions\n\n{kept}"
 

@@ -1,4 +1,4 @@
-"""What the model cannot take is a 400 that names type and place; never an empty part of a prompt."""
+"""Content that the model cannot read gets a 400 that names its type and position, and is never dropped."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("face", "part", "word"), CASES, ids=lambda value: str(value)[:24])
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_part_is_named(face: str, part: dict[str, Any], word: str, stream: bool) -> None:
+def test_the_unsupported_part_is_named(face: str, part: dict[str, Any], word: str, stream: bool) -> None:
     text = {"type": "input_text" if face == "responses" else "text", "text": "look:"}
     said = [{"role": "user", "content": "hi"}, {"role": "user", "content": [text, part]}]
 

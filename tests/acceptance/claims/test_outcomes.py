@@ -1,7 +1,7 @@
-"""Whatever the model writes, each API tells the same of it, streamed or not.
+"""Whatever the model writes, each API reports the same outcome, streamed or not.
 
-Calls are found by their recipient on any channel, malformed headers are read as best they can be, control
-tokens never leak, an answer is never empty, and what the limit cut says so.
+Calls are recognised by their recipient on any channel, malformed headers are repaired where possible, control
+tokens never leak, an answer is never empty, and a truncated answer says so.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ THOUGHT = ANALYSIS + "Think." + NEXT
 CALL = [("get_weather", "{}")]
 TWICE = FINAL + "One.<|return|>" + "<|start|>assistant" + FINAL + "Again.<|return|>"
 XML = "<read_file>\n<path>src/a.py</path>\n</read_file>\n<thinking>x</thinking> <tool_call>{}</tool_call>"
-# The model's tokens, and what is told of them: text, reasoning, calls.
+# name -> (the model's tokens, (text, reasoning, calls) that clients get).
 TURNS: dict[str, tuple[str, tuple[str, str, list[tuple[str, str]]]]] = {
     "a thought and a text": (THOUGHT + FINAL + "Hi.<|return|>", ("Hi.", "Think.", [])),
     "a thought and a call": (THOUGHT + MADE, ("", "Think.", CALL)),
@@ -52,7 +52,7 @@ TURNS: dict[str, tuple[str, tuple[str, str, list[tuple[str, str]]]]] = {
 
 @pytest.mark.parametrize("turn", TURNS)
 @pytest.mark.parametrize(("face", "stream"), WAYS)
-def test_a_turn_is_told_alike_by_every_api(face: str, stream: bool, turn: str) -> None:
+def test_every_api_reports_a_turn_alike(face: str, stream: bool, turn: str) -> None:
     script, told = TURNS[turn]
 
     async def main(server: Server) -> None:
@@ -65,7 +65,7 @@ def test_a_turn_is_told_alike_by_every_api(face: str, stream: bool, turn: str) -
 
 
 @pytest.mark.parametrize(("face", "stream"), WAYS)
-def test_text_beyond_the_return_is_told_if_it_is_asked_for(face: str, stream: bool) -> None:
+def test_text_after_the_return_is_reported_on_request(face: str, stream: bool) -> None:
     async def main(server: Server) -> None:
         assert (await ask(server, face, stream, ignore_eos=True)).text == "One.\n\nAgain."
 
@@ -73,7 +73,7 @@ def test_text_beyond_the_return_is_told_if_it_is_asked_for(face: str, stream: bo
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_preamble_is_a_message_of_its_own_in_responses(stream: bool) -> None:
+def test_a_preamble_is_a_separate_message_in_responses(stream: bool) -> None:
     async def main(server: Server) -> None:
         body = body_of(await ask(server, "responses", stream, functions=[WEATHER]), stream)
         assert body["output"][0]["phase"] == "commentary"
@@ -140,14 +140,14 @@ SPELLED_TEXT = "analysisI think.assistantfinal<|channel|>final<|message|>not a c
 
 
 def spelling(before: str, text: str, after: str) -> ScriptedClient:
-    """The markers in ``text`` are ordinary text, as models write them when they slip."""
+    """Plays ``text`` with its markers as ordinary text, as models sometimes write them by mistake."""
     tokens = [*ids(before), *load_vocabulary().encode(text), *ids(after)]
     return ScriptedClient(lambda request, index: Script(tokens))
 
 
 @pytest.mark.parametrize("name", SPELLED_NAMES)
 @pytest.mark.parametrize(("face", "stream"), WAYS)
-def test_a_slip_in_a_tools_name_means_the_declared_one(face: str, stream: bool, name: str) -> None:
+def test_a_misspelt_tool_name_is_corrected(face: str, stream: bool, name: str) -> None:
     async def main(server: Server) -> None:
         outcome = await ask(server, face, stream, functions=[WEATHER])
         [(called, arguments)] = outcome.calls
@@ -172,9 +172,7 @@ def test_a_text_that_spells_channels_stays_text(face: str, stream: bool) -> None
 
 @pytest.mark.parametrize("ending", ["<|return|>", "<|end|><|return|>", "<|call|>"])
 @pytest.mark.parametrize(("face", "stream"), WAYS)
-def test_a_turn_that_ends_within_its_reasoning_goes_on_to_an_answer(
-    face: str, stream: bool, ending: str
-) -> None:
+def test_a_turn_that_ends_within_its_reasoning_gets_an_answer(face: str, stream: bool, ending: str) -> None:
     async def main(server: Server) -> None:
         outcome = await ask(server, face, stream)
         assert (outcome.reasoning, outcome.text, outcome.finish) == ("Only thoughts.", "Well.", "stop")
@@ -184,7 +182,7 @@ def test_a_turn_that_ends_within_its_reasoning_goes_on_to_an_answer(
 
 
 @pytest.mark.parametrize(("face", "stream"), WAYS)
-def test_without_budget_for_an_answer_the_end_is_length(face: str, stream: bool) -> None:
+def test_without_budget_for_an_answer_the_finish_reason_is_length(face: str, stream: bool) -> None:
     async def main(server: Server) -> None:
         outcome = await ask(server, face, stream, max_tokens=5)
         assert (outcome.text, outcome.finish) == ("", "length")
@@ -202,13 +200,13 @@ CUT: dict[str, tuple[str, str, str | None]] = {
 
 @pytest.mark.parametrize("where", CUT)
 @pytest.mark.parametrize(("face", "stream"), WAYS)
-def test_what_the_limit_cut_says_so_and_keeps_its_part(face: str, stream: bool, where: str) -> None:
+def test_a_truncated_answer_says_so_and_keeps_its_beginning(face: str, stream: bool, where: str) -> None:
     script, text, arguments = CUT[where]
 
     async def main(server: Server) -> None:
         outcome = await ask(server, face, stream, functions=[WEATHER])
         assert (outcome.text, outcome.finish) == (text, "length")
-        # A body of Messages has whole objects only.
+        # A body of Messages contains only complete objects.
         if arguments is not None and (face != "messages" or stream):
             assert outcome.calls == [("get_weather", arguments)]
         if face == "responses":

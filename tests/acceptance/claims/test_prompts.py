@@ -1,4 +1,4 @@
-"""The prompt holds every instruction, thought and result once and in order, and nothing smuggled in."""
+"""The prompt contains every instruction, thought and result once and in order, and no injected tokens."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def in_order(prompt: str, texts: list[str]) -> None:
 
 
 @pytest.mark.parametrize("face", ["chat", "responses"])
-def test_all_are_there_in_order(face: str) -> None:
+def test_the_prompt_contains_all_instructions_in_order(face: str) -> None:
     roles = ["system", "developer", "system", "user", "developer", "user"]
     messages: list[Any] = [{"role": r, "content": t} for r, t in zip(roles, TEXTS, strict=True)]
 
@@ -35,7 +35,7 @@ def test_all_are_there_in_order(face: str) -> None:
     with_server(playing(DONE), main)
 
 
-def test_anthropics_system_blocks_too() -> None:
+def test_the_prompt_contains_all_system_blocks_of_messages_in_order() -> None:
     async def main(server: Server) -> None:
         system = [{"type": "text", "text": text} for text in TEXTS[:3]]
         messages = [{"role": "user", "content": TEXTS[3]}]
@@ -47,7 +47,7 @@ def test_anthropics_system_blocks_too() -> None:
 
 
 @pytest.mark.parametrize("face", ["chat", "responses"])
-def test_the_identity_by_keyword(face: str) -> None:
+def test_a_keyword_of_the_chat_template_sets_the_identity(face: str) -> None:
     async def main(server: Server) -> None:
         said: Any = [{"role": "user", "content": "hi"}]
         body = {"messages": said} if face == "chat" else {"input": said}
@@ -76,7 +76,7 @@ def specials(ids: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("face", FACES)
-def test_the_frame_is_the_same_with_and_without(face: str) -> None:
+def test_text_in_a_request_adds_no_special_tokens_to_the_prompt(face: str) -> None:
     async def main(server: Server) -> None:
         found = []
         for text in ("kind", EVIL):
@@ -113,7 +113,7 @@ def on_day(monkeypatch: pytest.MonkeyPatch, day: str, face: str, pin: str | None
 
 
 @pytest.mark.parametrize("face", FACES)
-def test_two_days_one_prompt(monkeypatch: pytest.MonkeyPatch, face: str) -> None:
+def test_a_pinned_date_gives_the_same_prompt_on_two_days(monkeypatch: pytest.MonkeyPatch, face: str) -> None:
     days = ("2026-03-01", "2026-03-02")
     pinned = [on_day(monkeypatch, day, face, "2025-06-28") for day in days]
     assert pinned[0] == pinned[1]
@@ -162,7 +162,7 @@ TWO = (
 
 
 @pytest.mark.parametrize("face", ["chat", "responses"])
-def test_one_at_a_time_if_asked(face: str) -> None:
+def test_without_parallel_tool_calls_a_turn_has_one_call(face: str) -> None:
     async def main(server: Server) -> None:
         outcome = await ask(server, face, functions=[WEATHER], parallel_tool_calls=False)
         assert outcome.calls == [("get_weather", '{"city": "Rome"}')]

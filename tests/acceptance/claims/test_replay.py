@@ -1,4 +1,4 @@
-"""What a response gave is read again: by id or as items, however a client dumps it, token for token."""
+"""Items of a response can be sent back by id or in any dumped form, and give the same tokens again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.scripted import ANALYSIS, FINAL, NEXT, PREAMBLE, call, ids, i
 from tests.support.server import Server, with_server
 from tests.support.sse import frames
 
-# As models write it, and as no renderer would: blanks in the JSON, headers in an order of their own.
+# Forms that models write and no renderer does: spaces in the JSON, headers in an unusual order.
 WRITTEN = {
     "calls": ANALYSIS + "T." + NEXT + call("get_weather", '{ "city" :"Paris"}') + "<|call|>",
     "recipient first": ' to=functions.get_weather<|channel|>commentary json<|message|>{"city":"x"}<|call|>',
@@ -50,7 +50,7 @@ OPTIONAL = ("id", "status", "annotations", "logprobs", "phase", "encrypted_conte
 
 
 def bare(value: Any) -> Any:
-    """Without every key that an item may lack, and with one that nobody knows."""
+    """Returns an item without its optional keys, and with an unknown one."""
     if isinstance(value, dict):
         return {"x_unknown": 1} | {k: bare(v) for k, v in value.items() if k not in OPTIONAL}
     return [bare(entry) for entry in value] if isinstance(value, list) else value
@@ -58,7 +58,7 @@ def bare(value: Any) -> Any:
 
 @pytest.mark.parametrize("form", ["dumped", "without nulls", "whole objects", "bare"])
 @pytest.mark.parametrize("store", [True, False])
-def test_every_way_of_dumping_is_read(form: str, store: bool) -> None:
+def test_items_are_accepted_in_every_dumped_form(form: str, store: bool) -> None:
     async def main(server: Server) -> None:
         body = request_body("responses", functions=[WEATHER])
         tools: Any = body["tools"]
@@ -81,7 +81,7 @@ def test_every_way_of_dumping_is_read(form: str, store: bool) -> None:
     with_server(in_rounds(CALL, FINAL + "Done.<|return|>"), main)
 
 
-def test_ids_from_the_stream_to_the_store_and_the_next_turn() -> None:
+def test_ids_are_the_same_in_the_stream_the_store_and_the_next_turn() -> None:
     async def main(server: Server) -> None:
         body = request_body("responses", True, functions=[WEATHER])
         events = frames(await send(server, "responses", body))

@@ -1,4 +1,4 @@
-"""A bare server stores responses, bounded by count, bytes and age; flags that others need change nothing."""
+"""A server without options stores responses, bounded by count, bytes and age; vLLM's flags have no effect."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def status(server: Server, response_id: str) -> int:
     return answer.status_code
 
 
-def test_on_by_default_and_deleted_on_demand() -> None:
+def test_responses_are_stored_by_default_and_deleted_on_request() -> None:
     async def main(server: Server) -> None:
         kept, unkept = await make(server), await make(server, store=False)
         assert (await status(server, kept), await status(server, unkept)) == (200, 404)
@@ -43,7 +43,7 @@ def test_on_by_default_and_deleted_on_demand() -> None:
     ("bound", "most"),
     [({"response_store_max_items": 5}, 5), ({"response_store_max_bytes": 30_000}, 9)],
 )
-def test_the_oldest_go_first(bound: dict[str, int], most: int) -> None:
+def test_the_oldest_responses_are_evicted_first(bound: dict[str, int], most: int) -> None:
     async def main(server: Server) -> None:
         made = [await make(server, background=number % 2 == 1) for number in range(16)]
         await server.state.background.drain()

@@ -1,4 +1,4 @@
-"""The fold of a stream is the body, usage included, whatever the model wrote."""
+"""Accumulating a stream gives the body, usage included, whatever the model writes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def compare(running: Server, face: str) -> None:
     body = await ask(running, face, functions=[WEATHER])
     extra = {"stream_options": {"include_usage": True}} if face == "chat" else {}
     streamed = await ask(running, face, True, functions=[WEATHER], **extra)
-    if face == "messages":  # a body has objects only; a cut call's stream has what was written of it
+    if face == "messages":  # a body has only whole objects, a stream also the start of a truncated call
         for outcome in (body, streamed):
             outcome.calls = [(name, "") for name, _ in outcome.calls]
     assert body.told() == streamed.told()
@@ -49,7 +49,7 @@ async def compare(running: Server, face: str) -> None:
 
 @settings(max_examples=40, deadline=None, database=None)
 @given(script=st.one_of(st.sampled_from(WHOLE), soup), step=st.integers(1, 64), face=st.sampled_from(FACES))
-def test_any_stream_in_any_steps(script: str, step: int, face: str) -> None:
+def test_a_stream_equals_its_body_for_any_step_size(script: str, step: int, face: str) -> None:
     async def main() -> None:
         async with served(stepping(script, step)) as running:
             await compare(running, face)
@@ -68,7 +68,7 @@ LONG = "A prompt of several pages of the cache. " * 30
 
 
 @pytest.mark.parametrize(("face", "stream"), WAYS)
-def test_the_counts(face: str, stream: bool) -> None:
+def test_usage_counts_the_tokens_of_prompt_answer_and_reasoning(face: str, stream: bool) -> None:
     async def main(server: Server) -> None:
         extra = {"stream_options": {"include_usage": True}} if face == "chat" and stream else {}
         outcome = await ask(server, face, stream, **extra)

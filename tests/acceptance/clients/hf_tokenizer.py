@@ -1,4 +1,4 @@
-"""The vocabulary as transformers reads it, for clients that count tokens themselves."""
+"""The vocabulary in the format of transformers, for clients that count tokens themselves."""
 
 from __future__ import annotations
 

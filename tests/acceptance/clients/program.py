@@ -1,4 +1,4 @@
-"""Clients that are programs, each in an environment of its own that ``install.sh`` makes."""
+"""Clients that are programs, each in a separate environment made by ``install.sh``."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 
 @dataclass(frozen=True)
 class Program:
-    """A Python whose path the environment variable names."""
+    """A Python interpreter whose path is in an environment variable."""
 
     variable: str
 
     @property
     def skip(self) -> pytest.MarkDecorator:
-        """Skips the tests of a module if nobody installed it."""
+        """Returns a mark that skips tests if the program is not installed."""
         missing = f"{self.variable} names no environment (install.sh)"
         return pytest.mark.skipif(self.variable not in os.environ, reason=missing)
 

@@ -1,6 +1,6 @@
 """Codex CLI, unmodified, edits a file in a temporary folder through its own tools.
 
-Needs the ``codex`` program (``npm install @openai/codex``), which ``CHORALE_CODEX`` or the path names. The
+Needs the program ``codex`` (``npm install @openai/codex``), in ``CHORALE_CODEX`` or on the PATH. The
 scripted engine stands in for the model's judgement; requests, streams, tools and the edit itself are real.
 """
 
@@ -52,13 +52,13 @@ def test_codex_edits_a_file_through_its_shell(tmp_path: Path) -> None:
         assert (tmp_path / "work" / "hello.py").read_text() == "print('goodbye')\n"
         assert "It says goodbye now." in done.stdout
         prompts = server.prompts()
-        assert "print('hello')" in prompts[1]  # what cat printed
+        assert "print('hello')" in prompts[1]  # output of cat
         assert "I look first." in prompts[1]  # reasoning between calls is replayed
         assert len(prompts) == 3
 
 
 def test_codex_edits_a_file_through_its_custom_tool(tmp_path: Path) -> None:
-    """Models that Codex knows get ``exec``, a custom tool: its input is a program that calls the others."""
+    """Models that Codex knows get the custom tool ``exec``: its input is a program that calls other tools."""
     program = f"text(await tools.apply_patch({json.dumps(PATCH)}))"
     script = in_rounds(
         f"<|channel|>commentary to=functions.exec <|message|>{program}" + CALL, FINAL + "Done." + END

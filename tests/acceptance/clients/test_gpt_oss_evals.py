@@ -1,7 +1,7 @@
 """OpenAI's evals for these models, unmodified, against ``chorale serve``: ``--eval basic``, both samplers.
 
-``install.sh`` makes the environment (they ask for Python 3.12). They send ``max_output_tokens`` 131072, and
-try again for ever when an answer is empty or refused: a fault of ours ends in the timeout.
+``install.sh`` makes the environment (the evals need Python 3.12). They send ``max_output_tokens`` 131072, and
+retry for ever when an answer is empty or refused: a fault of the server ends in the timeout.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""guidellm, unmodified, against ``chorale serve``: prompts of a file and synthetic ones."""
+"""guidellm, unmodified, against ``chorale serve``: prompts from a file and synthetic ones."""
 
 from __future__ import annotations
 

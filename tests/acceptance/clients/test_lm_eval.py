@@ -1,7 +1,7 @@
 """EleutherAI's lm-eval, unmodified, against ``chorale serve``, on local tasks.
 
 Log-likelihoods through ``/v1/completions`` (``echo`` and ``logprobs``), with prompts as tokens and as text,
-are those of the engine in this process, in float32. Answers are generated through both endpoints.
+equal those of an engine in this process, in float32. Answers are generated through both endpoints.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def scores() -> Iterator[Any]:
-    """(tokens before, text) -> the sum of the text's log-probabilities, by the engine itself."""
+    """Yields a function: (context, text) -> sum of the text's log-probabilities, computed by the engine."""
     with LLM("demo", dtype="float32", max_model_len=512) as llm:
         vocab = load_vocabulary()
 
@@ -145,7 +145,7 @@ def test_loglikelihoods_are_the_engines(
 
 
 def test_generation(demo: Served, tasks: Path, tmp_path: Path) -> None:
-    """The demo solves sums as a chat; as raw text it continues the question."""
+    """The demo answers sums in a chat; as raw text it continues the question."""
     results, _ = run(
         demo, tasks, tmp_path / "chat", "local-chat-completions", "sums_generate", "--apply_chat_template",
         num_concurrent=3,

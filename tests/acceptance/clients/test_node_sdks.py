@@ -1,8 +1,8 @@
 """The Vercel AI SDK and the TypeScript SDKs of OpenAI and Anthropic, unmodified.
 
-Their packages are in the folder that ``CHORALE_NODE_CLIENTS`` names (``install.sh FOLDER nodes``). The model
-is scripted. The AI SDK reads answers by strict schemas of its own, so every answer that the wire tests record
-is handed to it, too.
+Their packages are in the folder ``CHORALE_NODE_CLIENTS`` (``install.sh FOLDER nodes``). The model is
+scripted. The AI SDK has its own strict schemas for answers, so it also gets every answer that the wire tests
+record.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SHOWS_THOUGHTS = (
     "compatible",
     "anthropic",
     "open-responses",
-)  # @ai-sdk/openai's chat knows none
+)  # @ai-sdk/openai has no reasoning in chat
 ANSWER = ANALYSIS + "I add." + NEXT + FINAL + "Forty-two." + END
 PERSON = FINAL + '{"name":"Ada","age":36}' + END
 
@@ -80,14 +80,14 @@ def test_objects(provider: str) -> None:
         assert node("ai_sdk.mjs", provider, "object", server.url) == {"object": {"name": "Ada", "age": 36}}
 
 
-# Recorded answers that the AI SDK cannot read from any server, by words of the request or of the answer.
+# Recorded answers that the AI SDK cannot read from any server: texts in the request or in the answer.
 UNREADABLE = {
     "responses": (
         '"compaction"',
         "context_management",
         "compaction_trigger",
-    ),  # this release knows no such item
-    "chat": ('"type":"custom"',),  # functions are the only calls that it knows
+    ),  # this release does not know the item
+    "chat": ('"type":"custom"',),  # it knows only function calls
     "compatible": ('"type":"custom"',),
     "completion": ('"echo":true',),  # the first token's log-probability is null
     "anthropic": (),
@@ -118,7 +118,7 @@ def test_the_ai_sdk_reads_every_recorded_answer(exchanges: list[Any], provider: 
         for entry in exchanges
         if entry.path == PATHS[provider]
         and entry.dialect in dialect
-        and "it died" not in entry.body  # an error is an error
+        and "it died" not in entry.body  # errors are expected to fail
         and not any(word in entry.source or word in entry.body for word in UNREADABLE[provider])
     ]
     file = tmp_path / "answers.ndjson"

@@ -1,6 +1,6 @@
-"""The ``openai`` SDK, unmodified, over a socket: every resource that a server of this kind has.
+"""The ``openai`` SDK, unmodified, over a socket: every resource that the server implements.
 
-The API tests go deeper into each; this one is the list, so that nothing of the SDK is left without a call.
+The API tests cover each in detail; this file calls all of them once through the SDK.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def test_responses_parse() -> None:
 
 
 def test_responses_in_the_background() -> None:
-    """A stream that is left is taken up where it stood; one that runs is cancelled."""
+    """An interrupted stream is resumed where it stopped; a running response is cancelled."""
     with sdk(client=playing(FINAL + "word " * 150 + END, delay=0.005)) as (client, _):
         stream = client.responses.create(model="demo", input="x", background=True, stream=True)
         seen = []
@@ -147,7 +147,7 @@ def test_responses_count_and_compact() -> None:
         assert first.usage is not None
         assert count.input_tokens == first.usage.input_tokens
         compacted = client.responses.compact(model="demo", previous_response_id=first.id)
-        # without its warnings: the SDK's types know no user message in an output, OpenAI's own answer has one
+        # OpenAI's answer has a user message in the output, about which the SDK's types warn.
         kept: Any = compacted.model_dump(exclude_none=True, warnings=False)["output"]
         client.responses.create(model="demo", input=[*kept, {"role": "user", "content": "and?"}])
         assert "They said hello." in server.prompts()[-1]

@@ -1,7 +1,7 @@
-"""``vllm bench serve``, unmodified, against ``chorale serve``: the counts that it reports are the server's.
+"""``vllm bench serve``, unmodified, against ``chorale serve``: it reports the same counts as the server.
 
-``install.sh`` makes the environment: the Python files of vLLM's wheel, without its kernels. The client wants
-the tokenizer as transformers reads it, so the vocabulary is written out in that form first.
+``install.sh`` makes the environment: the Python files of vLLM's wheel, without its kernels. The client needs
+a tokenizer that transformers can read, so the vocabulary is first written in that format.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def bench(server: Served, tokenizer: Path, backend: str, folder: Path, *options:
 
 
 @pytest.mark.parametrize("backend", list(ENDPOINTS))
-def test_its_counts_are_ours(demo_served: Served, tokenizer: Path, backend: str, tmp_path: Path) -> None:
+def test_its_counts_are_correct(demo_served: Served, tokenizer: Path, backend: str, tmp_path: Path) -> None:
     names = ("vllm:generation_tokens_total", "vllm:request_success_total")
     before = [demo_served.metric(name) for name in names]
     options = ("--temperature", "0.5", "--top-k", "20", "--repetition-penalty", "1.1", "--profile")
     found = bench(demo_served, tokenizer, backend, tmp_path, *options)
     assert (found["completed"], found["failed"]) == (REQUESTS, 0)
     assert found["total_output_tokens"] == REQUESTS * OUTPUT
-    if backend != "openai-chat":  # a chat's prompt has the frame of the conversation around it
+    if backend != "openai-chat":  # a chat's prompt also contains the tokens of the conversation's format
         assert found["total_input_tokens"] == REQUESTS * INPUT
     assert 0 < found["mean_ttft_ms"] < found["duration"] * 1000
     asked = REQUESTS + 1  # the warm-up

@@ -1,6 +1,6 @@
-"""The demo checkpoint behind a real server: questions, agent loops and schemas with answers that are right.
+"""The demo checkpoint behind a real server answers questions, agent loops and schemas correctly.
 
-What is asked here has to work for somebody who types ``chorale serve`` and nothing else.
+All of it has to work for a user who types ``chorale serve`` without options.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def test_weather_round_trip_through_responses(client: openai.OpenAI) -> None:
 
 
 def test_an_agent_loop_of_two_calls(client: openai.OpenAI) -> None:
-    """The client's own loop, until no call comes: one question, two cities."""
+    """The client calls tools until the model stops asking for them: one question, two cities."""
     messages = user("What is the weather in Paris and Rome?")
     cities = []
     for _ in range(4):
@@ -134,7 +134,7 @@ def test_a_schema_is_filled_from_the_sentence(client: openai.OpenAI) -> None:
     assert response.output_parsed == expected
 
 
-def test_it_says_what_it_is_and_what_it_cannot(client: openai.OpenAI) -> None:
+def test_it_says_what_it_is_and_what_it_cannot_do(client: openai.OpenAI) -> None:
     def ask(question: str) -> str:
         done = client.chat.completions.create(model=MODEL, messages=user(question), temperature=0)
         return str(done.choices[0].message.content)
@@ -168,7 +168,7 @@ def test_each_suggestion_of_the_page_has_an_answer_to_check() -> None:
 
 @pytest.fixture(scope="module")
 def suggestions(demo_served: Served) -> dict[str, list[str]]:
-    """Three answers to each question, at the temperature that the page asks with: the checkpoint's own."""
+    """Asks each question three times, at the page's temperature, which is the checkpoint's default."""
     client = demo_served.client()
 
     def ask(question: str, seed: int) -> str:

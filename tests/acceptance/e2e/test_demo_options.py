@@ -1,4 +1,4 @@
-"""``chorale serve demo`` with drafts and with tools: fewer steps, and tools that it uses."""
+"""``chorale serve demo`` with drafts takes fewer steps, and with tools it uses them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def answers(server: Served, requests: list[dict[str, Any]] = REQUESTS) -> list[A
 
 
 def test_drafts_are_accepted_and_counted(demo: Served) -> None:
-    """The first to ask this server. That they change no answer is shown in ``claims/test_drafts.py``."""
+    """This test must send the first requests. ``claims/test_drafts.py`` tests that answers do not change."""
     found = answers(demo)
     assert "red apple, green pear, blue plum" in found[0][0]
     drafted, accepted = (demo.metric(f"{COUNTER}_{name}_tokens_total") for name in ("draft", "accepted"))
@@ -60,7 +60,7 @@ def test_drafts_are_accepted_and_counted(demo: Served) -> None:
     tokens = sum(each for each in found if isinstance(each, int))
     assert demo.metric("vllm:generation_tokens_total") == tokens
     assert demo.metric(f"{COUNTER}_drafts_total") <= demo.metric("chorale:engine_steps_total")
-    # The first ones of four choices have no latency.
+    # The first token of each of the four choices has no inter-token latency.
     assert demo.metric("vllm:inter_token_latency_seconds_count") == tokens - 4
 
 
@@ -74,7 +74,7 @@ def test_banner_and_log_say_what_is_on(demo: Served) -> None:
 
 
 def test_dashboard_alerts_and_autoscalers_ask_for_metrics_of_this_server(demo: Served) -> None:
-    """This server has those of speculation, too. Names, types and labels must agree (``promql.py``)."""
+    """This server also has the metrics of drafts. Names, types and labels must agree (``promql.py``)."""
     demo.client().completions.create(model="demo", prompt="a", max_tokens=2)
     with urllib.request.urlopen(f"{demo.url}/metrics", timeout=5) as answer:
         text = answer.read().decode()
@@ -84,7 +84,7 @@ def test_dashboard_alerts_and_autoscalers_ask_for_metrics_of_this_server(demo: S
 
 @pytest.mark.usefixtures("python_sandbox")
 def test_the_demo_computes_with_python(demo: Served) -> None:
-    """Streamed, in the background, and in Chat: the tool's result is in the answer."""
+    """The tool's result is in the answer: streamed, in the background, and in Chat."""
     client = demo.client()
     include: Any = ["code_interpreter_call.outputs"]
     with client.responses.stream(

@@ -27,7 +27,7 @@ BODY: dict[str, object] = {
 
 
 def open_stream(port: int, body: dict[str, object] = BODY) -> socket.socket:
-    """A streaming completion on a raw socket, read up to its first event."""
+    """Starts a streaming completion on a raw socket and reads its first event."""
     raw = json.dumps(body).encode()
     connection = socket.create_connection(("127.0.0.1", port), timeout=60)
     head = (
@@ -55,14 +55,14 @@ def events(connection: socket.socket) -> Iterator[bytes]:
 
 @pytest.fixture(scope="module")
 def served(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """200 rows and no queue."""
+    """Runs a server with 200 rows and no queue."""
     options = ("--served-model-name", "tiny", "--max-num-seqs", "200", "--max-queued-requests", "0")
     with serving(checkpoint, tmp_path_factory.mktemp("faults"), *options) as server:
         yield server
 
 
 def test_200_clients_that_leave_mid_stream_leave_nothing_behind(served: Served) -> None:
-    """No page, row or place in the queue: 200 others must fit at once."""
+    """They leave no page, row or queued request: 200 others must fit at once."""
     endless = BODY | {"max_tokens": 100_000}
     with concurrent.futures.ThreadPoolExecutor(200) as pool:
         for aborted in (200, 400):
@@ -97,12 +97,12 @@ def test_a_full_queue_answers_429(checkpoint: Path, tmp_path: Path) -> None:
 
 # --------------------------------------------------------------------------- schemas
 
-SECONDS = 2.0  # of the processors, in which the stream beside has its share
-GAP = 0.5  # seconds between two tokens of the stream beside, on a busy machine of two cores
+SECONDS = 2.0  # CPU time of a request, part of which the concurrent stream uses
+GAP = 0.5  # seconds between two tokens of the concurrent stream, on a busy machine with two cores
 
 
 async def read_gaps(http: httpx2.AsyncClient, gaps: list[float], enough: asyncio.Event) -> None:
-    """Streams until told that it is enough; seconds between one token and the next."""
+    """Streams until ``enough`` is set and adds the seconds between two tokens to ``gaps``."""
     body = BODY | {"max_tokens": 100_000}
     async with http.stream("POST", "/v1/completions", json=body) as response:
         assert response.status_code == 200
@@ -117,14 +117,14 @@ async def read_gaps(http: httpx2.AsyncClient, gaps: list[float], enough: asyncio
 
 
 def test_nasty_schemas_slow_no_other_stream(served: Served) -> None:
-    """Over sockets and processes: in one process the client of the stream would be held up by itself."""
+    """The server runs in other processes; in one process the client would delay its own stream."""
 
     async def main() -> None:
         gaps: list[float] = []
         enough = asyncio.Event()
         async with httpx2.AsyncClient(base_url=served.url, timeout=30) as http:
             ask = {"model": "tiny", "prompt": "x", "max_tokens": 16}
-            # The first request with a format also loads what all of them share.
+            # The first request with a format also initialises state that all of them share.
             await http.post("/v1/completions", json={**ask, "guided_json": {"type": "boolean"}})
             beside = asyncio.create_task(read_gaps(http, gaps, enough))
             while len(gaps) < 5:
@@ -149,11 +149,11 @@ def test_nasty_schemas_slow_no_other_stream(served: Served) -> None:
 # --------------------------------------------------------------------------- deaths
 
 
-def test_kill_9_of_the_engine(served: Served) -> None:
+def test_the_server_recovers_when_its_engine_is_killed(served: Served) -> None:
     """Each client in flight gets an error object; the server answers again.
 
-    On a quiet machine within 2 s and 5 s. The bars are for a busy one; those of the error are still below the
-    10 s of silence after which a client gives an engine up.
+    On an idle machine this takes 2 s and 5 s. The limits here are for a busy one; the limit of the error is
+    below the 10 s of silence after which a client considers an engine dead.
     """
     connections = [open_stream(served.port) for _ in range(8)]
     asked = {"input": "x", "background": True, "ignore_eos": True, "max_output_tokens": 400}
@@ -184,7 +184,7 @@ def test_kill_9_of_the_engine(served: Served) -> None:
     back = time.monotonic() - killed
     assert served.ask("/v1/completions", BODY | {"stream": False, "max_tokens": 3})[0] == 200
     _, ended = served.ask(f"/v1/responses/{background['id']}")
-    # A response's codes are those of the SDK's closed list; which of ours it was is in the message.
+    # The SDK has a closed list of codes for a response; the message contains Chorale's own code.
     assert (ended["status"], ended["error"]["code"]) == ("failed", "server_error")
     assert red < 5.0
     assert back < 30.0

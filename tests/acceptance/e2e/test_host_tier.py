@@ -42,7 +42,7 @@ def test_an_engine_that_is_killed_leaves_nothing_and_starts_again(tmp_path: Path
 
 
 def kill_under_load(served: Served) -> None:
-    """Conversations return all the time when the engine gets SIGKILL."""
+    """Sends conversations with repeated prefixes while the engine gets SIGKILL."""
     stop = threading.Event()
 
     def load(start: int) -> None:

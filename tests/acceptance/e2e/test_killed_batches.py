@@ -1,4 +1,4 @@
-"""kill -9 of the server, or of its engine, while it works on a batch: each line ends in one file, once.
+"""kill -9 of the server, or of its engine, during a batch: each line ends up in exactly one file, once.
 
 The engine is the product's process around a fake device; server, store, supervisor and client are real.
 """
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
 def lines(number: int) -> bytes:
-    """Lines of which every hundredth is refused by its endpoint."""
+    """Returns the lines of a batch; the endpoint refuses every hundredth."""
     made = (
         {
             "custom_id": f"n{index}",
@@ -60,7 +60,7 @@ async def upload(http: httpx2.AsyncClient, content: bytes) -> str:
 
 
 async def progressed(http: httpx2.AsyncClient, batch_id: str, number: int) -> dict[str, Any]:
-    """The batch once ``number`` of its lines have a record, or it has ended."""
+    """Returns the batch once ``number`` of its lines are finished, or it has ended."""
     async with asyncio.timeout(240):
         while True:
             with contextlib.suppress(httpx2.TransportError):
@@ -92,10 +92,10 @@ def check(number: int, batch: dict[str, Any], output: list[Any], errors: list[An
 
 
 def killed(folder: Path, number: int, num_kills: int, seed: int = 7) -> tuple[float, int]:
-    """Runs a batch through kills; returns seconds and the number of kills that met it at work."""
+    """Runs a batch with kills. Returns the seconds it took and the number of kills while it was running."""
     rng, store, port = random.Random(seed), str(folder / "store.sqlite3"), free_port()
     began, num_met, batch_id = time.monotonic(), 0, ""
-    # Each kill comes at a random moment within its share of the lines; the last share is left alone.
+    # Each kill comes at a random moment within its share of the lines; the last share has no kill.
     marks = [int((kill + rng.random()) * number / (num_kills + 1)) for kill in range(num_kills)]
 
     async def until_kill(mark: int, of_engine: bool, pid: int) -> None:
@@ -118,7 +118,7 @@ def killed(folder: Path, number: int, num_kills: int, seed: int = 7) -> tuple[fl
                 await content(http, batch["error_file_id"]),
             )
             listed = (await http.get("/v1/files")).json()["data"]
-            assert len(listed) == 3  # nothing is left of earlier attempts
+            assert len(listed) == 3  # no files of earlier attempts are left
 
     while marks:
         with started(store, port) as process:

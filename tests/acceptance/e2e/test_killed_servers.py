@@ -1,8 +1,8 @@
 """kill -9 of the whole server during stored, background and conversation responses, again and again.
 
-The history that clients saw is checked after every restart: a body with a final status reads the same for
-ever, an event that was streamed is in the stored stream, what was deleted stays away, a conversation holds
-every item that was acknowledged, in order, and nothing is left in progress.
+After every restart, the test checks what clients saw before: a body with a final status never changes, a
+streamed event is in the stored stream, deleted objects stay deleted, a conversation contains every
+acknowledged item in order, and nothing stays in progress.
 
 The engine is the product's process around a fake device; server, store, supervisor and clients are real.
 """
@@ -41,15 +41,15 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 @dataclass
 class History:
-    """What clients were told."""
+    """Everything that the server acknowledged to clients."""
 
     final: dict[str, dict[str, Any]] = field(default_factory=dict)  # bodies with a final status
     begun: set[str] = field(default_factory=set)  # background responses that were acknowledged
     events: dict[str, list[bytes]] = field(default_factory=dict)  # frames that were streamed
     deleted: set[str] = field(default_factory=set)
-    items: dict[str, list[str]] = field(default_factory=dict)  # by conversation, acknowledged
+    items: dict[str, list[str]] = field(default_factory=dict)  # conversation id -> acknowledged items
     counts: Counter[str] = field(default_factory=Counter)
-    patience: float = 0.0  # seconds after a restart until nothing is in progress any more
+    patience: float = 0.0  # longest time in seconds after a restart until nothing is in progress
 
     def saw(self, body: dict[str, Any]) -> None:
         known = self.final.setdefault(body["id"], body)
@@ -62,7 +62,7 @@ class History:
 
 @contextlib.contextmanager
 def started(store: str, port: int, **server: Any) -> Iterator[subprocess.Popen[str]]:
-    """A server on ``port``, ready; killed with everything it started when the block ends."""
+    """Runs a server on ``port``; kills it and its child processes when the block ends."""
     given = {
         "behaviour": {"step_seconds": 0.004},
         "server": {"port": port, "response_store": store, **server},
@@ -112,7 +112,7 @@ async def stored(http: httpx2.AsyncClient, seen: History, rng: random.Random) ->
     seen.saw(answer.json())
     if rng.random() < 0.2:
         response_id = answer.json()["id"]
-        del seen.final[response_id]  # if no answer comes, it may be there or not
+        del seen.final[response_id]  # without an answer, it may or may not be deleted
         if (await http.delete(f"/v1/responses/{response_id}")).status_code == 200:
             seen.deleted.add(response_id)
 
@@ -184,7 +184,7 @@ async def until_killed(
 
 
 async def check(http: httpx2.AsyncClient, seen: History, recent: set[str]) -> None:
-    """All that began lately, and a sample of the rest."""
+    """Checks everything in ``recent``, and a sample of the rest."""
     rng = random.Random(len(seen.final))
     final = rng.sample(sorted(seen.final), min(60, len(seen.final)))
     for response_id in {*final, *(recent & seen.final.keys())}:
@@ -209,7 +209,7 @@ async def until_final(http: httpx2.AsyncClient, response_id: str, patience: floa
 
 
 async def check_background(http: httpx2.AsyncClient, seen: History, response_id: str) -> None:
-    """It has ended, with a stream that ends and holds every event that somebody saw."""
+    """Checks that it has ended, and that its stored stream ends and contains every event a client saw."""
     body = await until_final(http, response_id, seen.patience)
     if body["status"] == "failed":
         assert body["error"] in (RESTARTED, {"code": "server_error", "message": STOPPED})
@@ -235,10 +235,10 @@ async def check_conversation(
     body = {**ASK, "conversation": conversation_id, "max_output_tokens": 1}
     async with asyncio.timeout(5 + patience):
         while (await http.post("/v1/responses", json=body)).status_code != 200:
-            assert patience, "it is still held"
+            assert patience, "it is still locked"
             await asyncio.sleep(0.1)
     page = (await http.get(url)).json()
-    acknowledged[:] = [item["id"] for item in page["data"]]  # inputs too, from now on
+    acknowledged[:] = [item["id"] for item in page["data"]]  # from now on with the inputs
 
 
 async def kill_again_and_again(folder: Path, num_kills: int, store: str | None = None) -> History:
@@ -290,7 +290,7 @@ def test_nothing_acknowledged_is_lost_and_nothing_hangs(tmp_path: Path, num_kill
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_same_on_postgresql(tmp_path: Path) -> None:
+def test_nothing_acknowledged_is_lost_on_postgresql(tmp_path: Path) -> None:
     from tests.support.store.postgres import postgres
 
     with postgres() as url:
@@ -302,7 +302,7 @@ def test_the_same_on_postgresql(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_one_of_two_http_processes_is_killed(tmp_path: Path) -> None:
-    """What it worked on is begun again by the other one, whose own work goes on."""
+    """The other process starts its responses again, and continues its own."""
     port, store = free_port(), str(tmp_path / "r.sqlite3")
 
     async def scenario(supervisor: int) -> None:
@@ -337,7 +337,7 @@ def num_resumed(folder: Path) -> int:
 
 
 def owners(store: str) -> set[str]:
-    """The workers that have live responses."""
+    """Returns the processes that own running responses."""
     with contextlib.closing(sqlite3.connect(store)) as connection:
         rows = connection.execute("SELECT DISTINCT server_id FROM responses WHERE server_id IS NOT NULL")
         return {row[0] for row in rows}

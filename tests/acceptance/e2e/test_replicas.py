@@ -1,6 +1,6 @@
 """``chorale serve demo --data-parallel-size 2``: two engines behind one port, seen by clients and gateways.
 
-Blocks of KV events are computed from the render endpoint's tokens with nothing but hashlib.
+The expected blocks of KV events are computed from the render endpoint's tokens with hashlib alone.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def post(server: Served, path: str, body: dict[str, Any]) -> Any:
 
 
 def block_hashes(tokens: list[int], block_size: int, environment: str = "") -> list[int]:
-    """The chain of docs/kv-events.md, of whole blocks."""
+    """Returns the chain of hashes of docs/kv-events.md, for full blocks only."""
     secret = blake2b(environment.encode() or b"chorale", digest_size=16).digest()
     last = blake2b(b"salt:", key=secret, digest_size=16).digest()
     found = []
@@ -56,7 +56,7 @@ def states(server: Served) -> list[str]:
 
 
 def by_engine(server: Served, name: str) -> dict[str, float]:
-    """A metric by engine. The parser refuses what Prometheus would: a name twice, a label twice."""
+    """Returns a metric by engine. The parser rejects repeated names and labels, as Prometheus does."""
     with urllib.request.urlopen(f"{server.url}/metrics", timeout=5) as answer:
         families = list(text_string_to_metric_families(answer.read().decode()))
     assert len({family.name for family in families}) == len(families)
@@ -67,7 +67,7 @@ def by_engine(server: Served, name: str) -> dict[str, float]:
 
 
 def answered(server: Served) -> dict[str, float]:
-    """Choices that finished, by engine. Each HTTP process tells the other its counts once a second."""
+    """Returns finished choices by engine. HTTP processes exchange their counts once a second."""
     time.sleep(2.5)
     return by_engine(server, "vllm:request_success_total")
 
@@ -78,7 +78,7 @@ def both_ready(server: Served) -> None:
 
 @pytest.fixture(scope="module")
 def ports() -> tuple[int, int]:
-    """Two ports for each socket, each followed by a free one."""
+    """Returns the base ports of two sockets; the port after each is free too."""
     return free_pair(), free_pair()
 
 
@@ -92,7 +92,7 @@ def free_pair() -> int:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory, ports: tuple[int, int]) -> Iterator[Served]:
-    """Two engines, and two HTTP processes, as many as engines."""
+    """Runs a server with two engines and, by default, two HTTP processes."""
     events = {
         "enable_kv_cache_events": True,
         "endpoint": f"tcp://*:{ports[0]}",
@@ -107,7 +107,7 @@ def two(tmp_path_factory: pytest.TempPathFactory, ports: tuple[int, int]) -> Ite
 
 @pytest.fixture(scope="module")
 def heard(two: Served, ports: tuple[int, int]) -> Iterator[list[Subscriber]]:
-    """A subscriber to each engine, by the port that its rank adds to."""
+    """Subscribes to each engine, at the base port plus the engine's rank."""
     found = [
         Subscriber(f"tcp://127.0.0.1:{ports[0] + rank}", f"tcp://127.0.0.1:{ports[1] + rank}", topic="kv@")
         for rank in range(2)
@@ -129,8 +129,8 @@ def test_the_banner_and_the_processes(two: Served) -> None:
 
 
 def conversations(server: Served, count: int, rounds: int) -> list[list[tuple[int, int]]]:
-    """(prompt tokens, cached tokens) of each answer. The first questions come at once, so that the
-    conversations begin wherever there is room; the others take turns.
+    """Returns (prompt tokens, cached tokens) of each answer. The first questions are sent concurrently, so
+    that the conversations spread over the engines; the others one after another.
     """
     client = server.client()
     topics = [
@@ -160,8 +160,8 @@ def conversations(server: Served, count: int, rounds: int) -> list[list[tuple[in
 
 
 @pytest.mark.slow
-def test_conversations_have_the_hits_of_one_engine(two: Served, demo_served: Served) -> None:
-    """The first questions share the system message only as far as the engine that computes them has it."""
+def test_conversations_hit_the_cache_as_with_one_engine(two: Served, demo_served: Served) -> None:
+    """The first questions reuse the system message only on an engine that has computed it."""
     before = by_engine(two, "vllm:prefix_cache_hits_total")
     earlier = answered(two)
     replicas = conversations(two, 4, 3)
@@ -201,7 +201,7 @@ def test_a_hot_prefix_uses_both_engines(two: Served) -> None:
 
 
 def lasting(client: openai.OpenAI, number: int, on_first: Any = None) -> tuple[str, str]:
-    """The text of a stream, and why it ended: "length", or the code of the error object. Half are greedy."""
+    """Returns a stream's text and its finish reason or error code. Every second request is greedy."""
     text = ""
     try:
         stream = client.completions.create(
@@ -221,7 +221,7 @@ def lasting(client: openai.OpenAI, number: int, on_first: Any = None) -> tuple[s
 
 
 def test_kill_9_of_one_engine_under_load(two: Served) -> None:
-    """Every stream ends with the text that it would have had: it goes on at the other engine."""
+    """Every stream continues on the other engine and ends with the same text as without the kill."""
     client = two.client()
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         expected = list(pool.map(lambda n: lasting(client, n), range(8)))
@@ -250,8 +250,8 @@ def test_kill_9_of_one_engine_under_load(two: Served) -> None:
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         assert list(pool.map(lambda n: lasting(client, n), range(8))) == expected
     assert gone["engine"]
-    # The two HTTP processes had heard of the dead engine's last tokens at different times, up to a second
-    # apart, and go on counting from there: either may answer.
+    # The HTTP processes received the dead engine's last counts up to a second apart, and continue from
+    # different values: either may answer.
     two.wait_until(
         "it gets requests again",
         lambda: by_engine(two, "vllm:generation_tokens_total")[gone["engine"]] > generated[gone["engine"]],
@@ -259,7 +259,7 @@ def test_kill_9_of_one_engine_under_load(two: Served) -> None:
 
 
 @pytest.mark.slow
-def test_a_full_queue_is_that_of_both_engines(tmp_path: Path) -> None:
+def test_the_queue_limit_covers_both_engines(tmp_path: Path) -> None:
     options = ("-dp", "2", "--api-server-count", "1", "--max-num-seqs", "1", "--max-queued-requests", "1")
     with serving("demo", tmp_path, *options) as server:
         both_ready(server)
@@ -278,8 +278,8 @@ def test_a_full_queue_is_that_of_both_engines(tmp_path: Path) -> None:
         assert set(by_engine(server, "vllm:request_success_total")) == {"0", "1"}  # one HTTP process
 
 
-def test_a_picker_finds_its_metrics(two: Served) -> None:
-    """Of the Gateway API Inference Extension, or of llm-d: it scores the engines by them."""
+def test_an_endpoint_picker_finds_its_metrics(two: Served) -> None:
+    """The picker of the Gateway API Inference Extension or of llm-d scores engines by these metrics."""
     for name in ("num_requests_waiting", "num_requests_running", "kv_cache_usage_perc"):
         assert by_engine(two, f"vllm:{name}").keys() == {"0", "1"}
     assert all(0 <= usage <= 1 for usage in by_engine(two, "vllm:kv_cache_usage_perc").values())
@@ -309,7 +309,7 @@ def test_rendered_prompts_lead_to_the_blocks_of_the_events(two: Served, heard: l
 
 @pytest.mark.slow
 def test_a_killed_engine_leaves_no_stale_block(two: Served, heard: list[Subscriber]) -> None:
-    """kill -9 in the middle of streams: subscribers forget its blocks, and learn those of its successor."""
+    """After kill -9 during streams, subscribers drop its blocks and get those of the new engine."""
     client = two.client()
     chain = block_hashes(post(two, "/v1/chat/completions/render", {"messages": MESSAGES})["token_ids"], 16)
     post(two, "/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 1})
@@ -334,15 +334,15 @@ def test_a_killed_engine_leaves_no_stale_block(two: Served, heard: list[Subscrib
     assert set(by_engine(two, "chorale:kv_event_batches_dropped_total").values()) == {0}
 
 
-def test_it_drains_before_it_ends(two: Served, heard: list[Subscriber]) -> None:
-    """SIGTERM: not ready at once, streams finish, then the end; the last batch clears the index."""
+def test_the_server_drains_before_it_exits(two: Served, heard: list[Subscriber]) -> None:
+    """After SIGTERM, readiness fails, streams finish, then it exits; the last batch clears the index."""
     client = two.client()
     stream = client.chat.completions.create(
         model="demo", messages=MESSAGES, stream=True, max_tokens=80, extra_body={"ignore_eos": True}
     )
     chunks = iter(stream)
     next(chunks)
-    read(heard)  # what was missed while an engine was killed is asked for while there is somebody to answer
+    read(heard)  # requests missed batches while the engines can still answer
     two.process.send_signal(signal.SIGTERM)
     two.wait_until("not ready", lambda: is_not_ready(two))
     reasons = [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices]
@@ -356,7 +356,7 @@ def is_not_ready(server: Served) -> bool:
     try:
         return server.ask("/ready")[0] == 503
     except OSError:
-        return True  # it listens no more
+        return True  # it no longer listens
 
 
 def read(heard: list[Subscriber]) -> bool:
@@ -366,7 +366,7 @@ def read(heard: list[Subscriber]) -> bool:
 
 
 def hits(heard: list[Subscriber], chain: list[int]) -> list[int]:
-    """Leading blocks of a prompt that each engine has."""
+    """Returns for each engine how many leading blocks of a prompt it has."""
     read(heard)
     found = []
     for each in heard:
@@ -376,7 +376,7 @@ def hits(heard: list[Subscriber], chain: list[int]) -> list[int]:
 
 
 def pid_of(server: Served, rank: int) -> int:
-    """The engine process that listens on the port of this rank: the one named so in the log."""
+    """Returns the pid of the engine with this rank, as the log names it."""
     lines = re.findall(rf"engine-{rank}\[(\d+)\]", server.log.read_text())
     pids = server.engine_pids()
     return next(pid for pid in map(int, reversed(lines)) if pid in pids) if lines else pids[rank]

@@ -1,4 +1,4 @@
-"""How soon the demo's engine is back after SIGKILL: in seconds of CPU, which other work cannot stretch."""
+"""The demo's engine restarts soon after SIGKILL, measured in CPU time, which other work does not change."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tests.support.served import serving
 
 @pytest.mark.slow
 def test_the_engine_is_back_soon_however_often_it_is_killed(tmp_path: Path) -> None:
-    """On two quiet cores the promise is 5 s: what it computes must leave room for that."""
+    """The documented limit is 5 s on two idle cores, so the CPU time must be well below it."""
     with serving("demo", tmp_path) as served:
-        for _ in range(6):  # more than may fail to start
+        for _ in range(6):  # more than the failed starts that are allowed
             [engine] = served.engine_pids()
             os.kill(engine, signal.SIGKILL)
             killed = time.monotonic()

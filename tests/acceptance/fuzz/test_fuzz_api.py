@@ -1,4 +1,4 @@
-"""A few hundred random requests: nothing that a client sends is a 5xx, hangs, or gets a malformed answer.
+"""A few hundred random requests: none gets a 5xx, hangs, or gets a malformed answer.
 
 The long run is ``python scripts/fuzz_api.py --requests 20000``.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 
 def test_no_request_breaks_the_server() -> None:
-    # Imported here: schemathesis takes a second of every worker, which all collect this file.
+    # Imported here because schemathesis takes a second to import, and every worker collects this file.
     from tests.support.fuzz.api_fuzzer import SOUND, fuzz
 
     found = fuzz(400, 7)
@@ -15,5 +15,5 @@ def test_no_request_breaks_the_server() -> None:
     assert sum(found.statuses.values()) >= 300
     assert found.statuses[200] > 30
     assert found.statuses[400] > 30
-    # Of those that schemathesis drew, some are answered; else they would try the validation alone.
+    # Some requests drawn by schemathesis must be answered; otherwise they would test only the validation.
     assert sum(found.drawn[path] for path in SOUND) >= 4, found.drawn

@@ -1,4 +1,4 @@
-"""Forced and structured turns with tools of the server, on a real engine with a random checkpoint."""
+"""Forced and structured turns with built-in tools, on a real engine with a random checkpoint."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FORMATS: dict[str, dict[str, Any]] = {
     "responses": {"text": {"format": {"type": "json_schema", **NAMED}}},
 }
 ALLOWED = {"mode": "required", "tools": [CODE]}
-# The API, how it is asked, the choice, and the kinds of call that meet it.
+# (API, options of the request, tool choice, kinds of call that satisfy it).
 CHOICES: list[tuple[str, dict[str, Any], Any, set[str]]] = [
     ("responses", {}, "required", {"web_search_call", "code_interpreter_call", "mcp_call"}),
     ("responses", {}, {"type": "code_interpreter"}, {"code_interpreter_call"}),
@@ -37,7 +37,7 @@ CHOICES: list[tuple[str, dict[str, Any], Any, set[str]]] = [
 
 
 def test_a_demanded_tool_runs_and_the_answer_is_valid(client: LocalClient) -> None:
-    """The demand is met by the first round; the format holds in every one."""
+    """The first round makes the demanded call; every round follows the format."""
     service = ScriptedService()
 
     async def main(server: Server) -> None:
@@ -50,7 +50,7 @@ def test_a_demanded_tool_runs_and_the_answer_is_valid(client: LocalClient) -> No
                 max_tokens=400,
                 thinking_token_budget=16,
                 seed=3,
-                logit_bias=BIAS | {"200012": 12.0},  # or code, which is free text, would never end
+                logit_bias=BIAS | {"200012": 12.0},  # otherwise code, which is free text, would never end
                 **FORMATS[face],
                 **way,
                 **({"max_tool_calls": 2} if face == "responses" else {}),

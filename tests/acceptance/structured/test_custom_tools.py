@@ -1,4 +1,4 @@
-"""Custom tools on a real engine over a random checkpoint: what a grammar demands is what is called."""
+"""Custom tools on a real engine with a random checkpoint: the input of a call matches the tool's grammar."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def spells(pattern: str) -> Callable[[dict[str, Any]], object]:
     return lambda item: re.fullmatch(pattern, item["input"])
 
 
-# The declared tool, and what its item must be.
+# (declared tool, check of its item).
 TOOLS: list[tuple[dict[str, Any], Callable[[dict[str, Any]], object]]] = [
     (
         custom(type="grammar", syntax="regex", definition="[A-C]{2}-[0-9]{3}"),

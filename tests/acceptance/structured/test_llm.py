@@ -75,13 +75,13 @@ def test_strict_tools_bind_when_they_are_called(llm: LLM) -> None:
         assert valid(json.loads(made.arguments), schema)
 
 
-def test_what_cannot_be_enforced_is_an_error_before_anything_runs(llm: LLM) -> None:
+def test_an_unenforceable_constraint_fails_before_anything_runs(llm: LLM) -> None:
     with pytest.raises(ValueError, match="not"):
         llm.generate("x", params(json={"not": {}}))
     with pytest.raises(ValueError, match=r"structured_outputs\.regex"):
         llm.generate("x", params(regex="("))
     with pytest.raises(ValueError, match=r"structured_outputs\.choice"):
-        llm.generate("x", params(choice="word"))  # its letters are not meant
+        llm.generate("x", params(choice="word"))  # a string is not a list of choices
     messages = [{"role": "user", "content": "hi"}]
     with pytest.raises(ValueError, match=r"tools\[0\]\.function\.parameters"):
         llm.chat(messages, tools=[tool(type="object", properties={"a": {"not": {}}}, required=["a"])])

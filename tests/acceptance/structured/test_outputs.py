@@ -1,4 +1,4 @@
-"""Every answer satisfies its schema, whatever the API, the effort, the stream or the tools."""
+"""Every answer satisfies its schema, for every API and effort, streamed or not, with or without tools."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EFFORTS = ("low", "medium", "high")
 
 
 def asking_for(face: str, schema: Any, number: int) -> dict[str, Any]:
-    """The fields of a request whose answer satisfies the schema, with this API's names."""
+    """Returns the fields of an API that ask for an answer in the schema."""
     effort, is_strict = EFFORTS[number % 3], bool(number % 3)
     named = {"name": "answer", "schema": schema, "strict": is_strict}
     if face == "chat":
@@ -33,7 +33,7 @@ def asking_for(face: str, schema: Any, number: int) -> dict[str, Any]:
 
 
 async def check_answer(server: Server, way: tuple[str, bool], schema: Any, number: int) -> None:
-    """Of one request: by one API, with a tool that must not be called, or without."""
+    """Checks the answer to one request, with or without a tool that must not be called."""
     face, stream = way
     fields = asking_for(face, schema, number) | {"temperature": 1, "seed": number, "logit_bias": BIAS}
     fields |= {"functions": [TOOL], "choice": "none"} if number % 5 else {}
@@ -42,12 +42,12 @@ async def check_answer(server: Server, way: tuple[str, bool], schema: Any, numbe
     assert answer.calls == []
     assert valid(json.loads(answer.text), schema), (number, answer.text)
     assert not any(VOCAB.is_special(token) for token in VOCAB.encode_with_special(answer.text)) or (
-        schema == SCHEMAS["enum"]  # one of its members spells a special token, as text
+        schema == SCHEMAS["enum"]  # one of its members is the text of a special token
     )
 
 
 def test_every_answer_satisfies_its_schema(client: LocalClient) -> None:
-    """Each schema once; every API, streamed and not, has a sixth."""
+    """Each schema is used once; every API, streamed and not, gets a sixth of them."""
 
     async def main(server: Server) -> None:
         ways = itertools.cycle(WAYS)
@@ -58,7 +58,7 @@ def test_every_answer_satisfies_its_schema(client: LocalClient) -> None:
 
 
 def fifty() -> list[dict[str, Any]]:
-    """The cases, and pairs of them within one object."""
+    """Returns the cases, and objects that combine two of them."""
     simple = [schema for name, schema in SCHEMAS.items() if name not in ("recursive", "anything")]
     pairs = [obj(first=a, second=b) for a, b in itertools.pairwise(simple)]
     triples = [obj(x={"type": "array", "items": schema, "minItems": 1, "maxItems": 2}) for schema in simple]
@@ -85,7 +85,7 @@ def test_a_thousand_answers_are_valid(client: LocalClient) -> None:
 
 
 def test_a_tool_may_be_called_before_the_answer(client: LocalClient) -> None:
-    """With tools on offer the turn is a call or a valid answer; over seeds both happen."""
+    """With tools the turn is a call or a valid answer; both occur over the seeds."""
 
     async def one(server: Server, seed: int) -> str:
         fields = asking_for("chat", SCHEMAS["enum"], seed) | {"seed": seed, "logit_bias": BIAS}
@@ -127,8 +127,8 @@ ASKED: list[tuple[dict[str, Any], Callable[[str], bool]]] = [
 ]
 
 
-def test_every_way_of_asking(client: LocalClient) -> None:
-    """In chats and in raw completions."""
+def test_every_constraint_field_is_enforced(client: LocalClient) -> None:
+    """All constraint fields work in chats and in raw completions."""
     common = {"logit_bias": BIAS, "max_tokens": 800, "seed": 3}
 
     async def main(server: Server) -> None:
@@ -165,7 +165,7 @@ def test_disable_any_whitespace_leaves_no_blank(client: LocalClient) -> None:
     run(client, main)
 
 
-def test_the_schema_is_told_to_the_model(client: LocalClient) -> None:
+def test_the_prompt_contains_the_schema(client: LocalClient) -> None:
     async def main(server: Server) -> None:
         form = {"name": "weather", "description": "Of a city.", "schema": SCHEMAS["string"]}
         _, body = await server.post(
@@ -180,7 +180,7 @@ def test_the_schema_is_told_to_the_model(client: LocalClient) -> None:
 
 
 def test_reasoning_never_eats_the_answer(client: LocalClient) -> None:
-    """Without a bias the random model never ends its reasoning; an answer that is demanded comes anyway."""
+    """The random model without a bias never ends its reasoning; a demanded answer comes all the same."""
 
     async def main(server: Server) -> None:
         async def one(seed: int) -> None:
@@ -205,6 +205,6 @@ def test_the_thinking_budget_closes_the_reasoning(client: LocalClient) -> None:
 
         for budget in (0, 1, 7):
             used = await asyncio.gather(*(one(budget, seed) for seed in range(4)))
-            assert max(used) == budget  # the model would go on for ever
+            assert max(used) == budget  # the model never ends by itself
 
     run(client, main)

@@ -1,4 +1,4 @@
-"""What cannot be enforced is a 400 that names it, and no schema holds up anybody else for long."""
+"""A constraint that cannot be enforced gets a 400 that names it, and no schema delays other requests long."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ REFUSED: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("schema", "word"), REFUSED, ids=[word for _, word in REFUSED])
-def test_the_keyword_is_named(client: LocalClient, schema: Any, word: str) -> None:
+def test_the_error_names_the_unsupported_keyword(client: LocalClient, schema: Any, word: str) -> None:
     async def main(server: Server) -> None:
         form = {"name": "x", "schema": schema}
-        # A reference has another meaning there, and what cannot be may be left out where it is optional.
-        # And what is too complex is found by a walk from the beginning, which takes one of many ways.
+        # Inside a property, a reference resolves differently, and an impossible optional property may be
+        # omitted. The walk that finds a too complex grammar takes only one of many paths.
         inner_is_fine = "$ref" in schema or "enum" in schema or word == "too complex"
         refused = [
             await server.post(
@@ -73,7 +73,7 @@ def test_the_keyword_is_named(client: LocalClient, schema: Any, word: str) -> No
             assert len(body["error"]["message"]) < 500
             assert body["error"]["code"] in ("unsupported_value", "json_too_deep")
         params = [body["error"]["param"] for _, body in refused[:3]]
-        if word != "nested":  # the whole body may be too deep already
+        if word != "nested":  # the whole body may be nested too deeply already
             assert params == ["response_format.json_schema.schema", "text.format.schema", "guided_json"]
 
     run(client, main)
@@ -156,16 +156,16 @@ VERDICTS = {
     "and": "unsupported_value",
     "doubling": "answered",
     "product": "unsupported_value",
-}  # name -> what the request comes to: an answer, or the code of its error
+}  # name -> the outcome of the request: an answer, or an error code
 
 
 def test_nasty_schemas_are_answered_or_refused_at_once(client: LocalClient) -> None:
-    """What they cost others is shown over sockets, in ``e2e/test_faults.py``."""
+    """``e2e/test_faults.py`` measures over sockets how much they delay other requests."""
     found: dict[str, str] = {}
 
     async def main(server: Server) -> None:
         async def nasty(name: str) -> None:
-            start = time.process_time()  # of this process, which has server and engine
+            start = time.process_time()  # CPU time of this process, which runs server and engine
             form = {"type": "json_schema", "json_schema": {"name": name, "schema": NASTY[name]}}
             response = await server.http.post(
                 "/v1/chat/completions",
@@ -187,7 +187,7 @@ def test_nasty_schemas_are_answered_or_refused_at_once(client: LocalClient) -> N
     assert found == VERDICTS
 
 
-def test_a_verdict_is_remembered(client: LocalClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_grammar_is_checked_once(client: LocalClient, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[str] = []
     check = client.check_grammar
 

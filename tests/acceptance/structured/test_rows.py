@@ -1,5 +1,5 @@
-"""Rows with grammars in the engine: both overlap depths, preemption, prefix cache, batches. That drafts
-change nothing is shown in ``tests/runtime/test_draft_properties.py``.
+"""Rows with grammars in the engine: both overlap depths, preemption, prefix cache, batches.
+``tests/runtime/test_draft_properties.py`` tests that drafts change nothing.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def check(answers: dict[str, list[Answer]]) -> None:
 
 @pytest.fixture(scope="module")
 def reference(checkpoint: Path) -> dict[str, list[list[int]]]:
-    """Depth 0, room for all."""
+    """Returns the tokens at overlap depth 0, with enough blocks for all requests."""
     answers = run(engine(checkpoint), mixture())
     check(answers)
     return tokens_of(answers)
@@ -94,10 +94,10 @@ def test_free_rows_are_not_changed_by_grammars(
     assert alone == {name: reference[name] for name in alone}
 
 
-def test_the_second_time_comes_from_the_prefix_cache(
+def test_a_repeated_request_uses_the_prefix_cache(
     checkpoint: Path, reference: dict[str, list[list[int]]]
 ) -> None:
-    """And from the cache of grammars; a grammar row's prompt pages are anybody's."""
+    """The grammar comes from its cache too; other requests share the prompt pages of such rows."""
     core = engine(checkpoint, block_size=4)
     assert tokens_of(run(core, mixture())) == reference
     hits = core.stats().prefix_cache_hits
@@ -106,7 +106,7 @@ def test_the_second_time_comes_from_the_prefix_cache(
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_choices_of_one_request_have_matchers_of_their_own(checkpoint: Path, depth: int) -> None:
+def test_choices_of_one_request_have_separate_matchers(checkpoint: Path, depth: int) -> None:
     core = engine(checkpoint, depth)
     grammar = raw_grammar(regex("[a-z]{1,4}(-[0-9]+)?;", "x"))
     choices = run(core, [request("r", grammar, 3, n=6, logit_bias={26: 8.0})])["r"]
@@ -115,8 +115,8 @@ def test_choices_of_one_request_have_matchers_of_their_own(checkpoint: Path, dep
     assert all(text.endswith(";") and text[0].islower() for text in found)
 
 
-def test_a_turn_goes_on_within_its_grammar(checkpoint: Path) -> None:
-    """``grammar_context``: the tokens at the prompt's end are the grammar's already."""
+def test_a_turn_can_continue_within_its_grammar(checkpoint: Path) -> None:
+    """``grammar_context``: the last tokens of the prompt already belong to the grammar's text."""
     core = engine(checkpoint)
     grammar = raw_grammar(regex("abcdef[xy]", "x"))
     begun = VOCAB.encode("abc")
@@ -135,7 +135,7 @@ def test_a_grammar_that_does_not_compile_ends_its_request_alone(checkpoint: Path
     assert answers["f0"][0].finish_reason == "length"
 
 
-def test_a_held_request_can_be_aborted(checkpoint: Path) -> None:
+def test_a_request_that_waits_for_its_grammar_can_be_aborted(checkpoint: Path) -> None:
     core = engine(checkpoint)
     core.add_request(request("r", grammar_of("wide"), 0))
     core.abort("r")

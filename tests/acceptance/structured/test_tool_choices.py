@@ -1,4 +1,4 @@
-"""A demanded call comes and its arguments satisfy the schema; "none" never yields one. By every API."""
+"""On every API a demanded call is made with valid arguments, and "none" prevents calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCHEMAS = {
     "ping": obj(),
 }
 FUNCTIONS = [{"name": name, "parameters": schema} for name, schema in SCHEMAS.items()]
-# The fields of requests, and what may be called.
+# name -> (fields of the request by API, functions that may be called).
 CHOICES: dict[str, tuple[Callable[[str], dict[str, Any]], set[str]]] = {
     "none": (lambda face: {"choice": "none"}, set()),
     "required": (lambda face: {"choice": "required"}, set(SCHEMAS)),
@@ -32,7 +32,7 @@ CHOICES: dict[str, tuple[Callable[[str], dict[str, Any]], set[str]]] = {
 
 
 def allowing(face: str, mode: str, *names: str) -> dict[str, Any]:
-    """``allowed_tools``, which Messages does not have."""
+    """Returns the fields for ``allowed_tools``, which Messages does not have."""
     if face == "chat":
         tools: list[Any] = [{"type": "function", "function": {"name": name}} for name in names]
         allowed = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
@@ -49,7 +49,7 @@ def check_call(name: str, arguments: str, allowed: set[str]) -> None:
 
 
 @pytest.mark.parametrize("form", CHOICES)
-def test_what_is_demanded_is_called(client: LocalClient, form: str) -> None:
+def test_a_demanded_function_is_called(client: LocalClient, form: str) -> None:
     fields_of, allowed = CHOICES[form]
     ways = [(face, {"stream": stream}) for face, stream in WAYS if form != "allowed" or face != "messages"]
     ways.append(("responses", {"background": True}))
@@ -70,14 +70,14 @@ def test_what_is_demanded_is_called(client: LocalClient, form: str) -> None:
     run(client, main)
 
 
-# Control tokens are likely here: without a grammar most turns would be calls, or malformed.
+# These biases make control tokens likely: without a grammar most turns would be calls, or malformed.
 LURES = {
     str(token): 13.0 for token in VOCAB.encode_with_special("<|call|><|end|><|return|><|constrain|>")
 } | {str(token): 9.0 for token in VOCAB.encode_with_special(' to=functions.get<|channel|>commentary{"}')}
 
 
 def sixteen(client: LocalClient, one: Callable[[Server, int], Awaitable[Outcome]]) -> list[Outcome]:
-    """The answers for as many seeds."""
+    """Returns the answers for sixteen seeds."""
 
     async def main(server: Server) -> Any:
         return await asyncio.gather(*(one(server, seed) for seed in range(16)))

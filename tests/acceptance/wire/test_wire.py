@@ -1,7 +1,7 @@
-"""Every body and every event against the providers' types: nothing missing, nothing null that must not be.
+"""Every body and event matches the provider's types: no field is missing, or null where it must not be.
 
-``scenarios`` asks for everything that the server can answer; each object is then read by the facts of the
-provider's types (``facts``), with the decisions of ``table``.
+``scenarios`` requests everything that the server can answer; each object is then checked against the
+provider's types (``facts``) and the decisions in ``table``.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def seen() -> list[Seen]:
 
 @pytest.fixture(scope="module")
 def reports(seen: list[Seen]) -> list[Report]:
-    """What the facts say of each."""
+    """Returns the report of the type check on each object."""
     return [facts(entry.provider).check(entry.value, entry.root) for entry in seen]
 
 
 def faults(seen: Seen, report: Report) -> Iterator[tuple[str, str, str]]:
-    """(provider, field, what) that the table does not allow."""
+    """Yields (provider, field, fault) for faults that the table does not allow."""
     for place, what in report.faults:
         name = ".".join(place)
         if not is_beyond(seen.provider, what) and find_exception(seen.provider, name, what) is None:
@@ -54,7 +54,7 @@ def faults(seen: Seen, report: Report) -> Iterator[tuple[str, str, str]]:
 
 
 def _wrong_state(provider: str, place: Any, state: str) -> str | None:
-    """What is wrong with a field that has no value, where the type alone does not decide."""
+    """Returns the fault of a field without a value, where the type alone does not decide, or None."""
     kind, name = facts(provider).kinds(place), ".".join(place)
     if kind == "nullable" and state == "null" and find_exception(provider, name, "missing"):
         return "null, not absent"
@@ -84,7 +84,7 @@ def test_every_answer_and_event_has_the_form_of_its_provider(seen: list[Seen], r
 def test_every_type_of_answer_was_asked_for(seen: list[Seen]) -> None:
     asked = {(entry.provider, entry.root) for entry in seen}
     missing = {(name, root) for name in ("openai", "anthropic") for root in facts(name).roots} - asked
-    within = {"ChatCompletionStoreMessage", "ResponseItem", "ErrorObject"}  # lists, and the error's wrapper
+    within = {"ChatCompletionStoreMessage", "ResponseItem", "ErrorObject"}  # only within other objects
     assert missing == {("openai", root) for root in within}
 
 
@@ -100,7 +100,7 @@ def test_no_row_of_the_table_is_stale(seen: list[Seen], reports: list[Report]) -
     assert {state for state, _ in UNSET.values()} == {NULL, ABSENT, AS_ASKED}
 
 
-PLANTED = (  # (the root, a path within it, what is planted there, the fault)
+PLANTED = (  # (root type, path within it, planted value, expected fault)
     ("Message", ("content", 0, "citations"), None, None),
     ("Response", ("output", 0, "encrypted_content"), None, "null, not absent"),
     ("ChatCompletion", ("system_fingerprint",), None, "null"),
@@ -115,7 +115,7 @@ PLANTED = (  # (the root, a path within it, what is planted there, the fault)
 def test_a_planted_fault_is_found(
     seen: list[Seen], root: str, path: tuple[Any, ...], value: Any, fault: str | None
 ) -> None:
-    """``...`` takes the key away. A null in ``citations`` passes the type, which is why the table has it."""
+    """``...`` removes the key. A null in ``citations`` is valid by its type, so only the table forbids it."""
     entry = next(entry for entry in seen if entry.root == root and entry.provider != "open_responses")
     broken = copy.deepcopy(entry.value)
     place = broken
